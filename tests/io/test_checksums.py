@@ -7,24 +7,29 @@ import zlib
 import numpy as np
 import pytest
 
-from pytreemod.io.checksums import BLOCK_BYTES, checksum_after
+import pytreemod as pm
+from tests.io.files import METADATA, OWN, header_of
 
 ROW = 8192
+BLOCK = 1 << 20
 
 
-def checksum(data):
-    """Of all bytes, block by block."""
-    value = 0
-    for start in range(0, len(data), BLOCK_BYTES):
-        value = checksum_after(value, memoryview(data)[start : start + BLOCK_BYTES])
-    return value
+@pytest.fixture
+def checksum(tmp_path):
+    """Of bytes, as the header of their file has it."""
+
+    def checksum_in_file(data):
+        pm.save(tmp_path / "f", {"x": np.frombuffer(data, np.uint8)})
+        return int(header_of(tmp_path / "f")[METADATA][f"{OWN}array-checksums"], 16)
+
+    return checksum_in_file
 
 
 def written_out(data):
     """The same in plain Python, as the documentation says it."""
     value = 0
-    for start in range(0, len(data), BLOCK_BYTES):
-        block = data[start : start + BLOCK_BYTES]
+    for start in range(0, len(data), BLOCK):
+        block = data[start : start + BLOCK]
         count = len(block) // ROW
         rows = [struct.unpack_from("<1024Q", block, i * ROW) for i in range(count)]
         sums = [sum(column) for column in zip(*rows)] + [sum(row) for row in rows]
@@ -34,30 +39,23 @@ def written_out(data):
     return value
 
 
-SIZES = [0, 1, 9, ROW - 1, ROW, ROW + 1, 5 * ROW + 13, BLOCK_BYTES, BLOCK_BYTES + ROW + 5]
+SIZES = [0, 1, 9, ROW - 1, ROW, ROW + 1, 5 * ROW + 13, BLOCK, BLOCK + ROW + 5]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_it_is_what_the_documentation_says(size):
+def test_it_is_what_the_documentation_says(checksum, size):
     """Whatever the size is a multiple of."""
     data = random.Random(size).randbytes(size)
 
     assert checksum(data) == written_out(data)
 
 
-def test_it_never_changes():
+def test_it_never_changes(checksum):
     """Files last longer than versions of this library."""
     data = (np.arange(400_000, dtype="<u4") * 2_654_435_761).tobytes()
 
     assert checksum(data) == 0xD5168E96
     assert checksum(b"123456789") == 0xCBF43926
-
-
-def test_it_does_not_matter_where_the_bytes_are_in_memory():
-    """An array may begin at any address."""
-    data = random.Random(0).randbytes(3 * ROW)
-
-    assert {checksum(memoryview(bytes(i) + data)[i:]) for i in range(8)} == {checksum(data)}
 
 
 def changed(data, rng):
@@ -81,19 +79,19 @@ def changed(data, rng):
     return bytes(data)
 
 
-def test_damage_is_noticed():
+def test_damage_is_noticed(checksum):
     """Flipped bits, two of them at the same place of two words, holes, pages that have changed
     places, bytes that have moved."""
     rng = random.Random(0)
     data = rng.randbytes(40 * ROW + 100)
     right = checksum(data)
-    for _ in range(300):
+    for _ in range(100):
         wrong = changed(data, rng)
         assert wrong == data or checksum(wrong) != right
 
 
 @pytest.mark.parametrize("distance", [1, 1024, 1024 * 7, 1025])
-def test_words_that_cancel_are_noticed(distance):
+def test_words_that_cancel_are_noticed(checksum, distance):
     """In a row, in a column, or in neither, one word grows by what another shrinks by."""
     words = np.arange(1024 * 16, dtype="<u8")
     right = checksum(words.tobytes())
@@ -103,8 +101,8 @@ def test_words_that_cancel_are_noticed(distance):
     assert checksum(words.tobytes()) != right
 
 
-def test_blocks_that_have_changed_places_are_noticed():
+def test_blocks_that_have_changed_places_are_noticed(checksum):
     """Each has its place in the whole."""
-    data = random.Random(0).randbytes(2 * BLOCK_BYTES)
+    data = random.Random(0).randbytes(2 * BLOCK)
 
-    assert checksum(data) != checksum(data[BLOCK_BYTES:] + data[:BLOCK_BYTES])
+    assert checksum(data) != checksum(data[BLOCK:] + data[:BLOCK])

@@ -133,6 +133,7 @@ def bounded(constraint):
         (positive, simplex),
     ],
 )
+@pytest.mark.sampled
 def test_a_constraint_that_has_changed_keeps_the_values(tmp_path, old, new):
     """The same numbers without bounds would be others: 1e5 became 11.5."""
     values = jnp.asarray([0.25, 0.75])
@@ -142,6 +143,45 @@ def test_a_constraint_that_has_changed_keeps_the_values(tmp_path, old, new):
     np.testing.assert_allclose(found.value, values, rtol=1e-5)
     assert report.missing == report.unexpected == ()
     assert len(report.configuration) == 1
+
+
+@pm.register_for_files(name="test_clear_values.growing")
+def growing(steps):
+    """Of one vector, or of a number: of several as one it would add up over all of them."""
+    return jnp.cumsum(jnp.exp(steps)).reshape(jnp.shape(steps))
+
+
+@pm.register_for_files(name="test_clear_values.steps")
+def steps(values):
+    return jnp.log(jnp.diff(values.reshape(-1), prepend=0.0)).reshape(jnp.shape(values))
+
+
+@pytest.mark.parametrize("value", [jnp.asarray([0.5, 2.0, 3.0]), jnp.asarray(0.5)])
+@pytest.mark.parametrize("saved_as", ["stack", "list"])
+@pytest.mark.parametrize("loaded_as", ["stack", "list"])
+def test_a_constraint_of_several_as_one_that_has_changed(tmp_path, value, saved_as, loaded_as):
+    """Each is taken out of the old bounds alone."""
+
+    def several(constraint, form, values):
+        class Bounded(pm.Module):
+            value: jax.Array = pm.field(constraint=constraint)
+
+            def __call__(self, x):
+                return x
+
+        members = [Bounded(value) for value in values]
+        return members if form == "list" else nn.Stack.from_layers(members)
+
+    values = [value, 2 * value]
+    ordered = pm.constraints.bijection(growing, steps)
+    pm.save(tmp_path / "f", several(ordered, saved_as, values))
+    like = several(positive, loaded_as, [jnp.ones_like(value)] * 2)
+
+    found, report = pm.load(tmp_path / "f", like, strict=False)
+    assert report.missing == report.unexpected == ()
+    members = found if loaded_as == "list" else found.unstack()
+    made = [member.value for member in members]
+    np.testing.assert_allclose(made, values, rtol=1e-5)
 
 
 def test_values_that_a_changed_constraint_refuses(tmp_path):

@@ -1,11 +1,13 @@
 """Configuration as JSON: written and read back, compared, and never believed."""
 
+import contextlib
 import dataclasses
 import enum
 import functools as ft
-import json
 import math
 import re
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pytreemod as pm
-from pytreemod import nn
 from pytreemod.errors import FileError
-from pytreemod.io.configuration import (
-    ConfigurationReader,
-    ConfigurationWriter,
-    are_same,
-    are_same_name,
-    describe_json,
-    name_of,
-)
-from pytreemod.state.tokens import Unnamed
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.paths import PathName
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
+from tests.io.files import tree_in, write_described
+
+WEIGHT = np.zeros(1, np.float32)
+
+
+@pm.register_for_files(name="test_configuration.Configured")
+class Configured(pm.Module):
+    """Configuration of any kind, beside an array."""
+
+    weight: np.ndarray
+    place: object = pm.field(static=True)
 
 
 @pm.register_for_files(name="test_configuration.Color")
@@ -49,14 +51,49 @@ def shown(value):
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
-def through_json(value):
-    """What becomes of a value in a file, which other programs can read, too."""
-    return json.loads(json.dumps(ConfigurationWriter().write(value), allow_nan=False))
+@contextlib.contextmanager
+def file_of(value):
+    """A file with a value as configuration."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        path = Path("file")
+        pm.save(path, Configured(WEIGHT, value))
+        yield path
 
 
-def read(written):
+@contextlib.contextmanager
+def file_saying(written):
+    """A file that has this for the configuration."""
+    leaf = {"leaf": "weight", "is": "numpy"}
+    tree = {"module": ["test_configuration.Configured", {"weight": leaf}, {"place": written}]}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        yield write_described(Path("file"), tree, {"weight": WEIGHT})
+
+
+def written(value):
+    """What is in a file for a value."""
+    with file_of(value) as path:
+        return tree_in(path)["module"][2]["place"]
+
+
+def again(value):
+    """What becomes of a value in a file."""
+    with file_of(value) as path:
+        return pm.load(path).place
+
+
+def read(said):
     """A value from what is in a file."""
-    return ConfigurationReader("load").read(written, "place")
+    with file_saying(said) as path:
+        return pm.load(path).place
+
+
+def told(path, value):
+    """The difference between a file and a `like` with a value; "" where there is none."""
+    try:
+        pm.load(path, Configured(WEIGHT, value))
+    except FileError as error:
+        return str(error).split("\n  at place: ")[1].split("\n")[0]
+    return ""
 
 
 plain = st.none() | st.booleans() | st.integers() | st.text()
@@ -77,7 +114,7 @@ values = st.recursive(
 @given(values)
 def test_read_of_write_is_the_value(value):
     """read(write(v)) is v, of the same kind: 1 is no True, and -0.0 no 0.0."""
-    assert are_one(read(through_json(value)), value)
+    assert are_one(again(value), value)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +141,7 @@ def test_read_of_write_is_the_value(value):
     ids=shown,
 )
 def test_values_of_rare_kinds_come_back(value):
-    made = read(through_json(value))
+    made = again(value)
 
     if isinstance(value, ft.partial):
         assert (made.func, made.args, made.keywords) == (value.func, value.args, value.keywords)
@@ -114,34 +151,24 @@ def test_values_of_rare_kinds_come_back(value):
 
 def test_numbers_are_those_that_other_languages_have():
     """Of 64 bits; what is larger is a text."""
-    assert through_json(2**63 - 1) == 2**63 - 1
-    assert through_json(2**63) == {"int": hex(2**63)}
-    assert through_json(-(2**63)) == {"int": hex(-(2**63))}
+    assert written(2**63 - 1) == 2**63 - 1
+    assert written(2**63) == {"int": hex(2**63)}
+    assert written(-(2**63)) == {"int": hex(-(2**63))}
 
 
-def test_tokens_without_a_name_stay_one_or_two():
+def test_tokens_without_a_name_stay_one_or_two(tmp_path):
     """The marker of a token and the one in its State are one object, and others are others."""
-    one, two = Unnamed(), Unnamed()
-    writer, reader = ConfigurationWriter(), ConfigurationReader("load")
-    made = [reader.read(writer.write(marker), "") for marker in (one, two, one)]
+    one, two = pm.StateIndex(jnp.zeros(2)), pm.StateIndex(jnp.ones(2))
+    pm.save(tmp_path / "f", ([one, two], pm.nn.State([one, two])))
+    tokens, state = pm.load(tmp_path / "f")
 
-    assert made[0] is made[2]
-    assert made[0] is not made[1]
-
-
-def test_a_path_knows_its_steps():
-    path = PathName.parse("layers[2].bn")
-    made = read(through_json(path))
-
-    assert made == path
-    assert made.steps == ("layers", "2", "bn")
+    assert [state.get(token).tolist() for token in tokens] == [[0, 0], [1, 1]]
 
 
 def test_two_files_of_one_set_are_the_same():
     """Sets have no order, and strings another hash in each process."""
     items = ["a", "b", "c", "d"]
-    assert through_json({"a", "b", "c", "d"}) == through_json({"d", "c", "b", "a"})
-    assert through_json(set(items))["set"] == items
+    assert written({*items}) == written({*reversed(items)}) == {"set": items}
 
 
 @pytest.mark.parametrize(
@@ -162,29 +189,30 @@ def test_two_files_of_one_set_are_the_same():
         (ft.partial(jax.nn.relu), ft.partial(jax.nn.relu), True),
         (ft.partial(max, 1), ft.partial(max, 2), False),
         ({"a": 1}, {"a": 2}, False),
-        (np.ones(2), np.ones(2), True),
-        (np.ones(2), np.zeros(2), False),
         (object(), object(), True),
     ],
     ids=shown,
 )
-def test_are_same_tells_what_the_file_can_tell(a, b, same):
-    assert are_same(through_json(a), through_json(b)) is same
+def test_a_difference_is_told_where_the_file_can_tell(a, b, same):
+    with file_of(a) as path:
+        assert (told(path, b) == "") is same
 
 
-@pytest.mark.parametrize(("a", "b"), [({"list": []}, []), ([1], {"list": [1]}), ([1], 1), ({}, 1)])
-def test_what_stands_in_a_file_otherwise_is_not_the_same(a, b):
-    assert not are_same(a, b)
-    assert not are_same(b, a)
+class Net(pm.Module):
+    """A class that nobody has registered."""
 
 
 def test_names_agree_if_one_of_two_is_not_registered():
     """A class of a script is `__main__.Net` there, and another module's where the file is read."""
-    assert are_same_name("?Net", "project.Net")
-    assert are_same_name("?Net", "?Net")
-    assert not are_same_name("one.Net", "two.Net")
-    assert not are_same_name("?Net", "?Nets")
-    assert not are_same_name("?Net", 3)
+    for name, agrees in (("?Net", True), ("project.Net", True), ("?Nets", False), (3, False)):
+        for kind in ("class", "function"):
+            with file_saying({kind: name}) as path:
+                assert (told(path, Net) == "") is (agrees and kind == "class")
+    with file_saying({"class": "two.Linear"}) as path:
+        assert told(path, pm.nn.Linear)
+    for said in ({"tuple": ["mine.Net"]}, {"tuple": ["?Net"]}):
+        with file_saying(said) as path:
+            assert (told(path, ("?Net",)) == "") is (said["tuple"] == ["?Net"])
 
 
 class Flags(enum.Flag):
@@ -207,38 +235,39 @@ class Flags(enum.Flag):
 def test_what_a_name_does_not_tell_is_compared_only(value, other):
     """It came back as something else, or was called a description that nobody had written."""
     pm.register_for_files(Flags, name="test_configuration.Flags")
-    assert are_same(through_json(value), through_json(value))
-    assert not are_same(through_json(value), through_json(other))
+    with file_of(value) as path:
+        assert told(path, value) == ""
+        assert told(path, other) != ""
 
 
 @pytest.mark.parametrize(
     "kind", [bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple]
 )
 def test_pythons_own_types_come_back(kind):
-    assert read(through_json(kind)) is kind
+    assert again(kind) is kind
 
 
 def test_a_module_in_configuration_is_as_its_class_allows():
     """It was put together past its checks, by whatever a file had of it."""
     layer = pm.nn.Dropout(0.5, broadcast_dims=(0,))
-    written = through_json(layer)
-    assert_same(read(written), layer)
-    written["dataclass"][1][0] = ["p", 5.0]
+    said = written(layer)
+    assert_same(read(said), layer)
+    said["dataclass"][1][0] = ["p", 5.0]
     with pytest.raises(FileError, match=r"(?s)fields that Dropout takes, got place.p?.*which it"):
-        read(written)
+        read(said)
 
 
 def test_a_name_that_was_given_later_is_found():
     class Later(pm.Module):
         pass
 
-    assert name_of(Later) == "?Later"
+    assert written(Later) == {"class": "?Later"}
     pm.register_for_files(Later)
     assert read({"class": "?Later"}) is Later
 
 
 @pytest.mark.parametrize(
-    ("written", "text"),
+    ("said", "text"),
     [
         ({"function": "?my_act"}, "my_act"),
         ({"dtype": "float32", "spelling": "type"}, "float32"),
@@ -259,9 +288,10 @@ def test_a_name_that_was_given_later_is_found():
     ],
     ids=str,
 )
-def test_written_configuration_is_shown_shortly(written, text):
-    """Whatever it is, for it is shown where it is refused."""
-    assert describe_json(written) == text
+def test_written_configuration_is_shown_shortly(said, text):
+    """Whatever it is, where it is refused."""
+    with file_saying(said) as path:
+        assert told(path, b"another") == f"like has b'another', the file {text}"
 
 
 @pytest.mark.parametrize(
@@ -286,51 +316,25 @@ def test_written_configuration_is_shown_shortly(written, text):
 )
 def test_a_difference_is_shown_as_it_would_be_written(value, text):
     """It was shown as it stands in the file: `{'dict': [['a', 1]]}`."""
-    assert describe_json(through_json(value)) == text
+    with file_of(value) as path:
+        assert told(path, None) == f"like has None, the file {text}"
 
 
 def test_a_long_value_is_cut():
-    text = describe_json(through_json(dict.fromkeys(range(20), "a" * 30)))
+    with file_of(dict.fromkeys(range(20), "a" * 30)) as path:
+        text = told(path, None).removeprefix("like has None, the file ")
     assert text.startswith("{0: 'aaa")
     assert text.endswith("a...")
     assert len(text) == 100
-
-
-def test_a_name_of_another_kind_is_refused():
-    """Of what is registered, only an enum has members, and only a dataclass has fields."""
-    reader = ConfigurationReader("load")
-    for name, kind in (("pytreemod.nn.Linear", enum.Enum), ("jax.nn.relu", object)):
-        with pytest.raises(FileError, match=r"load: expected a description that `pm.save` wrote"):
-            reader.named(name, "x", kind)
-    assert reader.named("pytreemod.nn.Linear", "x", pm.Module) is nn.Linear
 
 
 @pytest.mark.parametrize("kind", ["enum", "dataclass"])
 @pytest.mark.parametrize("content", [None, 1, "ab", [], ["a"], ["a", "b", "c"], {"a": 1, "b": 2}])
 def test_malformed_pairs_are_not_the_same(kind, content):
     """A file may hold anything; it is compared before it is read."""
-    whole = {kind: ["Color", "RED"]}
-
-    assert not are_same(whole, {kind: content})
-    assert not are_same({kind: content}, whole)
-    assert are_same({kind: content}, {kind: content})
-
-
-def test_names_are_compared_as_names_and_all_else_as_it_is_written():
-    """A class that one of two processes has registered is one; `1` and `True` are two."""
-    for kind in ("class", "function"):
-        assert are_same({kind: "?Net"}, {kind: "mine.Net"})
-    assert not are_same({"tuple": ["?Net"]}, {"tuple": ["mine.Net"]})
-    assert not are_same({"tuple": [1]}, {"tuple": [True]})
-
-
-def test_what_is_too_deep_is_not_malformed():
-    """The caller says of both what they are."""
-    deep = None
-    for _ in range(5000):
-        deep = {"tuple": [deep]}
-    with pytest.raises(RecursionError, match="maximum recursion depth exceeded"):
-        ConfigurationReader("load").read(deep, "place")
+    with file_saying({kind: content}) as path:
+        assert told(path, Color.RED) != ""
+        assert told(path, Options(1)) != ""
 
 
 test_refusals = refusals(globals())

@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pytreemod as pm
+from pytreemod import (
+    default_deserialise_filter_spec,
+    default_serialise_filter_spec,
+    tree_deserialise_leaves,
+    tree_serialise_leaves,
+)
 from pytreemod.errors import (
     EquinoxFileError,
     FileAccessError,
     FileMissingError,
     StateError,
-)
-from pytreemod.io.equinox_files import (
-    default_deserialise_filter_spec,
-    default_serialise_filter_spec,
-    tree_deserialise_leaves,
-    tree_serialise_leaves,
 )
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_same

@@ -1,4 +1,6 @@
-"""What goes where: decided by names, for random trees, before anything is read."""
+"""What goes where: by names, for random trees, before anything is read; and what is renamed."""
+
+import os
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import FileError
-from pytreemod.io.containers import Container
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
 
@@ -48,7 +50,13 @@ def test_what_both_have_is_loaded_and_the_rest_is_kept(tmp_path_factory, saved, 
 def test_nothing_is_read_before_all_fits(tmp_path, monkeypatch):
     """Or a large file would be read for an error."""
     pm.save(tmp_path / "file", {"a": ramp(2), "b": ramp(2)})
-    monkeypatch.setattr(Container, "read", lambda *_: pytest.fail("read"))
+    header, real = 8 + int.from_bytes((tmp_path / "file").read_bytes()[:8], "little"), os.preadv
+
+    def only_the_header(descriptor, buffers, start):
+        assert start < header
+        return real(descriptor, buffers, start)
+
+    monkeypatch.setattr(os, "preadv", only_the_header)
     with pytest.raises(FileError, match="b: like has"):
         pm.load(tmp_path / "file", {"a": ramp(2), "b": ramp(3)})
 
@@ -94,3 +102,59 @@ def test_keys_with_dots_are_single_steps(tmp_path):
         pm.load(tmp_path / "file", like)
     # The flag is that of another node than the chosen one.
     assert pm.load(tmp_path / "file", like, only="['v1.5'].a") == like
+
+
+CONV1, CONV10, HEAD = {"weight": 1}, {"weight": 2}, {"w": 3}
+
+
+@pytest.mark.parametrize(
+    ("rename", "like"),
+    [
+        ({"conv1": "input"}, {"input": CONV1, "conv10": CONV10, "head": HEAD}),
+        ({"head.w": "head.v"}, {"conv1": CONV1, "conv10": CONV10, "head": {"v": 3}}),
+        ({"": "net"}, {"net": {"conv1": CONV1, "conv10": CONV10, "head": HEAD}}),
+        ({"": "net", "head": "top"}, {"net": {"conv1": CONV1, "conv10": CONV10}, "top": HEAD}),
+        ({"head": ""}, {"conv1": CONV1, "conv10": CONV10, "w": 3}),
+        (
+            {"conv1": "conv10", "conv10": "conv1"},
+            {"conv1": CONV10, "conv10": CONV1, "head": HEAD},
+        ),
+    ],
+)
+def test_rename_takes_whole_steps_and_the_longest_name(tmp_path, rename, like):
+    pm.save(tmp_path / "file", {"conv1": CONV1, "conv10": CONV10, "head": HEAD})
+    zeros = jax.tree.map(lambda _: 0, like)
+    found, report = pm.load(tmp_path / "file", zeros, strict=False, rename=rename)
+
+    assert found == like
+    assert report.missing == report.unexpected == ()
+    assert all(new != old for new, old in report.renamed)
+
+
+def test_rename_takes_configuration_classes_and_states_along(tmp_path):
+    """Or the new name would have none, and the old one would be of nothing."""
+    model, state = pm.make_with_state(nn.BatchNorm)(3)
+    pm.save(tmp_path / "file", {"net": model, "state": state})
+    rename = {"net": "model", "state": "stats"}
+    like = {"model": model, "stats": state}
+
+    assert_same(pm.load(tmp_path / "file", like, rename=rename), like)
+    other = {"model": model.replace(eps=0.5), "stats": state}
+    with pytest.raises(FileError, match=r"model\.eps: like has 0\.5"):
+        pm.load(tmp_path / "file", other, rename=rename)
+
+
+def saved(folder, *names):
+    """A file with leaves of these names."""
+    tree = {}
+    for name in names:
+        *steps, last = name.split(".")
+        node = tree
+        for step in steps:
+            node = node.setdefault(step, {})
+        node[last] = 1
+    pm.save(folder / "file", tree)
+    return folder / "file"
+
+
+test_refusals = refusals(globals())

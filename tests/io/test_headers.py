@@ -1,37 +1,32 @@
 """A header is believed only where it can be true."""
 
-import json
-import sys
+import contextlib
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod.errors import FileError
-from pytreemod.io.headers import (
-    ALIGNMENT,
-    LENGTH,
-    METADATA,
-    OWN,
-    new_header,
-    parse_header,
-    seal_header,
-)
 from tests.goldens import refusals
+from tests.io.files import METADATA, OWN, header_of, write_changed, write_plain
 
-F32, I8, C128 = np.dtype("float32"), np.dtype("int8"), np.dtype("complex128")
-TWO = (("w", F32, (2,)), ("c", C128, (1,)))
-
-
-def header_of(text):
-    """The bytes before the arrays."""
-    text = text if isinstance(text, bytes) else text.encode()
-    return len(text).to_bytes(LENGTH, "little") + text
+TWO = {"w": np.arange(2, dtype=np.float32), "c": np.array([1j])}
 
 
-def parse(content, data=0):
-    """What a header says that no library of ours has written."""
-    header = header_of(content if isinstance(content, str | bytes) else json.dumps(content))
-    return parse_header("my.file", header, len(header) + data)
+def opened(content):
+    """What is read from a file of these bytes."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("my.file").write_bytes(content)
+        return pm.load("my.file")
+
+
+def parse(header, data=0):
+    """What is read from a file with a header that no library of ours has written."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        write_plain(Path("my.file"), header, bytes(data))
+        return pm.load("my.file")
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
@@ -39,93 +34,19 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-def sealed(arrays=TWO, metadata=None):
-    """A header of ours, and the size of its file."""
-    header, places = new_header([*arrays], metadata or {"author": "me"})
-    seal_header(header, range(len(places)))
-    return bytes(header), max(stop for _, stop in places)
-
-
-def test_a_header_comes_back():
-    """Names, dtypes and shapes in the order in which they were given; the texts, and nothing of
-    what the library itself keeps there."""
-    arrays = [("b", I8, (3,)), ("a", F32, ()), ("", C128, (2, 0)), ("x", F32, (4,))]
-    header, places = new_header(arrays, {"ключ": "значение"})
-    seal_header(header, [1, 2, 3, 2**32 - 1])
-
-    entries, metadata = parse_header("my.file", bytes(header), max(stop for _, stop in places))
-
-    assert [(e.name, e.dtype, e.shape) for e in entries.values()] == arrays
-    assert [*entries] == [name for name, _, _ in arrays]
-    assert [(e.start, e.stop) for e in entries.values()] == places
-    assert [e.checksum for e in entries.values()] == [1, 2, 3, 2**32 - 1]
-    assert metadata == {"ключ": "значение"}
-
-
-def test_arrays_lie_at_addresses_that_fit_their_elements():
-    """The data begins at a multiple of 64, and no array of small elements is before one of large
-    ones."""
-    dtypes = [np.dtype(d) for d in ("int8", "float64", "bool", "float16", "complex128", "int32")]
-    _, places = new_header([(d.name, d, (3,)) for d in dtypes], {})
-
-    assert min(places)[0] % ALIGNMENT == 0
-    assert all(start % d.itemsize == 0 for (start, _), d in zip(places, dtypes))
-
-
-def test_a_plain_header_comes_back_without_checksums():
-    """As other tools write it."""
-    entries, metadata = parse({METADATA: {"format": "pt"}, "w": entry()}, data=8)
-
-    assert metadata == {"format": "pt"}
-    assert entries["w"][1:3] == (F32, (2,))
-    assert entries["w"].checksum is None
-
-
-def test_a_file_may_hold_nothing():
-    """Neither arrays nor texts."""
-    header, _ = new_header([], {})
-    seal_header(header, [])
-
-    assert parse("{}") == ({}, {})
-    assert parse_header("my.file", bytes(header), len(header)) == ({}, {})
-
-
-def test_names_that_could_do_harm_are_shown_as_texts():
-    """They are never anything but names."""
-    entries, _ = parse({"../../etc/passwd": entry()}, data=8)
-    assert [*entries] == ["../../etc/passwd"]
-
-
-def test_every_flipped_bit_of_a_header_is_noticed():
-    """In the length, in a key, in a name, in a checksum, in the padding."""
-    header, size = sealed()
-    for position in range(len(header)):
-        for bit in range(8):
-            flipped = bytearray(header)
-            flipped[position] ^= 1 << bit
-            with pytest.raises(FileError, match=r"my\.file: expected"):
-                parse_header("my.file", bytes(flipped), size)
-
-
-def reparse(change, arrays=TWO):
-    """A header of ours in which somebody has changed something, and the checksum with it."""
-    header, size = sealed(arrays)
-    content = json.loads(header[LENGTH:])
-    change(content)
-    has_seal = f"{OWN}header-crc32" in content[METADATA]
-    if has_seal:
-        content[METADATA][f"{OWN}header-crc32"] = "0" * 8
-    text = bytearray(header_of(json.dumps(content, separators=(",", ":"), ensure_ascii=False)))
-    if has_seal:
-        seal_header(text, [])
-    return parse_header("my.file", bytes(text), len(text) + size - len(header))
+def reparse(change):
+    """What is read from a file of ours in which somebody has changed the header, and its sum."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        pm.save("my.file", TWO)
+        write_changed(Path("my.file"), change)
+        return pm.load("my.file")
 
 
 def own_key(key, value):
     """Changes one of our own keys."""
 
-    def change(content):
-        content[METADATA][OWN + key] = value
+    def change(header):
+        header[METADATA][OWN + key] = value
 
     return change
 
@@ -133,29 +54,66 @@ def own_key(key, value):
 def without(key):
     """Leaves one of our own keys out."""
 
-    def change(content):
-        del content[METADATA][OWN + key]
+    def change(header):
+        del header[METADATA][OWN + key]
 
     return change
 
 
-def test_bytes_of_a_dtype_without_a_code_may_be_read_as_bytes():
+def others(header):
+    """As another tool writes the file again: with our own keys last."""
+    own = {key: header[METADATA].pop(key) for key in [*header[METADATA]] if key.startswith(OWN)}
+    header[METADATA] |= own
+
+
+def test_a_header_may_be_changed_with_its_checksum():
+    """Or else the cases here would show nothing."""
+    assert reparse(lambda header: None)["w"].tolist() == [0, 1]
+    with pytest.raises(FileError, match="in which pytreemod writes them, got a header that was"):
+        reparse(others)
+
+
+def test_a_plain_header_is_read_without_checksums():
+    """As other tools write it; it may have neither arrays nor texts."""
+    read = parse({METADATA: {"format": "pt"}, "w": entry()}, data=8)
+
+    assert (read["w"].dtype, read["w"].shape) == (np.float32, (2,))
+    assert parse("{}") == {}
+
+
+def test_names_that_could_do_harm_are_shown_as_texts():
+    """They are never anything but names."""
+    assert [*parse({"../../etc/passwd": entry()}, data=8)] == ["../../etc/passwd"]
+
+
+def test_every_flipped_bit_of_a_header_is_noticed(tmp_path):
+    """In the length, in a key, in a name, in a checksum, in the padding."""
+    path = tmp_path / "my.file"
+    pm.save(path, TWO)
+    content = path.read_bytes()
+    for position in range(8 + int.from_bytes(content[:8], "little")):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << position * 5 % 8
+        path.write_bytes(flipped)
+        with pytest.raises(FileError, match=r"my\.file: expected"):
+            pm.load(path)
+
+
+def test_bytes_of_a_dtype_without_a_code_may_be_read_as_bytes(tmp_path):
     """Without its record an array is what it is for other tools."""
-    entries, _ = reparse(own_key("dtypes", "{}"))
+    pm.save(tmp_path / "f", TWO)
+    write_changed(tmp_path / "f", own_key("dtypes", "{}"))
+    like = {"w": TWO["w"], "c": np.zeros((1, 16), np.uint8)}
 
-    assert (entries["c"].dtype, entries["c"].shape) == (np.dtype("uint8"), (1, 16))
+    assert pm.load(tmp_path / "f", like)["c"].tobytes() == TWO["c"].tobytes()
 
 
-def test_a_large_header_is_read_as_fast_as_it_is_written():
+def test_a_large_header_is_read_as_fast_as_it_is_written(tmp_path):
     """Ten thousand arrays; deep recursion is not needed for it."""
-    arrays = [(f"layers[{i}].weight", F32, (1,)) for i in range(10_000)]
-    limit = sys.getrecursionlimit()
-    header, size = sealed(arrays)
+    pm.save(tmp_path / "f", [np.ones(1, np.float32)] * 10_000)
 
-    entries, _ = parse_header("my.file", header, size)
-
-    assert len(entries) == 10_000
-    assert sys.getrecursionlimit() == limit
+    assert len(header_of(tmp_path / "f")) == 10_001
+    assert len(pm.load(tmp_path / "f")) == 10_000
 
 
 test_refusals = refusals(globals())

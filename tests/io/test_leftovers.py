@@ -1,19 +1,20 @@
-"""What killed processes leave, and what others are writing at this moment."""
+"""What killed processes leave in a folder of steps, and what others are writing at this moment."""
 
+import fcntl
 import os
 import time
 
+import jax.numpy as jnp
 import pytest
 
-from pytreemod.errors import FileMissingError
-from pytreemod.io import leftovers
-from pytreemod.io.leftovers import remove_leftovers, show_alive
-from pytreemod.io.replacing import replacement
+import pytreemod as pm
 
-NAME = "a.safetensors.saving-0123456789abcdef"
+NAME = "step_00000009.safetensors.saving-0123456789abcdef"
+SAVED = "step_00000001.safetensors"
 
 
 def make(folder, name=NAME, age=3600.0):
+    """A part of a file, which was left alone for so many seconds."""
     path = folder / name
     path.write_bytes(b"a part")
     os.utime(path, (time.time() - age,) * 2)
@@ -21,12 +22,20 @@ def make(folder, name=NAME, age=3600.0):
 
 
 def remaining(folder):
-    remove_leftovers(folder, lambda name: name.startswith("a"))
-    return sorted(path.name for path in folder.iterdir())
+    """What there is after a save, beside the step that it saves."""
+    with pm.Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, {"x": jnp.ones(2)})
+    assert (folder / SAVED).exists()
+    return sorted({path.name for path in folder.iterdir()} - {SAVED})
+
+
+def no_locks(*args):
+    """Not every disk has them."""
+    raise OSError("no locks available")
 
 
 def test_what_nobody_writes_is_removed(tmp_path):
-    """It was left alone for a while, and nobody holds it."""
+    """It was left alone for a while, and nobody has it open."""
     make(tmp_path)
 
     assert remaining(tmp_path) == []
@@ -35,16 +44,16 @@ def test_what_nobody_writes_is_removed(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        "a.safetensors",
-        "b.safetensors.saving-0123456789abcdef",
-        "a.saving-",
-        "a.saving-0123",
+        "model.safetensors.saving-0123456789abcdef",
+        "step_00000009.safetensors.saving-",
+        "step_00000009.safetensors.saving-0123",
+        "step_9.safetensors.saving-0123456789abcdef",
         NAME + ".txt",
         NAME + "0",
     ],
 )
 def test_other_files_stay(tmp_path, name):
-    """Whole files, those of others, and what only looks alike."""
+    """Those of others, and what only looks alike."""
     make(tmp_path, name)
 
     assert remaining(tmp_path) == [name]
@@ -60,63 +69,49 @@ def test_a_file_that_was_just_made_stays(tmp_path):
 def test_a_file_that_somebody_holds_stays(tmp_path):
     """As long as it is open, which ends with the process at the latest."""
     descriptor = os.open(make(tmp_path), os.O_RDWR)
-    show_alive(descriptor)
-
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert remaining(tmp_path) == [NAME]
 
     os.close(descriptor)
-
     assert remaining(tmp_path) == []
 
 
-def test_who_writes_a_file_holds_it(tmp_path):
-    """What is written in the place of a file is known by its name, and held until it is done."""
-    with replacement(str(tmp_path / "a.safetensors"), 9, durable=False) as file:
-        file.write(b"the whole")
-        (beside,) = tmp_path.iterdir()
-        os.utime(beside, (0, 0))
-        assert remaining(tmp_path) == [beside.name]
+def test_who_writes_a_file_holds_it(tmp_path, monkeypatch):
+    """Another save looks at what is written in the place of a file, and leaves it."""
+    real, seen = os.posix_fallocate, []
 
-    assert remaining(tmp_path) == ["a.safetensors"]
+    def reserve(*args):
+        if not seen:
+            seen.extend(tmp_path.iterdir())
+            os.utime(seen[0], (0, 0))
+            assert remaining(tmp_path) == [seen[0].name]
+        real(*args)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    with pm.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(5, {"x": jnp.ones(2)})
+
+    assert len(seen) == 1
 
 
-@pytest.mark.parametrize("why", ["no locks in the system", "no locks on the disk"])
-def test_without_locks_age_decides(tmp_path, monkeypatch, why):
-    """What was left alone for more than a day is nobody's."""
+def test_without_locks_age_decides(tmp_path, monkeypatch):
+    """What was left alone for more than a day is nobody's; and who cannot lock writes the same."""
     make(tmp_path)
-    make(tmp_path, NAME.replace("a.", "a2."), age=2 * 24 * 3600)
-    if why == "no locks in the system":
-        monkeypatch.setattr(leftovers, "fcntl", None)
-    else:
-
-        def refuse(*args):
-            raise OSError("no locks available")
-
-        monkeypatch.setattr(leftovers.fcntl, "flock", refuse)
+    make(tmp_path, NAME.replace("9.", "8."), age=2 * 24 * 3600)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
 
     assert remaining(tmp_path) == [NAME]
-
-
-def test_who_cannot_show_it_writes_nonetheless(tmp_path, monkeypatch):
-    """Not every disk has locks."""
-
-    def refuse(*args):
-        raise OSError("no locks available")
-
-    monkeypatch.setattr(leftovers.fcntl, "flock", refuse)
-    with open(make(tmp_path)) as file:
-        show_alive(file.fileno())
 
 
 def test_what_another_process_removes_first_is_not_missed(tmp_path, monkeypatch):
     """Nor is what nobody may remove: the others are."""
-    first, second = make(tmp_path), make(tmp_path, NAME.replace("a.", "a2."))
+    first, second = make(tmp_path), make(tmp_path, NAME.replace("9.", "8."))
     unlink = os.unlink
 
-    def late(path):
+    def late(path, *args, **options):
         if path == str(first):
             raise FileNotFoundError(path)
-        unlink(path)
+        unlink(path, *args, **options)
 
     monkeypatch.setattr(os, "unlink", late)
 
@@ -124,24 +119,14 @@ def test_what_another_process_removes_first_is_not_missed(tmp_path, monkeypatch)
     assert not second.exists()
 
 
-def test_what_was_looked_at_is_closed(tmp_path, monkeypatch):
+def test_what_was_looked_at_is_closed(tmp_path):
     """A run looks with each save, for days."""
-    opened = []
-    open_file = os.open
-    monkeypatch.setattr(os, "open", lambda *args: opened.append(open_file(*args)) or opened[-1])
     descriptor = os.open(make(tmp_path), os.O_RDWR)
-    show_alive(descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     remaining(tmp_path)
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(5):
+        remaining(tmp_path)
+
+    assert len(os.listdir("/dev/fd")) <= before
     os.close(descriptor)
-    remaining(tmp_path)
-
-    assert len(opened) == 3
-    for descriptor in opened:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
-
-
-def test_a_folder_that_is_not_there_is_told(tmp_path):
-    """By its path."""
-    with pytest.raises(FileMissingError, match="missing: expected a folder to read"):
-        remove_leftovers(tmp_path / "missing", lambda name: True)

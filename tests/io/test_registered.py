@@ -1,7 +1,11 @@
 """Names for classes and functions: found both ways, and never taken from one another unseen."""
 
+import contextlib
 import functools as ft
+import json
+import tempfile
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +13,36 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError
-from pytreemod.io.registered import own_name, registered_as, registered_name
+from pytreemod.errors import ArgumentError, FileError
 from tests.goldens import refusals
+from tests.io.files import header_of, write_described
+
+
+class Holder(pm.Module):
+    """Something that has a name, as configuration."""
+
+    thing: object = pm.field(static=True)
+
+
+pm.register_for_files(Holder, name="test_registered.Holder")
+
+
+def registered_name(thing):
+    """What a file calls it; None if it has no name that is registered."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "f"
+        pm.save(path, Holder(thing))
+        text = header_of(path)["__metadata__"]["pytreemod.tree"]
+    ((kind, name),) = json.loads(text)["tree"]["module"][2]["thing"].items()
+    assert kind in ("class", "function")
+    return None if name.startswith("?") else name
+
+
+def registered_as(name):
+    """What is loaded by a name; None if there is nothing."""
+    tree = {"leaf": "x", "value": {"function": name}}
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(FileError):
+        return pm.load(write_described(Path(folder) / "f", tree))
 
 
 def test_the_librarys_layers_and_jaxs_activations_are_there():
@@ -130,16 +161,6 @@ def test_what_has_no_name_of_its_own_takes_no_others():
     assert registered_as("short") is again
     with pytest.raises(ArgumentError, match="a name that is free"):
         define("lambda x: x * 2")
-
-
-def test_the_own_name_is_without_the_function_around_it():
-    class Local:
-        class Inner:
-            pass
-
-    assert own_name(Local) == "Local"
-    assert own_name(Local.Inner) == "Local.Inner"
-    assert own_name(object()) is None
 
 
 def test_models_of_the_librarys_own_making_are_rebuilt(tmp_path):

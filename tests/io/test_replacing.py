@@ -1,43 +1,57 @@
 """A file takes another's place in one step, or not at all."""
 
 import errno
+import io
 import os
+import secrets
 import signal
 import stat
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod.errors import FileAccessError, FileMissingError, FilePermissionError
-from pytreemod.io import replacing
-from pytreemod.io.replacing import replacement
 
 ROOT = os.geteuid() == 0
 needs_permissions = pytest.mark.skipif(ROOT, reason="root may do anything")
 
 
-def write(path, content, durable=False):
-    """Replace a file."""
-    with replacement(str(path), len(content), durable=durable) as file:
-        file.write(content)
+def write(path, number, durable=False):
+    """Replace a file by one of this number."""
+    pm.save(path, number, durable=durable)
+
+
+def interrupted(monkeypatch, work):
+    """Let something happen while a file is written, after some of its bytes."""
+    real = io.FileIO.write
+
+    class File(io.FileIO):
+        def write(self, data):
+            count = real(self, data)
+            work()
+            return count
+
+    monkeypatch.setattr(io, "FileIO", File)
 
 
 @pytest.fixture
 def path(tmp_path):
     """A file that is there."""
     path = tmp_path / "model.safetensors"
-    path.write_bytes(b"old")
+    pm.save(path, 1)
     return path
 
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_the_new_file_takes_the_place_of_the_old_one(path, durable):
     """And nothing is left beside it."""
-    write(path, b"the new one", durable)
+    write(path, 2, durable)
 
-    assert path.read_bytes() == b"the new one"
+    assert pm.load(path) == 2
     assert os.listdir(path.parent) == [path.name]
 
 
@@ -57,51 +71,45 @@ def test_a_durable_file_is_on_the_disk_before_its_name_is(path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
-    write(path, b"new", durable=True)
+    write(path, 2, durable=True)
     assert done == ["fsync file", "replace", "fsync folder"]
     done.clear()
-    write(path, b"new", durable=False)
+    write(path, 2, durable=False)
     assert done == ["replace"]
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, SystemExit, MemoryError])
-def test_what_fails_leaves_the_old_file(path, error):
-    """Whatever fails, the person at the keyboard included."""
-    with pytest.raises(error, match="stop"), replacement(str(path), 3, durable=False) as file:  # noqa: PT012
-        file.write(b"ne")
-        assert path.read_bytes() == b"old"
+@pytest.mark.parametrize("was_there", [True, False])
+def test_what_fails_leaves_the_old_file(path, monkeypatch, error, was_there):
+    """Whatever fails, the person at the keyboard included; where nothing was, nothing is left."""
+
+    def stop():
+        (beside,) = {*os.listdir(path.parent)} - {path.name}
+        # Who finds one after a kill knows whose it is, and that it is none of a model.
+        assert beside.startswith("model.safetensors.saving-")
+        assert path.exists() == was_there
         raise error("stop")
 
-    assert path.read_bytes() == b"old"
-    assert os.listdir(path.parent) == [path.name]
+    if not was_there:
+        path.unlink()
+    with monkeypatch.context() as patched:
+        interrupted(patched, stop)
+        with pytest.raises(error, match="stop"):
+            write(path, np.ones(3))
 
-
-def test_what_fails_where_nothing_was_leaves_nothing(tmp_path):
-    """Neither a file nor a part of one."""
-    with pytest.raises(KeyError, match="stop"), replacement(str(tmp_path / "a"), 3, durable=False):
-        raise KeyError("stop")
-
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_file_on_its_way_says_what_it_is(path):
-    """Who finds one after a kill knows whose it is, and that it is none of a model."""
-    with replacement(str(path), 1, durable=False):
-        (beside,) = {*os.listdir(path.parent)} - {path.name}
-
-    assert beside.startswith("model.safetensors.saving-")
-    assert not beside.endswith(".safetensors")
+    assert os.listdir(path.parent) == [path.name] * was_there
+    assert not was_there or pm.load(path) == 1
 
 
 @pytest.mark.parametrize("special", [0, stat.S_ISUID, stat.S_ISGID, stat.S_ISVTX])
 def test_permissions_are_those_of_the_old_file_or_of_any_new_one(path, special):
     """As if the file had been opened and written: whoever writes a program takes its rights."""
     path.chmod(0o640 | special)
-    write(path, b"new")
+    write(path, 2)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     before = os.umask(0o027)
     try:
-        write(path.parent / "another", b"new")
+        write(path.parent / "another", 2)
     finally:
         os.umask(before)
     assert stat.S_IMODE((path.parent / "another").stat().st_mode) == 0o640
@@ -118,7 +126,7 @@ def test_nobody_may_open_it_before_it_has_the_old_ones_permissions(path, monkeyp
         return real(name, flags, mode, **rest)
 
     monkeypatch.setattr(os, "open", opening)
-    write(path, b"new")
+    write(path, 2)
 
     assert seen == [0o600]
 
@@ -127,7 +135,7 @@ def test_nobody_may_open_it_before_it_has_the_old_ones_permissions(path, monkeyp
 def test_the_owner_stays(path):
     """Who saves as root does not take a file from its owner."""
     os.chown(path, 12345, 54321)
-    write(path, b"new")
+    write(path, 2)
 
     assert (path.stat().st_uid, path.stat().st_gid) == (12345, 54321)
 
@@ -139,12 +147,12 @@ def test_a_symbolic_link_stays_and_what_it_leads_to_is_replaced(path):
     link, far = elsewhere / "link", elsewhere / "far"
     link.symlink_to(path)
     far.symlink_to("link")
-    write(far, b"new")
-    assert (path.read_bytes(), link.is_symlink(), far.is_symlink()) == (b"new", True, True)
+    write(far, 2)
+    assert (pm.load(path), link.is_symlink(), far.is_symlink()) == (2, True, True)
     link.unlink()
     link.symlink_to(elsewhere / "fresh")
-    write(link, b"first")
-    assert (elsewhere / "fresh").read_bytes() == b"first"
+    write(link, 3)
+    assert pm.load(elsewhere / "fresh") == 3
     assert link.is_symlink()
 
 
@@ -154,7 +162,7 @@ def test_links_that_lead_nowhere_are_refused(path):
     one.symlink_to(other)
     other.symlink_to(one)
     with pytest.raises(FileAccessError, match="one: expected a file that can be written, got too"):
-        write(one, b"new")
+        write(one, 2)
 
     assert one.is_symlink()
 
@@ -165,25 +173,25 @@ def test_devices_folders_and_pipes_are_not_replaced(path):
     (path.parent / "folder").mkdir()
     for name, kind in (("pipe", "a pipe or a device"), ("folder", "a folder")):
         with pytest.raises(FileAccessError, match=f"expected the path of a file, got {kind}"):
-            write(path.parent / name, b"new")
+            write(path.parent / name, 2)
     with pytest.raises(FileAccessError, match="got a pipe or a device"):
-        write(os.devnull, b"new")
+        write(os.devnull, 2)
     assert sorted(os.listdir(path.parent)) == ["folder", "model.safetensors", "pipe"]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     """And so is the kind of error."""
     with pytest.raises(FileMissingError, match="none/a: expected a file that can be written, got"):
-        write(tmp_path / "none" / "a", b"new")
+        write(tmp_path / "none" / "a", 2)
 
 
 def test_a_read_only_file_stays(path, monkeypatch):
     """Though the folder would let it be replaced."""
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     with pytest.raises(FilePermissionError, match="got one that is read-only"):
-        write(path, b"new")
+        write(path, 2)
 
-    assert path.read_bytes() == b"old"
+    assert pm.load(path) == 1
 
 
 @needs_permissions
@@ -192,7 +200,7 @@ def test_a_read_only_folder_is_named(path):
     path.parent.chmod(0o500)
     try:
         with pytest.raises(PermissionError, match="expected a file that can be written"):
-            write(path.parent / "new", b"new")
+            write(path.parent / "new", 2)
     finally:
         path.parent.chmod(0o700)
 
@@ -200,8 +208,8 @@ def test_a_read_only_folder_is_named(path):
 def test_a_long_name_has_room_for_its_ending(tmp_path):
     """Names of 255 bytes are allowed, and characters may have several."""
     for name in ("a" * 255, "ü" * 127, "日" * 85):
-        write(tmp_path / name, b"new")
-        assert (tmp_path / name).read_bytes() == b"new"
+        write(tmp_path / name, 2)
+        assert pm.load(tmp_path / name) == 2
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
@@ -213,11 +221,11 @@ def test_a_full_disk_says_so_before_anything_is_written(path, monkeypatch, numbe
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(FileAccessError, match="got ") as caught:
-        write(path, b"new")
+        write(path, 2)
 
     assert caught.value.errno == number
     assert os.listdir(path.parent) == [path.name]
-    assert path.read_bytes() == b"old"
+    assert pm.load(path) == 1
 
 
 def test_room_that_cannot_be_reserved_is_found_while_writing(path, monkeypatch):
@@ -227,11 +235,11 @@ def test_room_that_cannot_be_reserved_is_found_while_writing(path, monkeypatch):
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
     monkeypatch.setattr(os, "posix_fallocate", unable)
-    write(path, b"one")
-    assert path.read_bytes() == b"one"
+    write(path, 2)
+    assert pm.load(path) == 2
     monkeypatch.delattr(os, "posix_fallocate")
-    write(path, b"two")
-    assert path.read_bytes() == b"two"
+    write(path, 3)
+    assert pm.load(path) == 3
 
 
 def test_what_cannot_be_synchronized_is_an_error_before_the_old_file_goes(path, monkeypatch):
@@ -242,68 +250,66 @@ def test_what_cannot_be_synchronized_is_an_error_before_the_old_file_goes(path, 
 
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(FileAccessError, match="got input/output error"):
-        write(path, b"new", durable=True)
+        write(path, 2, durable=True)
 
-    assert path.read_bytes() == b"old"
+    assert pm.load(path) == 1
     assert os.listdir(path.parent) == [path.name]
 
 
 PROGRAM = """
 import sys
-from pytreemod.io.replacing import replacement
-path, letter = sys.argv[1:3]
-content = letter.encode() * 100_000
+import numpy as np
+import pytreemod as pm
+path, number = sys.argv[1:3]
+tree = [np.full(10_000, int(number))] * 3
 for i in range(int(sys.argv[3])):
-    with replacement(path, len(content), durable=False) as file:
-        for j in range(0, len(content), 1000):
-            file.write(content[j : j + 1000])
-            if i == j == 0:
-                print("writing", flush=True)
+    pm.save(path, tree)
+    if i == 0:
+        print("writing", flush=True)
 """
 
 
-def start(path, letter, times):
+def start(path, number, times):
     """A process that replaces a file again and again."""
-    command = [sys.executable, "-c", PROGRAM, str(path), letter, str(times)]
+    command = [sys.executable, "-c", PROGRAM, str(path), str(number), str(times)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_killed_process_leaves_a_whole_file(path):
     """At whatever moment; what it was writing has a name that says so."""
-    whole = {b"old", b"a" * 100_000}
-    process = start(path, "a", 1_000_000)
+    process = start(path, 7, 1_000_000)
     assert process.stdout.readline() == "writing\n"
     time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
 
-    assert path.read_bytes() in whole
+    assert [array[0] for array in pm.load(path)] == [7] * 3
     assert all(".saving-" in name for name in {*os.listdir(path.parent)} - {path.name})
 
 
 @pytest.mark.slow
 def test_of_two_that_write_at_once_one_wins_whole(path):
     """Whoever looks meanwhile sees a whole file, too."""
-    whole = {b"old", b"a" * 100_000, b"b" * 100_000}
-    processes = [start(path, letter, 100) for letter in "ab"]
+    pm.save(path, [np.full(1, 7)])
+    processes = [start(path, number, 100) for number in (7, 8)]
     while any(process.poll() is None for process in processes):
-        assert path.read_bytes() in whole
+        assert pm.load(path)[0][0] in (7, 8)
     for process in processes:
         process.stdout.close()
 
     assert [process.returncode for process in processes] == [0, 0]
-    assert path.read_bytes() in whole - {b"old"}
+    assert [array[0] for array in pm.load(path)] in ([7] * 3, [8] * 3)
     assert os.listdir(path.parent) == [path.name]
 
 
 def test_names_beside_are_not_guessed(path, monkeypatch):
     """What somebody has put there is neither opened nor followed."""
-    monkeypatch.setattr(replacing.secrets, "token_hex", lambda count: "guessed")
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "guessed")
     trap = path.parent / "model.safetensors.saving-guessed"
     trap.symlink_to(path.parent / "precious")
     with pytest.raises(FileAccessError, match="got file exists"):
-        write(path, b"new")
+        write(path, 2)
 
     assert not (path.parent / "precious").exists()
     assert trap.is_symlink()

@@ -1,7 +1,11 @@
 """The command line: what a file holds, and how two differ."""
 
+import contextlib
+import io
+import runpy
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +15,6 @@ import safetensors.numpy
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.io.showing import diff_files, main, show_file
 from tests.helpers.trees import ramp
 
 
@@ -19,6 +22,29 @@ class Unregistered(pm.Module):
     """A user's class, of which files have the name."""
 
     layer: nn.Identity
+
+
+def main(*arguments):
+    """What the command prints, and its status."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch("sys.argv", ["pytreemod.io", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit, match=r"\d") as ended,
+    ):
+        runpy.run_module("pytreemod.io", run_name="__main__")
+    return out.getvalue().removesuffix("\n"), err.getvalue(), ended.value.code
+
+
+def show_file(path, *options):
+    """The table of a file."""
+    return main("show", path, *options)[0]
+
+
+def diff_files(path, other):
+    """How two files differ."""
+    return main("diff", path, other)[0]
 
 
 @pytest.fixture
@@ -31,7 +57,7 @@ def saved(tmp_path):
 
 
 def test_show_is_a_table(saved):
-    lines = show_file(saved, config=True).splitlines()
+    lines = show_file(saved, "--config").splitlines()
 
     assert lines[:6] == [
         "layer.weight  f32[4,3]                      48 B",
@@ -60,7 +86,7 @@ def test_diff_names_what_differs(tmp_path):
         "- old: f32[2]",
         "+ new: f32[2]",
     ]
-    assert diff_files(tmp_path / "a", tmp_path / "a") == ""
+    assert diff_files(tmp_path / "a", tmp_path / "a") == "no difference"
 
 
 def test_diff_sees_classes_and_configuration(tmp_path):
@@ -76,7 +102,7 @@ def test_diff_sees_classes_and_configuration(tmp_path):
     assert "! class of <root>: pytreemod.nn.Identity, Unregistered" in diff_files(
         tmp_path / "c", tmp_path / "d"
     )
-    assert "<root>: Unregistered" in show_file(tmp_path / "d", config=True)
+    assert "<root>: Unregistered" in show_file(tmp_path / "d", "--config")
 
 
 def test_files_of_other_tools_are_shown_and_compared(tmp_path):
@@ -87,16 +113,14 @@ def test_files_of_other_tools_are_shown_and_compared(tmp_path):
     assert diff_files(tmp_path / "a", tmp_path / "b") == "! x: f64[2] of other values"
 
 
-def test_the_command_answers_with_its_status(saved, capsys):
-    assert main(["show", str(saved)]) == 0
-    assert "layer.weight" in capsys.readouterr().out
-    assert main(["diff", str(saved), str(saved)]) == 0
-    assert capsys.readouterr().out == "no difference\n"
+def test_the_command_answers_with_its_status(saved):
+    assert main("show", saved)[1:] == ("", 0)
+    assert main("diff", saved, saved) == ("no difference", "", 0)
     pm.save(saved.with_name("other"), ramp(2))
-    assert main(["diff", str(saved), str(saved.with_name("other"))]) == 1
-    capsys.readouterr()
-    assert main(["show", str(saved.with_name("none"))]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert main("diff", saved, saved.with_name("other"))[2] == 1
+    _, told, status = main("show", saved.with_name("none"))
+    assert status == 2
+    assert "no such file" in told
 
 
 @pytest.mark.slow

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod import nn
+from pytreemod import nn, register_torch_layout, to_torch
 from pytreemod.errors import StructureError
-from pytreemod.io import torch_layouts
-from pytreemod.io.torch_places import tensor_places
 from tests.goldens import refusals
 from tests.helpers.trees import affine
 
@@ -29,8 +27,8 @@ class Counter(pm.Module):
 
 
 def names_in(model, state=None):
-    """What PyTorch calls the arrays of a model, in order, by what they are called here."""
-    return {place.own: place.names for place in tensor_places("f(model)", model, state).arrays}
+    """What PyTorch calls the arrays of a model."""
+    return [*to_torch(model, state)]
 
 
 def test_places_are_named_as_in_pytorch():
@@ -38,23 +36,13 @@ def test_places_are_named_as_in_pytorch():
     linear = nn.Linear(2, 2, key=jax.random.key(0))
     model = {"net": nn.Sequential([nn.Identity(), linear]), "parts": [affine(), 1.5, None]}
 
-    assert names_in(model) == {
-        "net.layers.1.weight": ("net.1.weight",),
-        "net.layers.1.bias": ("net.1.bias",),
-        "parts.0.weight": ("parts.0.weight",),
-        "parts.0.bias": ("parts.0.bias",),
-    }
+    assert names_in(model) == ["net.1.weight", "net.1.bias", "parts.0.weight", "parts.0.bias"]
 
 
 def test_values_of_tokens_are_where_the_tokens_are():
     """A user's buffers are called by their path, whether their values are in a State yet or not."""
     model, state = pm.make_with_state(lambda: [Counter()])()
-    names = {
-        "0.weight": ("0.weight",),
-        "0.count.n": ("0.count.n",),
-        "0.count.sums.0": ("0.count.sums.0",),
-    }
-
+    names = ["0.weight", "0.count.n", "0.count.sums.0"]
     state = state.seed(jax.random.key(0))
 
     assert names_in(model, state) == names
@@ -66,17 +54,7 @@ def test_members_have_numbers():
     make = ft.partial(nn.Stack, ft.partial(nn.Linear, 2, 2, use_bias=False), 2)
     names = names_in([nn.Stack(make, 3, key=jax.random.key(0))])
 
-    assert names == {
-        "0.layer.layer.weight": tuple(f"0.{i}.{j}.weight" for i in range(3) for j in range(2))
-    }
-
-
-def test_slots_stand_for_leaves():
-    """For each leaf one, in order, or None for what PyTorch has not."""
-    model = {"a": 1, "b": jnp.ones(2), "c": jax.random.key(0), "d": [jnp.ones(1)]}
-    spots = tensor_places("f(model)", model, None).leaves
-
-    assert [place and place.own for place in spots] == [None, "b", None, "d.0"]
+    assert names == [f"0.{i}.{j}.weight" for i in range(3) for j in range(2)]
 
 
 class Flat(pm.Module):
@@ -86,12 +64,11 @@ class Flat(pm.Module):
     two: pm.Module
 
 
-def test_two_arrays_with_one_name_are_told(monkeypatch):
+def test_two_arrays_with_one_name_are_told():
     """What is in a layer without a step of its own may be called as something beside it."""
-    monkeypatch.setattr(torch_layouts, "_LAYOUTS", {})
-    torch_layouts.register_torch_layout(Flat, {"one": "", "two": ""})
+    register_torch_layout(Flat, {"one": "", "two": ""})
     with pytest.raises(StructureError, match="names of their own for all arrays") as caught:
-        tensor_places("f(model)", Flat(affine(), affine()), None)
+        to_torch(Flat(affine(), affine()))
 
     assert "at weight: one.weight and two.weight" in str(caught.value)
 

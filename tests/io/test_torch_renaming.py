@@ -1,13 +1,17 @@
 """From the names in a state dict to those that a model asks for."""
 
+import re
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.io.torch_places import tensor_places
-from pytreemod.io.torch_renaming import mapping_by_order, sources_of, with_other_start
+from pytreemod.errors import StructureError
 from tests.goldens import refusals
+from tests.helpers.comparing import assert_same
 
 
 def make(key):
@@ -16,12 +20,12 @@ def make(key):
 
 
 MODEL, STATE = pm.make_with_state(make)(jax.random.key(0))
-PLACES = tensor_places("f(model)", MODEL, STATE)
+ARRAYS = pm.to_torch(MODEL, STATE)
 
 
 def sources(given, mapping=None):
-    """What becomes of names."""
-    return sources_of("f(model)", PLACES, given, mapping)
+    """What is loaded from a state dict with these names alone."""
+    return pm.from_torch(MODEL, dict.fromkeys(given, np.ones((2, 2), "f")), mapping, state=STATE)
 
 
 @pytest.mark.parametrize(
@@ -31,60 +35,73 @@ def sources(given, mapping=None):
         {"net": "body.layers"},
         {"net.0": "body.layers.0", "net.1": "body.1"},
         {"": "", "net": "body"},
-        {"net.0.weight": "body.0.weight", "net.1.mean": "body.1.running_mean", "net": "other"},
-        {"net.0": "body.0", "net.1.mean": "body.layers.1.state_index.0"},
+        {
+            "net.0.weight": "body.0.weight",
+            "net.1.running_mean": "body.1.running_mean",
+            "net": "body",
+        },
+        {"net": "body", "net.1.running_mean": "body.layers.1.state_index.0"},
         lambda name: name.replace("net.", "body."),
     ],
 )
 def test_names_are_those_of_pytorch_or_paths(mapping):
-    """Of a layer or of one array, as PyTorch calls it or by its path in the model."""
-    found = sources(["net.0.weight", "net.1.mean", "net.1.num_batches_tracked"], mapping)
+    """Of a layer or of one array, as PyTorch calls it or by its path in the model; what the layout
+    says is unused is left out."""
+    given = {name.replace("body", "net"): array for name, array in ARRAYS.items()}
+    given |= {"net.1.num_batches_tracked": np.int64(3)}
+    other, state = pm.make_with_state(make)(jax.random.key(1))
 
-    assert found["body.0.weight"] == "net.0.weight"
-    assert {*found.values()} >= {"net.0.weight", "net.1.mean"}
-
-
-def test_without_a_mapping_names_stay():
-    """What the layout says is unused is left out, and only that."""
-    given = ["body.0.weight", "body.1.num_batches_tracked", "num_batches_tracked"]
-
-    assert sources(given) == {name: name for name in given if name != given[1]}
+    assert_same(pm.to_torch(*pm.from_torch(other, given, mapping, state=state)), ARRAYS)
 
 
 @pytest.mark.parametrize("mapping", [{"head": None}, lambda name: None if "head" in name else name])
 def test_what_goes_to_none_is_not_used(mapping):
     """For parts of a file that this model has not."""
-    assert sources(["body.0.weight", "head.weight"], mapping) == {"body.0.weight": "body.0.weight"}
+    given = {**ARRAYS, "head.weight": np.ones(2)}
+    _, state = pm.make_with_state(make)(jax.random.key(1))
+
+    assert_same(pm.to_torch(*pm.from_torch(MODEL, given, mapping, state=state)), ARRAYS)
+
+
+def tree_of(names):
+    """Dicts in dicts, with a vector of the given size at each name."""
+    tree = {}
+    for name, size in names.items():
+        *steps, last = name.split(".")
+        node = tree
+        for step in steps:
+            node = node.setdefault(step, {})
+        node[last] = jnp.zeros(size)
+    return tree
 
 
 @pytest.mark.parametrize(
-    ("name", "starts", "expected"),
+    ("names", "starts", "expected"),
     [
-        ("a.b.c", {"a": "x"}, "x.b.c"),
-        ("a.b.c", {"a": "x", "a.b": "y"}, "y.c"),
-        ("a.b.c", {"a.b.c": "x.y"}, "x.y"),
-        ("ab.c", {"a": "x"}, "ab.c"),
-        ("module.a", {"module": ""}, "a"),
-        ("a.b", {"": "x"}, "x.a.b"),
-        ("a.b", {"a": None, "a.b": "c"}, "c"),
-        ("a.c", {"a": None, "a.b": "c"}, None),
+        (["a.b.c"], {"a": "x"}, ["x.b.c"]),
+        (["a.b.c"], {"a": "x", "a.b": "y"}, ["y.c"]),
+        (["a.b.c"], {"a.b.c": "x.y"}, ["x.y"]),
+        (["ab.c", "a.b"], {"a": "x"}, ["ab.c", "x.b"]),
+        (["module.a"], {"module": ""}, ["a"]),
+        (["a.b"], {"": "x"}, ["x.a.b"]),
+        (["a.b", "a.c"], {"a": None, "a.b": "c"}, ["c"]),
     ],
 )
-def test_the_longest_beginning_counts(name, starts, expected):
+def test_the_longest_beginning_counts(names, starts, expected):
     """Whole words only; nothing may become something, and the other way round."""
-    assert with_other_start(name, starts) == expected
+    given = {name: np.full(2, i, "f") for i, name in enumerate(names, 1)}
+    made = pm.from_torch(tree_of(dict.fromkeys(expected, 2)), given, starts)
+
+    assert pm.named_leaves(made).keys() == {*expected}
+    assert all(leaf[0] > 0 for leaf in pm.named_leaves(made).values())
 
 
 # ---- what an error proposes
 
 
-def proposed(given, wanted):
-    """The mapping between layers of these names, each with a weight of the shape of its number."""
-    as_shapes = [
-        {f"{name}.{last}": (number,) for name, number in layers for last in ("weight", "bias")}
-        for layers in (given, wanted)
-    ]
-    return mapping_by_order(PLACES, *as_shapes)
+def sized(layers):
+    """Sizes of a weight and a bias for each layer."""
+    return {f"{name}.{part}": n for name, n in layers for part in ("weight", "bias")}
 
 
 @pytest.mark.parametrize(
@@ -95,23 +112,21 @@ def proposed(given, wanted):
         ([("a", 1), ("b", 2)], [("net.a", 1), ("net.b", 2)], {"": "net"}),
         ([("f.0", 1), ("f.3", 1)], [("g.0", 1), ("g.1", 1)], {"f": "g", "f.3": "g.1"}),
         ([("f.0", 1), ("f.2", 1)], [("f.0", 1), ("f.1", 1)], {"f.2": "f.1"}),
-        ([("f.10", 2), ("f.2", 1)], [("g.2", 1), ("g.10", 2)], {"f": "g"}),
         ([("a.x", 1), ("b.x", 2)], [("c.x", 1), ("c.y.x", 2)], {"a": "c", "b": "c.y"}),
-        ([("0", 1), ("1", 2)], [("1", 1), ("0", 2)], {"0": "1", "1": "0"}),
         ([("a", 1), ("b", 2)], [("c", 2), ("d", 1)], None),
         ([("a", 1)], [("c", 1), ("d", 1)], None),
     ],
 )
 def test_layers_that_agree_in_order_have_a_mapping(given, wanted, expected):
-    """As short as it can be, and checked; none where shapes differ."""
-    assert proposed(given, wanted) == expected
+    """As short as it can be, and right; none where shapes differ."""
+    state_dict = {name: np.ones(n, "f") for name, n in sized(given).items()}
+    with pytest.raises(StructureError, match="a tensor for each array of the model") as caught:
+        pm.from_torch(tree_of(sized(wanted)), state_dict)
+    found = re.search(r"mapping = (\{.*?\n      \})", str(caught.value), re.S)
 
-
-def test_what_is_unused_is_in_nobodys_way():
-    """The count of batches is no reason why layers do not fit."""
-    given = {"a.running_mean": (2,), "a.num_batches_tracked": ()}
-
-    assert mapping_by_order(PLACES, given, {"b.running_mean": (2,)}) == {"a": "b"}
+    assert (found and eval(found[1])) == expected
+    if expected is not None:
+        pm.from_torch(tree_of(sized(wanted)), state_dict, expected)
 
 
 test_refusals = refusals(globals())

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod import nn
+from pytreemod import from_torch, nn, to_torch
 from pytreemod.errors import ArgumentError, StateError, StructureError
-from pytreemod.io.torch_states import as_numpy, from_torch, to_torch
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import affine, ramp
@@ -465,23 +464,40 @@ def test_any_tensor_becomes_an_array(torch):
     eight = torch.tensor([0.5, -448.0]).to(torch.float8_e4m3fn)
     conjugated = torch.tensor([1 + 2j]).conj()
 
-    assert as_numpy(ones.T).shape == (3, 2)
-    assert as_numpy(torch.nn.Parameter(torch.ones(2))).tolist() == [1, 1]
-    assert as_numpy(eight).tolist() == [0.5, -448.0]
-    assert as_numpy(eight).dtype == jnp.float8_e4m3fn
-    assert as_numpy(conjugated).tolist() == [1 - 2j]
-    assert as_numpy(jnp.ones(2)).tolist() == as_numpy(np.ones(2)).tolist() == [1, 1]
+    def taken(value, shape, dtype=jnp.float32):
+        return from_torch({"a": jnp.zeros(shape, dtype)}, {"a": value})["a"].tolist()
+
+    assert taken(ones.T, (3, 2)) == [[1, 1]] * 3
+    assert taken(torch.nn.Parameter(torch.ones(2)), (2,)) == [1, 1]
+    assert taken(eight, (2,), jnp.float8_e4m3fn) == [0.5, -448.0]
+    assert taken(conjugated, (1,), jnp.complex64) == [1 - 2j]
+    assert taken(jnp.ones(2), (2,)) == taken(np.ones(2, np.float32), (2,)) == [1, 1]
 
 
 def test_what_has_no_values_is_none(torch):
     """Sparse tensors, those of the device "meta", keys, and what is no tensor."""
     meta, sparse = torch.ones(2, device="meta"), torch.eye(2).to_sparse()
+    for value in (meta, sparse, jax.random.key(0), 1):
+        with pytest.raises(
+            StructureError, match=r"weight: expected f32\[2\], got .* without an ar"
+        ):
+            from_torch({"weight": jnp.ones(2)}, {"weight": value})
 
-    assert as_numpy(meta) is as_numpy(sparse) is as_numpy(jax.random.key(0)) is as_numpy(1) is None
-    with pytest.raises(
-        StructureError, match=r"weight: expected f32\[2\], got torch.float32\[2\] without an array"
-    ):
-        from_torch({"weight": jnp.ones(2)}, {"weight": meta})
+
+def test_the_lengths_of_a_weight_norm_are_laid_out_as_its_weight():
+    """Of what has its axes in another order there; in groups that is no length of ours."""
+
+    def shapes(groups=1, axis=0, make=nn.ConvTranspose1d):
+        layer = nn.WeightNorm(make(4, 6, 3, groups=groups, key=KEY), axis=axis)
+        tensors = to_torch(layer)
+        assert_same(from_torch(layer, tensors), layer)
+        return [tensors[f"parametrizations.weight.original{i}"].shape for i in (0, 1)]
+
+    assert shapes() == [(1, 6, 1), (4, 6, 3)]
+    assert shapes(axis=None, groups=2) == [(), (4, 3, 3)]
+    assert shapes(make=nn.Conv1d, groups=2) == [(6, 1, 1), (6, 2, 3)]
+    with pytest.raises(ArgumentError, match=r"ConvTranspose\(groups=1\), .* got groups=2"):
+        shapes(groups=2)
 
 
 @pytest.mark.parametrize(

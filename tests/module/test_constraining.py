@@ -259,6 +259,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("under", [pm.filter_jit, pm.filter_vmap, pm.filter_grad], ids=label)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.sampled
 def test_a_traced_value_outside_its_bound_fails(under, change):
     """At construction and in every change: not clipped to the nearest number inside."""
 

@@ -544,6 +544,7 @@ def test_vars_shows_the_fields(cls):
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 @pytest.mark.parametrize("cls", DESCRIBED)
+@pytest.mark.sampled
 def test_what_a_cached_property_keeps_is_of_one_instance(cls, change):
     """A changed copy works it out anew; it had kept the old one's."""
     model = cls(ramp(2))

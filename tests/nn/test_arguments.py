@@ -117,6 +117,7 @@ def test_an_array_of_another_shape_is_refused(entry):
 
 
 @every_layer_with_arrays
+@pytest.mark.sampled
 def test_an_array_that_is_missing_is_refused(entry):
     """As after `partition`, whose halves are no layers: a bias is not left out in silence."""
     layer, state = entry.build()
@@ -268,6 +269,7 @@ def transposed():
 
 @pytest.mark.parametrize("n", [0, 1, 2, 16, 17])
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["typed", "words"])
+@pytest.mark.sampled
 def test_the_parts_of_a_key_are_jaxs(make, n):
     """However many are taken out at once: the first numbers of layers are Equinox's."""
     key = make(3)

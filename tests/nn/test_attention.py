@@ -46,6 +46,7 @@ def biases(*, used):
 
 
 @pytest.mark.parametrize(("bias", "sizes"), TORCH_WAYS)
+@pytest.mark.sampled
 def test_the_weights_of_pytorchs_layer_give_its_outputs(torch, bias, sizes):
     """Packed or not, with and without bias, masked; PyTorch's mask says where not to look."""
     torch.manual_seed(0)
@@ -63,6 +64,7 @@ def test_the_weights_of_pytorchs_layer_give_its_outputs(torch, bias, sizes):
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.sampled
 def test_the_weights_of_pytorchs_encoder_layer_give_its_outputs(torch, norm_first):
     """Attention, two norms and two dense layers, as `torch.nn.TransformerEncoderLayer`."""
     torch.manual_seed(0)
@@ -107,6 +109,7 @@ def test_masks_for_all_for_heads_and_for_examples():
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("is_mask", [True, False])
 @pytest.mark.parametrize("axes", [(0, 0), (0, 1), (1, 0), (1, 1), (None, 0), (None, 1)], ids=str)
+@pytest.mark.sampled
 def test_what_an_axis_is_for_is_decided_by_how_many_there_are(axes, is_mask, implementation):
     """With as many examples as heads: for each of both, or one that is 1; example by example."""
     layer, x = make(2, 4, implementation=implementation), jnp.asarray(wave(2, 5, 4))
@@ -167,6 +170,7 @@ def test_integers_are_computed_with():
 
 
 @pytest.mark.parametrize("inference", [True, False])
+@pytest.mark.sampled
 def test_inference_is_known_while_tracing(inference):
     """With the lines that make it so; a value of Python is."""
     layer, x = make(2, 4, dropout_p=0.5), jnp.asarray(wave(5, 4))
@@ -212,6 +216,7 @@ def test_heads_may_be_processed():
     assert_close(found, layer.replace(rotary=rope)(x))
 
 
+@pytest.mark.slow
 def test_heads_are_turned_as_in_equinox():
     """Under a map over the axis of heads, as its documentation has it, and over a batch."""
     layer, rope = make(2, 4, qk_size=6), nn.RotaryPositionalEmbedding(6)
@@ -226,6 +231,7 @@ def test_heads_are_turned_as_in_equinox():
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8)], ids=str)
+@pytest.mark.sampled
 def test_the_axis_of_heads_is_not_taken_for_positions(shape):
     """Turned as they come, or with the wrong axis mapped over, they had the angle of a head."""
     layer, rope = make(4, 8), nn.RotaryPositionalEmbedding(2)
@@ -320,6 +326,7 @@ def test_a_bias_is_added_to_the_products():
 
 
 @pytest.mark.parametrize("name", ["rms", "layer"])
+@pytest.mark.sampled
 def test_queries_and_keys_are_normalized_by_heads(name):
     """Then turned: the size of what came makes no difference."""
     layer = make(2, 8, qk_norm=name, rotary=nn.RotaryPositionalEmbedding(4))

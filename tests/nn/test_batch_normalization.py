@@ -30,6 +30,7 @@ def set_weights(layer):
 
 @pytest.mark.parametrize("axis_name", [None, "batch"])
 @pytest.mark.parametrize("spatial", [(), (2, 3)], ids=label)
+@pytest.mark.sampled
 def test_batch_norm_is_pytorchs_over_many_steps(torch, spatial, axis_name):
     """Outputs and running statistics agree step by step in training, and then in inference."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, axis_name, eps=1e-3, momentum=0.8)
@@ -187,6 +188,7 @@ def test_the_parts_of_a_batch_on_a_mesh_are_normalized_as_one(mode):
 
 
 @pytest.mark.parametrize("axis", [0, 2, -1, -2])
+@pytest.mark.sampled
 def test_channels_may_stand_anywhere(axis):
     """Counted from the front or from the back; all other axes are the batch."""
     x = wave(4, 3, 2)
@@ -282,6 +284,7 @@ def test_the_argument_overrides_the_field():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=label)
 @pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.sampled
 def test_half_precision_layers_compute_in_single(dtype, inference):
     """Weights and outputs are halves; statistics and what is between are those of float32."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, dtype=dtype, inference=inference)

@@ -12,6 +12,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 @pytest.mark.parametrize("axis", [(-2, -1), (1, 2), (-1, 1)], ids=label)
+@pytest.mark.sampled
 def test_linear_general_is_flaxs(key, axis):
     """The same sums, by NumPy and by Flax, with its names; the new axes stand last."""
     nnx = pytest.importorskip(
@@ -43,6 +44,7 @@ def test_over_the_last_axis_it_is_linear(key):
 
 
 @pytest.mark.parametrize("make", ["LinearGeneral", "Einsum"])
+@pytest.mark.sampled
 def test_fan_in_is_all_that_is_summed_over(key, make):
     """lecun_normal() gives variance 1 / fan_in, for several axes, and for matrices side by side."""
     init = jax.nn.initializers.lecun_normal()

@@ -104,6 +104,7 @@ def test_lengths_without_state_hide_what_fills_up():
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
+@pytest.mark.sampled
 def test_lengths_may_be_of_any_integers(dtype):
     """Places were counted in their dtype: some after the end were seen, or 3 was refused."""
     layer = nn.MultiheadAttention(1, 2, key=KEY)
@@ -113,6 +114,7 @@ def test_lengths_may_be_of_any_integers(dtype):
 
 
 @pytest.mark.parametrize("batch", [4, 3])
+@pytest.mark.sampled
 def test_a_bias_by_places_without_heads_is_refused_for_a_batch(batch):
     """As many examples as heads were taken for the heads; any other number was refused."""
 
@@ -143,6 +145,7 @@ def by_hand(query, key, value, positions):
 
 
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.sampled
 def test_processed_heads_know_their_positions(batch):
     """In each chunk, where they would start at 0; as `rotary` does it."""
     layer, state = make(batch)
@@ -159,6 +162,7 @@ def test_processed_heads_know_their_positions(batch):
 
 @pytest.mark.parametrize("counts", [(4, 4, 1), (5, 1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.sampled
 def test_a_full_cache_gives_nan_from_where_there_is_no_room(batch, counts):
     """In compiled code, where nothing can be refused; what was before is right."""
     layer, state = make(batch, use_output_bias=True)
@@ -197,6 +201,7 @@ def test_traced_lengths_beyond_the_chunk_count_as_its_ends(lengths, counted):
 
 
 @pytest.mark.parametrize("lengths", [3, -1])
+@pytest.mark.sampled
 def test_traced_lengths_are_refused_if_asked(lengths):
     """By the same words as outside of compiled code, with State and without."""
     layer, state = make()
@@ -226,6 +231,7 @@ def test_a_loop_of_steps_is_one_trace():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_members_of_a_batch_may_be_mapped_over():
     """With a State that is split for them."""
     layer, state = make()
@@ -275,6 +281,7 @@ def test_each_layer_of_a_stack_has_a_cache():
     assert_close(loop, whole, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_stands_where_layers_are_called_with_state():
     """In a Sequential, as any layer that has State."""
     layer, state = nn.make_with_state(
@@ -339,6 +346,7 @@ X = jnp.ones((3, 8))
 
 
 @pytest.mark.parametrize(("window", "size"), [(3, ""), (7, ", size=7")])
+@pytest.mark.sampled
 def test_a_window_that_was_changed_on_a_cache_is_refused(window, size):
     """With the line that begins anew; afterwards it goes on."""
     layer, state = make()

@@ -145,6 +145,7 @@ def test_a_scanned_network_compiles_one_inner_layer(key):
 
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("shared", ["layers[0]", "layers[2]"])
+@pytest.mark.sampled
 def test_members_that_share_one_end_keep_their_configuration(key, scan, shared):
     """A layer that has an axis less than the others says nothing of a scan."""
     make = ft.partial(nn.MLP, 3, 3, 3, 2, scan=scan)

@@ -282,6 +282,7 @@ def test_members_of_an_ensemble_train_as_they_would_alone():
 
 
 @pytest.mark.parametrize("scan", [pm.filter_scan, jax.lax.scan], ids=["filtered", "plain"])
+@pytest.mark.sampled
 def test_a_net_is_carried_through_scan(scan):
     """As in a loop: its structure does not change from call to call."""
 

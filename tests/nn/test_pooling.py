@@ -80,6 +80,7 @@ def test_a_pool_of_ones_own(key):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=label)
 @pytest.mark.parametrize("make", [nn.AvgPool1d, nn.AvgPool2d])
+@pytest.mark.sampled
 def test_averages_of_half_precision_are_pytorchs(torch, make, dtype):
     """A window of many entries neither stands still at 256 nor overflows."""
     layer = make(24, padding=3)

@@ -176,6 +176,7 @@ def by_hand(cell, x, reverse=False):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.sampled
 def test_the_program_is_that_of_a_scan(reverse):
     """Operation for operation; `benchmarks/programs.py` compares gradients and costs as well."""
     x = jnp.asarray(wave(5, 3))
@@ -259,6 +260,7 @@ def test_lengths_beyond_the_end_that_nobody_knows_yet_are_the_end():
 @pytest.mark.parametrize(
     "wrap", [nn.RNN, lambda cell: nn.Bidirectional(nn.RNN(cell), nn.RNN(cell))]
 )
+@pytest.mark.sampled
 def test_lengths_may_be_of_any_integers(wrap, dtype):
     """Steps were counted in their dtype, in which 300 is 44: the carry ran on."""
     x, lengths = jnp.ones((2, 300, 1)), jnp.array([100, 3])
@@ -274,6 +276,7 @@ def test_lengths_may_be_of_any_integers(wrap, dtype):
     ("filled", "options"),
     [(1.0, {"return_carry": True}), (np.nan, {}), (np.inf, {"reverse": True})],
 )
+@pytest.mark.sampled
 def test_nothing_comes_from_past_the_end(options, filled):
     """The carry ran on there and overflowed: the loss was right, its gradient NaN."""
     cell = nn.SimpleCell(1, 1, activation=jax.nn.relu, use_bias=False, key=KEYS[0])
@@ -302,6 +305,7 @@ def test_nothing_comes_from_past_the_end(options, filled):
 
 
 @pytest.mark.parametrize("kind", ["mixed", "narrow"])
+@pytest.mark.sampled
 def test_gradients_over_many_steps_are_added_up_in_wide_numbers(kind):
     """In bfloat16, as the cell is computed in, each stood still from some 300 steps on."""
     cell = nn.SimpleCell(2, 2, key=KEYS[0])
@@ -322,6 +326,7 @@ def test_gradients_over_many_steps_are_added_up_in_wide_numbers(kind):
 
 
 @pytest.mark.parametrize("lengths", [None, [1, 2, 0, 3]])
+@pytest.mark.sampled
 def test_each_device_runs_over_its_part_of_a_batch(key, lengths):
     """Zeros to start with are alike on all devices, and what a step makes of them is not."""
     kind = jax.sharding.AxisType.Auto

@@ -59,6 +59,7 @@ def test_weights_are_the_same_without_biases(make):
 
 
 @every_cell
+@pytest.mark.sampled
 def test_the_first_carry_is_of_zeros_and_keeps_its_dtype(make):
     """With the batch axes of the input, in the dtype that a step gives."""
     cell, x = make(3, 2, key=KEY, dtype=jnp.bfloat16), jnp.ones((5, 3), jnp.float32)

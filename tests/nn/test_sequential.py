@@ -264,6 +264,7 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.sampled
 def test_layers_that_can_do_without_state_do_so(name):
     """As alone, wherever they are; with State they go on."""
     net, state = pm.make_with_state(CONTAINERS[name])()

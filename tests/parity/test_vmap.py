@@ -58,6 +58,7 @@ SPECS = {
 
 @pytest.mark.parametrize("spec", SPECS)
 @same_under_both_imports
+@pytest.mark.sampled
 def test_in_axes_as_a_tuple(eqx, spec):
     """One entry for each argument: an axis, None, or a function from leaf to axis."""
     x, y = ramp(3, 3), ramp(3, 3) + 2
@@ -132,6 +133,7 @@ OUT_SPECS = {
 
 @pytest.mark.parametrize("spec", OUT_SPECS)
 @same_under_both_imports
+@pytest.mark.sampled
 def test_out_axes(eqx, spec):
     """An output may be stacked on any axis, or be the same for every call."""
     shared = ramp(4)

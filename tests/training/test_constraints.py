@@ -94,6 +94,7 @@ def test_a_value_comes_back(constraint, shape, seed):
 @one_to_one
 @law
 @given(SEEDS)
+@pytest.mark.sampled
 def test_what_is_trained_comes_back(constraint, shape, seed):
     """`inverse(forward(u))` is `u`: nothing else has the value."""
     forward, inverse = compiled(constraint)
@@ -107,6 +108,7 @@ def test_what_is_trained_comes_back(constraint, shape, seed):
 @simple
 @law
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
+@pytest.mark.sampled
 def test_every_finite_number_gives_one_inside(constraint, u):
     """Of the whole range of the dtype; and a gradient that is finite, too."""
     value, slope = value_and_slope(constraint)(jnp.float32(u))
@@ -333,6 +335,7 @@ def test_functions_that_do_not_belong_together_are_refused():
 
 
 @pytest.mark.parametrize(("constraint", "value", "text"), BAD)
+@pytest.mark.sampled
 def test_a_traced_value_outside_fails_when_the_program_runs(constraint, value, text, monkeypatch):
     """What is refused where numbers are known is no model inside of a program, either."""
     value = jnp.asarray(value, jnp.float32)
@@ -349,6 +352,7 @@ def test_a_traced_value_outside_fails_when_the_program_runs(constraint, value, t
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @every
+@pytest.mark.sampled
 def test_a_traced_value_inside_passes(constraint, shape, dtype):
     """Whatever its dtype: each value that is taken where it is known."""
     value = constraint.forward(free(constraint, shape, 0, dtype=dtype))
@@ -389,6 +393,7 @@ def test_a_bijection_may_change_the_shape_and_need_not_be_traced_inwards():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.sampled
 def test_a_positive_value_is_stored_to_a_few_roundings(dtype):
     """As many as its logarithm says, as that is what is stored; the docstring has the figures."""
     values = jnp.exp(jnp.linspace(-8.0, 8.0, 501)).astype(dtype)

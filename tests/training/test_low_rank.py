@@ -204,6 +204,7 @@ def test_a_stack_of_stacks_and_a_network_that_scans():
 
 
 @pytest.mark.parametrize("shared", [None, "layers[0]"])
+@pytest.mark.sampled
 def test_each_member_of_an_ensemble_has_an_update_of_its_own(shared):
     """As each layer of a Stack has; what is shared has one."""
     nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY, shared=shared)

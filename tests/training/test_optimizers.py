@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import pytreemod as pm
 from pytreemod import nn
@@ -98,7 +98,7 @@ TRANSFORMATIONS = {
 transformations = st.sampled_from(list(TRANSFORMATIONS.values()))
 
 
-@law
+@settings(law, max_examples=8)
 @given(models, transformations)
 def test_one_rule_is_plain_optax(model, transformation):
     """Over several steps, to the bit; and so is what it keeps."""

@@ -47,6 +47,7 @@ def of_torch(torch, given, mask):
 
 
 @pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.sampled
 def test_attention_is_pytorchs(torch, mask):
     """Outputs and gradients of scaled_dot_product_attention, in double precision there."""
     given, mask = sequences(4), mask_of(MASKS[mask])
@@ -245,6 +246,7 @@ def test_a_window_counts_the_own_place():
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint32])
+@pytest.mark.sampled
 def test_places_may_be_of_any_integers(dtype):
     """What is before a place is less than zero away: without a sign, nothing was seen at all."""
     x = jnp.array([0, 100, 101, 127])

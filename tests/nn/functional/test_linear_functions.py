@@ -68,6 +68,7 @@ def test_scale_belongs_to_the_last_axes():
         ("j...i,i->...", (900, 2, 3), (3,)),
     ],
 )
+@pytest.mark.sampled
 def test_axes_of_one_array_alone_are_added_up_in_single_precision(equation, x, weight):
     """Where nothing is multiplied, a sum of narrow floats would stand still."""
     arrays = [jnp.asarray(1 + wave(*shape) / 4, jnp.bfloat16) for shape in (x, weight)]

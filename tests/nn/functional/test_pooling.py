@@ -24,6 +24,7 @@ OVERHANGS = [(7, 2, 2, 0), (7, 3, 2, 1), (7, 2, 2, 1), (6, 2, 3, 0), (5, 3, 4, 1
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.sampled
 def test_pooling_is_pytorchs(torch, kind, case):
     """The same numbers as PyTorch's max_pool and avg_pool over one, two and three axes."""
     shape, window, options = CASES[case]
@@ -36,6 +37,7 @@ def test_pooling_is_pytorchs(torch, kind, case):
 
 
 @pytest.mark.parametrize(("size", "window", "stride", "padding"), OVERHANGS)
+@pytest.mark.sampled
 def test_use_ceil_keeps_the_windows_that_pytorch_keeps(torch, size, window, stride, padding):
     """use_ceil counts an overhanging window, but none that starts beyond the input."""
     x = wave(2, size)
@@ -64,6 +66,7 @@ def test_uneven_padding():
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.bfloat16, jnp.bool_], ids=label)
+@pytest.mark.sampled
 def test_a_maximum_keeps_the_dtype(dtype):
     """Padding is the smallest value of whatever dtype x has."""
     x = jnp.array([1, 0, 1]).astype(dtype)
@@ -149,6 +152,7 @@ def test_sums_and_products_of_half_precision(dtype):
 
 @pytest.mark.parametrize("dtype", HALF, ids=label)
 @pytest.mark.parametrize(("function", "expected"), [(max_pool, 1500), (avg_pool, 1500 / 2000)])
+@pytest.mark.sampled
 def test_gradients_of_half_precision_are_added_up_in_single_precision(function, expected, dtype):
     """An entry that is in 1500 windows gets the sum of what they contribute."""
     x = jnp.zeros(3499, dtype).at[1499].set(1)

@@ -101,6 +101,7 @@ def test_named_and_uneven_paddings(padding, taps, stride, more, by_hand):
 @pytest.mark.parametrize("taps", [1, 4, 9])
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER"])
+@pytest.mark.sampled
 def test_around_a_circle_nothing_is_cut_off(padding, stride, taps):
     """What is beyond one end is added at the other, as often as it takes."""
     x, kernel, size = wave(3), wave(taps, phase=1), 3 * stride
@@ -122,6 +123,7 @@ def test_around_a_circle_nothing_is_cut_off(padding, stride, taps):
 
 
 @pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER", "VALID", ((1, 2),)], ids=label)
+@pytest.mark.sampled
 def test_it_is_the_transpose_of_a_convolution(padding):
     """With the channels and the taps exchanged, it is what JAX derives from `conv`."""
     weight, y = jnp.asarray(wave(3, 2, 4)), jnp.asarray(wave(3, 5, phase=1))

@@ -20,6 +20,7 @@ def by_hand(v, g, axis):
 
 @pytest.mark.parametrize("axis", [0, 1, -1, None], ids=label)
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 2)], ids=label)
+@pytest.mark.sampled
 def test_it_is_the_formula(shape, axis):
     """Beside NumPy, for each axis and for none."""
     v = jnp.asarray(wave(*shape))

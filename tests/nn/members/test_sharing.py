@@ -131,6 +131,7 @@ def lacking(key, size=None):
     "selector",
     ["layers[0]", "layers[1]", nn.Linear, pm.select.type(nn.LayerNorm), pm.select.path("*.0.**")],
 )
+@pytest.mark.sampled
 def test_what_lacks_a_size_is_shared_as_a_whole(selector):
     """Or is each member's own: as where the sizes are written out."""
     x = jnp.ones(3)

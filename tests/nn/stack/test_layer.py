@@ -352,6 +352,7 @@ def test_a_training_step_gives_its_memory_away():
     assert float(mean_square(stack, X)) < float(mean_square(blocks(), X))
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_stacks():
     """Made and called by filter_vmap, along any axis, it is the stack of single calls."""
     keys = jax.random.split(jax.random.key(0), 2)

@@ -43,6 +43,7 @@ def _standard_promotion():
     ],
     ids=["numbers", "all arrays", "arrays", "matrices", "mixed", "random"],
 )
+@pytest.mark.sampled
 def test_what_a_rule_looks_at(rule, by_number, whole, leafwise):
     """Numbers, whole arrays, one array at a time."""
     assert is_same(rule, SHAPES, ONE, is_by_number) is by_number

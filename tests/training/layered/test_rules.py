@@ -330,6 +330,7 @@ def test_what_members_share_and_what_stands_outside_is_a_group():
     np.testing.assert_allclose(norms, 1.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stack_of_one_layer_is_a_list_of_one():
     """What stands alone has its axis of layers all the same."""
     model = nn.Stack(Layer, 1, key=jax.random.key(0))
@@ -388,6 +389,7 @@ def _kinds(model):
     ],
     ids=["mask", "labels", "norm of some", "function of the model"],
 )
+@pytest.mark.sampled
 def test_masks_of_the_model_fit_what_a_rule_is_shown(make_rule):
     """A tree of the model's structure, or a function that reads the model's fields."""
     first, second = (stepped(make_rule(model), model)[0] for model in (listed(), nested()))
@@ -429,6 +431,7 @@ def test_extra_arguments_that_are_trees_are_mapped_and_functions_of_the_model_re
 
 
 @pytest.mark.parametrize("rule", [contrib.muon(0.1), optax.novograd(0.1)], ids=["muon", "novograd"])
+@pytest.mark.sampled
 def test_a_stack_of_no_layers_is_an_empty_list(rule):
     """Though a rule may divide by the size of an array."""
     one, none = {"blocks": [], "head": jnp.ones((4, 3))}, nn.Stack(Layer, 0, key=jax.random.key(0))
@@ -473,6 +476,7 @@ def _assert_layers_close(stack, layers):
     jax.tree.map(_assert_close, stack.unstack(), [*layers])
 
 
+@pytest.mark.slow
 def test_steps_with_other_arguments_and_hyperparameters_are_those_of_a_list():
     """Each second step, with a rate that is injected, changed and scaled by a loss."""
     rule = optax.chain(optax.inject_hyperparams(optax.lars)(0.1), contrib.reduce_on_plateau())
@@ -513,12 +517,14 @@ def test_ties_across_stacks_and_inside_of_one_are_followed():
     assert_same(new.first.layer.weight, new.second.layer.weight)
 
 
+@pytest.mark.slow
 def test_adapted_layers_train_as_in_a_list():
     """The factors of each layer are arrays of their own."""
     stack = pm.lora(linears()[1], "**.weight", rank=1, key=jax.random.key(1))
     _assert_layers_close(stepped(NORMS, stack)[0], stepped(NORMS, stack.unstack())[0])
 
 
+@pytest.mark.slow
 def test_an_mlp_that_scans_trains_as_one_that_does_not():
     """Its layers are held as one."""
     nets = [nn.MLP(2, 2, 2, depth=3, scan=scan, key=jax.random.key(0)) for scan in (True, False)]
@@ -526,6 +532,7 @@ def test_an_mlp_that_scans_trains_as_one_that_does_not():
     _assert_close(*(net(jnp.ones(2)) for net in news))
 
 
+@pytest.mark.slow
 def test_steps_in_transformations_of_functions_are_those_outside():
     """Mapped, and differentiated."""
     model = linears()[1]
@@ -572,6 +579,7 @@ def test_sharded_arrays_stay_as_they_are():
 
 
 @pytest.mark.parametrize("first", [jnp.sum, lambda x: jnp.zeros(())], ids=["sums", "counts"])
+@pytest.mark.sampled
 def test_a_state_without_the_structure_of_the_model_is_that_of_a_list(first):
     """One number for each layer's array, in a row."""
 
@@ -597,6 +605,7 @@ def test_what_a_rule_notes_of_all_arrays_is_noted_of_all_layers():
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["mapped", "listed"])
+@pytest.mark.sampled
 def test_a_gradient_for_each_example_has_their_axis_in_front(whole):
     """Of that of layers, too."""
 
@@ -615,6 +624,7 @@ def test_a_gradient_for_each_example_has_their_axis_in_front(whole):
 
 
 @pytest.mark.parametrize("make", [stacked, lambda: together(listed)], ids=["layers", "members"])
+@pytest.mark.sampled
 def test_a_promotion_that_jax_refuses_stays_its_own_error(make):
     """It is of how JAX is set, and not of layers."""
 
@@ -642,6 +652,7 @@ def test_no_trace_is_kept_in_which_a_rule_was_made():
     _assert_close(new, expected)
 
 
+@pytest.mark.slow
 def test_a_way_is_chosen_under_the_settings_of_the_moment():
     """Strict promotion, under which a rule fails, says nothing of the default."""
     rule = optax.lamb(0.1)
