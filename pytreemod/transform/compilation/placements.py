@@ -153,11 +153,24 @@ def check_placements(
         ShapeError: an array has too few axes, or one that the mesh does not divide evenly.
         SpecError: a spec names an axis that the mesh does not have.
     """
+    specs = [(each, _spec_of(each.value)) for each in assigned]
+    longer = [
+        f"{place}: {describe(array)} with {spec_text(spec)}"
+        for (place, array, _), spec in specs
+        if spec is not None and len(spec) > array.ndim
+    ]
     # First, for what follows pairs the entries of a spec with axes.
-    check_ranks(assigned, where)
+    if longer:
+        raise ShapeError(
+            where,
+            "specs with at most one entry for each axis of the array",
+            "longer ones",
+            places=longer,
+            hint="an axis that has no entry is left whole, and P() leaves all of them whole",
+        )
     uneven: list[str] = []
-    for place, array, value in assigned:
-        spec, sizes = _spec_of(value), _axis_sizes(value, mesh)
+    for (place, array, value), spec in specs:
+        sizes = _axis_sizes(value, mesh)
         if spec is None or not sizes:
             continue
         check_axis_names(spec, sizes, where, f"{place}: {spec_text(spec)}")
@@ -173,26 +186,14 @@ def check_placements(
         )
 
 
-def check_ranks(assigned: Sequence[Assigned], where: str) -> None:
-    """Refuse specs with more entries than their arrays have axes.
-
-    Raises:
-        ShapeError: there are some.
-    """
-    places = [
-        f"{place}: {describe(array)} with {spec_text(spec)}"
-        for place, array, value in assigned
-        for spec in [_spec_of(value)]
-        if spec is not None and len(spec) > array.ndim
-    ]
-    if places:
-        raise ShapeError(
-            where,
-            "specs with at most one entry for each axis of the array",
-            "longer ones",
-            places=places,
-            hint="an axis that has no entry is left whole, and P() leaves all of them whole",
-        )
+def explain_placements(
+    assigned: Sequence[Assigned], where: str, error: Exception, mesh: Any = None
+) -> None:
+    """Raise a better error than JAX's, if it came from specs that do not fit their arrays."""
+    try:
+        check_placements(assigned, where, mesh)
+    except ValueError as better:
+        raise better from error
 
 
 def check_axis_names(spec: PartitionSpec, sizes: Collection[Any], where: str, place: str) -> None:
@@ -276,47 +277,29 @@ def constrain(array: Any, value: Any) -> Any:
     return jax.lax.with_sharding_constraint(array, value)
 
 
-def _lay(where: str, place: str, array: Any, value: Any) -> Any:
+def _lay(array: Any, value: Any) -> Any:
     if value is None:
         return array
-    try:
-        if isinstance(array, Tracer):
-            return constrain(array, value)
-        moved = jax.device_put(array, value)
-    except (ValueError, RuntimeError) as error:
-        _explain_uneven(where, place, array, value, error)
-        _explain_no_mesh(where, place, array, value, error)
-        raise
+    if isinstance(array, Tracer):
+        return constrain(array, value)
+    moved = jax.device_put(array, value)
     # A constant inside a traced function: there, to put it somewhere is no more than a hint.
     return constrain(array, value) if isinstance(moved, Tracer) else moved
 
 
-def _explain_uneven(where: str, place: str, array: Any, value: Any, error: Exception) -> None:
-    """Raise a better error if a sharding does not divide its array."""
-    if not isinstance(value, NamedSharding):
-        return
-    try:
-        value.shard_shape(array.shape)
-    except ValueError:
-        sizes = dict(value.mesh.shape)
-        spot = f"{place}: {describe(array)} with {spec_text(value.spec)} on a mesh of {sizes}"
-        expected = "specs that divide their arrays evenly"
-        raise ShapeError(where, expected, "another", places=[spot]) from error
-
-
-def _explain_no_mesh(where: str, place: str, array: Any, value: Any, error: Exception) -> None:
+def _explain_no_mesh(assigned: Sequence[Assigned], where: str, error: Exception) -> None:
     """Raise a better error if there is no mesh for a spec."""
     # JAX has no class of error for it, and two texts.
-    if isinstance(value, PartitionSpec) and "mesh" in str(error) and context_mesh() is None:
-        spec = spec_text(value)
+    found = [each for each in assigned if isinstance(each.value, PartitionSpec)]
+    if found and "mesh" in str(error) and context_mesh() is None:
         raise ArgumentError(
             where,
             "a mesh in context, for a spec that names none",
             "none",
-            places=[f"{place}: {describe(array)} with {spec}"],
+            places=[f"{p}: {describe(array)} with {spec_text(spec)}" for p, array, spec in found],
             hint=[
                 "give it one, or run it under jax.set_mesh(mesh):",
-                f"NamedSharding(mesh, {spec})",
+                f"NamedSharding(mesh, {spec_text(found[0].value)})",
             ],
         ) from error
 
@@ -357,7 +340,11 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     where = "filter_shard(device_or_shardings)"
     assigned = assign(device_or_shardings, x, "x", placement_terms(where))
     converted = convert_values(assigned, as_sharding, where, PLACEMENTS)
-    check_ranks(converted, where)
     leaves, treedef = jtu.tree_flatten(x)
-    laid = iter([_lay(where, *assigned) for assigned in converted])
+    try:
+        laid = iter([_lay(array, value) for _, array, value in converted])
+    except (ValueError, RuntimeError) as error:
+        explain_placements(converted, where, error)
+        _explain_no_mesh(converted, where, error)
+        raise
     return treedef.unflatten([next(laid) if is_array(leaf) else leaf for leaf in leaves])

@@ -25,6 +25,7 @@ from pytreemod.transform.compilation.placements import (
     check_placements,
     constrain,
     convert_values,
+    explain_placements,
     is_function,
     is_placement,
     placement_terms,
@@ -77,10 +78,7 @@ class ArgumentPlacements(SpecOption):
     def explain(self, assigned: Sequence[Assigned], error: Exception) -> None:
         """Raise a better error if `error` came from an argument that cannot lie as it is to."""
         converted = convert_values(assigned, as_sharding, _IN, PLACEMENTS)
-        try:
-            check_placements(converted, _IN)
-        except ValueError as better:
-            raise better from error
+        explain_placements(converted, _IN, error)
         elsewhere = [
             f"{place}: {_lies(array.sharding)}, to be {_lies(value)}"
             for place, array, value in converted

@@ -90,23 +90,30 @@ def _is_data(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-class Lowered:
+class _Stage:
+    """What JAX made of a function for particular arguments; has whatever that has."""
+
+    def __init__(
+        self, transform: str, name: str, split: Split, made: Any, entry: Entry, call: TracedCall
+    ):
+        self._made = made
+        self._call = call
+        self._transform = transform
+        self._name = name
+        self._split = split
+        self._entry = entry
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_made"], name)
+
+
+class Lowered(_Stage):
     """A function that was lowered for particular arguments: what `filter_jit(f).lower` returns.
 
     Has `compile`, and whatever else `jax.stages.Lowered` has (`as_text`, `cost_analysis`, ...).
     `in_tree` and `out_tree` are those of the function's own arguments and result, so that
     `jax.export` makes of it what is called with models.
     """
-
-    def __init__(
-        self, transform: str, name: str, split: Split, lowered: Any, entry: Entry, call: TracedCall
-    ):
-        self.lowered = lowered
-        self._call = call
-        self._transform = transform
-        self._name = name
-        self._split = split
-        self._entry = entry
 
     @property
     def in_tree(self) -> Any:
@@ -148,7 +155,7 @@ class Lowered:
         Raises:
             ArgumentError: it holds more than arrays.
         """
-        tree = self.lowered.out_tree
+        tree = self._made.out_tree
         # The places of the arrays, in their stead: they must come out in order, and alone.
         result = unpack(tree.unflatten(list(map(_Place, range(tree.num_leaves)))))
         found = _leaves([("result", result)])
@@ -174,35 +181,16 @@ class Lowered:
         Returns:
             A function of the same arguments.
         """
-        compiled = self.lowered.compile(compiler_options=compiler_options)
+        compiled = self._made.compile(compiler_options=compiler_options)
         return Compiled(self._transform, self._name, self._split, compiled, self._entry, self._call)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.lowered, name)
 
-
-class Compiled:
+class Compiled(_Stage):
     """A compiled function: what `filter_jit(f).lower(...).compile()` returns.
 
     Call it with arguments like those it was compiled for. Has whatever else
     `jax.stages.Compiled` has (`cost_analysis`, `memory_analysis`, ...).
     """
-
-    def __init__(
-        self,
-        transform: str,
-        name: str,
-        split: Split,
-        compiled: Any,
-        entry: Entry,
-        call: TracedCall,
-    ):
-        self.compiled = compiled
-        self._call = call
-        self._transform = transform
-        self._name = name
-        self._split = split
-        self._entry = entry
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run.
@@ -217,7 +205,7 @@ class Compiled:
             places = self._changes(args, kwargs)
             self._refuse("arguments with the structure and static values", places)
         entry = self._entry
-        call = ft.partial(self.compiled, *entry.arguments(arrays))
+        call = ft.partial(self._made, *entry.arguments(arrays))
         try:
             if not entry.checks:
                 return unpack(call())
@@ -261,9 +249,6 @@ class Compiled:
                 f"pm.{self._transform}({self._name}).lower(...).compile()",
             ],
         ) from cause
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.compiled, name)
 
 
 def _same_key(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

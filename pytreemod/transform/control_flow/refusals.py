@@ -1,20 +1,17 @@
-"""What scans refuse, and what they say of it."""
+"""What scans refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pytreemod.errors import (
     ArgumentError,
-    ShapeError,
     SpecError,
     StructureError,
     describe,
 )
 from pytreemod.transform.boundary.wrapping import check_count
-from pytreemod.tree.paths import path_text
-from pytreemod.typing import PyTree, Tracer, class_of, jtu
+from pytreemod.typing import Tracer, class_of
 
 
 def refuse_unroll(where: str, unroll: Any) -> None:
@@ -41,64 +38,6 @@ def as_length(where: str, length: Any) -> Any:
     if isinstance(length, int) and length < 0:
         raise ArgumentError(f"{where}(length)", "a count", str(length))
     return length
-
-
-def refuse_no_array(where: str, root: str) -> None:
-    """Raise the error for a tree without an array that says how many steps there are."""
-    or_length = where == "filter_scan"
-    raise ArgumentError(
-        f"{where}({root})",
-        "an array to take apart, or a length" if or_length else "an array to take apart",
-        "neither" if or_length else "none",
-        hint=["say how many steps there are:", "length=n"] if or_length else (),
-    )
-
-
-def refuse_axis(where: str, root: str, tree: PyTree, axes: Sequence[int | None]) -> None:
-    """Raise the error for arrays that lack the axis that they are to be taken apart along."""
-    wrong = [
-        (path, place, axis)
-        for path, place, leaf, axis in _taken_apart(root, tree, axes)
-        if not -leaf.ndim <= axis < leaf.ndim
-    ]
-    path, _, axis = wrong[0]
-    rule = f"pm.by({{{path_text(path)!r}: None, ...: {axis}}})" if path else "None"
-    raise ShapeError(
-        f"{where}({root})",
-        f"arrays with the axis {axis} that they are taken apart along",
-        "one without" if len(wrong) == 1 else f"{len(wrong)} without",
-        places=[place for _, place, _ in wrong],
-        hint=["what is the same for all steps has the axis None:", f"in_axes={rule}"]
-        if "associative" not in where
-        else (),
-    )
-
-
-def refuse_sizes(
-    where: str, root: str, tree: PyTree, axes: Sequence[int | None], length: Any
-) -> None:
-    """Raise the error for arrays that disagree on the number of steps."""
-    sizes: dict[Any, list[str]] = {} if length is None else {length: [f"length={length}"]}
-    for _, place, leaf, axis in _taken_apart(root, tree, axes):
-        sizes.setdefault(leaf.shape[axis], []).append(f"{place}, axis {axis}")
-    more = {size: f" (and {len(of) - 1} more)" if len(of) > 1 else "" for size, of in sizes.items()}
-    raise ShapeError(
-        f"{where}({root})",
-        "one number of steps",
-        f"{len(sizes)} numbers",
-        places=[f"{size} steps of {of[0]}{more[size]}" for size, of in sorted(sizes.items())],
-    )
-
-
-def _taken_apart(
-    root: str, tree: PyTree, axes: Sequence[int | None]
-) -> list[tuple[tuple[Any, ...], str, Any, int]]:
-    leaves = jtu.tree_leaves_with_path(tree)
-    return [
-        (path, f"{path_text(path, root)}: {describe(leaf)}", leaf, axis)
-        for (path, leaf), axis in zip(leaves, axes, strict=True)
-        if axis is not None
-    ]
 
 
 def as_pair(where: str, result: Any) -> tuple[Any, Any]:

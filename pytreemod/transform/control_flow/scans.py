@@ -31,19 +31,17 @@ from pytreemod.transform.control_flow.refusals import (
     as_length,
     as_pair,
     axis_in_stack,
-    refuse_axis,
-    refuse_no_array,
-    refuse_sizes,
     refuse_unroll,
 )
 from pytreemod.transform.host.failures import raises_checks
+from pytreemod.transform.maps.sizes import common_size
 from pytreemod.transform.maps.stacking import refuse_other_than_int
 from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_of, stacking_axes
 from pytreemod.tree.differences import is_value
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import AxesSpec, PyTree, jtu
+from pytreemod.typing import AxesSpec, KeyPath, PyTree, jtu
 
 _Carry = TypeVar("_Carry")
 _Out = TypeVar("_Out")
@@ -251,7 +249,18 @@ class _Elements(Parts):
     def __init__(self, where: str, spec: AxesSpec, tree: PyTree, length: Any):
         super().__init__(tree)
         axes = axes_of(spec, tree, f"{where}(in_axes)", "xs")
-        self.length = _common_length(where, "xs", tree, axes, length)
+        # Of `filter_map`'s signature, a length is no part.
+        option = "length=n" if where == "filter_scan" else ""
+        length = None if length is None else as_length(where, length)
+        self.length = common_size(
+            f"{where}(xs)",
+            [("xs", tree)],
+            jtu.tree_leaves(tree),
+            axes,
+            size=length,
+            option=option,
+            whole=_whole,
+        )
         self.axes = tuple(axes[i] for i in self.structure.positions or ())
         pairs = list(zip(self.values, self.axes, strict=True))
         # To the front, for JAX takes elements from there alone.
@@ -273,21 +282,8 @@ def _to_front(array: Any, axis: int) -> Any:
     return array if axis == 0 else jnp.moveaxis(array, axis, 0)
 
 
-def _common_length(
-    where: str, root: str, tree: PyTree, axes: Sequence[int | None], length: Any
-) -> Any:
-    """The number of steps, on which all arrays and `length` must agree."""
-    sizes = [] if length is None else [as_length(where, length)]
-    for leaf, axis in zip(jtu.tree_leaves(tree), axes, strict=True):
-        if axis is not None:
-            if not -leaf.ndim <= axis < leaf.ndim:
-                refuse_axis(where, root, tree, axes)
-            sizes.append(leaf.shape[axis])
-    if not sizes:
-        refuse_no_array(where, root)
-    if any(size != sizes[0] for size in sizes):
-        refuse_sizes(where, root, tree, axes, length)
-    return sizes[0]
+def _whole(name: str, path: KeyPath, axis: int) -> str:
+    return f"in_axes=pm.by({{{path_text(path)!r}: None, ...: {axis}}})" if path else "in_axes=None"
 
 
 def _pack_for_stack(where: str, spec: AxesSpec, result: PyTree, weak: Container[int] = ()) -> Any:
@@ -348,14 +344,10 @@ def filter_associative_scan(
     """
     check_callable("filter_associative_scan", fn, "fn")
     refuse_other_than_int("filter_associative_scan(axis)", axis)
-    _common_length(
-        "filter_associative_scan",
-        "elems",
-        elems,
-        [axis if is_array(leaf) else None for leaf in jtu.tree_leaves(elems)],
-        None,
-    )
     arrays, structure = divide(elems)
+    leaves = jtu.tree_leaves(elems)
+    axes = [axis if is_array(leaf) else None for leaf in leaves]
+    common_size("filter_associative_scan(elems)", [("elems", elems)], leaves, axes)
     where = f"filter_associative_scan of {function_name(fn)}"
 
     def combine(a: list[Any], b: list[Any]) -> list[Any]:

@@ -30,6 +30,7 @@ from pytreemod.transform.compilation.placements import (
     check_placements,
     context_mesh,
     convert_values,
+    explain_placements,
     placement_terms,
     spec_text,
     stops,
@@ -108,7 +109,9 @@ class _ShardMapped(Transformed):
             _check_explicit(mesh)
         else:
             # Left out otherwise: so JAX takes them from how the arguments lie.
-            options["in_specs"] = (_in_specs(assigned, len(arrays), mesh),)
+            assigned = convert_values(assigned, as_spec, _IN, SPECS)
+            own = [PartitionSpec()] * (len(arrays) - len(assigned))
+            options["in_specs"] = ([*own, *(value for _, _, value in assigned)],)
         while True:
             mapped = jax.shard_map(
                 run,
@@ -126,9 +129,11 @@ class _ShardMapped(Transformed):
                 results.treatments += found.specs
             except ValueError as error:
                 # JAX has no class of error for it.
+                self._check_axis_names(mesh, error)
+                if assigned is not None:
+                    explain_placements(assigned, _IN, error, mesh)
                 if "in_specs" in str(error) and assigned is not None:
-                    specs = options["in_specs"][0][len(arrays) - len(assigned) :]
-                    _explain_placement(assigned, specs, mesh, error)
+                    _explain_explicit(assigned, mesh, error)
                 raise
         if drawn:
             # Anew, for the function may have used up what it was also given from outside.
@@ -154,7 +159,6 @@ class _ShardMapped(Transformed):
     def _mesh(self, values: Sequence[Any]) -> Any:
         mesh = context_mesh() if self.options.mesh is None else self.options.mesh
         if mesh is not None:
-            self._check_axis_names(mesh)
             return mesh
         # A NamedSharding, in either spec, brings its mesh along.
         values = [*values, *values_in(self.options.out_specs.spec, stops)]
@@ -169,28 +173,19 @@ class _ShardMapped(Transformed):
                     f"with jax.set_mesh(mesh): {function_name(self.fn)}(...)",
                 ],
             )
-        self._check_axis_names(found[0])
         return found[0]
 
-    def _check_axis_names(self, mesh: Any) -> None:
+    def _check_axis_names(self, mesh: Any, error: Exception) -> None:
         unknown = [name for name in self.options.axis_names if name not in mesh.axis_names]
         if unknown:
             raise ArgumentError(
                 "filter_shard_map(axis_names)",
                 f"axes of the mesh ({', '.join(map(repr, mesh.axis_names))})",
                 ", ".join(map(repr, unknown)),
-            )
+            ) from error
 
 
-def _in_specs(assigned: list[Assigned], count: int, mesh: Any) -> list[PartitionSpec]:
-    converted = convert_values(assigned, as_spec, _IN, SPECS)
-    check_placements(converted, _IN, mesh)
-    return [PartitionSpec()] * (count - len(converted)) + [value for _, _, value in converted]
-
-
-def _explain_placement(
-    assigned: Sequence[Assigned], specs: Sequence[PartitionSpec], mesh: Any, error: ValueError
-) -> None:
+def _explain_explicit(assigned: Sequence[Assigned], mesh: Any, error: ValueError) -> None:
     """Raise a better error if arguments do not lie on an Explicit mesh as `in_specs` says.
 
     Raises:
@@ -199,23 +194,23 @@ def _explain_placement(
     if AxisType.Explicit not in mesh.axis_types:
         return
     wrong = [
-        (entry, spec, lie)
-        for entry, spec in zip(assigned, specs, strict=True)
-        if _entries(lie := _lie(entry.array)) != _entries(spec)
+        (entry, lie)
+        for entry in assigned
+        if _entries(lie := _lie(entry.array)) != _entries(entry.value)
     ]
     if wrong:
-        entry, spec, _ = wrong[0]
+        entry, _ = wrong[0]
         raise ArgumentError(
             _IN,
             "arguments that lie as it says, for axes of the mesh are of type Explicit",
             f"{len(wrong)} that lie{'s' * (len(wrong) == 1)} otherwise",
             places=[
-                f"{e.place}: {describe(e.array)} lies as {spec_text(lie)}, not {spec_text(s)}"
-                for e, s, lie in wrong
+                f"{e.place}: {describe(e.array)} lies as {spec_text(lie)}, not {spec_text(e.value)}"
+                for e, lie in wrong
             ],
             hint=[
                 "place them first (a mesh of AxisType.Auto does it by itself):",
-                f"pm.filter_shard({entry.place}, NamedSharding(mesh, {spec_text(spec)}))",
+                f"pm.filter_shard({entry.place}, NamedSharding(mesh, {spec_text(entry.value)}))",
             ],
         ) from error
 

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
+from pytreemod.transform.maps.sizes import common_size
 from pytreemod.tree.differences import Difference, compare, is_number
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import jtu
 
 _T = TypeVar("_T")
 
@@ -68,7 +69,15 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
             raise StructureError(_explain_mismatch(i, found))
         columns.append(divide(member)[0])
     # The first speaks for all of them, for they do not differ.
-    _refuse_axis("stack", members[0], axis, 1)
+    refuse_other_than_int("stack(axis)", axis)
+    wrong = [
+        f"{path_text(path, 'tree')}: {describe(leaf)}"
+        for path, leaf in jtu.tree_leaves_with_path(members[0])
+        if is_array(leaf) and not -leaf.ndim - 1 <= axis <= leaf.ndim
+    ]
+    if wrong:
+        expected = "a place for an axis in every array"
+        raise ShapeError("stack(axis)", expected, str(axis), places=wrong)
     stacked = [_stack_arrays(column, axis) for column in zip(*columns, strict=True)]
     return structure.assemble(stacked)
 
@@ -120,12 +129,12 @@ def unstack(tree: _T, axis: int = 0) -> list[_T]:
         >>> unstack({"x": jnp.arange(2), "unit": "cm"})
         [{'unit': 'cm', 'x': Array(0, dtype=int32)}, {'unit': 'cm', 'x': Array(1, dtype=int32)}]
     """
+    refuse_other_than_int("unstack(axis)", axis)
     arrays, structure = divide(tree)
-    if not arrays:
-        raise ArgumentError("unstack(tree)", "an array, to tell how many members there are", "none")
-    _refuse_axis("unstack", tree, axis, 0)
-    if any(array.shape[axis] != arrays[0].shape[axis] for array in arrays):
-        _refuse_sizes(tree, axis)
+    leaves = jtu.tree_leaves(tree)
+    common_size(
+        "unstack", [("tree", tree)], leaves, [axis if is_array(leaf) else None for leaf in leaves]
+    )
     columns = [_unstack_array(array, axis) for array in arrays]
     return [structure.assemble(members) for members in zip(*columns, strict=True)]
 
@@ -134,44 +143,6 @@ def _unstack_array(array: Any, axis: int) -> Sequence[Any]:
     if isinstance(array, jax.Array):
         return jnp.unstack(array, axis=axis)
     return list(np.moveaxis(array, axis, 0))
-
-
-def _arrays_in(tree: PyTree) -> list[tuple[str, Any]]:
-    leaves = jtu.tree_leaves_with_path(tree)
-    return [
-        (f"{path_text(path, 'tree')}: {describe(leaf)}", leaf)
-        for path, leaf in leaves
-        if is_array(leaf)
-    ]
-
-
-def _refuse_axis(where: str, tree: PyTree, axis: int, more: int) -> None:
-    """Refuse an axis that an array does not have, once it has so many axes more."""
-    refuse_other_than_int(f"{where}(axis)", axis)
-    arrays = _arrays_in(tree)
-    wrong = [place for place, leaf in arrays if not -leaf.ndim - more <= axis < leaf.ndim + more]
-    if wrong:
-        raise ShapeError(
-            f"{where}(axis)",
-            "an axis of every array" if not more else "a place for an axis in every array",
-            str(axis),
-            places=wrong,
-        )
-
-
-def _refuse_sizes(tree: PyTree, axis: int) -> None:
-    sizes: dict[int, list[str]] = {}
-    for place, leaf in _arrays_in(tree):
-        sizes.setdefault(leaf.shape[axis], []).append(place)
-    raise ShapeError(
-        "unstack(tree)",
-        f"one size of axis {axis}",
-        f"{len(sizes)} sizes",
-        places=[
-            group[0] + (f" (and {len(group) - 1} more)" if len(group) > 1 else "")
-            for group in sizes.values()
-        ],
-    )
 
 
 def refuse_other_than_int(where: str, value: Any) -> None:

@@ -13,27 +13,31 @@ import functools as ft
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, TypeGuard, TypeVar, overload
+from typing import Any, NamedTuple, TypeGuard, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
+from pytreemod.errors import ShapeError, SpecError, describe
 from pytreemod.transform.boundary.packing import Grouped, group, pack, unpack
 from pytreemod.transform.boundary.signatures import check_options, place_keywords, positions_of
 from pytreemod.transform.boundary.sowing import WithCollected, collecting
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
-    argument_name,
     check_axis_name,
     check_callable,
     check_count,
     function_name,
 )
 from pytreemod.transform.host.failures import raises_checks
-from pytreemod.transform.interception.argument_specs import Terms, specs_by_argument
+from pytreemod.transform.interception.argument_specs import (
+    Terms,
+    named_arguments,
+    specs_by_argument,
+)
 from pytreemod.transform.maps.shared_streams import tell_shared_streams
+from pytreemod.transform.maps.sizes import common_size
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like, is_carried
@@ -279,7 +283,13 @@ class Vmapped(Transformed):
             # JAX has no class of error for it.
             if "out_axes" not in str(error) or not unmapped:
                 raise
-            self._refuse_mapped(_differing(run, values, options, unmapped), error)
+            raise SpecError(
+                f"filter_vmap of {function_name(self.fn)}",
+                "results that are the same for all members where out_axes is None",
+                "a result that differs from member to member",
+                places=[path_text(p, "result") for p in _differing(run, values, options, unmapped)],
+                hint=["give it an axis:", "out_axes=0"],
+            ) from error
         if drawn:
             # Anew, for the function may have used up what it was also given from outside.
             args, kwargs = treedef.unflatten(leaves)
@@ -288,16 +298,6 @@ class Vmapped(Transformed):
             spec = self.options.in_axes
             tell_shared_streams(self.fn, drawn, args, kwargs, are_mapped, spec, self.terms)
         return result
-
-    def _refuse_mapped(self, places: list[KeyPath], error: ValueError) -> NoReturn:
-        """Say which results are mapped where none was promised."""
-        raise SpecError(
-            f"filter_vmap of {function_name(self.fn)}",
-            "results that are the same for all members where out_axes is None",
-            "a result that differs from member to member",
-            places=[path_text(path, "result") for path in places],
-            hint=["give it an axis:", "out_axes=0"],
-        ) from error
 
     def inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -308,27 +308,19 @@ class Vmapped(Transformed):
             ShapeError, SpecError, ArgumentError: the axes do not fit the arguments.
         """
         in_axes, axis_size = self.options.in_axes, self.options.axis_size
-        names = [*[argument_name(self.names, i) for i in range(len(args))], *kwargs]
-        trees = [*args, *kwargs.values()]
+        # In the order in which JAX flattens (args, kwargs): keywords sorted.
+        named = named_arguments(self.names, args, kwargs)
+        names, trees = [name for name, _ in named], [tree for _, tree in named]
         found = axes_by_argument(in_axes, names, trees, len(args), self.terms)
-        # In the order in which JAX flattens (args, kwargs): keywords sorted. (Not by name: what
-        # has a position may be called as a keyword that goes into **kwargs is.)
-        count = len(args)
-        order = [*range(count), *sorted(range(count, len(names)), key=names.__getitem__)]
-        axes = [axis for i in order for axis in found[i]]
+        axes = [axis for own in found for axis in own]
         leaves, treedef = jtu.tree_flatten((args, kwargs))
-        # Paths are worded in a second walk, which calls without a mistake never take.
-        if not _agree(leaves, axes, axis_size):
-            mapped = [
-                (path_text(path, names[i]), leaf, axis)
-                for i in order
-                for (path, leaf), axis in zip(
-                    jtu.tree_leaves_with_path(trees[i]), found[i], strict=True
-                )
-                if axis is not None
-            ]
-            _refuse_sizes(mapped, axis_size, self)
+        where = f"{self.transform_name()} of {function_name(self.fn)}"
+        common_size(where, named, leaves, axes, size=axis_size, option="axis_size=n", whole=_whole)
         return axes, leaves, treedef
+
+
+def _whole(name: str, path: KeyPath, axis: int) -> str:
+    return f'in_axes={{"{name}": None}}'
 
 
 def _differing(
@@ -366,58 +358,6 @@ def _told_if_mapped(x: Any, tell: Callable[[], None]) -> None:
         return x, in_batched[0]
 
     asked(x)
-
-
-def _agree(leaves: list[Any], axes: list[Any], axis_size: Any) -> bool:
-    """Whether all that is mapped has its axis, and there is one size of it."""
-    sizes: set[Any] = set() if axis_size is None else {axis_size}
-    for leaf, axis in zip(leaves, axes, strict=True):
-        if axis is not None:
-            if not -leaf.ndim <= axis < leaf.ndim:
-                return False
-            sizes.add(leaf.shape[axis])
-    return len(sizes) == 1
-
-
-def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: Vmapped) -> None:
-    where = f"{wrapper.transform_name()} of {function_name(wrapper.fn)}"
-    sizes: dict[int, list[str]] = {}
-    for name, leaf, axis in mapped:
-        if not -leaf.ndim <= axis < leaf.ndim:
-            raise ShapeError(
-                where,
-                f"{name} to have the axis {axis} that it is mapped over",
-                describe(leaf),
-                hint=[
-                    "do not map it; say so by name:",
-                    f'in_axes={{"{name.split(".")[0].split("[")[0]}": None}}',
-                ],
-            )
-        sizes.setdefault(leaf.shape[axis], []).append(f"{name}: {describe(leaf)}, axis {axis}")
-    if axis_size is not None:
-        sizes.setdefault(axis_size, []).insert(0, f"axis_size={axis_size}")
-    if len(sizes) > 1:
-        shown = [
-            f"size {size} of {group[0]}"
-            + (f" (and {len(group) - 1} more)" if len(group) > 1 else "")
-            for size, group in sorted(sizes.items())
-        ]
-        raise ShapeError(
-            where,
-            "one size of the mapped axis",
-            f"{len(sizes)} sizes",
-            places=shown,
-            hint=["what is the same for all members is not mapped:", "in_axes=(0, None)"],
-        )
-    raise ArgumentError(
-        where,
-        "an array to map over, or axis_size",
-        "neither",
-        hint=[
-            "say how many members there are:",
-            f"pm.{wrapper.transform_name()}(f, axis_size=n)",
-        ],
-    )
 
 
 def _check_out_axes(where: str, rows: Iterable[tuple[Any, Any, int | None]]) -> None:

@@ -176,7 +176,7 @@ def test_an_error_that_has_no_better_text_is_raised():
     def fail(*_):
         raise TypeError("something else")
 
-    compiled.compiled = fail
+    compiled._made = fail
     with pytest.raises(TypeError, match="something else"):
         compiled(ramp(2))
 

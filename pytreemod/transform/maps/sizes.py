@@ -1,0 +1,81 @@
+"""How many members a tree has: the size of its arrays along their axes, which must be one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytreemod.errors import ArgumentError, ShapeError, describe
+from pytreemod.tree.paths import path_text
+from pytreemod.typing import KeyPath, PyTree, jtu
+
+
+def common_size(
+    where: str,
+    named: Sequence[tuple[str, PyTree]],
+    leaves: Sequence[Any],
+    axes: Sequence[int | None],
+    *,
+    size: Any = None,
+    option: str = "",
+    whole: Callable[[str, KeyPath, int], str] | None = None,
+) -> Any:
+    """The size of the arrays of trees along their axes.
+
+    Args:
+        where: what to call the transform in errors.
+        named: the trees with their names.
+        leaves: their leaves, in order.
+        axes: that of each leaf; None for one that is the same for all members.
+        size: what an option says that it is; None if there is no such option, or it is left out.
+        option: the name of this option, with a value: `length=n`.
+        whole: how to say, in code, that a leaf is the same for all members.
+
+    Raises:
+        ShapeError: an array lacks its axis, or they disagree in size; all paths are named.
+        ArgumentError: nothing says what the size is.
+    """
+    # Paths are made in a second walk, which calls without a mistake never take.
+    pairs = [pair for pair in zip(leaves, axes, strict=True) if pair[1] is not None]
+    if all(-leaf.ndim <= axis < leaf.ndim for leaf, axis in pairs):
+        sizes = {leaf.shape[axis] for leaf, axis in pairs} | ({size} - {None})
+        if len(sizes) == 1:
+            return sizes.pop()
+    raise _error(where, named, axes, size, option, whole)
+
+
+def _error(
+    where: str, named: Any, axes: Sequence[int | None], size: Any, option: str, whole: Any
+) -> ShapeError | ArgumentError:
+    paths = [(n, path, leaf) for n, tree in named for path, leaf in jtu.tree_leaves_with_path(tree)]
+    places: dict[Any, list[str]] = (
+        {} if size is None else {size: [option.replace("=n", f"={size}")]}
+    )
+    last: list[str] = []
+    for (name, path, leaf), axis in zip(paths, axes, strict=True):
+        if axis is None:
+            continue
+        fits = -leaf.ndim <= axis < leaf.ndim
+        place = f"{path_text(path, name)}: {describe(leaf)}, axis {axis}"
+        # Of the first that lacks its axis, or else of the last.
+        if whole is not None and None not in places:
+            last = ["what is the same for all members has no axis:", whole(name, path, axis)]
+        places.setdefault(leaf.shape[axis] if fits else None, []).append(place)
+    if None in places:
+        expected, got = "arrays with the axis that they are mapped over", "others"
+        return ShapeError(where, expected, got, places=places[None], hint=last)
+    if not places:
+        expected, got = "an array with an axis to map over", "none"
+        if option:
+            expected, got = f"{expected}, or {option}", "neither"
+        return ArgumentError(where, expected, got)
+    more = {
+        size: f" (and {len(of) - 1} more)" if len(of) > 1 else "" for size, of in places.items()
+    }
+    return ShapeError(
+        where,
+        "one size of the mapped axis",
+        f"{len(places)} sizes",
+        places=[f"size {size} of {of[0]}{more[size]}" for size, of in sorted(places.items())],
+        hint=last,
+    )
