@@ -457,7 +457,8 @@ def without_numbers(tree: PyTree) -> tuple[PyTree, tuple[Any, ...] | None]:
     Returns:
         The tree, and the numbers; None for these if no rule in the tree uses them.
     """
-    nodes = jtu.tree_leaves(tree, is_leaf=_uses_numbers)
+    # A walk through the whole tree, which is of no use where no Module has a rule.
+    nodes = jtu.tree_leaves(tree, is_leaf=_uses_numbers) if _Surrounded.__subclasses__() else ()
     found = [stored(node, _NUMBERS, ()) for node in nodes if _uses_numbers(node)]
     if not found:
         return tree, None
