@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
-from pytreemod.nn.functional.inlining import as_arrays, traced_once
+from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import computing_dtype, narrow, place
 
 
+@traced_once()
 def prelu(x: Shaped[Array, ...], slope: Shaped[Array, ...]) -> Shaped[Array, ...]:
     r"""Leave positive numbers as they are, and multiply the others: $x > 0 \mathbin{?} x : a x$.
 
@@ -37,11 +38,6 @@ def prelu(x: Shaped[Array, ...], slope: Shaped[Array, ...]) -> Shaped[Array, ...
     Source:
         He et al. 2015, https://arxiv.org/abs/1502.01852, eq. (1).
     """
-    return _prelu(*as_arrays(x, slope))
-
-
-@traced_once()
-def _prelu(x: Array, slope: Array) -> Array:
     # The gradient of the slope is a sum over all of x.
     wide = x.astype(computing_dtype(x.dtype))
     out = jnp.where(wide > 0, wide, wide * place(slope, wide, wide.ndim - slope.ndim))

@@ -191,7 +191,7 @@ def _weighted_values(weights: Array, value: Array) -> Array:
 
 def _groups(heads: int, kv_heads: int) -> int:
     """How many heads of queries one of keys is for."""
-    # That there are no heads of keys at all is told by the shapes.
+    # JAX's error for the shapes says that there are no heads of keys at all.
     count, rest = divmod(heads, kv_heads or 1)
     if rest != 0:
         expected, got = f"heads of keys that divide the {heads} of queries", str(kv_heads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools as ft
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -23,8 +25,11 @@ def traced_once(*static: str) -> Callable[[Callable[Args, Out]], Callable[Args, 
     that it would have been, and takes less time to trace. The functions of `jax.numpy` are made
     in this way, each for itself.
 
+    What can become an array does so before: the function is given JAX arrays, and None; tuples of
+    arrays, and numbers passed by keyword, as they are.
+
     Args:
-        static: names of arguments that are no arrays, and hashable; to be passed by keyword.
+        static: names of arguments that are no arrays, and hashable; a list becomes a tuple.
 
     Returns:
         A decorator.
@@ -42,9 +47,26 @@ def traced_once(*static: str) -> Callable[[Callable[Args, Out]], Callable[Args, 
     def decorate(function: Callable[Args, Out]) -> Callable[Args, Out]:
         # For its cache of traces; inlined, no call of it is left in the program around.
         compiled: Any = jax.jit(function, static_argnames=static, inline=INLINE)
-        return cast("Callable[Args, Out]", compiled)
+        names = [*inspect.signature(function).parameters]
+        static_at = frozenset(map(names.index, static))
+
+        @ft.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            given = [_hashable(x) if i in static_at else _as_array(x) for i, x in enumerate(args)]
+            for name, x in options.items():
+                if name in static:
+                    options[name] = _hashable(x)
+                elif not isinstance(x, (int, float)):
+                    options[name] = _as_array(x)
+            return compiled(*given, **options)
+
+        return cast("Callable[Args, Out]", call)
 
     return decorate
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 def as_arrays(*values: Any) -> tuple[Any, ...]:
@@ -60,7 +82,10 @@ def as_arrays(*values: Any) -> tuple[Any, ...]:
         >>> [array.shape for array in as_arrays(1.0, jnp.ones(2))]
         [(), (2,)]
     """
-    return tuple(
-        value if value is None or isinstance(value, jax.Array) else jnp.asarray(value)
-        for value in values
-    )
+    return tuple(map(_as_array, values))
+
+
+def _as_array(value: Any) -> Any:
+    # A tuple is several of them.
+    is_one = value is None or isinstance(value, (jax.Array, tuple))
+    return cast("Any", value) if is_one else jnp.asarray(value)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
-from pytreemod.nn.functional.inlining import as_arrays, traced_once
+from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import promote, with_shared
 
 
+@traced_once()
 def linear(
     x: Shaped[ArrayLike, "*batch in"],
     weight: Shaped[ArrayLike, "out in"],
@@ -46,17 +47,13 @@ def linear(
     Source:
         The layout of `torch.nn.functional.linear`.
     """
-    return _linear(*as_arrays(x, weight, bias))
-
-
-@traced_once()
-def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
-    x, weight, bias = promote(x, weight, bias)
+    rows, matrix, offset = promote(x, weight, bias)
     # Not `x @ weight.T`: the transposition would be an operation of its own in the program.
-    y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
-    return with_shared(lax.add, y, bias, y.ndim - 1)
+    y = lax.dot_general(rows, matrix, (((rows.ndim - 1,), (1,)), ((), ())))
+    return with_shared(lax.add, y, offset, y.ndim - 1)
 
 
+@traced_once("axis")
 def linear_general(
     x: Shaped[Array, ...],
     weight: Shaped[Array, ...],
@@ -64,7 +61,7 @@ def linear_general(
     *,
     axis: Sequence[int] = (-1,),
 ) -> Shaped[Array, ...]:
-    r"""Sum over several axes of x at once; what comes of them stands last.
+    r"""Sum over several axes of x at once; what comes of them is last.
 
     $y_{r,o} = b_o + \sum_i x_{r,i} W_{i,o}$, where i and o are several indices each.
 
@@ -96,17 +93,13 @@ def linear_general(
     Source:
         `flax.nnx.LinearGeneral`.
     """
-    return _linear_general(*as_arrays(x, weight, bias), axis=tuple(axis))
-
-
-@traced_once("axis")
-def _linear_general(x: Array, weight: Array, bias: Array | None, *, axis: tuple[int, ...]) -> Array:
     x, weight, bias = promote(x, weight, bias)
     ours = tuple(i % x.ndim for i in axis)
     y = lax.dot_general(x, weight, ((ours, tuple(range(len(ours)))), ((), ())))
     return _plus(y, bias)
 
 
+@traced_once()
 def scale(x: Shaped[Array, ...], weight: Shaped[Array, ...]) -> Shaped[Array, ...]:
     """Multiply the last axes of x by weight, entry by entry.
 
@@ -133,15 +126,11 @@ def scale(x: Shaped[Array, ...], weight: Shaped[Array, ...]) -> Shaped[Array, ..
         >>> nn.functional.scale(jnp.ones((2, 2)), jnp.array([1.0, 10.0])).tolist()
         [[1.0, 10.0], [1.0, 10.0]]
     """
-    return _scale(*as_arrays(x, weight))
-
-
-@traced_once()
-def _scale(x: Array, weight: Array) -> Array:
     x, weight = promote(x, weight)
     return with_shared(lax.mul, x, weight, x.ndim - weight.ndim)
 
 
+@traced_once("equation")
 def einsum(
     x: Shaped[Array, ...],
     weight: Shaped[Array, ...],
@@ -160,7 +149,7 @@ def einsum(
         return: as the equation says
 
     Args:
-        x: input; "..." in the equation stands for any number of batch axes.
+        x: input; "..." in the equation means any number of batch axes.
         weight: the factors.
         bias: added to the result.
         equation: of both, such as `"...i,io->...o"`.
@@ -181,11 +170,6 @@ def einsum(
     Source:
         `flax.nnx.Einsum`.
     """
-    return _einsum(*as_arrays(x, weight, bias), equation=equation)
-
-
-@traced_once("equation")
-def _einsum(x: Array, weight: Array, bias: Array | None, *, equation: str) -> Array:
     x, weight, bias = promote(x, weight, bias)
     y = jnp.einsum(*_summed_alone(equation, x, weight))
     return _plus(y, bias)
@@ -203,7 +187,8 @@ def _summed_alone(equation: str, *arrays: Array) -> tuple[Any, ...]:
     """
     inputs, _, out = "".join(equation.split()).partition("->")
     terms = inputs.split(",")
-    # Without an arrow, what stands once is in the result; how many arrays there are JAX says.
+    # Without an arrow, a letter that occurs once is in the result. JAX checks how many arrays there
+    # are.
     if "->" not in equation or len(terms) != len(arrays):
         return equation, *arrays
     left: list[Array] = []

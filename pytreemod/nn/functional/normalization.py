@@ -18,13 +18,14 @@ from pytreemod.nn.functional.promotion import computing_dtype, narrow, place
 from pytreemod.typing import TracedNumber
 
 
+@traced_once("shape")
 def layer_norm(
     x: Shaped[Array, ...],
     shape: Sequence[int],
     weight: Shaped[Array, ...] | None = None,
     bias: Shaped[Array, ...] | None = None,
     *,
-    eps: int | float = 1e-5,
+    eps: TracedNumber = 1e-5,
 ) -> Shaped[Array, ...]:
     r"""Normalize each trailing block of x: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$.
 
@@ -57,14 +58,7 @@ def layer_norm(
     Source:
         Ba, Kiros & Hinton 2016, https://arxiv.org/abs/1607.06450, eq. (4).
     """
-    return _layer_norm(*as_arrays(x, weight, bias), eps=eps, count=len(shape))
-
-
-@traced_once("count")
-def _layer_norm(
-    x: Array, weight: Array | None, bias: Array | None, *, eps: TracedNumber, count: int
-) -> Array:
-    first = x.ndim - count
+    first = x.ndim - len(shape)
     out = _standardize(x.astype(computing_dtype(x.dtype)), first, eps)
     return narrow(_scale_and_shift(out, weight, bias, first), x)
 
@@ -79,13 +73,14 @@ def _standardize(wide: Array, first: int, eps: TracedNumber) -> Array:
     return centered * lax.rsqrt(var + eps)
 
 
+@traced_once("shape")
 def rms_norm(
     x: Shaped[Array, ...],
     shape: Sequence[int],
     weight: Shaped[Array, ...] | None = None,
     bias: Shaped[Array, ...] | None = None,
     *,
-    eps: int | float = 1e-5,
+    eps: TracedNumber = 1e-5,
 ) -> Shaped[Array, ...]:
     r"""Divide each block of x by its root mean square: $x / \sqrt{E[x^2] + eps} \cdot w + b$.
 
@@ -118,19 +113,13 @@ def rms_norm(
     Source:
         Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467, eq. (4).
     """
-    return _rms_norm(*as_arrays(x, weight, bias), eps=eps, count=len(shape))
-
-
-@traced_once("count")
-def _rms_norm(
-    x: Array, weight: Array | None, bias: Array | None, *, eps: TracedNumber, count: int
-) -> Array:
-    first = x.ndim - count
+    first = x.ndim - len(shape)
     wide = x.astype(computing_dtype(x.dtype))
     mean = jnp.mean(jnp.square(wide), tuple(range(first, x.ndim)), keepdims=True)
     return narrow(_scale_and_shift(wide * lax.rsqrt(mean + eps), weight, bias, first), x)
 
 
+@traced_once("groups", "channel_axis")
 def group_norm(
     x: Shaped[Array, ...],
     groups: int,
@@ -138,7 +127,7 @@ def group_norm(
     bias: Shaped[Array, " channels"] | None = None,
     *,
     channel_axis: int = 0,
-    eps: int | float = 1e-5,
+    eps: TracedNumber = 1e-5,
 ) -> Shaped[Array, ...]:
     r"""Normalize each group of channels of x: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$.
 
@@ -174,20 +163,6 @@ def group_norm(
     Source:
         Wu & He 2018, https://arxiv.org/abs/1803.08494, eq. (7).
     """
-    given = as_arrays(x, weight, bias)
-    return _group_norm(*given, eps=eps, groups=groups, channel_axis=channel_axis)
-
-
-@traced_once("groups", "channel_axis")
-def _group_norm(
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    *,
-    eps: TracedNumber,
-    groups: int,
-    channel_axis: int,
-) -> Array:
     batch, (channels, *spatial) = x.shape[:channel_axis], x.shape[channel_axis:]
     wide = x.astype(computing_dtype(x.dtype))
     # A group is an axis: all that comes after it is averaged over, as in a LayerNorm.
@@ -196,13 +171,14 @@ def _group_norm(
     return narrow(_scale_and_shift(out, weight, bias, channel_axis), x)
 
 
+@traced_once("channel_axis")
 def instance_norm(
     x: Shaped[Array, ...],
     weight: Shaped[Array, " channels"] | None = None,
     bias: Shaped[Array, " channels"] | None = None,
     *,
     channel_axis: int = 0,
-    eps: int | float = 1e-5,
+    eps: TracedNumber = 1e-5,
 ) -> Shaped[Array, ...]:
     r"""Normalize each channel of each example: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$.
 
@@ -235,13 +211,6 @@ def instance_norm(
     Source:
         Ulyanov, Vedaldi & Lempitsky 2016, https://arxiv.org/abs/1607.08022, eq. (4).
     """
-    return _instance_norm(*as_arrays(x, weight, bias), eps=eps, channel_axis=channel_axis)
-
-
-@traced_once("channel_axis")
-def _instance_norm(
-    x: Array, weight: Array | None, bias: Array | None, *, eps: TracedNumber, channel_axis: int
-) -> Array:
     out = _standardize(x.astype(computing_dtype(x.dtype)), channel_axis + 1, eps)
     return narrow(_scale_and_shift(out, weight, bias, channel_axis), x)
 
@@ -312,6 +281,7 @@ def _mean_over(names: tuple[Hashable, ...], value: Array) -> Array:
     return lax.pmean(value, names) if names else value
 
 
+@traced_once("channel_axis")
 def batch_norm(
     x: Shaped[Array, ...],
     mean: Shaped[Array, " channels"],
@@ -320,7 +290,7 @@ def batch_norm(
     bias: Shaped[Array, " channels"] | None = None,
     *,
     channel_axis: int = 1,
-    eps: int | float = 1e-5,
+    eps: TracedNumber = 1e-5,
 ) -> Shaped[Array, ...]:
     r"""Normalize each channel by given statistics: $(x - mean) / \sqrt{var + eps} \cdot w + b$.
 
@@ -355,20 +325,6 @@ def batch_norm(
     Source:
         Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.
     """
-    return _batch_norm(*as_arrays(x, mean, var, weight, bias), eps=eps, channel_axis=channel_axis)
-
-
-@traced_once("channel_axis")
-def _batch_norm(
-    x: Array,
-    mean: Array,
-    var: Array,
-    weight: Array | None,
-    bias: Array | None,
-    *,
-    eps: TracedNumber,
-    channel_axis: int,
-) -> Array:
     wide = x.astype(computing_dtype(x.dtype))
     centered = wide - place(mean, wide, channel_axis)
     return narrow(_rescale(centered, var, weight, bias, eps, channel_axis), x)

@@ -40,7 +40,7 @@ def pool(
 
     Args:
         x: input; every axis before the spatial ones is a batch axis.
-        init: the operation's neutral element, also the padding. An infinity stands for the
+        init: the operation's neutral element, also the padding. An infinity means the
             extreme value of x's dtype.
         operation: an associative function such as `jax.lax.add`. Only JAX's own `add`, `max` and
             `min` can be differentiated.

@@ -71,7 +71,7 @@ def computing_dtype(dtype: Any) -> Any:
 def wide_dtype(dtype: Any) -> Any:
     """The dtype in which many numbers of `dtype` are added up: float32 for narrower floats.
 
-    In bfloat16, 256 + 1 is 256: a long sum stands still.
+    In bfloat16, 256 + 1 is 256: a long sum stops growing.
 
     Args:
         dtype: an array's dtype.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from pytreemod.nn.functional.linear_functions import linear
 from pytreemod.nn.functional.promotion import promote, with_shared
 
 
+@traced_once()
 def gru_cell(
     x: Shaped[ArrayLike, "*batch in"],
     hidden: Shaped[ArrayLike, "*batch hidden"],
@@ -69,18 +71,6 @@ def gru_cell(
         Cho et al. 2014, https://arxiv.org/abs/1406.1078, with the reset gate after the product,
         and the parts in the order of `torch.nn.GRUCell`.
     """
-    return _gru_cell(*as_arrays(x, hidden, weight_ih, weight_hh, bias, bias_n))
-
-
-@traced_once()
-def _gru_cell(
-    x: Array,
-    hidden: Array,
-    weight_ih: Array,
-    weight_hh: Array,
-    bias: Array | None,
-    bias_n: Array | None,
-) -> Array:
     # One product for all gates: a device does one large product faster than three small ones.
     from_x = _parts(linear(x, weight_ih, bias), 3)
     from_hidden = _parts(linear(hidden, weight_hh), 3)
@@ -88,13 +78,14 @@ def _gru_cell(
     update = jax.nn.sigmoid(from_x[1] + from_hidden[1])
     recurrent = from_hidden[2]
     if bias_n is not None:
-        # Within the reset gate, where no part of the common bias could stand for it.
+        # Within the reset gate, where no part of the common bias could replace it.
         recurrent = _plus(recurrent, bias_n)
     new = jnp.tanh(from_x[2] + reset * recurrent)
     # That is (1 - z) n + z h, with one product less.
     return new + update * (hidden - new)
 
 
+@traced_once()
 def lstm_cell(
     x: Shaped[ArrayLike, "*batch in"],
     hidden: tuple[Shaped[ArrayLike, "*batch hidden"], Shaped[ArrayLike, "*batch hidden"]],
@@ -150,13 +141,6 @@ def lstm_cell(
         order of `torch.nn.LSTMCell`.
     """
     h, c = hidden
-    return _lstm_cell(*as_arrays(x, h, c, weight_ih, weight_hh, bias))
-
-
-@traced_once()
-def _lstm_cell(
-    x: Array, h: Array, c: Array, weight_ih: Array, weight_hh: Array, bias: Array | None
-) -> tuple[Array, Array]:
     # One bias for both products: of PyTorch's two only the sum ever counts.
     gates = linear(x, weight_ih) + linear(h, weight_hh)
     if bias is not None:
@@ -218,7 +202,7 @@ def simple_cell(
     return activation(total + hidden if residual else total)
 
 
-def _plus(total: Array, bias: Array) -> Array:
+def _plus(total: Array, bias: Any) -> Array:
     total, bias = promote(total, bias)
     return with_shared(lax.add, total, bias, total.ndim - 1)
 

@@ -9,18 +9,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from pytreemod.nn.functional.inlining import as_arrays, traced_once
+from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.typing import TracedNumber
 
 
+@traced_once("num_iterations")
 def power_iteration(
     weight: Shaped[Array, "out ..."],
     u: Float[Array, " out"],
     v: Float[Array, " in"],
     *,
     num_iterations: int = 1,
-    eps: int | float = 1e-12,
+    eps: TracedNumber = 1e-12,
 ) -> tuple[Float[Array, " out"], Float[Array, " in"]]:
     r"""Move u and v towards the first singular vectors of a weight, seen as a matrix.
 
@@ -58,13 +59,6 @@ def power_iteration(
         Miyato et al. 2018, https://arxiv.org/abs/1802.05957, algorithm 1, in the order of
         `torch.nn.utils.parametrizations.spectral_norm`.
     """
-    return _power_iteration(*as_arrays(weight, u, v), eps=eps, num_iterations=num_iterations)
-
-
-@traced_once("num_iterations")
-def _power_iteration(
-    weight: Array, u: Array, v: Array, *, eps: TracedNumber, num_iterations: int
-) -> tuple[Array, Array]:
     # The vectors count as constants, as in PyTorch: the gradient of the norm is u v^T then.
     matrix = lax.stop_gradient(_matrix(weight))
     for _ in range(num_iterations):
@@ -83,6 +77,7 @@ def _unit(vector: Array, eps: TracedNumber) -> Array:
     return vector / jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(vector))), eps)
 
 
+@traced_once()
 def divide_by_spectral_norm(
     weight: Shaped[Array, "out ..."], u: Float[Array, " out"], v: Float[Array, " in"]
 ) -> Shaped[Array, "out ..."]:
@@ -116,11 +111,6 @@ def divide_by_spectral_norm(
     Source:
         Miyato et al. 2018, https://arxiv.org/abs/1802.05957, eq. (8).
     """
-    return _divide_by_spectral_norm(*as_arrays(weight, u, v))
-
-
-@traced_once()
-def _divide_by_spectral_norm(weight: Array, u: Array, v: Array) -> Array:
     matrix = _matrix(weight)
     normed = matrix / jnp.vdot(u, matrix @ v)
     return jnp.reshape(normed, weight.shape).astype(weight.dtype)

@@ -125,7 +125,7 @@ class Cut(NamedTuple):
 
     Attributes:
         low: how much is cut off at the beginning.
-        size: how much is left; zeros stand where no window reaches.
+        size: how much is left; zeros where no window reaches.
     """
 
     low: int
