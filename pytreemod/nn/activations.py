@@ -33,7 +33,7 @@ class PReLU(Layer):
     derivative at zero is $a$, as PyTorch's is.
 
     Shapes:
-        x: (..., *shape), where shape is that of init_alpha, and 1 stands for any size
+        x: (..., *shape), where shape is that of init_alpha, and 1 means any size
         return: the shape of x
 
     Fields:

@@ -1,4 +1,4 @@
-"""The pooling layers that are told how large their output is."""
+"""The pooling layers whose output has a given size."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import check_size, check_sizes
+from pytreemod.errors import ShapeError, describe
+from pytreemod.module.field_kinds import check_size, check_sizes, sizes
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_channels,
-    check_kept,
+    function,
     named,
     spatial_names,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.dimensions import for_dimensions
+from pytreemod.nn.dimensions import filled_in
 from pytreemod.nn.functional.adaptive_windows import adaptive_pool
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 
-class AdaptivePool(Module):
+class AdaptivePool(Layer):
     """Reduces spatial axes of any size to a given one.
 
     The formula is that of [adaptive_pool][pytreemod.nn.functional.adaptive_pool].
@@ -70,8 +70,13 @@ class AdaptivePool(Module):
         Equinox's layer of that name.
     """
 
-    target_shape: tuple[int, ...] = field(static=True)
-    operation: Callable[[Any], Any] = field(static=True)
+    target_shape: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    operation: Callable[[Any], Any] = field(
+        static=True,
+        accepts=function(
+            "a function", "Pass a function from an array to a number:", "operation=jnp.mean"
+        ),
+    )
 
     def __init__(
         self,
@@ -81,13 +86,12 @@ class AdaptivePool(Module):
     ):
         dims = check_size(named(self, "num_spatial_dims"), num_spatial_dims, 1)
         self.target_shape = check_sizes(named(self, "target_shape"), target_shape, dims, 1)
-        self.operation = _check_reduction(named(self, "operation"), operation)
+        self.operation = operation
 
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        where, dims = named(self, "target_shape"), len(tuple(self.target_shape))
-        check_kept(self, "target_shape", check_sizes(where, self.target_shape, dims, 1))
-        _check_reduction(named(self, "operation"), self.operation)
+    @property
+    def num_spatial_dims(self) -> int:
+        """The number of spatial axes."""
+        return len(self.target_shape)
 
     @ignores_key
     @in_scope("pm.nn.AdaptivePool")
@@ -136,7 +140,7 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool):
         [[0.5, 2.5, 4.5]]
     """
 
-    @for_dimensions(_AdaptiveAvgPool.__init__, 1)
+    @filled_in(_AdaptiveAvgPool.__init__, 1)
     def __init__(self): ...
 
 
@@ -159,7 +163,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
         (7, 3, 1, 1)
     """
 
-    @for_dimensions(_AdaptiveAvgPool.__init__, 2)
+    @filled_in(_AdaptiveAvgPool.__init__, 2)
     def __init__(self): ...
 
 
@@ -182,7 +186,7 @@ class AdaptiveAvgPool3d(_AdaptiveAvgPool):
         (3, 2, 1, 2)
     """
 
-    @for_dimensions(_AdaptiveAvgPool.__init__, 3)
+    @filled_in(_AdaptiveAvgPool.__init__, 3)
     def __init__(self): ...
 
 
@@ -205,7 +209,7 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool):
         [[1.0, 3.0, 5.0]]
     """
 
-    @for_dimensions(_AdaptiveMaxPool.__init__, 1)
+    @filled_in(_AdaptiveMaxPool.__init__, 1)
     def __init__(self): ...
 
 
@@ -228,7 +232,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
         (7, 3, 2, 2)
     """
 
-    @for_dimensions(_AdaptiveMaxPool.__init__, 2)
+    @filled_in(_AdaptiveMaxPool.__init__, 2)
     def __init__(self): ...
 
 
@@ -251,12 +255,5 @@ class AdaptiveMaxPool3d(_AdaptiveMaxPool):
         (3, 2, 1, 2)
     """
 
-    @for_dimensions(_AdaptiveMaxPool.__init__, 3)
+    @filled_in(_AdaptiveMaxPool.__init__, 3)
     def __init__(self): ...
-
-
-def _check_reduction(where: str, operation: Any) -> Callable[[Any], Any]:
-    if callable(operation):
-        return operation
-    hint = ("Pass a function from an array to a number:", "operation=jnp.mean")
-    raise ArgumentError(where, "a function", describe(operation), hint=hint)

@@ -1,7 +1,7 @@
 """Checks that all layers share: sizes, keys, dtypes, inputs, State, own arrays; and their hints.
 
 Owns: turning what a user passed into what a layer can rely on, or an error that names the layer
-and the argument. Imports errors, tree and state only, and how a layer is called.
+and the argument.
 """
 
 from __future__ import annotations
@@ -22,22 +22,26 @@ from pytreemod.errors import (
     ShapeError,
     StateError,
     describe,
+    explain,
     warn,
 )
 from pytreemod.module.array_shapes import read_arrays
-from pytreemod.module.field_kinds import TRACED_HINT, check_size, is_traced
+from pytreemod.module.field_kinds import TRACED_HINT, is_traced
+from pytreemod.module.fields import Accepts
 from pytreemod.nn.calling import Absence, is_stateful
+from pytreemod.nn.functional.promotion import countable
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
+from pytreemod.transform.host.runtime_checks import error_if
 from pytreemod.tree.dtypes import available_dtype
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array_like
-from pytreemod.typing import Keys, untyped_jax
+from pytreemod.typing import Keys, Tracer, untyped_jax
 
 KEY_HINT = ("Pass a random key:", "key=jax.random.key(0)")
 STATE_HINT = ("A State goes second, without a name:", "x, state = layer(x, state)")
-# A Module can be called, and so is taken for a function where either may stand. That shows only in
-# the call: the layer's arrays are labels then, or the input is a whole tree.
+# A Module can be called, and so is taken for a function where either is accepted. That shows only
+# in the call: the layer's arrays are labels then, or the input is a whole tree.
 TREE_HINT = (
     "If it is a tree of labels, or a mask, that was taken for a function and called, wrap it:",
     "lambda _: labels",
@@ -121,10 +125,10 @@ def renamed(where: str, old: str, value: Any, *new: str) -> Any:
 
     Examples:
         >>> import warnings
-        >>> with warnings.catch_warnings(record=True) as told:
+        >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     value = renamed("Dropout(...)", "deterministic", True, "inference")
-        >>> print(told[0].message)
+        >>> print(caught[0].message)
         Dropout(...): expected inference=, got deterministic=, its older name.
           write
               inference=True
@@ -135,28 +139,54 @@ def renamed(where: str, old: str, value: Any, *new: str) -> Any:
     return value
 
 
-def check_kept(layer: Any, name: str, form: Any) -> None:
-    """Refuse a field that was set to what its constructor takes, but would not keep.
-
-    What replaces configuration is kept as it is: a size for all axes would be read as one for each.
+def function(expected: str = "a function", *hint: str) -> Accepts:
+    """For fields that can be called: `field(accepts=function())`.
 
     Args:
-        layer: a Module.
-        name: its field.
-        form: what the constructor makes of the field's value.
+        expected: what errors call it.
+        *hint: of these errors.
 
-    Raises:
-        ArgumentError: that is something else.
+    Returns:
+        What the field accepts.
 
     Examples:
-        >>> from types import SimpleNamespace
-        >>> check_kept(SimpleNamespace(shape=(3,)), "shape", (3,))
+        >>> function()("Lambda(fn)", abs, None)
+        <built-in function abs>
     """
-    value = getattr(layer, name)
-    if value == form:
-        return
-    hint = ("as the constructor would keep it:", f"{name}={form!r}")
-    raise ArgumentError(named(layer, name), repr(form), describe(value), hint=hint)
+
+    def accept(where: str, value: Any, node: Any) -> Any:
+        del node
+        if callable(value):
+            return value
+        raise ArgumentError(where, expected, describe(value), hint=hint)
+
+    return accept
+
+
+def instance(cls: type, expected: str, *hint: str) -> Accepts:
+    """For fields that are of one class: `field(accepts=instance(RNN, "an RNN"))`.
+
+    Args:
+        cls: the class.
+        expected: what errors call it; with "None" among its words None is accepted, too.
+        *hint: of these errors.
+
+    Returns:
+        What the field accepts.
+
+    Examples:
+        >>> instance(int, "an int or None")("Layer(size)", None, None) is None
+        True
+    """
+    optional = "None" in expected
+
+    def accept(where: str, value: Any, node: Any) -> Any:
+        del node
+        if isinstance(value, cls) or (optional and value is None):
+            return value
+        raise ArgumentError(where, expected, describe(value), hint=hint)
+
+    return accept
 
 
 def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder: str) -> None:
@@ -200,7 +230,7 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
         >>> check_key("Linear(key)", jax.random.key(0)).shape
         ()
     """
-    # First, for it has neither shape nor dtype, and is a key all the same.
+    # First: it has neither shape nor dtype, and is a key all the same.
     if isinstance(key, InitKeys):
         return next(key)
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
@@ -215,6 +245,26 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
     if typed:
         hint = ("These are several keys; pass one of them, or map over them:", "jax.vmap(f)(keys)")
     raise RngError(where, "one random key", describe(key), hint=hint)
+
+
+def required_key(where: TitleLike, key: Any, call: str) -> PRNGKeyArray:
+    """A random key, for a layer that cannot train without.
+
+    Args:
+        where: names the layer in the error.
+        key: what the user passed; None if nothing.
+        call: how the layer is called with one.
+
+    Returns:
+        The key.
+
+    Raises:
+        RngError: there is none, or what there is is none.
+    """
+    if key is None:
+        hint = ("Pass a key, or switch to inference:", call, "layer = nn.inference_mode(layer)")
+        raise RngError(where, "a random key when training", "none", hint=hint)
+    return check_key(where, key)
 
 
 def split_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] | Keys:
@@ -261,7 +311,7 @@ def divide_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[KeyLike] | Ke
         n: how many.
 
     Returns:
-        A key split by `n`; or `init_keys` itself for each, for the parts take from it in turn.
+        A key split by `n`; or `init_keys` itself for each: the parts take from it in turn.
 
     Raises:
         RngError: not a key, or several of them.
@@ -405,7 +455,7 @@ def check_own(where: Title, name: str, shape: tuple[int, ...] | None, value: Any
         call, arguments = _call_of(where.layer)
         axes = ", ".join(["None", *["0"] * len(arguments)])
         hint = (
-            "One axis is missing. A map over a single layer is told not to map it:",
+            "One axis is missing. A map over a single layer leaves it unmapped:",
             f"pm.filter_vmap({call}, in_axes=({axes}))({', '.join(['layer', *arguments])})",
         )
     else:
@@ -423,7 +473,7 @@ def check_own(where: Title, name: str, shape: tuple[int, ...] | None, value: Any
 
 
 def refuse_label(where: Title, expected: str, value: Any) -> None:
-    """Refuse what cannot stand for an array of a layer: a text, a class, True.
+    """Refuse what cannot be an array of a layer: a text, a class, True.
 
     Raises:
         ArgumentError: it cannot.
@@ -440,7 +490,7 @@ def refuse_label(where: Title, expected: str, value: Any) -> None:
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of whatever can stand for an array; None for None."""
+    """The shape of whatever can be an array; None for None."""
     if value is None or hasattr(value, "shape"):
         return None if value is None else value.shape
     # What only becomes an array when it is computed with: asked without computing it.
@@ -486,7 +536,7 @@ def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> Non
     Examples:
         >>> check_last_axis("Linear(...)", jnp.ones((7, 3)), 3, "in_features")
     """
-    # A slice, for x may have no axes.
+    # A slice: x may have no axes.
     if x.shape[-1:] != (size,):
         hint = _last_axis_hint(x.shape, size, argument)
         raise ShapeError(where, f"x of shape (..., {size})", describe(x), hint=hint)
@@ -548,20 +598,14 @@ def _channel_hint(shape: tuple[int, ...], channels: int | None, axis: int) -> Se
     dims = -axis - 1
     if len(shape) < dims:
         return f"The layer needs at least {dims + 1} axes: one of channels, {dims} spatial."
-    if len(shape) == dims and channels in (None, 1):
-        return ("x lacks the channel axis; to add it, write", "layer(x[None])")
-    added, moved = f"jnp.expand_dims(x, {axis})", f"jnp.moveaxis(x, -1, {axis})"
-    if len(shape) > dims and channels == shape[-1] == 1:
-        told = (
-            "Channels come first here; if they are last in x, move them; if it has none, add one:"
-        )
-        return (told, f"layer({moved})", f"layer({added})")
-    if len(shape) > dims and channels == 1:
-        return ("x seems to lack the channel axis; to add it, write", f"layer({added})")
-    if len(shape) > dims and shape[-1] == channels:
-        return ("The last axis fits, but channels come first here:", f"layer({moved})")
-    if len(shape) == dims:
+    if len(shape) == dims and channels not in (None, 1):
         return "x lacks the channel axis."
+    if len(shape) > dims and shape[-1] == channels:
+        moved = f"layer(jnp.moveaxis(x, -1, {axis}))"
+        return ("The last axis fits, but channels come first here:", moved)
+    if channels in (None, 1):
+        added = f"layer(jnp.expand_dims(x, {axis}))"
+        return ("x seems to lack the channel axis; to add it, write", added)
     return f"For such arrays the layer needs {shape[axis]} channels."
 
 
@@ -649,13 +693,47 @@ def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
     raise ShapeError(where, f"x of shape ({wanted})", describe(x), hint=hint)
 
 
-def check_rank(layer: Any, value: Any, minimum: int = 0) -> int | None:
-    """Accept how many spatial axes there are; None for as many as x has."""
-    return None if value is None else check_size(named(layer, "num_spatial_dims"), value, minimum)
+def check_lengths(
+    where: Title, name: str, lengths: Any, batch: tuple[int, ...], most: int, check: bool = False
+) -> Array | None:
+    """Accept an integer for each sequence, from 0 to `most`; or None.
+
+    Args:
+        where: the layer's title.
+        name: what the layer calls them.
+        lengths: what the user passed.
+        batch: the batch axes of the sequences.
+        most: how many places there are.
+        check: whether compiled code raises where one is wrong.
+
+    Returns:
+        Integers that can be subtracted; None for None.
+
+    Raises:
+        ArgumentError: they are no integers, or one is wrong, where that is known.
+        ShapeError: there is not one for each sequence.
+    """
+    if lengths is None:
+        return None
+    lengths = check_array(where, lengths, name)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ArgumentError(where, f"{name} of integers", describe(lengths))
+    if lengths.shape != batch:
+        expected = f"{name} of shape {batch}, one for each sequence"
+        raise ShapeError(where, expected, describe(lengths))
+    lengths = countable(lengths)
+    wrong = (lengths < 0) | (lengths > most)
+    expected = f"{name} from 0 to {most}, the places that there are"
+    if isinstance(lengths, Tracer):
+        text = explain(str(where), expected, "others")
+        return error_if(lengths, wrong, text) if check else lengths
+    if wrong.any():
+        raise ArgumentError(where, expected, str(lengths.tolist()))
+    return lengths
 
 
 def check_state(where: Any, state: Any) -> None:
-    """Refuse what is no State, such as a key in its place.
+    """Refuse all but a State, such as a key in its place.
 
     Args:
         where: what was called, as text or something that will make one.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Shaped
 
-from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.array_shapes import ArrayShapes
 from pytreemod.module.field_kinds import (
     as_sequence,
@@ -28,12 +28,13 @@ from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_dtype,
-    check_key,
+    check_lengths,
     check_state,
     divide_key,
     in_inference,
     named,
     renamed,
+    required_key,
 )
 from pytreemod.nn.calling import (
     ABSENT,
@@ -50,7 +51,6 @@ from pytreemod.nn.functional.kv_caches import Cache, Extended, after, empty_cach
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.kv_cache import (
     check_fits,
-    check_lengths,
     check_ring,
     check_room,
     nan_where_full,
@@ -368,13 +368,13 @@ class MultiheadAttention(StatefulLayer):
         Args:
             query: what looks.
             key_: what is looked at; the query itself if None. A State in its place is taken for
-                `state`, so that the layer may stand where layers are called as `layer(x, state)`.
+                `state`, so that the layer may be used where layers are called as `layer(x, state)`.
             value: what is found there; the keys themselves if None.
             mask: True where a query may look; a query that may look nowhere looks everywhere alike.
                 (PyTorch's masks say the opposite: where it may not.)
             key: decides which weights are dropped.
             inference: overrides that of `dropout` if not None.
-            deterministic: an older name of `inference`, which is told by a warning.
+            deterministic: an older name of `inference`, with a warning.
             process_heads: from the projected queries, keys and values, each of shape
                 (..., seq, num_heads, size), to those that are used, of the same shapes; see
                 `RotaryPositionalEmbedding` for one. Keys and values have num_kv_heads. With a
@@ -403,7 +403,8 @@ class MultiheadAttention(StatefulLayer):
         check_state(where, state)
         key_ = query if key_ is None else key_
         query, key_, value = self._sequences(where, query, key_, key_ if value is None else value)
-        lengths = check_lengths(where, lengths, key_, check)
+        batch, count = key_.shape[:-2], key_.shape[-2]
+        lengths = check_lengths(where, "lengths", lengths, batch, count, check)
         is_causal = self.is_causal if is_causal is None else check_flag(str(where), is_causal)
         heads = (
             self._projected(where, "query_proj", query, self.num_heads, self.qk_size),
@@ -595,9 +596,8 @@ class MultiheadAttention(StatefulLayer):
 
     def _dropped(self, where: Title, key: KeyLike | None, weights: Array) -> Array:
         """Weights of which some are dropped; each head by a key of its own, as in Equinox."""
-        if key is None:
-            raise RngError(_key_missing(where))
-        keys = jax.random.split(check_key(where, key), self.num_heads)
+        call = "layer(query, key_, value, key=jax.random.key(0))"
+        keys = jax.random.split(required_key(where, key, call), self.num_heads)
 
         def drop(head: Array, key: Array) -> Array:
             # That something is dropped was decided by whoever calls this.
@@ -743,12 +743,3 @@ def _check_bias(
             hint = ("What says where to look is the mask:", "layer(x, x, x, mask=mask)")
         raise ArgumentError(where, "bias of a floating dtype", describe(bias), hint=hint)
     return _check_spread(where, "bias", bias, wanted, (0, 1, 2, *by_places))
-
-
-def _key_missing(where: Title) -> str:
-    hint = (
-        "Pass a key, or switch to inference:",
-        "layer(query, key_, value, key=jax.random.key(0))",
-        "layer = nn.inference_mode(layer)",
-    )
-    return explain(str(where), "a random key when training", "none", hint=hint)

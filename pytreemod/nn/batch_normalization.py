@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.field_kinds import (
     array,
     as_integer,
@@ -88,11 +88,18 @@ def _check_channel_axis(where: str, axis: Any) -> int | None:
     return whole
 
 
-def _check_mode(where: str, mode: Any) -> str:
-    if isinstance(mode, str) and mode in ("torch", "batch", "ema"):
-        return mode
-    hint = ("Equinox's 'legacy' is", "mode='ema'") if mode == "legacy" else ()
-    raise ArgumentError(where, "'torch', 'batch' or 'ema'", describe(mode), hint=hint)
+def _accept_mode(where: str, mode: Any, layer: BatchNorm) -> str:
+    if not isinstance(mode, str) or mode not in ("torch", "batch", "ema"):
+        hint = ("Equinox's 'legacy' is", "mode='ema'") if mode == "legacy" else ()
+        raise ArgumentError(where, "'torch', 'batch' or 'ema'", describe(mode), hint=hint)
+    made = "batch" if layer.batch_counter is not None else "torch"
+    made = made if layer.ema_first_time_index is None else "ema"
+    if mode != made:
+        hint = ("It decides what the State holds; make a layer:", f"BatchNorm(mode={mode!r})")
+        raise ArgumentError(
+            where, f"{made!r}, with which the layer was made", repr(mode), hint=hint
+        )
+    return mode
 
 
 class BatchNorm(StatefulLayer, Layer):
@@ -198,7 +205,7 @@ class BatchNorm(StatefulLayer, Layer):
     eps: float = number(0.0)
     channelwise_affine: bool = flag()
     momentum: float = fraction()
-    mode: str = checked(_check_mode)
+    mode: str = field(static=True, accepts=_accept_mode)
     channel_axis: int | None = checked(_check_channel_axis, default=None)
 
     @sizes_follow(input_size=_count_channels)
@@ -221,6 +228,9 @@ class BatchNorm(StatefulLayer, Layer):
         assign_fields(self, input_size=input_size)
         self.axis_name, self.eps, self.momentum = axis_name, eps, momentum
         self.channelwise_affine, self.inference = channelwise_affine, inference
+        # An average that went on from the zeros would have to be debiased: the first batch is it.
+        self.ema_first_time_index = StateIndex(jnp.asarray(True)) if mode == "ema" else None
+        self.batch_counter = StateIndex(jnp.asarray(0)) if mode == "batch" else None
         self.mode, self.channel_axis = mode, channel_axis
         dtype = check_dtype(named(self, "dtype"), dtype, real=True)
         # The running statistics are wide whatever the weights are: at momentum 0.99, bfloat16 would
@@ -230,20 +240,6 @@ class BatchNorm(StatefulLayer, Layer):
         inits = (weight_init, bias_init)
         self.weight, self.bias = initial_affine(self, (shape, shape), dtype, inits, key)
         self.state_index = StateIndex((filled(0.0, size, wide), filled(1.0, size, wide)))
-        # An average that went on from the zeros would have to be debiased: the first batch is it.
-        self.ema_first_time_index = StateIndex(jnp.asarray(True)) if mode == "ema" else None
-        self.batch_counter = StateIndex(jnp.asarray(0)) if mode == "batch" else None
-
-    def __check_init__(self) -> None:
-        made = "batch" if self.batch_counter is not None else "torch"
-        made = made if self.ema_first_time_index is None else "ema"
-        if self.mode != made:
-            hint = (
-                "It decides what the State holds; make a layer:",
-                f"BatchNorm(mode={self.mode!r})",
-            )
-            where, expected = named(self, "mode"), f"{made!r}, with which the layer was made"
-            raise ArgumentError(where, expected, describe(self.mode), hint=hint)
 
     @property
     def batch_state_index(self) -> StateIndex[Statistics] | None:
@@ -391,27 +387,12 @@ class BatchNorm(StatefulLayer, Layer):
                 "x looks like a whole batch; map over it, or build the layer with axis_name=None:",
                 *_mapping(_axis_names(self.axis_name)),
             )
-        if x.shape[-1:] == (self.input_size,):
-            target = 1 if self.axis_name is None else 0
-            moved = f"jnp.moveaxis(x, -1, {target})"
-            return ("The last axis fits, but channels come first here:", f"layer({moved}, state)")
-        inner = [axis for axis, size in enumerate(x.shape) if size == self.input_size]
-        if not inner:
+        fitting = [axis for axis, size in enumerate(x.shape) if size == self.input_size]
+        if not fitting:
             return ("No axis of x fits; the layer was built for another number of channels.",)
-        return self._inner_hint(inner[0])
-
-    def _inner_hint(self, axis: int) -> Sequence[str]:
-        """The same, for channels that are neither the last axis nor where they are looked for."""
-        if self.axis_name is None:
-            return (
-                f"Axis {axis} fits; if it has the channels, move it, or join the axes before it:",
-                f"layer(jnp.moveaxis(x, {axis}, 1), state)",
-                f"layer(x.reshape(-1, *x.shape[{axis}:]), state)",
-            )
-        return (
-            f"Axis {axis} fits; if it has the channels, move it, or map over the axes before it:",
-            f"layer(jnp.moveaxis(x, {axis}, 0), state)",
-        )
+        axis = -1 if fitting[-1] == x.ndim - 1 else fitting[0]
+        moved = f"jnp.moveaxis(x, {axis}, {1 if self.axis_name is None else 0})"
+        return (f"Axis {axis} fits; if it has the channels, move it:", f"layer({moved}, state)")
 
     def _statistics(self, compute: Callable[..., Any], x: Array, channel_axis: int) -> Any:
         """What `compute` gives of the batch, which must have entries; last of all their count."""
@@ -419,14 +400,27 @@ class BatchNorm(StatefulLayer, Layer):
         try:
             result = compute(x, channel_axis=channel_axis, axis_name=names)
         except NameError as error:
-            raise ArgumentError(_axis_missing(str(where), names, self.input_size)) from error
+            expected = f"{', '.join(map(repr, names))} to name mapped axes"
+            hint = (
+                "Map over the batch, or build the layer without axis_name and pass whole batches:",
+                *_mapping(names),
+                f"layer = BatchNorm({self.input_size})",
+            )
+            raise ArgumentError(where, expected, "one that is not mapped", hint=hint) from error
         # JAX fails in one of several ways, which of them is up to the axes and its version.
         except (AssertionError, ValueError) as error:
             of_mesh = jax.sharding.get_abstract_mesh().manual_axes
             mapped = [name for name in names if name not in of_mesh]
             if not (of_mesh and mapped):
                 raise
-            raise ArgumentError(_checked_text(str(where), mapped)) from error
+            shown = ", ".join(map(repr, mapped))
+            expected = f"check_vma=False of the shard_map around a map over {shown}"
+            got = "its default, under which JAX takes no mean over the axis of a vmap"
+            hint = (
+                "the means are still those of the whole batch; take gradients outside, then:",
+                "pm.filter_shard_map(f, ..., check_vma=False)",
+            )
+            raise ArgumentError(where, expected, got, hint=hint) from error
         # A mean of nothing is nan, and would stay in the running statistics for good.
         if result[-1] == 0:
             hint = ("Of an empty batch, use the running statistics:", "nn.inference_mode(layer)")
@@ -450,27 +444,3 @@ def _mapping(names: Sequence[Hashable]) -> list[str]:
     if len(maps) == 1:
         return [f"{maps[0]}(x, state)"]
     return [*(f"layer = {mapped}" for mapped in maps), "layer(x, state)"]
-
-
-def _axis_missing(where: str, names: Sequence[Hashable], size: int) -> str:
-    several = len(names) > 1
-    listing = ", ".join(map(repr, names))
-    expected = f"mapped axes named {listing}" if several else f"a mapped axis named {listing}"
-    hint = (
-        "Map over the batch, or build the layer without axis_name and pass whole batches:",
-        *_mapping(names),
-        f"layer = BatchNorm({size})",
-    )
-    return explain(where, expected, "not all of them" if several else "none", hint=hint)
-
-
-def _checked_text(where: str, mapped: Sequence[Hashable]) -> str:
-    return explain(
-        where,
-        f"check_vma=False of the shard_map around a map over {', '.join(map(repr, mapped))}",
-        "its default, under which JAX takes no mean over the axis of a vmap",
-        hint=[
-            "the means are those of the whole batch nevertheless; take gradients outside, then:",
-            "pm.filter_shard_map(f, ..., check_vma=False)",
-        ],
-    )

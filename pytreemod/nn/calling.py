@@ -181,7 +181,7 @@ def wants_key(layer: Any) -> bool:
     return accepts_key(layer) if condition is None else condition(layer)
 
 
-# Remembered, for to read a signature takes about as long as to trace a small layer.
+# Cached: reading a signature takes about as long as tracing a small layer.
 _accepting = WeakTable()
 
 
@@ -196,7 +196,7 @@ def accepts_key(layer: Any) -> bool:
         (False, True)
     """
     if not isinstance(layer, Module):
-        # Not remembered: two functions are of one class, and take different things.
+        # Not cached: two functions are of one class, and take different things.
         return takes(layer, "key")
     call = type(layer).__call__
     return _accepting.find(weakref.ref(call), [call], lambda: takes(call, "key"))
@@ -216,13 +216,27 @@ def takes(call: Any, name: str) -> bool:
     )
 
 
+def refuse_no_state(where: Any, *places: str) -> NoReturn:
+    """Raise the error for a layer that needs State, or holds one that does, and is given none.
+
+    Raises:
+        StateError: always.
+    """
+    hint = (
+        "Make the model together with its State, and pass that along:",
+        "model, state = pm.make_with_state(make_model)(...)",
+        "out, state = model(x, state)",
+    )
+    raise StateError(where, "a State", "none", places=places, hint=hint)
+
+
 def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
     """Call a layer with what it takes of State and key.
 
     Args:
         layer: anything that can be called.
         x: its input.
-        state: a State, or whatever stands for none; the layer gets it only if it is stateful.
+        state: a State, or `ABSENT`; the layer gets it only if it is stateful.
         key: a random key or None; the layer gets it only if it accepts one.
 
     Returns:

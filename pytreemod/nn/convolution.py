@@ -20,7 +20,7 @@ from pytreemod.nn.arguments import (
     own_arrays,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.dimensions import for_dimensions
+from pytreemod.nn.dimensions import filled_in
 from pytreemod.nn.functional.convolution import PADDING_MODES, conv
 from pytreemod.nn.functional.windows import (
     Padding,
@@ -28,7 +28,7 @@ from pytreemod.nn.functional.windows import (
     extents,
     resolve_padding,
 )
-from pytreemod.nn.initializing import Initializer, begin, initial_bias, initial_weight
+from pytreemod.nn.initializing import Initializer, initial_pair
 from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
@@ -52,6 +52,18 @@ def accept_groups(where: str, groups: Any, layer: Any) -> int:
 
 class Convolution(Layer, is_abstract=True):
     """Base of `Conv` and `ConvTranspose`: the sizes of their arrays, and what input they take."""
+
+    num_spatial_dims: int = size(1)
+    weight: Inexact[Array, "out_channels group_channels *kernel_size"]
+    bias: Inexact[Array, " out_channels *offset_axes"] | None = array(given="use_bias")
+    in_channels: int = size(1)
+    out_channels: int = size(1)
+    kernel_size: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    stride: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    padding: str | tuple[tuple[int, int], ...] = field(static=True, accepts=accept_padding)
+    dilation: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    groups: int = field(static=True, accepts=accept_groups)
+    use_bias: bool = flag()
 
     @property
     def group_channels(self: Any) -> int:
@@ -128,17 +140,6 @@ class Conv(Convolution):
         taps, as `torch.nn.Conv2d`.
     """
 
-    num_spatial_dims: int = size(1)
-    weight: Inexact[Array, "out_channels group_channels *kernel_size"]
-    bias: Inexact[Array, " out_channels *offset_axes"] | None = array(given="use_bias")
-    in_channels: int = size(1)
-    out_channels: int = size(1)
-    kernel_size: tuple[int, ...] = sizes(1, count="num_spatial_dims")
-    stride: tuple[int, ...] = sizes(1, count="num_spatial_dims")
-    padding: str | tuple[tuple[int, int], ...] = field(static=True, accepts=accept_padding)
-    dilation: tuple[int, ...] = sizes(1, count="num_spatial_dims")
-    groups: int = field(static=True, accepts=accept_groups)
-    use_bias: bool = flag()
     padding_mode: str = choice(*PADDING_MODES)
 
     @sizes_follow(in_channels=lambda x, num_spatial_dims: x.shape[-1 - num_spatial_dims])
@@ -165,9 +166,7 @@ class Conv(Convolution):
         self.in_channels, self.out_channels, self.kernel_size, self.stride, self.padding = values
         more: Any = (dilation, groups, use_bias, padding_mode)
         self.dilation, self.groups, self.use_bias, self.padding_mode = more
-        dtype, weight_key, bias_key = begin(self, dtype, key, 2)
-        self.weight = initial_weight(self, weight_init, weight_key, dtype)
-        self.bias = initial_bias(self, bias_init, bias_key, dtype)
+        self.weight, self.bias = initial_pair(self, dtype, key, weight_init, bias_init)
 
     @ignores_key
     @in_scope("pm.nn.Conv")
@@ -208,7 +207,7 @@ class Conv1d(Conv):
         (4, 7)
     """
 
-    @for_dimensions(Conv.__init__, 1)
+    @filled_in(Conv.__init__, 1)
     def __init__(self): ...
 
 
@@ -229,7 +228,7 @@ class Conv2d(Conv):
         (7, 4, 4, 4)
     """
 
-    @for_dimensions(Conv.__init__, 2)
+    @filled_in(Conv.__init__, 2)
     def __init__(self): ...
 
 
@@ -250,7 +249,7 @@ class Conv3d(Conv):
         (2, 4, 4, 4)
     """
 
-    @for_dimensions(Conv.__init__, 3)
+    @filled_in(Conv.__init__, 3)
     def __init__(self): ...
 
 

@@ -1,30 +1,46 @@
-"""Making the layers for 1, 2 and 3 spatial axes from the one for any number of them."""
+"""Making layers of which the first arguments are decided from the one that takes them."""
 
 from __future__ import annotations
 
 import functools as ft
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from pytreemod.module.classes import RULES
 from pytreemod.module.unfinished import sizes_follow
 
 _Layer = TypeVar("_Layer")
+_First = TypeVar("_First")
+_Second = TypeVar("_Second")
 Rest = ParamSpec("Rest")
 
 
-def for_dimensions(
-    init: Callable[Concatenate[_Layer, int, Rest], None], dims: int
-) -> Callable[[Callable[..., None]], Callable[Concatenate[_Layer, Rest], None]]:
-    """Decorates an empty `__init__`: makes it `init` with `num_spatial_dims` filled in.
+@overload
+def filled_in(
+    init: Callable[Concatenate[_Layer, Rest], None], /
+) -> Callable[[Callable[..., None]], Callable[Concatenate[_Layer, Rest], None]]: ...
+@overload
+def filled_in(
+    init: Callable[Concatenate[_Layer, _First, Rest], None], first: _First, /
+) -> Callable[[Callable[..., None]], Callable[Concatenate[_Layer, Rest], None]]: ...
+@overload
+def filled_in(
+    init: Callable[Concatenate[_Layer, _First, _Second, Rest], None],
+    first: _First,
+    second: _Second,
+    /,
+) -> Callable[[Callable[..., None]], Callable[Concatenate[_Layer, Rest], None]]: ...
+def filled_in(init: Callable[..., None], /, *values: Any) -> Any:
+    """Decorates an empty `__init__`: makes it `init` with its first arguments filled in.
 
     A class of its own per dimension then needs two lines, instead of a copy of the signature and
-    of what `init` does.
+    of what `init` does. Without values it is the `__init__` of a base, which type checkers would
+    take for one that a dataclass generates.
 
     Args:
-        init: an `__init__` whose first argument is the number of spatial axes.
-        dims: that number.
+        init: an `__init__`.
+        *values: of its first arguments.
 
     Returns:
         A decorator; what it gives has the rest of init's signature.
@@ -34,18 +50,19 @@ def for_dimensions(
         ...     def __init__(self, num_spatial_dims: int, size: int):
         ...         self.shape = (size,) * num_spatial_dims
         >>> class Grid2d(Grid):
-        ...     @for_dimensions(Grid.__init__, 2)
+        ...     @filled_in(Grid.__init__, 2)
         ...     def __init__(self): ...
         >>> Grid2d(3).shape
         (3, 3)
     """
 
-    def decorate(empty: Callable[..., None]) -> Callable[Concatenate[_Layer, Rest], None]:
-        def fixed(self: _Layer, /, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
-            init(self, dims, *args, **kwargs)
+    def decorate(empty: Callable[..., None]) -> Callable[..., None]:
+        def fixed(self: Any, /, *args: Any, **kwargs: Any) -> None:
+            init(self, *values, *args, **kwargs)
 
         signature = inspect.signature(init)
-        layer, _, *rest = signature.parameters.values()
+        layer, *parameters = signature.parameters.values()
+        rest = parameters[len(values) :]
         ft.update_wrapper(fixed, empty)
         # `update_wrapper` left a way back to the empty signature, which nothing should follow.
         vars(fixed).pop("__wrapped__")
@@ -54,12 +71,13 @@ def for_dimensions(
         if marked is None:
             return fixed
         # Rules may ask for the number of axes, which is no argument any more.
-        rules = {name: _fixed(rule, dims) for name, rule in marked.rules.items()}
+        given = dict(zip([p.name for p in parameters], values, strict=False))
+        rules = {name: _fixed(rule, given) for name, rule in marked.rules.items()}
         return sizes_follow(**rules)(fixed)
 
     return decorate
 
 
-def _fixed(rule: Callable[..., Any], dims: int) -> Callable[..., Any]:
-    asks = "num_spatial_dims" in inspect.signature(rule).parameters
-    return ft.partial(rule, num_spatial_dims=dims) if asks else rule
+def _fixed(rule: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:
+    asked = given.keys() & inspect.signature(rule).parameters.keys()
+    return ft.partial(rule, **{name: given[name] for name in asked})

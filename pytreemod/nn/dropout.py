@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
-from pytreemod.errors import ArgumentError, RngError, ShapeError, StateError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.field_kinds import (
     as_integer,
     as_sequence,
@@ -16,14 +16,15 @@ from pytreemod.module.field_kinds import (
     flag,
     fraction,
 )
+from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
     check_array,
-    check_key,
     check_state,
     in_inference,
-    named,
+    instance,
     renamed,
+    required_key,
 )
 from pytreemod.nn.calling import ABSENT, Absence, Absent, StatefulLayer, in_scope, uses_key_if
 from pytreemod.nn.functional.dropout_masks import dropout
@@ -40,6 +41,14 @@ def _check_dims(where: str, dims: Any) -> tuple[int, ...]:
         expected = "the number of an axis, or a sequence of different ones"
         raise ArgumentError(where, expected, describe(dims))
     return tuple(axis for axis in axes if axis is not None)
+
+
+_STREAM = instance(
+    RngStream,
+    "an RngStream or None",
+    "The key comes later, and through State:",
+    "Dropout(p, stream=pm.RngStream())",
+)
 
 
 class Dropout(StatefulLayer):
@@ -65,7 +74,7 @@ class Dropout(StatefulLayer):
             batch is dropped alike in all its examples.
         stream: `RngStream()`, to be stateful. Layers that are given the same one have one each, as
             their places in the model differ.
-        deterministic: an older name of `inference`, which is told by a warning.
+        deterministic: an older name of `inference`, with a warning.
 
     State and randomness: uses one key when training, unless p is 0: `key` if there is one, or
         else the next one of its stream. In inference, State comes back as it was.
@@ -105,7 +114,7 @@ class Dropout(StatefulLayer):
     inference: bool = flag()
     # Defaults, although __init__ sets them, because what equals its default is not printed.
     broadcast_dims: tuple[int, ...] = checked(_check_dims, default=())
-    stream: RngStream | None = None
+    stream: RngStream | None = field(default=None, accepts=_STREAM)
 
     def __init__(
         self,
@@ -120,7 +129,7 @@ class Dropout(StatefulLayer):
             inference = renamed("Dropout(...)", "deterministic", deterministic, "inference")
         self.p, self.inference = p, inference
         assign_fields(self, broadcast_dims=broadcast_dims)
-        self.stream = _check_stream(named(self, "stream"), stream)
+        self.stream = stream
 
     @overload
     def __call__(
@@ -161,7 +170,7 @@ class Dropout(StatefulLayer):
             state: holds the layer's stream, if it has one.
             key: decides which entries, in place of the stream.
             inference: overrides the field of that name if not None.
-            deterministic: an older name of `inference`, which is told by a warning.
+            deterministic: an older name of `inference`, with a warning.
 
         Returns:
             An array of the same shape; with `state`, the pair of it and the State to go on with.
@@ -187,12 +196,15 @@ class Dropout(StatefulLayer):
     ) -> tuple[PRNGKeyArray, State | Absent]:
         """The key to use, and the State afterwards."""
         # What is given goes first; the stream stays where it is.
-        if key is not None:
-            return check_key(where, key), state
-        if self.stream is None:
-            raise RngError(_key_missing(where))
+        if key is not None or self.stream is None:
+            return required_key(where, key, "layer(x, key=jax.random.key(0))"), state
         if isinstance(state, Absence):
-            raise StateError(_state_missing(where))
+            hint = (
+                "The layer's keys are in the State that was made with the model:",
+                "x, state = layer(x, state)",
+            )
+            expected = "a State, or a key, when training"
+            raise StateError(where, expected, "neither", hint=hint)
         return state.next_key(self.stream)
 
     def is_stateful(self) -> bool:
@@ -204,32 +216,8 @@ class Dropout(StatefulLayer):
         return self.stream is not None
 
 
-def _check_stream(where: str, stream: Any) -> RngStream | None:
-    if stream is None or isinstance(stream, RngStream):
-        return stream
-    hint = ("The key comes later, and through State:", "Dropout(p, stream=pm.RngStream())")
-    raise ArgumentError(where, "an RngStream or None", describe(stream), hint=hint)
-
-
 def _check_axes(where: Title, x: Array, dims: tuple[int, ...]) -> None:
     if all(-x.ndim <= axis < x.ndim for axis in dims):
         return
     expected = f"x with the axes that broadcast_dims={dims} names"
     raise ShapeError(where, expected, describe(x))
-
-
-def _key_missing(where: Title) -> str:
-    hint = (
-        "Pass a key, or switch to inference:",
-        "layer(x, key=jax.random.key(0))",
-        "layer = nn.inference_mode(layer)",
-    )
-    return explain(str(where), "a random key when training", "none", hint=hint)
-
-
-def _state_missing(where: Title) -> str:
-    hint = (
-        "The layer's keys are in the State that was made with the model:",
-        "x, state = layer(x, state)",
-    )
-    return explain(str(where), "a State, or a key, when training", "neither", hint=hint)

@@ -27,7 +27,13 @@ from pytreemod.nn.arguments import (
 )
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import einsum, linear_general
-from pytreemod.nn.initializing import Initializer, begin, initialize, uniform_by_fan_in
+from pytreemod.nn.initializing import (
+    Initializer,
+    begin,
+    initial_bias,
+    initialize,
+    uniform_by_fan_in,
+)
 from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
@@ -76,7 +82,7 @@ class LinearGeneral(Layer):
 
     The formula is that of [linear_general][pytreemod.nn.functional.linear_general].
 
-    Axes of x are summed over, and those of out_features stand last in the result.
+    Axes of x are summed over, and those of out_features come last in the result.
 
     Shapes:
         x: in_features on the axes of axis, which are the last ones unless said otherwise
@@ -144,12 +150,8 @@ class LinearGeneral(Layer):
         self.use_bias = use_bias
         dtype, weight_key, bias_key = begin(self, dtype, key, 2)
         self.weight = initial_tensor(self, weight_init, weight_key, dtype)
-        self.bias = None
-        if self.use_bias:
-            fan_in = math.prod(self.in_features)
-            start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
-            where = named(self, "bias_init")
-            self.bias = initialize(where, start, bias_key, self.out_features, dtype)
+        start = uniform_by_fan_in(math.prod(self.in_features)) if bias_init is None else bias_init
+        self.bias = initial_bias(self, start, bias_key, dtype)
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -181,8 +183,8 @@ class Einsum(Layer):
     The formula is that of [einsum][pytreemod.nn.functional.einsum].
 
     Shapes:
-        x: as the equation says, of the sizes that weight_shape gives to its letters; `...` stands
-            for any number of axes
+        x: as the equation says, of the sizes that weight_shape gives to its letters; `...` means
+            any number of axes
         return: as the equation says
 
     Fields:
@@ -242,11 +244,8 @@ class Einsum(Layer):
         assign_fields(self, weight_shape=weight_shape, equation=equation, bias_shape=bias_shape)
         dtype, weight_key, bias_key = begin(self, dtype, key, 2)
         self.weight = initial_factors(self, weight_init, weight_key, dtype)
-        self.bias = None
-        if self.bias_shape is not None:
-            start = jax.nn.initializers.zeros if bias_init is None else bias_init
-            where = named(self, "bias_init")
-            self.bias = initialize(where, start, bias_key, self.bias_shape, dtype)
+        start = jax.nn.initializers.zeros if bias_init is None else bias_init
+        self.bias = initial_bias(self, start, bias_key, dtype)
 
     @ignores_key
     @in_scope("pm.nn.Einsum")

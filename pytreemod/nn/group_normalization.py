@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jaxtyping import Array, Inexact
 
-from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.field_kinds import array, flag, number, size
-from pytreemod.nn.arguments import (
-    Title,
-    check_channels,
-    named,
-)
+from pytreemod.errors import ArgumentError
+from pytreemod.module.field_kinds import array, check_size, flag, number, size
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import Title
 from pytreemod.nn.calling import in_scope
 from pytreemod.nn.functional.normalization import group_norm
 from pytreemod.nn.initializing import Initializer
-from pytreemod.nn.normalizing import Normalization
+from pytreemod.nn.normalizing import Normalization, axis_of_channels
 from pytreemod.state.key_sources import KeyLike
+
+
+def _accept_channels(where: str, channels: Any, layer: GroupNorm) -> int | None:
+    if channels is None:
+        if not layer.channelwise_affine:
+            return None
+        hint = ("Without weights, any number goes:", "GroupNorm(groups, channelwise_affine=False)")
+        raise ArgumentError(where, "how many there are, for weight and bias", "None", hint=hint)
+    count = check_size(where, channels)
+    if count % layer.groups != 0:
+        raise ArgumentError(where, f"a multiple of groups={layer.groups}", str(count))
+    return count
 
 
 class GroupNorm(Normalization):
@@ -29,7 +37,7 @@ class GroupNorm(Normalization):
 
     Without num_spatial_dims x is one example, as in Equinox: how many spatial axes there are is for
     x to say, so that a batch would be taken for a larger example. `jax.vmap(layer)` takes a batch;
-    so does a layer that is told how many spatial axes there are.
+    so does a layer made with num_spatial_dims.
 
     Computed in float32 or wider, returned in the dtype of x.
 
@@ -76,7 +84,7 @@ class GroupNorm(Normalization):
     shown: ClassVar[tuple[str, ...]] = ("groups", "channels")
 
     groups: int = size(1)
-    channels: int | None = size(optional=True)
+    channels: int | None = field(static=True, accepts=_accept_channels)
     eps: float = number(0.0)
     channelwise_affine: bool = flag()
     weight: Inexact[Array, " channels"] | None = array(given="channelwise_affine")
@@ -96,62 +104,13 @@ class GroupNorm(Normalization):
         bias_init: Initializer | None = None,
         key: KeyLike | None = None,
     ):
-        self.groups, self.channels, self.eps = groups, channels, eps
-        self.channelwise_affine, self.num_spatial_dims = channelwise_affine, num_spatial_dims
-        self.__check_init__()
+        # The channels after what they are checked with.
+        self.groups, self.channelwise_affine, self.channels = groups, channelwise_affine, channels
+        self.eps, self.num_spatial_dims = eps, num_spatial_dims
         self._start(dtype, weight_init, bias_init, key)
-
-    def __check_init__(self) -> None:
-        where, channels = named(self, "channels"), self.channels
-        if channels is None and self.channelwise_affine:
-            hint = (
-                "Without weights, any number goes:",
-                "GroupNorm(groups, channelwise_affine=False)",
-            )
-            expected = "how many there are, for weight and bias"
-            raise ArgumentError(where, expected, "None", hint=hint)
-        if channels is not None and channels % self.groups != 0:
-            raise ArgumentError(where, f"a multiple of groups={self.groups}", str(channels))
 
     __call__ = in_scope("pm.nn.GroupNorm")(Normalization.__call__)
 
     def _normalize(self, where: Title, x: Array, weight: Any, bias: Any) -> Array:
-        dims, axis = self.num_spatial_dims, 0
-        if dims is None:
-            _check_grouped(where, x, self.groups, self.channels)
-        else:
-            check_channels(where, x, self.channels, dims)
-            axis = x.ndim - dims - 1
-            _check_multiple(where, x, self.groups, axis)
+        axis = axis_of_channels(where, x, self.channels, self.num_spatial_dims, self.groups)
         return group_norm(x, self.groups, weight, bias, channel_axis=axis, eps=self.eps)
-
-
-def _check_multiple(where: Title, x: Array, groups: int, axis: int) -> None:
-    """Require that the groups divide the channels, which may be any number of them."""
-    if x.shape[axis] % groups != 0:
-        expected = f"a multiple of {groups} channels on axis {axis} of x"
-        raise ShapeError(where, expected, describe(x))
-
-
-def _check_grouped(where: Title, x: Array, groups: int, channels: int | None) -> None:
-    """Require channels on the first axis of x."""
-
-    def fits(axis: int) -> bool:
-        if not -x.ndim <= axis < x.ndim:
-            return False
-        size = x.shape[axis]
-        # Without weights nothing says how many channels there are, but into how many groups they
-        # fall.
-        return size % groups == 0 if channels is None else size == channels
-
-    if fits(0):
-        return
-    wanted = f"a multiple of {groups}" if channels is None else str(channels)
-    if fits(1):
-        hint: Sequence[str] = ("x looks like a batch; map over it:", "jax.vmap(layer)(x)")
-    elif fits(-1):
-        moved = "layer(jnp.moveaxis(x, -1, 0))"
-        hint = ("The last axis fits, but channels come first here:", moved)
-    else:
-        hint = "Neither the first axis of x fits, nor another that may hold the channels."
-    raise ShapeError(where, f"x of shape ({wanted}, ...)", describe(x), hint=hint)

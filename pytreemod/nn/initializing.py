@@ -118,6 +118,30 @@ def begin(layer: Any, dtype: Any, key: Any, n: int | None = None) -> tuple[Any, 
     return dtype, *([check_key(where, key)] if n is None else split_key(where, key, n))
 
 
+def initial_pair(
+    layer: Any,
+    dtype: Any,
+    key: Any,
+    weight_init: Initializer | None,
+    bias_init: Initializer | None,
+) -> tuple[Array, Any]:
+    """The first weight and bias of a layer, whose annotations say their shapes.
+
+    Args:
+        layer: what they are for; errors name it.
+        dtype: what its constructor was given; JAX's default float if None.
+        key: the same.
+        weight_init: the same, see `initial_weight`.
+        bias_init: the same, see `initial_bias`.
+
+    Returns:
+        Both; None for a bias that is not wanted.
+    """
+    dtype, weight_key, bias_key = begin(layer, dtype, key, 2)
+    weight = initial_weight(layer, weight_init, weight_key, dtype)
+    return weight, initial_bias(layer, bias_init, bias_key, dtype)
+
+
 def initial_weight(
     layer: Any,
     initializer: Initializer | None,
@@ -154,7 +178,7 @@ def initial_bias(
     dtype: Any,
     where: str | None = None,
 ) -> Any:
-    """The bias beside such a weight, from an initializer that wants (out,); None if there is none.
+    """The bias of a layer, from an initializer that wants (*out,); None if there is none.
 
     Args: as for `initial_weight`; the default is scaled as that of the weight.
     """
@@ -164,9 +188,10 @@ def initial_bias(
         return None
     where = named(layer, "bias_init") if where is None else where
     start = initializer or uniform_by_fan_in(math.prod(shapes["weight"][1:]))
-    values = initialize(where, start, key, shape[:1], dtype)
-    # With axes to be broadcast over, as Equinox has it: its files and programs rely on that.
-    return values.reshape(shape) if shape[1:] else values
+    # Some have axes to be broadcast over, as in Equinox: its files and programs rely on that.
+    offset = len(getattr(layer, "offset_axes", ()))
+    values = initialize(where, start, key, shape[: len(shape) - offset], dtype)
+    return values.reshape(shape) if offset else values
 
 
 def filled(value: float, shape: tuple[int, ...], dtype: Any) -> Array:

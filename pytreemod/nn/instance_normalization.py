@@ -10,14 +10,11 @@ from jaxtyping import Array, Inexact
 from pytreemod.errors import ShapeError, describe
 from pytreemod.module.field_kinds import array, flag, number, size
 from pytreemod.module.unfinished import sizes_follow
-from pytreemod.nn.arguments import (
-    Title,
-    check_channels,
-)
+from pytreemod.nn.arguments import Title
 from pytreemod.nn.calling import in_scope
 from pytreemod.nn.functional.normalization import instance_norm
 from pytreemod.nn.initializing import Initializer
-from pytreemod.nn.normalizing import Normalization
+from pytreemod.nn.normalizing import Normalization, axis_of_channels
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
@@ -35,7 +32,7 @@ class InstanceNorm(Normalization):
     PyTorch's is by default; running statistics, for which that has an option, there are none.
 
     How many spatial axes there are is for x to say, so that x is one example, and a batch would be
-    taken for a larger one: `jax.vmap(layer)` takes a batch. So does a layer that is told
+    taken for a larger one: `jax.vmap(layer)` takes a batch. So does a layer made with
     num_spatial_dims, as PyTorch's are by their names.
 
     Computed in float32 or wider, returned in the dtype of x.
@@ -111,27 +108,9 @@ class InstanceNorm(Normalization):
     __call__ = in_scope("pm.nn.InstanceNorm")(Normalization.__call__)
 
     def _normalize(self, where: Title, x: Array, weight: Any, bias: Any) -> Array:
-        axis = self._axis_of_channels(where, x)
+        axis = axis_of_channels(where, x, self.channels, self.num_spatial_dims)
         if x.shape[axis + 1 :].count(1) == x.ndim - axis - 1:
             # Whose mean it is itself: nothing would be left of it.
             expected = "more than one value for each channel of an example"
             raise ShapeError(where, expected, describe(x))
         return instance_norm(x, weight, bias, channel_axis=axis, eps=self.eps)
-
-    def _axis_of_channels(self, where: Title, x: Array) -> int:
-        """Counted from the front: the first one, or the one that leaves so many after it."""
-        dims = self.num_spatial_dims
-        if dims is not None:
-            check_channels(where, x, self.channels, dims)
-            return x.ndim - dims - 1
-        if x.shape[:1] == (self.channels,):
-            return 0
-        hint: Any = "The first axis of x is to hold the channels."
-        if x.shape[1:2] == (self.channels,):
-            hint = (
-                "x looks like a batch; map over it, or say how many spatial axes there are:",
-                "jax.vmap(layer)(x)",
-                f"InstanceNorm({self.channels}, num_spatial_dims={x.ndim - 2})",
-            )
-        expected = f"x of shape ({self.channels}, ...)"
-        raise ShapeError(where, expected, describe(x), hint=hint)

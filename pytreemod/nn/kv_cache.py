@@ -10,32 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe, explain
-from pytreemod.nn.arguments import Title, check_array
+from pytreemod.nn.arguments import Title
 from pytreemod.nn.functional.kv_caches import Cache, Extended
-from pytreemod.nn.functional.promotion import countable
 from pytreemod.transform.host.runtime_checks import error_if
 from pytreemod.typing import Tracer
-
-
-def check_lengths(where: Title, lengths: Any, key_: Array, check: bool) -> Array | None:
-    """Require an integer for each sequence, if there are any; in compiled code if asked."""
-    if lengths is None:
-        return None
-    lengths = check_array(where, lengths, "lengths")
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ArgumentError(where, "lengths of integers", describe(lengths))
-    if lengths.shape != key_.shape[:-2]:
-        expected = f"lengths of shape {key_.shape[:-2]}, one for each sequence"
-        raise ShapeError(where, expected, describe(lengths))
-    lengths, most = countable(lengths), key_.shape[-2]
-    wrong = (lengths < 0) | (lengths > most)
-    expected = f"lengths from 0 to {most}, the places that there are"
-    if isinstance(lengths, Tracer):
-        text = explain(str(where), expected, "others")
-        return error_if(lengths, wrong, text) if check else lengths
-    if wrong.any():
-        raise ArgumentError(where, expected, str(lengths.tolist()))
-    return lengths
 
 
 def check_ring(where: str, window: int | None, size: int, hint: Sequence[str]) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from jaxtyping import Array, Inexact
+from jaxtyping import Array
 
-from pytreemod.module.field_kinds import array, flag, number, sizes
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import Title, check_trailing, renamed
 from pytreemod.nn.calling import in_scope
 from pytreemod.nn.functional.normalization import layer_norm
 from pytreemod.nn.initializing import Initializer
-from pytreemod.nn.normalizing import Normalization
+from pytreemod.nn.normalizing import TrailingNormalization
 from pytreemod.state.key_sources import KeyLike
 
 
-class LayerNorm(Normalization):
+class LayerNorm(TrailingNormalization):
     r"""Layer normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ over trailing axes.
 
     Computed in float32 or wider, returned in the dtype of x.
@@ -37,8 +36,8 @@ class LayerNorm(Normalization):
         use_weight: whether to multiply by a weight, at first one.
         use_bias: whether to add a bias, at first zero.
         dtype: of weight and bias; JAX's default float if None.
-        elementwise_affine: an older name of `use_weight` and `use_bias` together, which is told by
-            a warning.
+        elementwise_affine: an older name of `use_weight` and `use_bias` together, with a
+            warning.
         weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
         bias_init: the same for the bias; zero if None.
         key: used once, for weight_init and bias_init; not needed without.
@@ -60,15 +59,6 @@ class LayerNorm(Normalization):
         Ba, Kiros & Hinton 2016, https://arxiv.org/abs/1607.06450, eq. (4).
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("shape",)
-
-    shape: tuple[int, ...] = sizes()
-    eps: float = number(0.0)
-    use_weight: bool = flag()
-    use_bias: bool = flag()
-    weight: Inexact[Array, "*shape"] | None = array(given="use_weight")
-    bias: Inexact[Array, "*shape"] | None = array(given="use_bias")
-
     @sizes_follow(shape=lambda x: x.shape[-1])
     def __init__(
         self,
@@ -86,11 +76,10 @@ class LayerNorm(Normalization):
         if elementwise_affine is not None:
             old, new = "elementwise_affine", ("use_weight", "use_bias")
             use_weight = use_bias = renamed("LayerNorm(...)", old, elementwise_affine, *new)
-        self.shape = shape  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
-        self.eps, self.use_weight, self.use_bias = eps, use_weight, use_bias
-        self._start(dtype, weight_init, bias_init, key)
+        options: dict[str, Any] = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
+        super().__init__(shape, eps, use_weight, use_bias, dtype, **options)
 
-    __call__ = in_scope("pm.nn.LayerNorm")(Normalization.__call__)
+    __call__ = in_scope("pm.nn.LayerNorm")(TrailingNormalization.__call__)
 
     def _normalize(self, where: Title, x: Array, weight: Any, bias: Any) -> Array:
         check_trailing(where, x, self.shape)

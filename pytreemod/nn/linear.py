@@ -12,7 +12,7 @@ from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import Title, check_array, check_last_axis, own_arrays
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import linear
-from pytreemod.nn.initializing import Initializer, begin, initial_bias, initial_weight
+from pytreemod.nn.initializing import Initializer, initial_pair
 from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
@@ -81,11 +81,8 @@ class Linear(Layer):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        assign_fields(self, in_features=in_features)
-        self.out_features, self.use_bias = out_features, use_bias
-        dtype, weight_key, bias_key = begin(self, dtype, key, 2)
-        self.weight = initial_weight(self, weight_init, weight_key, dtype)
-        self.bias = initial_bias(self, bias_init, bias_key, dtype)
+        assign_fields(self, in_features=in_features, out_features=out_features, use_bias=use_bias)
+        self.weight, self.bias = initial_pair(self, dtype, key, weight_init, bias_init)
 
     @ignores_key
     @in_scope("pm.nn.Linear")
@@ -95,10 +92,9 @@ class Linear(Layer):
         where = Title(self, "in_features", "out_features")
         weight, bias = own_arrays(where, "weight", "bias")
         x = check_array(where, x)
-        if self.in_features == "scalar":
-            # A number is an axis of one, so that there is one formula.
-            x = lax.expand_dims(x, (x.ndim,))
-        else:
-            check_last_axis(where, x, self.in_features, "in_features")
+        # A number is an axis of one, so that there is one formula.
+        x = lax.expand_dims(x, (x.ndim,)) if self.in_features == "scalar" else x
+        n_in = 1 if self.in_features == "scalar" else self.in_features
+        check_last_axis(where, x, n_in, "in_features")
         y = linear(x, weight, bias)
         return lax.squeeze(y, (y.ndim - 1,)) if self.out_features == "scalar" else y

@@ -1,8 +1,8 @@
 """`materialize`: models whose sizes follow are finished by an example of their input.
 
 The model is run once, on shapes alone. Each unfinished instance in it (see
-[`unfinished`][pytreemod.module.unfinished]) is told its path and whom to ask; called, it says what
-sizes follow, and goes on as the layer that it will be. Afterwards each is built where it stands.
+[`unfinished`][pytreemod.module.unfinished]) gets its path and whom to ask; called, it says what
+sizes follow, and goes on as the layer that it will be. Afterwards each is built in its place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def materialize(
     the arguments that it was given.
 
     Do it before anything else: before `make_with_state` (which is given a function that calls
-    this), optimizers, ties, surgery. Which sizes of a layer may be None stands on its page;
+    this), optimizers, ties, surgery. The page of a layer says which of its sizes may be None;
     [`sizes_follow`][pytreemod.sizes_follow] says it of your own Modules.
 
     **Laws.** The result equals the model with its sizes written out, to the last bit: keys are
@@ -55,7 +55,7 @@ def materialize(
     Args:
         model: a model, or any tree that holds some.
         *args: what it is called with: arrays, or `jax.ShapeDtypeStruct`. Where it takes a State,
-            `pm.State(model)` stands for it, whose tokens are those that are there already.
+            pass `pm.State(model)`, whose tokens are those that are there already.
         method: what is called: the name of a method, or a function of the model and args; the
             model itself if None.
         **kwargs: the same, by name.

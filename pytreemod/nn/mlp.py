@@ -20,6 +20,7 @@ from pytreemod.nn.arguments import (
     check_dtype,
     check_last_axis,
     divide_key,
+    function,
     mapped_hint,
     named,
 )
@@ -41,12 +42,9 @@ def identity(x: Array) -> Array:
     return x
 
 
-def _check_function(where: str, value: Any, mlp: MLP) -> Any:
-    del mlp
-    if callable(value):
-        return value
-    hint = ("Pass the function itself:", "activation=jax.nn.relu")
-    raise ArgumentError(where, "a function or a Module", describe(value), hint=hint)
+_ACTIVATION = function(
+    "a function or a Module", "Pass the function itself:", "activation=jax.nn.relu"
+)
 
 
 class MLP(Module):
@@ -117,8 +115,8 @@ class MLP(Module):
     """
 
     layers: tuple[Linear, ...]
-    activation: Callable[..., Any] = field(accepts=_check_function)
-    final_activation: Callable[..., Any] = field(accepts=_check_function)
+    activation: Callable[..., Any] = field(accepts=_ACTIVATION)
+    final_activation: Callable[..., Any] = field(accepts=_ACTIVATION)
     use_bias: bool = flag()
     use_final_bias: bool = flag()
     in_size: int | Literal["scalar"] = size(scalar=True)
@@ -236,7 +234,7 @@ def _copied(activation: Callable[..., Any], *sizes: int) -> Callable[..., Any]:
     """What may be learnt, with a copy for each entry of some leading axes."""
     if _is_plain(activation):
         return activation
-    # From the inside out: the axis that is mapped last stands first.
+    # From the inside out: the axis that is mapped last comes first.
     for count in reversed(sizes):
         activation = filter_vmap(_given, in_axes=None, axis_size=count)(activation)
     return activation

@@ -61,7 +61,7 @@ class Stateful(Module, Generic[_M]):
     # Running statistics and keys are not trained.
     state: State = buffer()
 
-    # An update that does not come out of a transform is refused, not only told.
+    # An update that does not come out of a transform is refused, and no mere warning.
     __keeps_state__ = True
 
     def __call__(self: _B, /, *args: Any, **kwargs: Any) -> tuple[Any, _B]:
@@ -75,7 +75,10 @@ class Stateful(Module, Generic[_M]):
             What the model returns, and the net to go on with.
         """
         if not callable(self.model):
-            raise ArgumentError(_uncallable(self.model))
+            kind = type(self.model).__qualname__
+            hint = ("call one of its methods:", f"out, net = net.apply({kind}.method, x)")
+            expected = "a model that can be called"
+            raise ArgumentError("net(...)", expected, with_article(kind), hint=hint)
         return self._run("net(...)", self.model, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -114,7 +117,10 @@ class Stateful(Module, Generic[_M]):
         if not callable(fn):
             raise ArgumentError("net.apply(fn)", "a function", describe(fn))
         if getattr(fn, "__self__", None) is self.model:
-            raise ArgumentError(_bound(fn, self.model))
+            name = f"{type(self.model).__qualname__}.{fn.__name__}"
+            hint = ("the net passes its model itself:", f"out, net = net.apply({name}, x)")
+            expected = "a function of the model"
+            raise ArgumentError("net.apply(fn)", expected, f"its method {name}", hint=hint)
         return self._run("net.apply(...)", fn, (self.model, *args), kwargs)
 
     def seed(self: _B, key: Any) -> _B:
@@ -175,7 +181,8 @@ class Stateful(Module, Generic[_M]):
         self: _B, where: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, _B]:
         if STATE in kwargs or any(isinstance(arg, State) for arg in args):
-            raise ArgumentError(_given_state(where))
+            hint = ("it has one, and passes that on:", "out, net = net(x)")
+            raise ArgumentError(where, "no State among the arguments", "one", hint=hint)
         state = self._newest(where)
         # A State of the call's own: should it fail half-way, this one is still good.
         own = state.substate(self.model)
@@ -188,15 +195,32 @@ class Stateful(Module, Generic[_M]):
             # It can be given one, so that the error is of the user's own code.
             if _takes_state(fn):
                 raise
-            tokens = [path_text(path) for path, _ in tokens_of(self.model)]
-            raise ArgumentError(_takes_none(where, fn, tokens)) from error
+            name = fn.__qualname__ if hasattr(fn, "__qualname__") else type(fn).__qualname__
+            own = getattr(fn, "__name__", "__call__")
+            hint = (
+                "take it, pass it on to the layers that need it, and return it; or call the model:",
+                f"def {own}(self, x, state):",
+                "    x, state = self.norm(x, state)",
+                "    return x, state",
+                "out = net.model(x)" if own == "__call__" else f"out = net.model.{own}(x)",
+            )
+            expected = f"{name} to have a parameter called state"
+            places = [path_text(path) for path, _ in tokens_of(self.model)]
+            got = "none, though it has State"
+            raise ArgumentError(where, expected, got, places=places, hint=hint) from error
         out, new = _parted(where, result, own)
         return out, self if new is own else self.replace(state=state.update(new))
 
     def _newest(self, where: str) -> State:
         """The State, if it was not used up."""
         if not self.state.__usable__():
-            raise StateError(_used(where))
+            hint = (
+                "go on with what came back; using the old one would lose an update:",
+                "out, net = net(x)",
+                "net = net.restored()  # if something has failed since, and what came back is lost",
+            )
+            expected, got = "the newest net", "one that a call has already replaced"
+            raise StateError(where, expected, got, hint=hint)
         return self.state
 
 
@@ -318,11 +342,6 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
     return out, new
 
 
-def _given_state(where: str) -> str:
-    hint = ["it has one, and passes that on:", "out, net = net(x)"]
-    return explain(where, "no State among the arguments", "one", hint=hint)
-
-
 def _of_model(name: str, model: Any) -> str:
     found = getattr(model, name)
     hint = ["the net holds it:", f"net.model.{name}"]
@@ -334,38 +353,3 @@ def _of_model(name: str, model: Any) -> str:
         ]
     got = f"one of its model, {with_article(type(model).__qualname__)}"
     return explain(f"net.{name}", "an attribute of the net", got, hint=hint)
-
-
-def _bound(fn: Any, model: Any) -> str:
-    name = f"{type(model).__qualname__}.{fn.__name__}"
-    hint = ["the net passes its model itself:", f"out, net = net.apply({name}, x)"]
-    return explain("net.apply(fn)", "a function of the model", f"its method {name}", hint=hint)
-
-
-def _takes_none(where: str, fn: Any, tokens: list[str]) -> str:
-    name = fn.__qualname__ if hasattr(fn, "__qualname__") else type(fn).__qualname__
-    own = getattr(fn, "__name__", "__call__")
-    hint = [
-        "take it, pass it on to the layers that need it, and return it; or call it on the model:",
-        f"def {own}(self, x, state):",
-        "    x, state = self.norm(x, state)",
-        "    return x, state",
-        "out = net.model(x)" if own == "__call__" else f"out = net.model.{own}(x)",
-    ]
-    expected = f"{name} to have a parameter called state"
-    return explain(where, expected, "none, though it has State", places=tokens, hint=hint)
-
-
-def _used(where: str) -> str:
-    hint = [
-        "go on with what came back; using the old one would lose an update:",
-        "out, net = net(x)",
-        "net = net.restored()  # if something has failed since, and what came back is lost",
-    ]
-    return explain(where, "the newest net", "one that a call has already replaced", hint=hint)
-
-
-def _uncallable(model: Any) -> str:
-    kind = type(model).__qualname__
-    hint = ["call one of its methods:", f"out, net = net.apply({kind}.method, x)"]
-    return explain("net(...)", "a model that can be called", with_article(kind), hint=hint)

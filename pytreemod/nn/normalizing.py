@@ -7,13 +7,18 @@ that it may replace a `BatchNorm`. A layer adds its formula, and how its input i
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, overload
 
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Inexact, Shaped
 
+from pytreemod.errors import ShapeError, describe
+from pytreemod.module.field_kinds import array, flag, number, sizes
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
+    check_channels,
     check_dtype,
     check_floating,
     check_state,
@@ -75,3 +80,84 @@ class Normalization(Layer, is_abstract=True):
         dtype, shapes = check_dtype(named(self, "dtype"), dtype, real=True), self.__array_shapes__()
         sizes, inits = (shapes["weight"], shapes["bias"]), (weight_init, bias_init)
         self.weight, self.bias = initial_affine(self, sizes, dtype, inits, key)
+
+
+class TrailingNormalization(Normalization, is_abstract=True):
+    """Base of `LayerNorm` and `RMSNorm`, which normalize over the last axes."""
+
+    shown: ClassVar[tuple[str, ...]] = ("shape",)
+
+    shape: tuple[int, ...] = sizes()
+    eps: float = number(0.0)
+    use_weight: bool = flag()
+    use_bias: bool = flag()
+    weight: Inexact[Array, "*shape"] | None = array(given="use_weight")
+    bias: Inexact[Array, "*shape"] | None = array(given="use_bias")
+
+    @sizes_follow(shape=lambda x: x.shape[-1])
+    def __init__(
+        self,
+        shape: int | Sequence[int] | None,
+        eps: int | float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: KeyLike | None = None,
+    ):
+        self.shape = shape  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        self.eps, self.use_weight, self.use_bias = eps, use_weight, use_bias
+        self._start(dtype, weight_init, bias_init, key)
+
+
+def axis_of_channels(
+    where: Title, x: Array, channels: int | None, dims: int | None, groups: int = 1
+) -> int:
+    """Where x has its channels: before `dims` spatial axes, or first of all, in one example.
+
+    Args:
+        where: the layer's title.
+        x: the input.
+        channels: how many there are; None for any multiple of groups.
+        dims: how many spatial axes there are; None if only x says it.
+        groups: into how many groups they fall.
+
+    Returns:
+        The axis, counted from the front.
+
+    Raises:
+        ShapeError: there are no such channels there.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> axis_of_channels(Title(None), jnp.ones((7, 3, 8)), 3, 1)
+        1
+    """
+    if dims is not None:
+        check_channels(where, x, channels, dims)
+
+    def fits(axis: int) -> bool:
+        if not -x.ndim <= axis < x.ndim:
+            return False
+        return x.shape[axis] % groups == 0 and channels in (None, x.shape[axis])
+
+    axis = 0 if dims is None else x.ndim - dims - 1
+    if fits(axis):
+        return axis
+    wanted = f"a multiple of {groups}" if channels is None else str(channels)
+    if dims is not None:
+        raise ShapeError(where, f"{wanted} channels on axis {axis} of x", describe(x))
+    if fits(1):
+        hint: Sequence[str] = (
+            "x looks like a batch; map over it, or say how many spatial axes there are:",
+            "jax.vmap(layer)(x)",
+            f"{type(where.layer).__name__}(..., num_spatial_dims={x.ndim - 2})",
+        )
+    elif fits(-1):
+        moved = "layer(jnp.moveaxis(x, -1, 0))"
+        hint = ("The last axis fits, but channels come first here:", moved)
+    else:
+        hint = "Neither the first axis of x fits, nor another that may hold the channels."
+    raise ShapeError(where, f"x of shape ({wanted}, ...)", describe(x), hint=hint)

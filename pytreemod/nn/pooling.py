@@ -10,26 +10,48 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import as_number, check_flag, check_size, check_sizes
-from pytreemod.module.fields import field
-from pytreemod.nn.arguments import (
-    Title,
-    check_array,
-    check_channels,
-    check_kept,
-    check_window,
-    named,
+from pytreemod.module.field_kinds import (
+    as_number,
+    assign_fields,
+    checked,
+    flag,
+    size,
+    sizes,
 )
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import Title, check_array, check_channels, check_window, function
 from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.dimensions import for_dimensions
+from pytreemod.nn.dimensions import filled_in
 from pytreemod.nn.functional.pooling import avg_pool, pool
-from pytreemod.nn.functional.windows import Pads, check_padding, check_strides, cover
+from pytreemod.nn.functional.windows import Pads, check_padding, cover
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 
-class Pool(Module):
+def _check_init(where: str, init: Any) -> int | float:
+    """A Python number: an array would be a leaf that no optimizer should see."""
+    number = as_number(init)
+    if number is None:
+        raise ArgumentError(where, "a number", describe(init))
+    return number
+
+
+def _accept_pads(where: str, padding: Any, layer: Pool) -> Pads:
+    window = layer.kernel_size
+    pads = check_padding(where, padding, len(window), words=False)
+    assert not isinstance(pads, str)
+    # A window that sees nothing but padding would give the neutral element, -inf for a maximum.
+    if any(max(pair) >= extent for pair, extent in zip(pads, window, strict=True)):
+        expected = f"less than kernel_size={window} on each side"
+        raise ArgumentError(where, expected, describe(padding))
+    return pads
+
+
+_OPERATION = function("a function", "Pass a function of two arguments:", "operation=jax.lax.max")
+
+
+class Pool(Layer):
     """Reduces windows over the spatial axes with any associative operation.
 
     The formula is that of [pool][pytreemod.nn.functional.pool].
@@ -46,7 +68,7 @@ class Pool(Module):
         none that are arrays
 
     Args:
-        init: the operation's neutral element, a number; also the padding. An infinity stands for
+        init: the operation's neutral element, a number; also the padding. An infinity means
             the extreme value of x's dtype.
         operation: an associative function of two arguments such as `jax.lax.add`. Only JAX's own
             `add`, `max` and `min` can be differentiated.
@@ -73,13 +95,13 @@ class Pool(Module):
         `use_ceil` as PyTorch's `ceil_mode`. The default stride is 1, as in Equinox.
     """
 
-    init: int | float = field(static=True)
-    operation: Callable[[Any, Any], Any] = field(static=True)
-    num_spatial_dims: int = field(static=True)
-    kernel_size: tuple[int, ...] = field(static=True)
-    stride: tuple[int, ...] = field(static=True)
-    padding: tuple[tuple[int, int], ...] = field(static=True)
-    use_ceil: bool = field(static=True)
+    init: int | float = checked(_check_init)
+    operation: Callable[[Any, Any], Any] = field(static=True, accepts=_OPERATION)
+    num_spatial_dims: int = size(1)
+    kernel_size: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    stride: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    padding: tuple[tuple[int, int], ...] = field(static=True, accepts=_accept_pads)
+    use_ceil: bool = flag()
 
     def __init__(
         self,
@@ -91,24 +113,8 @@ class Pool(Module):
         padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
         use_ceil: bool = False,
     ):
-        dims = check_size(named(self, "num_spatial_dims"), num_spatial_dims, 1)
-        self.num_spatial_dims = dims
-        self.init = _check_init(named(self, "init"), init)
-        self.operation = _check_operation(named(self, "operation"), operation)
-        self.kernel_size = check_sizes(named(self, "kernel_size"), kernel_size, dims, 1)
-        self.stride = check_strides(named(self, "stride"), stride, dims)
-        self.padding = _check_pads(named(self, "padding"), padding, self.kernel_size)
-        self.use_ceil = check_flag(named(self, "use_ceil"), use_ceil)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        dims = self.num_spatial_dims
-        kernel_size = check_sizes(named(self, "kernel_size"), self.kernel_size, dims, 1)
-        check_kept(self, "kernel_size", kernel_size)
-        check_strides(named(self, "stride"), self.stride, dims)
-        check_kept(
-            self, "padding", _check_pads(named(self, "padding"), self.padding, self.kernel_size)
-        )
+        self.num_spatial_dims, self.operation, self.use_ceil = num_spatial_dims, operation, use_ceil
+        assign_fields(self, init=init, kernel_size=kernel_size, stride=stride, padding=padding)
 
     @ignores_key
     @in_scope("pm.nn.Pool")
@@ -135,31 +141,15 @@ class Pool(Module):
 class MaxPool(Pool):
     """The largest entry of each window, over any number of spatial axes; see `MaxPool2d`."""
 
-    def __init__(
-        self,
-        num_spatial_dims: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
-        use_ceil: bool = False,
-    ):
-        super().__init__(
-            -math.inf, lax.max, num_spatial_dims, kernel_size, stride, padding, use_ceil
-        )
+    @filled_in(Pool.__init__, -math.inf, lax.max)
+    def __init__(self): ...
 
 
 class AvgPool(Pool):
     """The mean of each window, over any number of spatial axes; see `AvgPool2d`."""
 
-    def __init__(
-        self,
-        num_spatial_dims: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
-        use_ceil: bool = False,
-    ):
-        super().__init__(0, lax.add, num_spatial_dims, kernel_size, stride, padding, use_ceil)
+    @filled_in(Pool.__init__, 0, lax.add)
+    def __init__(self): ...
 
     @ignores_key
     @in_scope("pm.nn.AvgPool")
@@ -187,7 +177,7 @@ class MaxPool1d(MaxPool):
         [[1.0, 3.0, 5.0]]
     """
 
-    @for_dimensions(MaxPool.__init__, 1)
+    @filled_in(MaxPool.__init__, 1)
     def __init__(self): ...
 
 
@@ -208,7 +198,7 @@ class MaxPool2d(MaxPool):
         (7, 3, 4, 4)
     """
 
-    @for_dimensions(MaxPool.__init__, 2)
+    @filled_in(MaxPool.__init__, 2)
     def __init__(self): ...
 
 
@@ -229,7 +219,7 @@ class MaxPool3d(MaxPool):
         (3, 2, 2, 2)
     """
 
-    @for_dimensions(MaxPool.__init__, 3)
+    @filled_in(MaxPool.__init__, 3)
     def __init__(self): ...
 
 
@@ -250,7 +240,7 @@ class AvgPool1d(AvgPool):
         [[0.5, 2.5, 4.5]]
     """
 
-    @for_dimensions(AvgPool.__init__, 1)
+    @filled_in(AvgPool.__init__, 1)
     def __init__(self): ...
 
 
@@ -271,7 +261,7 @@ class AvgPool2d(AvgPool):
         (7, 3, 4, 4)
     """
 
-    @for_dimensions(AvgPool.__init__, 2)
+    @filled_in(AvgPool.__init__, 2)
     def __init__(self): ...
 
 
@@ -292,30 +282,5 @@ class AvgPool3d(AvgPool):
         (3, 2, 2, 2)
     """
 
-    @for_dimensions(AvgPool.__init__, 3)
+    @filled_in(AvgPool.__init__, 3)
     def __init__(self): ...
-
-
-def _check_init(where: str, init: Any) -> int | float:
-    """A Python number: an array would be a leaf that no optimizer should see."""
-    number = as_number(init)
-    if number is None:
-        raise ArgumentError(where, "a number", describe(init))
-    return number
-
-
-def _check_operation(where: str, operation: Any) -> Callable[[Any, Any], Any]:
-    if callable(operation):
-        return operation
-    hint = ("Pass a function of two arguments:", "operation=jax.lax.max")
-    raise ArgumentError(where, "a function", describe(operation), hint=hint)
-
-
-def _check_pads(where: str, padding: Any, window: tuple[int, ...]) -> Pads:
-    pads = check_padding(where, padding, len(window), words=False)
-    assert not isinstance(pads, str)
-    # A window that sees nothing but padding would give the neutral element, -inf for a maximum.
-    if any(max(pair) >= extent for pair, extent in zip(pads, window, strict=True)):
-        expected = f"less than kernel_size={window} on each side"
-        raise ArgumentError(where, expected, describe(padding))
-    return pads

@@ -8,18 +8,25 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import check_flag, check_size, is_traced
+from pytreemod.module.field_kinds import check_flag, flag, size
 from pytreemod.module.fields import field
 from pytreemod.module.resolving import resolve
-from pytreemod.nn.arguments import Title, check_array, check_key, divide_key, named
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_key,
+    check_lengths,
+    divide_key,
+    function,
+    instance,
+)
 from pytreemod.nn.calling import accepts_key, in_scope, uses_key_if, wants_key
-from pytreemod.nn.functional.promotion import countable, widen
+from pytreemod.nn.functional.promotion import widen
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
 from pytreemod.nn.recurrent_cells import RNNCellBase
 from pytreemod.state.key_sources import KeyLike
@@ -27,6 +34,8 @@ from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.tree.differences import varying_axes
 from pytreemod.tree.predicates import is_array, is_array_like, is_inexact_array
 from pytreemod.typing import AnyArray, jtu, untyped_jax
+
+_CELL = instance(RNNCellBase, "an RNNCellBase", "such as", "RNN(GRUCell(3, 4, key=key))")
 
 
 class RNN(Module):
@@ -84,13 +93,13 @@ class RNN(Module):
         Names, defaults and the order of results as `flax.nnx.RNN`.
     """
 
-    cell: RNNCellBase
+    cell: RNNCellBase = field(accepts=_CELL)
     # Defaults, although __init__ sets them, because what equals its default is not printed.
-    time_major: bool = field(static=True, default=False)
-    return_carry: bool = field(static=True, default=False)
-    reverse: bool = field(static=True, default=False)
-    keep_order: bool = field(static=True, default=False)
-    unroll: int = field(static=True, default=1)
+    time_major: bool = flag(default=False)
+    return_carry: bool = flag(default=False)
+    reverse: bool = flag(default=False)
+    keep_order: bool = flag(default=False)
+    unroll: int = size(1, default=1)
 
     def __init__(
         self,
@@ -102,23 +111,8 @@ class RNN(Module):
         keep_order: bool = False,
         unroll: int = 1,
     ):
-        self.cell = cell
-        self.time_major = time_major
-        self.return_carry = return_carry
-        self.reverse = reverse
-        self.keep_order = keep_order
-        self.unroll = unroll
-
-    def __check_init__(self) -> None:
-        # Here, for `replace` and `with_mode` come this way.
-        if not isinstance(self.cell, RNNCellBase):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-            hint = ("such as", "RNN(GRUCell(3, 4, key=key))")
-            raise ArgumentError(
-                named(self, "cell"), "an RNNCellBase", describe(self.cell), hint=hint
-            )
-        for name in ("time_major", "return_carry", "reverse", "keep_order"):
-            check_flag(named(self, name), getattr(self, name))
-        check_size(named(self, "unroll"), self.unroll, 1)
+        self.cell, self.time_major, self.return_carry = cell, time_major, return_carry
+        self.reverse, self.keep_order, self.unroll = reverse, keep_order, unroll
 
     @uses_key_if(lambda layer: wants_key(layer.cell))
     @in_scope("pm.nn.RNN")
@@ -134,7 +128,7 @@ class RNN(Module):
         keep_order: bool | None = None,
         key: KeyLike | None = None,
     ) -> Any:
-        """Run the cell over time; what is None is as the constructor was told."""
+        """Run the cell over time; what is None is as in the constructor."""
         return_carry = self._chosen("return_carry", return_carry)
         time_major = self._chosen("time_major", time_major)
         reverse = self._chosen("reverse", reverse)
@@ -143,7 +137,8 @@ class RNN(Module):
         x = _checked_inputs(where, inputs, time_major)
         x = x if time_major else jnp.moveaxis(x, -2, 0)
         batch = x.shape[1:-1]
-        lengths = None if seq_lengths is None else _checked_lengths(where, seq_lengths, x)
+        lengths = None if seq_lengths is None else jnp.asarray(seq_lengths)
+        lengths = check_lengths(where, "seq_lengths", lengths, batch, x.shape[0])
         if initial_carry is None:
             initial_carry = self.cell.initialize_carry(x.shape[1:], x.dtype)
 
@@ -238,6 +233,9 @@ def concatenate(forward: Array, backward: Array) -> Array:
     return jnp.concatenate([forward, backward], axis=-1)
 
 
+_RNN = instance(RNN, "an RNN", "Cells are run over time by an RNN:", "RNN(cell)")
+
+
 class Bidirectional(Module):
     """Two RNNs in opposite directions over the same inputs, their outputs put together.
 
@@ -282,11 +280,11 @@ class Bidirectional(Module):
         `flax.nnx.Bidirectional`.
     """
 
-    forward_rnn: RNN
-    backward_rnn: RNN
-    merge_fn: Callable[..., Any]
-    time_major: bool = field(static=True, default=False)
-    return_carry: bool = field(static=True, default=False)
+    forward_rnn: RNN = field(accepts=_RNN)
+    backward_rnn: RNN = field(accepts=_RNN)
+    merge_fn: Callable[..., Any] = field(accepts=function("a function of both outputs"))
+    time_major: bool = flag(default=False)
+    return_carry: bool = flag(default=False)
 
     def __init__(
         self,
@@ -297,24 +295,8 @@ class Bidirectional(Module):
         time_major: bool = False,
         return_carry: bool = False,
     ):
-        self.forward_rnn = forward_rnn
-        self.backward_rnn = backward_rnn
-        self.merge_fn = merge_fn
-        self.time_major = time_major
-        self.return_carry = return_carry
-
-    def __check_init__(self) -> None:
-        # Here, for `replace` and `with_mode` come this way.
-        for name in ("forward_rnn", "backward_rnn"):
-            rnn = getattr(self, name)
-            if not isinstance(rnn, RNN):
-                hint = ("Cells are run over time by an RNN:", f"{name}=RNN(cell)")
-                raise ArgumentError(named(self, name), "an RNN", describe(rnn), hint=hint)
-        if not callable(self.merge_fn):
-            expected = "a function of both outputs"
-            raise ArgumentError(named(self, "merge_fn"), expected, describe(self.merge_fn))
-        check_flag(named(self, "time_major"), self.time_major)
-        check_flag(named(self, "return_carry"), self.return_carry)
+        self.forward_rnn, self.backward_rnn, self.merge_fn = forward_rnn, backward_rnn, merge_fn
+        self.time_major, self.return_carry = time_major, return_carry
 
     @uses_key_if(lambda layer: wants_key(layer.forward_rnn) or wants_key(layer.backward_rnn))
     @in_scope("pm.nn.Bidirectional")
@@ -328,7 +310,7 @@ class Bidirectional(Module):
         time_major: bool | None = None,
         key: KeyLike | None = None,
     ) -> Any:
-        """Run both; what is None is as the constructor was told."""
+        """Run both; what is None is as in the constructor."""
         where = Title(self)
         if return_carry is None:
             return_carry = self.return_carry
@@ -385,21 +367,3 @@ def _checked_inputs(where: Title, inputs: Any, time_major: bool) -> Array:
         hint = ("For a single step call the cell:", "carry = rnn.cell(x, carry)")
         raise ShapeError(where, f"inputs of shape {shape}", describe(x), hint=hint)
     return x
-
-
-def _checked_lengths(where: Title, seq_lengths: Any, x: Array) -> Array:
-    """Require one length for each sequence, and none that reaches beyond the axis of time."""
-    lengths, batch, steps = jnp.asarray(seq_lengths), x.shape[1:-1], x.shape[0]
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ArgumentError(where, "seq_lengths of integers", describe(seq_lengths))
-    if lengths.shape != batch:
-        expected = f"seq_lengths of shape {batch}, one for each sequence"
-        raise ShapeError(where, expected, describe(seq_lengths))
-    # While tracing nobody knows them; what is beyond the end then counts as the end.
-    if not is_traced(lengths):
-        values = np.asarray(lengths)
-        wrong = values[(values < 0) | (values > steps)]
-        if wrong.size:
-            expected = f"seq_lengths from 0 to {steps}, the axis of time"
-            raise ArgumentError(where, expected, str(wrong[0]))
-    return countable(lengths)

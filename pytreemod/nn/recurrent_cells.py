@@ -19,10 +19,12 @@ from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_last_axis,
+    function,
     named,
     own_arrays,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
+from pytreemod.nn.dimensions import filled_in
 from pytreemod.nn.functional.promotion import wide_dtype
 from pytreemod.nn.functional.recurrent_cells import gru_cell, lstm_cell, simple_cell
 from pytreemod.nn.initializing import Initializer, begin, initialize, uniform_by_fan_in
@@ -101,6 +103,31 @@ class GatedCell(RNNCellBase, Layer, is_abstract=True):
     # Uniform by the size of the hidden state, unless a cell says otherwise.
     starts: ClassVar[Sequence[Initializer | None]] = (None, None, None)
 
+    weight_ih: Inexact[Array, "gates input_size"]
+    weight_hh: Inexact[Array, "gates hidden_size"]
+    bias: Inexact[Array, " gates"] | None = array(given="use_bias")
+    input_size: int = size()
+    hidden_size: int = size(1)
+    use_bias: bool = flag()
+
+    @sizes_follow(input_size=lambda input: input.shape[-1])
+    def __init__(
+        self,
+        input_size: int | None,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        recurrent_weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        self._start(
+            (input_size, hidden_size, use_bias),
+            (dtype, key, weight_init, recurrent_weight_init, bias_init),
+        )
+
     @property
     def gates(self: Any) -> int:
         """Rows of the weights: hidden_size for each gate."""
@@ -121,8 +148,10 @@ class GatedCell(RNNCellBase, Layer, is_abstract=True):
         dtype = own if dtype is None else jnp.promote_types(own, dtype)
         return jnp.zeros((*input_shape[:-1], self.hidden_size), dtype)
 
-    def _start(self: Any, dtype: Any, key: KeyLike, *inits: Initializer | None) -> None:
-        """Set the arrays, when the configuration is set."""
+    def _start(self: Any, configuration: tuple[Any, ...], drawn_with: tuple[Any, ...]) -> None:
+        """Set the configuration, and by it the arrays."""
+        self.input_size, self.hidden_size, self.use_bias = configuration
+        dtype, key, *inits = drawn_with
         # Split without biases, too, so that the weights are the same with and without.
         dtype, *keys = begin(self, dtype, key, len(self.rows))
         for name, own_key in zip(self.rows, keys, strict=True):
@@ -191,30 +220,10 @@ class GRUCell(GatedCell):
 
     rows: ClassVar[Any] = {"weight_ih": 3, "weight_hh": 3, "bias": 3, "bias_n": 1}
 
-    weight_ih: Inexact[Array, "gates input_size"]
-    weight_hh: Inexact[Array, "gates hidden_size"]
-    bias: Inexact[Array, " gates"] | None = array(given="use_bias")
     bias_n: Inexact[Array, " hidden_size"] | None = array(given="use_bias")
-    input_size: int = size()
-    hidden_size: int = size(1)
-    use_bias: bool = flag()
 
-    @sizes_follow(input_size=lambda input: input.shape[-1])
-    def __init__(
-        self,
-        input_size: int | None,
-        hidden_size: int,
-        use_bias: bool = True,
-        dtype: Any = None,
-        *,
-        key: KeyLike,
-        weight_init: Initializer | None = None,
-        recurrent_weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-    ):
-        self.input_size = input_size  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
-        self.hidden_size, self.use_bias = hidden_size, use_bias
-        self._start(dtype, key, weight_init, recurrent_weight_init, bias_init)
+    @filled_in(GatedCell.__init__)
+    def __init__(self): ...
 
     @ignores_key
     @in_scope("pm.nn.GRUCell")
@@ -280,29 +289,8 @@ class LSTMCell(GatedCell):
 
     rows: ClassVar[Any] = {"weight_ih": 4, "weight_hh": 4, "bias": 4}
 
-    weight_ih: Inexact[Array, "gates input_size"]
-    weight_hh: Inexact[Array, "gates hidden_size"]
-    bias: Inexact[Array, " gates"] | None = array(given="use_bias")
-    input_size: int = size()
-    hidden_size: int = size(1)
-    use_bias: bool = flag()
-
-    @sizes_follow(input_size=lambda input: input.shape[-1])
-    def __init__(
-        self,
-        input_size: int | None,
-        hidden_size: int,
-        use_bias: bool = True,
-        dtype: Any = None,
-        *,
-        key: KeyLike,
-        weight_init: Initializer | None = None,
-        recurrent_weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-    ):
-        self.input_size = input_size  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
-        self.hidden_size, self.use_bias = hidden_size, use_bias
-        self._start(dtype, key, weight_init, recurrent_weight_init, bias_init)
+    @filled_in(GatedCell.__init__)
+    def __init__(self): ...
 
     @ignores_key
     @in_scope("pm.nn.LSTMCell")
@@ -358,12 +346,7 @@ def _orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
     return jax.nn.initializers.orthogonal()(key, shape, wide_dtype(dtype)).astype(dtype)
 
 
-def _check_activation(where: str, activation: Any, cell: Any) -> Any:
-    del cell
-    if not callable(activation):
-        hint = ("Pass the function itself:", "activation=jnp.tanh")
-        raise ArgumentError(where, "a function or a Module", describe(activation), hint=hint)
-    return activation
+_ACTIVATION = function("a function or a Module", "Pass the function itself:", "activation=jnp.tanh")
 
 
 class SimpleCell(GatedCell):
@@ -422,13 +405,7 @@ class SimpleCell(GatedCell):
         jax.nn.initializers.zeros,
     )
 
-    weight_ih: Inexact[Array, "hidden_size input_size"]
-    weight_hh: Inexact[Array, "hidden_size hidden_size"]
-    bias: Inexact[Array, " hidden_size"] | None = array(given="use_bias")
-    activation: Callable[..., Any] = field(accepts=_check_activation)
-    input_size: int = size()
-    hidden_size: int = size(1)
-    use_bias: bool = flag()
+    activation: Callable[..., Any] = field(accepts=_ACTIVATION)
     residual: bool = flag()
 
     @sizes_follow(input_size=lambda input: input.shape[-1])
@@ -446,10 +423,11 @@ class SimpleCell(GatedCell):
         recurrent_weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.input_size = input_size  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
-        self.hidden_size, self.use_bias = hidden_size, use_bias
         self.residual, self.activation = residual, activation
-        self._start(dtype, key, weight_init, recurrent_weight_init, bias_init)
+        self._start(
+            (input_size, hidden_size, use_bias),
+            (dtype, key, weight_init, recurrent_weight_init, bias_init),
+        )
 
     @ignores_key
     @in_scope("pm.nn.SimpleCell")

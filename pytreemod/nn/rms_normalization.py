@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from jaxtyping import Array, Inexact
+from jaxtyping import Array
 
-from pytreemod.module.field_kinds import array, flag, number, sizes
-from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import Title, check_trailing
 from pytreemod.nn.calling import in_scope
+from pytreemod.nn.dimensions import filled_in
 from pytreemod.nn.functional.normalization import rms_norm
-from pytreemod.nn.initializing import Initializer
-from pytreemod.nn.normalizing import Normalization
-from pytreemod.state.key_sources import KeyLike
+from pytreemod.nn.normalizing import TrailingNormalization
 
 
-class RMSNorm(Normalization):
+class RMSNorm(TrailingNormalization):
     r"""Root mean square normalization: $x / \sqrt{E[x^2] + eps} \cdot w + b$ over trailing axes.
 
     `LayerNorm` without its mean. Computed in float32 or wider, returned in the dtype of x.
@@ -59,33 +55,10 @@ class RMSNorm(Normalization):
         Equinox's. That of `torch.nn.RMSNorm` is the epsilon of x's dtype.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("shape",)
+    @filled_in(TrailingNormalization.__init__)
+    def __init__(self): ...
 
-    shape: tuple[int, ...] = sizes()
-    eps: float = number(0.0)
-    use_weight: bool = flag()
-    use_bias: bool = flag()
-    weight: Inexact[Array, "*shape"] | None = array(given="use_weight")
-    bias: Inexact[Array, "*shape"] | None = array(given="use_bias")
-
-    @sizes_follow(shape=lambda x: x.shape[-1])
-    def __init__(
-        self,
-        shape: int | Sequence[int] | None,
-        eps: int | float = 1e-5,
-        use_weight: bool = True,
-        use_bias: bool = True,
-        dtype: Any = None,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        key: KeyLike | None = None,
-    ):
-        self.shape = shape  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
-        self.eps, self.use_weight, self.use_bias = eps, use_weight, use_bias
-        self._start(dtype, weight_init, bias_init, key)
-
-    __call__ = in_scope("pm.nn.RMSNorm")(Normalization.__call__)
+    __call__ = in_scope("pm.nn.RMSNorm")(TrailingNormalization.__call__)
 
     def _normalize(self, where: Title, x: Array, weight: Any, bias: Any) -> Array:
         check_trailing(where, x, self.shape)

@@ -1,4 +1,4 @@
-"""`RotaryPositionalEmbedding`: places in a sequence, told by angles."""
+"""`RotaryPositionalEmbedding`: places in a sequence as angles."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Scale(Layer):
     With a small `weight_init` it begins a residual branch almost closed.
 
     Shapes:
-        x: (..., *shape), where 1 in shape stands for any size
+        x: (..., *shape), where 1 in shape means any size
         return: the shape of x
 
     Fields:
@@ -76,7 +76,7 @@ class Scale(Layer):
     ):
         assign_fields(self, shape=shape)
         dtype = check_dtype(named(self, "dtype"), dtype)
-        # Ones are not drawn; a key that is no key is told all the same.
+        # Ones are not drawn; a wrong key is refused all the same.
         drawn_with: Any = None
         if key is not None or weight_init is not None:
             drawn_with = check_key(named(self, "key"), key)

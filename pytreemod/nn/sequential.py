@@ -7,9 +7,10 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from pytreemod.errors import ArgumentError, StateError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
-from pytreemod.nn.arguments import check_key, check_state, named
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import check_key, check_state, function, named
 from pytreemod.nn.calling import (
     ABSENT,
     Absence,
@@ -19,6 +20,7 @@ from pytreemod.nn.calling import (
     ignores_key,
     in_scope,
     is_stateful,
+    refuse_no_state,
     requires_state,
     uses_key_if,
     wants_key,
@@ -78,12 +80,7 @@ class Lambda(Module):
         Array([0., 1.], dtype=float32)
     """
 
-    fn: Callable[[Any], Any]
-
-    def __init__(self, fn: Callable[[Any], Any]):
-        if not callable(fn):
-            raise ArgumentError(named(self, "fn"), "a function", describe(fn))
-        self.fn = fn
+    fn: Callable[[Any], Any] = field(accepts=function())
 
     @ignores_key
     @in_scope("pm.nn.Lambda")
@@ -161,7 +158,7 @@ class Sequential(StatefulLayer):
         check_state("Sequential(...)", state)
         for number, (layer, layer_key) in enumerate(zip(self.layers, self._keys(key), strict=True)):
             if isinstance(state, Absence) and requires_state(layer):
-                raise StateError(_state_missing(number, layer))
+                refuse_no_state("Sequential(...)", f"layers[{number}]: {type(layer).__name__}")
             x, state = call_layer(layer, x, state, layer_key)
         return x if isinstance(state, Absence) else (x, state)
 
@@ -237,13 +234,3 @@ def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callabl
             place = f"layers[{number}]: {describe(layer)}"
             raise ArgumentError(where, "Modules", "a function", places=[place], hint=hint)
     return layers
-
-
-def _state_missing(number: int, layer: Any) -> str:
-    hint = (
-        "Make the model together with its State, and pass that along:",
-        "model, state = pm.make_with_state(make_model)(...)",
-        "out, state = model(x, state)",
-    )
-    place = f"layers[{number}]: {type(layer).__name__}"
-    return explain("Sequential(...)", "a State", "none", places=[place], hint=hint)

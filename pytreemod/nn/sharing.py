@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.errors import ShapeError, SpecError, describe, explain
 from pytreemod.module.classes import Module
-from pytreemod.nn.arguments import named
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import function, named
 from pytreemod.nn.calling import in_scope
 from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
 from pytreemod.tree.locating import locate
@@ -38,12 +39,12 @@ class Shared(Module):
     Args:
         pytree: any tree.
         where: picks the nodes to take out, one or a sequence, as for `tree_at`.
-        get: from the tree to what stands in their place: as many nodes, computed or not.
+        get: from the tree to what replaces them: as many nodes, computed or not.
 
     Raises:
         ArgumentError: `where` or `get` cannot be called.
-        ShapeError: what `get` gives has another structure, shape or dtype than what it stands for.
-        SpecError: `where` picks what is no node of the tree; or `get` takes what `where` takes out.
+        ShapeError: what `get` gives has another structure, shape or dtype than what it replaces.
+        SpecError: `where` picks what is not in the tree; or `get` takes what `where` takes out.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -59,15 +60,13 @@ class Shared(Module):
     """
 
     pytree: PyTree
-    where: Callable[[Any], Any]
-    get: Callable[[Any], Any]
+    where: Callable[[Any], Any] = field(accepts=function("a function of the tree"))
+    get: Callable[[Any], Any] = field(accepts=function("a function of the tree"))
 
     def __init__(
         self, pytree: PyTree, where: Callable[[Any], Any], get: Callable[[Any], Any]
     ) -> None:
-        for name, function in (("where", where), ("get", get)):
-            if not callable(function):
-                raise ArgumentError(named(self, name), "a function of the tree", describe(function))
+        self.where, self.get = where, get
         targets = locate(where, pytree, None, named(self, "where")).targets
         places = [path_text(target.path) for target in targets]
         picked = where(pytree)
@@ -75,7 +74,6 @@ class Shared(Module):
         _check_alike(places, picked, filter_eval_shape(get, pytree))
         self.pytree = tree_at(where, pytree, replace_fn=_take_out)
         _check_apart(places, self.pytree, get)
-        self.where, self.get = where, get
 
     @in_scope("pm.nn.Shared")
     def __call__(self) -> PyTree:

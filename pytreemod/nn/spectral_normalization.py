@@ -39,7 +39,7 @@ from pytreemod.nn.calling import (
 )
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.nn.functional.spectral_normalization import divide_by_spectral_norm, power_iteration
-from pytreemod.nn.weights_by_name import check_weight_name, weight_by_name, with_weight
+from pytreemod.nn.weights_by_name import accept_weight_name, weight_by_name, with_weight
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
@@ -57,7 +57,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
 
     That bounds how much the layer can stretch its input, as the discriminator of a generative
     adversarial network wants it. The singular value is estimated by power iteration, which goes on
-    from call to call while training, and stands still in inference mode.
+    from call to call while training, and is constant in inference mode.
 
     Shapes:
         x: whatever the layer takes
@@ -100,7 +100,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
     """
 
     layer: _L
-    weight_name: str = field(static=True)
+    weight_name: str = field(static=True, accepts=accept_weight_name)
     uv_index: StateIndex[tuple[Float[Array, " out"], Float[Array, " in"]]]
     num_power_iterations: int = size()
     eps: float = number(0.0)
@@ -122,9 +122,6 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         key = check_key(named(self, "key"), key)
         # In the State, and no buffers: they move on with each call while training.
         self.uv_index = StateIndex(_initial_vectors(named(self, "layer"), weight, self.eps, key))
-
-    def __check_init__(self) -> None:
-        check_weight_name(named(self, "weight_name"), self.layer, self.weight_name)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
     @in_scope("pm.nn.SpectralNorm")
@@ -172,7 +169,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
 
 
 def _check_weight(where: str, layer: Any, name: Any) -> Array:
-    """The array that `name` stands for."""
+    """The array of that name."""
     weight = weight_by_name(where, layer, name)
     if weight.ndim < 2:
         raise ShapeError(where, "a weight of two axes or more", describe(weight))

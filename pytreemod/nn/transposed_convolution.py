@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxtyping import Array, Inexact, Shaped
+from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ShapeError, describe
-from pytreemod.module.field_kinds import array, flag, size, sizes
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
-from pytreemod.nn.arguments import (
-    Title,
-)
+from pytreemod.nn.arguments import Title
 from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.convolution import Convolution, accept_groups, accept_padding
-from pytreemod.nn.dimensions import for_dimensions
+from pytreemod.nn.convolution import Convolution
+from pytreemod.nn.dimensions import filled_in
 from pytreemod.nn.functional.transposed_convolution import (
     check_output_padding,
     check_transposed_mode,
@@ -24,7 +21,7 @@ from pytreemod.nn.functional.transposed_convolution import (
     cut_for,
 )
 from pytreemod.nn.functional.windows import Padding, extents
-from pytreemod.nn.initializing import Initializer, begin, initial_bias, initial_weight
+from pytreemod.nn.initializing import Initializer, initial_pair
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
@@ -105,18 +102,7 @@ class ConvTranspose(Convolution):
         the channels the other way round, and the taps; `from_torch` and `to_torch` convert it.
     """
 
-    num_spatial_dims: int = size(1)
-    weight: Inexact[Array, "out_channels group_channels *kernel_size"]
-    bias: Inexact[Array, " out_channels *offset_axes"] | None = array(given="use_bias")
-    in_channels: int = size(1)
-    out_channels: int = size(1)
-    kernel_size: tuple[int, ...] = sizes(1, count="num_spatial_dims")
-    stride: tuple[int, ...] = sizes(1, count="num_spatial_dims")
-    padding: str | tuple[tuple[int, int], ...] = field(static=True, accepts=accept_padding)
     output_padding: tuple[int, ...] = field(static=True, accepts=_accept_more)
-    dilation: tuple[int, ...] = sizes(1, count="num_spatial_dims")
-    groups: int = field(static=True, accepts=accept_groups)
-    use_bias: bool = flag()
     padding_mode: str = field(static=True, accepts=_accept_mode)
 
     @sizes_follow(in_channels=lambda x, num_spatial_dims: x.shape[-1 - num_spatial_dims])
@@ -144,9 +130,7 @@ class ConvTranspose(Convolution):
         self.in_channels, self.out_channels, self.kernel_size, self.stride, self.padding = values
         more: Any = (output_padding, dilation, groups, use_bias, padding_mode)
         self.output_padding, self.dilation, self.groups, self.use_bias, self.padding_mode = more
-        dtype, weight_key, bias_key = begin(self, dtype, key, 2)
-        self.weight = initial_weight(self, weight_init, weight_key, dtype)
-        self.bias = initial_bias(self, bias_init, bias_key, dtype)
+        self.weight, self.bias = initial_pair(self, dtype, key, weight_init, bias_init)
 
     @ignores_key
     @in_scope("pm.nn.ConvTranspose")
@@ -239,7 +223,7 @@ class ConvTranspose1d(_Arranged):
         (4, 11)
     """
 
-    @for_dimensions(_Arranged.__init__, 1)
+    @filled_in(_Arranged.__init__, 1)
     def __init__(self): ...
 
 
@@ -261,7 +245,7 @@ class ConvTranspose2d(_Arranged):
         (7, 4, 18, 18)
     """
 
-    @for_dimensions(_Arranged.__init__, 2)
+    @filled_in(_Arranged.__init__, 2)
     def __init__(self): ...
 
 
@@ -282,5 +266,5 @@ class ConvTranspose3d(_Arranged):
         (2, 5, 5, 5)
     """
 
-    @for_dimensions(_Arranged.__init__, 3)
+    @filled_in(_Arranged.__init__, 3)
     def __init__(self): ...

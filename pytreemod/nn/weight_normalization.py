@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pytreemod.errors import ArgumentError, ShapeError, StateError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.field_kinds import as_integer, checked, is_traced
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -28,12 +28,13 @@ from pytreemod.nn.calling import (
     call_layer,
     in_scope,
     is_stateful,
+    refuse_no_state,
     requires_state,
     uses_key_if,
     wants_key,
 )
 from pytreemod.nn.functional.weight_normalization import norm_except, weight_norm
-from pytreemod.nn.weights_by_name import check_weight_name, weight_by_name, with_weight
+from pytreemod.nn.weights_by_name import accept_weight_name, weight_by_name, with_weight
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
@@ -94,7 +95,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
 
     layer: _L
     g: Float[Array, ...]
-    weight_name: str = field(static=True)
+    weight_name: str = field(static=True, accepts=accept_weight_name)
     axis: int | None = checked(_check_axis, None)
 
     def __init__(self, layer: _L, weight_name: str = "weight", axis: int | None = 0):
@@ -107,9 +108,6 @@ class WeightNorm(StatefulLayer, Generic[_L]):
             expected = "a weight of which each slice has a direction"
             found = f"one with zeros alone along axis {axis}"
             raise ArgumentError(named(self, "layer"), expected, found)
-
-    def __check_init__(self) -> None:
-        check_weight_name(named(self, "weight_name"), self.layer, self.weight_name)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
     @in_scope("pm.nn.WeightNorm")
@@ -133,7 +131,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         where = Title(self, "weight_name", "axis")
         check_state(where, state)
         if isinstance(state, Absence) and requires_state(self.layer):
-            raise StateError(_state_missing(where, self.layer))
+            refuse_no_state(where, f"layer: {type(self.layer).__name__}")
         if key is not None and not isinstance(key, InitKeys):
             check_key("WeightNorm(...)", key)
         layer = with_weight(self.layer, self.weight_name, self._weight(where))
@@ -175,12 +173,3 @@ class WeightNorm(StatefulLayer, Generic[_L]):
             True or False.
         """
         return requires_state(self.layer)
-
-
-def _state_missing(where: Title, layer: Any) -> str:
-    hint = (
-        "Make the layer together with its State, and pass that along:",
-        "layer, state = pm.make_with_state(make_layer)(...)",
-        "out, state = layer(x, state)",
-    )
-    return explain(str(where), f"a State, for {type(layer).__name__} has one", "none", hint=hint)

@@ -19,7 +19,7 @@ from pytreemod.typing import jtu
 
 
 def weight_by_name(where: str, layer: Any, name: Any) -> Array:
-    """The array of a layer that a name stands for, of real numbers.
+    """The array of a layer by its name, of real numbers.
 
     Args:
         where: names the argument in the error.
@@ -47,10 +47,11 @@ def weight_by_name(where: str, layer: Any, name: Any) -> Array:
     return weight
 
 
-def check_weight_name(where: str, layer: Any, name: Any) -> None:
-    """Require that a layer has something of a name, whatever a transform has made of its arrays."""
-    if not isinstance(name, str) or not hasattr(layer, name):
-        _refuse_name(where, layer, name)
+def accept_weight_name(where: str, name: Any, node: Any) -> str:
+    """Accept what a node's layer has, whatever a transform has made of its arrays."""
+    if not isinstance(name, str) or not hasattr(node.layer, name):
+        _refuse_name(where, node.layer, name)
+    return name
 
 
 def _refuse_name(where: str, layer: Any, name: Any) -> NoReturn:

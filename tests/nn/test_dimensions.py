@@ -1,8 +1,8 @@
-"""`for_dimensions`."""
+"""`filled_in`."""
 
 import inspect
 
-from pytreemod.nn.dimensions import for_dimensions
+from pytreemod.nn.dimensions import filled_in
 
 
 class Grid:
@@ -15,7 +15,7 @@ class Grid:
 class Grid2d(Grid):
     """The same for two."""
 
-    @for_dimensions(Grid.__init__, 2)
+    @filled_in(Grid.__init__, 2)
     def __init__(self): ...
 
 

@@ -34,7 +34,11 @@ def test_instance_norm_is_pytorchs(torch, dims):
     ("dims", "x", "text"),
     [
         (None, (7, 3, 5), r"expected x of shape \(3, \.\.\.\), (.|\n)*num_spatial_dims=1\)"),
-        (None, (5, 5), r"expected x of shape \(3, \.\.\.\), (.|\n)*The first axis of x is to hold"),
+        (
+            None,
+            (5, 5),
+            r"expected x of shape \(3, \.\.\.\), (.|\n)*Neither the first axis of x fits",
+        ),
         (None, (), r"expected x of shape \(3, \.\.\.\), got f32\[\]"),
         (2, (3, 5), r"expected x of shape \(\.\.\., 3, height, width\), got f32\[3,5\]"),
         (None, (3,), r"expected more than one value for each channel .*, got f32\[3\]"),

@@ -257,8 +257,8 @@ LAYERS = {
         ("scanned", {"scan": False}, r"MLP\(scan\): expected True, with which"),
         ("stack", {"depth": -1}, r"Stack\(depth\): expected an integer of at least 0, got -1"),
         ("stack", {"unroll": 0}, r"Stack\(unroll\): expected an integer of at least 1, got 0"),
-        ("pool", {"kernel_size": 3}, r"MaxPool2d\(kernel_size\): expected \(3, 3\), got 3"),
-        ("pool", {"padding": 1}, r"MaxPool2d\(padding\): expected \(\(1, 1\), \(1, 1\)\), got 1"),
+        ("pool", {"kernel_size": 0}, r"MaxPool2d\(kernel_size\): expected an integer of at"),
+        ("pool", {"padding": 9}, r"MaxPool2d\(padding\): expected less than kernel_size="),
         ("batch norm", {"input_size": -1}, r"BatchNorm\(input_size\): expected an integer of at"),
         ("batch norm", {"axis_name": []}, r"BatchNorm\(axis_name\): expected the name of a"),
         ("embedding", {"embedding_size": 2.0}, r"Embedding\(embedding_size\): expected an integer"),
@@ -272,6 +272,14 @@ def test_a_layer_is_not_made_inconsistent(name, flags, text):
     for change in (nn.with_mode, lambda layer, **flags: layer.replace(**flags)):
         with pytest.raises(ArgumentError, match=f"^{text}"):
             change(LAYERS[name], **flags)
+
+
+def test_a_field_takes_what_the_constructor_takes():
+    """One number for all axes becomes one for each, and goes with what is checked beside it."""
+    for change in (nn.with_mode, lambda layer, **flags: layer.replace(**flags)):
+        pool = change(nn.MaxPool2d(2), kernel_size=3, stride=[1, 2], padding=1)
+        assert pool == nn.MaxPool2d(3, [1, 2], 1)
+        assert change(nn.AdaptiveMaxPool2d(2), target_shape=4) == nn.AdaptiveMaxPool2d(4)
 
 
 test_refusals = refusals(globals())

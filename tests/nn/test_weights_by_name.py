@@ -7,7 +7,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError
-from pytreemod.nn.weights_by_name import check_weight_name, weight_by_name, with_weight
+from pytreemod.nn.weights_by_name import weight_by_name, with_weight
 from tests.labels import label
 
 LINEAR = nn.Linear(3, 2, key=jax.random.key(0))
@@ -18,11 +18,11 @@ def test_it_is_what_the_field_reads_as():
     """A computed leaf, too, whose name is among those that are shown."""
     assert weight_by_name("Layer(name)", LINEAR, "bias") is LINEAR.bias
     assert weight_by_name("Layer(name)", HALF, "weight").tolist() == HALF.weight.tolist()
-    check_weight_name("Layer(name)", HALF, "weight")
+    assert nn.WeightNorm(LINEAR).replace(layer=HALF).weight_name == "weight"
     with pytest.raises(ArgumentError, match=r"\n  It has: weight, bias\.$"):
-        check_weight_name("Layer(name)", HALF, "other")
+        nn.WeightNorm(LINEAR).replace(layer=HALF, weight_name="other")
     with pytest.raises(ArgumentError, match=r"a weight in Identity, got 'other'\.$"):
-        check_weight_name("Layer(name)", nn.Identity(), "other")
+        nn.WeightNorm(LINEAR).replace(layer=nn.Identity(), weight_name="other")
 
 
 @pytest.mark.parametrize("name", ["w", "in_features", 0, None], ids=label)

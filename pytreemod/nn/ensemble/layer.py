@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
-from pytreemod.module.field_kinds import check_size
-from pytreemod.module.fields import field
-from pytreemod.nn.arguments import named
+from pytreemod.module.field_kinds import checked, size
 from pytreemod.nn.calling import in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_keywords
 from pytreemod.nn.members.layer import Members
@@ -96,8 +94,8 @@ class Ensemble(Members[_M]):
     __has_independent_members__: ClassVar[bool] = True
 
     member: _M
-    n: int = field(static=True)
-    shared: tuple[str, ...] = field(static=True)
+    n: int = size(1)
+    shared: tuple[str, ...] = checked(check_shared)
 
     def __init__(
         self,
@@ -107,7 +105,7 @@ class Ensemble(Members[_M]):
         key: KeyLike | None = None,
         shared: FilterSpec | None = None,
     ):
-        self.n = check_size(named(self, "n"), n, 1)
+        self.n = n
         found: list[tuple[str, ...]] = []
 
         def look(member: Any) -> None:
@@ -121,9 +119,6 @@ class Ensemble(Members[_M]):
         own, rest = split_members(member, found[0])
         self.shared = found[0]
         self.member = combine(own, jtu.tree_map(first, rest))
-
-    def __check_init__(self) -> None:
-        check_shared(named(self, "shared"), self.shared)
 
     @uses_key_if(lambda nets: wants_key(nets.member))
     @in_scope("pm.nn.Ensemble")

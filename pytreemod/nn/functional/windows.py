@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from jax import lax
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.field_kinds import as_integer, as_sequence, check_choice, check_sizes
+from pytreemod.module.field_kinds import as_integer, as_sequence, check_choice
 
 Padding: TypeAlias = str | int | Sequence[int] | Sequence[tuple[int, int]]
 """`"SAME"`, `"SAME_LOWER"`, `"VALID"`, one amount, one per axis, or (low, high) per axis."""
@@ -134,8 +134,3 @@ def cover(pads: Pads, spatial: Sequence[int], window: Sequence[int], stride: Seq
             last_start -= step
         grown.append((low, high + max(last_start + extent - total, 0)))
     return tuple(grown)
-
-
-def check_strides(where: str, stride: Any, dims: int) -> tuple[int, ...]:
-    """Accept one positive step for all axes, or one for each."""
-    return check_sizes(where, stride, dims, minimum=1)

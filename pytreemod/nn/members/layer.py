@@ -15,9 +15,8 @@ import jax
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import check_size
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import check_held_number, check_key, named
+from pytreemod.nn.arguments import check_held_number, check_key
 from pytreemod.nn.calling import StatefulLayer, needs_state, wants_key
 from pytreemod.nn.members.checks import Owner, check_leading
 from pytreemod.nn.members.sharing import own_paths
@@ -94,10 +93,6 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         made = super().replace(**changes)
         check_held_number(self, changes, self.owner.number, self.owner.member)
         return made
-
-    def __check_init__(self) -> None:
-        name = self.owner.number
-        check_size(named(self, name), getattr(self, name), self.owner.least)
 
     def is_stateful(self) -> bool:
         """Whether the members need State.

@@ -7,7 +7,7 @@ all arrays are shared: so what replaces such a node is shared, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from pytreemod.errors import ArgumentError, SpecError, StateError, describe
 from pytreemod.module.unfinished import by_trial, is_unfinished, refuse_unfinished
@@ -70,10 +70,10 @@ def _highest_of(member: Any, selector: Any) -> dict[KeyPath, None]:
     def mark(node: Any) -> Any:
         return with_fields(node, {"init": _Value()}) if is_token(node) else node
 
-    # Whether a token holds its value or not: as one leaf that stands for it.
+    # Whether a token holds its value or not: as one leaf in its place.
     probe = jtu.tree_map(mark, member, is_leaf=is_token)
     pairs = zip(locations(probe), _as_selector(selector).mask(probe), strict=True)
-    # What is no array is the same for all members in any case.
+    # All but arrays is the same for all members in any case.
     rows = [(s, hit) for s, hit in pairs if is_array(s.leaf) or isinstance(s.leaf, _Value)]
     _refuse_tokens([loc.path for loc, hit in rows if hit and _is_of_state(loc)])
     picked = [loc.path for loc, hit in rows if hit]
@@ -104,14 +104,14 @@ def _highest(path: tuple[Any, ...], others: Sequence[tuple[Any, ...]]) -> tuple[
 # ---- refusals
 
 
-def check_shared(where: str, shared: Any) -> None:
-    """Refuse what are no paths, as `replace` may bring it.
+def check_shared(where: str, shared: Any) -> tuple[str, ...]:
+    """Accept a tuple of paths.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is something else, which `replace` may bring.
     """
     if type(shared) is tuple and all(isinstance(path, str) for path in shared):  # pyright: ignore[reportUnknownVariableType]  (a tuple of it knows not what)
-        return
+        return cast("tuple[str, ...]", shared)
     hint = (
         "It is decided when the Ensemble is made:",
         "nn.Ensemble.from_members(nets.unstack(), shared=selector)",

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import check_size
-from pytreemod.module.fields import field
-from pytreemod.nn.arguments import named, required_state
+from pytreemod.module.field_kinds import check_size, checked, size
+from pytreemod.nn.arguments import required_state
 from pytreemod.nn.calling import ABSENT, Absence, Absent, in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading
 from pytreemod.nn.members.layer import MemberCall, Members
@@ -32,6 +31,16 @@ from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
 from pytreemod.tree.differences import Difference, aval_of, compare
 
 _L = TypeVar("_L", bound=Callable[..., Any])
+
+
+def _check_remat(where: str, remat: Any) -> bool | Callable[..., Any]:
+    if isinstance(remat, bool) or (callable(remat) and not isinstance(remat, type)):
+        return remat
+    raise ArgumentError(where, "True, False or a policy", describe(remat))
+
+
+def _check_unroll(where: str, unroll: Any) -> int | bool:
+    return unroll if isinstance(unroll, bool) else check_size(where, unroll, 1)
 
 
 class Stack(Members[_L]):
@@ -89,9 +98,9 @@ class Stack(Members[_L]):
     owner: ClassVar[Owner] = STACK
 
     layer: _L
-    depth: int = field(static=True)
-    remat: bool | Callable[..., Any] = field(static=True)
-    unroll: int | bool = field(static=True)
+    depth: int = size()
+    remat: bool | Callable[..., Any] = checked(_check_remat)
+    unroll: int | bool = checked(_check_unroll)
 
     def __init__(
         self,
@@ -102,16 +111,8 @@ class Stack(Members[_L]):
         remat: bool | Callable[..., Any] = False,
         unroll: int | bool = 1,
     ):
-        self.depth = check_size(named(self, "depth"), depth)
-        self.remat, self.unroll = remat, unroll
+        self.depth, self.remat, self.unroll = depth, remat, unroll
         self.layer = make_members(STACK, make_layer, self.depth, key)
-
-    def __check_init__(self) -> None:
-        remat = self.remat
-        if not isinstance(remat, bool) and (not callable(remat) or isinstance(remat, type)):
-            raise ArgumentError(named(self, "remat"), "True, False or a policy", describe(remat))
-        if not isinstance(self.unroll, bool):
-            check_size(named(self, "unroll"), self.unroll, 1)
 
     @overload
     def __call__(
@@ -290,6 +291,6 @@ def _hint(found: Sequence[Difference]) -> Sequence[str]:
         dtype = aval_of(found[0].new).dtype.name
         return ("Start from that dtype, or cast in the layer:", f"stack(x.astype(jnp.{dtype}))")
     return (
-        "A layer that changes it stands before or after the others:",
+        "A layer that changes it goes before or after the others:",
         "nn.Sequential([first, nn.Stack(make_layer, depth), last])",
     )
