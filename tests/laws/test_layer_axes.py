@@ -100,6 +100,7 @@ def check_axes(tree):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.sampled
 def test_the_axes_are_those_that_one_layer_lacks(form, tmp_path):
     """In the model, in what has its structure, and in what becomes of it."""
     make = FORMS[form]

@@ -130,6 +130,7 @@ def assert_views_agree(made, file):
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.sampled
 def test_all_views_agree_after_every_operation(style, state, tmp_path):
     """Also on the instance that the operation was given, which stays as it was."""
     made = STATES[state](style(ramp(2), 2 * ramp(2), [ramp(3), {"a": 1.0}]))

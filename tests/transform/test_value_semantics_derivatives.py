@@ -50,77 +50,10 @@ X = ramp(2) / 10
 # ---- TestGrad
 
 
-def test_grad_of_nested_containers():
-    """grad: each place has its gradient; one value at two places is two leaves."""
-    shared = jnp.asarray(10.0)
-    tree = {"a": [shared, jnp.asarray(20.0)], "b": shared, "c": 7, "d": 5.0}
-
-    grads = pm.filter_grad(lambda t: t["a"][0] + t["a"][1] + t["b"])(tree)
-    one = jnp.ones(())
-    assert_close(grads, {"a": [one, one], "b": one, "c": None, "d": None})
-
-
-def test_grad_of_a_leaf_that_is_used_twice_is_the_sum():
-    """grad: held once and used twice, the leaf is there once and has 2.0."""
-    grads = pm.filter_grad(lambda t: t["shared"] + t["other"] + t["shared"])(
-        {"shared": jnp.asarray(10.0), "other": jnp.asarray(20.0)}
-    )
-    assert_close(grads, {"shared": jnp.asarray(2.0), "other": jnp.asarray(1.0)})
-
-
-def test_grad_with_several_kinds_of_leaves():
-    """grad_with_multiple_ref_types: parameters are differentiated, statistics are not."""
-    assert_close(pm.filter_grad(lambda m: m.x * m.y)(point()), Point(jnp.asarray(2.0), None))
-
-
 def test_grad_by_the_other_kind():
     """grad_with_type_predicate: `wrt` picks the statistics instead."""
     grads = pm.filter_grad(lambda m: m.x * m.y, wrt=pm.select.role("buffer"))(point())
     assert_close(grads, Point(None, jnp.asarray(1.0)))
-
-
-def test_grad_of_a_split_model():
-    """grad_functional: plain jax.grad of one half of a partition."""
-    params, rest = pm.partition(point(), ~pm.select.role("buffer"))
-    grads = jax.grad(lambda params: _product(pm.combine(params, rest)))(params)
-
-    assert_close(grads, pm.filter_grad(_product)(point()))
-
-
-def _product(m):
-    return m.x * m.y
-
-
-def test_grad_with_several_inputs():
-    """multiple_inputs: model, x and y; an update that lowers the loss."""
-
-    @pm.filter_grad
-    def loss_grad(model, x, y):
-        return jnp.mean((model(x) - y) ** 2)
-
-    model = linear()
-    grads = loss_grad(model, X, jnp.ones(2))
-    better = pm.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads))
-
-    assert grads.count is None
-    assert jnp.mean((better(X) - 1) ** 2) < jnp.mean((model(X) - 1) ** 2)
-
-
-@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
-def test_grad_by_several_models(argnums):
-    """multiple_graph_nodes: argnums 0, 1 and (0, 1), with decorators and with closures."""
-    a, b = linear(start=0.1), linear(start=0.2)
-
-    def loss(m1, m2):
-        return jnp.mean(m2(m1(X)) ** 2)
-
-    found = pm.filter_grad(loss, argnums=argnums)(a, b)
-    closed = {
-        0: lambda: pm.filter_grad(lambda m: loss(m, b))(a),
-        1: lambda: pm.filter_grad(lambda m: loss(a, m))(b),
-        (0, 1): lambda: pm.filter_grad(lambda pair: loss(*pair))((a, b)),
-    }
-    assert_close(found, closed[argnums]())
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["arguments", "containers"])
@@ -151,35 +84,6 @@ def test_grad_by_parts_of_several_models(inside, with_value):
         assert_close(result[0], loss(a, b))
 
 
-def test_value_and_grad_with_aux_and_a_change():
-    """value_and_grad_with_aux: what changes inside comes out with aux."""
-
-    @pm.filter_value_and_grad(has_aux=True)
-    def loss(model, x):
-        y, model = model.counted(x)
-        return jnp.mean(y**2), (y, model)
-
-    model = linear()
-    (value, (y, changed)), grads = loss(model, X)
-
-    assert_close(value, jnp.mean(y**2))
-    assert (int(changed.count), int(model.count)) == (1, 0)
-    assert grads.kernel.shape == (2, 2)
-
-
-def test_grad_of_bare_leaves():
-    """variables_in_grad: arrays without a Module, as one argument or several."""
-    p1, p2 = jnp.asarray(10.0), jnp.asarray(20.0)
-
-    def f(p1, p2):
-        return p1**2 * p2
-
-    assert_close(pm.filter_grad(f)(p1, p2), jnp.asarray(400.0))
-    assert_close(
-        pm.filter_grad(f, argnums=(0, 1))(p1, p2), (jnp.asarray(400.0), jnp.asarray(100.0))
-    )
-
-
 # ---- TestCustomVJP
 
 
@@ -203,24 +107,6 @@ def make_product(log=None):
         return Point(2 * residuals["cos"] * g * m.y, 2 * residuals["sin"] * g)
 
     return f
-
-
-def test_custom_vjp_basic_call():
-    """basic_call, tree_mode_basic_call: the value is the function's, and so is what it changed."""
-    y, changed = make_product()(point())
-
-    assert_close(y, jnp.sin(1.0) * 2.0)
-    assert_close(changed, point(2.0))
-
-
-def test_custom_vjp_of_modules():
-    """jax_example, docs_example: the gradient is a Module, from the residuals."""
-    grad = pm.filter_value_and_grad(make_product(), has_aux=True, wrt=True)
-    (y, changed), grads = grad(point())
-
-    assert_close(y, jnp.sin(1.0) * 2.0)
-    assert_close(changed, point(2.0))
-    assert_close(grads, Point(2 * jnp.cos(1.0) * 2.0, 2 * jnp.sin(1.0)))
 
 
 def test_custom_vjp_by_one_part():
@@ -311,116 +197,7 @@ def test_custom_vjp_of_a_counting_layer():
     assert int(with_rule[0][1].count) == 1
 
 
-# ---- TestVjpJvp
-
-
-def test_vjp_basic():
-    """vjp: cotangents are Modules, with None for what is not differentiated."""
-    model = linear()
-    out, vjp_fn = pm.filter_vjp(lambda m, x: jnp.sum(m(x)), model, X)
-    of_model, of_x = vjp_fn(1.0)
-
-    assert_close(out, jnp.sum(model(X)))
-    assert_close(of_model, Linear(jnp.outer(X, jnp.ones(2)), jnp.ones(2), None))
-    assert_close(of_x, model.kernel.sum(1))
-
-
-def test_vjp_with_aux_and_a_change():
-    """vjp: has_aux, and a counter that is returned."""
-
-    def f(m, x):
-        y, m = m.counted(x)
-        return jnp.sum(y), {"changed": m, "y": y}
-
-    _, vjp_fn, aux = pm.filter_vjp(f, linear(), X, has_aux=True)
-
-    assert int(aux["changed"].count) == 1
-    assert_close(vjp_fn(1.0)[0].bias, jnp.ones(2))
-
-
-def test_vjp_is_jaxs():
-    """vjp: the same numbers as jax.vjp on a Module of arrays alone."""
-    model = {"w": ramp(2, 2), "b": ramp(2)}
-
-    def f(m, x):
-        return x @ m["w"] + m["b"]
-
-    out, vjp_fn = pm.filter_vjp(f, model, X)
-    expected, pull = jax.vjp(f, model, X)
-    assert_close((out, vjp_fn(jnp.ones(2))), (expected, pull(jnp.ones(2))))
-
-
-def test_jvp_basic():
-    """jvp: tangents are Modules, with None for zero."""
-    model = linear()
-    tangent = Linear(None, jnp.ones(2), None)
-    out, out_tangent = pm.filter_jvp(lambda m, x: m(x), (model, X), (tangent, None))
-
-    assert_close((out, out_tangent), (model(X), jnp.ones(2)))
-
-
-def test_jvp_with_aux_and_a_change():
-    """jvp: whatever else the function returns comes out, its tangent being None."""
-
-    def f(m, x):
-        y, m = m.counted(x)
-        return jnp.sum(y), m.count, "aux"
-
-    out, tangent = pm.filter_jvp(f, (linear(), X), (None, jnp.ones(2)))
-
-    assert_close(tangent, (jnp.sum(linear().kernel), None, None))
-    assert (int(out[1]), out[2]) == (1, "aux")
-
-
-def test_jvp_is_jaxs():
-    """jvp: the same numbers as jax.jvp on a tree of arrays alone."""
-    model = {"w": ramp(2, 2), "b": ramp(2)}
-
-    def f(m, x):
-        return x @ m["w"] + m["b"]
-
-    primals = (model, X)
-    assert_close(pm.filter_jvp(f, primals, primals), jax.jvp(f, primals, primals))
-
-
-def test_vjp_and_jvp_as_decorators():
-    """vjp, jvp: decorator forms, with options and without."""
-
-    @pm.filter_vjp(has_aux=True)
-    def pulled(m):
-        return m.x**2, "aux"
-
-    @pm.filter_jvp
-    def pushed(m):
-        return m.x**2
-
-    _, vjp_fn, aux = pulled(point(3.0))
-    assert_close(vjp_fn(1.0), (Point(jnp.asarray(6.0), None),))
-    assert aux == "aux"
-    tangent = Point(jnp.ones(()), None)
-    assert_close(pushed((point(3.0),), (tangent,)), (jnp.asarray(9.0), jnp.asarray(6.0)))
-
-
 # ---- TestRemat
-
-
-def test_remat_with_value_and_grad():
-    """basic_remat, tree basic: value and gradients are those without it."""
-    model = linear()
-
-    def loss(call):
-        return pm.filter_value_and_grad(lambda m, x: jnp.sum(call(m, x)))(model, X)
-
-    assert_close(
-        loss(pm.filter_checkpoint(lambda m, x: jnp.sin(m(x)))),
-        loss(lambda m, x: jnp.sin(m(x))),
-    )
-
-
-def test_remat_of_bare_leaves():
-    """remat of variables: arrays without a Module."""
-    f = pm.filter_checkpoint(lambda p, x: jnp.sin(p * x))
-    assert_close(pm.filter_grad(f)(jnp.asarray(2.0), jnp.asarray(3.0)), 3 * jnp.cos(6.0))
 
 
 def test_remat_inside_scan():

@@ -5,13 +5,10 @@ values: what a function changes it returns, one array held at two places is two 
 that are refused there because objects are shared simply run.
 """
 
-from typing import TypedDict
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import checkify
 from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
@@ -38,13 +35,6 @@ class Linear(pm.Module):
         return jnp.mean(self(x) ** 2)
 
 
-class Point(pm.Module):
-    """Two leaves."""
-
-    a: jax.Array
-    b: jax.Array
-
-
 class Pair(pm.Module):
     """Two parts, of any types."""
 
@@ -57,10 +47,6 @@ class Pair(pm.Module):
 
 def linear(start=0.1, size=4):
     return Linear(ramp(size, size) * start, ramp(size) * start, jnp.asarray(0), size)
-
-
-def point(a=1.0, b=2.0):
-    return Point(jnp.asarray(a), jnp.asarray(b))
 
 
 X = ramp(8, 4) / 10
@@ -87,115 +73,6 @@ def test_what_changes_is_returned():
     assert_close(step(linear(), ramp(4)).bias, ramp(4))
 
 
-def test_a_second_call_does_not_trace():
-    """simple_double_call, tree_jit_no_retrace, graph_updates with a counter."""
-    forward, traces = traced(lambda m, x: m.counted(x))
-    model = linear()
-    for _ in range(3):
-        y, model = forward(model, X)
-
-    assert int(model.count) == 3
-    assert_close(y, linear()(X))
-    assert len(traces) == 1
-
-
-def test_jit_on_a_constructor():
-    """jit_on_init: static ints stay ints, and two builds are one trace."""
-    traces = []
-
-    class Built(pm.Module):
-        weight: jax.Array
-        sizes: tuple[int, int] = pm.field(static=True)
-
-        def __init__(self, rows, columns, *, key):
-            traces.append(1)
-            self.sizes = (rows, columns)
-            self.weight = jax.random.normal(key, (rows, columns))
-
-    build = pm.filter_jit(Built)
-    first, second = build(2, 3, key=jax.random.key(0)), build(2, 3, key=jax.random.key(1))
-
-    assert first.sizes == second.sizes == (2, 3)
-    assert type(first.sizes[0]) is int
-    assert not np.allclose(first.weight, second.weight)
-    assert len(traces) == 1
-
-
-def test_jit_on_call():
-    """jit_on_call: the decorator in the class, on `__call__`; one trace."""
-    traces = []
-
-    class Decorated(Linear):
-        @pm.filter_jit
-        def __call__(self, x):
-            traces.append(1)
-            return x @ self.kernel + self.bias[None]
-
-    model = Decorated(ramp(4, 4), ramp(4), jnp.asarray(0))
-    for _ in range(3):
-        out = model(X)
-
-    assert_close(out, X @ ramp(4, 4) + ramp(4)[None])
-    assert len(traces) == 1
-
-
-def test_swapping_parts():
-    """graph_updates_unflatten and _same_type: of different types 2 traces, of one type 1."""
-    swap, traces = traced(lambda pair: pair.swapped())
-    mixed, alike = Pair(linear(), point()), Pair(point(), point(3.0, 4.0))
-
-    assert_same(swap(swap(mixed)), mixed)
-    assert len(traces) == 2
-    assert_same(swap(swap(alike)), alike)
-    assert len(traces) == 3
-
-
-def test_swapping_leaves():
-    """graph_updates_swap_variables."""
-    swap, traces = traced(lambda p: Point(p.b, p.a))
-
-    assert_same(swap(swap(point())), point())
-    assert_same(swap(point()), point(2.0, 1.0))
-    assert len(traces) == 1
-
-
-def test_jit_of_a_custom_vjp():
-    """jit_custom_vjp: what jax.jit gives."""
-
-    @jax.custom_vjp
-    def clip(x):
-        return jnp.sum(x**2)
-
-    clip.defvjp(lambda x: (clip(x), x), lambda x, g: (g * jnp.minimum(x, 1.5),))
-
-    assert_close(pm.filter_jit(clip)(ramp(3)), jax.jit(clip)(ramp(3)))
-    assert_close(pm.filter_jit(jax.grad(clip))(ramp(3)), jnp.minimum(ramp(3), 1.5))
-
-
-class Batch(TypedDict):
-    """A container with names."""
-
-    model: Linear
-    others: tuple[Point, jax.Array]
-
-
-def test_modules_inside_containers():
-    """objects_in_pytree: in tuples and typed dicts, in and out."""
-    step, traces = traced(
-        lambda batch, pair: (
-            {**batch, "model": batch["model"].counted(X)[1]},
-            (pair[0], Point(pair[1].b, pair[1].a)),
-        )
-    )
-    batch: Batch = {"model": linear(), "others": (point(), ramp(2))}
-    for _ in range(2):
-        batch, pair = step(batch, (1, point()))
-
-    assert int(batch["model"].count) == 2
-    assert_same(pair, (1, point(2.0, 1.0)))
-    assert len(traces) == 1
-
-
 BY_PATH = pm.by({"kernel": on("data", "model"), "bias": on("model"), ...: on()})
 LAID = [("data", "model"), ("model",), ()]
 
@@ -205,18 +82,6 @@ def test_shardings_by_path():
     assert all_lie(pm.filter_jit(lambda m: m, out_shardings=BY_PATH)(linear())) == LAID
     assert all_lie(pm.filter_jit(lambda: pm.filter_shard(linear(), BY_PATH))()) == LAID
     assert all_lie(pm.filter_jit(linear, out_shardings=BY_PATH)()) == LAID
-
-
-def test_bound_once_called_often():
-    """cache_args: a function that has its model already is a value like others."""
-    bound = pm.Partial(lambda model, x: model(x), linear())
-    forward, traces = traced(lambda fn, x: fn(x))
-
-    for _ in range(3):
-        assert_close(forward(bound, X), linear()(X))
-    assert_close(pm.filter_jit(bound)(X), linear()(X))
-    assert_close(pm.filter_jit(linear().__call__)(X), linear()(X))
-    assert len(traces) == 1
 
 
 def test_nested_and_staged():
@@ -261,25 +126,6 @@ def test_static_arguments_together_with_shardings(in_shardings):
 # ---- TestTreeJIT
 
 
-def test_the_elementary_contract():
-    """tree_jit_basic, _module, _variable_update, _static_argnums."""
-    scale, traces = traced(lambda tree, n, mode: ({"x": tree["x"] * n}, mode, n))
-
-    assert_same(scale({"x": ramp(2)}, 2, "train"), ({"x": ramp(2) * 2}, "train", 2))
-    assert_same(scale({"x": ramp(2)}, 3, "train"), ({"x": ramp(2) * 3}, "train", 3))
-    assert_same(scale({"x": ramp(2) + 1}, 3, "train"), ({"x": ramp(2) * 3 + 3}, "train", 3))
-    assert len(traces) == 2
-
-
-def test_inputs_may_be_outputs():
-    """no_input_output_aliasing, an error there: returning an argument is the identity."""
-    model = linear()
-    out, part, again = pm.filter_jit(lambda m: (m, m.kernel, m))(model)
-
-    assert_same((out, part, again), (model, model.kernel, model))
-    assert not model.kernel.is_deleted()
-
-
 def test_one_argument_twice():
     """no_shared_variable_refs, an error there: one value at two places is two leaves."""
     leaf, model = ramp(2), linear()
@@ -292,80 +138,6 @@ def test_one_argument_twice():
 
     assert_close(first.bias - second.bias, jnp.ones(4))
     assert_same(tree, {"x": leaf + 1, "y": leaf})
-
-
-def test_new_leaves_in_the_result():
-    """new_variable_output_ok: a Module that did not exist before."""
-    made = pm.filter_jit(lambda p, n: Pair(Point(p.a + 1, jnp.zeros(n)), "new"))(point(), 3)
-
-    assert_same(made, Pair(Point(jnp.asarray(2.0), jnp.zeros(3)), "new"))
-
-
-def test_a_donated_argument_that_is_returned():
-    """donate_argnums_unchanged_var: the value goes on in what was returned, call after call."""
-    step = pm.filter_jit(lambda m, x: (m, m.loss(x)), donate="m")
-    model = pm.filter_jit(lambda: linear())()
-    for _ in range(3):
-        model, loss = step(model, X)
-
-    assert_same(model, linear())
-    assert_close(loss, linear().loss(X))
-
-
-@pytest.mark.parametrize(
-    ("donate", "gone"),
-    [
-        ("model", {"kernel", "bias", "count"}),
-        (("model", "x"), {"kernel", "bias", "count", "x"}),
-        (pm.select.path("model.kernel"), {"kernel"}),
-        (pm.select.path("model") & ~pm.select.path("model.bias"), {"kernel", "count"}),
-        ("all", {"kernel", "bias", "count", "x"}),
-        ("all-except-first", {"x"}),
-    ],
-)
-def test_donation(donate, gone):
-    """donate_argnums_module, _with_mutation, _donate_argnames, _donate_selective."""
-    step = pm.filter_jit(lambda model, x: (model.counted(x)[1], x * 2), donate=donate)
-    model, x = pm.filter_jit(lambda: (linear(), X + 0))()
-    arrays = {"kernel": model.kernel, "bias": model.bias, "count": model.count, "x": x}
-
-    new, doubled = step(model, x)
-
-    assert {name for name, array in arrays.items() if array.is_deleted()} == gone
-    assert int(new.count) == 1
-    assert_close(doubled, X * 2)
-
-
-def forward_of(model, x, *, scale=1.0):
-    """What a call of the model gives, and the model with one call more."""
-    y, model = model.counted(x)
-    return y * scale, model
-
-
-def test_functions_bound_to_their_model():
-    """jit_partial_basic, _multiple_args, _no_partial_args, _variable_update, _no_retrace(...)."""
-    run, traces = traced(forward_of)
-    fn = pm.filter_jit(lambda bound, *args: bound(*args))
-
-    model = linear()
-    for _ in range(3):
-        y, model = fn(pm.Partial(run, model, scale=2.0), X)
-
-    assert int(model.count) == 3
-    assert_close(y, 2 * linear()(X))
-    assert len(traces) == 1
-    assert_close(fn(pm.Partial(run, model, X))[0], linear()(X))
-    assert_close(fn(pm.Partial(run), model, X)[0], linear()(X))
-    assert len(traces) == 2
-
-
-def test_bound_functions_are_staged():
-    """jit_partial_lower_compile."""
-    bound = pm.filter_jit(pm.Partial(forward_of, linear()))
-    compiled = bound.lower(X).compile()
-
-    assert_close(compiled(X)[0], linear()(X))
-    assert int(compiled(X)[1].count) == 1
 
 
 @pytest.mark.parametrize(
@@ -416,36 +188,6 @@ def test_a_training_step_of_a_bound_pair():
     assert len(traces) == 1
 
 
-# ---- TestEvalShape
-
-
-def test_the_skeleton_of_a_model():
-    """abstract model from a constructor; a Module as input; nothing is computed."""
-    called = []
-
-    def build(size):
-        called.append(size)
-        return linear(size=size)
-
-    skeleton = pm.filter_eval_shape(build, 3)
-    out, counted = pm.filter_eval_shape(lambda m, x: m.counted(x), linear(), X)
-
-    assert [leaf.shape for leaf in jax.tree.leaves(skeleton)] == [(3, 3), (3,), ()]
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(skeleton))
-    assert (skeleton.size, called) == (3, [3])
-    assert (out.shape, counted.kernel.shape, counted.size) == ((8, 4), (4, 4), 4)
-    assert pm.filter_eval_shape(lambda m, x: m(x), skeleton, ramp(2, 3)).shape == (2, 3)
-
-
-def test_the_shapes_of_shared_values():
-    """input/output aliasing and shared inputs, errors there: one value at several places."""
-    model = linear()
-    first, second, same = pm.filter_eval_shape(lambda a, b: (a, b, a.kernel), model, model)
-
-    assert jax.tree.structure(first) == jax.tree.structure(second)
-    assert same.shape == (4, 4)
-
-
 # ---- TestShardMap
 
 
@@ -469,62 +211,6 @@ def test_a_model_split_by_path(spec):
 
     assert_same(out, linear().replace(kernel=linear().kernel * 2))
     assert all_lie(out) == [("model", "data"), ("model",), ()]
-
-
-def test_bare_leaves():
-    """bare leaves: arrays alone, in a tuple and in a dict."""
-    fn = pm.filter_shard_map(
-        lambda x, d: (x * 2, {"y": d["y"] + 1}),
-        mesh=MESH,
-        in_specs=(P("data"), {"y": P("model")}),
-        out_specs=(P("data"), {"y": P("model")}),
-    )
-
-    assert_same(fn(ramp(4), {"y": ramp(2)}), (ramp(4) * 2, {"y": ramp(2) + 1}))
-
-
-def test_data_parallelism_with_a_counter():
-    """data parallel, module counter update: gradients are averaged, the counter counts once."""
-
-    @pm.filter_jit
-    @pm.filter_shard_map(mesh=MESH, in_specs={"x": P("data")}, out_specs=None)
-    def step(model, x):
-        grads = pm.filter_grad(lambda m: jax.lax.pmean(m.loss(x), "data"))(model)
-        _, model = model.counted(x)
-        return pm.apply_updates(model, jax.tree.map(lambda g: -0.01 * g, grads))
-
-    model = linear()
-    for _ in range(2):
-        model = step(model, X)
-
-    expected = linear()
-    for _ in range(2):
-        grads = pm.filter_grad(lambda m: m.loss(X))(expected)
-        expected = pm.apply_updates(expected, jax.tree.map(lambda g: -0.01 * g, grads))
-    assert_close(model.kernel, expected.kernel)
-    assert int(model.count) == 2
-
-
-def test_tensor_parallelism_by_paths():
-    """tensor parallel, path filters + psum: columns in the first layer, rows in the second."""
-    specs = pm.by(
-        {
-            "first.kernel": P(None, "model"),
-            "first.bias": P("model"),
-            "second.kernel": P("model"),
-            ...: None,
-        }
-    )
-
-    @pm.filter_jit
-    @pm.filter_shard_map(mesh=MESH, in_specs=(specs, P("data")), out_specs=P("data"))
-    def forward(pair, x):
-        hidden = jax.nn.relu(pair.first(x))
-        return jax.lax.psum(hidden @ pair.second.kernel, "model") + pair.second.bias[None]
-
-    pair = Pair(linear(), linear(0.2))  # fmt: skip
-
-    assert_close(forward(pair, X), pair.second(jax.nn.relu(pair.first(X))))
 
 
 def test_axis_names_kept_beside_the_data():
@@ -551,18 +237,6 @@ def test_axis_names_kept_beside_the_data():
 # ---- TestPmap
 
 
-def test_pmap_on_one_device():
-    """basic single device: build, and build with what was built."""
-    keys = jax.random.split(jax.random.key(0), 1)
-    built = pm.filter_pmap(lambda key: linear().replace(kernel=jax.random.normal(key, (4, 4))))(
-        keys
-    )
-    y = pm.filter_pmap(lambda m, x: m(x))(built, X[None])
-
-    assert built.kernel.shape == (1, 4, 4)
-    assert_close(y[0], X @ jax.random.normal(keys[0], (4, 4)) + linear().bias[None])
-
-
 def test_pmap_with_shared_and_own_values():
     """demo, replicate: the same weights for all members, a counter for each."""
     axes = pm.by({"count": 0, ...: None})
@@ -575,34 +249,6 @@ def test_pmap_with_shared_and_own_values():
     assert_close(y.reshape(8, 4), linear()(X))
     assert_same(model.replace(count=jnp.asarray(0)), linear())
     assert model.count.tolist() == [1] * 4
-
-
-# ---- TestCheckify, TestMakeJaxpr
-
-
-def test_checkify_through_a_module():
-    """nan caught through a module; stateful: the counter comes out beside the error."""
-    fn = pm.filter_jit(pm.filter_checkify(lambda m, x: m.counted(x), errors=checkify.nan_checks))
-
-    error, (_, model) = fn(linear(), X)
-    assert (error.get(), int(model.count)) == (None, 1)
-    error, (_, model) = fn(model, X * jnp.nan)
-    assert "nan generated by primitive: dot_general" in error.get()
-    assert int(model.count) == 2
-
-
-def test_the_jaxpr_of_a_call():
-    """jaxpr of a module call: its inputs are the arrays, in order."""
-    jaxpr, dynamic, static = pm.filter_make_jaxpr(lambda m, x: m.counted(x))(linear(), X)
-
-    assert len(jaxpr.jaxpr.invars) == 4
-    assert len(jaxpr.jaxpr.eqns) == len(
-        jax.make_jaxpr(lambda k, b, c, x: (x @ k + b[None], c + 1))(
-            *jax.tree.leaves(linear()), X
-        ).eqns
-    )
-    assert dynamic[0].shape == (8, 4)
-    assert static[1].size == 4
 
 
 # ---- TestBoundMethodTransforms
@@ -654,21 +300,3 @@ def test_gradients_reach_the_model_of_a_bound_method():
     for name in ("jit", "shard_map", "remat", "scan", "cond", "map"):
         grads = pm.filter_grad(lambda m, f=THROUGH[name]: f(m.loss))(linear())
         assert_close(grads, expected)
-
-
-@pytest.mark.parametrize("out_axes", [0, 1])
-def test_pmap_of_bound_methods(out_axes):
-    """tree-mode pmap tests: arrays, axes, Modules in and out, one more call."""
-
-    class Counter(pm.Module):
-        count: jax.Array
-
-        def add(self, x, by=1):
-            return x + self.count, Counter(self.count + by)
-
-    counter = Counter(jnp.asarray([1.0, 2.0]))
-    fn = pm.filter_pmap(counter.add, out_axes=(out_axes, 0))
-    for _ in range(2):
-        y, new = fn(ramp(4, 2), by=2)
-        assert_close(y, jnp.moveaxis(ramp(4, 2) + counter.count[None], 0, out_axes))
-        assert_close(new.count, jnp.stack([counter.count + 2] * 4))

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import pytreemod as pm
 from pytreemod import nn
 from tests.goldens import refusals
-from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.comparing import assert_close
 from tests.helpers.meshes import DEVICES
 from tests.helpers.trees import ramp
 
@@ -569,44 +569,12 @@ def test_vmap_over_a_stack_and_its_inputs():
     assert_close(every, jnp.stack([vector_dot(w, X) for w in pm.unstack(WEIGHTS)]))
 
 
-def test_nothing_in_the_place_of_a_module():
-    """vmap_stateful: None in the place of a Module, and a counter beside it."""
-
-    def run(model, counter, x):
-        y = x if model is None else vector_dot(model, x)
-        return y, {"count": counter["count"] + 1}
-
-    y, counter = pm.filter_vmap(run, in_axes=(0, None, 0), out_axes=(0, None))(
-        None, {"count": jnp.asarray(0)}, X
-    )
-    assert_close(y, X)
-    assert int(counter["count"]) == 1
-
-
-def test_bare_leaves():
-    """vmap_variables, basic_variables: axes 0, 0 and 1 in, 1 out, without a Module."""
-    kernel, bias = WEIGHTS.kernel, WEIGHTS.bias
-    fn = pm.filter_vmap(lambda k, b, x: x @ k + b, in_axes=(0, 0, 1), out_axes=1)
-
-    assert_close(fn(kernel, bias, X.T), Y.T)
-
-
 def test_one_model_for_all_members():
     """vmap_replicate: the weights are shared, by the axis None or because they are captured."""
     model = make_weights(0)
 
     assert_close(pm.filter_vmap(vector_dot, in_axes=(None, 0))(model, X), vector_dot(model, X))
     assert_close(pm.filter_vmap(lambda x: vector_dot(model, x))(X), vector_dot(model, X))
-
-
-def test_a_module_as_a_prefix():
-    """prefix_graph_node_error: a Module of axes is a prefix, also inside others."""
-    axes = Foo(Square(1))
-    out = pm.filter_vmap(lambda pair: pair[0].shared.kernel + pair[1], in_axes=((axes, 0),))(
-        (Foo(M), M.kernel)
-    )
-
-    assert_close(out, M.kernel.T + M.kernel)
 
 
 def test_statistics_mapped_and_the_rest_shared():
@@ -627,29 +595,6 @@ def test_statistics_mapped_and_the_rest_shared():
     assert after.weight.shape == ()
     assert_close(after.mean, 0.1 * X.mean(1))
     assert_close(y, (X - after.mean[:, None]) * 2)
-
-
-def test_cond_with_an_untouched_part():
-    """vmap_and_cond_passthrough: cond inside vmap; the broadcast leaf goes through untouched."""
-    single = COUNTED.replace(count=jnp.asarray(7))
-
-    def run(weights, x):
-        return pm.filter_cond(x[0] > 10, lambda w: w.replace(bias=w.bias * 0), lambda w: w, weights)
-
-    out = pm.filter_vmap(run, in_axes=(ONE_COUNT, 0), out_axes=ONE_COUNT)(single, X)
-    assert_same(out.count, jnp.asarray(7))
-    assert_close(out.bias, jnp.where((X[:, 0] > 10)[:, None], 0, WEIGHTS.bias))
-
-
-def test_mapped_initializers_with_axes_by_leaf():
-    """basic, state_axes_from_state: made with an axis for each leaf, and applied with the same."""
-    axes = Weights(1, 0)
-    made = pm.filter_vmap(make_weights, out_axes=axes)(jnp.arange(10))
-    y = pm.filter_vmap(vector_dot, in_axes=(axes, 0))(made, X)
-
-    assert (made.kernel.shape, made.bias.shape) == ((2, 10, 3), (10, 3))
-    expected = [vector_dot(make_weights(i), X[i]) for i in range(10)]
-    assert_close(y, jnp.stack(expected))
 
 
 test_refusals = refusals(globals())
