@@ -215,35 +215,6 @@ def test_results_that_cannot_be_hashed_are_returned():
 # ---- plans, compared and kept
 
 
-def plan_of(tree, weak=()):
-    """How to build a tree."""
-    ((plan, _),) = pack(tree, weak).items()
-    return plan
-
-
-# Tokens are told apart by identity until they are named.
-@pytest.mark.parametrize("name", [name for name in ALL_TREES if name != "token"])
-def test_plans_of_equal_results_are_equal(name):
-    """Trees that differ in nothing but arrays, built anew, have one plan: JAX compares them."""
-    make = ALL_TREES[name]
-    first, second = plan_of(make()), plan_of(make())
-
-    assert first == second
-    assert hash(first) == hash(second)
-
-
-def test_plans_of_other_results_are_others():
-    """Structure, configuration, what is no array, and where arrays are moved all count."""
-    trees = [args for args, kwargs in DIFFERENT if not kwargs and not any(map(pm.is_array, args))]
-    plans = [plan_of(tree) for tree in trees]
-    same = [(a, b) for i, a in enumerate(plans) for b in plans[:i] if a == b]
-    assert same == []
-    moved = plan_of(ramp(1))
-    moved.gather = list
-    assert moved != plan_of(ramp(1))
-    assert moved != "a plan"
-
-
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: [f, ramp(1)], lambda f: Holder([f])])
 def test_what_is_lent_is_not_kept(wrap):
     """A plan gives it back as long as it is there, and keeps nothing alive."""

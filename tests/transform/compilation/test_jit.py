@@ -803,6 +803,25 @@ def test_a_model_shared_by_threads():
 # ---- max_traces
 
 
+def test_options_are_the_same_in_any_order():
+    """So wrapped, a function is compiled once; with another value it is compiled anew."""
+    traces = []
+
+    def fn(x):
+        traces.append(1)
+        return x
+
+    for options in (
+        {"inline": True, "keep_unused": True, "max_traces": 2},
+        {"max_traces": 2, "keep_unused": True, "inline": True},
+        {"inline": True, "keep_unused": True},
+        {"inline": True, "keep_unused": True, "donate": "x"},
+        {"inline": True, "keep_unused": True, "static": "x"},
+    ):
+        pm.filter_jit(fn, **options)(2.0 if "static" in options else ramp(2))
+    assert len(traces) == 4
+
+
 def test_max_traces_does_not_count_calls_without_jit():
     """Under jax.disable_jit() nothing is traced."""
     fn = pm.filter_jit(lambda x: x * 2, max_traces=1)

@@ -27,15 +27,6 @@ def entry_of(jitted, *args):
 # ---- one store for each function and set of options
 
 
-def test_one_function_has_one_store():
-    """Wrapped twice with the same options, a function is compiled once."""
-    options = Options(max_traces=3)
-
-    assert store_for(identity, options) is store_for(identity, Options(max_traces=3))
-    assert store_for(identity, Options()) is not store_for(identity, options)
-    assert store_for(identity, Options()) is not store_for(entry_of, Options())
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -89,28 +80,6 @@ def test_a_store_goes_with_its_function():
 # ---- entries
 
 
-def test_entries_are_found_by_structure_and_static_values():
-    """Shapes share an entry, for JAX tells them apart; static values do not."""
-    jitted = pm.filter_jit(identity)
-    first = entry_of(jitted, ramp(2), 1)
-
-    assert entry_of(jitted, ramp(3), 1) is first
-    assert entry_of(jitted, ramp(2), 2) is not first
-    assert entry_of(jitted, [ramp(2)], 1) is not first
-
-
-def test_a_new_entry_becomes_an_ordinary_one():
-    """The first call looks for checks; from then on a call is a call, until something is traced."""
-    jitted = pm.filter_jit(lambda x, n: x)
-    entry = entry_of(jitted, ramp(2), 1)
-    assert (entry.is_special, bool(entry.unseen), entry.has_check) == (True, True, False)
-
-    jitted(ramp(2), 1)
-    assert (entry.is_special, bool(entry.unseen), entry.has_check) == (False, False, False)
-    jitted(ramp(3), 1)
-    assert (entry.is_special, bool(entry.unseen), entry.has_check) == (False, False, False)
-
-
 @pytest.mark.parametrize(
     "trace",
     [
@@ -150,16 +119,6 @@ def test_each_call_that_traces_is_counted_once():
 # ---- how many are kept
 
 
-def test_the_oldest_entry_goes_first(monkeypatch):
-    """Beyond the bound the entry that was made first is forgotten."""
-    monkeypatch.setattr(compiling, "MAX_ENTRIES", 3)
-    jitted = pm.filter_jit(lambda x, n: x + n)
-    entries = [entry_of(jitted, ramp(1), n) for n in range(4)]
-
-    assert list(jitted.entries.values()) == entries[1:]
-    assert jitted(ramp(1), 0) == 1
-
-
 def test_ten_thousand_static_values(monkeypatch):
     """Neither the programs nor what is remembered of their traces grows without a bound."""
     monkeypatch.setattr(compiling, "MAX_ENTRIES", 50)
@@ -197,39 +156,6 @@ def test_forgotten_entries_are_freed(monkeypatch):
     assert watched() is None
 
 
-@pytest.mark.parametrize("donate", ["none", "all"])
-def test_new_shapes_never_raise_inside_jax(donate, monkeypatch):
-    """A call that traces on the short road ends as any other: an error would cost JAX its own."""
-    traces = []
-    jitted = pm.filter_jit(lambda x: traces.append(x.shape) or x, donate=donate)
-    jitted(jnp.ones(2))
-    entry = next(iter(jitted.entries.values()))
-    inner = entry.jitted
-    calls = []
-    monkeypatch.setattr(entry, "jitted", _Counting(inner, calls))
-
-    for size in (3, 3, 4):
-        jitted(jnp.ones(size))
-
-    assert calls == ["call", "trace", "call", "call", "trace"]
-    assert traces == [(2,), (3,), (4,)]
-
-
-class _Counting:
-    """Notes how a jitted function is used."""
-
-    def __init__(self, inner, calls):
-        self.inner, self.calls = inner, calls
-
-    def __call__(self, *args):
-        self.calls.append("call")
-        return self.inner(*args)
-
-    def trace(self, *args):
-        self.calls.append("trace")
-        return self.inner.trace(*args)
-
-
 def test_a_check_that_only_new_shapes_have_is_heard_the_first_time():
     """The failing call itself raises, though nobody had reason to listen before it."""
 
@@ -261,17 +187,6 @@ def test_checks_of_all_shapes_are_remembered():
     jitted(jnp.float32(1))
 
     assert entry_of(jitted, ramp(2)).has_check
-
-
-def test_each_thread_looks_at_its_own_traces():
-    """That one thread has looked says nothing of what another has traced meanwhile."""
-    jitted = pm.filter_jit(identity)
-    jitted(ramp(2))
-    entry = entry_of(jitted, ramp(2))
-    entry.unseen.add(another := -1)
-    jitted(ramp(2))
-
-    assert entry.unseen == {another}
 
 
 test_refusals = refusals(globals())

@@ -17,15 +17,11 @@ from pytreemod.transform.compilation.store import Options, store_for
 from pytreemod.transform.compilation.weak_functions import (
     MAX_STEPS,
     Parts,
-    WeakTable,
     cached,
     functions,
-    weak_ids,
-    weakly,
 )
-from pytreemod.tree.snapshots import Structure
 from tests.helpers.comparing import assert_close
-from tests.helpers.trees import Color, Holder, affine, double, ramp
+from tests.helpers.trees import Holder, ramp
 
 XS = ramp(2)
 
@@ -247,103 +243,3 @@ def test_ten_thousand_functions_in_four_threads():
     gc.collect()
     assert len(store._stores.entries) == before[0]
     assert len(weak_functions._steps.entries) <= before[1]
-
-
-# ---- the table
-
-
-def cache(fn, tree, make=object):
-    return cached(("a test",), functions([fn]), [Parts(tree)], make)
-
-
-def test_what_is_cached_is_found_again():
-    """For the same function and an equal tree; not for another."""
-    first = cache(double, (XS, 1, "a"))
-
-    assert cache(double, (XS + 1, 1, "a")) is first
-    for fn, tree in [(double, (XS, 1.0, "a")), (double, [XS, 1, "a"]), (same, (XS, 1, "a"))]:
-        assert cache(fn, tree) is not first
-
-
-def test_the_oldest_goes():
-    """There is room for so many, and for one more."""
-    table = WeakTable(3)
-    made = [table.find(i, [], object) for i in range(3)]
-    assert [table.find(i, [], object) for i in range(3)] == made
-
-    fourth = table.find(3, [], object)
-    assert len(table.entries) == 3
-    assert [table.find(i, [], object) for i in (1, 2, 3)] == [*made[1:], fourth]
-    assert table.find(0, [], object) is not made[0]
-
-
-def test_nothing_is_cached_for_what_cannot_be_told_apart():
-    """Without a hash, without weak references, or with tracers beside a pytree."""
-
-    class Unhashable:
-        __hash__ = None
-
-    class Rigid:
-        __slots__ = ()
-
-        def __call__(self, x):
-            return x
-
-    rigid = Rigid()
-    for fn, tree in [(double, Unhashable()), (rigid, XS)]:
-        assert cache(fn, tree) is not cache(fn, tree)
-
-    def within(x):
-        module = affine().scaled
-        assert cache(module, x) is not cache(module, x)
-        assert cache(double, x) is cache(double, x)
-        return x
-
-    jax.jit(within)(XS)
-    assert cache(affine(), XS) is cache(affine(), XS)
-
-
-def test_a_bound_method_is_found_by_its_value():
-    """Of a class of the user's; it is cached as long as the very one is there."""
-    plain = Plain()
-    method = plain.method
-
-    assert cache(method, XS) is cache(plain.method, XS)
-
-
-# ---- weak values
-
-
-class Plain:
-    """Equal to itself alone."""
-
-    def method(self, x):
-        return x
-
-
-def test_what_is_weak():
-    """What is equal to itself alone is weak; values, and what cannot be, are as they are."""
-    own, rigid = Plain(), object()
-    statics = (own, same, Color.RED, "text", 1.5, rigid)
-    give = Parts((*statics, XS)).weakly()
-
-    assert give().statics == (*statics, None)
-    alive = weakref.ref(own)
-    del own, statics
-    assert alive() is None
-    assert give().statics == (None, same, Color.RED, "text", 1.5, rigid, None)
-
-
-def test_only_what_trees_have_is_weak():
-    """A function that a step made itself is kept alive by its result."""
-    mine, theirs = Plain(), Plain()
-    treedef = jax.tree.structure((0, 0))
-    ids = weak_ids(Parts((theirs, "text")), Parts(same))
-    assert ids() == {id(theirs), id(same)}
-    give = weakly(Structure(treedef, (), (mine, theirs)), ids())
-    del theirs
-
-    assert give().statics == (mine, None)
-    assert ids() == {id(same)}
-    whole = Structure(treedef, (), ("text", 1))
-    assert weakly(whole, ids())() is whole
