@@ -37,7 +37,7 @@ def filter_eval_shape(fun: Callable[..., _R] = _BY_KEYWORD, /, *args: Any, **kwa
         **kwargs: its arguments by keyword.
 
     Returns:
-        The result's tree; what is no array in it is as `fun` returned it.
+        The result's tree; static values in it are as `fun` returned them.
 
     Raises:
         ArgumentError: `fun` is not callable.

@@ -1,7 +1,7 @@
 """Arguments whose arrays are part of the program: `filter_jit(static=...)`.
 
-What is no array is static by itself. In an argument that is named in `static=`, NumPy's arrays and
-numbers are, too: they are compared by what they hold, and arrive as they were passed.
+Anything but an array is static by itself. In an argument that is named in `static=`, NumPy's arrays
+and numbers are, too: they are compared by what they hold, and arrive as they were passed.
 """
 
 from __future__ import annotations

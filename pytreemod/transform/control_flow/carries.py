@@ -82,7 +82,7 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
         if root != "carry":
             return [advice]
         return [f"{advice}; what is collected goes beside it:", "return carry, y"]
-    return ["what is no array is part of the program, which is the same for every step"]
+    return ["static values are part of the program, which is the same for every step"]
 
 
 def _casts(place: str, entry: Difference) -> list[str]:

@@ -32,7 +32,7 @@ def filter_while_loop(
 
     Args:
         cond_fun: says of a value whether to go on: a scalar bool.
-        body_fun: gives the next value. What is no array comes out as it went in; Python numbers
+        body_fun: gives the next value. Static values come out as they went in; Python numbers
             count as arrays, as in `jax.lax.while_loop`.
         init_val: the first value.
 
@@ -41,7 +41,7 @@ def filter_while_loop(
 
     Raises:
         ArgumentError: a function is not callable, or `cond_fun` gives no scalar bool.
-        StructureError: the value changes, in structure, shape, dtype, or in what is no array:
+        StructureError: the value changes, in structure, shape, dtype, or static values:
             before and after are shown by path.
 
     Examples:
@@ -103,7 +103,7 @@ def filter_fori_loop(
 
     Raises:
         ArgumentError: `body_fun` is not callable, or a bound is no integer.
-        StructureError: the value changes, in structure, shape, dtype, or in what is no array:
+        StructureError: the value changes, in structure, shape, dtype, or static values:
             before and after are shown by path.
 
     Examples:

@@ -94,7 +94,7 @@ def filter_scan(
         ArgumentError: `f` is not callable; there is neither an array to scan over nor `length`.
         ShapeError: arrays in `xs` disagree in size, or lack the axis; all paths are named.
         SpecError: a spec does not fit the tree.
-        StructureError: the carry changes, in structure, shape, dtype, or in what is no array:
+        StructureError: the carry changes, in structure, shape, dtype, or static values:
             before and after are shown by path; `f` does not return a pair.
 
     Examples:

@@ -115,7 +115,7 @@ def axes_of(
         leaves = jtu.tree_leaves(subtree)
         # A `by` speaks of arrays: its default would be said of every number, too.
         has_axis = is_array_like if is_result and not isinstance(value, By) else is_array
-        # What is no array does not come to JAX, whatever a spec says of it.
+        # Static values do not go to JAX, whatever a spec says of them.
         mapped = [has_axis(leaf) for leaf in leaves]
         if _is_axis(value):
             if value is not None and not is_result and not all(mapped):

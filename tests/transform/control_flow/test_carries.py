@@ -41,7 +41,7 @@ CHANGES = {
     "None": (lambda m: m.replace(bias=None), r"VAL\.bias: f32\[2\] -> None"),
     "a string": (
         lambda m: m.replace(bias="b"),
-        r"VAL\.bias: f32\[2\] -> 'b'\n  what is no array is part of the program",
+        r"VAL\.bias: f32\[2\] -> 'b'\n  static values are part of the program",
     ),
     "a container": (
         lambda m: m.replace(bias=[m.bias]),
@@ -105,7 +105,7 @@ LOOPS = {
             lambda c: (c[0], lambda: 0),
             (1, double),
             r"carry\[1\]: double \(trees\.py:\d+\) -> .*<lambda> \(.*\)\n"
-            r"  what is no array is part of the program, which is the same for every step",
+            r"  static values are part of the program, which is the same for every step",
         ),
         (
             lambda c: c.replace(size=3),
