@@ -27,7 +27,8 @@ import numpy as np
 from pytreemod.errors import FileError, describe
 from pytreemod.io.encodings import can_be_written
 from pytreemod.io.registered import own_name, registered_as, registered_name
-from pytreemod.module.classes import Module, put_together
+from pytreemod.module.classes import Module
+from pytreemod.module.construction import put_together
 from pytreemod.state.tokens import Unnamed
 from pytreemod.tree.kinds import dtype_of
 from pytreemod.tree.paths import PathName

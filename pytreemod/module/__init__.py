@@ -3,9 +3,9 @@
 Owns: declaring fields, dividing them into data and configuration, building and freezing
 instances, telling JAX how to flatten them, bound methods, how the functions in fields are pickled,
 fields that are not read as they are stored, and the roles that single instances were given. The
-walk is `fields` → `division` → `flattening` → `reading` → `schema` → `overriding` → `records` →
-`construction` → `methods` → `classes`; on it stand `computed_leaves`, `ties` and `resolving`, and
-`roles` beside it.
+walk is `fields` → `division` → `flattening` → `reading` → `schema` → `overriding` → `methods` →
+`records` → `construction` → `pickling` → `classes`; on it stand `computed_leaves`, `ties`,
+`resolving` and `roles`.
 
 May import `tree` and what that may import.
 

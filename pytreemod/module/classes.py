@@ -8,12 +8,10 @@ finishes and flattens instances is written, JAX is told, methods are wrapped.
 from __future__ import annotations
 
 import abc
-import copy
 import dataclasses
 import functools as ft
 import inspect
-from collections.abc import Iterable
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType
 from typing import Any, TypeVar, cast, dataclass_transform
 
 from pytreemod.errors import (
@@ -33,13 +31,10 @@ from pytreemod.module.annotations import (
 from pytreemod.module.array_shapes import check_array_shapes
 from pytreemod.module.construction import (
     as_changed,
-    fill_restored,
-    refuse_version,
     replace_values,
     write_finish,
     write_init,
 )
-from pytreemod.module.division import is_configuration
 from pytreemod.module.field_kinds import (
     array,
     checked,
@@ -52,24 +47,32 @@ from pytreemod.module.field_kinds import (
 )
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
 from pytreemod.module.flattening import register
-from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
+from pytreemod.module.methods import InheritedMethod, as_method, is_method
 from pytreemod.module.other_words import (
     add_other_members,
     refuse_other_words,
     without_other_members,
 )
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
-from pytreemod.module.pickling import referred, referring, share_functions
-from pytreemod.module.reading import MADE, Read, Reading, observe
+from pytreemod.module.pickling import (
+    PickledSchema,
+    deep_copied,
+    fill,
+    is_own,
+    is_skeleton,
+    reduced,
+)
+from pytreemod.module.pickling import restore as restore  # Pickles of 0.1 name it, and the next.
+from pytreemod.module.pickling import restore_state as restore_state
+from pytreemod.module.reading import Read, Reading
 from pytreemod.module.records import (
     ClassValue,
     FieldsDict,
     Record,
     make_record,
-    set_fields,
     write_setattr,
 )
-from pytreemod.module.schema import Notes, Schema
+from pytreemod.module.schema import Schema
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
@@ -79,12 +82,10 @@ from pytreemod.tree.pending import (
     Waiting,
     has_attribute,
     has_own_attribute,
-    is_private,
     open_to_waiting,
 )
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import class_of, jtu
 
 _R = TypeVar("_R", bound=Record)
@@ -119,8 +120,7 @@ class ModuleMeta(abc.ABCMeta):
         # An instance has a dict whatever they say, and its fields are there.
         if "__slots__" in namespace:
             namespace = {key: value for key, value in namespace.items() if key != "__slots__"}
-        # As cloudpickle makes it, to fill it then; a class statement gives a __qualname__, too.
-        is_skeleton = {"__module__"} == namespace.keys() - {"__orig_bases__"}
+        is_empty = is_skeleton(namespace)
         if any(map(_shows_dict, bases)):
             namespace = {"__dict__": FieldsDict(), **namespace}
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
@@ -131,15 +131,13 @@ class ModuleMeta(abc.ABCMeta):
         schema = Schema(cls, make_record, overridden)
         _note_abstract(schema, own_abstract, is_abstract or strict is None)
         _choose_init(schema, namespace)
+        _write(schema)
         _note_rules(cls)
-        _note_checks(schema)
         _note_waiting(schema)
-        if schema.custom_init or hasattr(cls, "__post_init__"):
-            write_setattr(schema)
-        schema.finish = ft.partial(_finish_first, schema)
         # What comes after this metaclass, looked up once (saves 0.1 us for each instance).
         schema.build = super(ModuleMeta, cls).__call__
-        schema.is_skeleton = is_skeleton
+        if is_empty:
+            schema.early_instances = []
         type.__setattr__(cls, "__record__", schema)
         register(cls)
         _wrap_methods(cls)
@@ -172,9 +170,10 @@ class ModuleMeta(abc.ABCMeta):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         schema = vars(cls).get("__record__")  # None while the class is being made.
-        if schema is not None and _is_own(name, value):
-            if isinstance(value, Notes) and schema.is_skeleton:
-                _fill(schema, value)
+        if schema is not None and is_own(name, value):
+            if isinstance(value, PickledSchema) and schema.early_instances is not None:
+                fill(schema, value)
+                _write(schema)
             return
         if name == "__init__" and schema is not None and not schema.custom_init:
             is_checked = type_checker_of(value) is not None and hasattr(value, "__wrapped__")
@@ -235,36 +234,14 @@ def _call_original(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     )
 
 
-def _is_own(name: str, value: Any) -> bool:
-    """Whether a class makes it for itself, and so does not take it from a pickled one."""
-    if name in ("__record__", "__dataclass_fields__"):
-        return True
-    # What wraps such a function bears its marks, and is none.
-    is_plain = class_of(value) is FunctionType and not hasattr(value, "__wrapped__")
-    return is_plain and hasattr(value, "is_written")
-
-
-def _fill(schema: Schema, notes: Notes) -> None:
-    """Make of an empty class what it was where it was pickled; its methods come by themselves."""
-    schema.read_notes(notes)
-    cls = schema.cls
-    for name, declared in schema.fields.items():
-        kept: Any = vars(cls).get(name)
-        is_default = class_of(kept) is Method and kept.__wrapped__ is declared.default
-        if is_default or name in notes.defaults:
-            # It came before one could know that it is no method, or as a copy.
-            type.__setattr__(cls, name, declared.default)
+def _write(schema: Schema) -> None:
+    """Write the functions of a class that make its instances."""
     if not schema.custom_init:
-        type.__setattr__(cls, "__init__", write_init(schema))
+        type.__setattr__(schema.cls, "__init__", write_init(schema))
     _note_checks(schema)
-    if schema.custom_init or hasattr(cls, "__post_init__"):
+    if schema.custom_init or hasattr(schema.cls, "__post_init__"):
         write_setattr(schema)
     schema.finish = ft.partial(_finish_first, schema)
-    schema.is_skeleton = False
-    for node, config in schema.early_instances:
-        values, notes = schema.apart(node.__stored__)
-        set_fields(node, {**values, PRIVATE: schema.layout_for(values, config, notes)})
-    schema.early_instances.clear()
 
 
 def _finish_first(schema: Schema, node: Any) -> Any:
@@ -352,13 +329,11 @@ def _is_custom(owner: type) -> bool:
 
 
 def _choose_init(schema: Schema, namespace: dict[str, Any]) -> None:
-    """Write an `__init__`, unless the class or one of its bases has its own."""
+    """Whether the class or one of its bases has an `__init__` of its own."""
     cls = schema.cls
     schema.custom_init = "__init__" in namespace or _is_custom(_init_owner(cls))
     if schema.custom_init and _ignores_post_init(cls, namespace):
         _warn_of_post_init(cls, "__init__" in namespace)
-    if not schema.custom_init:
-        type.__setattr__(cls, "__init__", write_init(schema))
 
 
 def _ignores_post_init(cls: Any, namespace: dict[str, Any]) -> bool:
@@ -491,77 +466,6 @@ def _has_hash(leaf: Any) -> bool:
     return True
 
 
-def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
-    """Put a pickled or copied instance together again.
-
-    What was pickled of an older version of the class gets its new fields' defaults.
-
-    Args:
-        cls: the class.
-        values: by name, of fields and of what is beside them.
-        config: the names of configuration; and of fields that were not set.
-
-    Raises:
-        FieldError: the class has other fields now.
-    """
-    schema: Schema = cls.__record__
-    values = dict(referred(values))
-    if schema.is_skeleton or schema.for_values(values).is_unfinished:
-        return put_together(cls, values, config)
-    if hasattr(cls, "__setstate__"):
-        # It had none when this was pickled.
-        return restore_state(cls, *schema.apart(values))
-    given = {*values}
-    fill_restored(schema, values, config)
-    refuse_version(schema, values, config)
-    added = {n: v for n, v in values.items() if n not in given}
-    moved = schema.static | {name for name, value in added.items() if is_configuration(value)}
-    return put_together(cls, values, (*config, *moved))
-
-
-def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any:
-    """An instance of the class that these values ask for.
-
-    Args:
-        cls: a Module class.
-        values: by name, of fields and of what is beside them.
-        config: the names of configuration.
-    """
-    schema: Schema = cls.__record__
-    if schema.is_skeleton:
-        node = make_record(cls, dict(values))
-        schema.early_instances.append((node, frozenset(config)))
-        return node
-    schema = schema.for_values(values)
-    attributes, notes = schema.apart(values)
-    layout = schema.layout_for(attributes, {*config}, notes)
-    made = make_record(schema.cls, {PRIVATE: layout, **attributes})
-    if schema.computes and MADE not in notes:
-        # From a file, which says what it is made of.
-        return put_together(cls, {**values, MADE: observe(made)}, config)
-    return made
-
-
-def with_notes(node: Any, notes: dict[str, Any], fields: dict[str, Any] | None = None) -> Any:
-    """A copy of a Module with other notes.
-
-    Args:
-        node: the Module.
-        notes: by name; what is empty is removed.
-        fields: new values of fields, as they are stored.
-    """
-    layout = class_of(node).__record__.split(node)
-    values = _all_of(node) | (fields or {}) | notes
-    values = {name: value for name, value in values.items() if name not in notes or value}
-    return put_together(class_of(node), values, layout.config)
-
-
-def _all_of(node: Any) -> dict[str, Any]:
-    """The attributes of a Module as they are stored, and its notes."""
-    layout = class_of(node).__record__.split(node)
-    return {n: stored(node, n) for n in (*layout.data, *layout.config)} | layout.notes
-
-
 def StrictConfig(force_abstract: bool = False, **kwargs: object) -> bool | None:
     """Older spelling of a class option: `is_abstract=True`.
 
@@ -682,86 +586,7 @@ class Module(Record, metaclass=ModuleMeta):
         except TypeError as error:
             raise ArgumentError(_unhashable_text(self)) from error
 
-    def __deepcopy__(self: _M, memo: dict[int, Any]) -> _M:
-        if _pickles_itself(type(self)):
-            return _deep_copy_as_pickled(self, memo)
-        # Configuration is shared: a copy of a jitted function would be another function.
-        layout = type(self).__record__.split(self)
-        shared = {n: stored(self, n) for n in layout.config if n not in layout.held}
-        copied = {n: stored(self, n) for n in (*layout.data, *layout.held)}
-        share_functions(copied, memo)
-        return make_record(type(self), {PRIVATE: layout, **shared, **copy.deepcopy(copied, memo)})
-
-    def __reduce__(self) -> Any:
-        schema = type(self).__record__.original
-        layout, values = type(self).__record__.split(self), _all_of(self)
-        cls: Any = schema.cls
-        if not _has_own_state(type(self)):
-            unset = tuple(name for name in schema.fields if name not in values)
-            return restore, (cls, referring(values), (*layout.config, *unset))
-        # What is computed, or is elsewhere, is pickled as it is stored.
-        with reading_stored():
-            state: Any = values if cls.__getstate__ is _DEFAULT_GETTER else self.__getstate__()
-        if class_of(state) is dict:
-            # Python's own getter gives all that the dict has.
-            state = {name: value for name, value in state.items() if not is_private(name)}
-        return restore_state, (cls, referring(state), referring(dict(layout.notes)))
+    __reduce__, __deepcopy__ = reduced, deep_copied
 
 
 add_other_members(Module)
-
-
-_DEFAULT_GETTER = object.__getstate__
-
-
-def _has_own_state(cls: Any) -> bool:
-    """Whether a user's class says what of it is pickled, or what becomes of that."""
-    # It speaks of fields, which are not there yet.
-    if cls.__record__.is_unfinished:
-        return False
-    return cls.__getstate__ is not _DEFAULT_GETTER or hasattr(cls, "__setstate__")
-
-
-def _pickles_itself(cls: Any) -> bool:
-    is_own = (
-        cls.__reduce__ is not Module.__reduce__ or cls.__reduce_ex__ is not object.__reduce_ex__
-    )
-    # A class that was made to pass for another is copied as that one.
-    return (is_own and not hasattr(cls, "__passes_for__")) or _has_own_state(cls)
-
-
-def _deep_copy_as_pickled(node: Any, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` does with a class that has no `__deepcopy__`."""
-    told: Any = node.__reduce_ex__(4)
-    if isinstance(told, str):
-        return node
-    make: Any = told[0]
-    arguments, state = told[1], told[2] if len(told) > 2 else None
-    made = make(*copy.deepcopy(arguments, memo))
-    memo[id(node)] = made
-    if state is not None:
-        _set_state(made, copy.deepcopy(state, memo))
-    return made
-
-
-def restore_state(cls: Any, state: Any, notes: Any = None) -> Any:
-    """Make an instance of a pickled one's state, as its class says, with the notes."""
-    node = make_record(cls, {})
-    _set_state(node, referred(state))
-    if PRIVATE not in node.__stored__:
-        values, notes = node.__stored__, referred(notes) or {}
-        fill_restored(cls.__record__, values)
-        schema = cls.__record__.for_values({**values, **notes})
-        values[PRIVATE] = schema.decide(values, notes)
-        return node if schema.cls is cls else make_record(schema.cls, values)
-    return node
-
-
-def _set_state(node: Any, state: Any) -> None:
-    if hasattr(node, "__setstate__"):
-        node.__setstate__(state)
-        return
-    # As Python's own, it may be two dicts, the second of which is for slots.
-    parts: Any = state if class_of(state) is tuple else (state,)
-    for values in parts:
-        node.__stored__.update(values or {})

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytreemod.errors import FieldError, PytreemodError, ShapeError, describe, explain
-from pytreemod.module.classes import put_together, with_notes
 from pytreemod.module.computed_leaves import Computed
+from pytreemod.module.construction import put_together, with_notes
 from pytreemod.module.fields import AbstractConstraint, field
 from pytreemod.module.reading import MADE, Made, count_made_as_one, evaluate
 from pytreemod.tree.predicates import is_array

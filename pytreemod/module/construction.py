@@ -34,6 +34,7 @@ from pytreemod.module.records import (
 )
 from pytreemod.module.schema import Schema
 from pytreemod.tree.pending import FLAT, PRIVATE
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
 
@@ -507,3 +508,41 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
         else new
         for name, new in changes.items()
     }
+
+
+def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any:
+    """An instance of the class that these values ask for.
+
+    Args:
+        cls: a Module class.
+        values: by name, of fields and of what is beside them.
+        config: the names of configuration.
+    """
+    schema: Schema = cls.__record__.for_values(values)
+    attributes, notes = schema.apart(values)
+    layout = schema.layout_for(attributes, {*config}, notes)
+    made = make_record(schema.cls, {PRIVATE: layout, **attributes})
+    if schema.computes and MADE not in notes:
+        # From a file, which says what it is made of.
+        return put_together(cls, {**values, MADE: observe(made)}, config)
+    return made
+
+
+def with_notes(node: Any, notes: dict[str, Any], fields: dict[str, Any] | None = None) -> Any:
+    """A copy of a Module with other notes.
+
+    Args:
+        node: the Module.
+        notes: by name; what is empty is removed.
+        fields: new values of fields, as they are stored.
+    """
+    layout = class_of(node).__record__.split(node)
+    values = all_of(node) | (fields or {}) | notes
+    values = {name: value for name, value in values.items() if name not in notes or value}
+    return put_together(class_of(node), values, layout.config)
+
+
+def all_of(node: Any) -> dict[str, Any]:
+    """The attributes of a Module as they are stored, and its notes."""
+    layout = class_of(node).__record__.split(node)
+    return {n: stored(node, n) for n in (*layout.data, *layout.config)} | layout.notes

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from pytreemod.module.pickling import referred, referring
+from pytreemod.module.references import referred, referring
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import own_class
 from pytreemod.tree.predicates import is_array

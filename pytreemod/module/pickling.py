@@ -1,166 +1,223 @@
-"""Functions that a module keeps, pickled by reference, whatever kind of object they are.
+"""How Modules are pickled and copied, and their classes, where cloudpickle pickles these by value.
 
-Pickle refers to what `def` makes by its module and name. It does not know that `jax.nn.relu` or
-`jnp.add` can be found in the same way, and tries to take apart what JAX made of them, which fails.
-So in the pickle of a Module a [`Reference`][pytreemod.module.pickling.Reference] stands for such a
-function, and for a container that has one; it is read back as the very function, so that the model
-has the structure it had.
+A pickle of an instance has its class, its fields as they are stored, and its notes. What is in a
+pickle of an older version of the class becomes an instance of the class as it is now.
+
+A class of a script or a notebook is in no module that another process could import. cloudpickle
+makes an empty class there, memorizes it, and fills it attribute by attribute, for a method may
+refer to its own class. So the empty class has a schema without fields, which is read anew when that
+of the pickled class arrives (`fill`); instances that arrive before it wait for that.
 """
 
 from __future__ import annotations
 
-import functools as ft
-import importlib
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from types import BuiltinFunctionType, FunctionType, ModuleType
+import copy
+import copyreg
+import dataclasses
+from types import FunctionType
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from pytreemod.module.division import WRAPPERS
-from pytreemod.tree.nodes import is_node
+from pytreemod.module.construction import all_of, fill_restored, put_together, refuse_version
+from pytreemod.module.division import is_configuration
+from pytreemod.module.fields import declares
+from pytreemod.module.methods import Method
+from pytreemod.module.records import make_record, set_fields
+from pytreemod.module.references import Place, Reference, referred, referring, share_functions
+from pytreemod.module.references import find as find
+from pytreemod.module.schema import Schema
+from pytreemod.tree.nodes import own_class
+from pytreemod.tree.pending import PRIVATE, is_private
+from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import class_of
 
-# Pickle itself refers to these, as long as they are found under their names.
-_REFERRED: frozenset[type] = frozenset({FunctionType, BuiltinFunctionType, np.ufunc})
+# Pickles of version 0.1 look for it here, and for `find`.
+_Place = Place
+
+# ---- classes
 
 
-class Reference:
-    """Stands for a value in what `__reduce__` tells, and never in what is read back.
+class PickledSchema(NamedTuple):
+    """What a pickle by value has for the schema of a class."""
 
-    `copy.copy` hands it on as it is: `referred` gives the value.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __reduce__(self) -> Any:
-        within: Any = self.value
-        kind = class_of(within)
-        parts = _parts(within)
-        if kind is dict:
-            return dict, ([(key, referring(value)) for key, value in within.items()],)
-        if kind is ft.partial:
-            func, args, keywords = map(referring, parts)
-            return ft.partial, (func,), (func, args, keywords, vars(within) or None)
-        if parts:
-            return _maker(kind), ([referring(value) for value in parts],)
-        return find, _place_of(within)
+    fields: dict[str, dataclasses.Field[Any]]
+    # Of the class's own fields, those that refer to functions: copied with the class, they would be
+    # others than those in its instances.
+    defaults: dict[str, Any]
+    overridden: dict[str, Any]
+    custom_init: bool
+    refusal: str | None
+    can_wait: bool
+    shown: tuple[str, ...]
 
 
-def referring(value: Any) -> Any:
-    """What is to be pickled in place of a value: itself, or what refers to the functions in it."""
-    return Reference(value) if _has_reference(value) else value
+def _reduce_schema(schema: Schema) -> Any:
+    fields: dict[str, Any] = vars(schema.cls)["__dataclass_fields__"]
+    own = {n: referring(f.default) for n, f in fields.items() if declares(schema.cls, n)}
+    defaults = {name: value for name, value in own.items() if class_of(value) is Reference}
+    rest = (schema.overridden, schema.custom_init, schema.refusal, schema.can_wait, schema.shown)
+    return PickledSchema, (fields, defaults, *rest)
 
 
-def referred(value: Any) -> Any:
-    """The value that `referring` was given."""
-    return value.value if class_of(value) is Reference else value
+copyreg.pickle(Schema, _reduce_schema)  # pyright: ignore[reportArgumentType]
 
 
-def share_functions(value: Any, memo: dict[int, Any]) -> None:
-    """Let a deep copy of a value hold the very functions that it holds, for one's copy is another.
+def is_skeleton(namespace: dict[str, Any]) -> bool:
+    """Whether a class is made by cloudpickle; a class statement gives a `__qualname__`, too."""
+    return {"__module__"} == namespace.keys() - {"__orig_bases__"}
+
+
+def is_own(name: str, value: Any) -> bool:
+    """Whether a class makes an attribute for itself, and so does not take it from a pickled one."""
+    if name in ("__record__", "__dataclass_fields__"):
+        return True
+    # What wraps such a function bears its marks, and is none.
+    is_plain = class_of(value) is FunctionType and not hasattr(value, "__wrapped__")
+    return is_plain and hasattr(value, "is_written")
+
+
+def fill(schema: Schema, pickled: PickledSchema) -> None:
+    """Read the fields of an empty class; its methods arrive by themselves."""
+    cls, fields = schema.cls, pickled.fields
+    for name, field in fields.items():
+        owner = next((b for b in cls.__mro__[1:] if declares(b, name)), None)
+        if owner is not None and not declares(cls, name) and name not in pickled.overridden:
+            # That of a base, which may be another object than the copy that came along.
+            fields[name] = vars(owner)["__dataclass_fields__"][name]
+            continue
+        for option in ("default", "default_factory", "kw_only"):
+            # The mark of what is missing is recognized by identity, which a pickle loses.
+            if class_of(getattr(field, option)) is class_of(dataclasses.MISSING):
+                setattr(field, option, dataclasses.MISSING)
+    for name, default in pickled.defaults.items():
+        fields[name].default = default
+    type.__setattr__(cls, "__dataclass_fields__", fields)
+    schema.read(pickled.overridden)
+    schema.custom_init, schema.refusal = pickled.custom_init, pickled.refusal
+    schema.can_wait, schema.shown = pickled.can_wait, pickled.shown
+    for name, declared in schema.fields.items():
+        found: Any = vars(cls).get(name)
+        is_default = class_of(found) is Method and found.__wrapped__ is declared.default
+        if is_default or name in pickled.defaults:
+            # It arrived before one could know that it is no method, or as a copy.
+            type.__setattr__(cls, name, declared.default)
+    for node, values, config in schema.early_instances or ():
+        attributes, notes = schema.apart(values)
+        set_fields(node, {**attributes, PRIVATE: schema.layout_for(attributes, config, notes)})
+    schema.early_instances = None
+
+
+# ---- instances
+
+
+def reduced(self: Any) -> Any:
+    """What `__reduce__` of a Module gives."""
+    cls: Any = own_class(self)
+    layout, values = class_of(self).__record__.split(self), all_of(self)
+    if not _has_own_state(class_of(self)):
+        unset = tuple(name for name in cls.__record__.fields if name not in values)
+        return restore, (cls, referring(values), (*layout.config, *unset))
+    # What is computed, or is elsewhere, is pickled as it is stored.
+    with reading_stored():
+        state: Any = values if cls.__getstate__ is _DEFAULT_GETTER else self.__getstate__()
+    if class_of(state) is dict:
+        # Python's own getter gives all that the dict has.
+        state = {name: value for name, value in state.items() if not is_private(name)}
+    return restore_state, (cls, referring(state), referring(dict(layout.notes)))
+
+
+def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
+    """Put a pickled or copied instance together again.
+
+    What was pickled of an older version of the class gets its new fields' defaults.
 
     Args:
-        value: what is to be copied.
-        memo: what `copy.deepcopy` has copied already, and so will not copy.
+        cls: the class.
+        values: by name, of fields and notes.
+        config: the names of configuration; and of fields that were not set.
+
+    Raises:
+        FieldError: the class has other fields now.
     """
-    if class_of(value) in WRAPPERS:
-        memo[id(value)] = value
-    for part in _parts(value):
-        share_functions(part, memo)
+    schema: Schema = cls.__record__
+    values = dict(referred(values))
+    if schema.early_instances is not None:
+        node = make_record(cls, {})
+        schema.early_instances.append((node, values, config))
+        return node
+    if schema.for_values(values).is_unfinished:
+        return put_together(cls, values, config)
+    if hasattr(cls, "__setstate__"):
+        # It had none when this was pickled.
+        return restore_state(cls, *schema.apart(values))
+    given = {*values}
+    fill_restored(schema, values, config)
+    refuse_version(schema, values, config)
+    added = {n: v for n, v in values.items() if n not in given}
+    moved = schema.static | {name for name, value in added.items() if is_configuration(value)}
+    return put_together(cls, values, (*config, *moved))
 
 
-def _has_reference(value: Any) -> bool:
-    if class_of(value) in _REFERRED:
-        return False
-    if any(map(_has_reference, _parts(value))):
-        return True
-    if not callable(value) or isinstance(value, (type, ft.partial)) or is_node(value):
-        return False
-    place = _place_of(value)
-    return place is not None and not is_by_value(place.module)
+def restore_state(cls: Any, state: Any, notes: Any = None) -> Any:
+    """Make an instance of a pickled one's state, as its class says, with the notes."""
+    node = make_record(cls, {})
+    _set_state(node, referred(state))
+    if PRIVATE in node.__stored__:
+        return node
+    values, notes = node.__stored__, dict[str, Any](referred(notes) or ())
+    fill_restored(cls.__record__, values)
+    schema = cls.__record__.for_values({**values, **notes})
+    values[PRIVATE] = schema.decide(values, notes)
+    return node if schema.cls is cls else make_record(schema.cls, values)
 
 
-def _parts(value: Any) -> Iterable[Any]:
-    """What a container holds, if another can be made of what stands for that."""
-    kind = class_of(value)
-    if kind is dict:
-        return value.values()
-    if kind is ft.partial:
-        return value.func, value.args, value.keywords
-    return value if issubclass(kind, (tuple, list)) and _maker(kind) is not None else ()
-
-
-def _maker(kind: Any) -> Callable[[Any], Any] | None:
-    """What makes a sequence of a kind of its items; None if nobody knows."""
-    return kind if kind in (tuple, list) else getattr(kind, "_make", None)
-
-
-class _Place(NamedTuple):
-    """Where a function is found."""
-
-    module: str
-    name: str
-
-
-def _place_of(function: Any) -> _Place | None:
-    module = getattr(function, "__module__", None)
-    for name in (getattr(function, "__qualname__", None), getattr(function, "__name__", None)):
-        if not (isinstance(module, str) and isinstance(name, str)):
-            continue
-        for loaded in (*_public_names(module), module):
-            if _look_up(sys.modules.get(loaded), name) is function:
-                return _Place(loaded, name)
-    return None
-
-
-def _public_names(module: str) -> Iterator[str]:
-    """The modules in which a user finds what a private one has: `jax.nn` for `jax._src.nn`.
-
-    Private names change from one release to the next, and a pickle is read by both.
-    """
-    if not _is_private(module):
+def _set_state(node: Any, state: Any) -> None:
+    if hasattr(node, "__setstate__"):
+        node.__setstate__(state)
         return
-    start = f"{module.partition('.')[0]}."
-    loaded = [name for name in sys.modules if name.startswith(start) and not _is_private(name)]
-    yield from sorted(loaded, key=lambda name: (len(name), name))
+    # As Python's own, it may be two dicts, the second of which is for slots.
+    parts: Any = state if class_of(state) is tuple else (state,)
+    for values in parts:
+        node.__stored__.update(values or {})
 
 
-def _is_private(module: str) -> bool:
-    return "._" in module
+_DEFAULT_GETTER = object.__getstate__
 
 
-def _look_up(module: ModuleType | None, name: str) -> Any:
-    first, *rest = name.split(".")
-    # In its dict: asked for a name that is going out of use, a module may warn.
-    found: Any = None if module is None else vars(module).get(first)
-    for part in rest:
-        found = getattr(found, part, None)
-    return found
+def _has_own_state(cls: Any) -> bool:
+    """Whether a user's class says what of it is pickled, or what becomes of that."""
+    # It speaks of fields, which are not there yet.
+    if cls.__record__.is_unfinished:
+        return False
+    return cls.__getstate__ is not _DEFAULT_GETTER or hasattr(cls, "__setstate__")
 
 
-def find(module: str, name: str) -> Any:
-    """The function of a module that has this name there; for what is in pickles."""
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+def deep_copied(node: Any, memo: dict[int, Any]) -> Any:
+    """What `__deepcopy__` of a Module gives."""
+    if _pickles_itself(class_of(node)):
+        return _deep_copy_as_pickled(node, memo)
+    # Configuration is shared: a copy of a jitted function would be another function.
+    layout = class_of(node).__record__.split(node)
+    shared = {n: stored(node, n) for n in layout.config if n not in layout.held}
+    copied = {n: stored(node, n) for n in (*layout.data, *layout.held)}
+    share_functions(copied, memo)
+    return make_record(class_of(node), {PRIVATE: layout, **shared, **copy.deepcopy(copied, memo)})
 
 
-def is_by_value(module: str) -> bool:
-    """Whether what a module has is just being pickled by value: a script's, by cloudpickle.
+def _pickles_itself(cls: Any) -> bool:
+    is_custom = cls.__reduce__ is not reduced or cls.__reduce_ex__ is not object.__reduce_ex__
+    # A class that was made to pass for another is copied as that one.
+    return (is_custom and not hasattr(cls, "__passes_for__")) or _has_own_state(cls)
 
-    Another process does not find it. In whatever package cloudpickle is, for some bring their own.
-    """
-    frame: Any = sys._getframe()  # pyright: ignore[reportPrivateUsage]  (public in effect)
-    while frame is not None:
-        if "cloudpickle" in frame.f_globals.get("__name__", ""):
-            # Modules that its user has named; a package's name stands for all that is in it.
-            named = frame.f_globals.get("list_registry_pickle_by_value", set[str])()
-            return any(f"{module}.".startswith(f"{name}.") for name in {"__main__", *named})
-        frame = frame.f_back
-    return False
+
+def _deep_copy_as_pickled(node: Any, memo: dict[int, Any]) -> Any:
+    """What `copy.deepcopy` does with a class that has no `__deepcopy__`."""
+    told: Any = node.__reduce_ex__(4)
+    if isinstance(told, str):
+        return node
+    make: Any = told[0]
+    arguments, state = told[1], told[2] if len(told) > 2 else None
+    made = make(*copy.deepcopy(arguments, memo))
+    memo[id(node)] = made
+    if state is not None:
+        _set_state(made, copy.deepcopy(state, memo))
+    return made

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.module.classes import with_notes
+from pytreemod.module.construction import with_notes
 from pytreemod.module.schema import ROLES
 from pytreemod.tree.nodes import (
     DECLARED_ROLES,

@@ -10,7 +10,7 @@ import dataclasses
 import functools as ft
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -33,10 +33,8 @@ from pytreemod.module.fields import (
     ROLE,
     STATIC,
     AbstractConstraint,
-    declares,
 )
 from pytreemod.module.flattening import Layout, layout_in, note_of
-from pytreemod.module.pickling import Reference, referring
 from pytreemod.module.reading import (
     Reading,
     is_computed,
@@ -62,24 +60,6 @@ _SCALARS = (type(None), bool, int, float, complex)
 def _kind_in_layout(value: Any) -> Any:
     kind = class_of(value)
     return Held if Held.suits(value) else kind if kind in EXACT else None
-
-
-class Notes(NamedTuple):
-    """What a class that is pickled by value tells of itself, beside what stands in its dict.
-
-    cloudpickle makes an empty class, memorizes it, and fills it attribute by attribute: a method
-    may speak of its own class. The schema of the empty one is read anew from these.
-    """
-
-    fields: dict[str, dataclasses.Field[Any]]
-    # Of the class's own fields, those that refer to functions: copied with the class, they would be
-    # others than those in its instances.
-    defaults: dict[str, Any]
-    overridden: dict[str, Any]
-    custom_init: bool
-    refusal: str | None
-    can_wait: bool
-    shown: tuple[str, ...]
 
 
 class Schema(AbstractRecord):
@@ -112,16 +92,15 @@ class Schema(AbstractRecord):
         self.checks: tuple[Callable[[Any], Any], ...] = ()
         self.can_wait = False
         self.shown: tuple[str, ...] = ()
-        # Whether the class is still empty (see `Notes`), and instances that were there before it.
-        self.is_skeleton = False
-        self.early_instances: list[tuple[Any, frozenset[str]]] = []
+        # Of a class that is still empty (see `pickling`): the instances that were there before it.
+        self.early_instances: list[tuple[Any, dict[str, Any], Iterable[str]]] | None = None
         # What makes an instance and calls `__init__`, and what finishes it then.
         self.build: Callable[..., Any] = cls
         self.finish: Callable[[Any], Any] = lambda node: node
         self._lock = threading.RLock()
-        self._read(overridden or {})
+        self.read(overridden or {})
 
-    def _read(self, overridden: dict[str, Any]) -> None:
+    def read(self, overridden: dict[str, Any]) -> None:
         """Work out what follows from the fields that `dataclasses` has collected."""
         self.overridden = overridden
         fields = [f for f in dataclasses.fields(self.cls) if f.name not in overridden]
@@ -149,32 +128,6 @@ class Schema(AbstractRecord):
         self.layouts_by_type: dict[tuple[type, ...], tuple[Layout, tuple[Any, ...]]] = {}
         # Types that were met in fields and may be assigned without a look.
         self.simple_types: set[type] = set()
-
-    def __reduce__(self) -> Any:
-        fields: dict[str, Any] = vars(self.cls)["__dataclass_fields__"]
-        own = {n: referring(f.default) for n, f in fields.items() if declares(self.cls, n)}
-        defaults = {name: value for name, value in own.items() if class_of(value) is Reference}
-        told = (self.overridden, self.custom_init, self.refusal, self.can_wait, self.shown)
-        return Notes, (fields, defaults, *told)
-
-    def read_notes(self, notes: Notes) -> None:
-        """Read the fields of an empty class that is being filled."""
-        for name, field in notes.fields.items():
-            owner = next((b for b in self.cls.__mro__[1:] if declares(b, name)), None)
-            if owner is not None and not declares(self.cls, name) and name not in notes.overridden:
-                # That of a base, which may be another object than the copy that came along.
-                notes.fields[name] = vars(owner)["__dataclass_fields__"][name]
-                continue
-            for option in ("default", "default_factory", "kw_only"):
-                # The mark of what is missing is recognized by identity, which it lost on the way.
-                if class_of(getattr(field, option)) is class_of(dataclasses.MISSING):
-                    setattr(field, option, dataclasses.MISSING)
-        for name, default in notes.defaults.items():
-            notes.fields[name].default = default
-        type.__setattr__(self.cls, "__dataclass_fields__", notes.fields)
-        self._read(notes.overridden)
-        self.custom_init, self.refusal = notes.custom_init, notes.refusal
-        self.can_wait, self.shown = notes.can_wait, notes.shown
 
     def apart(self, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The attributes of an instance, and its notes, which a pickle has in one dict."""

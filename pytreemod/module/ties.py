@@ -16,9 +16,10 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import jax
 
 from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe
-from pytreemod.module.classes import Module, put_together, with_notes
+from pytreemod.module.classes import Module
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.constrained_leaves import Constrained
+from pytreemod.module.construction import put_together, with_notes
 from pytreemod.module.fields import field
 from pytreemod.module.flattening import note_of
 from pytreemod.module.reading import (

@@ -34,7 +34,8 @@ from pytreemod.errors import (
     describe,
 )
 from pytreemod.module.abstracts import AbstractVar
-from pytreemod.module.classes import RULES, Module, put_together
+from pytreemod.module.classes import RULES, Module
+from pytreemod.module.construction import put_together
 from pytreemod.module.fields import field
 from pytreemod.module.flattening import note_of
 from pytreemod.module.reading import ASKED

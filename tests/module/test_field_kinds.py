@@ -151,7 +151,7 @@ def test_a_class_with_a_setattr_of_its_own_checks_once():
 
 
 def test_a_field_that_a_pickle_lacks_gets_its_default_as_it_is_accepted():
-    from pytreemod.module.classes import restore
+    from pytreemod.module.pickling import restore
 
     made = restore(Window, {"dims": 2, "stride": (1, 1)}, ("dims", "stride"))
     assert (made.even, made.mode) == (2, "ZEROS")

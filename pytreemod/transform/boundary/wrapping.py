@@ -25,7 +25,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.methods import BoundMethod
-from pytreemod.module.pickling import is_by_value, referred, referring
+from pytreemod.module.references import is_by_value, referred, referring
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import Rule

@@ -25,11 +25,12 @@ from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.classes import Module, put_together, with_notes
+from pytreemod.module.classes import Module
+from pytreemod.module.construction import put_together, with_notes
 from pytreemod.module.fields import field
 from pytreemod.module.flattening import note_of
 from pytreemod.module.methods import Method, as_method
-from pytreemod.module.pickling import referred
+from pytreemod.module.references import referred
 from pytreemod.module.schema import CALL_RULES
 from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.transform.boundary.signatures import passing_on

@@ -1,0 +1,166 @@
+"""Functions that a module keeps, pickled by reference, whatever kind of object they are.
+
+Pickle refers to what `def` makes by its module and name. It does not know that `jax.nn.relu` or
+`jnp.add` can be found in the same way, and tries to take apart what JAX made of them, which fails.
+So in the pickle of a Module a [`Reference`][pytreemod.module.references.Reference] stands for such
+a function, and for a container that has one; it is read back as the very function, so that the
+model has the structure it had.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pytreemod.module.division import WRAPPERS
+from pytreemod.tree.nodes import is_node
+from pytreemod.typing import class_of
+
+# Pickle itself refers to these, as long as they are found under their names.
+_REFERRED: frozenset[type] = frozenset({FunctionType, BuiltinFunctionType, np.ufunc})
+
+
+class Reference:
+    """Stands for a value in what `__reduce__` tells, and never in what is read back.
+
+    `copy.copy` hands it on as it is: `referred` gives the value.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        within: Any = self.value
+        kind = class_of(within)
+        parts = _parts(within)
+        if kind is dict:
+            return dict, ([(key, referring(value)) for key, value in within.items()],)
+        if kind is ft.partial:
+            func, args, keywords = map(referring, parts)
+            return ft.partial, (func,), (func, args, keywords, vars(within) or None)
+        if parts:
+            return _maker(kind), ([referring(value) for value in parts],)
+        return find, _place_of(within)
+
+
+def referring(value: Any) -> Any:
+    """What is to be pickled in place of a value: itself, or what refers to the functions in it."""
+    return Reference(value) if _has_reference(value) else value
+
+
+def referred(value: Any) -> Any:
+    """The value that `referring` was given."""
+    return value.value if class_of(value) is Reference else value
+
+
+def share_functions(value: Any, memo: dict[int, Any]) -> None:
+    """Let a deep copy of a value hold the very functions that it holds, for one's copy is another.
+
+    Args:
+        value: what is to be copied.
+        memo: what `copy.deepcopy` has copied already, and so will not copy.
+    """
+    if class_of(value) in WRAPPERS:
+        memo[id(value)] = value
+    for part in _parts(value):
+        share_functions(part, memo)
+
+
+def _has_reference(value: Any) -> bool:
+    if class_of(value) in _REFERRED:
+        return False
+    if any(map(_has_reference, _parts(value))):
+        return True
+    if not callable(value) or isinstance(value, (type, ft.partial)) or is_node(value):
+        return False
+    place = _place_of(value)
+    return place is not None and not is_by_value(place.module)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What a container holds, if another can be made of what stands for that."""
+    kind = class_of(value)
+    if kind is dict:
+        return value.values()
+    if kind is ft.partial:
+        return value.func, value.args, value.keywords
+    return value if issubclass(kind, (tuple, list)) and _maker(kind) is not None else ()
+
+
+def _maker(kind: Any) -> Callable[[Any], Any] | None:
+    """What makes a sequence of a kind of its items; None if nobody knows."""
+    return kind if kind in (tuple, list) else getattr(kind, "_make", None)
+
+
+class Place(NamedTuple):
+    """Where a function is found."""
+
+    module: str
+    name: str
+
+
+def _place_of(function: Any) -> Place | None:
+    module = getattr(function, "__module__", None)
+    for name in (getattr(function, "__qualname__", None), getattr(function, "__name__", None)):
+        if not (isinstance(module, str) and isinstance(name, str)):
+            continue
+        for loaded in (*_public_names(module), module):
+            if _look_up(sys.modules.get(loaded), name) is function:
+                return Place(loaded, name)
+    return None
+
+
+def _public_names(module: str) -> Iterator[str]:
+    """The modules in which a user finds what a private one has: `jax.nn` for `jax._src.nn`.
+
+    Private names change from one release to the next, and a pickle is read by both.
+    """
+    if not _is_private(module):
+        return
+    start = f"{module.partition('.')[0]}."
+    loaded = [name for name in sys.modules if name.startswith(start) and not _is_private(name)]
+    yield from sorted(loaded, key=lambda name: (len(name), name))
+
+
+def _is_private(module: str) -> bool:
+    return "._" in module
+
+
+def _look_up(module: ModuleType | None, name: str) -> Any:
+    first, *rest = name.split(".")
+    # In its dict: asked for a name that is going out of use, a module may warn.
+    found: Any = None if module is None else vars(module).get(first)
+    for part in rest:
+        found = getattr(found, part, None)
+    return found
+
+
+def find(module: str, name: str) -> Any:
+    """The function of a module that has this name there; for what is in pickles."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def is_by_value(module: str) -> bool:
+    """Whether what a module has is just being pickled by value: a script's, by cloudpickle.
+
+    Another process does not find it. In whatever package cloudpickle is, for some bring their own.
+    """
+    frame: Any = sys._getframe()  # pyright: ignore[reportPrivateUsage]  (public in effect)
+    while frame is not None:
+        if "cloudpickle" in frame.f_globals.get("__name__", ""):
+            # Modules that its user has named; a package's name stands for all that is in it.
+            named = frame.f_globals.get("list_registry_pickle_by_value", set[str])()
+            return any(f"{module}.".startswith(f"{name}.") for name in {"__main__", *named})
+        frame = frame.f_back
+    return False
