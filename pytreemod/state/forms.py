@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import StateError, describe
+from pytreemod.tree.differences import Difference, compare
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
-from pytreemod.tree.printing import tree_pformat
 from pytreemod.typing import class_of, jtu
 
 
@@ -74,20 +74,22 @@ def check_form(where: str, name: str, old: Any, new: Any) -> None:
     Raises:
         StateError: it does.
     """
-    if jtu.tree_structure(old) != jtu.tree_structure(new):
-        expected = f"a value of structure {tree_pformat(old)}"
-        raise StateError(f"{where} {name}", expected, tree_pformat(new))
-    for (path, was), now in zip(jtu.tree_leaves_with_path(old), jtu.tree_leaves(new), strict=True):
-        if _kind(was) != _kind(now):
-            raise StateError(
-                f"{where} {path_text(path, name)}",
-                f"{describe(was)}, as before",
-                describe(now),
-                hint="shape and dtype of a value cannot change; cast or reshape the new one",
-            )
+    found = [each for each in compare(old, new, _fits) if not _is_other_text(each)]
+    if found:
+        raise StateError(
+            f"{where} {name}",
+            "a value of the structure, shapes and dtypes of the present one",
+            "another",
+            places=[each.line(name) for each in found],
+            hint="shape and dtype of a value cannot change; cast or reshape the new one",
+        )
 
 
-def _kind(leaf: Any) -> Any:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return tuple(leaf.shape), leaf.dtype
-    return class_of(leaf)
+def _fits(old: Any, new: Any) -> bool:
+    return (jnp.shape(old), jnp.result_type(old)) == (jnp.shape(new), jnp.result_type(new))
+
+
+def _is_other_text(each: Difference) -> bool:
+    """Whether two leaves that are no arrays are of one class: such a value may change."""
+    is_leaf = each.kind == "value" and not each.of_arrays
+    return is_leaf and class_of(each.old) is class_of(each.new)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import dataclasses
 import functools as ft
 import math
-from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, cast
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -47,12 +47,48 @@ __all__ = [
 ]
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
 class _Checked(Constraint):
-    """One whose traced values are checked when the program runs, by `error_if`."""
+    """A constraint whose bound is one formula, for known values and in programs.
 
-    @abstractmethod
+    Values that are traced are checked when the program runs, by `error_if`.
+
+    Attributes:
+        name: how it is written.
+        words: its bound.
+    """
+
+    name: ClassVar[str]
+    words: ClassVar[str]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def bound(self) -> str:
+        return self.words
+
+    def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
+        """What is true of each number of a value inside; the numbers; what to say of a wrong one.
+
+        Args:
+            value: an array.
+            xp: `numpy`, or `jax.numpy` for one that is traced.
+        """
+        return iter(())
+
+    def fault(self, value: NDArray[Any]) -> str | None:
+        for is_right, numbers, text in self.tests(value, np):
+            if not np.all(is_right):
+                at = tuple(int(i) for i in np.argwhere(~np.asarray(is_right))[0])
+                number = np.asarray(numbers)[at]
+                return text.format(f"{number} at {list(at)}" if at else f"{number}")
+        return None
+
     def holds(self, value: Any, unconstrained: Any) -> Any:
-        """Whether a traced value is inside, if `unconstrained` is finite: `fault`, in a program."""
+        """Whether a traced value is inside, if `unconstrained` is finite."""
+        with jax.default_matmul_precision("highest"):
+            answers = [jnp.all(is_right) for is_right, _, _ in self.tests(value, jnp)]
+        return ft.reduce(operator.and_, answers, True)
 
     def invert_traced(self, value: Any, where: str) -> Any:
         """`inverse`, which fails at run time for a value outside the bound."""
@@ -129,12 +165,9 @@ class _Range(_Checked):
         if not least <= most:
             self._refuse(value, "no number between the bounds", where)
 
-    def fault(self, value: NDArray[Any]) -> str | None:
+    def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
         lower, upper = (value.dtype.type(end) for end in (self.lower, self.upper))
-        return _first((value > lower) & (value < upper), value)
-
-    def holds(self, value: Any, unconstrained: Any) -> Any:
-        return ((value > self.lower) & (value < self.upper)).all()
+        yield (value > lower) & (value < upper), value, "{}"
 
 
 def _exp(u: Any) -> Any:
@@ -166,23 +199,18 @@ def _next_to(bound: float, towards: float, dtype: Any) -> float:
         return float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
 
 
-def _rounding(value: Any) -> float:
+def _slack(value: Any, roundings: float) -> float:
     known = untyped_jax.numpy.finfo(value.dtype)
-    return float(known.eps)
+    return roundings * float(known.eps)
 
 
-def _first(is_right: Any, value: NDArray[Any]) -> str | None:
-    """The first number of an array that is wrong, and its place."""
-    if np.all(is_right):
-        return None
-    place = tuple(int(i) for i in np.argwhere(~np.asarray(is_right))[0])
-    return f"{value[place]} at {list(place)}" if place else f"{value[place]}"
+def _exact(value: Any, xp: Any) -> Any:
+    """A value in as many digits as there are: what is looked at is the rounding of its numbers."""
+    return value.astype(np.float64) if xp is np else _computable(value)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
 class _Softplus(_Checked):
-    def __repr__(self) -> str:
-        return "softplus_positive"
+    name = "softplus_positive"
 
     def bound(self) -> str:
         return positive.bound()
@@ -196,11 +224,8 @@ class _Softplus(_Checked):
         x = jnp.clip(x, *_inside(0.0, math.inf, x.dtype))
         return x + jnp.log(-jnp.expm1(-x))
 
-    def fault(self, value: NDArray[Any]) -> str | None:
-        return positive.fault(value)
-
-    def holds(self, value: Any, unconstrained: Any) -> Any:
-        return (value > 0).all()
+    def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
+        yield (value > 0) & xp.isfinite(value), value, "{}"
 
 
 real: Constraint = _Range(-math.inf, math.inf)
@@ -314,13 +339,9 @@ _NAMES = {
 # ---- vectors
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
 class _Simplex(_Checked):
-    def bound(self) -> str:
-        return "numbers greater than 0.0 whose sum over the last axis is 1.0"
-
-    def __repr__(self) -> str:
-        return "simplex"
+    name = "simplex"
+    words = "numbers greater than 0.0 whose sum over the last axis is 1.0"
 
     def forward(self, unconstrained: Any) -> Any:
         u = jnp.asarray(unconstrained)
@@ -336,18 +357,11 @@ class _Simplex(_Checked):
         logs = jnp.log(jnp.maximum(x, _next_to(0.0, 1.0, x.dtype)))
         return logs[..., :-1] - logs[..., -1:]
 
-    def fault(self, value: NDArray[Any]) -> str | None:
-        exact = value.astype(np.float64)
-        # In float64: what is looked at is the rounding of the shares, not that of their sum.
+    def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
+        exact = _exact(value, xp)
+        yield exact > 0, value, "{}"
         sums = exact.sum(axis=-1)
-        slack = 4 * _rounding(value) * value.shape[-1]
-        wrong = _first(np.abs(sums - 1) <= slack, sums)
-        return _first(exact > 0, value) or (wrong and f"a sum of {wrong}")
-
-    def holds(self, value: Any, unconstrained: Any) -> Any:
-        slack = 4 * _rounding(value) * value.shape[-1]
-        sums = _computable(value).sum(axis=-1)
-        return (value > 0).all() & (jnp.abs(sums - 1) <= slack).all()
+        yield xp.abs(sums - 1) <= _slack(value, 4 * value.shape[-1]), sums, "a sum of {}"
 
     def misfit(self, shape: tuple[int, ...]) -> str | None:
         return None if shape and shape[-1] else "a last axis, of one number or more"
@@ -356,13 +370,9 @@ class _Simplex(_Checked):
         return *unconstrained[:-1], unconstrained[-1] + 1
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
 class _OrderedVector(_Checked):
-    def bound(self) -> str:
-        return "finite numbers, each greater than the one before it"
-
-    def __repr__(self) -> str:
-        return "ordered_vector"
+    name = "ordered_vector"
+    words = "finite numbers, each greater than the one before it"
 
     def forward(self, unconstrained: Any) -> Any:
         u = jnp.asarray(unconstrained)
@@ -372,13 +382,10 @@ class _OrderedVector(_Checked):
         x = jnp.asarray(constrained)
         return jnp.concatenate([x[..., :1], jnp.log(jnp.diff(x, axis=-1))], axis=-1)
 
-    def fault(self, value: NDArray[Any]) -> str | None:
-        is_more = np.ones(value.shape, bool)
-        is_more[..., 1:] = value[..., 1:] > value[..., :-1]
-        return _first(np.isfinite(value) & is_more, value)
-
-    def holds(self, value: Any, unconstrained: Any) -> Any:
-        return True  # Of what does not increase, there is no logarithm.
+    def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
+        first = xp.ones_like(value[..., :1], dtype=bool)
+        is_more = xp.concatenate([first, value[..., 1:] > value[..., :-1]], axis=-1)
+        yield xp.isfinite(value) & is_more, value, "{}"
 
     def misfit(self, shape: tuple[int, ...]) -> str | None:
         return None if shape else "a last axis"
@@ -395,13 +402,9 @@ ordered_vector: Constraint = _OrderedVector()
 # ---- matrices
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
 class _LowerCholesky(_Checked):
-    def bound(self) -> str:
-        return "zeros above the diagonal, and numbers greater than 0.0 on it"
-
-    def __repr__(self) -> str:
-        return "lower_cholesky"
+    name = "lower_cholesky"
+    words = "zeros above the diagonal, and numbers greater than 0.0 on it"
 
     def forward(self, unconstrained: Any) -> Any:
         u = jnp.asarray(unconstrained)
@@ -411,7 +414,7 @@ class _LowerCholesky(_Checked):
         zero = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
         parts = jnp.concatenate([u[..., :below], diagonal, zero], axis=-1)
         # One gather, where setting both triangles would be two scatters.
-        return parts[..., _places(size)]
+        return parts[..., _sources(size)]
 
     def inverse(self, constrained: Any) -> Any:
         x = jnp.asarray(constrained)
@@ -419,18 +422,15 @@ class _LowerCholesky(_Checked):
         diagonal = untyped_jax.numpy.diagonal(x, axis1=-2, axis2=-1)
         return jnp.concatenate([x[..., rows, columns], positive.inverse(diagonal)], axis=-1)
 
-    def fault(self, value: NDArray[Any]) -> str | None:
+    def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
         size = value.shape[-1]
         above, diagonal = np.triu(np.ones((size, size), bool), 1), np.eye(size, dtype=bool)
-        is_right = np.where(above, value == 0, ~diagonal | (value > 0)) & np.isfinite(value)
-        return _first(is_right, value)
-
-    def holds(self, value: Any, unconstrained: Any) -> Any:
-        diagonal = untyped_jax.numpy.diagonal(value, axis1=-2, axis2=-1)
-        return (diagonal > 0).all() & (jnp.triu(value, 1) == 0).all()
+        is_right = xp.where(above, value == 0, ~diagonal | (value > 0))
+        yield is_right & xp.isfinite(value), value, "{}"
 
     def misfit(self, shape: tuple[int, ...]) -> str | None:
-        return _not_square(shape)
+        is_square = len(shape) >= 2 and shape[-1] == shape[-2] > 0
+        return None if is_square else "a square matrix, in the last two axes"
 
     def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
         size = _size(unconstrained[-1])
@@ -443,8 +443,8 @@ def _size(count: int) -> int:
 
 
 @ft.cache
-def _places(size: int) -> NDArray[Any]:
-    """For each place of a matrix, where its number is: those below, the diagonal, a zero."""
+def _sources(size: int) -> NDArray[Any]:
+    """The index from which each number of a matrix comes: those below, the diagonal, a zero."""
     below = size * (size - 1) // 2
     found = np.full((size, size), below + size)
     found[np.tril_indices(size, -1)] = np.arange(below)
@@ -452,63 +452,36 @@ def _places(size: int) -> NDArray[Any]:
     return found
 
 
-def _not_square(shape: tuple[int, ...]) -> str | None:
-    is_square = len(shape) >= 2 and shape[-1] == shape[-2] > 0
-    return None if is_square else "a square matrix, in the last two axes"
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class _PositiveDefinite(_Checked):
-    def bound(self) -> str:
-        return "symmetric matrices whose eigenvalues are greater than 0.0"
-
-    def __repr__(self) -> str:
-        return "positive_definite"
+class _PositiveDefinite(_LowerCholesky):
+    name = "positive_definite"
+    words = "symmetric matrices whose eigenvalues are greater than 0.0"
 
     def forward(self, unconstrained: Any) -> Any:
-        factor = lower_cholesky.forward(unconstrained)
+        factor = super().forward(unconstrained)
         # In the default precision of an accelerator the product need not be definite any more.
         return jnp.matmul(factor, jnp.matrix_transpose(factor), precision="highest")
 
     def inverse(self, constrained: Any) -> Any:
         x = jnp.asarray(constrained)
-        return lower_cholesky.inverse(jnp.linalg.cholesky(_computable(x)).astype(x.dtype))
+        return super().inverse(jnp.linalg.cholesky(_computable(x)).astype(x.dtype))
 
-    def fault(self, value: NDArray[Any]) -> str | None:
-        exact = value.astype(np.float64)
-        wrong = _first(np.isfinite(exact), value)
-        if wrong is not None:
-            return wrong
-        slack = 8 * _rounding(value) * np.abs(exact).max(initial=0)
-        is_same = np.abs(exact - np.swapaxes(exact, -1, -2)) <= slack
-        wrong = _first(is_same, value)
-        if wrong is not None:
-            return f"another number than on the other side of the diagonal, {wrong},"
-        # They come in order, and with the least all are positive.
-        least = np.linalg.eigvalsh(exact)[..., 0]
-        wrong = _first(least > 0, least)
-        return wrong and f"an eigenvalue of {wrong}"
-
-    def holds(self, value: Any, unconstrained: Any) -> Any:
-        # A matrix that is not definite has no factor.
-        x = _computable(value)
-        slack = 8 * _rounding(value) * jnp.abs(x).max(initial=0)
-        return (jnp.abs(x - jnp.matrix_transpose(x)) <= slack).all()
-
-    def misfit(self, shape: tuple[int, ...]) -> str | None:
-        return _not_square(shape)
-
-    def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
-        return lower_cholesky.shape_of(unconstrained)
+    def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
+        exact = _exact(value, xp)
+        yield xp.isfinite(exact), value, "{}"
+        is_same = xp.abs(exact - xp.swapaxes(exact, -1, -2)) <= (
+            _slack(value, 8) * xp.abs(exact).max(initial=0)
+        )
+        yield is_same, value, "another number than on the other side of the diagonal, {},"
+        # In a program: a matrix that is not definite has no factor.
+        if xp is np:
+            # They come in order, and with the least all are positive.
+            least = np.linalg.eigvalsh(exact)[..., 0]
+            yield least > 0, least, "an eigenvalue of {}"
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
 class _Orthogonal(_Checked):
-    def bound(self) -> str:
-        return "columns of length 1.0 that are at right angles"
-
-    def __repr__(self) -> str:
-        return "orthogonal"
+    name = "orthogonal"
+    words = "columns of length 1.0 that are at right angles"
 
     def forward(self, unconstrained: Any) -> Any:
         u = jnp.asarray(unconstrained)
@@ -521,18 +494,13 @@ class _Orthogonal(_Checked):
     def inverse(self, constrained: Any) -> Any:
         return jnp.asarray(constrained)
 
-    def fault(self, value: NDArray[Any]) -> str | None:
-        exact = value.astype(np.float64)
-        products = np.swapaxes(exact, -1, -2) @ exact
-        slack = 16 * _rounding(value) * value.shape[-2]
-        wrong = _first(np.abs(products - np.eye(value.shape[-1])) <= slack, products)
-        return wrong and f"a product of two columns of {wrong}"
-
-    def holds(self, value: Any, unconstrained: Any) -> Any:
-        x = _computable(value)
-        products = jnp.matmul(jnp.matrix_transpose(x), x, precision="highest")
-        slack = 16 * _rounding(value) * value.shape[-2]
-        return (jnp.abs(products - jnp.eye(value.shape[-1])) <= slack).all()
+    def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
+        exact = _exact(value, xp)
+        products = xp.swapaxes(exact, -1, -2) @ exact
+        is_right = xp.abs(products - np.eye(value.shape[-1], dtype=exact.dtype)) <= (
+            _slack(value, 16 * value.shape[-2])
+        )
+        yield is_right, products, "a product of two columns of {}"
 
     def misfit(self, shape: tuple[int, ...]) -> str | None:
         is_tall = len(shape) >= 2 and shape[-2] >= shape[-1] > 0
@@ -588,15 +556,18 @@ class _Bijection(_Checked):
         again = np.asarray(self.forwards(self.backwards(jnp.asarray(value))))
         if again.shape != value.shape:
             return f"the shape {again.shape} there and back"
-        # Half of the digits: a map may be steep, and its inverse loses as many.
-        slack = math.sqrt(_rounding(value)) * (1 + np.abs(value))
-        return _first(np.abs(again - value) <= slack, value)
+        return super().fault(value)
 
     def holds(self, value: Any, unconstrained: Any) -> Any:
-        # Without `check`, which is written for NumPy's arrays.
         again = self.forwards(unconstrained)
-        slack = math.sqrt(_rounding(value)) * (1 + jnp.abs(value))
-        return again.shape == value.shape and (jnp.abs(again - value) <= slack).all()
+        return again.shape == value.shape and super().holds(value, unconstrained)
+
+    def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
+        # Without `check`, which is written for NumPy's arrays.
+        again = self.forwards(self.backwards(jnp.asarray(value)))
+        # Half of the digits: a map may be steep, and its inverse loses as many.
+        slack = math.sqrt(_slack(value, 1)) * (1 + xp.abs(value))
+        yield xp.abs(again - value) <= slack, value, "{}"
 
     def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
         return None

@@ -42,7 +42,7 @@ from pytreemod.tree.prefixes import By, by
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import with_children
-from pytreemod.typing import class_of
+from pytreemod.typing import class_of, jtu
 
 _T = TypeVar("_T")
 
@@ -216,12 +216,7 @@ class _Giving:
         is_ruled = is_entered and (precision is not None or here.entered is not None)
         # A Module without a method at which it is entered is a part of the one around it.
         inside = _Here(precision, precision if is_entered else here.entered)
-        children = children_of(node) or []
-        parts = [
-            child if _is_buffer(node, key) else self.visit(child, (*path, key), inside)
-            for key, child in children
-        ]
-        node = with_children(node, children, parts)
+        node = _with_parts(node, lambda child, key: self.visit(child, (*path, key), inside))
         rules = dict.fromkeys(found, _Casting(precision))
         return with_own_rules(node, _Casting, rules) if is_ruled else node
 
@@ -344,9 +339,7 @@ class _Cast(NamedTuple):
         if is_computed(node):
             # By its value: what a weight is computed from may need to be more precise than it.
             return self.visit(evaluate_each(node, class_of(node).__qualname__))
-        children = children_of(node) or []
-        parts = [child if _is_buffer(node, key) else self.visit(child) for key, child in children]
-        node = with_children(node, children, parts)
+        node = _with_parts(node, lambda child, key: self.visit(child))
         return _with_rules(node, self.precision, bool(self.is_inside)) if rules else node
 
 
@@ -376,12 +369,7 @@ class _Restored(NamedTuple):
         if any(rule.precision != self.precision for rule in rules.values()):
             return node
         is_part = is_part or bool(rules)
-        children = children_of(node) or []
-        parts = [
-            child if _is_buffer(node, key) else self.visit(child, is_part)
-            for key, child in children
-        ]
-        node = with_children(node, children, parts)
+        node = _with_parts(node, lambda child, key: self.visit(child, is_part))
         return _with_rules(node, self.precision, is_inside=False) if rules else node
 
 
@@ -391,17 +379,16 @@ def _with_rules(node: Any, precision: Precision, is_inside: bool) -> Any:
 
 
 def _originals(called: Any, entered: Any) -> dict[int, Any]:
-    """What was stored, by the identity of what is computed with; of what differs."""
+    """What was stored, by the identity of what is computed with."""
     if called is entered:
         return {}
-    if _has_floats(called) or is_computed(called):
-        # By identity: two arrays at different paths may be equal.
-        return {id(entered): called}
-    pairs = zip(children_of(called) or (), children_of(entered) or (), strict=True)
-    found: dict[int, Any] = {}
-    for (_, old), (_, new) in pairs:
-        found.update(_originals(old, new))
-    return found
+    # By identity: two arrays at different paths may be equal.
+    old, new = (jtu.tree_leaves(one, is_leaf=_is_whole) for one in (called, entered))
+    return {id(each): stored for stored, each in zip(old, new, strict=True)}
+
+
+def _is_whole(node: Any) -> bool:
+    return is_computed(node) or _is_left_alone(node)
 
 
 # ---- arrays
@@ -412,14 +399,18 @@ def _is_left_alone(node: Any) -> bool:
     return is_token(node) or isinstance(node, State)
 
 
-def _is_buffer(node: Any, key: Any) -> bool:
-    """Whether a child of a node is declared as a buffer.
+def _with_parts(node: Any, visit: Callable[[Any, Any], Any]) -> Any:
+    """A node with what `visit` makes of each child, and its key; without its buffers.
 
-    By its class: that a part of a model is not trained, and was given the role, is no reason to
-    compute with it otherwise.
+    Buffers by its class: that a part of a model is not trained, and was given the role, is no
+    reason to compute with it otherwise.
     """
-    record = record_of(node)
-    return record is not None and record.role(key.name) == "buffer"
+    record, children = record_of(node), children_of(node) or []
+    parts = [
+        child if record is not None and record.role(key.name) == "buffer" else visit(child, key)
+        for key, child in children
+    ]
+    return with_children(node, children, parts)
 
 
 def _has_floats(leaf: Any) -> bool:

@@ -1,8 +1,8 @@
 """One walk over two trees: where they differ, and how.
 
 Containers are compared key by key, Modules field by field: what is data by the walk, what is
-configuration by `are_one`. Every comparison of two trees that has to name places is made of this:
-of carries, branches, gradients, traces.
+configuration by `are_one`. Every comparison of two trees that names paths is made of this: of
+carries, branches, gradients, traces, the values of a State.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
-from pytreemod.errors import describe
+from pytreemod.errors import StructureError, describe, explain_depth
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
 from pytreemod.tree.paths import path_text
@@ -23,10 +23,10 @@ from pytreemod.tree.snapshots import are_one_treedef
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
-Kind: TypeAlias = Literal["value", "class", "missing", "surplus", "static", "node"]
-"""How two trees differ: two leaves; nodes of two classes, or a node and a leaf; what only the old,
-or only the new tree has; configuration, or other data beside the children of a node; nodes that
-differ in what has no name."""
+Kind: TypeAlias = Literal["same", "value", "class", "missing", "surplus", "static", "node"]
+"""How two trees differ at a path: not at all; two leaves; nodes of two classes, or a node and a
+leaf; what only the old, or only the new tree has; configuration, or other data beside the children
+of a node; nodes that differ in what has no name."""
 
 
 def is_number(leaf: Any) -> bool:
@@ -153,15 +153,35 @@ def compare(
     is_same = _are_one(treedef, other)
     if is_same and all(_agree(a, b, fits) for a, b in zip(leaves, others, strict=True)):
         return []
-    found = list(_walk(old, new, (), fits))
+    try:
+        found = [each for each in walk(old, new, fits) if each.kind != "same"]
+    except RecursionError as error:
+        raise StructureError(explain_depth("to say where two trees differ")) from error
     return found or ([Difference((), old, new, "node")] if is_same is False else [])
 
 
-def _walk(old: Any, new: Any, path: KeyPath, fits: Any) -> Iterator[Difference]:
+def walk(
+    old: PyTree,
+    new: PyTree,
+    fits: Callable[[Any, Any], bool] = are_one,
+    stops: Callable[[Any], bool] = lambda new: False,
+    path: KeyPath = (),
+) -> Iterator[Difference]:
+    """Two trees side by side: each pair of leaves, and where the trees are of other structure.
+
+    Args:
+        old: a tree.
+        new: another.
+        fits: whether two arrays, or numbers, count as the same.
+        stops: for which nodes, or leaves, of the new tree a pair counts as the same as it is.
+        path: to both.
+    """
+    if stops(new):
+        yield Difference(path, old, new, "same")
+        return
     mine, others = children_of(old), children_of(new)
     if mine is None and others is None:
-        if not _agree(old, new, fits):
-            yield Difference(path, old, new, "value")
+        yield Difference(path, old, new, "same" if _agree(old, new, fits) else "value")
         return
     if mine is None or others is None or own_class(old) is not own_class(new):
         yield Difference(path, old, new, "class")
@@ -172,15 +192,14 @@ def _walk(old: Any, new: Any, path: KeyPath, fits: Any) -> Iterator[Difference]:
         (a, in_old), (b, in_new) = before.get(key, _ABSENT), after.get(key, _ABSENT)
         below = (*path, key)
         if in_old and in_new:
-            found += _walk(a, b, below, fits)
+            found += walk(a, b, fits, stops, below)
         # Configuration on one side, at least, or not there: a field may be either on each side.
         elif not are_one(a, b):
-            kind = "missing" if in_old and b is MISSING else "static"
-            kind = "surplus" if in_new and a is MISSING else kind
-            found.append(Difference(below, a, b, kind))
+            kind = "missing" if b is MISSING else "surplus" if a is MISSING else "class"
+            found.append(Difference(below, a, b, kind if in_old or in_new else "static"))
     yield from found
     # What is below says more than that the nodes differ, which follows from it.
-    if not found and _are_one(_bare(old), _bare(new)) is False:
+    if all(each.kind == "same" for each in found) and _are_one(_bare(old), _bare(new)) is False:
         yield Difference(path, old, new, "node")
 
 

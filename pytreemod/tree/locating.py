@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
@@ -31,7 +30,7 @@ from pytreemod.tree.nodes import (
     record_of,
     stop_below,
 )
-from pytreemod.tree.paths import parse_pattern, path_text, step_names
+from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
 from pytreemod.tree.pending import PRIVATE, AbstractSource, source_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import reading_stored, stored
@@ -368,8 +367,7 @@ def _refuse_made(target: Target, made: Any, name: str, above: KeyPath | None) ->
 
 
 def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
-    steps = parse_pattern(pattern)
-    targets = tuple(_matching(steps, _reached(steps, 0), tree, ()))
+    targets = tuple(_matching(parse_pattern(pattern), tree, ()))
     if not targets:
         raise SpecError(
             name,
@@ -380,42 +378,19 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
     return Found(targets, single=len(targets) == 1)
 
 
-def _matching(
-    steps: tuple[str, ...], reached: frozenset[int], node: Any, path: tuple[Any, ...]
-) -> Iterator[Target]:
-    """The outermost nodes whose paths match, configuration included.
-
-    `reached` says how many steps of the pattern the path may have taken: one of several numbers,
-    if there is a `**`. So the path is followed once, and only where the pattern leads.
-    """
+def _matching(steps: tuple[str, ...], node: Any, path: tuple[Any, ...]) -> Iterator[Target]:
+    """The outermost nodes whose paths match, configuration included."""
     record = record_of(node)
     if record is None:
         children = children_of(node) or ()
     else:
         children = [(jtu.GetAttrKey(n), stored(node, n)) for n in record.names(node)]
     for key, child in children:
-        further = reached
-        for name in step_names((key,)):
-            further = frozenset[int]().union(*(_after(steps, i, name) for i in further))
-        if len(steps) in further:
-            yield Target((*path, key), child)
-        elif further:
-            yield from _matching(steps, further, child, (*path, key))
-
-
-def _after(steps: tuple[str, ...], count: int, name: str) -> frozenset[int]:
-    """How many steps of a pattern may have been taken, after `count` of them and one of a path."""
-    if count == len(steps):
-        # A node above is matched, by the first of several names that one step of a path has.
-        return frozenset({count})
-    if steps[count] == "**":
-        return _reached(steps, count)
-    return _reached(steps, count + 1) if fnmatchcase(name, steps[count]) else frozenset()
-
-
-def _reached(steps: tuple[str, ...], count: int) -> frozenset[int]:
-    """`count` steps of a pattern, and more if those that follow may stand for none."""
-    end = count
-    while end < len(steps) and steps[end] == "**":
-        end += 1
-    return frozenset(range(count, end + 1))
+        below = (*path, key)
+        names = step_names(below)
+        start = steps[: len(names)]
+        if matches(steps, names):
+            yield Target(below, child)
+        # Only where the pattern leads.
+        elif "**" in start or matches(start, names, exactly=True):
+            yield from _matching(steps, child, below)

@@ -1,8 +1,12 @@
-"""The ways to call a transformation of optax's: as it is, mapped, or with layers in a list."""
+"""Transformations of optax's over layers: chained, mapped, or shown a list of layers.
+
+Each is a transformation itself.
+"""
 
 from __future__ import annotations
 
 import functools as ft
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,36 +18,21 @@ from pytreemod.tree.members import without_axes
 from pytreemod.typing import PyTree, jtu
 
 
-class PlainRule:
-    """A transformation as it is."""
-
-    def __init__(self, rule: Any):
-        self.rule = rule
-
-    def init(self, params: PyTree) -> Any:
-        """The state."""
-        return self.rule.init(params)
-
-    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
-        """The updates, and the new state."""
-        return self.rule.update(updates, state, params, **extra)
-
-
 class ChainedRule:
     """Transformations one after the other, each in its own way."""
 
-    def __init__(self, forms: Sequence[Any]):
-        self.forms = forms
+    def __init__(self, rules: Sequence[Any]):
+        self.rules = rules
 
     def init(self, params: PyTree) -> Any:
         """The state."""
-        return tuple(form.init(params) for form in self.forms)
+        return tuple(rule.init(params) for rule in self.rules)
 
-    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
+    def update(self, updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> Any:
         """The updates, and the new state."""
         news: list[Any] = []
-        for form, own in zip(self.forms, state, strict=True):
-            updates, new = form.update(updates, own, params, extra)
+        for rule, own in zip(self.rules, state, strict=True):
+            updates, new = rule.update(updates, own, params, **extra)
             news.append(new)
         return updates, tuple(news)
 
@@ -62,7 +51,7 @@ class ListedRule:
             state = self.rule.init(shown)
         return as_one(state)
 
-    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
+    def update(self, updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> Any:
         """The updates, and the new state."""
         axis = _extra_axes(updates, params)
         extra = {name: self._extra(value, updates) for name, value in extra.items()}
@@ -105,7 +94,7 @@ class RulePart(NamedTuple):
         axes_of_state: for each leaf of the state of these leaves, the same.
         paths: of the leaves of the state.
         structure: of the state.
-        form: how the transformation is called under the map.
+        rule: the transformation under the map.
         left_out: what the map takes away: the axes of `"members"`, or `"all"`.
     """
 
@@ -114,7 +103,7 @@ class RulePart(NamedTuple):
     axes_of_state: tuple[int, ...]
     paths: tuple[Any, ...]
     structure: Any
-    form: Any
+    rule: Any
     left_out: Any
 
     def init(self, params: PyTree) -> list[Any]:
@@ -122,7 +111,7 @@ class RulePart(NamedTuple):
 
         def make(params: PyTree) -> Any:
             with without_axes(self.left_out):
-                return jtu.tree_leaves(self.form.init(params))
+                return jtu.tree_leaves(self.rule.init(params))
 
         return self._mapped(make, [0], self._axes)(only(params, self.own))
 
@@ -143,7 +132,7 @@ class RulePart(NamedTuple):
         def run(given: PyTree, state: list[Any], shown: PyTree, held: dict[str, Any]) -> Any:
             with without_axes(self.left_out):
                 old = self.structure.unflatten(state)
-                made, new = self.form.update(given, old, shown, {**others, **held})
+                made, new = self.rule.update(given, old, shown, **others, **held)
             return structure.flatten_up_to(made), jtu.tree_leaves(new)
 
         # Of gradients for each example, theirs is the first axis.
@@ -170,58 +159,66 @@ def _uncallable(name: str, value: Any) -> Any:
     return call
 
 
-class MappedRule:
-    """A transformation that is mapped over layers: once for all leaves with the same axes."""
-
-    def __init__(self, parts: Sequence[RulePart], structure: Any, paths: Sequence[Any]):
-        self.parts = parts
-        self.structure = structure
-        self.paths = paths
-
-    def init(self, params: PyTree) -> Any:
-        """The state."""
-        return self._together([part.init(params) for part in self.parts])
-
-    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
-        """The updates, and the new state."""
-        leaves, structure = jtu.tree_flatten(updates)
-        kept = dict(zip(self.paths, jtu.tree_leaves(state), strict=True))
-        news: list[Any] = []
-        for part in self.parts:
-            own = [kept[path] for path in part.paths]
-            made, new = part.update(updates, own, params, extra)
-            news.append(new)
-            for i, update in zip(part.own, made, strict=True):
-                leaves[i] = update
-        return structure.unflatten(leaves), self._together(news)
-
-    def _together(self, news: list[Any]) -> Any:
-        found: dict[Any, Any] = {}
-        for part, new in zip(self.parts, news, strict=True):
-            # What is the same for all leaves, such as a count, is what the first part says.
-            found = dict(zip(part.paths, new, strict=True)) | found
-        return self.structure.unflatten([found[path] for path in self.paths])
-
-
-class GroupedRule:
-    """A transformation for each group of leaves: for members, mapped; for what has none, once."""
+class _PartedRule(ABC):
+    """A transformation for each of several groups of leaves."""
 
     def __init__(self, parts: Sequence[RulePart]):
         self.parts = parts
 
     def init(self, params: PyTree) -> Any:
         """The state."""
-        made = [part.structure.unflatten(part.init(params)) for part in self.parts]
-        return made[0] if len(made) == 1 else tuple(made)
+        return self.together([part.init(params) for part in self.parts])
 
-    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
+    def update(self, updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> Any:
         """The updates, and the new state."""
         leaves, structure = jtu.tree_flatten(updates)
-        states = (state,) if len(self.parts) == 1 else state
         news: list[Any] = []
-        for part, own in zip(self.parts, states, strict=True):
-            made, new = part.update(updates, jtu.tree_leaves(own), params, extra)
-            news.append(part.structure.unflatten(new))
+        for part, own in zip(self.parts, self.apart(state), strict=True):
+            made, new = part.update(updates, own, params, extra)
+            news.append(new)
             for i, update in zip(part.own, made, strict=True):
                 leaves[i] = update
-        return structure.unflatten(leaves), news[0] if len(news) == 1 else tuple(news)
+        return structure.unflatten(leaves), self.together(news)
+
+    @abstractmethod
+    def apart(self, state: Any) -> list[list[Any]]:
+        """The leaves of the state of each part."""
+
+    @abstractmethod
+    def together(self, news: list[list[Any]]) -> Any:
+        """The state, from the leaves of that of each part."""
+
+
+class MappedRule(_PartedRule):
+    """A transformation that is mapped over layers: once for all leaves with the same axes."""
+
+    def __init__(self, parts: Sequence[RulePart], structure: Any, paths: Sequence[Any]):
+        super().__init__(parts)
+        self.structure = structure
+        self.paths = paths
+
+    def apart(self, state: Any) -> list[list[Any]]:
+        """By their paths."""
+        leaves = dict(zip(self.paths, jtu.tree_leaves(state), strict=True))
+        return [[leaves[path] for path in part.paths] for part in self.parts]
+
+    def together(self, news: list[list[Any]]) -> Any:
+        """What is the same for all leaves, such as a count, is what the first part says."""
+        found: dict[Any, Any] = {}
+        for part, new in zip(self.parts, news, strict=True):
+            found = dict(zip(part.paths, new, strict=True)) | found
+        return self.structure.unflatten([found[path] for path in self.paths])
+
+
+class GroupedRule(_PartedRule):
+    """A transformation for each group of leaves: for members, mapped; for what has none, once."""
+
+    def apart(self, state: Any) -> list[list[Any]]:
+        """One state for each part; no tuple where there is one part."""
+        return [jtu.tree_leaves(own) for own in ((state,) if len(self.parts) == 1 else state)]
+
+    def together(self, news: list[list[Any]]) -> Any:
+        """The states of the parts."""
+        pairs = zip(self.parts, news, strict=True)
+        made = tuple(part.structure.unflatten(new) for part, new in pairs)
+        return made[0] if len(made) == 1 else made

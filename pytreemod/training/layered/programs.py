@@ -41,19 +41,23 @@ def inner_of(equation: Any) -> Any:
     return None
 
 
+def _inside(equation: Any) -> list[Any]:
+    """The programs that an equation calls: one with all of its inputs, or its branches."""
+    inner = inner_of(equation)
+    branches = equation.params.get("branches", ())
+    return [branch.jaxpr for branch in branches] if inner is None else [inner]
+
+
 def _is_literal(variable: Any) -> bool:
     return hasattr(variable, "val")
 
 
 def is_random(jaxpr: Any) -> bool:
     """Whether a program draws numbers: which ones depends on the shapes and the order of arrays."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name.startswith(_RANDOM):
-            return True
-        inner = inner_of(equation)
-        if inner is not None and is_random(inner):
-            return True
-    return False
+    return any(
+        equation.primitive.name.startswith(_RANDOM) or any(map(is_random, _inside(equation)))
+        for equation in jaxpr.eqns
+    )
 
 
 # ---- marks that follow the values of a program
@@ -115,61 +119,46 @@ DEPENDENCIES = Marks(frozenset[Any](), _union, _union_chosen)
 
 def are_alike(first: Any, second: Any, is_fit: Callable[[Any, Any], bool]) -> bool:
     """Whether two programs do the same, one equation after the other, to arrays of other shapes."""
-    names: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
-    # A number broadcast to the shape of an array is the number.
-    aliases: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
-    if [len(first.invars), len(first.outvars)] != [len(second.invars), len(second.outvars)]:
+    (mine, text), (others, other) = _written(first), _written(second)
+    if text != other or not all(map(is_fit, mine, others)):
         return False
-    for known, jaxpr in zip(names, (first, second), strict=True):
-        known.update({variable: ("in", n) for n, variable in enumerate(jaxpr.invars)})
-        known.update({variable: ("const", n) for n, variable in enumerate(jaxpr.constvars)})
+    pairs = [
+        pair
+        for one, two in zip(mine, others, strict=True)
+        for pair in zip(_inside(one), _inside(two), strict=True)
+    ]
+    return all(are_alike(a, b, is_fit) for a, b in pairs)
 
-    def resolved(side: int, variable: Any) -> Any:
-        if _is_literal(variable):
-            return ("literal", repr(variable.val))
-        if variable in aliases[side]:
-            return resolved(side, aliases[side][variable])
-        return names[side].get(variable, variable)
 
-    def kept(side: int, jaxpr: Any) -> list[Any]:
-        left: list[Any] = []
-        for equation in jaxpr.eqns:
-            scalar = equation.primitive.name == "broadcast_in_dim" and (
-                not equation.invars[0].aval.shape
-            )
-            if scalar:
-                aliases[side][equation.outvars[0]] = equation.invars[0]
-            else:
-                left.append(equation)
-        return left
+def _written(jaxpr: Any) -> tuple[list[Any], Any]:
+    """The equations of a program, and what is equal for two of the same equations."""
+    names: dict[Any, Any] = {variable: ("in", n) for n, variable in enumerate(jaxpr.invars)}
+    names.update({variable: ("const", n) for n, variable in enumerate(jaxpr.constvars)})
 
-    lists = [kept(side, jaxpr) for side, jaxpr in enumerate((first, second))]
+    def name(variable: Any) -> Any:
+        is_literal = _is_literal(variable)
+        return ("literal", repr(variable.val)) if is_literal else names.get(variable, variable)
 
-    if len(lists[0]) != len(lists[1]):
-        return False
-    for n, (one, two) in enumerate(zip(*lists, strict=True)):
-        if one.primitive.name != two.primitive.name or not is_fit(one, two):
-            return False
-        if [resolved(0, v) for v in one.invars] != [resolved(1, v) for v in two.invars]:
-            return False
-        inner = [inner_of(one), inner_of(two)]
-        branches = [e.params.get("branches", ()) for e in (one, two)]
-        pairs = [*zip(*([b.jaxpr for b in some] for some in branches), strict=True)]
-        pairs += [] if inner[0] is None else [tuple(inner)]
-        if not all(are_alike(a, b, is_fit) for a, b in pairs):
-            return False
-        for side, equation in enumerate((one, two)):
-            for i, variable in enumerate(equation.outvars):
-                names[side][variable] = ("made", n, i)
-    outs = [[resolved(side, v) for v in j.outvars] for side, j in enumerate((first, second))]
-    return outs[0] == outs[1]
+    equations: list[Any] = []
+    lines: list[Any] = []
+    for equation in jaxpr.eqns:
+        ins = [name(variable) for variable in equation.invars]
+        kind = equation.primitive.name
+        # A number broadcast to the shape of an array is the number.
+        if kind == "broadcast_in_dim" and not equation.invars[0].aval.shape:
+            names[equation.outvars[0]] = ins[0]
+            continue
+        made = enumerate(equation.outvars)
+        names.update({variable: ("made", len(lines), i) for i, variable in made})
+        lines.append((kind, ins, len(_inside(equation))))
+        equations.append(equation)
+    return equations, (len(jaxpr.invars), lines, [name(v) for v in jaxpr.outvars])
 
 
 def is_by_number(one: Any, two: Any) -> bool:
     """Whether equations do the same to each number alone."""
     del two
-    calls = inner_of(one) is not None or "branches" in one.params
-    return calls or one.primitive.name in _EACH
+    return bool(_inside(one)) or one.primitive.name in _EACH
 
 
 def is_by_number_or_whole(one: Any, two: Any) -> bool:

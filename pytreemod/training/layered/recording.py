@@ -186,7 +186,7 @@ def is_leafwise(program: RuleProgram) -> bool:
 
 
 def axes_of_state(
-    form: Any, one: PyTree, axes: int, left_out: Literal["members", "all"]
+    rule: Any, one: PyTree, axes: int, left_out: Literal["members", "all"]
 ) -> tuple[tuple[int, ...], tuple[KeyPath, ...], Any]:
     """Which leaves of a state have an axis for each layer, or member.
 
@@ -199,7 +199,7 @@ def axes_of_state(
         UndecidedError: what has no place for layers differs from layer to layer.
     """
     with without_axes(left_out):
-        program = record(_Called(form), one)
+        program = record(rule, one)
     of_layers = left_out == "all"
     held = [bool(leaf.layers if of_layers else leaf.members) for leaf in leaves_of(program.state)]
     each = [frozenset(["own"])] * program.outs
@@ -208,14 +208,3 @@ def axes_of_state(
         raise UndecidedError
     locs, whole = jtu.tree_flatten_with_path(program.state)
     return tuple(axes if m else 0 for m in state), tuple(path for path, _ in locs), whole
-
-
-class _Called:
-    """A form as a transformation, to be recorded."""
-
-    def __init__(self, form: Any):
-        self.init = form.init
-        self.form = form
-
-    def update(self, updates: Any, state: Any, params: Any, **extra: Any) -> Any:
-        return self.form.update(updates, state, params, extra)

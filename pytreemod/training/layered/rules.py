@@ -30,7 +30,6 @@ from pytreemod.training.layered.forms import (
     GroupedRule,
     ListedRule,
     MappedRule,
-    PlainRule,
     RulePart,
 )
 from pytreemod.training.layered.lists import HeldLeaf, abstract, as_one, leaves_of, only, without
@@ -95,13 +94,13 @@ def per_layer(rule: Any) -> PerLayer:
 
     def init(params: PyTree) -> Any:
         form = _form_of(rule, params)
-        return _called(rule, form, lambda: form.init(params), None)
+        return _called(rule, form, ft.partial(form.init, params), None)
 
     @ft.wraps(rule.update)
     def update(updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> Any:
         shown = updates if params is None else params
         form = _form_of(rule, shown)
-        call = ft.partial(form.update, updates, state, params, extra)
+        call = ft.partial(form.update, updates, state, params, **extra)
         return _called(rule, form, call, (shown, state))
 
     return PerLayer(init, update)
@@ -164,10 +163,10 @@ def _choose(rule: Any, params: PyTree) -> Any:
     leaves = leaves_of(params)
     shapes = [jnp.shape(x)[: len(leaf.holds)] for x, leaf in _paired(params, leaves)]
     if not any(shapes):
-        return PlainRule(rule)
+        return rule
     one = without(params, [len(leaf.holds) for leaf in leaves])
     if is_same(rule, params, one, is_by_number):
-        return PlainRule(rule)
+        return rule
     full = tuple(i for i, shape in enumerate(shapes) if 0 not in shape)
     if len(full) < len(shapes):
         # Of no layers nothing is shown, as of an empty list.
@@ -207,11 +206,11 @@ def _choose_for_layers(rule: Any, params: PyTree) -> Any:
     """The same, for leaves of a group, which have no axes of members."""
     leaves = leaves_of(params)
     if not any(leaf.layers for leaf in leaves):
-        return PlainRule(rule)
+        return rule
     one = without(params, [len(leaf.layers) for leaf in leaves])
     # Under a map, an equation for each number is as good as itself.
     if is_whole(rule, params, one):
-        return PlainRule(rule)
+        return rule
     try:
         program, _, by_leaf = record_two(rule, params)
     except UndecidedError:
@@ -252,14 +251,13 @@ def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf], 
     parts: list[RulePart] = []
     for size, own in sizes.items():
         part = only(one, own)
-        form = PlainRule(rule)
-        of_state = axes_of_state(form, part, len(size), "all")
-        parts.append(RulePart(tuple(own), len(size), *of_state, form, "all"))
+        of_state = axes_of_state(rule, part, len(size), "all")
+        parts.append(RulePart(tuple(own), len(size), *of_state, rule, "all"))
     return MappedRule(parts, structure, paths)
 
 
 def _called(rule: Any, form: Any, call: Callable[[], Any], step: Any) -> Any:
-    if isinstance(form, PlainRule):
+    if form is rule:
         return call()
     try:
         return call()
@@ -311,6 +309,7 @@ def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
 def _name(rule: Any) -> str:
     """What the function is called that has made a transformation."""
     name = getattr(rule.update, "__qualname__", type(rule).__qualname__).split(".")[0]
-    if name == "with_extra_args_support":
-        return _name(inspect.getclosurevars(rule.update).nonlocals.get("tx", PlainRule))
+    wrapped = inspect.getclosurevars(rule.update).nonlocals if name.startswith("with_") else {}
+    if "tx" in wrapped:
+        return _name(wrapped["tx"])
     return f"chain({', '.join(map(_name, _links(rule)))})" if name == "chain" else name

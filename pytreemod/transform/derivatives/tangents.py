@@ -6,26 +6,17 @@ None belongs to a leaf that cannot be differentiated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import DerivativeError, describe, with_article
-from pytreemod.tree.nodes import children_of, is_node
+from pytreemod.errors import DerivativeError, describe
+from pytreemod.tree.differences import walk
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array, is_array_like
-from pytreemod.typing import PyTree, class_of, jtu
-
-
-class _Misfit:
-    """A node of a derivative where the tree beside it has another."""
-
-    __slots__ = ("node",)
-
-    def __init__(self, node: Any):
-        self.node = node
+from pytreemod.typing import PyTree, jtu
 
 
 def is_differentiable(leaf: Any) -> bool:
@@ -77,11 +68,18 @@ def beside(
         return [fitted for fitted, _ in checked]
     found: list[Any] = []
     wrong: list[str] = []
-    for path, leaf, value in _walk(tree, derivative, ()):
-        fitted, complaint = _checked(leaf, value, strict)
-        found.append(fitted)
+    for each in walk(tree, derivative, stops=_is_none):
+        complaint = None
+        if each.kind == "same" and each.new is None:
+            found += [None] * len(jtu.tree_leaves(each.old))
+        elif each.kind in ("same", "value"):
+            fitted, complaint = _checked(each.old, each.new, strict)
+            found.append(fitted)
+        # Configuration plays no part.
+        elif each.of_structure:
+            complaint = "{1}, for {0}".format(*each.texts)
         if complaint:
-            wrong.append(f"{_place(path, root)}: {complaint}")
+            wrong.append(f"{_place(each.path, root)}: {complaint}")
     if wrong:
         raise DerivativeError(
             where,
@@ -112,31 +110,14 @@ def _place(path: tuple[Any, ...], root: str | Callable[[], Sequence[str]]) -> st
     return path_text(path[1:], root()[index])
 
 
-def _walk(tree: Any, derivative: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, Any, Any]]:
-    """Every leaf of `tree` with its path and derivative."""
-    if derivative is None:
-        for below, leaf in jtu.tree_leaves_with_path(tree):
-            yield (*path, *below), leaf, None
-        return
-    children = children_of(tree)
-    if children is None:
-        yield path, tree, _Misfit(derivative) if is_node(derivative) else derivative
-        return
-    # Of another class it has other keys, or none: it does not fit as a whole.
-    others = children_of(derivative) if class_of(tree) is class_of(derivative) else None
-    if others is None or [key for key, _ in children] != [key for key, _ in others]:
-        yield path, tree, _Misfit(derivative)
-        return
-    for (key, child), (_, other) in zip(children, others, strict=True):
-        yield from _walk(child, other, (*path, key))
+def _is_none(node: object) -> bool:
+    return node is None
 
 
 def _checked(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
     """The derivative as it goes on, and what is wrong with it."""
     if is_zero(value):
         return None, None
-    if isinstance(value, _Misfit):
-        return None, f"{_kind(value.node)}, for {_kind(leaf)}"
     if not is_differentiable(leaf):
         complaint = f"{describe(value)} instead of None, for {describe(leaf)}"
         return None, complaint if strict else None
@@ -167,12 +148,3 @@ def _dtype(value: Any) -> Any:
         return jnp.result_type(value)
     # NumPy's float64 arrives as float32 where JAX does not compute in 64 bits.
     return jax.dtypes.canonicalize_dtype(value.dtype)
-
-
-def _kind(node: Any) -> str:
-    children = children_of(node)
-    if node is None or children is None:
-        return describe(node)
-    name = class_of(node).__qualname__
-    of = f" of {len(children)}" if isinstance(node, (tuple, list, dict)) else ""
-    return with_article(name) + of

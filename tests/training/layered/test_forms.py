@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from pytreemod import nn
-from pytreemod.training.layered.forms import ChainedRule, ListedRule, PlainRule
+from pytreemod.training.layered.forms import ChainedRule, ListedRule
 from tests.helpers.comparing import assert_same
 
 
@@ -18,9 +18,9 @@ def test_a_chain_gives_what_optax_gives():
     """Each link in its own way, with its own state."""
     model = layers()
     links = [optax.clip_by_global_norm(0.1), optax.trace(0.9)]
-    form, rule = ChainedRule([PlainRule(link) for link in links]), optax.chain(*links)
+    form, rule = ChainedRule(links), optax.chain(*links)
 
-    updates, state = form.update(model, form.init(model), model, {})
+    updates, state = form.update(model, form.init(model), model)
     expected, after = rule.update(model, rule.init(model), model)
     assert_same(updates, expected)
     assert_same(state, after)
@@ -36,7 +36,7 @@ def test_a_list_of_layers_is_what_the_rule_sees():
 
     model = layers()
     form = ListedRule(optax.GradientTransformation(lambda params: params, update))
-    updates, state = form.update(model, form.init(model), model, {})
+    updates, state = form.update(model, form.init(model), model)
 
     assert seen == [[(2, 3), (2,)] * 4]
     assert_same(state, model)

@@ -7,7 +7,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.training.layered.forms import PlainRule
 from pytreemod.training.layered.lists import abstract, without
 from pytreemod.training.layered.programs import is_by_number
 from pytreemod.training.layered.recording import (
@@ -55,7 +54,7 @@ def test_what_a_rule_looks_at(rule, by_number, whole, leafwise):
 
 def test_state_has_axes_where_the_model_has_them():
     """Counts have none."""
-    axes, paths, structure = axes_of_state(PlainRule(optax.adam(0.1)), ONE, 1, "members")
+    axes, paths, structure = axes_of_state(optax.adam(0.1), ONE, 1, "members")
     by_path = {jax.tree_util.keystr(path): n for path, n in zip(paths, axes, strict=True)}
     assert len(paths) == structure.num_leaves
     assert by_path.pop("[0].count") == 0
