@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from pytreemod.state.values import State
 from pytreemod.transform.boundary.sowing import EVERY_CAPTURE, Collector, Label, capturing, note
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.interception.surrounded_calls import (
@@ -20,6 +19,7 @@ from pytreemod.transform.interception.surrounded_calls import (
     surround_all,
     surrounding,
 )
+from pytreemod.tree.effects import is_state
 from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import FilterSpec, class_of, jtu
 
@@ -104,19 +104,11 @@ class _Showing(AbstractCallRule):
 
 def _without_state(out: Any) -> Any:
     """What a layer returned, without State: of `(out, state)`, `out`."""
-    if class_of(out) is tuple and any(isinstance(x, State) for x in out):
-        rest = tuple(x for x in out if not isinstance(x, State))
+    if class_of(out) is tuple and any(map(is_state, out)):
+        rest = tuple(x for x in out if not is_state(x))
         return _without_state(rest[0] if len(rest) == 1 else rest)
     # Containers are copied, for the function may change them later on.
-    return jtu.tree_map(_no_state, out, is_leaf=_is_state)
-
-
-def _no_state(node: Any) -> Any:
-    return None if _is_state(node) else node
-
-
-def _is_state(node: Any) -> bool:
-    return isinstance(node, State)
+    return jtu.tree_map(lambda node: None if is_state(node) else node, out, is_leaf=is_state)
 
 
 # ---- the call

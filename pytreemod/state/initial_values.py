@@ -11,7 +11,7 @@ import numpy as np
 
 from pytreemod.state import refusals, streams
 from pytreemod.state.forms import as_array, ranks_of
-from pytreemod.state.rows import Register, Row
+from pytreemod.state.rows import Row, Rows
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import Nothing, RngStream, is_moved
 from pytreemod.tree.paths import PathName, path_text
@@ -20,7 +20,7 @@ from pytreemod.typing import Tracer, jtu
 _WithPaths: TypeAlias = list[tuple[tuple[Any, ...], Any]]
 
 
-def first_values(found: _WithPaths, markers: Iterable[Any]) -> tuple[dict[Any, Any], Register]:
+def first_values(found: _WithPaths, markers: Iterable[Any]) -> tuple[dict[Any, Any], Rows]:
     """The values of tokens, and what else is known about them, by the given markers."""
     values: dict[Any, Any] = {}
     rows: list[Row] = []
@@ -30,7 +30,7 @@ def first_values(found: _WithPaths, markers: Iterable[Any]) -> tuple[dict[Any, A
         # A stream checks its own.
         ranks = () if isinstance(token, RngStream) else ranks_of(value)
         rows.append(Row(marker, PathName.of(path), type(token), ranks))
-    return values, Register(rows)
+    return values, Rows(rows)
 
 
 class _Initial:

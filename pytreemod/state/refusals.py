@@ -13,9 +13,9 @@ from pytreemod.errors import (
     describe,
     with_article,
 )
-from pytreemod.state.rows import Register
+from pytreemod.state.rows import Rows
 from pytreemod.state.tokens import AbstractToken, RngStream, Unnamed, tokens_of
-from pytreemod.tree.paths import path_text
+from pytreemod.tree.paths import path_text, some_of
 
 MAX_LISTED = 5
 MAKE = "model, state = pm.make_with_state(Model)(...)"
@@ -85,29 +85,24 @@ def no_token(by: str, item: Any, kind: type) -> ArgumentError:
 _USES = {False: "value = state.get(token)", True: "key, state = state.next_key(stream)"}
 
 
-def foreign(by: str, marker: Any, register: Register, places: Sequence[str] = ()) -> TokenError:
+def foreign(by: str, marker: Any, rows: Rows, places: Sequence[str] = ()) -> TokenError:
     """For a token that has no value here."""
     is_unnamed = isinstance(marker, Unnamed)
     name = "one without a name" if is_unnamed else repr(marker)
     hint = ["make model and State together:", MAKE]
     if is_unnamed:
         hint = ["make model and State together, also after adding a layer:", MAKE, REMAKE, TAKE]
+    known = some_of([row.name for row in rows]) or "it has none"
     return TokenError(
         f"State.{by}",
-        f"a token of the model that this State was made with ({_listing(register)})",
+        f"a token of the model that this State was made with ({known})",
         f"a token of another model: {name}",
         places=places,
         hint=hint,
     )
 
 
-def _listing(register: Register) -> str:
-    names = [row.name for row in register]
-    more = ", ..." if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more or "it has none"
-
-
-def check_single(by: str, found: Mapping[Any, Sequence[str]], register: Register) -> None:
+def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> None:
     """Refuse a model in which a named token is at several paths.
 
     The layers there, one layer at two paths or layers of two models, would share State values but
@@ -116,7 +111,7 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], register: Register
     Args:
         by: the method of State.
         found: the places of each marker.
-        register: the State's.
+        rows: the State's.
 
     Raises:
         StateError: one does.
@@ -126,7 +121,7 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], register: Register
             raise StateError(
                 f"State.{by}",
                 "each token in one place, for weights are not shared either",
-                f"{register[marker].name} in {len(spots)}",
+                f"{rows[marker].name} in {len(spots)}",
                 places=spots,
                 hint=[
                     "give the values back before a layer is put elsewhere, or two models together:",

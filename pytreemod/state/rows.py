@@ -1,4 +1,4 @@
-"""What a State knows about its values: of which tokens they are, and these tokens' names."""
+"""What a State knows about its values: their tokens, and the names of these."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row(NamedTuple):
     """How many axes each leaf of its value had when it was made; () if that is not checked."""
 
 
-class Register:
+class Rows:
     """The rows of a State, in order.
 
     States that follow from one another share one, so that comparing two of them costs nothing,
@@ -51,7 +51,7 @@ class Register:
         # Nearly always: States that follow from one another share theirs.
         if self is other:
             return True
-        return isinstance(other, Register) and self.rows == other.rows
+        return isinstance(other, Rows) and self.rows == other.rows
 
     def __hash__(self) -> int:
         if self.hash is None:
@@ -60,16 +60,20 @@ class Register:
 
     def __reduce__(self) -> Any:
         # The hash of a string differs from process to process.
-        return Register, (self.rows,)
+        return Rows, (self.rows,)
 
     def __repr__(self) -> str:
         return f"<tokens {', '.join(row.name for row in self.rows)}>"
 
-    def only(self, wanted: Iterable[Any]) -> Register:
-        """The rows with these markers, in the order of this register."""
+    def only(self, wanted: Iterable[Any]) -> Rows:
+        """The rows with these markers, in this order."""
         markers = set(wanted)
-        return Register(row for row in self.rows if row.marker in markers)
+        return Rows(row for row in self.rows if row.marker in markers)
 
     def of_kind(self, kind: type) -> list[Any]:
         """The markers of the rows whose tokens are of a class."""
         return [row.marker for row in self.rows if issubclass(row.kind, kind)]
+
+
+# Pickles of version 0.1 ask for it.
+Register = Rows

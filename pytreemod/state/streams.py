@@ -56,10 +56,16 @@ def seeded(key: Any, names: Sequence[str]) -> list[Stream]:
     """The first values of streams: the seed, folded with a stable hash of each stream's path."""
     if not names:
         return []
+    # Each has its own count: one array at two paths could not be donated.
+    return [
+        Stream(folded, jnp.zeros((), jnp.uint32)) for folded in fold_each(key, hashes_of(names))
+    ]
+
+
+def hashes_of(names: Sequence[str]) -> Any:
+    """A number for each name, to be folded into a key: the same in every process."""
     digests = [hashlib.blake2b(name.encode(), digest_size=4).digest() for name in names]
-    numbers = np.array([int.from_bytes(digest, "little") for digest in digests], np.uint32)
-    # Each has a count of its own: one array in two places could not be donated.
-    return [Stream(folded, jnp.zeros((), jnp.uint32)) for folded in fold_each(key, numbers)]
+    return np.array([int.from_bytes(digest, "little") for digest in digests], np.uint32)
 
 
 def use(stream: Stream) -> tuple[Any, Stream]:

@@ -1,8 +1,8 @@
 """`State`: the values of a model's tokens.
 
-A State is a dict from each token's marker to its value, and a register with the tokens' names and
-classes. Every change makes another State of the same register, and marks this one as used up: it
-refuses from then on, so that no update is lost unseen.
+A State is a dict from each token's marker to its value, and rows with the tokens' names and
+classes. Every change makes another State of the same rows, and marks this one as used up: it
+refuses from then on, so that no update is lost silently.
 
 In order, the file has the methods for users; the checks of tokens and values; the interface to the
 library (a State caches its own snapshot, see `tree.snapshots`); and the registration with JAX. The
@@ -25,7 +25,7 @@ from pytreemod.state.forms import as_array, check_form, check_made_ranks, is_str
 from pytreemod.state.history import History, beginning
 from pytreemod.state.initial_values import first_values, spots_of
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.state.rows import Register, Row
+from pytreemod.state.rows import Row, Rows
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import (
     AbstractToken,
@@ -87,11 +87,11 @@ class State(AbstractState):
         2.0
     """
 
-    __slots__ = ("__weakref__", "_fresh", "_history", "_kept", "_register", "_used", "_values")
+    __slots__ = ("__weakref__", "_fresh", "_history", "_kept", "_rows", "_used", "_values")
 
     _values: dict[Any, Any]
     _history: History | None
-    _register: Register
+    _rows: Rows
     _kept: Snapshot | None
     # Deleted by the call that uses it up, which only one thread can do.
     _fresh: bool
@@ -99,7 +99,7 @@ class State(AbstractState):
 
     def __init__(self, model: PyTree):
         found = tokens_of(model)
-        self._values, self._register = first_values(found, [token.marker for _, token in found])
+        self._values, self._rows = first_values(found, [token.marker for _, token in found])
         self._used, self._kept, self._history = None, None, None
         self._fresh = True
         for locs in spots_of(found).values():
@@ -163,7 +163,7 @@ class State(AbstractState):
         """
         self._check("set", item)
         marker = self._marker(item, "set", StateIndex)
-        row, old = self._register[marker], self._values[marker]
+        row, old = self._rows[marker], self._values[marker]
         check_made_ranks(f"State.set({row.name})", row.name, row.ranks, old)
         values = {**self._values, marker: self._fitting(marker, value, "set")}
         return self._succeed(values, "set", marker)
@@ -195,14 +195,14 @@ class State(AbstractState):
         found = tokens_of(pytree)
         wanted = {self._marker(token, "substate") for _, token in found}
         if len(wanted) < len(found):
-            refusals.check_single("substate", spots_of(found), self._register)
-        register = self._register.only(wanted)
-        values = {row.marker: self._values[row.marker] for row in register}
+            refusals.check_single("substate", spots_of(found), self._rows)
+        rows = self._rows.only(wanted)
+        values = {row.marker: self._values[row.marker] for row in rows}
         if self._history is None:
             # When it is first needed: most States have no substates.
             with beginning:
                 self._history = self._history or History()
-        part = _make(values, register, self._history.branch(values))
+        part = _make(values, rows, self._history.branch(values))
         note_part(part)
         return part
 
@@ -239,9 +239,9 @@ class State(AbstractState):
         if not isinstance(substate, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise ArgumentError("State.update(substate)", "a State", describe(substate))
         substate._check("update")
-        for row in substate._register:
+        for row in substate._rows:
             if row.marker not in self._values:
-                raise refusals.foreign("update", row.name, self._register)
+                raise refusals.foreign("update", row.name, self._rows)
         changed = self._changed_in(substate)
         fitting = {m: self._fitting(m, substate._values[m], "update") for m in changed}
         # Not before: an update that is refused leaves both as they were.
@@ -259,7 +259,7 @@ class State(AbstractState):
         lost = [marker for marker in moved if marker in changed] if changed else moved
         if lost:
             refuse = refusals.changed_in_both if changed else refusals.changed_in_whole
-            raise refuse(self._register[marker].name for marker in lost)
+            raise refuse(self._rows[marker].name for marker in lost)
         return changed
 
     def restored(self) -> State:
@@ -285,7 +285,7 @@ class State(AbstractState):
             >>> x, state = norm(jnp.ones((4, 3)), state)
         """
         # Of the same history: what was taken from the old one can be put back into it.
-        return _make(self._values, self._register, self._history)
+        return _make(self._values, self._rows, self._history)
 
     def seed(self, key: KeyLike, select: Any = None) -> State:
         """Give every random stream a key of its own; this State is used up.
@@ -315,7 +315,7 @@ class State(AbstractState):
         self._check("seed")
         if not isinstance(key, InitKeys):
             streams.check_seed("State.seed(key)", key)
-        chosen = self._register.of_kind(RngStream)
+        chosen = self._rows.of_kind(RngStream)
         if select is not None:
             picked = self._chosen(select)
             chosen = [marker for marker in chosen if marker in picked]
@@ -323,7 +323,7 @@ class State(AbstractState):
                 raise refusals.nothing_to_seed(select)
         # After all checks: an error must not use up a key.
         key = next(key) if isinstance(key, InitKeys) else key
-        seeded = streams.seeded(key, [self._register[marker].name for marker in chosen])
+        seeded = streams.seeded(key, [self._rows[marker].name for marker in chosen])
         note_keyed(chosen)
         return self._succeed({**self._values, **dict(zip(chosen, seeded, strict=True))}, "seed")
 
@@ -390,10 +390,10 @@ class State(AbstractState):
         self._check("split")
         if type(n) is not int or n < 1:
             raise ArgumentError("State.split(n)", "a count of 1 or more", describe(n))
-        chosen = self._register.of_kind(RngStream) if select is None else self._chosen(select)
+        chosen = self._rows.of_kind(RngStream) if select is None else self._chosen(select)
         values = dict(self._values)
         for marker in chosen:
-            if issubclass(self._register[marker].kind, RngStream):
+            if issubclass(self._rows[marker].kind, RngStream):
                 values[marker] = streams.split(self._single(marker, "split"), n)
             else:
                 values[marker] = jtu.tree_map(ft.partial(_repeat, n), values[marker])
@@ -413,7 +413,7 @@ class State(AbstractState):
             StateError: the State was used up, or no stream in it was split.
         """
         self._check("join")
-        every = self._register.of_kind(RngStream)
+        every = self._rows.of_kind(RngStream)
         split = [marker for marker in every if self._values[marker].outer != ()]
         if not split:
             raise refusals.nothing_to_join()
@@ -463,14 +463,14 @@ class State(AbstractState):
         """
         self._check("fill")
         locs = spots_of(tokens_of(model))
-        mine = {marker: found for marker, found in locs.items() if marker in self._register}
+        mine = {marker: found for marker, found in locs.items() if marker in self._rows}
         for marker, found in locs.items():
             if marker not in mine and not isinstance(marker, Unnamed):
-                raise refusals.foreign("fill", marker, self._register, found)
-        refusals.check_single("fill", mine, self._register)
+                raise refusals.foreign("fill", marker, self._rows, found)
+        refusals.check_single("fill", mine, self._rows)
 
         def restore(node: Any) -> Any:
-            known = is_token(node) and node.marker in self._register
+            known = is_token(node) and node.marker in self._rows
             return holding(node, self._values[node.marker]) if known else node
 
         filled = jtu.tree_map(restore, model, is_leaf=is_token)
@@ -484,26 +484,26 @@ class State(AbstractState):
             marker: Stream(_UNSEEDED) if _is_unseeded(value) else value
             for marker, value in self._values.items()
         }
-        probe = _make(values, self._register)
+        probe = _make(values, self._rows)
         picked = as_selector(select).mask(probe)
         names = {s.path[0].key for s, hit in zip(locations(probe), picked, strict=True) if hit}
-        return [row.marker for row in self._register if row.name in names]
+        return [row.marker for row in self._rows if row.name in names]
 
     def _single(self, marker: Any, by: str) -> Stream:
         """The value of a stream that has a key, and is one."""
         value: Stream = self._values[marker]
         if value.key is None:
-            raise refusals.unseeded(by, self._register[marker].name)
+            raise refusals.unseeded(by, self._rows[marker].name)
         # A device's shard of a split stream has an axis still, and is one.
         if value.count.ndim and value.count.size != 1:
-            name = self._register[marker].name
+            name = self._rows[marker].name
             raise refusals.split_stream(name, value.count.shape[0], by)
         return value
 
     def _succeed(self, values: dict[Any, Any], by: str, marker: Any = None) -> State:
         self._claim(by, marker)
         note_used(self)
-        return _make(values, self._register, self._history)
+        return _make(values, self._rows, self._history)
 
     def _claim(self, by: str, marker: Any = None) -> None:
         """Use this State up, which only one thread can, and only once."""
@@ -517,18 +517,18 @@ class State(AbstractState):
     def _check(self, by: str, item: Any = None) -> None:
         if self._used:
             marker = getattr(item, "marker", None)
-            names = [row.name for row in self._register if row.marker == marker]
+            names = [row.name for row in self._rows if row.marker == marker]
             raise refusals.used_up(by, self._user(), names)
 
     def _user(self) -> str:
         by, marker = self._used or ("another thread", None)
-        return by if marker is None else f"{by}({self._register[marker].name})"
+        return by if marker is None else f"{by}({self._rows[marker].name})"
 
     def _marker(self, item: Any, by: str, kind: type = AbstractToken) -> Any:
         if not isinstance(item, kind):
             raise refusals.no_token(by, item, kind)
         if item.marker not in self._values:
-            raise refusals.foreign(by, item.marker, self._register)
+            raise refusals.foreign(by, item.marker, self._rows)
         return item.marker
 
     def _fitting(self, marker: Any, value: Any, by: str) -> Any:
@@ -539,7 +539,7 @@ class State(AbstractState):
         if strong and value.shape == old.shape and value.dtype == old.dtype:
             return value
         value = jtu.tree_map(as_array, value)
-        check_form(f"State.{by} for", self._register[marker].name, old, value)
+        check_form(f"State.{by} for", self._rows[marker].name, old, value)
         return value
 
     def __getattr__(self, name: str) -> Any:
@@ -579,7 +579,7 @@ class State(AbstractState):
 
     def __pending__(self) -> Any:
         paths = None if self._kept is None or self._kept.containers else ()
-        return ft.partial(_make_pending, self._register, paths)
+        return ft.partial(_make_pending, self._rows, paths)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State) or list(other._values) != list(self._values):
@@ -591,10 +591,10 @@ class State(AbstractState):
 
     def __reduce__(self) -> Any:
         # A copy, or a State in another process, has no relation to this one's history.
-        return _make_again, (self._values, self._register, self._used)
+        return _make_again, (self._values, self._rows, self._used)
 
     def __child_kinds__(self) -> list[type]:
-        return [row.kind for row in self._register]
+        return [row.kind for row in self._rows]
 
     def __repr__(self) -> str:
         return tree_pformat(self)
@@ -604,7 +604,7 @@ class State(AbstractState):
 
         if self._used:
             return wl.TextDoc(f"State(<used up by {self._user()}>)")
-        pairs = [(row.name, self._values[row.marker]) for row in self._register]
+        pairs = [(row.name, self._values[row.marker]) for row in self._rows]
         return wl.bracketed(
             begin=wl.TextDoc("State("),
             docs=wl.named_objs(pairs, **kwargs),
@@ -645,10 +645,10 @@ def _repeat(n: int, leaf: Any) -> Any:
 # What follows are State's own other halves: JAX wants functions.
 
 
-def _make(values: dict[Any, Any], register: Register, history: History | None = None) -> State:
+def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) -> State:
     # Past `__init__`, which takes initial values out of a model.
     state = object.__new__(State)
-    state._values, state._register, state._history = values, register, history
+    state._values, state._rows, state._history = values, rows, history
     state._used, state._kept = None, None
     state._fresh = True
     note_made(state)
@@ -657,38 +657,38 @@ def _make(values: dict[Any, Any], register: Register, history: History | None = 
 
 def other_ranks(state: State) -> list[tuple[int, ...]]:
     """Of each value, the ranks that it was made with, if it has others; () if not."""
-    pairs = [(row.ranks, state._values[row.marker]) for row in state._register]
+    pairs = [(row.ranks, state._values[row.marker]) for row in state._rows]
     return [() if not ranks or ranks == ranks_of(value) else ranks for ranks, value in pairs]
 
 
 def assemble_state(rows: Iterable[Row], values: Iterable[Any]) -> State:
     """A State of values from elsewhere, such as a file."""
-    register = Register(rows)
-    return _make(dict(zip(register.by_marker, values, strict=True)), register)
+    every = Rows(rows)
+    return _make(dict(zip(every.by_marker, values, strict=True)), every)
 
 
 def joined_states(state: State, other: State) -> State:
     """A State with those tokens of another one, too, that it has not itself."""
-    more = [row for row in other._register if row.marker not in state._values]
+    more = [row for row in other._rows if row.marker not in state._values]
     values = {**state._values, **{row.marker: other._values[row.marker] for row in more}}
-    return _make(values, Register([*state._register, *more]))
+    return _make(values, Rows([*state._rows, *more]))
 
 
 def reduced_state(state: State, like: State) -> State:
     """A State with the tokens of another one alone."""
-    return _make({marker: state._values[marker] for marker in like._values}, like._register)
+    return _make({marker: state._values[marker] for marker in like._values}, like._rows)
 
 
-def _make_again(values: dict[Any, Any], register: Register, used: Any) -> State:
-    state = _make(values, register)
+def _make_again(values: dict[Any, Any], rows: Rows, used: Any) -> State:
+    state = _make(values, rows)
     state._used = used
     return state
 
 
-def _make_pending(register: Register, paths: Any, structure: Structure, arrays: Any) -> State:
+def _make_pending(rows: Rows, paths: Any, structure: Structure, arrays: Any) -> State:
     # `_values` stays unset: `__getattr__` computes it at the first read.
     state = object.__new__(State)
-    state._register, state._used, state._history = register, None, None
+    state._rows, state._used, state._history = rows, None, None
     state._fresh = True
     state._kept = Snapshot(arrays, structure, (), paths)
     return state
@@ -708,24 +708,24 @@ def named_by_path(model: PyTree) -> tuple[State, list[str]]:
     """
     found = tokens_of(model)
     names = [path_text(path) for path, _ in found]
-    values, register = first_values(found, names)
+    values, rows = first_values(found, names)
     refusals.check_paths_differ(names)
-    return _make(values, register), names
+    return _make(values, rows), names
 
 
-def _flatten(state: State) -> tuple[tuple[Any, ...], Register]:
+def _flatten(state: State) -> tuple[tuple[Any, ...], Rows]:
     state._check("use in a transform")
-    return tuple(state._values.values()), state._register
+    return tuple(state._values.values()), state._rows
 
 
-def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], Register]:
-    children, register = _flatten(state)
-    pairs = zip(register, children, strict=True)
-    return tuple((jtu.DictKey(row.name), child) for row, child in pairs), register
+def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], Rows]:
+    children, rows = _flatten(state)
+    pairs = zip(rows, children, strict=True)
+    return tuple((jtu.DictKey(row.name), child) for row, child in pairs), rows
 
 
-def _unflatten(register: Register, children: Any) -> State:
-    return _make(dict(zip(register.by_marker, children, strict=True)), register)
+def _unflatten(rows: Rows, children: Any) -> State:
+    return _make(dict(zip(rows.by_marker, children, strict=True)), rows)
 
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)

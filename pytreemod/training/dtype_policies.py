@@ -12,11 +12,32 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import checked
 from pytreemod.tree.dtypes import available_dtype
 
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 _ROLES = ("params", "compute", "output")
+
+
+def _name_of(where: str, dtype: Any) -> str:
+    text = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    try:
+        # None is float64 to NumPy.
+        found = None if text is None else jnp.dtype(text)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        _refuse(where, dtype)
+    return available_dtype(where, dtype if dtype is float else found).name
+
+
+def _refuse(where: str, got: Any) -> NoReturn:
+    raise ArgumentError(
+        where,
+        "a floating dtype, or one for each of params, compute and output",
+        describe(got),
+        hint=["write, for instance", '"params=float32,compute=bfloat16,output=float32"'],
+    )
 
 
 class Precision(Module):
@@ -50,19 +71,14 @@ class Precision(Module):
         The policies of jmp, https://github.com/google-deepmind/jmp.
     """
 
-    params: str = field(static=True)
-    compute: str = field(static=True)
-    output: str = field(static=True)
+    params: str = checked(_name_of)
+    compute: str = checked(_name_of)
+    output: str = checked(_name_of)
 
     def __init__(self, params: Any = "float32", compute: Any = None, output: Any = None):
-        self.params = _name_of("Precision(params)", params)
-        self.compute = self.params if compute is None else _name_of("Precision(compute)", compute)
-        self.output = self.compute if output is None else _name_of("Precision(output)", output)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` comes this way.
-        for role in _ROLES:
-            _name_of(f"Precision({role})", getattr(self, role))
+        self.params = params
+        self.compute = self.params if compute is None else compute
+        self.output = self.compute if output is None else output
 
 
 def as_precision(where: str, spec: Any) -> Precision | None:
@@ -90,24 +106,3 @@ def as_precision(where: str, spec: Any) -> Precision | None:
             _refuse(where, spec)
         given[role] = _name_of(where, name)
     return Precision(**given)
-
-
-def _name_of(where: str, dtype: Any) -> str:
-    text = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    try:
-        # None is float64 to NumPy.
-        found = None if text is None else jnp.dtype(text)
-    except (TypeError, ValueError):
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
-        _refuse(where, dtype)
-    return available_dtype(where, dtype if dtype is float else found).name
-
-
-def _refuse(where: str, got: Any) -> NoReturn:
-    raise ArgumentError(
-        where,
-        "a floating dtype, or one for each of params, compute and output",
-        describe(got),
-        hint=["write, for instance", '"params=float32,compute=bfloat16,output=float32"'],
-    )

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.training.plans import RulePlan
-from pytreemod.tree.nodes import Location, locations
+from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import pattern_text, some_of
 from pytreemod.tree.predicates import is_array_like
-from pytreemod.tree.selecting import Selector, as_selector
+from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import FilterSpec, jtu
 
 _HYPERPARAMS, _OF_SCHEDULES = (jtu.GetAttrKey(n) for n in ("hyperparams", "hyperparams_states"))
@@ -28,7 +28,11 @@ def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
     chosen = as_selector(selector)
     # A plan knows where leaves are; it has no arrays that a predicate could look at.
     if not chosen.is_structural():
-        _refuse_predicate(chosen)
+        raise SpecError(
+            "with_hyperparams(selector)",
+            "a selector by path, type, role or access",
+            f"{chosen!r}, which asks for arrays, and the optimizer has none of the model's",
+        )
     stand_in = plan.stand_in()
     mask = chosen.mask(stand_in)
     locs = list(locations(stand_in))
@@ -37,10 +41,22 @@ def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
         own = [i for i, label in enumerate(plan.labels) if label == rule]
         picked = [i for i in own if mask[i]]
         if is_used and picked and len(picked) < len(own):
-            _refuse_part(chosen, [locs[i] for i in own if not mask[i]])
+            raise SpecError(
+                "with_hyperparams(selector)",
+                "all leaves of a rule, which have one value in common",
+                f"a part of them, by {chosen!r}",
+                places=[f"{pattern_text(locs[i].path)}: not picked" for i in own if not mask[i]],
+                hint=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
+            )
         found += [rule] if is_used and picked else []
     if not found:
-        _refuse_unchosen(chosen, [loc for loc, t in zip(locs, plan.is_trained, strict=True) if t])
+        trained = [loc for loc, t in zip(locs, plan.is_trained, strict=True) if t]
+        raise SpecError(
+            "with_hyperparams(selector)",
+            "a selector of leaves that are trained",
+            f"{chosen!r}, which picks none",
+            hint=f"trained are: {some_of([pattern_text(loc.path) for loc in trained])}",
+        )
     return found
 
 
@@ -59,7 +75,15 @@ def with_value(states: list[Any], name: str, value: Any, others: dict[str, list[
         # optax keeps the states of schedules beside the values, under the same names.
         scheduled = (*pairs[i][0][:-2], _OF_SCHEDULES, ends[1])
         if any(path[: len(scheduled)] == scheduled for path, _ in pairs):
-            _refuse_scheduled(name)
+            raise ArgumentError(
+                f"with_hyperparams({name})",
+                "a hyperparameter that is set by hand",
+                "one that a schedule sets anew at each step",
+                hint=[
+                    "begin with a number instead of the schedule:",
+                    f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
+                ],
+            )
     leaves = [leaf for _, leaf in pairs]
     for i in at:
         leaves[i] = _like(leaves[i], value, name)
@@ -99,34 +123,6 @@ def _is_castable(value: Any, old: Any) -> bool:
 # ---- refusals
 
 
-def _refuse_predicate(chosen: Selector) -> NoReturn:
-    raise SpecError(
-        "with_hyperparams(selector)",
-        "a selector by path, type, role or access",
-        f"{chosen!r}, which asks for arrays, and the optimizer has none of the model's",
-    )
-
-
-def _refuse_part(chosen: Selector, rest: list[Location]) -> NoReturn:
-    raise SpecError(
-        "with_hyperparams(selector)",
-        "all leaves of a rule, which have one value in common",
-        f"a part of them, by {chosen!r}",
-        places=[f"{pattern_text(loc.path)}: not picked" for loc in rest],
-        hint=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
-    )
-
-
-def _refuse_unchosen(chosen: Selector, trained: list[Location]) -> NoReturn:
-    shown = some_of([pattern_text(loc.path) for loc in trained])
-    raise SpecError(
-        "with_hyperparams(selector)",
-        "a selector of leaves that are trained",
-        f"{chosen!r}, which picks none",
-        hint=f"trained are: {shown}",
-    )
-
-
 def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]], elsewhere: list[str]) -> NoReturn:
     names = sorted({path[-1].key for path in paths if path[-2:-1] == (_HYPERPARAMS,)})
     similar = get_close_matches(name, names, n=1)
@@ -141,16 +137,4 @@ def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]], elsewhere: list
         f"a hyperparameter that is in the state ({', '.join(names) or 'there is none'})",
         repr(name),
         hint=hint,
-    )
-
-
-def _refuse_scheduled(name: str) -> NoReturn:
-    raise ArgumentError(
-        f"with_hyperparams({name})",
-        "a hyperparameter that is set by hand",
-        "one that a schedule sets anew at each step",
-        hint=[
-            "begin with a number instead of the schedule:",
-            f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
-        ],
     )

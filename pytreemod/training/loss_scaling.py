@@ -17,9 +17,11 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.fields import buffer, field
+from pytreemod.module.field_kinds import as_number, checked, size
+from pytreemod.module.fields import buffer
 from pytreemod.state.values import State
 from pytreemod.tree.differences import compare
+from pytreemod.tree.effects import is_state
 from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.typing import PyTree, jtu
 
@@ -30,6 +32,17 @@ _L = TypeVar("_L", bound="LossScale")
 
 _LEAST, _MOST = 2.0**-126, 2.0**126
 """Between these a factor and one over it are normal numbers of float32: others XLA takes for 0."""
+
+
+def _check_factor(where: str, value: Any, above: float = 0.0) -> float:
+    given = as_number(value)
+    # As it will be computed with: 1 + 1e-9 is 1.
+    factor = 0.0 if given is None else float(np.float32(min(max(given, -1.0), _MOST * 2)))
+    if given is None or not max(_LEAST, above) <= factor <= _MOST or factor == above:
+        least = f"more than {above:g}" if above else "from 2**-126"
+        expected = f"a number of float32, {least} and up to 2**126"
+        raise ArgumentError(where, expected, describe(value))
+    return float(given)
 
 
 class LossScale(Module):
@@ -82,9 +95,9 @@ class LossScale(Module):
 
     loss_scale: jax.Array = buffer()
     counter: jax.Array = buffer()
-    period: int | None = field(static=True)
-    growth: float = field(static=True)
-    minimum: float = field(static=True)
+    period: int | None = size(1, optional=True)
+    growth: float = checked(_check_factor, 1.0)
+    minimum: float = checked(_check_factor)
 
     def __init__(
         self,
@@ -94,11 +107,18 @@ class LossScale(Module):
         growth: float = 2.0,
         minimum: float = 1.0,
     ):
-        first = _check_number("initial", initial)
-        self.period = _check_period(period)
-        self.growth = _check_number("growth", growth)
-        self.minimum = _check_number("minimum", minimum)
-        _check_order(first, self.minimum, self.period)
+        first = _check_factor("LossScale(initial)", initial)
+        self.period = period
+        self.growth = growth
+        self.minimum = minimum
+        # Where a step overflows, `minimum` would raise the factor.
+        if period is not None and first < self.minimum:
+            raise ArgumentError(
+                "LossScale(initial)",
+                f"initial not below minimum, {self.minimum:g}",
+                f"{first:g}",
+                hint=("let it fall lower:", f"LossScale({first!r}, minimum={first!r})"),
+            )
         self.loss_scale = jnp.asarray(first, jnp.float32)
         self.counter = jnp.asarray(0, jnp.int32)
 
@@ -225,13 +245,9 @@ def _times(x: Any, factor: jax.Array) -> Any:
 
 def _restored(tree: Any) -> Any:
     def restore(node: Any) -> Any:
-        return node.restored() if _is_state(node) else node
+        return node.restored() if isinstance(node, State) else node
 
-    return jtu.tree_map(restore, tree, is_leaf=_is_state)
-
-
-def _is_state(node: Any) -> bool:
-    return isinstance(node, State)
+    return jtu.tree_map(restore, tree, is_leaf=is_state)
 
 
 def _fits(a: Any, b: Any) -> bool:
@@ -239,42 +255,6 @@ def _fits(a: Any, b: Any) -> bool:
     if is_array(a) and is_array(b):
         return a.shape == b.shape and a.dtype == b.dtype
     return not is_array(a) and not is_array(b) and a == b
-
-
-# ---- refusals
-
-
-def _check_number(name: str, value: Any) -> float:
-    is_number = _is_of(value, int, float, np.integer, np.floating)
-    # As it will be computed with: 1 + 1e-9 is 1.
-    number = float(np.float32(min(max(value, -_MOST * 2), _MOST * 2))) if is_number else 0.0
-    if not _LEAST <= number <= _MOST or (name == "growth" and number <= 1):
-        least = "more than 1" if name == "growth" else "from 2**-126"
-        expected = f"a number of float32, {least} and up to 2**126"
-        raise ArgumentError(f"LossScale({name})", expected, describe(value))
-    return float(value)
-
-
-def _check_order(initial: float, minimum: float, period: int | None) -> None:
-    # Where a step overflows, `minimum` would raise the factor.
-    if period is not None and initial < minimum:
-        hint = ("let it fall lower:", f"LossScale({initial!r}, minimum={initial!r})")
-        expected = f"initial not below minimum, {minimum:g}"
-        raise ArgumentError("LossScale(initial)", expected, f"{initial:g}", hint=hint)
-
-
-def _check_period(period: Any) -> int | None:
-    if period is None:
-        return None
-    if not _is_of(period, int, np.integer) or period < 1:
-        expected = "a number of steps >= 1, or None"
-        raise ArgumentError("LossScale(period)", expected, describe(period))
-    return int(period)
-
-
-def _is_of(value: Any, *kinds: type) -> bool:
-    # To Python, True is a number.
-    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _check_bool(where: str, value: Any) -> Any:

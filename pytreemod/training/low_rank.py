@@ -6,25 +6,23 @@ the sum. A role says what is trained, as everywhere.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Inexact
 
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
+from pytreemod.module.field_kinds import as_number, check_size
 from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, made_of
 from pytreemod.module.ties import Tied
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.state.streams import check_seed
+from pytreemod.state.streams import check_seed, hashes_of
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text, pattern_text, plain_name, some_of
@@ -108,7 +106,7 @@ def lora(
         Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
         https://arxiv.org/abs/2106.09685, section 4.1.
     """
-    _check_rank(rank)
+    rank = check_size("lora(rank)", rank, 1)
     scale = 1.0 if alpha is None else _check_alpha(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key
     check_seed("lora(key)", seed)
@@ -128,7 +126,9 @@ def lora(
             places=adapted,
             hint=["merge it first:", f"model = pm.resolve(model, {adapted[0]!r})"],
         )
-    keys = _keys(seed, [plain_name(one.path) for one in matrices])
+    # One by one: to take many keys out of one array compiles a program that is as long.
+    names = hashes_of([plain_name(one.path) for one in matrices])
+    keys = [jax.random.fold_in(seed, number) for number in names]
     pairs = zip(matrices, keys, strict=True)
     return replace_at(model, [(one.path, _adapted(one, rank, scale, k)) for one, k in pairs])
 
@@ -156,26 +156,14 @@ def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
     return parameter.each(adapt)(parameter.node, keys)
 
 
-def _keys(seed: Any, names: list[str]) -> list[Any]:
-    """A key for each name, whatever the others are."""
-    digests = [hashlib.blake2b(name.encode(), digest_size=4).digest() for name in names]
-    # One by one: to take many keys out of one array compiles a program that is as long.
-    return [jax.random.fold_in(seed, np.uint32(int.from_bytes(d, "little"))) for d in digests]
-
-
 # ---- refusals
 
 
-def _check_rank(rank: Any) -> None:
-    if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < 1:
-        raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
-
-
 def _check_alpha(alpha: Any) -> float:
-    is_number = not isinstance(alpha, bool) and isinstance(alpha, numbers.Real)
-    if not is_number or not math.isfinite(alpha) or alpha <= 0:
+    number = as_number(alpha)
+    if number is None or not 0 < number < math.inf:
         raise ArgumentError("lora(alpha)", "a number > 0, or None", describe(alpha))
-    return float(alpha)
+    return float(number)
 
 
 def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]) -> NoReturn:

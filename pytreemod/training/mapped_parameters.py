@@ -95,7 +95,13 @@ def map_parameters(
         made = computed(fn, leaf if inverse is None else inverse(leaf))
         if inverse is not None:
             # Otherwise two functions that do not fit would fail at the first matrix product.
-            _check_shape(leaf, jax.eval_shape(made.value))
+            value = jax.eval_shape(made.value)
+            if value.shape != leaf.shape:
+                raise ShapeError(
+                    "map_parameters(inverse)",
+                    f"fn(inverse(leaf)) to have the shape of the leaf, {leaf.shape}",
+                    describe(value),
+                )
         return made
 
     return replace_at(model, [(one.path, one.each(mapped)(one.node)) for one in chosen])
@@ -121,13 +127,4 @@ def _check_chosen(chosen: list[Parameter]) -> None:
             "floating arrays alone to be chosen",
             "something else",
             places=[f"{path_text(one.path)}: {describe(one.node)}" for one in others],
-        )
-
-
-def _check_shape(leaf: Any, value: Any) -> None:
-    if value.shape != leaf.shape:
-        raise ShapeError(
-            "map_parameters(inverse)",
-            f"fn(inverse(leaf)) to have the shape of the leaf, {leaf.shape}",
-            describe(value),
         )

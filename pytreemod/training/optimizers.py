@@ -139,7 +139,15 @@ class Optimizer(Module):
             check_transformation("Optimizer(rules)", rule)
         check_transformation("Optimizer(before)", self.before)
         if self.stacked not in _STACKED:
-            _refuse_stacked(self.stacked)
+            raise ArgumentError(
+                "Optimizer(stacked)",
+                " or ".join(map(repr, _STACKED)),
+                describe(self.stacked),
+                hint=[
+                    "to show a rule what several layers hold as one array each:",
+                    'pm.Optimizer(rules, stacked="as one")',
+                ],
+            )
         if self.plan is not None:
             check_planned(self.plan, self.rules)
 
@@ -202,10 +210,21 @@ class Optimizer(Module):
         if are_derivatives(model) or (
             treedef != plan.structure and jtu.tree_structure(grads) == plan.structure
         ):
-            _refuse_exchanged(model)
+            raise ArgumentError(
+                "Optimizer.update(model, grads)",
+                "the model, then its gradients",
+                f"gradients ({with_article(class_of(model).__qualname__)}) first",
+                hint=["the model comes first:", "model, opt = opt.update(model, grads)"],
+            )
         check_model(plan, model, treedef)
         steps = [_Step(rule, extra) for rule in self._transformations(plan)]
-        _check_extra(extra, steps)
+        unknown = [name for name in extra if all(name not in step.extra for step in steps)]
+        if unknown:
+            raise ArgumentError(
+                "Optimizer.update",
+                "extra arguments that a transformation takes",
+                f"{', '.join(unknown)}, which none does",
+            )
         given = _gradients(plan, model, leaves, treedef, grads)
         before, *own = steps
         before_state = self.before_state
@@ -277,7 +296,12 @@ class Optimizer(Module):
 
     def _initialized(self, method: str) -> tuple[RulePlan, tuple[Any, ...]]:
         if self.plan is None or self.states is None:
-            _refuse_uninitialized(method)
+            raise ArgumentError(
+                f"Optimizer.{method}",
+                "an optimizer with its state",
+                "one that was not initialized",
+                hint=["give it the model first:", "opt = pm.Optimizer(rules).init(model)"],
+            )
         return self.plan, self.states
 
 
@@ -298,7 +322,12 @@ class _Step:
         try:
             updates = plan.structure.flatten_up_to(made)
         except (ValueError, TypeError) as error:
-            _refuse_made(made, error)
+            raise StructureError(
+                "Optimizer.update",
+                "a transformation that gives an update for each gradient",
+                "a tree of another structure",
+                hint=f"JAX says: {str(error).splitlines()[0]}",
+            ) from error
         _check_state(plan, rule, state, new)
         return plan.only(updates, rule), new
 
@@ -342,36 +371,6 @@ def _fits(leaf: Any, gradient: Any) -> bool:
 
 
 # ---- refusals
-
-
-def _refuse_stacked(stacked: Any) -> NoReturn:
-    raise ArgumentError(
-        "Optimizer(stacked)",
-        " or ".join(map(repr, _STACKED)),
-        describe(stacked),
-        hint=[
-            "to show a rule what several layers hold as one array each:",
-            'pm.Optimizer(rules, stacked="as one")',
-        ],
-    )
-
-
-def _refuse_uninitialized(method: str) -> NoReturn:
-    raise ArgumentError(
-        f"Optimizer.{method}",
-        "an optimizer with its state",
-        "one that was not initialized",
-        hint=["give it the model first:", "opt = pm.Optimizer(rules).init(model)"],
-    )
-
-
-def _refuse_exchanged(model: PyTree) -> NoReturn:
-    raise ArgumentError(
-        "Optimizer.update(model, grads)",
-        "the model, then its gradients",
-        f"gradients ({with_article(class_of(model).__qualname__)}) first",
-        hint=["the model comes first:", "model, opt = opt.update(model, grads)"],
-    )
 
 
 def _refuse_unfit(plan: RulePlan, pairs: list[tuple[Any, Any]]) -> NoReturn:
@@ -429,25 +428,6 @@ def _refuse_lacking(plan: RulePlan, lacking: list[bool]) -> NoReturn:
             'model = pm.with_role(model, "backbone", "buffer")',
         ],
     )
-
-
-def _check_extra(extra: dict[str, Any], steps: list[_Step]) -> None:
-    unknown = [name for name in extra if all(name not in step.extra for step in steps)]
-    if unknown:
-        raise ArgumentError(
-            "Optimizer.update",
-            "extra arguments that a transformation takes",
-            f"{', '.join(unknown)}, which none does",
-        )
-
-
-def _refuse_made(made: Any, error: Exception) -> NoReturn:
-    raise StructureError(
-        "Optimizer.update",
-        "a transformation that gives an update for each gradient",
-        "a tree of another structure",
-        hint=f"JAX says: {str(error).splitlines()[0]}",
-    ) from error
 
 
 def _check_state(plan: RulePlan, rule: int | None, old: Any, new: Any) -> None:

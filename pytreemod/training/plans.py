@@ -7,7 +7,7 @@ configuration from then on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from pytreemod.errors import ArgumentError, SpecError, StructureError, describe
 from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
@@ -118,10 +118,29 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
         lost += [loc] if is_trained and rule is None else []
         labels.append(rule if is_trained and rule is not None else _UNTRAINED)
     if lost:
-        _refuse_ruleless(lost, sum(trained))
+        raise SpecError(
+            "Optimizer.init",
+            "a rule for every leaf that is to be trained",
+            f"none for {len(lost)} of {sum(trained)}",
+            places=_shown(lost),
+            hint=[
+                "give the rest one, or None, which leaves it alone:",
+                "pm.by({..., ...: optax.adam(1e-3)})",
+                "pm.by({..., ...: None})",
+            ],
+        )
     is_used = tuple(rule is not None and i in labels for i, rule in enumerate(transformations))
     if not any(is_used):
-        _refuse_nothing_trained(locs)
+        raise ArgumentError(
+            "Optimizer.init",
+            "at least one floating array to train",
+            "none that is no buffer, and has a rule",
+            places=_shown(locs),
+            hint=[
+                "roles say what is trained; to give them to leaves of one model:",
+                'model = pm.with_role(model, selector, "param")',
+            ],
+        )
     # Inside a `capture` the model is wrapped for that one call, and the plan is for all calls.
     structure = jtu.tree_structure(released(model))
     return RulePlan(structure, tuple(labels), selectors, is_used)
@@ -133,7 +152,13 @@ def _picks(selectors: Sequence[Selector], model: PyTree, locs: list[Location]) -
     picks = [selector.pick(locs, model, None) for selector in selectors]
     for selector, picked in zip(selectors, picks, strict=True):
         if not any(picked):
-            _refuse_idle(selector, locs)
+            shown = some_of([pattern_text(loc.path) for loc in locs])
+            raise SpecError(
+                f"Optimizer.init, rule for {selector!r}",
+                "a selector that picks at least one leaf",
+                "none",
+                hint=f"the model has: {shown or 'no leaves'}",
+            )
     return picks
 
 
@@ -179,41 +204,8 @@ def check_planned(plan: RulePlan, rules: Any) -> None:
     )
 
 
-def _refuse_ruleless(lost: list[Location], count: int) -> NoReturn:
-    raise SpecError(
-        "Optimizer.init",
-        "a rule for every leaf that is to be trained",
-        f"none for {len(lost)} of {count}",
-        places=[f"{path_text(loc.path, 'model')}: {describe(loc.leaf)}" for loc in lost],
-        hint=[
-            "give the rest one, or None, which leaves it alone:",
-            "pm.by({..., ...: optax.adam(1e-3)})",
-            "pm.by({..., ...: None})",
-        ],
-    )
-
-
-def _refuse_idle(selector: Selector, locs: list[Location]) -> NoReturn:
-    shown = some_of([pattern_text(loc.path) for loc in locs])
-    raise SpecError(
-        f"Optimizer.init, rule for {selector!r}",
-        "a selector that picks at least one leaf",
-        "none",
-        hint=f"the model has: {shown or 'no leaves'}",
-    )
-
-
-def _refuse_nothing_trained(locs: list[Location]) -> NoReturn:
-    raise ArgumentError(
-        "Optimizer.init",
-        "at least one floating array to train",
-        "none that is no buffer, and has a rule",
-        places=[f"{path_text(loc.path, 'model')}: {describe(loc.leaf)}" for loc in locs],
-        hint=[
-            "roles say what is trained; to give them to leaves of one model:",
-            'model = pm.with_role(model, selector, "param")',
-        ],
-    )
+def _shown(locs: list[Location]) -> list[str]:
+    return [f"{path_text(loc.path, 'model')}: {describe(loc.leaf)}" for loc in locs]
 
 
 def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:

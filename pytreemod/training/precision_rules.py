@@ -5,7 +5,7 @@ Module are wrapped (`transform.interception.surrounded_calls`), so that the Modu
 of the dtype of the computation: layers read that dtype, and need not know about it. Because the
 casts are differentiated through, gradients have the dtype of the parameters.
 
-Nested Modules of one precision are a *region*. Arrays are cast where the region is entered, and
+Nested Modules of one precision are a region. Arrays are cast where the region is entered, and
 results stay in the dtype of the computation until the region is left, as in code written by hand.
 A Module's rule says whether it is inside a region that was entered. The rule is configuration, so a
 compiled function cannot mistake a call inside the region for one from outside.
@@ -126,7 +126,7 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     chosen = choose_values(where, special, bare, _is_offered)
     giving = _Giving(chosen, names)
     made = giving.visit(bare, (), _Here(rest[0] if rest else _UNDECIDED, None))
-    giving.check(where, repr(precision))
+    giving.check(where)
     return made
 
 
@@ -238,7 +238,7 @@ class _Giving:
             self.uncast.append(path_text(path))
         return array if precision is None else _as_dtype(array, precision.params)
 
-    def check(self, where: str, what: str) -> None:
+    def check(self, where: str) -> None:
         """Refuse what was found on the way.
 
         Raises:
@@ -249,9 +249,24 @@ class _Giving:
         if missing:
             _refuse_methods(missing)
         if self.undecided:
-            _refuse_undecided(where, self.undecided)
+            raise SpecError(
+                where,
+                "a precision for every floating array",
+                f"none for {len(self.undecided)}",
+                places=self.undecided,
+                hint=["give the rest a default, which may be None:", "pm.by({..., ...: None})"],
+            )
         if self.uncast:
-            _refuse_uncast(where, self.uncast)
+            raise SpecError(
+                where,
+                "arrays of Modules that have a method at which they are cast",
+                "some in a Module that has none, or in none at all",
+                places=self.uncast,
+                hint=[
+                    "name the method by which the Module is used, or choose one around it:",
+                    'pm.with_precision(model, precision, methods="encode")',
+                ],
+            )
 
 
 # ---- around a call
@@ -434,27 +449,4 @@ def _refuse_methods(missing: Sequence[str]) -> NoReturn:
         "with_precision(methods)",
         "names of methods of Modules in the model",
         ", ".join(map(repr, missing)),
-    )
-
-
-def _refuse_undecided(where: str, places: Sequence[str]) -> NoReturn:
-    raise SpecError(
-        where,
-        "a precision for every floating array",
-        f"none for {len(places)}",
-        places=places,
-        hint=["give the rest a default, which may be None:", "pm.by({..., ...: None})"],
-    )
-
-
-def _refuse_uncast(where: str, places: Sequence[str]) -> NoReturn:
-    raise SpecError(
-        where,
-        "arrays of Modules that have a method at which they are cast",
-        "some in a Module that has none, or in none at all",
-        places=places,
-        hint=[
-            "name the method by which the Module is used, or choose one around it:",
-            'pm.with_precision(model, precision, methods="encode")',
-        ],
     )

@@ -70,10 +70,11 @@ class Selector(Rule):
     """
 
     __slots__ = ()
+    structural: ClassVar[bool] = False
 
     @abstractmethod
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """One bool for each leaf of `tree`, whose places are `locs`."""
+        """One bool for each leaf of `tree`, whose locations are `locs`."""
 
     def terms(self) -> Iterator[Selector]:
         """The selectors that this one is put together from; itself, if it is not."""
@@ -104,7 +105,7 @@ class Selector(Rule):
 
     def is_structural(self) -> bool:
         """Whether the structure of a tree decides alone what is picked, and no array in it."""
-        return False
+        return self.structural
 
     def mask(self, tree: PyTree, is_leaf: IsLeaf = None) -> list[bool]:
         """One bool for each leaf of `tree`, in JAX's order.
@@ -292,12 +293,9 @@ class PathSelector(_Term):
     """Leaves whose path, or the path of a node above them, matches a pattern."""
 
     __slots__ = ("pattern", "steps")
+    structural = True
     pattern: str
     steps: tuple[str, ...]
-
-    def is_structural(self) -> bool:
-        """It is: paths are structure."""
-        return True
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below a place whose path matches."""
@@ -349,11 +347,8 @@ class RoleSelector(_Term):
     """Leaves that were declared with one of the given roles."""
 
     __slots__ = ("roles",)
+    structural = True
     roles: tuple[str, ...]
-
-    def is_structural(self) -> bool:
-        """It is: roles are structure."""
-        return True
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves with one of the roles."""
@@ -383,11 +378,9 @@ class AccessSelector(_Term):
     """Leaves at or below the nodes that an access function returns."""
 
     __slots__ = ("where",)
+    # The function may not look inside a leaf.
+    structural = True
     where: Where
-
-    def is_structural(self) -> bool:
-        """It is: the function may not look inside a leaf."""
-        return True
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below the nodes that the function returns."""
@@ -419,10 +412,8 @@ class _Predicate(_Term):
 
 class _Constant(_Term):
     __slots__ = ("value",)
+    structural = True
     value: bool
-
-    def is_structural(self) -> bool:
-        return True
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         return [self.value] * len(locs)

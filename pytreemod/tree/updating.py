@@ -52,9 +52,14 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
         return jtu.tree_map_with_path(_add, updates, with_new_containers(model), is_leaf=_is_none)
     except PytreemodError:
         raise
+    # Whatever is added raises errors of its own.
     except (ValueError, TypeError) as error:
-        _refuse_other_structure(model, updates, error)
-        raise
+        raise StructureError(
+            "apply_updates",
+            "updates that are a prefix of the model",
+            "another structure",
+            hint=["the model comes first:", "pm.apply_updates(model, updates)"],
+        ) from error
 
 
 def _is_none(node: object) -> bool:
@@ -87,7 +92,7 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
         refuse_complex("apply_updates", path_text(path, "model"), "an update", update)
     try:
         new = leaf + update
-    except TypeError as error:
+    except (ValueError, TypeError) as error:
         raise _misfit(path, update, leaf) from error
     # NumPy adds an array to a list, too, and what comes is none.
     if not is_number and jtu.tree_structure(new) != jtu.tree_structure(leaf):
@@ -120,19 +125,3 @@ def _misfit(path: Any, update: Any, leaf: Any) -> StructureError:
             "updates = jax.tree.map(lambda grad: -0.1 * grad, grads)",
         ],
     )
-
-
-def _nothing(update: Any, leaf: Any) -> None:
-    pass
-
-
-def _refuse_other_structure(model: PyTree, updates: PyTree, error: Exception) -> None:
-    try:
-        jtu.tree_map(_nothing, updates, model, is_leaf=_is_none)
-    except (ValueError, TypeError):
-        raise StructureError(
-            "apply_updates",
-            "updates that are a prefix of the model",
-            "another structure",
-            hint=["the model comes first:", "pm.apply_updates(model, updates)"],
-        ) from error

@@ -52,13 +52,6 @@ def test_the_table_has_every_room_and_nothing_else():
     assert rooms_on(PAGE) == ROOMS | files
 
 
-def test_every_file_of_layers_is_named():
-    """It is the room that grows most, and whose files are guessed by their names."""
-    files = {f"nn/{file.name}" for file in (PACKAGE / "nn").glob("[!_]*.py")}
-
-    assert files - paths_on(PAGE) == set()
-
-
 def test_the_reader_finds_what_a_page_names():
     """This test can fail: names of all kinds are found."""
     page = "```text\na/   b\n    c/   d\n```\n| `x`, `y.py` | z `q` |\n`f` `u/v` `w.py`"

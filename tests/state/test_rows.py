@@ -6,30 +6,30 @@ import jax
 import jax.numpy as jnp
 
 import pytreemod as pm
-from pytreemod.state.rows import Register, Row
+from pytreemod.state.rows import Row, Rows
 from pytreemod.tree.paths import PathName
 
 
-def register(*names):
-    """A Register of rows that are recognized by their names."""
-    return Register(Row(name, PathName.parse(name), pm.StateIndex) for name in names)
+def rows_of(*names):
+    """Rows that are recognized by their names."""
+    return Rows(Row(name, PathName.parse(name), pm.StateIndex) for name in names)
 
 
 def test_registers_of_equal_rows_are_equal():
     """In order, and whether their hashes were asked for or not."""
-    first, second = register("a", "b.c"), register("a", "b.c")
+    first, second = rows_of("a", "b.c"), rows_of("a", "b.c")
     same = first
 
     assert first == second
     assert first == same
     assert hash(first) == hash(second)
-    assert first != register("b.c", "a")
+    assert first != rows_of("b.c", "a")
     assert first != ("a", "b.c")
 
 
 def test_register_finds_rows_by_marker():
     """Its name and its kind."""
-    two = register("a", "b.c")
+    two = rows_of("a", "b.c")
 
     assert two["b.c"] == Row("b.c", PathName("b.c"), pm.StateIndex)
     assert two["b.c"].name.steps == ("b", "c")
@@ -41,7 +41,7 @@ def test_register_finds_rows_by_marker():
 
 def test_registers_are_pickled_without_their_hashes():
     """For the hash of a string is another one in another process."""
-    one = register("layers[0].count")
+    one = rows_of("layers[0].count")
     hash(one)
     back = pickle.loads(pickle.dumps(one))
 
@@ -61,7 +61,7 @@ def test_the_ranks_of_a_value_belong_to_its_row():
     assert jax.tree.structure(one) == jax.tree.structure(mapped) != jax.tree.structure(many)
 
 
-def test_states_that_follow_from_one_another_share_their_register():
+def test_states_that_follow_from_one_another_share_their_rows():
     """So that comparing their structures costs nothing."""
     index = pm.StateIndex(jnp.zeros(2))
     state = pm.State(index)

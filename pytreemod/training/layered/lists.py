@@ -47,8 +47,7 @@ def bare(leaf: Any, axes: int) -> Any:
 
 def abstract(tree: PyTree) -> PyTree:
     """The shapes of a tree."""
-    leaves, structure = jtu.tree_flatten(tree)
-    return structure.unflatten([bare(leaf, 0) for leaf in leaves])
+    return jtu.tree_map(lambda leaf: bare(leaf, 0), tree)
 
 
 def without(params: PyTree, axes: Sequence[int]) -> PyTree:
