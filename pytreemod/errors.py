@@ -154,7 +154,7 @@ class DamagedFileWarning(UserWarning):
 
 
 class SurplusStepsWarning(UserWarning):
-    """A folder of `Checkpoints` has steps that other options kept; they are not removed."""
+    """A folder of `Checkpoints` has steps of other options; they are not removed."""
 
 
 class LostUpdateWarning(UserWarning):

@@ -43,13 +43,13 @@ def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
     )
 
 
-def moved(place: str) -> StateError:
-    """For a token at `place` whose initial value is gone."""
+def moved(path: str) -> StateError:
+    """For a token at `path` whose initial value is gone."""
     return StateError(
         "State(model)",
         "tokens with their initial values",
         "one whose value was moved into another State",
-        places=[place],
+        places=[path],
         hint=[
             "make both at once, and keep that State; or give the values back first:",
             MAKE,
@@ -110,7 +110,7 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> Non
 
     Args:
         by: the method of State.
-        found: the places of each marker.
+        found: the paths of each marker.
         rows: the State's.
 
     Raises:
@@ -120,8 +120,8 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> Non
         if len(spots) > 1:
             raise StateError(
                 f"State.{by}",
-                "each token in one place, for weights are not shared either",
-                f"{rows[marker].name} in {len(spots)}",
+                "each token at one path, for weights are not shared either",
+                f"{rows[marker].name} at {len(spots)}",
                 places=spots,
                 hint=[
                     "give the values back before a layer is put elsewhere, or two models together:",
@@ -137,11 +137,11 @@ def doubled(places: Sequence[str]) -> StateError:
     """For a token at several paths of a model, given to `State(model)`."""
     return StateError(
         "State(model)",
-        "each token in one place",
-        f"one in {len(places)}",
+        "each token at one path",
+        f"one at {len(places)}",
         places=places,
         hint=[
-            "make it one for each place, as a layer has weights for each place:",
+            "make it one for each path, as a layer has weights for each path:",
             "model, state = pm.make_with_state(lambda: model)()",
         ],
     )

@@ -87,12 +87,12 @@ class State(AbstractState):
         2.0
     """
 
-    __slots__ = ("__weakref__", "_fresh", "_history", "_kept", "_rows", "_used", "_values")
+    __slots__ = ("__weakref__", "_cached", "_fresh", "_history", "_rows", "_used", "_values")
 
     _values: dict[Any, Any]
     _history: History | None
     _rows: Rows
-    _kept: Snapshot | None
+    _cached: Snapshot | None
     # Deleted by the call that uses it up, which only one thread can do.
     _fresh: bool
     _used: tuple[str, Any] | None
@@ -100,7 +100,7 @@ class State(AbstractState):
     def __init__(self, model: PyTree):
         found = tokens_of(model)
         self._values, self._rows = first_values(found, [token.marker for _, token in found])
-        self._used, self._kept, self._history = None, None, None
+        self._used, self._cached, self._history = None, None, None
         self._fresh = True
         for locs in spots_of(found).values():
             if len(locs) > 1:
@@ -429,8 +429,8 @@ class State(AbstractState):
             model, state = pm.make_with_state(state.fill)(changed_model)
             model, state = pm.make_with_state(Pair)(state1.fill(model1), state2.fill(model2))
 
-        A layer of the filled model may be put in a second place, where its values begin as they are
-        in the first; but a stream begins without a key there, to be seeded, for the two would draw
+        A layer of the filled model may be put at a second path, where its values begin as they are
+        at the first; but a stream begins without a key there, to be seeded, for the two would draw
         the same numbers. A layer that comes from another model brings its values only if that model
         was filled by its own State. Where it has the names of this one's, and was not, it gets this
         one's values: nothing in it says where it comes from.
@@ -448,7 +448,7 @@ class State(AbstractState):
 
         Raises:
             TokenError: a token of the model has its value in another State.
-            StateError: two tokens of the model have one name, for a layer was put in two places, or
+            StateError: two tokens of the model have one name, for a layer was put at two paths, or
                 they come from two models; or the State was used up.
 
         Examples:
@@ -532,7 +532,7 @@ class State(AbstractState):
         return item.marker
 
     def _fitting(self, marker: Any, value: Any, by: str) -> Any:
-        """A value as it is stored, if it may take the place of the present one."""
+        """A value as it is stored, if it may replace the present one."""
         old = self._values[marker]
         # Nearly all values are single arrays, and nothing else need be looked at.
         strong = is_strong(value) and isinstance(old, jax.Array)
@@ -546,26 +546,26 @@ class State(AbstractState):
         # A State that a jitted call returned is filled in when it is first asked for a value.
         if name != "_values":
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
-        kept = cast("Snapshot", self._kept)
-        kept.take()
-        self._values = kept.structure.assemble(kept.arrays)._values
+        cached = cast("Snapshot", self._cached)
+        cached.take()
+        self._values = cached.structure.assemble(cached.arrays)._values
         # It has nodes of unknown classes: whether the snapshot is still valid could not be checked.
-        if kept.paths is None:
-            self._kept = None
+        if cached.paths is None:
+            self._cached = None
         return self._values
 
     def __snapshot__(self) -> Snapshot:
         self._check("use in a transform")
-        kept = self._kept
-        if kept is None or (kept.containers and not kept.is_current()):
-            kept, may_keep = take_snapshot(self)
-            self._kept = kept if may_keep else None
-        elif type(kept) is not Snapshot:
-            kept.take()
-        return kept
+        cached = self._cached
+        if cached is None or (cached.containers and not cached.is_current()):
+            cached, may_cache = take_snapshot(self)
+            self._cached = cached if may_cache else None
+        elif type(cached) is not Snapshot:
+            cached.take()
+        return cached
 
     def __kept__(self) -> Snapshot | None:
-        return self._kept
+        return self._cached
 
     def __usable__(self) -> bool:
         return not self._used
@@ -578,7 +578,7 @@ class State(AbstractState):
         note_used(self)
 
     def __pending__(self) -> Any:
-        paths = None if self._kept is None or self._kept.containers else ()
+        paths = None if self._cached is None or self._cached.containers else ()
         return ft.partial(_make_pending, self._rows, paths)
 
     def __eq__(self, other: object) -> bool:
@@ -649,7 +649,7 @@ def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) ->
     # Past `__init__`, which takes initial values out of a model.
     state = object.__new__(State)
     state._values, state._rows, state._history = values, rows, history
-    state._used, state._kept = None, None
+    state._used, state._cached = None, None
     state._fresh = True
     note_made(state)
     return state
@@ -690,7 +690,7 @@ def _make_pending(rows: Rows, paths: Any, structure: Structure, arrays: Any) -> 
     state = object.__new__(State)
     state._rows, state._used, state._history = rows, None, None
     state._fresh = True
-    state._kept = Snapshot(arrays, structure, (), paths)
+    state._cached = Snapshot(arrays, structure, (), paths)
     return state
 
 

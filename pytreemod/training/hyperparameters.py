@@ -96,7 +96,7 @@ def _has_hyperparameter(states: Any, name: str) -> bool:
 
 
 def _like(old: Any, value: Any, name: str) -> Any:
-    """A value as an array that takes another's place in a compiled program."""
+    """A value as an array that can replace another in a compiled program."""
     where = f"with_hyperparams({name})"
     if isinstance(value, bool) or not is_array_like(value) or not _is_castable(value, old):
         expected = f"a number, or an array, that fits {describe(old)}"

@@ -53,7 +53,7 @@ class LowRank(Computed):
 def lora(
     model: _M, selector: Any, rank: int = 8, *, key: KeyLike, alpha: float | None = None
 ) -> _M:
-    r"""A model in which chosen matrices have a low-rank update, to be trained in their place.
+    r"""A model in which chosen matrices have a low-rank update, to be trained instead of them.
 
     Each matrix $W$ (m, n) becomes $W_0 + \frac{\alpha}{r} B A$, with `base` (m, n), `a` (r, n) and
     `b` (m, r) at its path: `"weight.a"`. The attribute reads as the sum. `a` and `b` have the role
@@ -67,7 +67,7 @@ def lora(
     **What is adapted** are the matrices among what is chosen: floating arrays of two axes. In a
     `Stack`, or an `MLP` that scans, each layer's matrix has an update of its own. All else that is
     chosen is left alone: biases, convolutions. A computed leaf that reads as a matrix becomes the
-    base as it is. Where a place is tied to a matrix, both read as the sum.
+    base as it is. Where a path is tied to a matrix, both read as the sum.
 
     Args:
         model: any tree. For models that were made as one, map `lora` over them.
@@ -181,7 +181,7 @@ def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]
     hint = [f"Matrices of the model are: {some_of(known)}." if known else "The model has none."]
     if tied:
         code = f"pm.lora(model, {_source_of(tied[0])!r}, key=key)"
-        hint = ["adapt what a place is tied to, and both read so:", code]
+        hint = ["adapt what a path is tied to, and both read so:", code]
     got = "none among what is chosen" if shown else "nothing"
     raise SpecError("lora(selector)", "some matrices", got, places=shown, hint=hint)
 
@@ -191,8 +191,8 @@ def _is_tied(node: Any) -> bool:
 
 
 def _source_of(loc: Location) -> str:
-    """The path of what a place is tied to, from the top of the model."""
-    # The tie's own path begins where it is kept.
+    """The path of what a path is tied to, from the top of the model."""
+    # The tie's own path begins at the node that has it.
     keeper = path_text(loc.path[: len(loc.path) - loc.leaf.depth])
     to = loc.leaf.to
     if len(loc.path) == loc.leaf.depth:

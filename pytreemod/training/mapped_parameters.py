@@ -112,13 +112,13 @@ def _check_chosen(chosen: list[Parameter]) -> None:
         raise SpecError("map_parameters(selector)", "some parameters of the model", "none")
     known = [one for one in chosen if is_computed(one.node)]
     if known:
-        place = path_text(known[0].path)
+        path = path_text(known[0].path)
         raise ArgumentError(
             "map_parameters(selector)",
             "arrays",
             "what is computed already",
             places=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
-            hint=["make an array of it first:", f"model = pm.resolve(model, {place!r})"],
+            hint=["make an array of it first:", f"model = pm.resolve(model, {path!r})"],
         )
     others = [one for one in chosen if not is_inexact_array(one.node)]
     if others:

@@ -197,7 +197,7 @@ class Optimizer(Module):
         Raises:
             ArgumentError: the optimizer was not initialized, or none of its transformations takes
                 an argument of that name.
-                Or the model and its gradients have changed places, or a gradient is complex and
+                Or the model and its gradients were exchanged, or a gradient is complex and
                 its parameter is not.
             StructureError: the model is not the one that the optimizer was initialized with, or
                 there is no gradient for something that is trained.
@@ -379,9 +379,9 @@ def _refuse_unfit(plan: RulePlan, pairs: list[tuple[Any, Any]]) -> NoReturn:
         for loc, (leaf, gradient) in zip(locations(plan.stand_in()), pairs, strict=True)
         if gradient is not None and not _fits(leaf, gradient)
     ]
-    place, leaf, gradient = wrong[0]
+    path, leaf, gradient = wrong[0]
     if jnp.shape(gradient) == jnp.shape(leaf):
-        refuse_complex("Optimizer.update(grads)", place, "a gradient", gradient)
+        refuse_complex("Optimizer.update(grads)", path, "a gradient", gradient)
     raise ShapeError(
         "Optimizer.update(grads)",
         "gradients of the shapes of the parameters",

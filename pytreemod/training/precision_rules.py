@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 
 def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ()) -> _T:
-    """Give chosen Modules the dtypes in which they are kept, compute, and give their results.
+    """Give chosen Modules the dtypes in which they are stored, compute, and give their results.
 
     Works for any Module, ours or yours, as it is. A Module that is chosen is meant with all that is
     inside of it, but for Modules inside that are chosen themselves: the innermost wins, so that a
@@ -65,9 +65,9 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
 
     Gradients arrive in `params`, for that is what is differentiated. State (running statistics, for
     instance), keys, integers, complex numbers and fields that are declared as
-    [`buffer`][pytreemod.buffer] are left as they are. A computed leaf is kept in `params`; its
-    value is computed in that, and then cast. Where an array is tied to another, the place where it
-    is decides how it is kept, and the Module that reads it how it is used.
+    [`buffer`][pytreemod.buffer] are left as they are. A computed leaf is stored in `params`; its
+    value is computed in that, and then cast. Where an array is tied to another, the path where it
+    is decides how it is stored, and the Module that reads it how it is used.
 
     A precision is configuration of the model, printed behind the outermost Modules that have it:
     transforms, `tree_at`, copies, pickles and files keep

@@ -144,7 +144,7 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
 
 
 def tree_check(pytree: PyTree) -> None:
-    """Check that nothing stands in a tree twice, and that no node contains itself.
+    """Check that nothing is in a tree twice, and that no node contains itself.
 
     A tree that is no tree comes out of a transform as one: a layer that was shared becomes two, and
     so does a parameter. Nodes without leaves may be shared, and so may other leaves: buffers,
@@ -171,15 +171,13 @@ def tree_check(pytree: PyTree) -> None:
     arrays = [id(leaf) for leaf in jtu.tree_leaves(pytree) if is_inexact_array(leaf)]
     if len(set(arrays)) == len(arrays):
         return
-    chosen = [
-        is_inexact_array(place.leaf) and place.role != "buffer" for place in locations(pytree)
-    ]
+    chosen = [is_inexact_array(loc.leaf) and loc.role != "buffer" for loc in locations(pytree)]
     for group in places_of_shared(pytree, chosen):
         raise StructureError(
             "tree_check",
             "each parameter once",
-            f"one array at {len(group)} places",
-            places=[path_text(place.path) for place in group],
+            f"one array at {len(group)} paths",
+            places=[path_text(loc.path) for loc in group],
         )
 
 

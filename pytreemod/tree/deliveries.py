@@ -36,7 +36,7 @@ class Tracked(Snapshot):
     """What it came out as."""
 
     passed: dict[Any, Delivery | None] | None
-    """What came out when it was passed, by where; None once that is told."""
+    """What came out when it was passed, by where; None once a warning said so."""
 
     spent: list[tuple[tuple[Any, ...], str]] | None
     """The paths of the states that are used up when the record is built, and by what."""
@@ -84,12 +84,12 @@ def way_to(tree: Any, path: tuple[Any, ...], state: AbstractState) -> Way | None
 
 def use_up(tree: Any, way: Way, by: str) -> None:
     """Use a state up: now, or when the record that holds it is built."""
-    node, rest, kept = _found(tree, way)
+    node, rest, cached = _found(tree, way)
     if not rest:
         _use_up(node, by)
-    elif kept is not None:
-        _track(kept)
-        kept.spent = [*(kept.spent or ()), (rest, by)]
+    elif cached is not None:
+        _track(cached)
+        cached.spent = [*(cached.spent or ()), (rest, by)]
 
 
 def _use_up(state: AbstractState, by: str) -> None:
@@ -99,12 +99,12 @@ def _use_up(state: AbstractState, by: str) -> None:
 
 def passed(tree: Any, way: Way) -> Tracked | None:
     """What notes how a state was passed; None if nothing can."""
-    node, rest, kept = _found(tree, way)
+    node, rest, cached = _found(tree, way)
     # Where a record was passed, there is a snapshot of the record, which may be all that there is.
-    if kept is None and not rest and node.__usable__():
+    if cached is None and not rest and node.__usable__():
         node.__snapshot__()
-        kept = node.__kept__()
-    return None if kept is None else _track(kept)
+        cached = node.__kept__()
+    return None if cached is None else _track(cached)
 
 
 def deliver(result: Any, ways: Iterable[Way]) -> Delivery:
@@ -116,17 +116,17 @@ def deliver(result: Any, ways: Iterable[Way]) -> Delivery:
     """
     delivery = Delivery()
     for way in ways:
-        kept = _found(result, way)[2]
-        if kept is None:
-            # Nothing would tell when it is read.
+        cached = _found(result, way)[2]
+        if cached is None:
+            # Nothing would note when it is read.
             delivery.is_taken = True
             continue
-        kept = _track(kept)
-        if kept.delivery is None:
-            kept.delivery = delivery
+        cached = _track(cached)
+        if cached.delivery is None:
+            cached.delivery = delivery
         else:
             # Of another state in the same record, which is read as a whole.
-            delivery = kept.delivery
+            delivery = cached.delivery
     return delivery
 
 
@@ -164,8 +164,8 @@ def _found(tree: Any, way: Way) -> tuple[Any, tuple[Any, ...], Snapshot | None]:
     return node, (), node.__kept__()
 
 
-def _track(kept: Snapshot) -> Tracked:
-    if type(kept) is Snapshot:
-        kept.__class__ = Tracked
-        kept.delivery = kept.passed = kept.spent = None
-    return kept  # pyright: ignore[reportReturnType]  (it is one by now)
+def _track(cached: Snapshot) -> Tracked:
+    if type(cached) is Snapshot:
+        cached.__class__ = Tracked
+        cached.delivery = cached.passed = cached.spent = None
+    return cached  # pyright: ignore[reportReturnType]  (it is one by now)

@@ -66,7 +66,7 @@ class Effects:
     def note_used(self, state: AbstractState) -> None:
         """A State was used up."""
         if _has(self.parts, state):
-            # The whole that it was taken from stays as it was; only its values tell.
+            # The whole that it was taken from stays as it was; only its values show it.
             self.changed.update(state.__values__())
         elif not _has(self.made, state) and not any(known is state for known in self.captured):
             self.captured.append(state)

@@ -50,7 +50,7 @@ def dtype_of(value: Any) -> Any:
         value: anything.
 
     Returns:
-        The dtype; None for what is no spelling of any, such as `float` and `"float32"`.
+        The dtype; None for anything else, such as `float` and `"float32"`.
 
     Examples:
         >>> dtype_of(np.float32) == dtype_of(jnp.float32) == np.dtype("float32")
@@ -176,6 +176,6 @@ def _are_same_arrays(a: Any, b: Any) -> bool:
 
 
 def are_pairwise_one(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether all values are one with those in the same places of the other sequence."""
+    """Whether all values are one with those at the same indices of the other sequence."""
     # What static containers hold is mostly the same objects: small numbers, names, functions.
     return len(a) == len(b) and (all(map(is_, a, b)) or all(map(are_one, a, b)))

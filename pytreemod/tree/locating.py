@@ -1,7 +1,7 @@
 """From an access function to paths: what did `where` point at?
 
 `where` is called on a proxy of the tree: the same containers and the same classes, so that
-`isinstance`, iteration and methods work, but with a mark in the place of each leaf. Records are
+`isinstance`, iteration and methods work, but with a mark instead of each leaf. Records are
 filled in only where `where` looks, so that the cost follows the access and not the tree. What
 comes back is recognized by identity, so two equal nodes are never confused.
 
@@ -10,7 +10,7 @@ and of the array a slice. So `where` is called on the tree itself, too, and name
 gives that very node there.
 
 Configuration, `None` and `()` keep their values at first, because `where` may branch on them. Only
-if the answer is not recognized is `where` asked again with marks in their place.
+if the answer is not recognized is `where` asked again with marks instead of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pytreemod.typing import IsLeaf, KeyPath, PyTree, Where, class_of, jtu
 
 
 class Target(NamedTuple):
-    """One node that `where` named, and its place."""
+    """One node that `where` named, and its path."""
 
     path: tuple[Any, ...]
     node: Any
@@ -91,7 +91,7 @@ class Found(NamedTuple):
 
 
 class _Marked(NamedTuple):
-    """What has a mark in its place beside the leaves."""
+    """What has a mark instead, besides the leaves."""
 
     none: bool = False
     empty: bool = False
@@ -109,7 +109,7 @@ class _Proxies:
         self.is_leaf = is_leaf
         self.marked = marked
         self.leaf_classes: set[Any] = set()
-        # Of what cannot say itself what it stands for: containers, and records that are filled in.
+        # Of what does not know its own target: containers, and records that are filled in.
         # They are kept alive, or a later one could take an id.
         self.nodes: dict[int, tuple[Any, Target]] = {}
 
@@ -140,7 +140,7 @@ class _Proxies:
             # By JAX, so that it is of the node's own class, whatever that is.
             made = jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(made)
         if id(made) in self.nodes:
-            # A class that has one instance: by identity its places could not be told apart.
+            # A class that has one instance: by identity its paths could not be distinguished.
             return _Mark(self, path, node)
         return self.remember(made, path, node)
 
@@ -235,7 +235,7 @@ class _ProxySource(AbstractSource):
             if name not in node.__stored__:
                 self.read(node, name)
         node.__stored__[PRIVATE].source = None
-        # Without a source it cannot say itself any more what it stands for.
+        # Without a source it no longer knows its own target.
         self.makers.remember(node, self.path, self.node)
 
 

@@ -1,6 +1,6 @@
 """Which axes of an array are of layers, or members, that a node holds as one.
 
-This is the one place that knows: optimizers, initial values and computed leaves all ask it.
+This is the one file that knows: optimizers, initial values and computed leaves all ask it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How the tree room opens, names and rebuilds nodes, one level at a time.
 
-JAX's registry tells the children of every node. A class may tell more by carrying a *record*
+JAX's registry has the children of every node. A class may say more by carrying a *record*
 (its `__record__` attribute, an [`AbstractRecord`][pytreemod.tree.nodes.AbstractRecord]): which of
 its attributes are children, which are configuration, and what role each plays. Modules do. This
 room knows no Module, only records.
@@ -25,13 +25,13 @@ DECLARED_ROLES = {DEFAULT_ROLE, "buffer"}
 decided by them but whether a role that matches nothing is misspelt."""
 
 GivenRoles = tuple[tuple[tuple[str, ...], str], ...]
-"""Roles by the places that they were given to: the steps from the instance that keeps them."""
+"""Roles by the paths that they were given to: the steps from the instance that has them."""
 
 
 class AbstractRecord(ABC):
     """What a class of frozen records tells the tree room about its instances."""
 
-    # Whether an instance stands for an array that is computed from it, or for what is elsewhere.
+    # Whether an instance is read as an array computed from it, or as what is at another path.
     computes = False
     is_hole = False
     # Whether the nodes and leaves of an instance are not yet those that it will have.
@@ -51,7 +51,7 @@ class AbstractRecord(ABC):
 
     @abstractmethod
     def given_roles(self, node: Any) -> GivenRoles:
-        """The roles that places in `node` were given, beside what its class declares."""
+        """The roles that were given to paths in `node`, besides what its class declares."""
 
     @abstractmethod
     def rebuild(self, node: Any, changes: dict[str, Any], is_given: bool = False) -> Any:
@@ -148,7 +148,7 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     if kind is list or kind is tuple:
         return [(jtu.SequenceKey(i), child) for i, child in enumerate(node)]
     if kind is dict:
-        # As JAX does: leaves and their places must come in the same order.
+        # As JAX does: leaves and their paths must come in the same order.
         return [(jtu.DictKey(name), node[name]) for name in _sorted(node)]
     if not is_node(node):
         return None
@@ -188,7 +188,7 @@ def is_of(node: Any, types: tuple[type, ...]) -> bool:
 class Location(NamedTuple):
     """A leaf and how it is reached.
 
-    With `is_node`, it is a node in the place of a leaf: one that is meant only by what names the
+    With `is_node`, it is a node instead of a leaf: one that is meant only by what names the
     node itself, and not by what names a node above it.
     """
 
@@ -200,18 +200,18 @@ class Location(NamedTuple):
 
 
 class RoleHere(NamedTuple):
-    """The role of a place in a tree, with what was given to places further down.
+    """The role of a path in a tree, with what was given to paths further down.
 
     The innermost role that was given explicitly wins: a buffer inside a `"lora"` field is a
-    buffer, a plain parameter inside it is `"lora"`. One that an instance was given for a place
-    counts as if its class had declared that place so.
+    buffer, a plain parameter inside it is `"lora"`. One that an instance was given for a path
+    counts as if its class had declared it.
     """
 
     role: str = DEFAULT_ROLE
     given: GivenRoles = ()
 
     def of_child(self, node: Any, key: Any) -> RoleHere:
-        """That of a child of the node that stands here."""
+        """That of a child of the node that is here."""
         record = record_of(node)
         own = DEFAULT_ROLE if record is None else record.role(key.name)
         role = self.role if own == DEFAULT_ROLE else own

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pytreemod.tree.prefixes import mask_of
 from pytreemod.typing import FilterSpec, IsLeaf, jtu
 
-# A tree of the same structure has the same type, whatever stands in the place of its leaves.
+# A tree of the same structure has the same type, whatever its leaves are.
 _T = TypeVar("_T")
 
 
@@ -21,13 +21,13 @@ def filter(
     replace: Any = None,
     is_leaf: IsLeaf = None,
 ) -> _T:
-    """Keep the leaves that `filter_spec` picks; put `replace` in the place of the others.
+    """Keep the leaves that `filter_spec` picks; put `replace` instead of the others.
 
     Args:
         pytree: any tree.
         filter_spec: a selector, a predicate, a bool, or a prefix tree of these.
-        inverse: keep what is not picked instead.
-        replace: what stands for the leaves that go.
+        inverse: keep the other leaves instead.
+        replace: what replaces the leaves that go.
         is_leaf: where to stop descending.
 
     Returns:
@@ -56,7 +56,7 @@ def partition(
     Args:
         pytree: any tree.
         filter_spec: a selector, a predicate, a bool, or a prefix tree of these.
-        replace: what stands for a leaf in the half that it is not in.
+        replace: what replaces a leaf in the half that it is not in.
         is_leaf: where to stop descending.
 
     Returns:
@@ -79,7 +79,7 @@ def partition(
 
 
 def combine(*pytrees: _T, is_leaf: IsLeaf = None) -> _T:
-    """Put trees of one structure together: at each place, the first leaf that is not None.
+    """Put trees of one structure together: at each path, the first leaf that is not None.
 
     Args:
         *pytrees: trees that agree but for their Nones.

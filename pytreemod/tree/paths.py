@@ -111,14 +111,14 @@ def pattern_text(path: tuple[Any, ...]) -> str:
 def plain_name(path: tuple[Any, ...], sep: str = ".") -> str:
     """A JAX key path as a name: its steps as bare words, with `sep` between them.
 
-    A step that would not be read as it is written stands in quotes, in the way of Python's strings:
+    A step that would not be read as it is written is quoted, in the way of Python's strings:
     one in which `sep` is found, that is empty, begins with a quote, or cannot be printed. So no two
     sequences of steps have one name; [`parse_name`][pytreemod.tree.paths.parse_name] has the steps.
 
     Args:
         path: keys, as `jax.tree_util` gives them. In a State, a key is the path of a token, and
             gives its steps.
-        sep: what stands between the steps.
+        sep: what is between the steps.
 
     Returns:
         `layers.2.weight`; the empty text for the empty path.
@@ -155,7 +155,7 @@ def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
 
     Args:
         name: such a name.
-        sep: what stands between the steps.
+        sep: what is between the steps.
 
     Returns:
         The steps, without quotes.
@@ -223,7 +223,7 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
             break
         steps.append(next(group for group in found.groups() if group is not None).strip())
         position = found.end()
-        # At the end it joins nothing, and is told of as a stray character.
+        # At the end it joins nothing, and is reported as a stray character.
         if pattern[position : position + 1] in {".", "/"} and position + 1 < len(pattern):
             position += 1
     if position != len(pattern) or not steps:

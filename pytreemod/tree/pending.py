@@ -1,6 +1,6 @@
 """Records whose fields are worked out when they are first read.
 
-Records are immutable, so one may be handed out before it is filled in: nobody can tell the
+Records are immutable, so one may be handed out before it is filled in: nobody can see the
 difference, and much of the time nobody looks. The model that a jitted step returns goes straight
 into the next call; it keeps its flat list of arrays, and its hundreds of nodes are built only if
 somebody reads a field. So are the records that JAX makes, node by node: each keeps what it was made
@@ -8,7 +8,7 @@ of, which is also what flattening it gives. `tree_at` uses the same door for the
 to `where`.
 
 A class takes part by a [`Waiting`][pytreemod.tree.pending.Waiting] for each field; reading a field
-takes 12 to 15 ns longer with one (3 to 5 without). They stand in the class, and not in a
+takes 12 to 15 ns longer with one (3 to 5 without). They are in the class, and not in a
 `__getattr__`, because `isinstance(model, Protocol)` looks for the fields there, without asking the
 instance.
 

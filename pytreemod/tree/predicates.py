@@ -39,14 +39,14 @@ def is_array(element: Any) -> bool:
 def is_carried(element: Any) -> bool:
     """Whether JAX carries `element` through a transform: an array, or any other traced value.
 
-    A tracer may stand for what is no array: a `Ref`, a value of a type that was registered. It is
-    never configuration: as such it would come out of its trace.
+    A tracer need not be of an array: there are `Ref`s, and values of types that were registered. It
+    is never configuration: as such it would come out of its trace.
     """
     return isinstance(element, _CARRIED)
 
 
 def is_abstract(element: Any) -> bool:
-    """Whether `element` is an array, or a `jax.ShapeDtypeStruct` in the place of one."""
+    """Whether `element` is an array, or a `jax.ShapeDtypeStruct` instead of one."""
     return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))
 
 

@@ -2,7 +2,7 @@
 
 Wherever a transform takes one value for each leaf (an axis, a spec, a bool), it takes a *prefix*:
 one value for the whole tree, a tree of values whose leaves stand for whole subtrees, a rule
-[`by`][pytreemod.by] anywhere inside it, or a Module that holds values in the place of its data.
+[`by`][pytreemod.by] anywhere inside it, or a Module that has values instead of its data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class By(Rule):
         self.items = tuple(items)
 
     def __call__(self, tree: PyTree) -> PyTree:
-        """The tree with the value of each leaf in that leaf's place.
+        """The tree with the value of each leaf instead of that leaf.
 
         Args:
             tree: any tree.
@@ -181,7 +181,7 @@ def refuse_shadowed(
         items: its entries.
         entries: as `decide` gives them.
         shadowed: the same.
-        locs: the places of the leaves.
+        locs: the locations of the leaves.
 
     Raises:
         SpecError: there is one.
@@ -202,7 +202,7 @@ def refuse_shadowed(
                 for i, (other, _) in zip(hits, before, strict=True)
             ],
             hint=[
-                "the first that picks a leaf decides: what is special stands first,",
+                "the first that picks a leaf decides: what is special comes first,",
                 f"pm.by({{{selector!r}: ..., {before[0][0]!r}: ...}})",
             ],
         )
@@ -219,20 +219,20 @@ def _are_same(value: Any, other: Any) -> bool:
 def by(rules: dict[Any, Any]) -> By:
     """A prefix tree as a rule: `pm.by({selector: value, ..., ...: default})`.
 
-    The rule is resolved against the tree that it stands for: the first selector that picks a
+    The rule is resolved against the tree that it is given for: the first selector that picks a
     leaf gives its value, and a leaf that nothing picks is an error that names it. Selectors are
     written as everywhere: `select.path(...)` or a string, a class for `select.type`, a predicate;
-    the key `...` is the default, wherever it stands. Called on a tree, the rule gives the tree of
-    values, so that it serves as labels and masks of optax as it stands.
+    the key `...` is the default, wherever it is written. Called on a tree, the rule gives the tree
+    of values, so that it serves as labels and masks of optax as it is.
 
-    What is special stands before what is general: an entry of which all leaves are decided by
+    What is special comes before what is general: an entry of which all leaves are decided by
     others before it is an error.
 
     Args:
         rules: from selectors to values.
 
     Returns:
-        A value to pass as `in_axes`, `out_axes`, or any other prefix; it may stand anywhere
+        A value to pass as `in_axes`, `out_axes`, or any other prefix; it may be anywhere
         inside a prefix tree.
 
     Raises:
@@ -279,7 +279,7 @@ def spread(
             path into a list with one value for each leaf of the subtree.
         stops: which nodes of `spec` are its leaves.
         where: what to call the prefix in errors.
-        path: where `tree` stands in the whole.
+        path: where `tree` is in the whole.
         root: what to call the whole in errors.
 
     Returns:
@@ -322,12 +322,12 @@ def _alike(spec: Any, tree: Any) -> bool:
     return class_of(spec) is class_of(tree) or own_class(spec) is own_class(tree)
 
 
-def _refuse_mismatch(spec: Any, tree: Any, where: str, place: str) -> None:
+def _refuse_mismatch(spec: Any, tree: Any, where: str, path: str) -> None:
     raise SpecError(
         where,
         "a prefix of the tree that it is for",
         "another structure",
-        places=[f"{place}: {side_text(spec)} where the tree has {side_text(tree)}"],
+        places=[f"{path}: {side_text(spec)} where the tree has {side_text(tree)}"],
         hint=_several(spec),
     )
 
@@ -357,10 +357,10 @@ def mask_of(
     root: str = "",
     leaves: list[Any] | None = None,
 ) -> list[bool]:
-    """One bool for each leaf of `tree`, from anything that may stand as a filter spec.
+    """One bool for each leaf of `tree`, from any filter spec.
 
     Args:
-        spec: a selector or what may stand in its place, `by` with bools, or a prefix tree.
+        spec: a selector or what becomes one, `by` with bools, or a prefix tree.
         tree: the tree.
         is_leaf: where to stop descending.
         where: what to call `spec` in errors.
@@ -387,7 +387,7 @@ def mask_of(
             return [as_bool(v, where) for v in picked]
         if isinstance(value, bool):
             return [value] * len(jtu.tree_leaves(subtree, is_leaf=is_leaf))
-        # What may be a bool, but is an array of one, or traced, is told of as that.
+        # What may be a bool, but is an array of one, or traced, is reported as that.
         if not _is_filter_leaf(value) and not callable(value):
             as_bool(value, where)
         return as_selector(value).mask(subtree, is_leaf)

@@ -25,7 +25,7 @@ are its own."""
 
 
 def with_new_containers(tree: _T) -> _T:
-    """A tree with new lists and dicts in the place of its own; nodes that hold none are shared.
+    """A tree with new lists and dicts instead of its own; nodes that hold none are shared.
 
     Args:
         tree: any tree.

@@ -39,14 +39,14 @@ class Rule(ABC):
     """What is asked of a whole tree: a selector, or a [`by`][pytreemod.by].
 
     It is called on a tree, as optax calls masks and labels. It is no function on leaves, and no
-    truth value either: what may stand in its place is looked for after it.
+    truth value either: what can be written instead is looked for after it.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def __call__(self, tree: PyTree) -> PyTree:
-        """The tree with what the rule says of each leaf in that leaf's place."""
+        """The tree with what the rule says of each leaf instead of that leaf."""
 
     def __bool__(self) -> NoReturn:
         raise SpecError(
@@ -162,7 +162,7 @@ def refuse_unmatched(
     for role in unknown:
         _refuse_misspelt(role, {loc.role for loc in locs})
     for pattern in patterns:
-        # A pattern asks nothing of a tree but its places.
+        # A pattern asks nothing of a tree but its paths.
         if any(pattern.pick(locs, None, is_leaf)):
             continue
         empty = [loc for tree in trees for loc in _empty_nodes(tree, is_leaf)]
@@ -172,9 +172,9 @@ def refuse_unmatched(
             raise SpecError(
                 repr(pattern),
                 "a pattern that matches at least one leaf",
-                "a place that is tied to another",
+                "a path that is tied to another",
                 places=[f"{pattern_text(loc.path)}: {describe(loc.leaf)}" for loc in reached],
-                hint="name the place that it is tied to: there is the leaf",
+                hint="name the path that it is tied to: there is the leaf",
             )
         if reached:
             continue
@@ -269,16 +269,16 @@ class _Term(Selector):
 
 
 class Locations(list[Location]):
-    """Places of leaves, with the names of their paths, which many selectors ask for."""
+    """Locations of leaves, with the names of their paths, which many selectors ask for."""
 
     @ft.cached_property
     def names(self) -> list[tuple[str, ...]]:
-        """The steps to each place, by name."""
+        """The steps to each leaf, by name."""
         return [step_names(loc.path) for loc in self]
 
     @ft.cached_property
     def below(self) -> dict[tuple[str, ...], list[int]]:
-        """The indices of the places at or below each path: what has no wildcards is looked up."""
+        """The indices of the leaves at or below each path, for patterns without wildcards."""
         found: dict[tuple[str, ...], list[int]] = {}
         for i, (loc, names) in enumerate(zip(self, self.names, strict=True)):
             for n in range(len(names) if loc.is_node else 0, len(names) + 1):
@@ -298,7 +298,7 @@ class PathSelector(_Term):
     steps: tuple[str, ...]
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """Leaves at or below a place whose path matches."""
+        """Leaves at or below a node whose path matches."""
         index = locs if isinstance(locs, Locations) else Locations(locs)
         if _WILD.intersection("".join(self.steps)):
             pairs = zip(index.names, locs, strict=True)
@@ -339,7 +339,7 @@ class TypeSelector(_Term):
         return f"select.type({', '.join(t.__qualname__ for t in self.types)})"
 
 
-# An array of any kind may stand in the place of one of another.
+# An array of any kind may replace one of another.
 _KINDS_OF_ARRAYS = (jax.Array, np.ndarray, *np.sctypeDict.values())
 
 
@@ -385,7 +385,7 @@ class AccessSelector(_Term):
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below the nodes that the function returns."""
         found = locate(self.where, tree, is_leaf, "select.at(where)")
-        # A node in the place of a leaf is meant by its own path, not by one above it.
+        # A node instead of a leaf is meant by its own path, not by one above it.
         starts = {target.path for target in found.targets}
         lengths = {len(start) for start in starts}
         return [
@@ -506,7 +506,7 @@ def as_bool(value: Any, where: str) -> bool:
 
 
 def as_selector(spec: Any) -> Selector:
-    """A selector from whatever may stand in its place.
+    """A selector from whatever may be written for one.
 
     Args:
         spec: a Selector; a class (`select.type`); a string (`select.path`); `True`, `False` or

@@ -1,4 +1,4 @@
-"""The arrays of a record as one flat list, kept with the record.
+"""The arrays of a record as one flat list, cached with the record.
 
 A record never changes, so what flattening it gives never changes either, and the second call with
 the same model need not flatten it again. Only containers of other kinds inside it could have been
@@ -51,17 +51,17 @@ class Static:
         return repr(self.value)
 
 
-# In a key each stands beside its class: of these, `==` says all the rest.
+# In a key each is next to its class: of these, `==` says all the rest.
 _EXACT = (int, str, bytes, bool, type(None))
 
 
 def exact(value: Any) -> Any:
-    """What stands for a static value in a key: equal exactly if a trace can be used again.
+    """A static value as it is in a key: equal exactly if a trace can be used again.
 
-    `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`; programs tell them
-    apart. NaN is not equal to itself; programs do not care.
+    `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`; programs distinguish
+    them. NaN is not equal to itself; programs do not care.
     """
-    # Their texts tell what `==` does not: the sign of a zero, and that one NaN is like another.
+    # Their texts show what `==` does not: the sign of a zero, and that one NaN is like another.
     if type(value) is float:
         return value if value == value and value != 0.0 else repr(value)
     if type(value) is complex:
@@ -73,7 +73,7 @@ def exact(value: Any) -> Any:
 
 
 def static_kind(value: Any) -> type:
-    """What stands in a key beside a static value, for equal values of different classes differ.
+    """What is in a key next to a static value, as equal values of different classes differ.
 
     The spellings of a dtype are one value.
     """
@@ -173,9 +173,9 @@ def node_kinds(treedef: Any) -> tuple[Any, ...]:
         data = node.node_data()
         if data is None:
             continue
-        kind, kept = data
-        if kept is not None and not _is_told(kind, kept):
-            kinds.append(kind_of(tuple(kept) if kind is dict else kept))
+        kind, aux = data
+        if aux is not None and not _is_compared(kind, aux):
+            kinds.append(kind_of(tuple(aux) if kind is dict else aux))
         waiting += node.children()
     return tuple(kinds)
 
@@ -190,10 +190,10 @@ def are_one_treedef(one: Any, other: Any) -> bool:
     return one is other or (one == other and node_kinds(one) == node_kinds(other))
 
 
-def _is_told(kind: type, kept: Any) -> bool:
-    """Whether `==` tells all that a node keeps."""
+def _is_compared(kind: type, aux: Any) -> bool:
+    """Whether `==` distinguishes all auxiliary data of a kind of nodes."""
     if kind is dict:
-        return all(type(name) is str for name in kept)
+        return all(type(name) is str for name in aux)
     return hasattr(kind, "__record__") or issubclass(kind, AbstractState)
 
 
@@ -212,14 +212,14 @@ def structure_of(
     """
     marks = [is_carried(leaf) for leaf in leaves]
     if all(marks):
-        positions, statics, told = None, (), ()
+        positions, statics, keys = None, (), ()
         arrays = list(leaves)
     else:
         positions = tuple(i for i, mark in enumerate(marks) if mark)
         statics = tuple(None if m else leaf for m, leaf in zip(marks, leaves, strict=True))
-        told = tuple((static_kind(x), exact(x)) for x in statics)
+        keys = tuple((static_kind(x), exact(x)) for x in statics)
         arrays = [leaves[i] for i in positions]
-    key = (treedef, positions, told, node_kinds(treedef) if kinds is None else kinds)
+    key = (treedef, positions, keys, node_kinds(treedef) if kinds is None else kinds)
     structure = _structures.get(key)
     if structure is None:
         # Two threads may both come here, and must agree: `setdefault` of such a dictionary looks
@@ -267,7 +267,7 @@ class AbstractState(ABC):
         """
 
 
-# Stands where a container has its keys.
+# Where a container has its keys.
 _STATE = object()
 
 Containers = tuple[tuple[Any, Any, Any], ...]
@@ -316,8 +316,8 @@ class Snapshot(AbstractSource):
             fields.setdefault(name, value)
         if self.paths is not None:
             found = [reached(node, path) for path in self.paths]
-            kept = tuple(_contents(container) for container in found)
-            fields[PRIVATE].snapshot = Snapshot(self.arrays, self.structure, kept)
+            containers = tuple(map(_contents, found))
+            fields[PRIVATE].snapshot = Snapshot(self.arrays, self.structure, containers)
         # Last: who finds the record no longer pending takes it for complete.
         fields[PRIVATE].source = None
 
@@ -341,19 +341,19 @@ class Snapshot(AbstractSource):
 
 
 def snapshot_of(node: Any) -> Snapshot:
-    """The snapshot of a record: the one kept with it if it still holds, or a new one.
+    """The snapshot of a record: the cached one if it is still valid, or a new one.
 
     Raises:
         TypeError: a leaf that is no array cannot be hashed.
     """
     own = node.__stored__.get(PRIVATE)
     if own is not None:
-        source, kept = own.source, own.snapshot
+        source, cached = own.source, own.snapshot
         # What is pending may be a proxy as well, whose source has no arrays.
         if type(source) is Snapshot or (isinstance(source, Snapshot) and source.take()):
             return source
-        if kept is not None and (not kept.containers or kept.is_current()):
-            return kept
+        if cached is not None and (not cached.containers or cached.is_current()):
+            return cached
     return _take(node)
 
 
@@ -374,7 +374,7 @@ def reached(node: Any, path: _Path) -> Any:
         if record_of(node) is not None:
             node = stored(node, key.name)
         else:
-            # Of a named tuple, which is told by attributes, too.
+            # Of a named tuple, which has attributes, too.
             node = getattr(node, key.name) if _is_name(key) else node[_index(key)]
     return node
 
@@ -394,15 +394,15 @@ class _Spy:
         self.root = root
         self.containers: list[tuple[Any, Any, Any]] = []
         self.known = True
-        # Whether every node is one of which `==` tells all that it keeps.
-        self.is_told = True
+        # Whether `==` distinguishes the auxiliary data of every node.
+        self.is_compared = True
 
     def __call__(self, node: Any) -> bool:
         kind = class_of(node)
         if kind is list or kind is dict:
             self.containers.append(_contents(node))
-            if kind is dict and not _is_told(dict, node):
-                self.is_told = False
+            if kind is dict and not _is_compared(dict, node):
+                self.is_compared = False
         elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
             pass
         elif isinstance(node, AbstractState):
@@ -415,20 +415,20 @@ class _Spy:
                 self.known = self.known and record.is_finished(node)
             # For two reasons: what it keeps, and what may change inside of it.
             elif not jtu.all_leaves([node]):
-                self.known = self.is_told = False
+                self.known = self.is_compared = False
         # Never a leaf: this is a look on the way, not a stop.
         return False
 
 
 def _take(node: Any) -> Snapshot:
-    snapshot, is_kept = take_snapshot(node)
-    if is_kept:
+    snapshot, is_cached = take_snapshot(node)
+    if is_cached:
         private_of(node).snapshot = snapshot
     return snapshot
 
 
 def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
-    """A new snapshot, and whether it may be kept: whether `is_current` will tell if it still holds.
+    """A new snapshot, and whether it may be cached, since `is_current` can check it.
 
     Raises:
         TypeError: a leaf that is no array cannot be hashed.
@@ -436,12 +436,12 @@ def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
     spy = _Spy(node)
     # One walk for both, for JAX asks this of every node that it meets.
     leaves, treedef = jtu.tree_flatten(node, is_leaf=spy)
-    arrays, structure = structure_of(leaves, treedef, () if spy.is_told else None)
+    arrays, structure = structure_of(leaves, treedef, () if spy.is_compared else None)
     return Snapshot(arrays, structure, tuple(spy.containers)), spy.known
 
 
 def container_paths(node: Any) -> tuple[_Path, ...] | None:
-    """Where the containers in a tree are that could be changed; None if that cannot be told."""
+    """Where the containers in a tree are that could be changed; None if nobody knows."""
     paths: list[_Path] = []
     # A list of what is still to be seen, not a recursion: a tree may be deeper than Python's stack.
     waiting: list[tuple[Any, _Path]] = [(node, ())]

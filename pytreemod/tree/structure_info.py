@@ -63,12 +63,12 @@ def info_of(treedef: Any) -> StructureInfo:
     """The traits of trees that have this structure.
 
     **Law.** `info_of(jax.tree.structure(tree))` is the same for all trees of that structure,
-    whatever stands at their leaves.
+    whatever their leaves are.
 
     Args:
         treedef: as JAX gives it.
     """
-    # StructureInfo are structure: what stands at the leaves is of no account.
+    # StructureInfo are structure: the leaves are of no account.
     try:
         tree = treedef.unflatten([0] * treedef.num_leaves)
     except Exception:

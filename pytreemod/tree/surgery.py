@@ -196,7 +196,7 @@ def _trie_of(paths: Sequence[tuple[Any, ...]]) -> Any:
     """Paths as a trie, in which each ends in its number; refused where two overlap."""
     whole: Any = {}
     for number, path in enumerate(paths):
-        # One step before the first, so that the root is a place like others.
+        # One step before the first, so that the root is a path like others.
         level: Any = whole
         key: Any = None
         for following in path:

@@ -15,7 +15,7 @@ import jax
 
 from pytreemod.typing import untyped_jax
 
-# The imports stand in the functions, for JAX loads Pallas with `jax.extend.core`: a third of the
+# The imports are in the functions, for JAX loads Pallas with `jax.extend.core`: a third of the
 # time that importing pytreemod would take.
 
 
@@ -41,9 +41,9 @@ def traced_apart(flag: str) -> Any:
 
 
 def current_trace() -> Any:
-    """What stands for the trace that is running; equal for two moments exactly if it is the same.
+    """An identity of the trace that is running; equal for two moments exactly if it is the same.
 
-    If JAX did not tell, `sow` could not refuse what cannot come out of a plain transform, and keys
+    If JAX did not say, `sow` could not refuse what cannot come out of a plain transform, and keys
     could not refuse to be used in two traces: JAX would report the leaked tracer, without a name.
 
     Examples:
@@ -67,7 +67,7 @@ def run_again(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[
 
     Args:
         jaxpr: the program.
-        consts: the arrays that it had captured, or others in their place.
+        consts: the arrays that it had captured, or others instead.
         values: its inputs.
 
     Examples:
@@ -110,8 +110,8 @@ def zero_tangents(marker: Any, values: Sequence[Any]) -> list[bool]:
     rule is called by the differentiation that `marker` belongs to, not by one around it, because
     the marker's tangent is not zero in the former.
 
-    If JAX took no primitives of others, a `jax.custom_jvp` with `symbolic_zeros=True` would be told
-    the same; it makes an eager call of `filter_jvp` 1.6 times as long.
+    If JAX took no primitives of others, a `jax.custom_jvp` with `symbolic_zeros=True` would be
+    given the same; it makes an eager call of `filter_jvp` 1.6 times as long.
 
     Args:
         marker: an input of the function that is differentiated, with a tangent that is not zero.
@@ -134,13 +134,13 @@ def decided_late(
 ) -> Callable[[], jax.Array]:
     """A value in programs that is decided when a program is lowered, whoever has traced it.
 
-    If JAX took no primitives of others, checks would have to be told of several devices, and of
+    If JAX took no primitives of others, checks would have to know of several devices, and of
     who listens, while they are traced: they would be traced once more for each.
 
     Args:
         name: what the primitive is called in programs.
         unlowered: the value where nothing is lowered: a NumPy scalar.
-        decide: gives a value of the same type; is told whether the program runs on several devices.
+        decide: gives a value of the same type, from whether the program runs on several devices.
 
     Returns:
         A function that puts the value into the program.

@@ -103,7 +103,7 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
     return new.astype(leaf.dtype) if is_inexact_array(leaf) and new.dtype != leaf.dtype else new
 
 
-def refuse_complex(where: str, place: str, what: str, given: Any) -> NoReturn:
+def refuse_complex(where: str, path: str, what: str, given: Any) -> NoReturn:
     """Refuse what is complex for a leaf that is real, and would lose its imaginary part.
 
     Raises:
@@ -111,7 +111,7 @@ def refuse_complex(where: str, place: str, what: str, given: Any) -> NoReturn:
     """
     hint = ["if the imaginary part means nothing, say so:", "jax.tree.map(jnp.real, grads)"]
     expected = f"{what} without an imaginary part, for what is real"
-    raise ArgumentError(f"{where} at {place}", expected, describe(given), hint=hint)
+    raise ArgumentError(f"{where} at {path}", expected, describe(given), hint=hint)
 
 
 def _misfit(path: Any, update: Any, leaf: Any) -> StructureError:

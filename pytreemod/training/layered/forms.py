@@ -80,7 +80,7 @@ def _is_function(value: Any, updates: PyTree) -> bool:
 
 
 def _extra_axes(updates: PyTree, params: PyTree) -> int:
-    """How many axes gradients have more than parameters: of examples, which stand first."""
+    """How many axes gradients have more than parameters: of examples, which come first."""
     pairs = zip(jtu.tree_leaves(updates), jtu.tree_leaves(params), strict=False)
     return max((jnp.ndim(one) - jnp.ndim(two) for one, two in pairs), default=0)
 
@@ -150,7 +150,7 @@ class RulePart(NamedTuple):
 
 
 def _uncallable(name: str, value: Any) -> Any:
-    """In the place of a function of the model: it is not one of a layer or a member."""
+    """Instead of a function of the model: it is not one of a layer or a member."""
 
     @ft.wraps(value)
     def call(*args: Any, **kwargs: Any) -> NoReturn:

@@ -81,7 +81,7 @@ def record(rule: Any, params: PyTree) -> RuleProgram:
     for extra in ({}, {"value": jax.ShapeDtypeStruct((), jnp.float32)}):
         try:
             state = jax.eval_shape(rule.init, params)
-            kept, form = jtu.tree_flatten(state)
+            values, form = jtu.tree_flatten(state)
 
             def run(*values: Any, form: Any = form, extra: Any = extra) -> Any:
                 made, new = rule.update(
@@ -95,7 +95,7 @@ def record(rule: Any, params: PyTree) -> RuleProgram:
                     raise UndecidedError("a state of another structure after a step")
                 return (*structure.flatten_up_to(made), *news)
 
-            closed = jax.make_jaxpr(run)(*leaves, *leaves, *kept, *extra.values())
+            closed = jax.make_jaxpr(run)(*leaves, *leaves, *values, *extra.values())
 
             def make(*values: Any) -> Any:
                 return jtu.tree_leaves(rule.init(structure.unflatten(values)))
@@ -196,7 +196,7 @@ def axes_of_state(
         For each leaf its axes, and its path; the structure of the state.
 
     Raises:
-        UndecidedError: what has no place for layers differs from layer to layer.
+        UndecidedError: what has no axis for layers differs from layer to layer.
     """
     with without_axes(left_out):
         program = record(rule, one)

@@ -8,7 +8,7 @@ would be shown if layers stood in a list, and members were models of their own:
 2. Where it looks at each array by itself, it is called once, mapped over the layers.
 3. Otherwise, and only then, the layers are put into a list, and the program grows with them.
 
-Members are always mapped over. What is kept has the form of the model, whichever it is: an axis of
+Members are always mapped over. The state has the form of the model, whichever it is: an axis of
 layers in it is where the model has one.
 """
 
@@ -274,8 +274,10 @@ def _called(rule: Any, form: Any, call: Callable[[], Any], step: Any) -> Any:
 def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Exception) -> None:
     """Refuse a state that was made without regard to layers: by plain optax, or long ago."""
     states = jax.eval_shape(form.init, params), state
-    kept, given = ((jtu.tree_structure(s), [*map(jnp.shape, jtu.tree_leaves(s))]) for s in states)
-    if kept != given:
+    expected, given = (
+        (jtu.tree_structure(s), [*map(jnp.shape, jtu.tree_leaves(s))]) for s in states
+    )
+    if expected != given:
         raise ArgumentError(
             f"Optimizer, {_name(rule)} over layers or members that are held as one",
             "the state that it makes for each of them",
