@@ -517,7 +517,7 @@ def test_a_pattern_that_names_a_tied_place_alone_does_nothing():
     for rule in (pm.select.path("head.weight"), pm.by({"head.weight": 0, ...: 1})):
         with pytest.raises(
             SpecError,
-            match=r"got a place that is tied to another\.\n  at head\.weight: Tied\(.*embed\.weig",
+            match=r"got a path that is tied to another\.\n  at head\.weight: Tied\(.*embed\.weig",
         ):
             rule(model)
     assert jax.tree.leaves(pm.select.path("head.**")(model)) == [False, True]

@@ -199,7 +199,7 @@ def test_a_token_in_two_places_is_refused_by_state():
     assert len(jtu.tree_leaves(equinox.nn.State([token, token]))) == 1
 
     token = pytreemod.nn.StateIndex(jnp.zeros(2))
-    with pytest.raises(ValueError, match=r"(?s)each token in one place, got one in 2.*make_with"):
+    with pytest.raises(ValueError, match=r"(?s)each token at one path, got one at 2.*make_with"):
         pytreemod.nn.State([token, token])
     (one, other), state = pytreemod.nn.make_with_state(lambda: [token, token])()
     assert state.set(one, jnp.ones(2)).get(other).tolist() == [0.0, 0.0]

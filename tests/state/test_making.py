@@ -421,8 +421,8 @@ def test_fill_under_vmap_and_jit():
 
 
 SEVERAL = (
-    r"^State\.{by}: expected each token in one place, for weights are not shared either, got "
-    r"{name} in 2\.\n  at {places[0]}\n  at {places[1]}\n  give the values back before a layer is "
+    r"^State\.{by}: expected each token at one path, for weights are not shared either, got "
+    r"{name} at 2\.\n  at {places[0]}\n  at {places[1]}\n  give the values back before a layer is "
     r"put elsewhere, or two models together:\n"
     r"      filled = state\.fill\(model\)\n"
     r"      changed = pm\.tree_at\(lambda m: m\.b, filled, filled\.a\)\n"

@@ -214,7 +214,7 @@ WRONG = {
         float("nan"),
         True,
         "8",
-        jnp.ones(()),
+        jnp.ones(2),
     ],
     "growth": [1, 0.5, 1 + 1e-9, 1e39, None],
     "minimum": [0, 1e-50, 10**400, None],
@@ -227,7 +227,9 @@ WRONG = {
 )
 def test_arguments_are_checked(name, value):
     """By name."""
-    with pytest.raises(ArgumentError, match=rf"^LossScale\({name}\): expected a number"):
+    with pytest.raises(
+        ArgumentError, match=rf"^LossScale\({name}\): expected an? (number|integer)"
+    ):
         pm.LossScale(**{name: value})
 
 
