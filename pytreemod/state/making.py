@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 from pytreemod.errors import ArgumentError, describe, explain, with_article
 from pytreemod.module.classes import Module
 from pytreemod.module.unfinished import refuse_unfinished
-from pytreemod.state.tokens import is_token, tokens_of, with_fields
+from pytreemod.state.tokens import map_tokens, tokens_of, with_fields
 from pytreemod.state.values import State, named_by_path
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree
 
 _P = ParamSpec("_P")
 _M = TypeVar("_M")
@@ -33,11 +33,7 @@ def delete_init_state(model: PyTree) -> PyTree:
         >>> pm.nn.delete_init_state(pm.StateIndex(jnp.zeros(3))).init is None
         True
     """
-
-    def strip(node: Any) -> Any:
-        return with_fields(node, {"init": None}) if is_token(node) else node
-
-    return jtu.tree_map(strip, model, is_leaf=is_token)
+    return map_tokens(lambda token: with_fields(token, {"init": None}), model)
 
 
 def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, State]]:
@@ -78,12 +74,10 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         # In order, and not by marker: a token at two paths becomes two.
         rest = iter(names)
 
-        def name(node: Any) -> Any:
-            return (
-                with_fields(node, {"marker": next(rest), "init": None}) if is_token(node) else node
-            )
+        def name(token: Any) -> Any:
+            return with_fields(token, {"marker": next(rest), "init": None})
 
-        return jtu.tree_map(name, model, is_leaf=is_token), state
+        return map_tokens(name, model), state
 
     return make
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import RngError, describe
-from pytreemod.typing import Tracer, untyped_jax
+from pytreemod.typing import PyTree, Tracer, untyped_jax
 
 EXACT_UNDER_VMAP = ("threefry2x32", "rbg")
 
@@ -107,23 +107,20 @@ def fork(stream: Stream, n: int) -> tuple[Stream, Stream]:
 def split(stream: Stream, n: int) -> Stream:
     """`n` streams, all different, on a leading axis; `join` gives back the one after them."""
     members, after = fork(stream, n)
-
-    def repeat(x: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(x, (n, *x.shape))
-
     # What it is split from has a leading axis too, so that one axes spec fits the whole value.
     # Its key is stored as plain numbers, for JAX's check of key reuse objects to copies of a key.
-    outer = jax.tree.map(repeat, (numbers_of(after.key), after.count, stream.outer))
+    outer = repeated((numbers_of(after.key), after.count, stream.outer), n)
     return members._replace(outer=outer)
+
+
+def repeated(tree: PyTree, n: int) -> PyTree:
+    """A tree with each array `n` times, on a leading axis."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *jnp.shape(x))), tree)
 
 
 def join(stream: Stream) -> Stream:
     """The stream that `split` was given, advanced once: past all that its members used."""
-
-    def first(x: jax.Array) -> jax.Array:
-        return x[0]
-
-    numbers, count, outer = jax.tree.map(first, stream.outer)
+    numbers, count, outer = jax.tree.map(lambda x: x[0], stream.outer)
     return Stream(like(stream.key, numbers), count, outer)
 
 

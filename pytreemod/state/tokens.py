@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -49,6 +50,15 @@ def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
         for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_token)
         if is_token(node)
     ]
+
+
+def map_tokens(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
+    """A tree with what `fn` makes of each token, in order."""
+
+    def visit(node: Any) -> Any:
+        return fn(node) if is_token(node) else node
+
+    return jtu.tree_map(visit, tree, is_leaf=is_token)
 
 
 def with_fields(token: Any, changes: dict[str, Any]) -> Any:

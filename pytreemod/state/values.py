@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.state import refusals, streams
@@ -33,7 +32,7 @@ from pytreemod.state.tokens import (
     StateIndex,
     Unnamed,
     holding,
-    is_token,
+    map_tokens,
     tokens_of,
 )
 from pytreemod.tree.comparison import are_equal
@@ -396,7 +395,7 @@ class State(AbstractState):
             if issubclass(self._rows[marker].kind, RngStream):
                 values[marker] = streams.split(self._single(marker, "split"), n)
             else:
-                values[marker] = jtu.tree_map(ft.partial(_repeat, n), values[marker])
+                values[marker] = streams.repeated(values[marker], n)
         note_keyed(chosen)
         return self._succeed(values, "split")
 
@@ -469,11 +468,11 @@ class State(AbstractState):
                 raise refusals.foreign("fill", marker, self._rows, found)
         refusals.check_single("fill", mine, self._rows)
 
-        def restore(node: Any) -> Any:
-            known = is_token(node) and node.marker in self._rows
-            return holding(node, self._values[node.marker]) if known else node
+        def restore(token: Any) -> Any:
+            known = token.marker in self._rows
+            return holding(token, self._values[token.marker]) if known else token
 
-        filled = jtu.tree_map(restore, model, is_leaf=is_token)
+        filled = map_tokens(restore, model)
         # Not noted as used: the values are in the model, and not lost.
         self._claim("fill")
         return filled
@@ -481,7 +480,7 @@ class State(AbstractState):
     def _chosen(self, select: Any) -> list[Any]:
         # Streams without a key have no leaf that could be picked, so they are given one.
         values = {
-            marker: Stream(_UNSEEDED) if _is_unseeded(value) else value
+            marker: Stream(_UNSEEDED) if isinstance(value, Stream) and value.key is None else value
             for marker, value in self._values.items()
         }
         probe = _make(values, self._rows)
@@ -621,10 +620,6 @@ class _Unseeded:
 _UNSEEDED = _Unseeded()
 
 
-def _is_unseeded(value: Any) -> bool:
-    return isinstance(value, Stream) and value.key is None
-
-
 def _apart(value: Any) -> Any:
     """A value in containers of its own, which may be changed without changing the State."""
     if type(value) is tuple:
@@ -635,10 +630,6 @@ def _apart(value: Any) -> Any:
             return cast("Any", value)
     leaves, treedef = jtu.tree_flatten(value)
     return treedef.unflatten(leaves)
-
-
-def _repeat(n: int, leaf: Any) -> Any:
-    return jnp.broadcast_to(leaf, (n, *jnp.shape(leaf)))
 
 
 # pyright: reportPrivateUsage=false

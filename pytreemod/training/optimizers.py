@@ -353,16 +353,15 @@ def _gradients(
         _refuse_gradients(model, grads)
     # A gradient of what is not trained, as a frozen layer has one, is dropped here.
     given = plan.only(found)
-    lacking = [m and g is None for g, m in zip(given, plan.is_trained, strict=True)]
-    if any(lacking):
-        _refuse_lacking(plan, lacking)
-    pairs = list(zip(leaves, given, strict=True))
-    if not all(gradient is None or _fits(leaf, gradient) for leaf, gradient in pairs):
-        _refuse_unfit(plan, pairs)
+    rows = list(zip(leaves, given, plan.is_trained, strict=True))
+    if not all(_fits(leaf, gradient) for leaf, gradient, is_trained in rows if is_trained):
+        _refuse_unfit(plan, rows)
     return given
 
 
 def _fits(leaf: Any, gradient: Any) -> bool:
+    if gradient is None:
+        return False
     # One of more axes is never broadcast: what a transformation makes of it must fit, and is
     # looked at then. Some take a gradient for each example.
     if jnp.shape(gradient) != jnp.shape(leaf) and jnp.ndim(gradient) <= jnp.ndim(leaf):
@@ -373,12 +372,26 @@ def _fits(leaf: Any, gradient: Any) -> bool:
 # ---- refusals
 
 
-def _refuse_unfit(plan: RulePlan, pairs: list[tuple[Any, Any]]) -> NoReturn:
+def _refuse_unfit(plan: RulePlan, rows: list[tuple[Any, Any, bool]]) -> NoReturn:
     wrong = [
         (path_text(loc.path, "grads"), leaf, gradient)
-        for loc, (leaf, gradient) in zip(locations(plan.stand_in()), pairs, strict=True)
-        if gradient is not None and not _fits(leaf, gradient)
+        for loc, (leaf, gradient, is_trained) in zip(locations(plan.stand_in()), rows, strict=True)
+        if is_trained and not _fits(leaf, gradient)
     ]
+    lost = [path for path, _, gradient in wrong if gradient is None]
+    if lost:
+        raise StructureError(
+            "Optimizer.update(grads)",
+            "a gradient for every leaf that is trained",
+            f"none for {len(lost)} of {sum(plan.is_trained)}",
+            places=lost,
+            hint=[
+                "differentiate by them; or leave them alone, by a rule or by a role, and make the "
+                "optimizer for that:",
+                'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
+                'model = pm.with_role(model, "backbone", "buffer")',
+            ],
+        )
     path, leaf, gradient = wrong[0]
     if jnp.shape(gradient) == jnp.shape(leaf):
         refuse_complex("Optimizer.update(grads)", path, "a gradient", gradient)
@@ -407,26 +420,6 @@ def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
         "a tree of another structure",
         places=[d.line("grads", "{1} where the model has {0}") for d in found],
         hint=hint,
-    )
-
-
-def _refuse_lacking(plan: RulePlan, lacking: list[bool]) -> NoReturn:
-    lost = [
-        loc
-        for loc, is_lacking in zip(locations(plan.stand_in()), lacking, strict=True)
-        if is_lacking
-    ]
-    raise StructureError(
-        "Optimizer.update(grads)",
-        "a gradient for every leaf that is trained",
-        f"none for {len(lost)} of {sum(plan.is_trained)}",
-        places=[path_text(loc.path, "grads") for loc in lost],
-        hint=[
-            "differentiate by them; or leave them alone, by a rule or by a role, and make the "
-            "optimizer for that:",
-            'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
-            'model = pm.with_role(model, "backbone", "buffer")',
-        ],
     )
 
 
