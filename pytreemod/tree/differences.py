@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
-from pytreemod.errors import StructureError, describe, explain_depth
+from pytreemod.errors import describe
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
 from pytreemod.tree.paths import path_text
@@ -153,10 +153,7 @@ def compare(
     is_same = _are_one(treedef, other)
     if is_same and all(_agree(a, b, fits) for a, b in zip(leaves, others, strict=True)):
         return []
-    try:
-        found = [each for each in walk(old, new, fits) if each.kind != "same"]
-    except RecursionError as error:
-        raise StructureError(explain_depth("to say where two trees differ")) from error
+    found = [each for each in walk(old, new, fits) if each.kind != "same"]
     return found or ([Difference((), old, new, "node")] if is_same is False else [])
 
 
