@@ -215,6 +215,17 @@ def test_results_that_cannot_be_hashed_are_returned():
 # ---- plans, compared and kept
 
 
+def test_plans_of_other_results_are_others():
+    """Structure, static values, and where arrays are moved all count."""
+    ((plan, _),) = pack(ramp(1)).items()
+    ((moved, _),) = pack(ramp(1)).items()
+    ((other, _),) = pack([ramp(1), "a"]).items()
+    assert plan == moved != other
+
+    moved.gather = list
+    assert plan != moved
+
+
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: [f, ramp(1)], lambda f: Holder([f])])
 def test_what_is_lent_is_not_kept(wrap):
     """A plan gives it back as long as it is there, and keeps nothing alive."""

@@ -17,6 +17,7 @@ from pytreemod.transform.compilation.store import Options, store_for
 from pytreemod.transform.compilation.weak_functions import (
     MAX_STEPS,
     Parts,
+    WeakTable,
     cached,
     functions,
 )
@@ -243,3 +244,18 @@ def test_ten_thousand_functions_in_four_threads():
     gc.collect()
     assert len(store._stores.entries) == before[0]
     assert len(weak_functions._steps.entries) <= before[1]
+
+
+# ---- the table
+
+
+def test_the_oldest_goes():
+    """There is room for so many, and for one more."""
+    table = WeakTable(3)
+    made = [table.find(i, [], object) for i in range(3)]
+    assert [table.find(i, [], object) for i in range(3)] == made
+
+    fourth = table.find(3, [], object)
+    assert len(table.entries) == 3
+    assert [table.find(i, [], object) for i in (1, 2, 3)] == [*made[1:], fourth]
+    assert table.find(0, [], object) is not made[0]
