@@ -122,6 +122,14 @@ def test_statistics_are_corrected_by_their_count(count):
         read(alone.getvalue(), like)
 
 
+def test_a_state_of_shapes_alone_has_counts_too():
+    """There is nothing in it of which Equinox could correct the start."""
+    pair = norm(mode="torch")
+    like = jax.eval_shape(lambda: norm(mode="torch"))
+
+    assert_same(read(written(pair), like), pair)
+
+
 def test_what_a_layer_refuses_is_refused():
     """Its checks run, though nothing is built by its `__init__`; the rest stays the very object."""
     with pytest.raises(ArgumentError, match=r"p.*expected a number from 0"):

@@ -8,6 +8,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import Numbered, Packed, Relaid, from_torch, nn, register_torch_layout, to_torch
 from pytreemod.errors import ArgumentError, StructureError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.nn.numbers_to_compare import wave
 
@@ -100,14 +101,6 @@ def test_the_first_base_with_a_layout_counts():
 
     assert [*to_torch(dense(Own))] == ["other", "offsets", "cache"]
     assert [*to_torch(dense())] == ["weight", "shifts.1", "shifts.2"]
-
-
-def test_what_cannot_be_registered_is_refused():
-    """Instances, and rules that are none."""
-    with pytest.raises(ArgumentError, match=r"register_torch_layout\(cls\): expected a class"):
-        register_torch_layout(dense(), {})
-    with pytest.raises(ArgumentError, match=r"register_torch_layout\(rules\): expected a dict, or"):
-        register_torch_layout(Dense, ["weight"])
 
 
 class Gates(pm.Module):
@@ -203,3 +196,6 @@ def test_a_single_number_has_its_axes_here_and_none_there(depth):
 
     assert [np.shape(length) for length in lengths] == [()] * (depth or 1)
     assert_same(from_torch(like, tensors), model)
+
+
+test_refusals = refusals(globals())

@@ -35,19 +35,6 @@ def test_a_field_a_property_or_a_class_attribute_provides():
     assert jax.tree.leaves(ByClassAttribute()) == []
 
 
-def test_what_is_still_missing_is_listed():
-    """A subclass that provides one of two still lacks the other."""
-
-    class Half(AbstractLayer):
-        weight: jax.Array
-
-        def __call__(self, x):
-            return x
-
-    with pytest.raises(FieldError, match=r"Half with abstract attributes label\."):
-        Half(ramp(1))
-
-
 def test_abstract_attributes_are_no_fields():
     """They are neither parameters nor leaves."""
     assert [name for name in ConcreteLayer.__dataclass_fields__ if name != "label"] == ["weight"]
@@ -105,17 +92,6 @@ def test_other_annotations_are_not_abstract(annotation):
         x: annotation = 1
 
     assert Layer().x == 1
-
-
-def test_a_local_name_for_abstractvar():
-    """A name that is defined where the class is defined is found."""
-    Local = pm.AbstractVar
-
-    class Base(pm.Module):
-        x: "Local[int]"
-
-    with pytest.raises(FieldError, match="abstract attributes x"):
-        Base()
 
 
 def test_abstract_again():

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, FieldError
+from tests.goldens import refusals
 from tests.helpers.computing import Generated, Scaled, scaled
 from tests.helpers.equations import operations
 from tests.helpers.trees import Holder, ramp
@@ -178,24 +178,6 @@ def test_computed_is_the_functions_value():
     assert sorted(pm.named_leaves(made)) == ["bias", "weight.fn.rows", "weight.trees.0"]
 
 
-def test_computed_of_no_function_is_refused():
-    """As all that cannot be called."""
-    with pytest.raises(ArgumentError, match=r"computed\(fn\): expected a function of arrays, got"):
-        pm.computed(ramp(2), ramp(2))
-    with pytest.raises(FieldError, match=r"expected an array from Function\.value\(\), got"):
-        pm.computed(lambda x: [x], ramp(2))
-
-
-def test_a_class_without_value_is_abstract():
-    """It is refused when it is called, as all abstract classes."""
-
-    class Nothing(pm.Computed):
-        array: jax.Array
-
-    with pytest.raises(FieldError, match=r"abstract attributes value\(\)"):
-        Nothing(ramp(2))
-
-
 def test_files_hold_what_it_is_computed_from(tmp_path):
     """With a template, and without one where the class is registered."""
     pm.register_for_files(LowRank, name="tests.LowRank")
@@ -257,3 +239,6 @@ def test_a_leaf_of_shapes_alone_reads_as_its_shape(make):
 
     assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)
     assert isinstance(found, jax.ShapeDtypeStruct)
+
+
+test_refusals = refusals(globals())

@@ -305,16 +305,6 @@ def test_a_step_that_takes_the_model_has_no_check():
     assert "callback" not in str(step(model, x)[0])
 
 
-def test_shapes_are_checked_where_numbers_are_traced():
-    """They are known there."""
-
-    class Shares(pm.Module):
-        shares: jax.Array = pm.field(constraint=pm.constraints.simplex)
-
-    with pytest.raises(ShapeError, match=r"Shares.shares: expected a last axis"):
-        pm.filter_jit(Shares)(jnp.float32(1.0))
-
-
 def test_trees_that_have_the_form_of_a_model_take_anything():
     """Axes, masks, labels, specs: what is put into them is no value of the field."""
     model = Written(2.0)

@@ -83,19 +83,6 @@ def test_what_is_stored_is_what_the_record_makes_of_a_value(cls):
     assert (both.dims, both.stride) == (3, (4, 4, 4))
 
 
-def test_a_value_is_checked_before_anything_is_computed_from_it():
-    class Drawn(pm.Module):
-        width: int = size()
-        weight: jax.Array
-
-        def __init__(self, width):
-            self.width = width
-            self.weight = jax.random.normal(jax.random.key(0), (self.width,))
-
-    with pytest.raises(ArgumentError, match=r"^Drawn\(width\): .* got 'x'"):
-        Drawn("x")
-
-
 def test_each_value_is_checked_once():
     seen = []
 

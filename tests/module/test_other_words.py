@@ -54,25 +54,6 @@ def test_a_word_of_another_library_is_answered(make, text):
     assert isinstance(caught.value, TypeError)
 
 
-def test_all_else_is_pythons_own_error():
-    """A word that is in no library, one inside of a constructor, and a class that lacks ours."""
-
-    class Plain(pm.Module):
-        size: int = 1
-
-    class Own(pm.Module):
-        size: int
-
-        def __init__(self, size, **options):
-            self.size = size
-            dict.fromkeys((), **options)
-
-    with pytest.raises(TypeError, match=r"takes no keyword arguments"):
-        Own(2, bias=1)
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'bias'"):
-        Plain(bias=1)
-
-
 def test_what_is_said_here_is_said_by_some_layer():
     """So that no hint names what does not exist."""
     words = set()

@@ -13,6 +13,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError
+from tests.goldens import refusals
 from tests.helpers.trees import ramp
 
 STYLES = ["generated", "init=False", "own"]
@@ -236,42 +237,6 @@ def test_a_value_that_would_be_hidden_is_refused(style):
         Sub()
 
 
-def test_an_annotated_property_is_refused():
-    """As a field it could never be read."""
-    with pytest.raises(
-        FieldError,
-        match=r"Config\.size: expected either a field or a property, got the annotation of a "
-        r"field, and a property of [^\n]*Config\.\n  a property needs no annotation:\n"
-        r"      @property\n      def size\(self\) -> int: \.\.\.$",
-    ):
-
-        class Config(pm.Module):
-            size: int
-
-            @property
-            def size(self):
-                return 1
-
-
-def test_a_field_in_the_place_of_a_property_is_refused():
-    """The property of the base would be read, not the field; AbstractVar is what is meant."""
-
-    class Base(pm.Module):
-        @property
-        def size(self):
-            return 1
-
-    with pytest.raises(
-        FieldError,
-        match=r"Config\.size: expected either a field or a property, got [^\n]*Base\.\n"
-        r"  declare it in [^\n]*Base for subclasses to provide:\n"
-        r"      size: pm\.AbstractVar\[int\]$",
-    ):
-
-        class Config(Base):
-            size: int
-
-
 def test_a_class_variable_and_an_abstract_one_may_be_properties():
     """They are no fields."""
 
@@ -290,3 +255,6 @@ def test_a_class_variable_and_an_abstract_one_may_be_properties():
             return "name"
 
     assert (Config().size, Config().name, jax.tree.leaves(Config())) == (1, "name", [])
+
+
+test_refusals = refusals(globals())

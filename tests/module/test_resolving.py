@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ShapeError, SpecError
+from pytreemod.errors import SpecError
+from tests.goldens import refusals
 from tests.helpers.computing import STYLES, Generated, Scaled, scaled
 from tests.helpers.trees import ramp
 
@@ -61,14 +62,6 @@ def test_of_several_models_as_one():
     assert twice.weight.shape == (2, 3, 2)
 
 
-def test_of_some_parts_as_one():
-    """No map can be told from the shapes alone."""
-    model = pm.tree_at("weight.factor", Generated(scaled(), ramp(2)), jnp.ones(3))
-
-    with pytest.raises(ShapeError, match=r"^weight: expected a value computed from the shapes"):
-        pm.resolve(model)
-
-
 def test_ties_are_resolved_too():
     """The places are leaves of their own; with a selector they stay."""
 
@@ -94,3 +87,6 @@ def test_under_jit_and_grad():
     grads = pm.filter_jit(pm.filter_grad(lambda m: jnp.sum(pm.resolve(m)(1.0))))(model)
 
     np.testing.assert_allclose(pm.named_leaves(grads)["weight.factor"], 3.0)
+
+
+test_refusals = refusals(globals())

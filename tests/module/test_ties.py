@@ -15,7 +15,6 @@ from pytreemod import nn
 from pytreemod.errors import (
     AccessError,
     ArgumentError,
-    FieldError,
     ShapeError,
     SpecError,
 )
@@ -708,24 +707,6 @@ def test_the_untied_form_is_an_option_of_the_class():
     assert len(jax.tree.leaves(Own(is_tied=False, key=KEY))) == 2
     with pytest.raises(AccessError, match=r"untie\(.*Untied\): expected a finished model"):
         Untied(key=KEY)
-
-
-def test_bad_ties_inside_of_a_class_are_refused_when_it_is_built():
-    """As from outside; a field that is missing comes first."""
-
-    class Bad(Language):
-        def __post_init__(self):
-            pm.tie(self, "tail.weight", to="embed.weight")
-
-    class Unset(Language):
-        def __init__(self):
-            self.embed = language().embed
-            pm.tie(self, "head.weight", to="embed.weight")
-
-    with pytest.raises(SpecError, match=r"tie\(place\): expected a path .* got 'tail\.weight'"):
-        Bad(*vars(language()).values())
-    with pytest.raises(FieldError, match="Field 'head' was not initialized"):
-        Unset()
 
 
 def test_an_instance_that_was_put_together_by_hand_is_tied_at_once():

@@ -227,31 +227,6 @@ def test_what_does_not_say_what_it_takes_gets_no_key():
     assert not accepts_key(Mute())
 
 
-def test_a_layer_that_takes_state_and_does_not_say_so():
-    """`Sequential` passes State to those that say so: the bare TypeError did not tell."""
-
-    class Counting(pm.Module):
-        def __call__(self, x, state):
-            return x, state
-
-    net = nn.Sequential([nn.Identity(), Counting()])
-    with pytest.raises(
-        StateError, match=r"(?s)parameter `state`.*class Counting\(nn.StatefulLayer\)"
-    ):
-        net(jnp.ones(3), pm.State(()))
-
-
-def test_type_errors_of_a_layer_are_its_own():
-    """Only what a missing State explains is explained by it."""
-
-    class Failing(pm.Module):
-        def __call__(self, x, state=None):
-            raise TypeError("mine")
-
-    with pytest.raises(TypeError, match=r"^mine$"):
-        nn.Sequential([Failing()])(jnp.ones(3))
-
-
 ATTENTION = nn.MultiheadAttention(1, 2, key=jax.random.key(0))
 
 

@@ -419,20 +419,6 @@ def test_a_net_is_seeded_from_init_keys():
     assert net.seed(pm.init_keys(jax.random.key(0))) == expected
 
 
-def test_a_lost_update_is_refused():
-    """A model that returns the State that it got, though a layer has replaced it."""
-
-    class Forgetful(pm.Module):
-        norm: nn.BatchNorm
-
-        def __call__(self, x, state):
-            out, _ = self.norm(x, state)
-            return out, state
-
-    with pytest.raises(StateError, match=r"one that set.*Attempted to use old state"):
-        pm.stateful(Forgetful(nn.BatchNorm(2)))(X)
-
-
 class Stateless(pm.Module):
     """Holds a layer with State, and cannot pass it any."""
 

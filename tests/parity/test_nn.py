@@ -56,27 +56,6 @@ def test_linear(eqx, case):
     return layer(x), layer(x, key=key()), layer.bias is None, described(layer, names)
 
 
-@pytest.mark.parametrize("make", ["Linear", "Conv2d", "Embedding"])
-@same_under_both_imports
-def test_initial_values(eqx, make):
-    """Different keys give different values, in the range and with the spread that is promised."""
-    sizes = {"Linear": (64, 128), "Conv2d": (16, 32, 3), "Embedding": (128, 64)}[make]
-    layer, other = (getattr(eqx.nn, make)(*sizes, key=key(seed)) for seed in (0, 1))
-    fan_in = {"Linear": 64, "Conv2d": 16 * 9, "Embedding": 1}[make]
-    spread = float(jnp.std(layer.weight)) * fan_in**0.5
-    expected = 1.0 if make == "Embedding" else 3**-0.5
-    bounded = make == "Embedding" or float(jnp.abs(layer.weight).max()) <= fan_in**-0.5
-    bias = getattr(layer, "bias", None)
-    facts = {
-        "spread": abs(spread - expected) < 0.05,
-        "bounded": bounded,
-        "new for a new key": not bool(jnp.allclose(layer.weight, other.weight)),
-        "random bias": bias is not None and len(np.unique(bias)) == bias.size,
-    }
-    assert [facts["spread"], facts["bounded"], facts["new for a new key"]] == [True] * 3
-    return facts, described(layer, "")[0]
-
-
 CONV = {
     "plain": ("Conv2d", (2, 3, 3), {}, (2, 5, 6)),
     "1d": ("Conv1d", (2, 3, 2), {}, (2, 5)),
@@ -303,20 +282,6 @@ def test_mlp_with_activations_that_are_learnt(eqx, scan, out_size):
         described(model, ""),
         jax.tree.leaves(found),
     )
-
-
-@same_under_both_imports
-def test_mlp_in_training(eqx):
-    """Gradients of a jitted, mapped network agree with the weights copied."""
-    model = with_known_weights(eqx.nn.MLP(2, "scalar", 4, 2, activation=jnp.tanh, key=key()))
-
-    @eqx.filter_jit
-    @eqx.filter_value_and_grad
-    def loss(model, x, y):
-        return jnp.mean((eqx.filter_vmap(model)(x) - y) ** 2)
-
-    value, grads = loss(model, ramp(5, 2), ramp(5))
-    return value, [leaf for leaf in jax.tree.leaves(grads) if eqx.is_array(leaf)]
 
 
 LAYER_NORM = {
@@ -548,16 +513,6 @@ def test_batch_norm_by_running_statistics(eqx, case):
 
 
 @same_under_both_imports
-def test_batch_norm_of_one_example(eqx):
-    """Without spatial axes the variance is 0: what comes out is the bias."""
-    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="batch", mode="batch")
-    layer = with_known_weights(layer)
-    over_batch = {"axis_name": "batch", "in_axes": (0, None), "out_axes": (0, None)}
-    y, state = jax.vmap(layer, **over_batch)(ramp(1, 3), state)
-    return y, [value.shape for value in state.get(layer.batch_state_index)]
-
-
-@same_under_both_imports
 def test_older_names_of_arguments(eqx):
     """`Dropout(deterministic=)` and `LayerNorm(elementwise_affine=)`, with a warning."""
     with pytest.warns(UserWarning, match="deterministic"):
@@ -567,63 +522,6 @@ def test_older_names_of_arguments(eqx):
     with pytest.warns(UserWarning, match="elementwise_affine"):
         norm = eqx.nn.LayerNorm(3, elementwise_affine=False)
     return dropout.deterministic, dropout(ramp(3)), y, norm(ramp(3)), norm.weight, norm.bias
-
-
-@same_under_both_imports
-def test_a_classifier_as_it_was_written_years_ago(eqx):
-    """Learnt activations, moving statistics, older spellings: trained by optax, then evaluated."""
-    optax = pytest.importorskip("optax", reason="optimizers come from optax")
-
-    class PReLU(eqx.Module):
-        slope: jax.Array
-
-        def __call__(self, x):
-            return jax.lax.cond(x > 0, lambda x: x, lambda x: self.slope * x, x)
-
-    class Classifier(eqx.Module):
-        stem: eqx.nn.Sequential
-        head: eqx.nn.MLP
-        dropout: eqx.nn.Dropout
-
-        def __init__(self, *, key):
-            one, two = jax.random.split(key)
-            norm = eqx.nn.BatchNorm(6, axis_name="batch", momentum=0.8, mode="ema")
-            plain = eqx.nn.LayerNorm(6, elementwise_affine=False)
-            self.stem = eqx.nn.Sequential([eqx.nn.Linear(4, 6, key=one), norm, plain])
-            self.head = eqx.nn.MLP(6, 3, 8, 3, PReLU(jnp.array(0.2)), scan=True, key=two)
-            self.dropout = eqx.nn.Dropout(0.0, deterministic=False)
-
-        def __call__(self, x, state, *, key=None):
-            x, state = self.stem(x, state)
-            return self.head(self.dropout(x, key=key)), state
-
-    with pytest.warns(UserWarning, match="deterministic|elementwise_affine"):
-        model, state = eqx.nn.make_with_state(Classifier)(key=key())
-    model, optimizer = with_known_weights(model), optax.sgd(0.1, momentum=0.9)
-    over_batch = {"axis_name": "batch", "in_axes": (0, None), "out_axes": (0, None)}
-    x, labels = jnp.sin(9 * ramp(12, 4)), jnp.arange(12) % 3
-
-    @eqx.filter_value_and_grad(has_aux=True)
-    def loss_fn(model, state):
-        logits, state = jax.vmap(model, **over_batch)(x, state)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return jnp.mean(losses), state
-
-    @eqx.filter_jit
-    def step(model, state, opt_state):
-        (loss, state), grads = loss_fn(model, state)
-        updates, opt_state = optimizer.update(grads, opt_state, model)
-        return loss, eqx.apply_updates(model, updates), state, opt_state
-
-    opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
-    losses = []
-    for _ in range(5):
-        loss, model, state, opt_state = step(model, state, opt_state)
-        losses.append(loss)
-    model = eqx.nn.inference_mode(model)
-    logits, _ = jax.vmap(model, **over_batch)(x, state)
-    assert losses[-1] < losses[0]
-    return losses, logits, model.head.activation.slope, model.dropout.deterministic
 
 
 @same_under_both_imports
@@ -640,26 +538,6 @@ def test_batch_norm_for_inference_leaves_the_state_alone(eqx):
     facts = [bool(jnp.array_equal(first, other)) for other in (second, third)]
     assert facts == [True, True]
     return facts, first, quiet.inference
-
-
-@same_under_both_imports
-def test_batch_norm_through_jit_grad_and_nested_vmap(eqx):
-    """Gradients go through the statistics, and an outer map makes a separate batch of each row."""
-    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, axis_name="batch", mode="batch")
-    layer = with_known_weights(layer)
-
-    def apply(layer, x, state):
-        return jax.vmap(layer, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
-
-    @eqx.filter_jit
-    @eqx.filter_value_and_grad(has_aux=True)
-    def loss(x, layer, state):
-        y, state = apply(layer, x, state)
-        return jnp.sum(y**3), state
-
-    (value, state), grads = loss(jnp.sin(5 * ramp(4, 2)), layer, state)
-    y, _ = eqx.filter_vmap(apply, in_axes=(None, 0, None))(layer, jnp.sin(5 * ramp(3, 4, 2)), state)
-    return value, grads, y
 
 
 @same_under_both_imports
@@ -805,28 +683,6 @@ def test_inference_mode_reaches_every_layer(eqx):
         for m in (model, on, off)
     ]
     return flags, on["a"][1].weight, eqx.tree_inference(model, True)["a"][0].inference
-
-
-@same_under_both_imports
-def test_layers_are_wrapped_and_edited_in_place_of_subclassing(eqx):
-    """A layer is a field of a Module, is edited by `tree_at` and is found by its class."""
-
-    class Net(eqx.Module):
-        layers: list
-        head: eqx.nn.Linear
-
-        def __call__(self, x):
-            for layer in self.layers:
-                x = jnp.tanh(layer(x))
-            return self.head(x)
-
-    net = Net([eqx.nn.Linear(2, 2, key=key()) for _ in range(2)], eqx.nn.Linear(2, 1, key=key()))
-    net = with_known_weights(net)
-    is_linear = lambda node: isinstance(node, eqx.nn.Linear)  # noqa: E731
-    weights = lambda n: [m.weight for m in jax.tree.leaves(n, is_leaf=is_linear) if is_linear(m)]  # noqa: E731
-    halved = eqx.tree_at(weights, net, replace_fn=lambda w: w / 2)
-    no_bias = eqx.tree_at(lambda n: n.head.bias, net, jnp.zeros(1))
-    return net(ramp(2)), halved(ramp(2)), no_bias(ramp(2)), len(weights(net))
 
 
 WEIGHT_NORM = {

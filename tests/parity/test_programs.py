@@ -22,11 +22,10 @@ NOT_YET: dict[str, str] = {}
 ALWAYS = frozenset(
     {
         "abstract_init",
-        "converters",
+        "attribute_hooks",
+        "dataclass_tools",
         "gaussian_process",
-        "heat_equation",
         "levenberg_marquardt",
-        "n_body",
         "quantity",
         "static_callables",
     }

@@ -15,14 +15,11 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import (
     AccessError,
-    ArgumentError,
-    RngError,
     ShapeError,
-    SpecError,
     StateError,
-    StructureError,
 )
 from pytreemod.transform.interception.surrounded_calls import AbstractCallRule, surround
+from tests.goldens import refusals
 from tests.helpers.equations import equations, operations
 from tests.helpers.laws import law
 from tests.labels import label
@@ -587,65 +584,6 @@ def test_a_training_step_is_that_of_filter_vmap():
 # ---- refusals
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda: nn.Ensemble(make_mlp, 0, key=KEY), ArgumentError, r"Ensemble\(n\): expected an i"),
-        (lambda: nn.Ensemble(make_mlp, 2.0, key=KEY), ArgumentError, r"of at least 1, got 2\.0"),
-        (lambda: nn.Ensemble(make_mlp, True, key=KEY), ArgumentError, r"of at least 1, got True"),
-        (lambda: nn.Ensemble(make_mlp, 2), RngError, r"Ensemble\(key\): expected a random key, f"),
-        (lambda: nn.Ensemble(3, 2), ArgumentError, r"Ensemble\(make\): expected a function that m"),
-        (lambda: nn.Ensemble(nn.Linear, 2, key=KEY), ArgumentError, r"needs in_features, out_feat"),
-        (lambda: nets().replace(n=0), ArgumentError, r"Ensemble\(n\)"),
-        (lambda: nets().replace(shared="weight"), ArgumentError, r"Ensemble\(shared\): expected a"),
-        (lambda: nn.Ensemble.from_members([]), ArgumentError, r"expected at least one member"),
-        (
-            lambda: nn.Ensemble.from_members([nets()[0], nn.MLP(2, 2, 5, 1, key=KEY)]),
-            StructureError,
-            r"layers\[0\]\.weight: f32\[4,2\] in trees\[0\], f32\[5,2\]",
-        ),
-        (
-            lambda: nn.Ensemble.from_members([nets()[0], nn.Identity()], shared="layers[0]"),
-            StructureError,
-            r"MLP\(\.\.\.\) in trees\[0\]|in trees\[0\]",
-        ),
-        (
-            lambda: nn.Ensemble.from_members(list(nets()), shared="layers[0]"),
-            ArgumentError,
-            r"another in members\[1\](.|\n)*at layers\[0\]\.weight",
-        ),
-        (
-            lambda: nn.Ensemble(lambda: pm.stateful(nn.BatchNorm(2)), 2),
-            StateError,
-            r"expected members that are given(.|\n)*pm\.stateful\(nn\.Ensemble\(make, n",
-        ),
-        (
-            lambda: nn.Ensemble.from_members([pm.stateful(nn.BatchNorm(2))]),
-            StateError,
-            r"expected members that are given",
-        ),
-        (lambda: nets()[3], IndexError, r"Ensemble\[\.\.\.\]: expected an index of one of 3 mem"),
-        (lambda: nets()["a"], ArgumentError, r"expected an integer or a slice(.|\n)*nets\.member"),
-        (lambda: nets()[3:], ArgumentError, r"a slice that picks at least one member, got none"),
-    ],
-)
-def test_wrong_arguments_are_refused(make, error, text):
-    """In the name of the Ensemble."""
-    with pytest.raises(error, match=text):
-        make()
-
-
-def test_wrong_calls_are_refused():
-    """Before the members are called, with the name that was meant."""
-    with pytest.raises(ArgumentError, match=r"got 'in_axis'\.\n  did you mean 'in_axes'\?"):
-        nets()(XS, in_axis=0)
-    edited = pm.tree_at("member.layers[0].bias", nets(), jnp.ones(4))
-    with pytest.raises(ShapeError, match=r"leading axis of 3, got 1 without.\n  at member\.layers"):
-        edited(X)
-    with pytest.raises(RngError, match=r"Ensemble\(Dropout, n=2\): expected one random key"):
-        nn.Ensemble(lambda: nn.Dropout(0.5), 2)(X, key=jax.random.split(KEY))
-
-
 def test_a_member_has_to_return_its_state():
     """Another one, or none, is no successor of what it was given."""
     forgetting = nn.Ensemble(lambda: nn.Lambda(jnp.sin), 2)
@@ -715,29 +653,4 @@ def test_what_has_an_axis(args, kwargs, in_axes, seen):
     assert shapes == {"x": None, "y": None, "mask": None, **seen}
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "in_axes", "error", "text"),
-    [
-        ((ROWS, None, STATE), {"state": STATE}, 0, ArgumentError, r"expected one State, got 2"),
-        ((ROWS.T,), {}, 0, ShapeError, r"of 3 members, (.|\n)*at x: f32\[2,3"),
-        ((jnp.ones(()),), {}, 0, ShapeError, r"at x: f32\[\], axis 0"),
-        ((ROWS,), {}, 2, ShapeError, r"at x: f32\[3,2\], axis 2"),
-        (({"a": ROWS.T},), {}, 0, ShapeError, r"at x\['a'\]: f32\[2,3\], axis 0"),
-        ((1.0,), {}, 0, ShapeError, r"in_axes for x: expected arrays with an ax"),
-        ((ROWS,), {}, (0, 0), SpecError, r"in_axes"),
-        ((ROWS, ROWS), {}, (0,), SpecError, r"one spec for each of the 2 positional"),
-        ((ROWS,), {}, {"z": 0}, ArgumentError, r"names of arguments of this call"),
-        ((ROWS,), {}, "x", SpecError, r"expected an int or None for each leaf"),
-        (
-            (ROWS,),
-            {},
-            pm.by({"z": 0, ...: None}),
-            SpecError,
-            r"a pattern that matches at least one leaf",
-        ),
-    ],
-)
-def test_axes_that_do_not_fit_are_refused(args, kwargs, in_axes, error, text):
-    """With the path, in the name of the Ensemble."""
-    with pytest.raises(error, match=rf"(?s)^(Ensemble\(Seeing, n=3\)|select\.path).*{text}"):
-        SEEING(*args, **kwargs, in_axes=in_axes)
+test_refusals = refusals(globals())

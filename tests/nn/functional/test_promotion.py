@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional.promotion import (
     computing_dtype,
     countable,
@@ -19,6 +18,7 @@ from pytreemod.nn.functional.promotion import (
     widen,
     with_shared,
 )
+from tests.goldens import refusals
 from tests.labels import label
 
 
@@ -93,14 +93,6 @@ def test_a_result_of_integers_stays_as_it_is():
     assert narrow(half, jnp.array(1)) is half
 
 
-def test_statistics_of_complex_numbers_are_refused():
-    """The variance would need |x|^2, which the formulas do not take."""
-    with pytest.raises(
-        ArgumentError, match=r"^normalization: expected real numbers, got complex64"
-    ):
-        computing_dtype(jnp.complex64)
-
-
 def test_place_puts_an_array_along_the_axes_named():
     """The first axis goes where it was told to; a misfit is refused."""
     like = jnp.zeros((2, 3, 4))
@@ -150,3 +142,6 @@ def test_one_cannot_count_with_floats():
     """They stay what they are."""
     x = jnp.ones(2, jnp.bfloat16)
     assert countable(x) is x
+
+
+test_refusals = refusals(globals())

@@ -4,6 +4,7 @@ import pytest
 
 from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional.windows import check_padding, cover, extents, resolve_padding
+from tests.goldens import refusals
 from tests.labels import label
 
 
@@ -28,12 +29,6 @@ def test_what_is_no_padding(padding):
     """Negative amounts, fractions, wrong counts, None and booleans are refused."""
     with pytest.raises(ArgumentError, match=r"f\(padding\): expected an integer >= 0, 2 of them"):
         check_padding("f(padding)", padding, 2, words=True)
-
-
-def test_words_are_for_convolutions_only():
-    """A pooling layer refuses "SAME", which it could not pad rightly."""
-    with pytest.raises(ArgumentError, match=r"expected an integer >= 0, .*, got 'SAME'"):
-        check_padding("f(padding)", "SAME", 2, words=False)
 
 
 def test_a_dilated_kernel_spans_the_gaps_too():
@@ -70,3 +65,6 @@ def test_same_padding_is_shared_between_both_ends(size, stride, same, lower):
 def test_cover_pads_for_the_overhang_only(size, window, stride, pads, expected):
     """Padding grows by what the last window lacks, unless that window sees nothing but padding."""
     assert cover((pads,), (size,), (window,), (stride,)) == (expected,)
+
+
+test_refusals = refusals(globals())
