@@ -187,16 +187,27 @@ def check_placements(
 
 
 def explain_placements(
-    assigned: Sequence[Assigned], where: str, error: Exception, mesh: Any = None
+    assigned: Sequence[Assigned],
+    where: str,
+    error: Exception,
+    mesh: Any = None,
+    *,
+    are_parts: bool = False,
 ) -> None:
     """Raise a better error than JAX's, if it came from specs that do not fit their arrays."""
     try:
-        check_placements(assigned, where, mesh)
+        check_placements(assigned, where, mesh, are_parts=are_parts)
     except ValueError as better:
         raise better from error
 
 
-def check_axis_names(spec: PartitionSpec, sizes: Collection[Any], where: str, place: str) -> None:
+def check_axis_names(
+    spec: PartitionSpec,
+    sizes: Collection[Any],
+    where: str,
+    place: str,
+    error: Exception | None = None,
+) -> None:
     """Refuse a spec that names an axis that the mesh does not have.
 
     Raises:
@@ -209,7 +220,7 @@ def check_axis_names(spec: PartitionSpec, sizes: Collection[Any], where: str, pl
             f"axes of the mesh ({', '.join(map(repr, sizes))})",
             ", ".join(map(repr, unknown)),
             places=[place],
-        )
+        ) from error
 
 
 def _uneven(array: Any, spec: PartitionSpec, sizes: dict[Any, int]) -> Iterator[str]:

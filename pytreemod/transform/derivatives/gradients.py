@@ -14,7 +14,6 @@ from typing import (
     Concatenate,
     Literal,
     NamedTuple,
-    NoReturn,
     ParamSpec,
     TypeAlias,
     TypeVar,
@@ -113,15 +112,23 @@ class _Grad(Transformed):
         chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
         refuse_nothing(name, fn, chosen, options.wrt)
 
+        losses: list[Any] = []
+
         def run(diffs: list[Any]) -> tuple[Any, Any]:
-            result, collected = chosen.collect(fn, diffs, kwargs)
-            # Checked inside, where the loss is still what the user returned.
-            value, aux = self._parted(result)
+            (value, collected), aux = chosen.collect(fn, diffs, kwargs), None
+            if options.has_aux:
+                value, aux = pair_of(value, self._where(), "loss, aux", reason=", for has_aux=True")
+            losses.append(value)
             is_alone = not options.has_aux and collected is None
             return value, None if is_alone else pack(with_collected(aux, collected))
 
         differentiate = jax.value_and_grad(run, has_aux=True, **dict(options.gradkwargs))
-        (value, packed), grads = differentiate(chosen.values)
+        try:
+            (value, packed), grads = differentiate(chosen.values)
+        except TypeError as error:
+            for loss in losses:
+                self._explain_loss(loss, error)
+            raise
         aux = None if packed is None else unpack(packed)
         chosen.pass_on_use(name)
         return self.result(value, aux, chosen.place(grads), options.has_aux)
@@ -131,21 +138,11 @@ class _Grad(Transformed):
         """What the caller gets."""
         return ((value, aux) if has_aux else value), gradient
 
-    def _parted(self, result: Any) -> tuple[Any, Any]:
-        """The loss, which has been looked at, and what is beside it."""
-        value, aux = result, None
-        if self.options.has_aux:
-            value, aux = pair_of(result, self._where(), "loss, aux", reason=", for has_aux=True")
-        kind = jnp.inexact if dict(self.options.gradkwargs).get("holomorphic") else jnp.floating
-        is_loss = is_array_like(value) and jnp.shape(value) == ()
-        if not (is_loss and jnp.issubdtype(jnp.result_type(value), kind)):
-            self._refuse_loss(value)
-        return value, aux
-
     def _where(self) -> str:
         return f"{self.transform_name()} of {function_name(self.fn)}"
 
-    def _refuse_loss(self, value: Any) -> NoReturn:
+    def _explain_loss(self, value: Any, error: TypeError) -> None:
+        """Raise a better error than JAX's, if it came from what is no loss."""
         if not is_array_like(value):
             is_nested = children_of(value) is not None and value is not None
             raise ArgumentError(
@@ -156,22 +153,24 @@ class _Grad(Transformed):
                     "return the loss alone, or a pair and say so:",
                     "pm.filter_grad(f, has_aux=True)",
                 ],
-            )
+            ) from error
         if jnp.shape(value) != ():
             raise ShapeError(
                 self._where(),
                 "a scalar loss",
                 describe(value),
                 hint=["reduce it, for instance by", "return jnp.mean(loss)"],
-            )
-        option = f"pm.{self.transform_name()}(f, holomorphic=True)"
-        is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
-        raise ArgumentError(
-            self._where(),
-            "a scalar loss, a floating number",
-            describe(value),
-            hint=["of a holomorphic function:", option] if is_complex else (),
-        )
+            ) from error
+        kind = jnp.inexact if dict(self.options.gradkwargs).get("holomorphic") else jnp.floating
+        if not jnp.issubdtype(jnp.result_type(value), kind):
+            option = f"pm.{self.transform_name()}(f, holomorphic=True)"
+            is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
+            raise ArgumentError(
+                self._where(),
+                "a scalar loss, a floating number",
+                describe(value),
+                hint=["of a holomorphic function:", option] if is_complex else (),
+            ) from error
 
 
 class _OnlyGrad(_Grad):

@@ -59,25 +59,28 @@ class _Jacobian(Transformed):
         where = f"{name} of {function_name(fn)}"
         chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
         refuse_nothing(name, fn, chosen, options.wrt)
-        is_real = not dict(options.jaxkwargs).get("holomorphic")
-        if is_real and self.of == "arguments":
-            # Here, where there are paths: JAX's own error names no leaf.
-            self._refuse_complex(where, chosen_places(fn, chosen))
+        returned: list[Any] = []
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
             (result, collected), aux = chosen.collect(fn, diffs, kwargs), None
             if options.has_aux:
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
-            if is_real and self.of == "results":
-                named = jtu.tree_leaves_with_path(result)
-                self._refuse_complex(where, [(path_text(p, "result"), leaf) for p, leaf in named])
+            returned.append(result)
             outs, _ = divide(result, is_differentiable)
             if not outs:
                 _refuse_no_result(where, result)
             # The result goes along as it is: what shows where its Jacobians are to be placed.
             return outs, pack(with_collected((result, aux), collected))
 
-        jacobians, packed = self.differentiate(run, dict(options.jaxkwargs))(chosen.values)
+        try:
+            jacobians, packed = self.differentiate(run, dict(options.jaxkwargs))(chosen.values)
+        except TypeError as error:
+            # JAX's own error names no leaf.
+            if not dict(options.jaxkwargs).get("holomorphic"):
+                is_forward = self.of == "arguments"
+                leaves = chosen_places(fn, chosen) if is_forward else _named_leaves(returned)
+                self._explain_complex(where, leaves, error)
+            raise
         result, aux = unpack(packed)
         _, structure = divide(result, is_differentiable)
         matrices = structure.place([chosen.place(jacobian) for jacobian in jacobians])
@@ -85,7 +88,9 @@ class _Jacobian(Transformed):
         chosen.pass_on_use(name)
         return (matrices, aux) if options.has_aux else matrices
 
-    def _refuse_complex(self, where: str, leaves: Sequence[tuple[str, Any]]) -> None:
+    def _explain_complex(
+        self, where: str, leaves: Sequence[tuple[str, Any]], error: TypeError
+    ) -> None:
         found = [f"{place}: {describe(leaf)}" for place, leaf in leaves if _is_complex(leaf)]
         if found:
             raise DerivativeError(
@@ -97,7 +102,7 @@ class _Jacobian(Transformed):
                     "of a holomorphic function:",
                     f"pm.{self.transform_name()}(f, holomorphic=True)",
                 ],
-            )
+            ) from error
 
     @staticmethod
     @abstractmethod
@@ -110,9 +115,14 @@ def _is_complex(leaf: Any) -> bool:
     return is_number and bool(jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating))
 
 
+def _named_leaves(results: Sequence[PyTree]) -> list[tuple[str, Any]]:
+    """The leaves of each result with their paths."""
+    named = [pair for result in results for pair in jtu.tree_leaves_with_path(result)]
+    return [(path_text(path, "result"), leaf) for path, leaf in named]
+
+
 def _refuse_no_result(where: str, result: PyTree) -> None:
-    named = jtu.tree_leaves_with_path(result)
-    places = [f"{path_text(path, 'result')}: {describe(leaf)}" for path, leaf in named]
+    places = [f"{path}: {describe(leaf)}" for path, leaf in _named_leaves([result])]
     expected = "at least one floating array in the result"
     raise ArgumentError(where, expected, "none", places=places)
 

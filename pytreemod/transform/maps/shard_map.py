@@ -27,7 +27,6 @@ from pytreemod.transform.compilation.placements import (
     as_spec,
     axes_in,
     check_axis_names,
-    check_placements,
     context_mesh,
     convert_values,
     explain_placements,
@@ -134,6 +133,7 @@ class _ShardMapped(Transformed):
                     explain_placements(assigned, _IN, error, mesh)
                 if "in_specs" in str(error) and assigned is not None:
                     _explain_explicit(assigned, mesh, error)
+                results.explain(error)
                 raise
         if drawn:
             # Anew, for the function may have used up what it was also given from outside.
@@ -272,9 +272,7 @@ class _Results:
         ]
         if None in known:
             self.treatments.append(PartitionSpec())
-        for spec in self.treatments:
-            # Before anything runs: results are only known when the function is done.
-            check_axis_names(spec, mesh.axis_names, _OUT, spec_text(spec))
+        self.converted: list[Assigned] = []
         # Axes that are manual already are those of a `shard_map` around.
         self.manual = options.axis_names or {
             name
@@ -297,9 +295,8 @@ class _Results:
         """
         own = result.result if type(result) is WithCollected else result
         assigned = assign(self.spec, own, "result", placement_terms(_OUT))
-        converted = convert_values(assigned, as_spec, _OUT, SPECS)
-        check_placements(converted, _OUT, self.mesh, are_parts=True)
-        specs = [value for _, _, value in converted]
+        self.converted = convert_values(assigned, as_spec, _OUT, SPECS)
+        specs = [value for _, _, value in self.converted]
         if type(result) is WithCollected:
             collected, whole = self.stack(result.collected)
             result, specs = WithCollected(own, collected), specs + whole
@@ -307,8 +304,6 @@ class _Results:
         if new:
             # Out of the trace: JAX has been told of other groups already, and cannot use it.
             raise _NewSpecs(list(dict.fromkeys(new)))
-        if self.check_vma:
-            self.check_sameness(converted)
         return group(result, [self.treatments.index(spec) for spec in specs], len(self.treatments))
 
     def stack(self, collected: Collected) -> tuple[Collected, list[PartitionSpec]]:
@@ -319,14 +314,23 @@ class _Results:
         stacked = [jnp.expand_dims(array, 0) for array in arrays]
         return structure.assemble(stacked), [spec] * len(stacked)
 
-    def check_sameness(self, converted: list[Assigned]) -> None:
-        """Refuse results that differ from device to device along an axis that no spec names.
+    def explain(self, error: ValueError) -> None:
+        """Raise a better error if a spec does not fit the mesh or its array, or promises too much.
 
         Raises:
-            SpecError: there are some.
+            ShapeError, SpecError: one does not.
         """
+        explain_placements(self.converted, _OUT, error, self.mesh, are_parts=True)
+        # Those that JAX refused before the function ran.
+        for spec in self.treatments:
+            check_axis_names(spec, self.mesh.axis_names, _OUT, spec_text(spec), error)
+        if self.check_vma:
+            self._explain_differences(error)
+
+    def _explain_differences(self, error: ValueError) -> None:
+        # Results that differ from device to device along an axis that no spec names.
         places: list[str] = []
-        for place, array, spec in converted:
+        for place, array, spec in self.converted:
             lost = (varying_axes(jax.typeof(array)) & self.manual) - set(axes_in(spec))
             if lost:
                 varies = f"varies over {', '.join(sorted(map(repr, lost)))}"
@@ -342,7 +346,7 @@ class _Results:
                     "loss = jax.lax.pmean(loss, 'data')",
                     "norm = nn.BatchNorm(size, 'data', channel_axis=1)  # its statistics",
                 ],
-            )
+            ) from error
 
 
 @overload
