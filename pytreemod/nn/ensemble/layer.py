@@ -157,7 +157,7 @@ class Ensemble(Members[_M]):
         if in_axes is not None:
             axes = _axes(title, n, positional_names(self.member), inputs, in_axes)
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
-        call, parts, shared, after = self._parts(state, key, list(inputs.values()))
+        call, parts, shared, after = self._parts(title, state, key, list(inputs.values()))
 
         def call_one(own: Any, values: Any, key: Any, given: list[Any]) -> Any:
             entries = dict(zip(mapped, given, strict=True))

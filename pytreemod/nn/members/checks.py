@@ -97,15 +97,12 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
 def without_leading_axis(trees: dict[str, Any], n: int) -> list[str]:
     """The arrays that have not an entry for each member, with their paths."""
     # Paths cost more than the leaves, and are made only for an error.
-    if all(_has_leading_axis(leaf, n) for leaf in jtu.tree_leaves(trees)):
+    first = (n,)
+    if all(not is_array(x) or x.shape[:1] == first for x in jtu.tree_leaves(trees)):
         return []
     return [
         f"{path_text(path, root)}: {describe(leaf)}"
         for root, tree in trees.items()
         for path, leaf in jtu.tree_leaves_with_path(tree)
-        if not _has_leading_axis(leaf, n)
+        if is_array(leaf) and leaf.shape[:1] != first
     ]
-
-
-def _has_leading_axis(leaf: Any, n: int) -> bool:
-    return not is_array(leaf) or leaf.shape[:1] == (n,)

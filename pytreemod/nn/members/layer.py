@@ -87,7 +87,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
 
     def __stacked__(self) -> tuple[str, ...]:
         # Read by what means each member's arrays, and not the stack of them.
-        return own_paths(self._members(), self._shared(), self.owner.member)
+        return own_paths(_members_of(self), _shared_by(self), self.owner.member)
 
     def replace(self: _S, /, **changes: Any) -> _S:  # noqa: D102  (as that of Module)
         made = super().replace(**changes)
@@ -100,7 +100,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         Returns:
             True or False.
         """
-        member = self._members()
+        member = _members_of(self)
         if isinstance(member, StatefulLayer):
             return member.is_stateful()
         return bool(tokens_of(member))
@@ -111,7 +111,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         Returns:
             True or False.
         """
-        return self.is_stateful() and needs_state(self._members())
+        return self.is_stateful() and needs_state(_members_of(self))
 
     def unstack(self) -> list[_M]:
         """The members one by one, as they would be in a list, each with what all share.
@@ -129,7 +129,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         Raises:
             ShapeError: an array has not the leading axis.
         """
-        member, outer = without_numbers(self._members())
+        member, outer = without_numbers(_members_of(self))
         own, rest = self._split(split_streams(member, len(self)))
         each = unstack(own) if jtu.tree_leaves(own) else [own] * len(self)
         return [with_numbers(renewed(combine(one, rest)), outer) for one in each]
@@ -142,7 +142,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
 
     def __getitem__(self, index: int | slice) -> Any:
         """One by number, or several as one by a slice; with tokens of their own, as `unstack`."""
-        member, outer = without_numbers(self._members())
+        member, outer = without_numbers(_members_of(self))
         chosen: Any = index
         if isinstance(index, slice):
             # There is one stream for all, however many are taken.
@@ -166,19 +166,15 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
     def __len__(self) -> int:
         return getattr(self, self.owner.number)
 
-    def _members(self) -> Any:
-        return getattr(self, self.owner.member)
-
-    def _shared(self) -> Sequence[str]:
-        return getattr(self, "shared", ())
-
     def _title(self) -> str:
-        owner, name = self.owner, type(self._members()).__name__
-        return f"{owner.name}({name}, {owner.number}={len(self)})"
+        owner, name = self.owner, type(_members_of(self)).__name__
+        return f"{owner.name}({name}, {owner.number}={getattr(self, owner.number)})"
 
-    def _split(self, member: Any, is_leaf: Any = None) -> tuple[Any, Any]:
-        own, rest = split_members(member, self._shared(), is_leaf)
-        check_leading(self.owner, self._title(), len(self), {self.owner.member: own})
+    def _split(self, member: Any, is_leaf: Any = None, title: str = "") -> tuple[Any, Any]:
+        own, rest = split_members(member, _shared_by(self), is_leaf)
+        owner = self.owner
+        trees = {owner.member: own}
+        check_leading(owner, title or self._title(), getattr(self, owner.number), trees)
         return own, rest
 
     def _number(self, index: Any) -> int:
@@ -199,11 +195,12 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         return number
 
     def _parts(
-        self, state: Any, key: KeyLike | None, others: Any
+        self, title: str, state: Any, key: KeyLike | None, others: Any
     ) -> tuple[MemberCall, tuple[Any, Any, Any], Any, Callable[..., State] | None]:
         """What of a call is for each member.
 
         Args:
+            title: what to call the members in errors.
             state: the State, if the members are given one.
             key: the key of the call.
             others: the other arguments, in which there may be tokens.
@@ -212,20 +209,32 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
             What calls one member; the arrays, the values in State and the keys of all; the values
             that they share; and what makes the State after them, None if they get none.
         """
-        title, n, keys = self._title(), len(self), None
-        member, outer = without_numbers(self._members())
+        n, keys = getattr(self, self.owner.number), None
+        held = _members_of(self)
+        member, outer = without_numbers(held)
         if isinstance(state, State):
             # The State has them; what is left in the members would be split as their arrays are.
             member = delete_init_state(member)
-        own, rest = self._split(member)
+        own, rest = self._split(member, title=title)
         # Keys that are not used would be split in the program all the same.
-        if key is not None and wants_key(self._members()):
+        if key is not None and wants_key(held):
             keys = jax.random.split(check_key(title, key), n)
         if not isinstance(state, State):
             return MemberCall(rest, outer, title, None), (own, (), keys), (), None
         states = MemberStates(self.owner, title, member, n, others, state)
         call = MemberCall(rest, outer, title, states.form)
         return call, (own, states.own, keys), states.shared, states.after
+
+
+# Functions: to read a method makes a bound one, and a call of a Stack reads these many times.
+
+
+def _members_of(several: Members[Any]) -> Any:
+    return getattr(several, several.owner.member)
+
+
+def _shared_by(several: Members[Any]) -> Sequence[str]:
+    return getattr(several, "shared", ())
 
 
 def _is_stream(node: Any) -> bool:

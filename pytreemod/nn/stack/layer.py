@@ -161,21 +161,21 @@ class Stack(Members[_L]):
         """
         title, depth = self._title(), self.depth
         if not isinstance(state, (State, Absence)):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-            given = "x, state" if self.is_stateful() else "x"
+            arguments = "x, state" if self.is_stateful() else "x"
             hint = (
                 "Further arguments for the layers go by name, and so does a key:",
-                f"stack({given}, mask=mask, key=key)",
+                f"stack({arguments}, mask=mask, key=key)",
             )
             raise ArgumentError(title, "a State", describe(state), hint=hint)
         extra = _further(title, per_layer, same)
         if same or extra:
             check_keywords(title, self.layer, [*same, *extra])
-        check_leading(STACK, title, depth, {"per_layer": extra})
-        # Layers that can do without State do so, where none is given.
-        if isinstance(state, Absence) and self.needs_state():
-            required_state(title, state)
+            check_leading(STACK, title, depth, {"per_layer": extra})
         given = state if self.is_stateful() else None
-        call, parts, shared, after = self._parts(given, key, same)
+        # Layers that can do without State do so, where none is given.
+        if isinstance(given, Absence) and self.needs_state():
+            required_state(title, state)
+        call, parts, shared, after = self._parts(title, given, key, same)
         # Rules around the layers, if there are any, are given the number of the layer.
         numbers = None if call.outer is None else jnp.arange(depth)
         (x, shared), values = filter_scan(
