@@ -1,7 +1,6 @@
 """Whole small programs whose classes are put together in the styles that users write."""
 
 import abc
-import copy
 import dataclasses
 import functools as ft
 import inspect
@@ -46,49 +45,6 @@ def test_a_template_method_builds_the_fields_of_subclasses(eqx):
 
     solver = Newton(3, key=jax.random.key(0))
     return solver, eqx.filter_jit(solver)(jnp.ones(2))
-
-
-@same_under_both_imports
-def test_an_init_sets_whatever_it_is_given(eqx):
-    """By keyword, or in the order of the fields."""
-
-    class Config(eqx.Module):
-        def __init__(self, *args, **kwargs):
-            names = [f.name for f in dataclasses.fields(self)]
-            for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-                setattr(self, name, value)
-
-    class Train(Config):
-        rate: float
-        steps: int
-
-    class Long(Train):
-        decay: float = 0.5
-
-    return Train(0.1, 2), Train(steps=2, rate=0.1), Long(0.1, steps=3), Long(1.0, 2, 0.25)
-
-
-@same_under_both_imports
-def test_a_plain_mixin_has_the_init(eqx):
-    """It knows no Module, and sets what the Module declares."""
-
-    class Sized(abc.ABC):
-        def __init__(self, size):
-            self.size = size
-            self.reset()
-
-        @abc.abstractmethod
-        def reset(self):
-            """Set the rest."""
-
-    class Buffer(Sized, eqx.Module):
-        size: int = eqx.field(static=True)
-        items: jax.Array
-
-        def reset(self):
-            self.items = jnp.zeros(self.size)
-
-    return Buffer(2), eqx.tree_at(lambda b: b.items, Buffer(2), jnp.ones(2))
 
 
 # It does not see that the value is a property's, and no field's.
@@ -195,35 +151,6 @@ def test_methods_of_plain_bases_are_passed_around(eqx):
     grads = eqx.filter_grad(lambda s: jnp.sum(s(jnp.ones(2))))(Step(damped.integrate, 0.1))
     grads = jtu.tree_leaves(grads)
     return steps, len(traces), grads, damped.jacobian(jnp.ones(2)), call(damped.jacobian, ramp(2))
-
-
-@same_under_both_imports
-def test_equal_instances_have_equal_methods(eqx):
-    """As functions of configuration they are compared by value."""
-
-    class Loss(eqx.Module):
-        power: int
-
-        def __call__(self, x):
-            return x**self.power
-
-        def half(self, x):
-            return 0.5 * self(x)
-
-    class Model(eqx.Module):
-        weight: jax.Array
-        loss: Callable = eqx.field(static=True)
-
-    traces = []
-
-    @eqx.filter_jit
-    def call(model):
-        traces.append(model)
-        return model.loss(model.weight)
-
-    values = [call(Model(ramp(2), Loss(power).half)) for power in (2, 2, 3, 2)]
-    same = Loss(2).half == Loss(2).half, hash(Loss(2).half) == hash(Loss(2).half)
-    return values, len(traces), same, Loss(2).half == Loss(3).half
 
 
 def told(make: Callable[[], Any]) -> tuple[Any, bool]:
@@ -336,26 +263,6 @@ def test_generic_classes_are_subscripted(eqx):
 
     net = Net(P[jax.Array](jnp.add, ramp(2)))
     return net.function(1.0), array_paths(net), P[int].__name__
-
-
-@same_under_both_imports
-def test_instances_are_pickled_as_their_class_says(eqx):
-    """What is made anew is left out of pickles and copies."""
-
-    class Table(eqx.Module):
-        values: jax.Array
-        lookup: Any
-
-        def __getstate__(self):
-            return {"values": self.values}
-
-        def __setstate__(self, state):
-            object.__setattr__(self, "values", state["values"])
-            object.__setattr__(self, "lookup", (1, 2))
-
-    table = Table(ramp(2), None)
-    made = [copy.copy(table), copy.deepcopy(table)]
-    return made, [jtu.tree_map(lambda x: 2 * x, m) for m in made]
 
 
 @same_under_both_imports

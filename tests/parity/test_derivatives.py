@@ -71,34 +71,10 @@ def test_jvp_with_zero_tangents(eqx):
 
 
 @same_under_both_imports
-def test_jvp_of_numbers(eqx):
-    """A Python float has a tangent if one is given."""
-    f = lambda x, y: (x * y, x)  # noqa: E731
-    return eqx.filter_jvp(f, (ramp(2), 2.0), (ramp(2), 1.0)), eqx.filter_jvp(
-        f, (2.0, jnp.float32(3.0)), (1.0, jnp.float32(2.0))
-    )
-
-
-@same_under_both_imports
 def test_jvp_passes_keywords_on(eqx):
     """Keywords are constants of the function, has_aux and tangents included."""
     f = lambda x, *, has_aux, y: (x * y, has_aux)  # noqa: E731
     return eqx.filter_jvp(f, (ramp(2),), (ramp(2),), has_aux=True, y=ramp(2))
-
-
-@same_under_both_imports
-def test_jvp_under_other_transforms(eqx):
-    """jit, vmap and grad of a jvp, and a jvp of each."""
-    net = make_net(eqx)
-    along = lambda x: eqx.filter_jvp(net, (x,), (jnp.ones(2),))[1]  # noqa: E731
-    return [
-        eqx.filter_jit(along)(ramp(2)),
-        eqx.filter_jit(eqx.filter_vmap(along))(ramp(3, 2)),
-        eqx.filter_jit(eqx.filter_grad(lambda x: jnp.sum(along(x))))(ramp(2)),
-        eqx.filter_jvp(eqx.filter_jit(net), (ramp(2),), (jnp.ones(2),)),
-        eqx.filter_jvp(eqx.filter_grad(lambda x: jnp.sum(x**3)), (ramp(2),), (jnp.ones(2),)),
-        eqx.filter_jvp(net.with_extras, (ramp(2),), (jnp.ones(2),))[1],
-    ]
 
 
 # ---- filter_vjp
@@ -113,25 +89,10 @@ def test_vjp(eqx):
 
 
 @same_under_both_imports
-def test_vjp_with_aux(eqx):
-    """(out, vjp_fn, aux), aux being any tree."""
-    f = lambda x, n: (x**2, {"x": x, "n": n, "s": "text"})  # noqa: E731
-    out, vjp_fn, aux = eqx.filter_vjp(f, ramp(2), jnp.arange(2), has_aux=True)
-    return out, vjp_fn(ramp(2)), aux
-
-
-@same_under_both_imports
 def test_vjp_of_constants(eqx):
     """Floats are not differentiated; NumPy arrays and constants take a cotangent."""
     out, vjp_fn = eqx.filter_vjp(lambda x, y: (x * y, jnp.ones(2)), np.float32(2.0), 3.0)
     return out, vjp_fn((jnp.float32(1.0), ramp(2)))
-
-
-@same_under_both_imports
-def test_vjp_without_arguments(eqx):
-    """A function of nothing has no cotangents."""
-    out, vjp_fn = eqx.filter_vjp(lambda: jnp.ones(2))
-    return out, vjp_fn(ramp(2))
 
 
 @same_under_both_imports
@@ -161,12 +122,6 @@ def test_jacobians(eqx, name):
     ]
 
 
-@same_under_both_imports
-def test_jacrev_with_aux(eqx):
-    """(jacobian, aux), aux being any tree."""
-    return eqx.filter_jacrev(lambda x: (x**2, {"x": x, "s": "a"}), has_aux=True)(ramp(2))
-
-
 @pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev", "filter_hessian"])
 @same_under_both_imports
 def test_aux_of_arrays(eqx, name):
@@ -182,17 +137,6 @@ def test_hessian(eqx):
     return [
         eqx.filter_jit(eqx.filter_hessian(lambda n, x: jnp.sum(n(x) ** 2)))(small, ramp(2)),
         eqx.filter_hessian(lambda d: jnp.sum(d["x"] ** 3))({"x": ramp(2), "s": "a", "n": 3}),
-    ]
-
-
-@same_under_both_imports
-def test_jacobians_under_other_transforms(eqx):
-    """jit, vmap and grad of a Jacobian."""
-    jac = eqx.filter_jacfwd(lambda x: jnp.outer(x, x) ** 2)
-    return [
-        eqx.filter_jit(jac)(ramp(2)),
-        eqx.filter_jit(eqx.filter_vmap(jac))(ramp(3, 2)),
-        eqx.filter_jit(eqx.filter_grad(lambda x: jnp.sum(jac(x))))(ramp(2)),
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.parity.helpers import caught, ramp, same_under_both_imports, with_known_weights
+from tests.parity.helpers import caught, ramp, same_under_both_imports
 
 # Everything here is compiled twice: in the slow run. What it compares has tests of its own.
 pytestmark = pytest.mark.slow
@@ -152,31 +152,6 @@ def test_pmap_collectives_and_size(eqx):
 
 
 @pmapped
-def test_pmap_of_modules(eqx):
-    """Built in parallel, as arguments, as the function itself, as a bound method."""
-    layer_class = make_layer(eqx)
-    keys = jax.random.split(jax.random.key(0), 2)
-    built = eqx.filter_pmap(lambda key: layer_class(2, key))(keys)
-    layer, x = layer_class(2), ramp(2, 4)
-    return [
-        built,
-        eqx.filter_pmap(lambda layer, x: layer(x))(built, x),
-        eqx.filter_pmap(lambda layer, x: layer(x), in_axes=(None, 0))(layer, x),
-        eqx.filter_pmap(layer)(x),
-        eqx.filter_pmap(layer.method)(x),
-    ]
-
-
-@pytest.mark.parametrize("donate", ["none", "all"])
-@pmapped
-def test_pmap_donation(eqx, donate):
-    """Donated arrays are gone, if their memory was of use."""
-    x = eqx.filter_pmap(lambda x: x + 1)(ramp(4, 2))
-    out = eqx.filter_pmap(lambda x: x * 2, donate=donate)(x)
-    return out, x.is_deleted()
-
-
-@pmapped
 def test_pmap_refuses(eqx):
     """More members than devices, sizes that differ, nothing to map, an unknown name."""
     fn = eqx.filter_pmap(lambda x, y: x)
@@ -211,22 +186,6 @@ def test_callbacks_take_and_give_any_trees(eqx, jit):
     return (eqx.filter_jit(fn) if jit else fn)(layer, ramp(4), "how")
 
 
-@same_under_both_imports
-def test_callbacks_that_are_modules(eqx):
-    """The callback's own arrays are there, if they are not traced."""
-
-    class OnHost(eqx.Module):
-        weight: jax.Array
-
-        def __call__(self, x):
-            return np.asarray(self.weight) + np.asarray(x)
-
-    module = OnHost(ramp(2))
-    return eqx.filter_jit(lambda x: eqx.filter_pure_callback(module, x, result_shape_dtypes=x))(
-        ramp(2)
-    )
-
-
 @pytest.mark.parametrize("vmap_method", ["sequential", "expand_dims", "broadcast_all"])
 @same_under_both_imports
 def test_callbacks_under_vmap(eqx, vmap_method):
@@ -257,19 +216,3 @@ def test_callbacks_that_return_something_else(eqx):
 
     x = np.ones(2, np.float32)
     return [fail((x, "a"), (ramp(2), "b")), fail([x], (ramp(2),)), fail(x, ramp(3))]
-
-
-@same_under_both_imports
-def test_models_of_the_library(eqx):
-    """An MLP: sharded, mapped and sent to the host."""
-    mlp = with_known_weights(eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0)))
-    moved = eqx.filter_shard(mlp, WHOLE)
-    x = ramp(2)
-    struct = jax.ShapeDtypeStruct((2,), jnp.float32)
-    called = eqx.filter_pure_callback(
-        lambda layer, x: np.asarray(layer.weight[:2]) @ np.asarray(x),
-        mlp.layers[0],
-        x,
-        result_shape_dtypes=struct,
-    )
-    return eqx.filter_jit(lambda m, x: m(x))(moved, x), where(moved.layers[0].weight), called

@@ -82,22 +82,6 @@ def test_the_name_of_the_error(eqx):
 
 
 @same_under_both_imports
-def test_trees_are_passed_on(eqx):
-    """Modules, numbers, strings and None in x come out as they went in."""
-
-    class Layer(eqx.Module):
-        weight: jax.Array
-        name: str = eqx.field(static=True)
-
-    @eqx.filter_jit
-    def f(tree, limit):
-        return eqx.error_if(tree, tree["layer"].weight[0] > limit, TEXT)
-
-    tree = {"layer": Layer(ramp(2), "a"), "integers": jnp.arange(3), "none": None}
-    return f(tree, 0.0), fails(f, tree, -2.0), f(tree, 0.0)["layer"].name
-
-
-@same_under_both_imports
 def test_predicates(eqx):
     """A bool, or an array of any shape: any True fails, whether it is known or traced."""
 
@@ -110,16 +94,6 @@ def test_predicates(eqx):
         [fails(eqx.filter_jit(check(pred)), GOOD) for pred in failing],
         [eqx.filter_jit(check(pred))(GOOD) for pred in passing],
     )
-
-
-@same_under_both_imports
-def test_numbers_are_checked_eagerly(eqx):
-    """A solver's step size that is a Python number is returned, or the check fails."""
-
-    def check(dt):
-        return eqx.error_if(dt, dt < 0, TEXT)
-
-    return check(0.1), check(1), fails(check, -0.1), eqx.branched_error_if(0.1, False, 0, [TEXT])
 
 
 @same_under_both_imports

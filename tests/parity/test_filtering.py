@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 import pytest
 
@@ -120,26 +119,6 @@ def test_partition_by_a_prefix_that_mixes_predicates(eqx):
 
 
 @same_under_both_imports
-def test_partition_of_a_module_by_a_module(eqx):
-    """A Module of bools, made by `tree_at`, chooses single fields."""
-
-    class Layer(eqx.Module):
-        weight: jax.Array
-        bias: jax.Array
-        size: int = eqx.field(static=True)
-
-    class Net(eqx.Module):
-        layers: list
-        scale: float
-
-    net = Net([Layer(ramp(2), ramp(1), 2), Layer(ramp(3), ramp(2), 3)], 0.5)
-    nothing = jtu.tree_map(lambda _: False, net)
-    spec = eqx.tree_at(lambda n: [n.layers[0].bias, n.layers[1].weight], nothing, [True, True])
-    kept, rest = eqx.partition(net, spec)
-    return kept, rest, eqx.combine(kept, rest), eqx.combine(rest, kept)
-
-
-@same_under_both_imports
 def test_is_leaf_stops_above_the_leaves(eqx):
     """With `is_leaf` whole parts are kept or dropped."""
     tree = {"a": [ramp(2), 1], "b": (ramp(3), None), "c": 3.0}
@@ -161,20 +140,6 @@ def test_combine_takes_the_first_that_is_not_none(eqx):
     """`combine` fills the Nones of the first tree from the second, then from the third."""
     trees = [[1, None, None, None], [2, 3, None, None], [4, 5, ramp(2), None]]
     return eqx.combine(*trees), eqx.combine(*reversed(trees)), eqx.combine(trees[0])
-
-
-@same_under_both_imports
-def test_partition_and_combine_inside_jit(eqx):
-    """The idiom of differentiating half a tree works under plain JAX."""
-    tree = {"weight": ramp(3), "steps": 2, "name": "a"}
-    params, static = eqx.partition(tree, eqx.is_inexact_array)
-
-    @jax.jit
-    def loss(params, x):
-        tree = eqx.combine(params, static)
-        return jnp.sum(tree["weight"] ** tree["steps"] * x)
-
-    return loss(params, 2.0), jax.grad(loss)(params, 2.0)
 
 
 @same_under_both_imports

@@ -1,6 +1,5 @@
 """`filter_grad` and `filter_value_and_grad`: what is differentiated, and in what order it comes."""
 
-import inspect
 from typing import Any
 
 import jax
@@ -106,38 +105,6 @@ def test_half_a_model_is_differentiated_by_partition(eqx):
 
 
 @same_under_both_imports
-def test_complex_numbers(eqx):
-    """A real loss of complex numbers has JAX's gradient, and `holomorphic` is passed on."""
-    z = jnp.array([1.0 + 2.0j, 0.5j], jnp.complex64)
-    real = eqx.filter_grad(lambda z: jnp.sum(jnp.abs(z) ** 2))(z)
-    return real, eqx.filter_grad(lambda z: jnp.sum(z**2), holomorphic=True)(z)
-
-
-@same_under_both_imports
-def test_gradients_of_gradients(eqx):
-    """A gradient can be differentiated again."""
-    first = eqx.filter_grad(lambda x: jnp.sum(x**3))
-    second = eqx.filter_grad(lambda x: jnp.sum(first(x)))
-    return first(ramp(2)), second(ramp(2))
-
-
-@same_under_both_imports
-def test_under_and_over_other_transforms(eqx):
-    """Jitted, mapped and scanned gradients are the gradients."""
-    net = make_net(eqx)
-    grad = eqx.filter_grad(lambda n, x: n(x))
-    scanned = jax.lax.scan(
-        lambda c, x: (c - 0.1 * eqx.filter_grad(jnp.sum)(c) * x, c), ramp(2), ramp(3)
-    )
-    return [
-        eqx.filter_jit(grad)(net, ramp(2)),
-        eqx.filter_grad(eqx.filter_jit(lambda n, x: n(x)))(net, ramp(2)),
-        eqx.filter_vmap(grad, in_axes=(None, 0))(net, ramp(3, 2)),
-        scanned,
-    ]
-
-
-@same_under_both_imports
 def test_methods(eqx):
     """A decorated method differentiates by `self`; a bound method by its first argument."""
 
@@ -165,36 +132,3 @@ def test_a_module_is_the_function(eqx):
     """The gradient of a Module is by its argument, with the Module's arrays constant."""
     net = make_net(eqx)
     return eqx.filter_grad(net)(ramp(2)), eqx.filter_value_and_grad(net)(ramp(2))
-
-
-@same_under_both_imports
-def test_dtypes_of_gradients(eqx):
-    """A gradient has the dtype of its leaf, and the value that of the loss."""
-    tree = [ramp(2).astype(jnp.float16), ramp(2).astype(jnp.bfloat16), ramp(2)]
-    loss = lambda t: sum(jnp.sum(x.astype(jnp.float32)) for x in t)  # noqa: E731
-    return eqx.filter_value_and_grad(loss)(tree)
-
-
-@same_under_both_imports
-def test_a_captured_module_gets_no_gradient(eqx):
-    """What the function closes over is constant."""
-    net = make_net(eqx)
-    return eqx.filter_grad(lambda x: net(x) + jnp.sum(net.layers[0].weight * x))(ramp(2))
-
-
-@same_under_both_imports
-def test_the_wrapper_shows_the_function(eqx):
-    """Name and docstring are those of the function."""
-
-    @eqx.filter_value_and_grad
-    def loss(model: Any, x: float) -> float:
-        """How wrong it is."""
-        return jnp.sum(model * x)
-
-    return loss.__name__, loss.__doc__, str(inspect.signature(loss))
-
-
-@same_under_both_imports
-def test_an_unused_leaf_has_a_gradient_of_zeros(eqx):
-    """Zeros, not None, for an inexact array that the loss does not depend on."""
-    return eqx.filter_grad(lambda t: jnp.sum(t["a"]))({"a": ramp(2), "b": ramp(3)})

@@ -62,17 +62,6 @@ def test_eval_shape_takes_shapes_arrays_and_anything_else(eqx):
 
 
 @same_under_both_imports
-def test_eval_shape_of_modules_and_methods(eqx):
-    """The function may itself hold arrays."""
-    layer = make_layer(eqx)(3, jax.random.key(0))
-    return [
-        eqx.filter_eval_shape(layer, jax.ShapeDtypeStruct((2,), jnp.float32)),
-        eqx.filter_eval_shape(layer.method, ramp(2), power=2),
-        eqx.filter_eval_shape(eqx.filter_grad(lambda m, x: jnp.sum(m(x))), layer, ramp(2)).weight,
-    ]
-
-
-@same_under_both_imports
 def test_eval_shape_runs_nothing(eqx):
     """No number is computed, so that a size that fits in no memory is fine."""
     huge = eqx.filter_eval_shape(lambda n: jnp.zeros((n, n, n)), 10**5)
@@ -94,17 +83,6 @@ def test_make_jaxpr(eqx):
 
 
 @same_under_both_imports
-def test_make_jaxpr_takes_shapes_and_keywords(eqx):
-    """Shapes stand for arrays; the arrays of a Module argument are inputs."""
-    layer = make_layer(eqx)(3, jax.random.key(0))
-    struct = jax.ShapeDtypeStruct((2,), jnp.float32)
-    jaxpr, shapes, _ = eqx.filter_make_jaxpr(lambda m, x, power: m.method(x, power=power))(
-        layer, struct, power=2
-    )
-    return [str(variable.aval) for variable in jaxpr.jaxpr.invars], shapes
-
-
-@same_under_both_imports
 def test_closure_convert_hoists_the_arrays(eqx):
     """The converted function gives the same values, and its arrays are leaves that can change."""
     weight, traces = ramp(2), []
@@ -119,28 +97,6 @@ def test_closure_convert_hoists_the_arrays(eqx):
     loss = lambda f, y: jnp.sum(f(1.0, {"y": y, "name": "a"})[0])  # noqa: E731
     gradient = jax.tree.leaves(eqx.filter_grad(loss)(converted, ramp(2)))
     return value, arrays, gradient, len(traces)
-
-
-@same_under_both_imports
-def test_closure_convert_of_a_module(eqx):
-    """A method converts with the arrays of its Module hoisted."""
-    layer = make_layer(eqx)(3, jax.random.key(0))
-    converted = eqx.filter_closure_convert(layer.method, ramp(2), power=2)
-    doubled = jax.tree.map(lambda leaf: 2 * leaf if eqx.is_inexact_array(leaf) else leaf, converted)
-    close = jnp.allclose(doubled(ramp(2), power=2), 4 * layer.method(ramp(2), power=2))
-    jitted = eqx.filter_jit(converted)(ramp(2), power=2)
-    return converted(ramp(2) + 1, power=2).shape, close, jitted.shape
-
-
-@same_under_both_imports
-def test_a_converted_function_refuses_other_shapes(eqx):
-    """It was traced for one shape and one set of static values."""
-    weight = ramp(2)
-    converted = eqx.filter_closure_convert(lambda x, n: weight * x * n, ramp(2), 2)
-    return converted(ramp(2) + 1, 2), [
-        caught(lambda: converted(ramp(1), 2)),
-        caught(lambda: converted(ramp(2), 3)),
-    ]
 
 
 CHECKPOINTS = {
@@ -176,29 +132,6 @@ def test_checkpoint_recomputes(eqx):
     apply = eqx.filter_checkpoint(lambda x: jnp.sum(jnp.sin(jnp.sin(x))))
     equations = jax.make_jaxpr(jax.grad(apply))(ramp(2)).jaxpr.eqns
     return any("remat" in str(e.primitive) or "checkpoint" in str(e.primitive) for e in equations)
-
-
-@same_under_both_imports
-def test_checkpoint_of_modules_and_methods(eqx):
-    """A Module, a bound method and a decorated method are checkpointed with their arrays."""
-
-    class Layer(eqx.Module):
-        weight: jax.Array
-
-        @eqx.filter_checkpoint
-        def __call__(self, x):
-            return jnp.sum(jnp.sin(self.weight * x))
-
-        def loss(self, x, scale=1.0):
-            return scale * self(x)
-
-    layer = Layer(ramp(2))
-    return [
-        eqx.filter_grad(lambda m: m(2.0))(layer),
-        eqx.filter_grad(eqx.filter_checkpoint(layer.loss))(ramp(2)),
-        eqx.filter_checkpoint(layer)(3.0),
-        eqx.filter_jit(eqx.filter_checkpoint(layer.loss))(ramp(2), scale=2.0),
-    ]
 
 
 @pytest.mark.parametrize("name", ["filter_checkpoint", "filter_vmap", "filter_make_jaxpr"])

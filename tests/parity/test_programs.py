@@ -21,9 +21,7 @@ NOT_YET: dict[str, str] = {}
 # A few for every run; the others are in the slow one, for each compiles for a second.
 ALWAYS = frozenset(
     {
-        "abstract_init",
         "attribute_hooks",
-        "dataclass_tools",
         "gaussian_process",
         "levenberg_marquardt",
         "quantity",

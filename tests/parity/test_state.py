@@ -66,20 +66,6 @@ def test_get_and_set(eqx):
 
 
 @same_under_both_imports
-def test_make_with_state_passes_arguments_on(eqx):
-    """Positions and keywords reach the constructor, and so do those of a function."""
-    counter_class = make_counter(eqx)
-    layer, state = eqx.nn.make_with_state(counter_class)(3, start=5)
-
-    def build(sizes):
-        return {"layers": [counter_class(size, start=size) for size in sizes], "name": "a"}
-
-    model, states = eqx.nn.make_with_state(build)([1, 2])
-    counts = [states.get(part.count) for part in model["layers"]]
-    return layer.weight, state.get(layer.count), counts, model["name"]
-
-
-@same_under_both_imports
 def test_each_place_has_its_own_value(eqx):
     """Two layers of one class do not share; one layer that is used twice does."""
     model, state = eqx.nn.make_with_state(make_pair(eqx))()
@@ -125,22 +111,6 @@ def test_substate_and_update(eqx):
     missing = caught(lambda: part.get(model.second.count))
     state = state.update(part)
     return state.get(model.first.count), state.get(model.second.count), missing
-
-
-@same_under_both_imports
-def test_through_jit(eqx):
-    """State goes in and out of a jitted function, which is traced once."""
-    model, state = eqx.nn.make_with_state(make_pair(eqx))()
-    traces = []
-
-    @eqx.filter_jit
-    def step(model, x, state):
-        traces.append(None)
-        return model(x, state)
-
-    for _ in range(3):
-        output, state = step(model, ramp(2), state)
-    return output, state.get(model.first.count), len(traces)
 
 
 @same_under_both_imports
@@ -197,15 +167,6 @@ def test_as_the_carry_of_a_scan(eqx):
 
     state, outputs = jax.lax.scan(step, state, ramp(4, 2))
     return state.get(layer.count), outputs
-
-
-@same_under_both_imports
-def test_a_state_is_a_tree_of_its_values(eqx):
-    """Its leaves are the values, and `tree_map` gives a State with the new ones."""
-    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
-    leaves = sorted(str(leaf.shape) + str(leaf.dtype) for leaf in jax.tree.leaves(state))
-    changed = jax.tree.map(lambda leaf: leaf + 1 if leaf.dtype == jnp.int32 else leaf, state)
-    return leaves, changed.get(layer.count)
 
 
 @same_under_both_imports

@@ -112,16 +112,6 @@ def test_a_module_as_prefix(eqx):
     return apply(layers, ramp(2)), nested([layers, ramp(3)], ramp(3, 2))
 
 
-@same_under_both_imports
-def test_axes_made_by_tree_at(eqx):
-    """The idiom for mapping one leaf of a model: None everywhere, then an axis in one place."""
-    layer_class = make_layer(eqx)
-    layer = layer_class(ramp(2, 2), ramp(2, 4))
-    nothing = jax.tree.map(lambda _: None, layer)
-    axes = eqx.tree_at(lambda m: m.bias, nothing, 1, is_leaf=lambda x: x is None)
-    return eqx.filter_vmap(lambda m, x: m(x), in_axes=(axes, None))(layer, ramp(2))
-
-
 OUT_SPECS = {
     "int": 1,
     "none": (0, None),
@@ -193,19 +183,6 @@ def test_an_ensemble_by_mapping_the_constructor(eqx):
 
 
 @same_under_both_imports
-def test_an_ensemble_over_a_batch(eqx):
-    """Maps nest: members outside, examples inside, and the other way round."""
-    layer_class = make_layer(eqx)
-    ensemble = layer_class(ramp(3, 2, 2), ramp(3, 2))
-    batch = ramp(4, 2)
-    inner = eqx.filter_vmap(lambda m, x: m(x), in_axes=(None, 0))
-    members_first = eqx.filter_vmap(inner, in_axes=(0, None))(ensemble, batch)
-    outer = eqx.filter_vmap(lambda m, x: m(x), in_axes=(0, None))
-    batch_first = eqx.filter_vmap(outer, in_axes=(None, 0), out_axes=1)(ensemble, batch)
-    return members_first, batch_first
-
-
-@same_under_both_imports
 def test_callables_that_are_no_functions(eqx):
     """A Module, a bound method, a partial and a decorated method: their arrays are shared."""
 
@@ -229,33 +206,6 @@ def test_callables_that_are_no_functions(eqx):
         eqx.filter_vmap(eqx.Partial(scale.twice))(ramp(3)),
         scale.each(ramp(3)),
     ]
-
-
-@same_under_both_imports
-def test_under_jit_and_grad(eqx):
-    """A mapped function can be jitted, and differentiated through."""
-    layer_class = make_layer(eqx)
-    layer = layer_class(ramp(2, 2), ramp(2))
-
-    def loss(layer, batch):
-        return jnp.sum(eqx.filter_vmap(layer)(batch) ** 2)
-
-    return eqx.filter_jit(eqx.filter_value_and_grad(loss))(layer, ramp(3, 2))
-
-
-@same_under_both_imports
-def test_keys_are_arrays(eqx):
-    """Typed keys are mapped like other arrays."""
-    keys = jax.random.split(jax.random.key(1), 3)
-    return eqx.filter_vmap(lambda key, n: jax.random.uniform(key, (n,)))(keys, 2)
-
-
-@same_under_both_imports
-def test_the_identity_may_move_an_axis(eqx):
-    """What comes in on one axis may leave on another."""
-    tree = {"a": ramp(2, 3), "b": ("text", ramp(2, 3, 4))}
-    moved = eqx.filter_vmap(lambda t: t, in_axes=eqx.if_array(1), out_axes=eqx.if_array(0))
-    return moved(tree), eqx.filter_vmap(lambda x: x, in_axes=0, out_axes=1)(ramp(2, 3))
 
 
 @same_under_both_imports
