@@ -16,6 +16,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError, FieldWarning
+from tests.goldens import refusals
 from tests.helpers import string_annotations
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
@@ -177,38 +178,22 @@ def test_a_mixin_with_a_slot_is_taken():
     assert float(jax.tree.map(lambda x: 2 * x, Layer(jnp.ones(()))).x) == 2
 
 
-@pytest.mark.parametrize("is_set", [False, True])
-def test_a_required_field_that_an_inherited_init_leaves_unset_is_refused_with_the_instance(is_set):
-    """The class is legal, and its first wrong instance is told which `__init__` to write."""
+class Sub(OwnInit):
+    """Has fields that the inherited `__init__` leaves unset."""
 
-    class Sub(OwnInit):
-        extra: int
-        more: str = pm.field(static=True)
+    extra: int
+    more: str = pm.field(static=True)
 
-        def __check_init__(self):
-            """Not reached."""
+    def __check_init__(self):
+        """Not reached."""
 
-    class SetsOne(Sub):
-        def __init__(self):
-            super().__init__(2)
-            self.more = "more"
 
-    kind = SetsOne if is_set else Sub
-    texts = {
-        Sub: r"Sub: expected every field to be set, got an instance without extra, more\. "
-        r"Fields 'extra', 'more' were not initialized by the __init__ inherited from OwnInit\.\n"
-        r"  write an __init__ \(or give the field a default\):\n"
-        r"      def __init__\(self, extra, more, \*\*kwargs\):\n"
-        r"          super\(\)\.__init__\(\*\*kwargs\)\n"
-        r"          self\.extra = extra\n          self\.more = more$",
-        SetsOne: r"SetsOne: expected every field to be set, got an instance without extra\. "
-        r"Field 'extra' was not initialized\.\n"
-        r"  set it in [^\n]*SetsOne\.__init__, or give it a default:\n"
-        r"      self\.extra = \.\.\.$",
-    }
+class SetsOne(Sub):
+    """Its own sets one of them."""
 
-    with pytest.raises(FieldError, match=texts[kind]):
-        kind(*() if is_set else (2,))
+    def __init__(self):
+        super().__init__(2)
+        self.more = "more"
 
 
 def test_the_init_of_a_plain_mixin_may_set_fields():
@@ -437,12 +422,7 @@ def test_is_abstract_forbids_instances_of_the_class_alone():
     class Layer(Base):
         pass
 
-    with pytest.raises(
-        FieldError,
-        match=r"Base: expected a concrete class, got one that was declared with is_abstract=True\. "
-        r"Cannot instantiate abstract Module\.\n  subclass it:\n"
-        r"      class MyBase\(Base\): \.\.\.$",
-    ):
+    with pytest.raises(FieldError, match="Base: expected a concrete class"):
         Base(1)
     assert Layer(1).x == 1
 
@@ -611,32 +591,9 @@ class Callable(pm.Module):
         return self.weight * x
 
 
-PLAIN_USES = {
-    "jit": lambda m: jax.jit(m)(1.0),
-    "checkpoint": lambda m: jax.checkpoint(m)(1.0),
-    "cond": lambda m: jax.lax.cond(True, m, m, 1.0),
-    "switch": lambda m: jax.lax.switch(1, [m, m], 1.0),
-    "scan": lambda m: jax.lax.scan(m, 1.0, jnp.ones(3)),
-    "hash": hash,
-}
-
-
-@pytest.mark.parametrize("use", PLAIN_USES.values(), ids=PLAIN_USES.keys())
-def test_a_module_with_arrays_in_the_place_of_a_function_is_told(use):
-    """JAX asks for its hash; the text has the lines to write, which work."""
+def test_a_function_of_the_model_takes_its_place():
+    """JAX asks for the hash of a function, which a Module with arrays has not: what to write."""
     model = Callable(jnp.ones(()))
-    with pytest.raises(
-        TypeError,
-        match=r"^hash of Callable: expected leaves that have a hash, got some that have none\.\n"
-        r"  at weight: f32\[\]\n  JAX takes a function [^\n]*:\n"
-        r"      jax\.jit\(lambda model, x: model\(x\)\)\(model, x\)\n"
-        r"      pm\.filter_jit\(model\)\(x\), pm\.filter_checkpoint\(model\)\(x\)\n"
-        r"      pm\.filter_cond\(pred, model1, model2, x\), "
-        r"pm\.filter_switch\(i, \[model1, model2\], x\)\n"
-        r"      pm\.filter_scan\(model, init, xs\)\n"
-        r"      pm\.by\({nn\.Linear: 1, [^\n]*(\n---|$)",
-    ):
-        use(model)
     hints = [
         jax.jit(lambda model, x: model(x))(model, 2.0),
         pm.filter_jit(model)(2.0),
@@ -672,3 +629,6 @@ def test_threads_make_classes_at_once():
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(make, range(32))) == list(range(32))
+
+
+test_refusals = refusals(globals())

@@ -313,28 +313,6 @@ def test_channelwise_affine_false_leaves_nothing_to_train():
     assert_close(jnp.mean(out, 0), jnp.zeros(3))
 
 
-WRONG_INPUTS = [
-    (None, (3,), r"x looks like one example; .*\n      layer = BatchNorm\(3, axis_name='batch'\)"),
-    (None, (5, 9, 3), r"Axis -1 fits; .*\n      layer\(jnp\.moveaxis\(x, -1, 1\), state\)$"),
-    (None, (5, 4), r"No axis of x fits"),
-    (None, (2, 4, 3, 5), r"Axis 2 fits; if .*\n      layer\(jnp\.moveaxis\(x, 2, 1\), state\)$"),
-    ("b", (2, 4, 3, 5), r"Axis 2 fits; if .*\n      layer\(jnp\.moveaxis\(x, 2, 0\), state\)$"),
-    ("b", (5, 3), r"x looks like a whole batch; .*\n      jax\.vmap\(layer, .*axis_name='b'\)"),
-    ("b", (9, 9, 3), r"Axis -1 fits; .*\n      layer\(jnp\.moveaxis\(x, -1, 0\), state\)$"),
-]
-
-
-@pytest.mark.parametrize(("axis_name", "shape", "text"), WRONG_INPUTS, ids=label)
-def test_batch_norm_refuses_wrong_channels(axis_name, shape, text):
-    """With axis_name=None the channels are axis 1, otherwise axis 0; the error says which."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, axis_name)
-    wanted = r"\(batch, 3, \.\.\.\)" if axis_name is None else r"\(3, \.\.\.\)"
-    start = rf"^BatchNorm\(input_size=3, axis_name={axis_name!r}\): expected x of shape {wanted}, "
-
-    with pytest.raises(ShapeError, match=rf"{start}got f32\[[\d,]*\]\.\n  {text}"):
-        layer(jnp.ones(shape), state)
-
-
 def test_one_value_has_no_variance():
     """A batch of one is its own mean: out comes the bias, and the running variance decays."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, momentum=0.5)

@@ -9,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, StateError
+from pytreemod.errors import StateError
 from pytreemod.module.classes import Module
 from pytreemod.nn.calling import (
     ABSENT,
@@ -228,35 +228,6 @@ def test_what_does_not_say_what_it_takes_gets_no_key():
 
 
 ATTENTION = nn.MultiheadAttention(1, 2, key=jax.random.key(0))
-
-
-@pytest.mark.parametrize(
-    ("layer", "arguments", "text"),
-    [
-        (nn.Dropout(0.5), {"training": True}, r"Dropout\(training\): .*\n.*\n *inference=not tr"),
-        (
-            nn.Dropout(0.5),
-            {"rngs": 1},
-            r"Dropout\(rngs\): expected key=, got rngs=.*\n.*\n *key=\.\.",
-        ),
-        (
-            nn.Identity(),
-            {"deterministic": True},
-            r"Identity\(deter.*\n.*\n *model = nn\.inference_m",
-        ),
-        (
-            ATTENTION,
-            {"attn_mask": 1},
-            r"MultiheadAttention\(attn_mask\).*\n.*\n *mask=~attn_mask\n",
-        ),
-        (ATTENTION, {"key_padding_mask": 1}, r"mask=~key_padding_mask\[:, None, None, :\]"),
-    ],
-)
-def test_a_call_answers_words_of_other_libraries(layer, arguments, text):
-    x = (jnp.ones((3, 2)),) * (3 if layer is ATTENTION else 1)
-    with pytest.raises(ArgumentError, match=text) as caught:
-        layer(*x, **arguments)
-    assert isinstance(caught.value, TypeError)
 
 
 def test_a_scope_is_seen_in_a_program_and_is_a_wrapper_as_jaxs():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, ShapeError
-from tests.labels import label
+from pytreemod.errors import ArgumentError, ShapeError
+from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close, wave
 
 CASES = {
@@ -112,79 +112,6 @@ def test_dtype(key):
     assert layer(jnp.ones((2, 4), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-WRONG_INPUTS = [
-    (3, (9, 9, 3), r"The last axis fits, but .*\n      layer\(jnp\.moveaxis\(x, -1, -3\)\)"),
-    (3, (9, 9), r"x lacks the channel axis"),
-    (1, (9, 9), r"x seems to lack .*\n      layer\(jnp\.expand_dims\(x, -3\)\)"),
-    (1, (5, 9, 9), r"x seems to lack .*\n      layer\(jnp\.expand_dims\(x, -3\)\)"),
-    (1, (8, 9, 9, 1), r"The last axis fits, but .*\n      layer\(jnp\.moveaxis\(x, -1, -3\)\)"),
-    (3, (4, 9, 9), r"For such arrays the layer needs 4 channels"),
-    (3, (9,), r"The layer needs at least 3 axes: one of channels, 2 spatial"),
-]
-
-
-@pytest.mark.parametrize(("channels", "shape", "text"), WRONG_INPUTS, ids=label)
-def test_wrong_channels_are_refused(key, channels, shape, text):
-    """The error names the layer, what it expected, what came, and what to write."""
-    start = (
-        rf"^Conv2d\(in_channels={channels}, out_channels=4\): "
-        rf"expected x of shape \(\.\.\., {channels}, height, width\), got f32\["
-    )
-
-    with pytest.raises(ShapeError, match=rf"{start}[\d,]*\]\.\n  {text}"):
-        nn.Conv2d(channels, 4, 3, key=key)(jnp.ones(shape))
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape", "names"),
-    [(nn.Conv1d, (2,), "length"), (nn.Conv3d, (2, 2), "depth, height, width")],
-)
-def test_spatial_axes_are_named(key, layer, shape, names):
-    """As many as the layer has."""
-    with pytest.raises(ShapeError, match=rf"expected x of shape \(\.\.\., 5, {names}\)"):
-        layer(5, 2, 1, key=key)(jnp.ones(shape))
-
-
-def test_an_image_smaller_than_the_kernel_is_refused(key):
-    """Instead of an empty result."""
-    layer = nn.Conv2d(1, 1, 3, padding=((0, 0), (1, 1)), dilation=(2, 1), key=key)
-    text = r"expected padded spatial axes of at least \(5, 3\), got \(4, 6\) from f32\[1,4,4\]"
-
-    with pytest.raises(ShapeError, match=text):
-        layer(jnp.ones((1, 4, 4)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"in_channels": 0}, r"\(in_channels\): expected an integer of at least 1, got 0"),
-        ({"out_channels": -4}, r"\(out_channels\): expected an integer of at least 1, got -4"),
-        ({"kernel_size": 0}, r"\(kernel_size\): expected an integer of at least 1, or .*, got 0"),
-        ({"kernel_size": (3, 3, 3)}, r"\(kernel_size\): .* a sequence of 2 of them, got \(3, 3, 3"),
-        ({"stride": (1, 0)}, r"\(stride\): expected .*, got \(1, 0\)"),
-        ({"padding": (1, -1)}, r"\(padding\): expected an integer >= 0, 2 of .*, got \(1, -1\)"),
-        ({"padding": "FULL"}, r"\(padding\): expected one of 'SAME', 'SAME_LOWER', 'VALID', got"),
-        ({"dilation": 1.0}, r"\(dilation\): expected .*, got 1\.0"),
-        ({"groups": 2}, r"\(groups\): expected a divisor of in_channels=3, got 2"),
-        ({"padding_mode": "MIRROR"}, r"\(padding_mode\): expected one of 'ZEROS', 'REFLECT'"),
-        ({"use_bias": "no"}, r"\(use_bias\): expected True or False, got 'no'"),
-    ],
-    ids=label,
-)
-def test_bad_arguments_are_refused(key, arguments, text):
-    """Each by its name and the class that was called."""
-    given = {"in_channels": 3, "out_channels": 4, "kernel_size": 3} | arguments
-
-    with pytest.raises(ArgumentError, match=f"^Conv2d{text}"):
-        nn.Conv2d(**given, key=key)
-
-
-def test_what_is_no_key_is_refused():
-    """The error names layer and argument."""
-    with pytest.raises(RngError, match=r"^Conv1d\(key\): expected a random key, got 0"):
-        nn.Conv1d(1, 1, 1, key=0)
-
-
 def test_groups_that_do_not_divide_the_output_are_refused_when_it_is_called(key):
     """A layer that is only held need not work; its weight has a shape, as in Equinox."""
     layer = nn.Conv2d(4, 3, 2, groups=2, key=key)
@@ -205,3 +132,6 @@ def test_what_a_mode_changes_is_stored_as_the_constructor_stores_it(kind, key):
     for changes in ({"groups": 2}, {"kernel_size": 5}, {"out_channels": 3}):
         with pytest.raises(ShapeError, match=r"expected what its arrays were made for"):
             nn.with_mode(layer, **changes)
+
+
+test_refusals = refusals(globals())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ShapeError
 from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -46,32 +45,6 @@ def test_group_norm_starts_as_the_plain_formula():
     assert layer.weight.dtype == layer.bias.dtype == jnp.bfloat16
     assert (layer.weight.tolist(), layer.bias.tolist()) == ([1, 1], [0, 0])
     assert (layer.groups, layer.channels, layer.eps) == (1, 2, 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("channels", "x", "text"),
-    [
-        (
-            4,
-            (7, 4, 2),
-            r"\(4, \.\.\.\), got (.|\n)*x looks like a batch; (.|\n)*jax\.vmap\(layer\)\(x\)",
-        ),
-        (4, (7, 2, 4), r"\(4, \.\.\.\), got (.|\n)*layer\(jnp\.moveaxis\(x, -1, 0\)\)"),
-        (4, (7,), r"\(4, \.\.\.\), got f32\[7\](.|\n)*Neither the first axis"),
-        (4, (), r"\(4, \.\.\.\), got f32\[\]"),
-        (None, (7, 4, 2), r"\(a multiple of 2, \.\.\.\), got (.|\n)*jax\.vmap\(layer\)\(x\)"),
-        (None, (3, 5), r"\(a multiple of 2, \.\.\.\), got f32\[3,5\](.|\n)*Neither the first axis"),
-    ],
-    ids=label,
-)
-def test_group_norm_refuses_other_first_axes(channels, x, text):
-    """A batch in the place of an example is told from channels in another place."""
-    layer = nn.GroupNorm(2, channels, channelwise_affine=channels is not None)
-
-    with pytest.raises(
-        ShapeError, match=rf"^GroupNorm\(groups=2, .*\): expected x of shape {text}"
-    ):
-        layer(jnp.ones(x))
 
 
 test_refusals = refusals(globals())

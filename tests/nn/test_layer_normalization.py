@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ShapeError
 from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -41,31 +40,10 @@ def test_layer_norm_starts_as_the_plain_formula(use_weight, use_bias):
             assert leaf.tolist() == [[start] * 3] * 2
 
 
-@pytest.mark.parametrize(
-    ("shape", "x", "text"),
-    [
-        (3, (3, 4), r"layer\(jnp\.moveaxis\(x, \(0,\), \(-1,\)\)\)"),
-        ((2, 3), (5, 2, 4), r"LayerNorm\(\(2, 4\)\)"),
-        ((2, 3), (3,), r"x has too few axes; the layer normalizes over the last 2"),
-    ],
-    ids=label,
-)
-def test_layer_norm_refuses_other_trailing_axes(shape, x, text):
-    """The error names the layer, what it expected, what came, and what to write."""
-    wanted = r"^LayerNorm\(shape=\([\d, ]*\)\): expected x of shape \(\.\.\., [\d, ]*3\), got f32\["
-
-    with pytest.raises(ShapeError, match=rf"{wanted}(.|\n)*{text}"):
-        nn.LayerNorm(shape)(jnp.ones(x))
-
-
 @pytest.mark.parametrize("value", [True, False])
 def test_an_older_name_of_two_arguments_is_taken_with_a_warning(value):
     """`elementwise_affine` stands for weight and bias together."""
-    text = (
-        r"^LayerNorm\(\.\.\.\): expected use_weight= and use_bias=, got elementwise_affine=, "
-        rf"its older name\.\n  write\n      use_weight={value}, use_bias={value}$"
-    )
-    with pytest.warns(UserWarning, match=text):
+    with pytest.warns(UserWarning, match="its older name"):
         layer = nn.LayerNorm(3, elementwise_affine=value)
 
     assert (layer.weight is None, layer.bias is None) == (not value, not value)

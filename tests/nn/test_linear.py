@@ -113,15 +113,6 @@ def test_a_bias_that_is_put_in_later_counts(key):
     assert_close(biased(jnp.ones(2)), layer(jnp.ones(2)) + 1)
 
 
-WRONG_INPUTS = [
-    (jnp.ones((3, 7)), r"got f32\[3,7\]\.\n  Axis 0 fits; .*\n      layer\(x\.T\)"),
-    (jnp.ones((2, 3, 7)), r"Axis 1 fits; .*\n      layer\(jnp\.moveaxis\(x, 1, -1\)\)"),
-    (jnp.ones((7, 3, 1)), r"Axis 1 fits"),
-    (jnp.ones(5), r"got f32\[5\]\.\n  No axis of x fits; .* needs in_features=5"),
-    (jnp.ones(()), r"got f32\[\]\.\n  x has no axes; the layer needs 3 numbers"),
-]
-
-
 def test_the_hints_hint(key):
     """What the errors tell the reader to write works."""
     layer, x = nn.Linear(64, 2, key=key), jnp.ones((5, 8, 8))

@@ -9,11 +9,9 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from tests.goldens import refusals
-from tests.labels import label
 
 KEY = jax.random.key(0)
 
@@ -147,53 +145,6 @@ class Encoder(Module):
     inference: Any
 
 
-WRONG = {
-    "unknown": (
-        {"momentun": 0.5},
-        ArgumentError,
-        r"^with_mode\(momentun\): expected a field that the model has \(axis_name, .*, \.\.\.\), "
-        r"got 'momentun', which occurs nowhere in it\.\n"
-        r"  did you mean 'momentum'\?$",
-    ),
-    "nothing like it": (
-        {"zzz": 1},
-        ArgumentError,
-        r"^with_mode\(zzz\): expected .* got 'zzz', which occurs nowhere in it\.$",
-    ),
-    "a place in State": (
-        {"marker": "a"},
-        ArgumentError,
-        r"^with_mode\(marker\): expected a field that the model has",
-    ),
-    "array": (
-        {"weight": jnp.ones(2)},
-        ArgumentError,
-        r"^with_mode\(weight\): expected a field that is configuration, or True or False, got one "
-        r"that is other data: f32\[2\]\.\n"
-        r"  at \['rest'\]\[0\]\.layers\[1\]\.weight\n"
-        r"  set this one by its place, or declare it with pm\.field\(static=True\):\n"
-        r"      model = pm\.tree_at\(\"\['rest'\]\[0\]\.layers\[1\]\.weight\", model, new\)$",
-    ),
-    "Module": (
-        {"inner": None},
-        ArgumentError,
-        r"^with_mode\(inner\): .* got one that is other data: a Dropout\.",
-    ),
-    "flag": (
-        {"inference": "yes"},
-        ArgumentError,
-        r"^with_mode\(inference\): expected True or False, got 'yes'\.\n  at ",
-    ),
-}
-
-
-@pytest.mark.parametrize(("changes", "error", "text"), WRONG.values(), ids=WRONG.keys())
-def test_what_cannot_be_set_is_refused(changes, error, text):
-    """Names that occur nowhere, data, and values that would not fit."""
-    with pytest.raises(error, match=text):
-        nn.with_mode(model(), **changes)
-
-
 def test_a_traced_flag_is_explained():
     """A mode is structure; `filter_cond` chooses between two models."""
     dropout = nn.Dropout(0.5)
@@ -218,60 +169,6 @@ LAYERS = {
     "embedding": nn.Embedding(3, 2, key=KEY),
     "spectral": nn.SpectralNorm(nn.Linear(3, 4, key=KEY), "weight", key=KEY),
 }
-
-
-@pytest.mark.parametrize(
-    ("name", "flags", "text"),
-    [
-        (
-            "linear",
-            {"in_features": -1},
-            r"Linear\(in_features\): expected an integer of at least 0 ",
-        ),
-        ("linear", {"out_features": "x"}, r"Linear\(out_features\): .* or 'scalar', got 'x'\."),
-        ("conv", {"groups": 3}, r"Conv2d\(groups\): expected a divisor of in_channels=4, got 3\.$"),
-        ("conv", {"num_spatial_dims": 1}, r"Conv2d\(kernel_size\): .* of 1 of them, got \(3, 3\)"),
-        ("conv", {"stride": 0}, r"Conv2d\(stride\): .*at least 1"),
-        ("conv", {"dilation": "a"}, r"Conv2d\(dilation\): .*, got 'a'"),
-        ("conv", {"padding_mode": "x"}, r"Conv2d\(padding_mode\): .*, got 'x'"),
-        (
-            "mlp",
-            {"depth": 3},
-            r"MLP\(depth\): expected 2, with which its layers were made, got 3\.\n  .*\n"
-            r"      MLP\(\.\.\., depth=3, key=key\)$",
-        ),
-        (
-            "scanned",
-            {"depth": 2},
-            r"MLP\(depth\): expected 3, with which its layers were made, got 2",
-        ),
-        ("mlp", {"width_size": 7}, r"MLP\(width_size\): expected 4, with"),
-        ("mlp", {"in_size": 5}, r"MLP\(in_size\): expected 3, with"),
-        (
-            "mlp",
-            {"out_size": "scalar"},
-            r"MLP\(out_size\): expected 2, with which .*, got 'scalar'",
-        ),
-        ("mlp", {"activation": 3}, r"MLP\(activation\): expected a function or a Module, got 3"),
-        ("mlp", {"scan": True}, r"MLP\(scan\): expected False, with which"),
-        ("scanned", {"scan": False}, r"MLP\(scan\): expected True, with which"),
-        ("stack", {"depth": -1}, r"Stack\(depth\): expected an integer of at least 0, got -1"),
-        ("stack", {"unroll": 0}, r"Stack\(unroll\): expected an integer of at least 1, got 0"),
-        ("pool", {"kernel_size": 0}, r"MaxPool2d\(kernel_size\): expected an integer of at"),
-        ("pool", {"padding": 9}, r"MaxPool2d\(padding\): expected less than kernel_size="),
-        ("batch norm", {"input_size": -1}, r"BatchNorm\(input_size\): expected an integer of at"),
-        ("batch norm", {"axis_name": []}, r"BatchNorm\(axis_name\): expected the name of a"),
-        ("embedding", {"embedding_size": 2.0}, r"Embedding\(embedding_size\): expected an integer"),
-        ("spectral", {"weight_name": "w"}, r"SpectralNorm\(weight_name\): .*\n  It has: weight, b"),
-        ("spectral", {"num_power_iterations": -1}, r"SpectralNorm\(num_power_iterations\): exp"),
-    ],
-    ids=label,
-)
-def test_a_layer_is_not_made_inconsistent(name, flags, text):
-    """What is wrong in itself, or does not go with the layers, is refused where it is set."""
-    for change in (nn.with_mode, lambda layer, **flags: layer.replace(**flags)):
-        with pytest.raises(ArgumentError, match=f"^{text}"):
-            change(LAYERS[name], **flags)
 
 
 def test_a_field_takes_what_the_constructor_takes():

@@ -3,7 +3,6 @@
 import copy
 import functools as ft
 import pickle
-import re
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, StateError, TokenError
+from pytreemod.errors import StateError
 from tests.goldens import refusals
 from tests.helpers.equations import equations
 
@@ -436,94 +435,6 @@ def made_and_used():
     model, state = made()
     model(X, state)
     return model, state
-
-
-MISUSES = {
-    "class": (
-        lambda: pm.stateful(nn.BatchNorm),
-        ArgumentError,
-        "stateful(model): expected a model, got the class BatchNorm.",
-    ),
-    "function": (
-        lambda: pm.stateful(jnp.tanh),
-        ArgumentError,
-        "stateful(model): expected a model, got the function tanh.",
-    ),
-    "pair": (
-        lambda: pm.stateful(made()),
-        ArgumentError,
-        "pm.stateful(*pm.make_with_state(Model)(...))",
-    ),
-    "no State": (
-        lambda: pm.stateful(nn.BatchNorm(2), {}),
-        ArgumentError,
-        "stateful(state): expected a State, got {}.",
-    ),
-    "State left out": (
-        lambda: pm.stateful(made()[0]),
-        StateError,
-        "stateful(model): expected the State that the model was made with, too, got the model "
-        "alone.\n  at state_index",
-    ),
-    "stream of a State left out": (
-        lambda: pm.stateful(pm.make_with_state(Noise)()[0]),
-        StateError,
-        "got the model alone.\n  at stream",
-    ),
-    "State of another": (
-        lambda: pm.stateful(normed(), made()[1]),
-        TokenError,
-        "got a token of another model",
-    ),
-    "old State": (
-        lambda: pm.stateful(*made_and_used()),
-        StateError,
-        "expected the newest State",
-    ),
-    "State passed twice": (
-        lambda: pm.stateful(*made())(X, made()[1]),
-        ArgumentError,
-        "net(...): expected no State among the arguments, got one.",
-    ),
-    "State passed twice by keyword": (
-        lambda: pm.stateful(*made())(X, state=made()[1]),
-        ArgumentError,
-        "net(...): expected no State among the arguments, got one.",
-    ),
-    "no call": (
-        lambda: pm.stateful(Coder())(X),
-        ArgumentError,
-        "net(...): expected a model that can be called, got a Coder.\n"
-        "  call one of its methods:\n      out, net = net.apply(Coder.method, x)",
-    ),
-    "no function": (
-        lambda: pm.stateful(Coder()).apply("encode", X),
-        ArgumentError,
-        "net.apply(fn): expected a function, got 'encode'.",
-    ),
-    "no parameter": (
-        lambda: pm.stateful(Stateless(nn.BatchNorm(2)))(X),
-        ArgumentError,
-        "net(...): expected Stateless to have a parameter called state, got none",
-    ),
-    "no pair": (
-        lambda: pm.stateful(Coder()).apply(lambda model, x, state: x, X),
-        ArgumentError,
-        "net.apply(...): expected a pair (out, state), for the model has State, got f32[3,2].",
-    ),
-    "State not last": (
-        lambda: pm.stateful(Coder()).apply(lambda model, x, state: (state, x), X),
-        ArgumentError,
-        "net.apply(...): expected a pair (out, state), got f32[3,2] as the second.",
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "error", "text"), MISUSES.values(), ids=MISUSES.keys())
-def test_misuse_is_explained(call, error, text):
-    """What is wrong, where, and the line to write."""
-    with pytest.raises(error, match=re.escape(text)):
-        call()
 
 
 class Normed(pm.Module):
