@@ -119,10 +119,7 @@ class _Captured(Transformed):
 
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        """The transform as the reader knows it."""
-        return "capture"
+    transform_name = "capture"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function; returns what it returns, and what was captured."""

@@ -26,10 +26,7 @@ class _Counted(Transformed):
 
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        """The transform as the reader knows it."""
-        return "assert_max_traces"
+    transform_name = "assert_max_traces"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         max_traces, counter = self.options

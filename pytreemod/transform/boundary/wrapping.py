@@ -19,7 +19,7 @@ import sys
 import types
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class Transformed:
 
     fn: Callable[..., Any]
     options: Any
+    # As the reader knows it: `filter_jit`.
+    transform_name: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
         jtu.register_pytree_with_keys(cls, _flatten_with_keys, _unflatten, _flatten)
@@ -93,12 +95,7 @@ class Transformed:
         return name if found is self else (_remake, (type(self), referring(self.fn), self.options))
 
     def __repr__(self) -> str:
-        return f"<{self.transform_name()} of {self.__dict__['__qualname__']}>"
-
-    @classmethod
-    def transform_name(cls) -> str:
-        """The transform as the reader knows it: `filter_jit`."""
-        return cls.__name__
+        return f"<{self.transform_name} of {self.__dict__['__qualname__']}>"
 
 
 def _remake(cls: type[Transformed], fn: Any, options: Any) -> Transformed:

@@ -60,9 +60,7 @@ def filter_eval_shape(fun: Callable[..., _R] = _BY_KEYWORD, /, *args: Any, **kwa
 class _MakeJaxpr(Transformed):
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_make_jaxpr"
+    transform_name = "filter_make_jaxpr"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # Inside of the trace: a struct that the function returns is no array of the program.

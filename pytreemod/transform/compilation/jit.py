@@ -84,10 +84,7 @@ class Jitted(Transformed):
         # The same dict, one attribute nearer to each call.
         self.entries = self.store.entries
 
-    @classmethod
-    def transform_name(cls) -> str:
-        """The transform as the reader knows it."""
-        return "filter_jit"
+    transform_name = "filter_jit"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, compiled."""

@@ -26,6 +26,7 @@ from pytreemod.transform.compilation.donation import (
     count_arrays,
     end_quiet,
     separation,
+    without_warning,
 )
 from pytreemod.transform.compilation.retraces import Trace, TraceLog
 from pytreemod.transform.compilation.shardings import (
@@ -127,13 +128,10 @@ class Entry:
     def making(self) -> Generator[None]:
         """`begin` and `end`, however they are nested."""
         begin_making()
-        if self.quiet:
-            begin_quiet()
         try:
-            yield
+            with without_warning(self.quiet):
+                yield
         finally:
-            if self.quiet:
-                end_quiet()
             end_making()
             self.end()
 

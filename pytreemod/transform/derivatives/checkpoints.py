@@ -25,9 +25,7 @@ class _Checkpointed(Transformed):
 
     options: _Options
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_checkpoint"
+    transform_name = "filter_checkpoint"
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

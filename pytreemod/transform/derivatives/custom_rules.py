@@ -68,7 +68,7 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
     if found is None:
         called = function_name(custom.fn)
         raise RuleError(
-            f"{custom.transform_name()} of {called}",
+            f"{custom.transform_name} of {called}",
             f"{name} before the first call",
             "none",
             hint=["define the rule:", f"@{called}.{name}", f"def {signature}: ..."],
@@ -83,7 +83,7 @@ def _warn_of(custom: Transformed, older: str, newer: Sequence[str]) -> None:
     called = function_name(custom.fn)
     warn(
         DeprecationWarning,
-        f"{custom.transform_name()} of {called}",
+        f"{custom.transform_name} of {called}",
         "the newer spelling of its rules",
         f"{older}, which is deprecated",
         hint=["write, with None for what is zero:", *(s.format(called=called) for s in newer)],
@@ -176,7 +176,7 @@ def _refuse_derivatives(
     locs = _spots(of_fn, called)
     locs += [loc for name, flags in by_name.items() for loc in _spots(flags, name)]
     if locs:
-        where, got = f"{custom.transform_name()} of {called}", "others, too"
+        where, got = f"{custom.transform_name} of {called}", "others, too"
         hints = [f"{hint}, or take it out of the derivative:", "jax.lax.stop_gradient(x)"]
         raise DerivativeError(where, expected, got, places=locs, hint=hints)
 
@@ -184,9 +184,7 @@ def _refuse_derivatives(
 class _CustomJvp(Transformed):
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_custom_jvp"
+    transform_name = "filter_custom_jvp"
 
     def def_jvp(self, fn_jvp: Callable[..., Any]) -> Callable[..., Any]:
         """Define the derivative: `fn_jvp(primals, tangents, **kwargs) -> (out, tangent_out)`.
@@ -249,9 +247,7 @@ _zero: Any = jax.custom_derivatives.zero_from_primal  # pyright: ignore[reportUn
 class _CustomVjp(Transformed):
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_custom_vjp"
+    transform_name = "filter_custom_vjp"
 
     def def_fwd(self, fn_fwd: Callable[..., Any]) -> Callable[..., Any]:
         """Define the forward pass.

@@ -102,13 +102,11 @@ class _Grad(Transformed):
 
     options: _Options
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_value_and_grad"
+    transform_name = "filter_value_and_grad"
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        name, fn, options = self.transform_name(), self.fn, self.options
+        name, fn, options = self.transform_name, self.fn, self.options
         chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
         refuse_nothing(name, fn, chosen, options.wrt)
 
@@ -139,7 +137,7 @@ class _Grad(Transformed):
         return ((value, aux) if has_aux else value), gradient
 
     def _where(self) -> str:
-        return f"{self.transform_name()} of {function_name(self.fn)}"
+        return f"{self.transform_name} of {function_name(self.fn)}"
 
     def _explain_loss(self, value: Any, error: TypeError) -> None:
         """Raise a better error than JAX's, if it came from what is no loss."""
@@ -163,7 +161,7 @@ class _Grad(Transformed):
             ) from error
         kind = jnp.inexact if dict(self.options.gradkwargs).get("holomorphic") else jnp.floating
         if not jnp.issubdtype(jnp.result_type(value), kind):
-            option = f"pm.{self.transform_name()}(f, holomorphic=True)"
+            option = f"pm.{self.transform_name}(f, holomorphic=True)"
             is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
             raise ArgumentError(
                 self._where(),
@@ -176,9 +174,7 @@ class _Grad(Transformed):
 class _OnlyGrad(_Grad):
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_grad"
+    transform_name = "filter_grad"
 
     @staticmethod
     def result(value: Any, aux: Any, gradient: Any, has_aux: bool) -> Any:
@@ -188,7 +184,7 @@ class _OnlyGrad(_Grad):
 def _make(
     cls: type[_Grad], fun: Any, wrt: Any, argnums: Any, has_aux: bool, gradkwargs: dict[str, Any]
 ) -> Any:
-    where = cls.transform_name()
+    where = cls.transform_name
     # Before there is a function: a decorator's mistake is told where it is written.
     argnums = as_argnums(where, argnums)
     check_options(where, gradkwargs, untyped_jax.value_and_grad)

@@ -9,11 +9,9 @@ backwards.
 from __future__ import annotations
 
 import functools as ft
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe
@@ -52,10 +50,12 @@ class _Jacobian(Transformed):
     options: _Options
     # What JAX wants to be real, unless the function is holomorphic.
     of: ClassVar[str]
+    # JAX's own transform.
+    differentiate: ClassVar[Callable[..., Any]]
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        name, fn, options = self.transform_name(), self.fn, self.options
+        name, fn, options = self.transform_name, self.fn, self.options
         where = f"{name} of {function_name(fn)}"
         chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
         refuse_nothing(name, fn, chosen, options.wrt)
@@ -72,8 +72,9 @@ class _Jacobian(Transformed):
             # The result goes along as it is: what shows where its Jacobians are to be placed.
             return outs, pack(with_collected((result, aux), collected))
 
+        differentiate = self.differentiate(run, has_aux=True, **dict(options.jaxkwargs))
         try:
-            jacobians, packed = self.differentiate(run, dict(options.jaxkwargs))(chosen.values)
+            jacobians, packed = differentiate(chosen.values)
         except TypeError as error:
             # JAX's own error names no leaf.
             if not dict(options.jaxkwargs).get("holomorphic"):
@@ -100,14 +101,9 @@ class _Jacobian(Transformed):
                 places=found,
                 hint=[
                     "of a holomorphic function:",
-                    f"pm.{self.transform_name()}(f, holomorphic=True)",
+                    f"pm.{self.transform_name}(f, holomorphic=True)",
                 ],
             ) from error
-
-    @staticmethod
-    @abstractmethod
-    def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-        """JAX's own transform."""
 
 
 def _is_complex(leaf: Any) -> bool:
@@ -131,26 +127,18 @@ class _Forward(_Jacobian):
     __slots__ = ()
     of = "arguments"
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_jacfwd"
+    transform_name = "filter_jacfwd"
 
-    @staticmethod
-    def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-        return jax.jacfwd(run, has_aux=True, **options)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
+    differentiate = staticmethod(untyped_jax.jacfwd)
 
 
 class _Reverse(_Jacobian):
     __slots__ = ()
     of = "results"
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_jacrev"
+    transform_name = "filter_jacrev"
 
-    @staticmethod
-    def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-        return jax.jacrev(run, has_aux=True, **options)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
+    differentiate = staticmethod(untyped_jax.jacrev)
 
 
 class _Hessian(Transformed):
@@ -158,9 +146,7 @@ class _Hessian(Transformed):
 
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_hessian"
+    transform_name = "filter_hessian"
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -171,17 +157,13 @@ class _Hessian(Transformed):
 class _RowsOfHessian(_Reverse):
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_hessian"
+    transform_name = "filter_hessian"
 
 
 class _HessianOfRows(_Forward):
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_hessian"
+    transform_name = "filter_hessian"
 
 
 def _make(
@@ -192,7 +174,7 @@ def _make(
     wrt: Any,
     jaxkwargs: dict[str, Any],
 ) -> Any:
-    where = cls.transform_name()
+    where = cls.transform_name
     # Before there is a function: a decorator's mistake is told where it is written.
     argnums = as_argnums(where, argnums)
     check_options(where, jaxkwargs, getattr(untyped_jax, where.removeprefix("filter_")))

@@ -66,9 +66,7 @@ class _Jvp(Transformed):
 
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_jvp"
+    transform_name = "filter_jvp"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         # The instance is the function's, not this transform's: it has no tangent.
@@ -295,7 +293,7 @@ class _Linearizing(Transformed):
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        name, fn, has_aux = self.transform_name(), self.fn, self.options.has_aux
+        name, fn, has_aux = self.transform_name, self.fn, self.options.has_aux
         chosen = choose(name, fn, args, kwargs, self.options.wrt, tuple(range(len(args))))
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
@@ -331,9 +329,7 @@ class _Linearizing(Transformed):
 class _Vjp(_Linearizing):
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_vjp"
+    transform_name = "filter_vjp"
 
     @staticmethod
     def divide(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
@@ -351,9 +347,7 @@ class _Vjp(_Linearizing):
 class _Linearize(_Linearizing):
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        return "filter_linearize"
+    transform_name = "filter_linearize"
 
     @staticmethod
     def divide(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
@@ -372,7 +366,7 @@ def _linearize(
 ) -> Any:
     if fun is None:
         return ft.partial(_linearize, cls, primals=(), has_aux=has_aux, wrt=wrt)
-    check_callable(cls.transform_name(), fun)
+    check_callable(cls.transform_name, fun)
     made = cls(fun, _Options(has_aux, wrt))
     # A function without parameters has nothing to wait for.
     return made(*primals) if primals or parameters_of(fun) == () else made

@@ -22,10 +22,7 @@ class _Checkified(Transformed):
 
     __slots__ = ()
 
-    @classmethod
-    def transform_name(cls) -> str:
-        """The transform as the reader knows it."""
-        return "filter_checkify"
+    transform_name = "filter_checkify"
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

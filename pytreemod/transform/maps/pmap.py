@@ -50,10 +50,7 @@ class _Pmapped(Vmapped):
         # By the function, as that of `filter_jit`: made anew in a loop, it finds what was compiled.
         self.store = store_for(fn, ("filter_pmap", options))
 
-    @classmethod
-    def transform_name(cls) -> str:
-        """The transform as the reader knows it."""
-        return "filter_pmap"
+    transform_name = "filter_pmap"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         entry, arrays = self._prepare(args, kwargs)

@@ -82,10 +82,7 @@ class _ShardMapped(Transformed):
         super().__init__(fn, options)
         self.names, self.places = positions_of(fn)
 
-    @classmethod
-    def transform_name(cls) -> str:
-        """The transform as the reader knows it."""
-        return "filter_shard_map"
+    transform_name = "filter_shard_map"
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -234,7 +234,7 @@ class Vmapped(Transformed):
         super().__init__(fn, options)
         # Once, and not in each call: these look at every parameter, and at a whole spec.
         self.names, self.places = positions_of(fn)
-        where = f"{self.transform_name()}(in_axes)"
+        where = f"{self.transform_name}(in_axes)"
         self.terms = Terms(where, is_axes_spec, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
         # 0 in any case: what is moved later is stacked there first.
         self.treatments = [None, 0, *sorted(known_axes(options.out_axes) - {None, 0})]
@@ -242,10 +242,7 @@ class Vmapped(Transformed):
         # results. That is a third of what an eager call would add to JAX's own.
         self.on_axis_0 = options.out_axes is ON_AXIS_0
 
-    @classmethod
-    def transform_name(cls) -> str:
-        """The transform as the reader knows it."""
-        return "filter_vmap"
+    transform_name = "filter_vmap"
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -314,7 +311,7 @@ class Vmapped(Transformed):
         found = axes_by_argument(in_axes, names, trees, len(args), self.terms)
         axes = [axis for own in found for axis in own]
         leaves, treedef = jtu.tree_flatten((args, kwargs))
-        where = f"{self.transform_name()} of {function_name(self.fn)}"
+        where = f"{self.transform_name} of {function_name(self.fn)}"
         common_size(where, named, leaves, axes, size=axis_size, option="axis_size=n", whole=_whole)
         return axes, leaves, treedef
 
