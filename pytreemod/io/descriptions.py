@@ -30,6 +30,7 @@ import numpy as np
 from pytreemod.errors import FileError, describe, explain_depth
 from pytreemod.io.configuration import MEMBERS, ConfigurationWriter, Json, name_of
 from pytreemod.io.fetching import is_whole_here
+from pytreemod.io.tables import Name, Words
 from pytreemod.module.reading import count_made_as_one, is_computed
 from pytreemod.module.schema import ROLES
 from pytreemod.module.ties import members_of_ties
@@ -37,18 +38,24 @@ from pytreemod.state.values import State, other_ranks
 from pytreemod.training.dtype_policies import Precision
 from pytreemod.training.precision_rules import PRECISION, precisions_of
 from pytreemod.tree.nodes import AbstractRecord, children_of, is_plain_tuple, record_of
-from pytreemod.tree.paths import path_text, plain_name
+from pytreemod.tree.paths import path_text
 from pytreemod.typing import KeyPath, PyTree, Tracer, class_of, jtu
 
 
 class Description(NamedTuple):
-    """A tree as it is told in a file."""
+    """A tree as a file has it."""
 
     tree: Json
     """Its nodes."""
 
     leaves: dict[str, Any]
     """Its leaves by name, in JAX's order."""
+
+    names: list[Name]
+    """The names of these leaves, not as text."""
+
+    nodes: dict[Name, Any]
+    """Its Modules by name."""
 
 
 def describe_tree(tree: PyTree, where: str) -> Description:
@@ -63,7 +70,9 @@ def describe_tree(tree: PyTree, where: str) -> Description:
     """
     writer = _Writer(where)
     try:
-        return Description(writer.node(tree, ()), writer.leaves)
+        return Description(
+            writer.node(tree, (), ()), writer.leaves, writer.names, writer.nodes
+        )
     except RecursionError as error:
         text = f"{path_text(writer.path[:6])}..., {len(writer.path)} steps and more"
         raise FileError(explain_depth(where, [text])) from error
@@ -75,37 +84,45 @@ class _Writer:
         self.path: KeyPath = ()
         """Where the walk is."""
         self.leaves: dict[str, Any] = {}
+        self.names: list[Name] = []
+        self.nodes: dict[Name, Any] = {}
+        self.words = Words()
         self.members: dict[KeyPath, int] = {}
         self.configuration = ConfigurationWriter()
 
-    def node(self, node: Any, path: tuple[Any, ...]) -> Json:
+    def node(self, node: Any, path: KeyPath, name: Name) -> Json:
         self.path = path
         if node is None:
             return None
         children = children_of(node)
         if children is None:
-            return self._leaf(node, path)
-        self.members |= {(*path, *at): n for at, n in members_of_ties(node).items()}
+            self.names.append(name)
+            return self._leaf(node, path, ".".join(name))
+        members = members_of_ties(node)
+        if members:
+            self.members |= {(*path, *at): n for at, n in members.items()}
         # In JAX's order, which is that of the leaves.
-        written = [self.node(child, (*path, key)) for key, child in children]
+        of_key = self.words.of_key
+        written = [self.node(x, (*path, key), name + of_key(key)) for key, x in children]
         keys = [key for key, _ in children]
         kind = class_of(node)
         if kind is list or kind is tuple:
             return {kind.__name__: written}
         record = record_of(node)
         if record is not None:
+            self.nodes[name] = node
             return {"module": self._module(record, node, keys, written, path)}
         if kind in (dict, OrderedDict, defaultdict):
             return self._dict(node, kind, keys, written)
         if isinstance(node, State):
             return {"state": self._rows(node, keys, written)}
         if is_plain_tuple(node):
-            name = name_of(kind)
-            return {"named": [name, [list(p) for p in zip(kind._fields, written, strict=True)]]}
+            cls = name_of(kind)
+            return {"named": [cls, [list(p) for p in zip(kind._fields, written, strict=True)]]}
         if dataclasses.is_dataclass(node) and all(isinstance(k, jtu.GetAttrKey) for k in keys):
             names = [f.name for f in dataclasses.fields(node)]
             return {"struct": self._fields(node, keys, written, names)}
-        steps = [plain_name((key,), ".") for key in keys]
+        steps = [".".join(of_key(key)) for key in keys]
         pairs = [list(pair) for pair in zip(steps, written, strict=True)]
         return {"node": [name_of(kind), pairs]}
 
@@ -155,8 +172,7 @@ class _Writer:
             for mark, kind, key, json, made in rows
         ]
 
-    def _leaf(self, leaf: Any, path: tuple[Any, ...]) -> Json:
-        name = plain_name(path, ".")
+    def _leaf(self, leaf: Any, path: KeyPath, name: str) -> Json:
         if name in self.leaves:
             raise FileError(
                 self.where,

@@ -39,8 +39,6 @@ _READ_ONLY = {
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
 """Codes that other tools write, as earlier versions of this library did."""
-_NAMES = {code: name for name, code in (_CODES | _READ_ONLY).items()}
-
 _AS_BYTES = (
     *_READ_ONLY,
     "complex128",
@@ -81,12 +79,6 @@ def has_code(dtype: Any) -> bool:
     return _name_of(dtype) in _CODES
 
 
-def dtype_coded(code: str) -> np.dtype[Any] | None:
-    """The dtype that a code stands for; None if no array can have it."""
-    name = _NAMES.get(code)
-    return None if name is None else _dtype_called(name)
-
-
 def recorded_dtype(name: str) -> np.dtype[Any] | None:
     """The dtype that a record names; None if this is no such name, or JAX is too old for it."""
     return _dtype_called(name) if name in _AS_BYTES else None
@@ -96,3 +88,8 @@ def _dtype_called(name: str) -> np.dtype[Any] | None:
     # jax.numpy has all of them, and NumPy only its own.
     scalar = getattr(jnp, name, None)
     return None if scalar is None else np.dtype(scalar)
+
+
+_CODED = {code: _dtype_called(name) for name, code in (_CODES | _READ_ONLY).items()}
+DTYPES = {code: dtype for code, dtype in _CODED.items() if dtype is not None}
+"""The dtype that each code stands for. An old JAX lacks some."""

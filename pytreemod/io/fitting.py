@@ -6,7 +6,7 @@ collected, and told at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -15,15 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
-from pytreemod.io.clear_values import based, constrained
 from pytreemod.io.configuration import Json, are_same, describe_json
-from pytreemod.io.descriptions import describe_tree
+from pytreemod.io.descriptions import Description, describe_tree
 from pytreemod.io.encodings import can_be_written
-from pytreemod.io.leaf_names import ROOT_NAME, TABLE, in_order, joined, mismatches, words_of
+from pytreemod.io.forms import based, constrained, other_depths, restacked
+from pytreemod.io.leaf_names import TABLE, in_order, mismatches
 from pytreemod.io.placing import HINT_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
-from pytreemod.io.restacking import other_depths, restacked
-from pytreemod.io.tables import Leaf, Table, read_table, renamed_table
+from pytreemod.io.tables import Leaf, Name, Table, read_table, renamed_table, shown_name
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.paths import some_of
 from pytreemod.tree.prefixes import By
@@ -47,7 +46,7 @@ class Move(NamedTuple):
     place: int
     """Which leaf of `like` it becomes."""
 
-    name: str
+    name: Name
     leaf: Leaf
     cast: Any
     """The dtype that it gets; None for its own."""
@@ -57,9 +56,9 @@ class _Spot(NamedTuple):
     """One leaf of `like`, and what was asked for it."""
 
     place: int
-    name: str
+    name: Name
     old: Any
-    told: Leaf
+    form: dict[str, Json]
     missing: str | None
     cast: Any
 
@@ -69,10 +68,10 @@ class LoadPlan:
     """Which leaves come from the file, and what is to be told of the others."""
 
     moves: list[Move] = field(default_factory=list[Move])
-    missing: list[str] = field(default_factory=list[str])
-    unexpected: list[str] = field(default_factory=list[str])
-    renamed: dict[str, str] = field(default_factory=dict[str, str])
-    reshaped: set[str] = field(default_factory=set[str])
+    missing: list[Name] = field(default_factory=list[Name])
+    unexpected: list[Name] = field(default_factory=list[Name])
+    renamed: dict[Name, Name] = field(default_factory=dict[Name, Name])
+    reshaped: set[Name] = field(default_factory=set[Name])
     configuration: list[str] = field(default_factory=list[str])
     castable: set[str] = field(default_factory=set[str])
     """Dtypes in `like` that a cast would give to what is in the file."""
@@ -81,14 +80,15 @@ class LoadPlan:
 
     def report(self) -> LoadReport:
         """What was done, when all of it has been."""
-        names = [move.name for move in self.moves]
+        text, names = ".".join, [move.name for move in self.moves]
+        old = self.renamed
         return LoadReport(
-            loaded=tuple(names),
-            missing=tuple(self.missing),
-            unexpected=tuple(self.unexpected),
-            renamed=tuple((name, self.renamed[name]) for name in names if name in self.renamed),
-            reshaped=tuple(name for name in names if name in self.reshaped),
-            cast=tuple(move.name for move in self.moves if move.cast is not None),
+            loaded=(*map(text, names),),
+            missing=(*map(text, self.missing),),
+            unexpected=(*map(text, self.unexpected),),
+            renamed=tuple((text(name), text(old[name])) for name in names if name in old),
+            reshaped=tuple(text(name) for name in names if name in self.reshaped),
+            cast=tuple(text(move.name) for move in self.moves if move.cast is not None),
             configuration=tuple(self.configuration),
         )
 
@@ -109,22 +109,22 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
     # Both sides as a file has them: names and JSON are compared, and never objects.
     described = describe_tree(like, where)
     _check_not_traced(described.leaves, where)
-    ours = _table_of(described.tree, described.leaves)
+    ours = read_table(described.tree, described.leaves)
     plan = LoadPlan()
     if options.rename:
         names = _checked_names(options.rename, where)
         theirs, plan.renamed = renamed_table(theirs, names, where)
     theirs, plan.reshaped = restacked(theirs, ours, where)
-    theirs = constrained(theirs, ours, like, plan.renamed, where)
-    theirs = based(theirs, like, plan.renamed)
-    chosen = _spots(described.leaves, ours, like, options, where)
+    theirs = constrained(theirs, ours, described.nodes, plan.renamed, where)
+    theirs = based(theirs, described.nodes, plan.renamed)
+    chosen = _spots(described, ours, like, options, where)
     for spot in chosen:
         _fit_leaf(plan, spot, theirs, options.strict)
-    is_all = options.only is True or options.only is ...
-    _fit_names(plan, theirs, {spot.name for spot in chosen}, is_all, options.strict)
-    concerned = None if is_all else _above([spot.name for spot in chosen])
-    _fit_configuration(plan, theirs, ours, concerned, options.strict)
     wanted, given = [spot.name for spot in chosen], [*theirs.leaves]
+    is_all = options.only is True or options.only is ...
+    _fit_names(plan, theirs, {*wanted}, is_all, options.strict)
+    concerned = None if is_all else _above(wanted)
+    _fit_configuration(plan, theirs, ours, concerned, options.strict)
     is_other = bool(wanted and given) and not any(name in theirs.leaves for name in wanted)
     if plan.problems:
         moved = _moved(wanted, given) if is_other else None
@@ -147,23 +147,17 @@ def _check_not_traced(leaves: Mapping[str, Any], where: str) -> None:
         raise ArgumentError(where, expected, "some that are traced", places=traced, hint=hint)
 
 
-def _table_of(tree: Json, leaves: Mapping[str, Any]) -> Table:
-    arrays = {
-        name: Leaf({}, tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None))
-        for name, leaf in leaves.items()
-    }
-    return read_table(tree, arrays)
-
-
 def _spots(
-    leaves: Mapping[str, Any], ours: Table, like: PyTree, options: LoadOptions, where: str
+    described: Description, ours: Table, like: PyTree, options: LoadOptions, where: str
 ) -> list[_Spot]:
     """The leaves of `like` that are to be loaded."""
-    mask = as_selector(options.only).mask(like)
+    n = len(ours.leaves)
+    mask = [True] * n if options.only is True else as_selector(options.only).mask(like)
     missing, casts = _missing(options.missing, like, where), _casts(options.cast, like, where)
-    rows = zip(leaves.items(), mask, missing, casts, strict=True)
+    pairs = zip(described.names, described.leaves.values(), strict=True)
+    rows = zip(pairs, mask, missing, casts, strict=True)
     return [
-        _Spot(i, name, old, ours.leaves[name], rule, cast)
+        _Spot(i, name, old, ours.leaves[name].form, rule, cast)
         for i, ((name, old), is_chosen, rule, cast) in enumerate(rows)
         if is_chosen
     ]
@@ -179,44 +173,41 @@ def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
         if (spot.missing or ("error" if strict else "keep")) == "keep":
             _keep(plan, spot)
         return
-    if _is_configuration(spot, leaf):
+    is_array = leaf.dtype is not None or "value" not in spot.form
+    if not is_array and type(spot.old) not in PYTHON_SCALARS:
+        # A text here and there, or a function: configuration in all but its place.
         _fit_value(plan, spot, leaf, strict)
         return
     wrong = _misfit(plan, spot, leaf, strict)
     if wrong is None:
-        is_cast = spot.cast is not None and leaf.is_array and leaf.dtype != spot.cast
+        is_cast = spot.cast is not None and leaf.dtype is not None and leaf.dtype != spot.cast
         is_cast = is_cast and not is_key(spot.old) and _are_of_one_kind(leaf.dtype, spot.cast)
         plan.moves.append(Move(spot.place, spot.name, leaf, spot.cast if is_cast else None))
     elif spot.missing == "keep":
         _keep(plan, spot)
     else:
-        plan.problems.append(f"{spot.name or ROOT_NAME}: {wrong}")
-
-
-def _is_configuration(spot: _Spot, leaf: Leaf) -> bool:
-    """Whether it is a text here and there, or a function: configuration in all but its place."""
-    return not (spot.told.is_array or leaf.is_array or type(spot.old) in PYTHON_SCALARS)
+        plan.problems.append(f"{shown_name(spot.name)}: {wrong}")
 
 
 def _fit_value(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> None:
-    if are_same(spot.told.form["value"], leaf.form["value"]):
+    if are_same(spot.form["value"], leaf.form["value"]):
         plan.moves.append(Move(spot.place, spot.name, leaf, None))
     elif strict and spot.missing != "keep":
-        plan.problems.append(f"{spot.name or ROOT_NAME}: {_differ(spot.old, leaf)}")
+        plan.problems.append(f"{shown_name(spot.name)}: {_differ(spot.old, leaf)}")
     else:
-        plan.configuration.append(f"{spot.name or ROOT_NAME}: {_differ(spot.old, leaf)}")
+        plan.configuration.append(f"{shown_name(spot.name)}: {_differ(spot.old, leaf)}")
 
 
 def _keep(plan: LoadPlan, spot: _Spot) -> None:
     if isinstance(spot.old, jax.ShapeDtypeStruct):
-        plan.problems.append(f"{spot.name or ROOT_NAME}: missing, and like has no value to keep")
+        plan.problems.append(f"{shown_name(spot.name)}: missing, and like has no value to keep")
     plan.missing.append(spot.name)
 
 
 def _misfit(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> str | None:
     """What is wrong with a leaf of the file for a place; None if nothing is."""
     old = spot.old
-    if not leaf.is_array or not spot.told.is_array:
+    if leaf.dtype is None or "value" in spot.form:
         return None if _is_same_number(old, leaf) else _differ(old, leaf)
     # A file of other tools knows no keys, but their numbers.
     if is_key(old) or leaf.form.get("is") == "key":
@@ -251,13 +242,13 @@ def _is_same_number(old: Any, leaf: Leaf) -> bool:
     """Whether one of Python's numbers may become what the file has."""
     if type(old) not in PYTHON_SCALARS:
         return False
-    if leaf.is_array:
+    if leaf.dtype is not None:
         return leaf.shape == () and _kind_of(leaf.dtype) == _kind_of(class_of(old))
     return _class_of_json(leaf.form["value"]) is type(old)
 
 
 def _differ(old: Any, leaf: Leaf) -> str:
-    if not leaf.is_array:
+    if leaf.dtype is None:
         text = describe_json(leaf.form["value"])
     elif leaf.form.get("is") == "key":
         text = f"keys of {leaf.form.get('impl')}"
@@ -294,9 +285,12 @@ def _fit_names(plan: LoadPlan, theirs: Table, wanted: set[str], is_all: bool, st
     lacking = [name for name in wanted if name not in theirs.leaves and name not in kept]
     # Where only some leaves were asked for, nothing is said of others.
     plan.unexpected = [name for name in theirs.leaves if name not in wanted] if is_all else []
-    there = [name for name in theirs.leaves if name in wanted]
-    lines = mismatches([*there, *sorted(lacking)], [*there, *plan.unexpected])
-    plan.problems += [line for line in lines if strict or not line.endswith(": unexpected")]
+    if lacking or plan.unexpected:
+        lines = mismatches(sorted(map(_text, lacking)), [*map(_text, plan.unexpected)])
+        plan.problems += [line for line in lines if strict or not line.endswith(": unexpected")]
+
+
+_text = ".".join
 
 
 def _fit_configuration(
@@ -309,49 +303,52 @@ def _fit_configuration(
     """
     found: list[str] = []
     # Of a Module that only the file has, the class is told, and not each field beside it.
-    there = {*ours.classes, *ours.leaves} | _above([*ours.classes, *ours.leaves])
-    gone = {name for name in theirs.classes if name not in there}
+    gone = theirs.classes.keys() - ours.classes.keys() - ours.leaves.keys()
+    gone -= _above([*ours.classes, *ours.leaves]) if gone else set()
 
-    def compare(name: str, node: str, mine: Json, value: Json) -> None:
+    def compare(name: Name, node: Name, mine: Json, value: Json) -> None:
         if concerned is not None and (node not in concerned or node not in ours.classes):
             return
-        if (name != node and node in gone) or _above([node]) & gone:
+        if gone and ((name != node and node in gone) or not _above([node]).isdisjoint(gone)):
             return
-        place, text = name or ROOT_NAME, describe_json(value)
         if mine is _ABSENT:
-            found.append(f"{place}: only the file has it, {text}")
+            found.append(f"{shown_name(name)}: only the file has it, {describe_json(value)}")
         elif not are_same(mine, value):
-            found.append(f"{place}: like has {describe_json(mine)}, the file {text}")
+            texts = describe_json(mine), describe_json(value)
+            found.append(f"{shown_name(name)}: like has {texts[0]}, the file {texts[1]}")
 
     for name, cls in theirs.classes.items():
         mine = {"class": ours.classes[name]} if name in ours.classes else _ABSENT
         compare(name, name, mine, {"class": cls})
     for name, value in theirs.config.items():
-        compare(name, joined(*words_of(name)[:-1]), ours.config.get(name, _ABSENT), value)
+        compare(name, name[:-1], ours.config.get(name, _ABSENT), value)
     (plan.problems if strict else plan.configuration).extend(found)
 
 
 _ABSENT: Any = object()
 
 
-def _above(names: Sequence[str]) -> set[str]:
+def _above(names: Iterable[Name]) -> set[Name]:
     """The names of all nodes that leaves are in."""
-    steps = map(words_of, names)
-    return {joined(*parts[:i]) for parts in steps for i in range(len(parts))}
+    return {name[:i] for name in names for i in range(len(name))}
 
 
-def _moved(wanted: Sequence[str], given: Sequence[str]) -> tuple[str, str] | None:
+def _moved(wanted: Sequence[Name], given: Sequence[Name]) -> tuple[str, str] | None:
     """What to rename where `like` is a part of what is in the file, or the other way round."""
     # By the first leaf: where that is found in the other tree, its neighbours are, too.
-    ours, theirs = "." + wanted[0], "." + given[0]
-    pairs = [(name.removesuffix(ours), "") for name in given if name.endswith(ours)]
-    pairs += [("", name.removesuffix(theirs)) for name in wanted if name.endswith(theirs)]
-    if len(wanted) == len(given) == 1 and "" in (*wanted, *given):
-        pairs.append((given[0], wanted[0]))
+    ours, theirs = wanted[0], given[0]
+    pairs = [(_text(n[: -len(ours)]), "") for n in given if ours and n[-len(ours) :] == ours != n]
+    pairs += [
+        ("", _text(n[: -len(theirs)]))
+        for n in wanted
+        if theirs and n[-len(theirs) :] == theirs != n
+    ]
+    if len(wanted) == len(given) == 1 and () in (*wanted, *given):
+        pairs.append((_text(given[0]), _text(wanted[0])))
     return pairs[0] if pairs else None
 
 
-def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> FileError:
+def _nothing_fits(where: str, wanted: Sequence[Name], given: Sequence[Name]) -> FileError:
     """The error for a load that would give `like` back as it is, which nobody asks for."""
     old, new = _moved(wanted, given) or ("name in the file", "name in like")
     both = (("like", wanted), ("the file", given))
@@ -359,7 +356,7 @@ def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> Fi
         where,
         "a leaf of like, at least",
         "other names alone",
-        places=[f"{of}: {some_of([name or ROOT_NAME for name in names])}" for of, names in both],
+        places=[f"{of}: {some_of([*map(shown_name, names)])}" for of, names in both],
         hint=["say what they are called here:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
     )
 
@@ -369,8 +366,8 @@ def _hint_of_states(problems: Sequence[str], theirs: Table, ours: Table) -> list
     for name, cls in ours.classes.items():
         if cls != "?Optimizer" or theirs.classes.get(name) != cls:
             continue
-        kinds = [table.config.get(joined(name, "stacked"), "as one") for table in (theirs, ours)]
-        starts = tuple(joined(name, own) for own in ("states", "before_state"))
+        kinds = [table.config.get((*name, "stacked"), "as one") for table in (theirs, ours)]
+        starts = tuple(_text((*name, own)) for own in ("states", "before_state"))
         if kinds == ["as one", "per layer"] and any(each.startswith(starts) for each in problems):
             return [
                 "states that were made for stacked arrays as one go on so:",

@@ -14,13 +14,14 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 
 from pytreemod.errors import FileError, describe
 from pytreemod.io.access import shown
-from pytreemod.io.encodings import BYTES, code_of, dtype_coded, has_code, recorded_dtype
+from pytreemod.io.encodings import BYTES, DTYPES, code_of, has_code, recorded_dtype
 
 METADATA = "__metadata__"
 LENGTH = 8
@@ -269,14 +270,14 @@ def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
 
 def _are_counts(values: Any) -> TypeGuard[list[int]]:
     # The type itself, for True is an int as well.
-    if type(values) is not list:
+    if type(values) is not list or not {*map(type, cast("list[Any]", values))} <= {int}:
         return False
-    counts = cast(list[Any], values)
-    return all(type(count) is int and 0 <= count <= _MOST_BYTES for count in counts)
+    counts = cast("list[int]", values)
+    return min(counts, default=0) >= 0 and max(counts, default=0) <= _MOST_BYTES
 
 
 def _parse_metadata(path: str, metadata: Any) -> dict[str, str]:
-    if not _is_object(metadata) or not all(type(v) is str for v in metadata.values()):
+    if not _is_object(metadata) or not {*map(type, metadata.values())} <= {str}:
         raise damaged(path, f"texts by their names as {METADATA}", describe(metadata))
     return metadata
 
@@ -315,7 +316,7 @@ def _parse_entry(
     if not _is_object(entry) or {*entry} != {"dtype", "shape", "data_offsets"}:
         raise damaged(path, "dtype, shape and data_offsets", describe(entry), [name])
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    dtype = dtype_coded(code) if type(code) is str else None
+    dtype = DTYPES.get(code) if type(code) is str else None
     if dtype is None:
         raise damaged(path, "the code of a dtype, such as F32", describe(code), [name])
     # One axis more than arrays have, for bytes.
@@ -330,7 +331,7 @@ def _parse_entry(
     if record is not None:
         dtype, shape = _recorded(path, name, code, shape, record)
     # Sizes count as if none were zero, as NumPy counts them before it makes an array.
-    if len(shape) > _MOST_AXES or prod(max(n, 1) for n in shape) * dtype.itemsize > _MOST_BYTES:
+    if len(shape) > _MOST_AXES or prod(filter(None, shape)) * dtype.itemsize > _MOST_BYTES:
         raise damaged(path, "a shape that an array can have", describe(shape), [name])
     return dtype, tuple(shape), begin, end
 
@@ -352,7 +353,7 @@ def _check_extent(path: str, entries: Mapping[str, FileEntry], begin: int, size:
     """The arrays lie one after the other, from the header to the end of the file."""
     end = begin
     # No hole in which something could hide; no overlap by which a small file could claim much.
-    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
+    for entry in sorted(entries.values(), key=attrgetter("start", "stop")):
         if entry.start != end:
             got = "a hole before one" if entry.start > end else "one inside of another"
             raise damaged(path, "arrays that follow each other", got, [entry.name])

@@ -19,11 +19,20 @@ from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
 from pytreemod.io.descriptions import renew_modes
 from pytreemod.io.fitting import LoadOptions, LoadPlan, Move, fit
-from pytreemod.io.placing import as_dtype, as_in, as_told, check_widths
+from pytreemod.io.placing import DeviceTransfers, as_dtype, as_told, check_widths
 from pytreemod.io.rebuilding import rebuild_tree
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
-from pytreemod.io.tables import Clear, Leaf, Source, Stacked, Table, first_name, read_table
+from pytreemod.io.tables import (
+    Clear,
+    Leaf,
+    Source,
+    Stacked,
+    Table,
+    first_name,
+    parse,
+    read_table,
+)
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.typing import AnyArray, FilterSpec, PyTree, jtu
@@ -235,14 +244,12 @@ def description_of(file: Container, where: str) -> dict[str, Any] | None:
 
 def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table:
     """A file's leaves and configuration, by name."""
-    arrays = {
-        name: Leaf({"is": "jax"}, entry.shape, entry.dtype, name)
-        for name, entry in file.entries.items()
-    }
+    entries = file.entries
     if about is None:
-        return Table(arrays)
+        form = {"is": "jax"}
+        return Table({parse(n): Leaf(form, x.shape, x.dtype, n) for n, x in entries.items()})
     try:
-        return read_table(about["tree"], arrays)
+        return read_table(about["tree"], entries)
     except RecursionError:
         raise
     # Whatever is wrong with it, it is the file's fault.
@@ -266,55 +273,66 @@ def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> A
     """`like` with the leaves that were planned."""
     leaves, treedef = jtu.tree_flatten(like)
     read = _reader_of(file)
-    starts = {name: entry.start for name, entry in file.entries.items()}
-
-    def start_of(move: Move) -> int:
-        source = move.leaf.source
-        return -1 if source is None else starts.get(first_name(source), -1)
-
+    entries = file.entries
     # In the order of the file, and all parts of one array after another.
-    for move in sorted(plan.moves, key=start_of):
-        old = leaves[move.place]
-        if not move.leaf.is_array:
-            if type(old) in PYTHON_SCALARS:
-                reader = ConfigurationReader(where)
-                leaves[move.place] = reader.read(move.leaf.form["value"], move.name)
-            continue
-        array: Any = read(cast("Source", move.leaf.source))
-        impl = move.leaf.form.get("impl")
-        if move.name in plan.reshaped and impl is None:
-            array = array.reshape(old.shape)
-        # What was made of a constrained value may be wider than what the file has.
-        dtype = move.leaf.dtype if move.cast is None else move.cast
-        if array.dtype != dtype:
-            array = as_dtype(array, dtype, where, move.name)
-        leaves[move.place] = as_in(old, array, impl, where, move.name)
+    order: list[tuple[int, int, Move]] = []
+    for i, move in enumerate(plan.moves):
+        source = move.leaf.source
+        first = source if isinstance(source, str) or source is None else first_name(source)
+        order.append((entries[first].start if first in entries else -1, i, move))
+    with DeviceTransfers(leaves, where) as transfers:
+        for _, _, move in sorted(order):
+            _carry_out(move, plan, read, transfers, where)
     return treedef.unflatten(leaves)
+
+
+def _carry_out(
+    move: Move,
+    plan: LoadPlan,
+    read: Callable[[Source], AnyArray],
+    transfers: DeviceTransfers,
+    where: str,
+) -> None:
+    old, name, leaf = transfers.leaves[move.place], move.name, move.leaf
+    if leaf.dtype is None:
+        if type(old) in PYTHON_SCALARS:
+            value = ConfigurationReader(where).read(leaf.form["value"], ".".join(name))
+            transfers.leaves[move.place] = value
+        return
+    array: Any = read(cast("Source", leaf.source))
+    impl = leaf.form.get("impl")
+    if name in plan.reshaped and impl is None:
+        array = array.reshape(old.shape)
+    # What was made of a constrained value may be wider than what the file has.
+    dtype = leaf.dtype if move.cast is None else move.cast
+    if array.dtype != dtype:
+        array = as_dtype(array, dtype, where, name)
+    transfers.put(move.place, array, impl, name)
 
 
 def _reader_of(file: Container) -> Callable[[Source], AnyArray]:
     """What reads an array. Of one that is taken apart, the whole is kept for the next part."""
     kept: dict[Source, Any] = {}
 
-    def read(source: Source) -> AnyArray:
+    def read_part(source: Source) -> AnyArray:
         if isinstance(source, str):
             return file.read(source)
         if isinstance(source, Stacked):
-            return _stacked(read, source)
+            return _stacked(read_part, source)
         if isinstance(source, Clear):
-            return source.make(None if source.value is None else read(source.value))
+            return source.make(None if source.value is None else read_part(source.value))
         whole, axis, at = source
         if whole not in kept:
-            kept[whole] = read(whole)
+            kept[whole] = read_part(whole)
         # A copy, or the whole would stay with each part.
         return np.array(kept[whole][(*[slice(None)] * axis, at)])
 
-    def read_next(source: Source) -> AnyArray:
+    def read(source: Source) -> AnyArray:
         if kept and first_name(source) != first_name(next(iter(kept))):
             kept.clear()
-        return read(source)
+        return file.read(source) if isinstance(source, str) else read_part(source)
 
-    return read_next
+    return read
 
 
 def _stacked(read: Callable[[Source], AnyArray], source: Stacked) -> AnyArray:
@@ -340,13 +358,11 @@ def _check_alone(where: str, options: LoadOptions) -> None:
 
 
 def _rebuilt(file: Container, about: dict[str, Any] | None, where: str) -> Any:
-    if about is None:
-        leaves = table_of(file, about, where).leaves
-        check_widths(leaves, where)
-        return {n: as_told(file.read(n), leaf.form, where, n) for n, leaf in leaves.items()}
     check_widths(table_of(file, about, where).leaves, where)
 
     def read_leaf(name: str, form: dict[str, Json]) -> Any:
         return as_told(file.read(name), form, where, name)
 
+    if about is None:
+        return {name: read_leaf(name, {"is": "jax"}) for name in file.entries}
     return rebuild_tree(about["tree"], read_leaf, where)

@@ -19,7 +19,7 @@ from pytreemod.io.configuration import describe_json
 from pytreemod.io.containers import Container
 from pytreemod.io.loading import description_of, table_of
 from pytreemod.io.saving import USERS
-from pytreemod.io.tables import Leaf, Source, Table, first_name
+from pytreemod.io.tables import Leaf, Source, Table, first_name, shown_name
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def show_file(path: StrPath, *, config: bool = False) -> str:
         about = description_of(file, where)
         table = table_of(file, about, where)
         users = file.metadata.get(USERS)
-    rows = [(name, _form(leaf), _size(leaf)) for name, leaf in table.leaves.items()]
+    rows = [(".".join(name), _form(leaf), _size(leaf)) for name, leaf in table.leaves.items()]
     lines = _aligned(rows)
     total = sum(_bytes(leaf) for leaf in table.leaves.values())
     numbers = sum(prod(leaf.shape) for leaf in table.leaves.values() if leaf.is_array)
@@ -115,11 +115,11 @@ def _told(path: StrPath) -> dict[str, tuple[str, str]]:
     where = f"diff({shown_path(path)})"
     with Container.open(path) as file, depth_errors(where):
         table = table_of(file, description_of(file, where), where)
-        sums = {name: _checksum(file, leaf) for name, leaf in table.leaves.items()}
-    told = {name: (_form(leaf), sums[name]) for name, leaf in table.leaves.items()}
+        leaves = {".".join(name): leaf for name, leaf in table.leaves.items()}
+        told = {name: (_form(leaf), _checksum(file, leaf)) for name, leaf in leaves.items()}
     told |= {f"class of {name}": (cls, "") for name, cls in _classes_in(table)}
     for name, value in table.config.items():
-        told[name] = (describe_json(value), json.dumps(value, sort_keys=True))
+        told[".".join(name)] = (describe_json(value), json.dumps(value, sort_keys=True))
     return told
 
 
@@ -136,12 +136,12 @@ def _checksum(file: Container, leaf: Leaf) -> str:
 def _classes_in(table: Table) -> list[tuple[str, str]]:
     # The mark of a name that nobody had registered is for who rebuilds.
     pairs = table.classes.items()
-    return [(name or "<root>", str(cls).removeprefix("?")) for name, cls in pairs]
+    return [(shown_name(name), str(cls).removeprefix("?")) for name, cls in pairs]
 
 
 def _config_lines(table: Table) -> list[str]:
     lines = ["", *(f"{name}: {cls}" for name, cls in _classes_in(table)), ""]
-    return [*lines, *(f"{name} = {describe_json(v)}" for name, v in table.config.items())]
+    return [*lines, *(f"{'.'.join(n)} = {describe_json(v)}" for n, v in table.config.items())]
 
 
 def _form(leaf: Leaf) -> str:

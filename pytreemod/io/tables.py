@@ -1,24 +1,70 @@
-"""A tree as two flat tables: its leaves by name, and its configuration by name.
+"""A tree as a flat table: its leaves by name, and its configuration by name.
 
-Loading is to bring two such tables together, that of a file and that of `like`. What does not
-depend on the values in them, such as names that have changed, is done with the file's table before
-anything is compared.
+A file is such a table, and so is `like`. Loading is to bring the two together. All else that a load
+can do (other names, layers in another form, constrained values, migrations) is a function from the
+file's table to another one, which is done before anything is compared or read.
+
+A name is a tuple of words, one for each step of the path, written as a file writes them: quoted
+where they must be. It becomes text, with dots between the words, only for files, users and errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pytreemod.errors import ArgumentError
 from pytreemod.io.configuration import MEMBERS, Json
-from pytreemod.io.leaf_names import joined, near_name, words_of
+from pytreemod.io.leaf_names import ROOT_NAME, near_name, words_of
 from pytreemod.training.precision_rules import PRECISION
-from pytreemod.tree.paths import plain_name
+from pytreemod.tree.paths import plain_name, step_names
 from pytreemod.typing import jtu
+
+Name: TypeAlias = tuple[str, ...]
+"""A path in a table. Its text is `".".join(name)`."""
+
+
+def parse(text: str) -> Name:
+    """The name that is written so; `".".join` undoes it for every text.
+
+    Examples:
+        >>> parse("layers.'v1.5'.weight"), parse("")
+        (('layers', "'v1.5'", 'weight'), ())
+    """
+    words = text.split(".") if text else []
+    if "'" in text or "" in words or not text.isprintable():
+        try:
+            words = words_of(text)
+        except ArgumentError:
+            # A file of other tools may have any names.
+            words = [text]
+    return (*words,)
+
+
+def shown_name(name: Name) -> str:
+    """A name in an error."""
+    return ".".join(name) or ROOT_NAME
+
+
+class Words(dict[str, str]):
+    """Steps of paths as words; each is quoted once, if it must be."""
+
+    def __missing__(self, step: str) -> str:
+        word = step if step.isidentifier() else plain_name((jtu.GetAttrKey(step),))
+        self[step] = word
+        return word
+
+    def of_key(self, key: Any) -> Name:
+        """The words of one key of a path; a token, which is a key in a State, has several."""
+        kind = type(key)
+        if kind is jtu.GetAttrKey:
+            return (self[key.name],)
+        if kind is jtu.SequenceKey:
+            return (str(key.idx),)
+        return tuple(self[step] for step in step_names((key,)))
 
 
 class Stacked(NamedTuple):
@@ -64,101 +110,120 @@ def first_name(source: Source) -> str:
     return source
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """What is told of a leaf without its numbers."""
+class Leaf(NamedTuple):
+    """A leaf without its numbers."""
 
     form: dict[str, Json]
-    """See `descriptions.leaf_form`; with "value" for what is no array."""
+    """See `descriptions.leaf_form`; with "value" for what is not an array."""
 
     shape: tuple[int, ...] = ()
     dtype: np.dtype[Any] | None = None
+    """None for what is not an array."""
+
     source: Source | None = None
-    """None for what is no array, and for a leaf of `like`."""
+    """None for what is not an array."""
 
     @property
     def is_array(self) -> bool:
         """Whether it is one: of JAX, of NumPy, of keys."""
-        return "value" not in self.form
+        return self.dtype is not None
 
 
 @dataclass(slots=True)
 class Table:
     """A tree by names."""
 
-    leaves: dict[str, Leaf] = field(default_factory=dict[str, Leaf])
-    config: dict[str, Json] = field(default_factory=dict[str, Json])
+    leaves: dict[Name, Leaf] = field(default_factory=dict[Name, Leaf])
+    config: dict[Name, Json] = field(default_factory=dict[Name, Json])
     """Each configuration by its name."""
 
-    classes: dict[str, Json] = field(default_factory=dict[str, Json])
+    classes: dict[Name, str] = field(default_factory=dict[Name, str])
     """The class of each node that is no container of Python's, as it is written."""
 
-    states: list[str] = field(default_factory=list[str])
-    """Where States stand."""
+    states: list[Name] = field(default_factory=list[Name])
+    """Where States are."""
+
+    def copy(self) -> Table:
+        """The same table, to be changed."""
+        return Table({**self.leaves}, {**self.config}, {**self.classes}, [*self.states])
 
 
-def read_table(tree: Json, arrays: Mapping[str, Leaf]) -> Table:
+def read_table(tree: Json, arrays: Mapping[str, Any]) -> Table:
     """The table of a described tree.
 
     Args:
         tree: what `descriptions.describe_tree` wrote.
-        arrays: shape and dtype of each array by name.
+        arrays: what has the shape and the dtype of each array, by name.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the description is malformed.
     """
     table = Table()
-    _read(table, tree, (), arrays)
+    _Reading(table, arrays, Words()).read(tree, ())
     return table
 
 
 _TOKENS = ("pytreemod.StateIndex", "pytreemod.RngStream")
 
 
-def _word(step: Any) -> str:
-    return plain_name((jtu.GetAttrKey(step if isinstance(step, str) else repr(step)),))
+class _Reading(NamedTuple):
+    table: Table
+    arrays: Mapping[str, Any]
+    words: Words
+
+    def read(self, node: Json, name: Name) -> None:
+        if node is None:
+            return
+        kind, content = next(iter(node.items()))
+        if kind == "leaf":
+            self.read_leaf(node, content)
+            return
+        words = self.words
+        children: Iterable[tuple[Name, Json]]
+        if kind in ("list", "tuple"):
+            children = (((str(i),), child) for i, child in enumerate(content))
+        elif kind in ("dict", "ordered", "default"):
+            pairs = content[1] if kind == "default" else content
+            children = (((words[_step(key)],), child) for key, child in pairs)
+        elif kind == "state":
+            self.table.states.append(name)
+            children = ((tuple(words[s] for s in row[2]["path"][1]), row[3]) for row in content)
+        else:
+            children = self.read_class(kind, content, name)
+        for step, child in children:
+            self.read(child, name + step)
+
+    def read_leaf(self, node: dict[str, Json], text: Json) -> None:
+        if not isinstance(text, str) or (name := parse(text)) in self.table.leaves:
+            raise ValueError(text)
+        form = {**node}
+        del form["leaf"]
+        if "value" in form:
+            self.table.leaves[name] = Leaf(form)
+        else:
+            array = self.arrays[text]
+            self.table.leaves[name] = Leaf(form, tuple(array.shape), array.dtype, text)
+
+    def read_class(self, kind: str, content: Any, name: Name) -> Iterable[tuple[Name, Json]]:
+        cls, words = content[0], self.words
+        if not isinstance(cls, str):
+            raise ValueError(cls)
+        self.table.classes[name] = cls
+        if kind in ("module", "struct"):
+            for key, value in content[2].items():
+                # A token's mark is its place in the model that its State was made with, and as much
+                # the business of `like` as the place is.
+                # So is in which dtypes is computed, and what several are made as one.
+                if cls not in _TOKENS and key not in (PRECISION, MEMBERS):
+                    self.table.config[(*name, words[key])] = value
+            return [((words[key],), child) for key, child in content[1].items()]
+        if kind not in ("named", "node"):
+            raise ValueError(kind)
+        return [((words[_step(key)],), child) for key, child in content[1]]
 
 
-def _read(table: Table, node: Json, name: tuple[str, ...], arrays: Mapping[str, Leaf]) -> None:
-    if node is None:
-        return
-    kind, content = next(iter(node.items()))
-    if kind == "leaf":
-        if not isinstance(content, str) or content in table.leaves:
-            raise ValueError(content)
-        form = {key: value for key, value in node.items() if key != "leaf"}
-        told = Leaf(form) if "value" in form else replace(arrays[content], form=form)
-        table.leaves[content] = told
-        return
-    if kind in ("list", "tuple"):
-        children = [(str(i), child) for i, child in enumerate(content)]
-    elif kind in ("dict", "ordered", "default"):
-        pairs = content[1] if kind == "default" else content
-        children = [(_word(key), child) for key, child in pairs]
-    elif kind == "state":
-        table.states.append(joined(*name))
-        children = [(joined(*map(_word, row[2]["path"][1])), row[3]) for row in content]
-    else:
-        children = _read_class(table, kind, content, joined(*name))
-    for step, child in children:
-        _read(table, child, (*name, step), arrays)
-
-
-def _read_class(table: Table, kind: str, content: Any, name: str) -> list[tuple[str, Json]]:
-    if not isinstance(content[0], str):
-        raise ValueError(content[0])
-    table.classes[name] = content[0]
-    if kind in ("module", "struct"):
-        for key, value in content[2].items():
-            # A token's mark is its place in the model that its State was made with, and as much
-            # the business of `like` as the place is.
-            # So is in which dtypes is computed, and what several are made as one.
-            if content[0] not in _TOKENS and key not in (PRECISION, MEMBERS):
-                table.config[joined(name, _word(key))] = value
-        return [(_word(key), child) for key, child in content[1].items()]
-    if kind not in ("named", "node"):
-        raise ValueError(kind)
-    return [(_word(key), child) for key, child in content[1]]
+def _step(key: Json) -> str:
+    return key if isinstance(key, str) else repr(key)
 
 
 # ---- names that have changed
@@ -166,7 +231,7 @@ def _read_class(table: Table, kind: str, content: Any, name: str) -> list[tuple[
 
 def renamed_table(
     table: Table, rename: Mapping[str, str], where: str
-) -> tuple[Table, dict[str, str]]:
+) -> tuple[Table, dict[Name, Name]]:
     """A table under other names.
 
     Args:
@@ -180,35 +245,39 @@ def renamed_table(
     Raises:
         ArgumentError: an old name is not in the file, or two leaves get one name.
     """
+    rules = {parse(old): (old, parse(new)) for old, new in rename.items()}
     used: set[str] = set()
 
-    def new_name(name: str) -> str:
-        # What it is in, from the inside to the outside: the longest name that is given counts.
-        old = name
-        while old not in rename:
-            if not old:
-                return name
-            old = old.rpartition(".")[0]
-        used.add(old)
-        return joined(rename[old], name[len(old) :].lstrip("."))
+    def new_name(name: Name) -> Name:
+        # The longest name that is given wins.
+        for i in range(len(name), -1, -1):
+            if name[:i] in rules:
+                old, new = rules[name[:i]]
+                used.add(old)
+                return new + name[i:]
+        return name
 
-    leaves: dict[str, Leaf] = {}
-    changed: dict[str, str] = {}
+    leaves: dict[Name, Leaf] = {}
+    changed: dict[Name, Name] = {}
     for name, leaf in table.leaves.items():
         new = new_name(name)
         if new in leaves:
-            got = f"{new!r} for two: {changed.get(new, new)!r} and {name!r}"
+            both = shown_name(changed.get(new, new)), shown_name(name)
+            got = f"{shown_name(new)!r} for two: {both[0]!r} and {both[1]!r}"
             raise ArgumentError(f"{where}, rename", "a name for each leaf", got)
         leaves[new] = leaf
         if new != name:
             changed[new] = name
-    config = {new_name(name): value for name, value in table.config.items()}
-    classes = {new_name(name): value for name, value in table.classes.items()}
-    states = [new_name(name) for name in table.states]
+    made = Table(
+        leaves,
+        {new_name(name): value for name, value in table.config.items()},
+        {new_name(name): value for name, value in table.classes.items()},
+        [new_name(name) for name in table.states],
+    )
     lost = [name for name in rename if name not in used]
     if lost:
         raise _not_there(lost, rename, table, where)
-    return Table(leaves, config, classes, states), changed
+    return made, changed
 
 
 def _not_there(
@@ -224,7 +293,7 @@ def _not_there(
         hint = ["from names in the file to names in like, and not back:"]
         hint += [f"pm.load(..., rename={{{pairs}}})"]
     elif not all(near.values()):
-        hint = ["it has, for instance:", *list(table.leaves)[:3]]
+        hint = ["it has, for instance:", *[".".join(name) for name in table.leaves][:3]]
     got = f"{len(lost)} that {'is' if len(lost) == 1 else 'are'} not in it"
     expected = "names in the file"
     return ArgumentError(f"{where}, rename", expected, got, places=places, hint=hint)
@@ -232,5 +301,5 @@ def _not_there(
 
 def _all_names(table: Table) -> list[str]:
     """Those of leaves, and of all that leaves are in."""
-    steps = [words_of(name) for name in (*table.leaves, *table.classes)]
-    return [*dict.fromkeys(joined(*words[:i]) for words in steps for i in range(1, len(words) + 1))]
+    names = (*table.leaves, *table.classes)
+    return [*dict.fromkeys(".".join(n[:i]) for n in names for i in range(1, len(n) + 1))]
