@@ -224,16 +224,16 @@ def leaf_form(leaf: Any) -> dict[str, Json]:
 
     Empty for what is no array: a Python number, a text.
     """
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return {"is": "key"} if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else {"is": "jax"}
     if isinstance(leaf, np.ndarray):
         return {"is": "numpy"}
     if isinstance(leaf, np.generic):
         return {"is": "scalar"}
-    if not isinstance(leaf, jax.Array):
+    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return {}
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return {"is": "key", "impl": str(jax.random.key_impl(leaf))}
+    is_key = not isinstance(leaf.dtype, np.dtype)
+    if is_key and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        is_known = isinstance(leaf, jax.Array)
+        return {"is": "key", **({"impl": str(jax.random.key_impl(leaf))} if is_known else {})}
     return {"is": "jax", "weak": True} if getattr(leaf, "weak_type", False) else {"is": "jax"}
 
 

@@ -192,7 +192,9 @@ def keys_form(shape: tuple[int, ...], impl: Json) -> Any:
 def is_key(leaf: Any) -> bool:
     """Whether a leaf is an array of random keys, or stands for one."""
     dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    # JAX takes microseconds to say that float32 is none.
+    is_numpys = dtype is None or isinstance(dtype, np.dtype)
+    return not is_numpys and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _as_jax(array: Any, sharding: Any = None) -> Any:
