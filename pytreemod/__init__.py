@@ -126,6 +126,7 @@ _LATER = {
     "lora": "pytreemod.training.low_rank:lora",
     "materialize": "pytreemod.nn.materializing:materialize",
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
+    "migration": "pytreemod.io.versions:migration",
     "named_leaves": "pytreemod.io.leaf_names:named_leaves",
     "nn": "pytreemod.nn:",
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
@@ -181,6 +182,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.torch_layouts import register_torch_layout as register_torch_layout
     from pytreemod.io.torch_states import from_torch as from_torch
     from pytreemod.io.torch_states import to_torch as to_torch
+    from pytreemod.io.versions import migration as migration
     from pytreemod.module.computed_leaves import Computed as Computed
     from pytreemod.module.computed_leaves import computed as computed
     from pytreemod.module.resolving import resolve as resolve

@@ -28,16 +28,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import FileError, describe, explain_depth
-from pytreemod.io.configuration import MEMBERS, ConfigurationWriter, Json, name_of
+from pytreemod.io.configuration import MEMBERS, VERSION, ConfigurationWriter, Json, name_of
 from pytreemod.io.fetching import is_whole_here
 from pytreemod.io.tables import Name, Words
+from pytreemod.module.classes import file_version_of
 from pytreemod.module.reading import count_made_as_one, is_computed
 from pytreemod.module.schema import ROLES
 from pytreemod.module.ties import members_of_ties
 from pytreemod.state.values import State, other_ranks
 from pytreemod.training.dtype_policies import Precision
 from pytreemod.training.precision_rules import PRECISION, precisions_of
-from pytreemod.tree.nodes import AbstractRecord, children_of, is_plain_tuple, record_of
+from pytreemod.tree.nodes import (
+    AbstractRecord,
+    children_of,
+    is_plain_tuple,
+    own_class,
+    record_of,
+)
 from pytreemod.tree.paths import path_text
 from pytreemod.typing import KeyPath, PyTree, Tracer, class_of, jtu
 
@@ -70,9 +77,7 @@ def describe_tree(tree: PyTree, where: str) -> Description:
     """
     writer = _Writer(where)
     try:
-        return Description(
-            writer.node(tree, (), ()), writer.leaves, writer.names, writer.nodes
-        )
+        return Description(writer.node(tree, (), ()), writer.leaves, writer.names, writer.nodes)
     except RecursionError as error:
         text = f"{path_text(writer.path[:6])}..., {len(writer.path)} steps and more"
         raise FileError(explain_depth(where, [text])) from error
@@ -147,6 +152,9 @@ class _Writer:
         members = count_made_as_one(node) if is_computed(node) else self.members.get(path)
         if members:
             fields[2][MEMBERS] = members
+        version = file_version_of(own_class(node))
+        if version != 1:
+            fields[2][VERSION] = version
         return fields
 
     def _fields(self, node: Any, keys: list[Any], written: list[Json], names: Any) -> Json:

@@ -6,7 +6,7 @@ collected, and told at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -18,11 +18,20 @@ from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import Description, describe_tree
 from pytreemod.io.encodings import can_be_written
-from pytreemod.io.forms import based, constrained, other_depths, restacked
+from pytreemod.io.forms import based, constrained, other_forms, restacked
 from pytreemod.io.leaf_names import TABLE, in_order, mismatches
 from pytreemod.io.placing import HINT_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
-from pytreemod.io.tables import Leaf, Name, Table, read_table, renamed_table, shown_name
+from pytreemod.io.tables import (
+    Leaf,
+    Name,
+    Source,
+    Table,
+    read_table,
+    renamed_table,
+    shown_name,
+)
+from pytreemod.io.versions import migrated
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.paths import some_of
 from pytreemod.tree.prefixes import By
@@ -38,6 +47,7 @@ class LoadOptions(NamedTuple):
     missing: Any
     only: FilterSpec
     cast: Any
+    restack: bool
 
 
 class Move(NamedTuple):
@@ -73,6 +83,7 @@ class LoadPlan:
     renamed: dict[Name, Name] = field(default_factory=dict[Name, Name])
     reshaped: set[Name] = field(default_factory=set[Name])
     configuration: list[str] = field(default_factory=list[str])
+    migrated: list[str] = field(default_factory=list[str])
     castable: set[str] = field(default_factory=set[str])
     """Dtypes in `like` that a cast would give to what is in the file."""
 
@@ -90,16 +101,24 @@ class LoadPlan:
             reshaped=tuple(text(name) for name in names if name in self.reshaped),
             cast=tuple(text(move.name) for move in self.moves if move.cast is not None),
             configuration=tuple(self.configuration),
+            migrated=tuple(self.migrated),
         )
 
 
-def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPlan:
+def fit(
+    theirs: Table,
+    like: PyTree,
+    options: LoadOptions,
+    read: Callable[[Source], Any],
+    where: str,
+) -> LoadPlan:
     """Decide for each leaf of `like` what becomes of it.
 
     Args:
         theirs: the file's table.
         like: a tree.
         options: what was asked for.
+        read: reads an array of the file, for migrations.
         where: the call, for errors.
 
     Raises:
@@ -114,14 +133,18 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
     if options.rename:
         names = _checked_names(options.rename, where)
         theirs, plan.renamed = renamed_table(theirs, names, where)
-    theirs, plan.reshaped = restacked(theirs, ours, where)
+    theirs, plan.migrated = migrated(theirs, described.nodes.values(), read, where)
+    is_all = options.only is True or options.only is ...
+    before = theirs
+    theirs, plan.reshaped = restacked(
+        theirs, ours, where, ensembles=options.restack, part=not is_all
+    )
     theirs = constrained(theirs, ours, described.nodes, plan.renamed, where)
     theirs = based(theirs, described.nodes, plan.renamed)
     chosen = _spots(described, ours, like, options, where)
     for spot in chosen:
         _fit_leaf(plan, spot, theirs, options.strict)
     wanted, given = [spot.name for spot in chosen], [*theirs.leaves]
-    is_all = options.only is True or options.only is ...
     _fit_names(plan, theirs, {*wanted}, is_all, options.strict)
     concerned = None if is_all else _above(wanted)
     _fit_configuration(plan, theirs, ours, concerned, options.strict)
@@ -132,7 +155,7 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         rest = ', only="**"' if len(given) > len(wanted) else ""
         hint = moved and f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})'
         states = _hint_of_states(plan.problems, theirs, ours)
-        _refuse(plan, other_depths(theirs, ours), hint, states, options.strict, where)
+        _refuse(plan, other_forms(before, ours, options.restack), hint, states, options.strict, where)
     if is_other and options.missing is None:
         raise _nothing_fits(where, wanted, given)
     return plan
@@ -378,13 +401,15 @@ def _hint_of_states(problems: Sequence[str], theirs: Table, ours: Table) -> list
 
 def _refuse(
     plan: LoadPlan,
-    depths: list[str],
+    forms: Mapping[Name, str],
     moved: str | None,
     states: list[str],
     strict: bool,
     where: str,
 ) -> None:
-    problems = plan.problems
+    # What is behind all the others that it brings is told instead of them.
+    tops = tuple(f"{_text(name)}." if name else "" for name in forms)
+    problems = [*forms.values(), *(p for p in plan.problems if not (tops and p.startswith(tops)))]
     rename = 'pm.load(..., rename={"name in the file": "name in like"})'
     if strict and moved is not None:
         hint = ["the one is the other, or a part of it:", moved]
@@ -405,8 +430,7 @@ def _refuse(
         hint += [f"pm.load(..., cast={rule})"]
     count = f"{len(problems)} difference{'s' * (len(problems) > 1)}"
     expected = "the leaves and the configuration of like"
-    # What is behind all the others that it brings comes first.
-    raise FileError(where, expected, count, places=depths + problems, hint=hint, most=TABLE)
+    raise FileError(where, expected, count, places=problems, hint=hint, most=TABLE)
 
 
 def _around(problem: str) -> str:

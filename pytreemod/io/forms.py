@@ -11,7 +11,7 @@ what it is made of.
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
@@ -22,8 +22,8 @@ import numpy as np
 from pytreemod.errors import ArgumentError, FileError, PytreemodError, SpecError
 from pytreemod.io.configuration import ConfigurationReader, Json, are_same
 from pytreemod.io.tables import (
-    Clear,
     Leaf,
+    Made,
     Name,
     Source,
     Stacked,
@@ -38,15 +38,30 @@ from pytreemod.module.reading import count_made_as_one
 from pytreemod.training.low_rank import LowRank
 from pytreemod.tree.paths import parse_pattern
 
-# ---- layers as one Stack, or in a list
+# ---- layers as one Stack, as one Ensemble, or in a list
 
-_HOLDERS = {"pytreemod.nn.Stack": "layer", "pytreemod.nn.Ensemble": "member"}
-"""The field in which each has its layers, or members, as one."""
+STACK, ENSEMBLE = "pytreemod.nn.Stack", "pytreemod.nn.Ensemble"
+_FIELDS = {STACK: ("layer", "depth"), ENSEMBLE: ("member", "n")}
+"""The fields in which each has its layers, or members, as one, and how many they are."""
 _Shared = Mapping[Name, frozenset[Name]]
 
 
+class _Held(NamedTuple):
+    """Layers as one."""
+
+    cls: str
+    size: int
+
+    @property
+    def field(self) -> str:
+        return _FIELDS[self.cls][0]
+
+    def __str__(self) -> str:
+        return f"{self.cls.rpartition('.')[2]} of {self.size}"
+
+
 class _Spot(NamedTuple):
-    """Where leaves of a Stack's layers are.
+    """Where leaves of layers that are one are.
 
     A Stack adds an axis to the arrays of its layers, in front of all but those of the Stacks and
     the Ensembles that it is in itself. What members of an Ensemble share has no axis of them.
@@ -60,20 +75,32 @@ class _Spot(NamedTuple):
 
     def axis_of(self, *names: Name) -> int:
         """The axis of a leaf, by the names that it has in the file and in `like`."""
-        found = [
-            any(name[: len(top)] == top for name in names for top in tops)
-            for tops in self.shared.values()
-        ]
-        return self.axis - sum(found)
+        return self.axis - sum(
+            _is_below(names, tops)
+            for ensemble, tops in self.shared.items()
+            if ensemble != self.name
+        )
+
+    def is_shared(self, *names: Name) -> bool:
+        """Whether a leaf is held once for all members."""
+        return _is_below(names, self.shared.get(self.name, ()))
 
 
-def restacked(theirs: Table, ours: Table, where: str) -> tuple[Table, set[Name]]:
+def _is_below(names: Iterable[Name], tops: Iterable[Name]) -> bool:
+    return any(name[: len(top)] == top for name in names for top in tops)
+
+
+def restacked(
+    theirs: Table, ours: Table, where: str, *, ensembles: bool = False, part: bool = False
+) -> tuple[Table, set[Name]]:
     """A file's table with its layers as `like` has them: as one `Stack`, or in a list.
 
     Args:
         theirs: the file's table.
         ours: that of `like`.
         where: the call, for errors.
+        ensembles: whether the members of an `Ensemble` are such layers, too.
+        part: whether `like` may have fewer layers: the first ones.
 
     Returns:
         The table, and the names of the leaves that were stacked, or are a part of a stack.
@@ -81,64 +108,70 @@ def restacked(theirs: Table, ours: Table, where: str) -> tuple[Table, set[Name]]
     Raises:
         FileError: layers that differ in more than their numbers cannot be one Stack.
     """
-    if _stacks_in(theirs).keys() == _stacks_in(ours).keys():
+    kinds = (STACK, ENSEMBLE) if ensembles else (STACK,)
+    wanted = _held_in(ours, kinds)
+    if _held_in(theirs, kinds) == wanted:
         return theirs, set()
     table = theirs.copy()
     moved: set[Name] = set()
     shared = _shared_in(theirs, ours)
     while True:
-        before = [*table.leaves, *table.classes]
-        moved |= _stack_all(table, ours, shared, where) | _unstack_all(table, ours, shared)
+        before = {*table.leaves}, {*table.classes}
+        for name, held in wanted.items():
+            there = _held_in(table, kinds).get(name)
+            if there is None:
+                moved |= _stack_all(table, ours, name, held, shared, part, where)
+            elif there != held and (there.size == held.size or (part and there.size > held.size)):
+                moved |= _reform(table, ours, name, there, held, shared, where)
+        for name, held in _held_in(table, kinds).items():
+            # Layers without arrays have a number, too.
+            count = len(_items(ours.classes, name))
+            if name not in wanted and (part or count in (0, held.size)):
+                moved |= _unstack_all(table, ours, name, held, shared, part)
         # What is in others has its new name only when these have theirs.
-        if before == [*table.leaves, *table.classes]:
+        if before == ({*table.leaves}, {*table.classes}):
             return table, moved
 
 
-def other_depths(theirs: Table, ours: Table) -> list[str]:
-    """A line for each Stack of one that the other has as a list with another number of layers."""
-    texts = (
-        (ours, theirs, "like has one Stack of {}, the file a list of {}"),
-        (theirs, ours, "the file has one Stack of {}, like a list of {}"),
-    )
-    lines: list[str] = []
-    for one, other, text in texts:
-        there = _stacks_in(other)
-        counts = {name: len(_items(other.leaves, name)) for name in _stacks_in(one)}
-        lines += [
-            f"{shown_name(name)}: {text.format(depth, counts[name])}"
-            for name, depth in _stacks_in(one).items()
-            if name not in there and counts[name] not in (0, depth)
-        ]
+def other_forms(theirs: Table, ours: Table, ensembles: bool) -> dict[Name, str]:
+    """Where the file has layers in another form than `like`, a line that says so.
+
+    It is the reason for all that is missing and unexpected below it.
+    """
+    kinds = (STACK, ENSEMBLE)
+    one, two = _held_in(ours, kinds), _held_in(theirs, kinds)
+    lines: dict[Name, str] = {}
+    for name in {**one, **two}:
+        forms = [_form_of(table, name) for table in (ours, theirs)]
+        if None in forms or forms[0] == forms[1]:
+            continue
+        (mine, n), (other, m) = cast("list[tuple[str, int]]", forms)
+        is_asked_for = ensembles or "Ensemble" not in (mine, other)
+        if n == m and is_asked_for:
+            continue
+        hint = "" if is_asked_for else " (see restack=)"
+        hint += " (see only=)" if m > n else ""
+        text = f"{mine} of {n} in like, {other} of {m} in the file{hint}"
+        lines[name] = f"{shown_name(name)}: {text}"
     return lines
 
 
-def _stack_all(table: Table, ours: Table, shared: _Shared, where: str) -> set[Name]:
-    moved: set[Name] = set()
-    there = _stacks_in(table)
-    for name, depth in _stacks_in(ours).items():
-        if name not in there:
-            for spot in _spots(name, ours, shared):
-                moved |= _stack(table, ours, spot, depth, where)
-            _stack_config(table, ours, name, depth, where)
-    return moved
+def _form_of(table: Table, name: Name) -> tuple[str, int] | None:
+    held = _held_in(table, (STACK, ENSEMBLE)).get(name)
+    if held is not None:
+        return held.cls.rpartition(".")[2], held.size
+    count = len(_items(table.leaves, name))
+    return ("list", count) if count else None
 
 
-def _unstack_all(table: Table, ours: Table, shared: _Shared) -> set[Name]:
-    moved: set[Name] = set()
-    there = _stacks_in(ours)
-    for name, depth in _stacks_in(table).items():
-        # Layers without arrays have a number, too.
-        if name not in there and len(_items(ours.classes, name)) in (0, depth):
-            for spot in _spots(name, table, shared):
-                moved |= _unstack(table, ours, spot)
-            _unstack_config(table, ours, name)
-    return moved
-
-
-def _stacks_in(table: Table) -> dict[Name, int]:
-    found = [name for name, cls in table.classes.items() if cls == "pytreemod.nn.Stack"]
-    depths = {name: table.config.get((*name, "depth")) for name in found}
-    return {name: depth for name, depth in depths.items() if type(depth) is int}
+def _held_in(table: Table, kinds: Sequence[str]) -> dict[Name, _Held]:
+    found: dict[Name, _Held] = {}
+    for name, cls in table.classes.items():
+        if cls in kinds:
+            size = table.config.get((*name, _FIELDS[cls][1]))
+            if type(size) is int:
+                found[name] = _Held(cls, size)
+    return found
 
 
 def _shared_in(*tables: Table) -> _Shared:
@@ -147,7 +180,7 @@ def _shared_in(*tables: Table) -> _Shared:
     words = Words()
     for table in tables:
         for name, cls in table.classes.items():
-            if cls != "pytreemod.nn.Ensemble":
+            if cls != ENSEMBLE:
                 continue
             # Texts of paths in a member. What else a file may have there is refused elsewhere.
             written: Any = table.config.get((*name, "shared"))
@@ -161,11 +194,11 @@ def _shared_in(*tables: Table) -> _Shared:
 
 
 def _spots(name: Name, table: Table, shared: _Shared) -> list[_Spot]:
-    """Where the leaves of a Stack are: at its own place, and at that of its tokens in a State.
+    """Where the leaves of layers are: at their own place, and at that of their tokens in a State.
 
     A State may have been made with a part of the model, and knows no more than the last steps.
     """
-    around = [(*n, _HOLDERS[cls]) for n, cls in table.classes.items() if cls in _HOLDERS]
+    around = [(*n, _FIELDS[cls][0]) for n, cls in table.classes.items() if cls in _FIELDS]
     outer = [len(words) - 1 for words in around if name[: len(words)] == words]
     spots = [_Spot(name, len(outer), shared)]
     for state in table.states:
@@ -194,25 +227,56 @@ def _items(names: Mapping[Name, Any], spot: Name) -> list[Name]:
     return []
 
 
-def _stack(table: Table, ours: Table, spot: _Spot, depth: int, where: str) -> set[Name]:
-    items, layer = _items(table.leaves, spot.name), (*spot.name, "layer")
-    # In a State, there may be something else with as many items.
-    if not items or len(items) != depth or not _below(ours.leaves, layer):
+def _stack_all(
+    table: Table,
+    ours: Table,
+    name: Name,
+    held: _Held,
+    shared: _Shared,
+    part: bool,
+    where: str,
+) -> set[Name]:
+    """Make the items of a list one."""
+    moved: set[Name] = set()
+    for spot in _spots(name, ours, shared):
+        items = _items(table.leaves, spot.name)
+        # In a State, there may be something else with as many items.
+        if len(items) == held.size or (part and len(items) > held.size > 0):
+            moved |= _stack(table, ours, spot, held, items[: held.size], part, where)
+    items = _items(table.classes, name)
+    if items and (len(items) == held.size or (part and len(items) > held.size > 0)):
+        _stack_config(table, ours, name, held, items[: held.size], where)
+    return moved
+
+
+def _stack(
+    table: Table,
+    ours: Table,
+    spot: _Spot,
+    held: _Held,
+    items: Sequence[Name],
+    part: bool,
+    where: str,
+) -> set[Name]:
+    layer = (*spot.name, held.field)
+    if not items or not _below(ours.leaves, layer) or _below(table.leaves, layer):
         return set()
-    if _below(table.leaves, layer):
-        return set()
-    parts = [_below(table.leaves, item) for item in items]
+    members = [_below(table.leaves, item) for item in items]
     made: dict[Name, Leaf] = {}
-    for rest, first in parts[0].items():
-        layers = [part.get(rest) for part in parts]
+    for rest, first in members[0].items():
+        layers = [member.get(rest) for member in members]
         name = layer + rest
         if not all(leaf is not None and leaf[:3] == first[:3] for leaf in layers):
             raise _differ(where, name, items)
+        if spot.is_shared(name):
+            if part:
+                continue
+            raise _are_several(where, name, items)
         sources = tuple(cast("Source", cast("Leaf", leaf).source) for leaf in layers)
         axis = spot.axis_of(name, items[0] + rest)
         made[name] = _stacked(first, sources, axis) if first.is_array else first
-    for item, part in zip(items, parts, strict=True):
-        for rest in part:
+    for item, member in zip(items, members, strict=True):
+        for rest in member:
             del table.leaves[item + rest]
     table.leaves.update(made)
     return {*made}
@@ -232,11 +296,22 @@ def _differ(where: str, name: Name, items: Sequence[Name]) -> FileError:
     )
 
 
-def _stack_config(table: Table, ours: Table, name: Name, depth: int, where: str) -> None:
-    items = _items(table.classes, name)
-    if not items or len(items) != depth:
-        return
-    layer = (*name, "layer")
+def _are_several(where: str, name: Name, items: Sequence[Name]) -> FileError:
+    return FileError(
+        where,
+        f"one array for {shown_name(name)}, which the members of like share",
+        f"one for each of {len(items)}",
+        hint=[
+            "load into an Ensemble that shares nothing, or leave it as it is in like:",
+            f'pm.load(..., restack=True, only=~pm.select.path("{".".join(name)}"))',
+        ],
+    )
+
+
+def _stack_config(
+    table: Table, ours: Table, name: Name, held: _Held, items: Sequence[Name], where: str
+) -> None:
+    layer = (*name, held.field)
     for names in (table.config, table.classes):
         parts = [_from(names, item) for item in items]
         if not all(_are_same_parts(part, parts[0]) for part in parts):
@@ -262,25 +337,47 @@ def _drop(names: dict[Name, Any], top: Name) -> None:
 
 def _copy_own(table: Table, ours: Table, name: Name) -> None:
     """What is said of the container itself is not the file's business."""
-    table.classes |= {name: ours.classes[name]} if name in ours.classes else {}
-    for option in ("depth", "remat", "unroll"):
-        own = (*name, option)
-        table.config |= {own: ours.config[own]} if own in ours.config else {}
+    if name in ours.classes:
+        table.classes[name] = ours.classes[name]
+    for own in [own for own in table.config if own[:-1] == name]:
+        del table.config[own]
+    table.config |= {own: value for own, value in ours.config.items() if own[:-1] == name}
 
 
-def _unstack(table: Table, ours: Table, spot: _Spot) -> set[Name]:
-    layer = (*spot.name, "layer")
+def _unstack_all(
+    table: Table, ours: Table, name: Name, held: _Held, shared: _Shared, part: bool
+) -> set[Name]:
+    """Make what is one the items of a list."""
+    moved: set[Name] = set()
+    for spot in _spots(name, table, shared):
+        count = len(_items(ours.leaves, spot.name))
+        if count == held.size or (part and count):
+            moved |= _unstack(table, ours, spot, held)
+    items = _items(ours.classes, name)
+    if items:
+        items = [(*items[0][:-1], str(i)) for i in range(held.size)]
+        for names in (table.config, table.classes):
+            layer = _from(names, (*name, held.field))
+            _drop(names, name)
+            for item in items:
+                names.update({item + rest: value for rest, value in layer.items()})
+        _copy_own(table, ours, name)
+    return moved
+
+
+def _unstack(table: Table, ours: Table, spot: _Spot, held: _Held) -> set[Name]:
+    layer = (*spot.name, held.field)
     layers = _below(table.leaves, layer)
-    items = _items(ours.leaves, spot.name)
-    if not layers or not items:
-        return set()
+    base = _items(ours.leaves, spot.name)[0][:-1]
+    items = [(*base, str(i)) for i in range(held.size)]
     made: dict[Name, Leaf] = {}
     for rest, leaf in layers.items():
-        axis = spot.axis_of(layer + rest, items[0] + rest)
-        if leaf.is_array and leaf.shape[axis : axis + 1] != (len(items),):
+        axis = spot.axis_of(layer + rest, items[0] + rest) if items else 0
+        is_one = not leaf.is_array or spot.is_shared(layer + rest)
+        if not is_one and leaf.shape[axis : axis + 1] != (held.size,):
             return set()
         for i, item in enumerate(items):
-            made[item + rest] = _part(leaf, axis, i) if leaf.is_array else leaf
+            made[item + rest] = leaf if is_one else _part(leaf, axis, i)
     for rest in layers:
         del table.leaves[layer + rest]
     table.leaves.update(made)
@@ -292,16 +389,38 @@ def _part(leaf: Leaf, axis: int, index: int) -> Leaf:
     return leaf._replace(shape=shape, source=Unstacked(cast("Source", leaf.source), axis, index))
 
 
-def _unstack_config(table: Table, ours: Table, name: Name) -> None:
-    items = _items(ours.classes, name)
-    if not items:
-        return
-    for names in (table.config, table.classes):
-        layer = _from(names, (*name, "layer"))
-        _drop(names, name)
-        for item in items:
-            names.update({item + rest: value for rest, value in layer.items()})
+def _reform(
+    table: Table,
+    ours: Table,
+    name: Name,
+    there: _Held,
+    held: _Held,
+    shared: _Shared,
+    where: str,
+) -> set[Name]:
+    """Make a Stack an Ensemble, or the other way round; and leave the first layers of more."""
+    moved: set[Name] = set()
+    for spot in _spots(name, table, shared):
+        old, new = (*spot.name, there.field), (*spot.name, held.field)
+        for rest, leaf in _below(table.leaves, old).items():
+            axis = spot.axis_of(old + rest, new + rest)
+            is_one = not leaf.is_array or spot.is_shared(old + rest)
+            if there.size != held.size and not is_one and leaf.shape[axis] == there.size:
+                parts = [_part(leaf, axis, i) for i in range(held.size)]
+                sources = tuple(cast("Source", part.source) for part in parts)
+                leaf = _stacked(parts[0], sources, axis)
+            if spot.is_shared(new + rest) and not is_one:
+                raise _are_several(where, new + rest, [name])
+            del table.leaves[old + rest]
+            table.leaves[new + rest] = leaf
+            moved.add(new + rest)
+        for names in (table.config, table.classes):
+            parts_of = cast("dict[Name, Any]", names)
+            for rest, value in _from(parts_of, old).items():
+                del parts_of[old + rest]
+                parts_of[new + rest] = value
     _copy_own(table, ours, name)
+    return moved
 
 
 # ---- constrained values
@@ -406,7 +525,7 @@ def _brought_in(
         given = jax.ShapeDtypeStruct(leaf.shape, cast("Any", leaf.dtype))
         shape = _take_in(node, given, text).shape
     make = ft.partial(_made, node, number=number, name=text, where=where)
-    return leaf._replace(shape=tuple(shape), source=Clear(leaf.source, make))
+    return leaf._replace(shape=tuple(shape), source=Made(leaf.source, make))
 
 
 def _made(

@@ -24,8 +24,8 @@ from pytreemod.io.rebuilding import rebuild_tree
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
 from pytreemod.io.tables import (
-    Clear,
     Leaf,
+    Made,
     Source,
     Stacked,
     Table,
@@ -59,6 +59,7 @@ def load(
     missing: Any = None,
     only: FilterSpec = True,
     cast: Any = None,
+    restack: bool = False,
     verify: bool = True,
 ) -> _T: ...
 @overload
@@ -71,6 +72,7 @@ def load(
     missing: Any = None,
     only: FilterSpec = True,
     cast: Any = None,
+    restack: bool = False,
     verify: bool = True,
 ) -> tuple[_T, LoadReport]: ...
 def load(
@@ -82,6 +84,7 @@ def load(
     missing: Any = None,
     only: FilterSpec = True,
     cast: Any = None,
+    restack: bool = False,
     verify: bool = True,
 ) -> Any:
     """Read a tree from a file that [`save`][pytreemod.save] wrote, or any file of safetensors.
@@ -96,7 +99,10 @@ def load(
     [`register_for_files`][pytreemod.register_for_files]). A file of other tools gives a dict of
     arrays by name.
 
-    Layers that are one `nn.Stack` in `like` may be a list in the file, and the other way round.
+    Layers that are one `nn.Stack` in `like` may be a list in the file, and the other way round;
+    with `restack`, they may be the members of an `nn.Ensemble` as well. With `only`, `like` may
+    have fewer layers than the file: the first ones. A file of an older version of a class is
+    migrated (see [`migration`][pytreemod.migration]).
     A file may have the constrained value, under the name of the field, of what `like` constrains.
 
     What was read is the reader's own: the file may change, or go.
@@ -120,6 +126,8 @@ def load(
             else is read from the file.
         cast: a dtype, or a `by` of dtypes (None for as it is): what arrays of the same kind,
             such as floating, are cast to.
+        restack: whether an `nn.Ensemble` of n may come from a list or an `nn.Stack` of n, and the
+            other way round.
         verify: whether the checksum of each array is compared. That of the header always is.
 
     Returns:
@@ -157,20 +165,21 @@ def load(
         ('layers.1.weight', 'layers.1.bias')
     """
     where = f"load({shown_path(path)})"
-    options = LoadOptions(strict, rename, missing, only, cast)
+    options = LoadOptions(strict, rename, missing, only, cast, restack)
     with Container.open(path, verify=verify) as file, depth_errors(where):
         about = description_of(file, where)
         if like is _NOTHING:
             _check_alone(where, options)
             return _rebuilt(file, about, where)
         _check_is_tree(like, where)
+        read = _reader_of(file)
         try:
-            plan = fit(table_of(file, about, where), like, options, where)
+            plan = fit(table_of(file, about, where), like, options, read, where)
         except FileError as error:
             if about is None:
                 error.add_note(_FROM_TORCH)
             raise
-        made = _carried_out(plan, file, like, where)
+        made = _carried_out(plan, file, read, like, where)
     return made if strict else (made, plan.report())
 
 
@@ -269,10 +278,15 @@ def _check_is_tree(like: Any, where: str) -> None:
         raise ArgumentError(where, expected, describe(like), hint=hint)
 
 
-def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> Any:
+def _carried_out(
+    plan: LoadPlan,
+    file: Container,
+    read: Callable[[Source], AnyArray],
+    like: PyTree,
+    where: str,
+) -> Any:
     """`like` with the leaves that were planned."""
     leaves, treedef = jtu.tree_flatten(like)
-    read = _reader_of(file)
     entries = file.entries
     # In the order of the file, and all parts of one array after another.
     order: list[tuple[int, int, Move]] = []
@@ -319,7 +333,7 @@ def _reader_of(file: Container) -> Callable[[Source], AnyArray]:
             return file.read(source)
         if isinstance(source, Stacked):
             return _stacked(read_part, source)
-        if isinstance(source, Clear):
+        if isinstance(source, Made):
             return source.make(None if source.value is None else read_part(source.value))
         whole, axis, at = source
         if whole not in kept:
@@ -348,7 +362,7 @@ def _stacked(read: Callable[[Source], AnyArray], source: Stacked) -> AnyArray:
 
 
 def _check_alone(where: str, options: LoadOptions) -> None:
-    if options != LoadOptions(True, None, None, True, None):
+    if options != LoadOptions(True, None, None, True, None, False):
         raise ArgumentError(
             where,
             "`like`, a tree to put the values into",

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 from pytreemod.errors import FieldError, FileError, PytreemodError, SpecError, describe
-from pytreemod.io.configuration import MEMBERS, ConfigurationReader, Json, restore_checked
+from pytreemod.io.configuration import MEMBERS, VERSION, ConfigurationReader, Json, restore_checked
+from pytreemod.io.versions import check_version
 from pytreemod.module.classes import Module
 from pytreemod.module.constraining import take_in_change
 from pytreemod.module.construction import fill_defaults
@@ -136,10 +137,11 @@ class _Rebuilder:
         if schema.refusal is not None:
             raise FileError(schema.refusal)
         self.has_ties = self.has_ties or schema.is_hole
+        check_version(cls, config.get(VERSION, 1), path, self.where)
         roles = self._given_roles(config, path)
         precisions = self._precisions(config, path)
         members = self._members(config, path)
-        notes = (ROLES, PRECISION, MEMBERS)
+        notes = (ROLES, PRECISION, MEMBERS, VERSION)
         config = {f: value for f, value in config.items() if f not in notes}
         values = self._values(cls, data, config, path, schema.fields)
         told = set(values)

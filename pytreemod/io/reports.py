@@ -25,6 +25,8 @@ class LoadReport:
             layers are one `Stack` here, and a list there.
         cast: leaves that `cast` has given another dtype.
         configuration: what the file says differently of the model's configuration; `like` is right.
+        migrated: Modules of an older version of their class, with both versions (see
+            [`migration`][pytreemod.migration]).
 
     Examples:
         >>> import jax
@@ -53,6 +55,7 @@ class LoadReport:
     reshaped: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     configuration: tuple[str, ...] = ()
+    migrated: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         told: dict[str, Sequence[str]] = {

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pytreemod.errors import ArgumentError
-from pytreemod.io.configuration import MEMBERS, Json
+from pytreemod.io.configuration import MEMBERS, VERSION, Json
 from pytreemod.io.leaf_names import ROOT_NAME, near_name, words_of
 from pytreemod.training.precision_rules import PRECISION
 from pytreemod.tree.paths import plain_name, step_names
@@ -82,16 +83,16 @@ class Unstacked(NamedTuple):
     at: int
 
 
-class Clear(NamedTuple):
-    """A constrained value, from which the numbers of a constrained field are made."""
+class Made(NamedTuple):
+    """What a function makes of numbers: of a constrained value, or of what an older file has."""
 
     value: Source | None
-    """None for a number that the file has beside the arrays."""
+    """None where the function has all that it needs."""
 
     make: Callable[[Any], Any]
 
 
-Source: TypeAlias = str | Stacked | Unstacked | Clear
+Source: TypeAlias = str | Stacked | Unstacked | Made
 """Where in the file the numbers of a leaf are: the name of an array; or what is made of some."""
 
 
@@ -103,7 +104,7 @@ def first_name(source: Source) -> str:
         'layers.0.weight'
     """
     while not isinstance(source, str):
-        if isinstance(source, Clear):
+        if isinstance(source, Made):
             source = source.value or ""
         else:
             source = source.parts[0] if isinstance(source, Stacked) else source.whole
@@ -143,9 +144,14 @@ class Table:
     states: list[Name] = field(default_factory=list[Name])
     """Where States are."""
 
+    versions: dict[Name, int] = field(default_factory=dict[Name, int])
+    """The version of each node's class, where that is not 1."""
+
     def copy(self) -> Table:
         """The same table, to be changed."""
-        return Table({**self.leaves}, {**self.config}, {**self.classes}, [*self.states])
+        return Table(
+            {**self.leaves}, {**self.config}, {**self.classes}, [*self.states], {**self.versions}
+        )
 
 
 def read_table(tree: Json, arrays: Mapping[str, Any]) -> Table:
@@ -211,6 +217,9 @@ class _Reading(NamedTuple):
         self.table.classes[name] = cls
         if kind in ("module", "struct"):
             for key, value in content[2].items():
+                if key == VERSION:
+                    self.table.versions[name] = index(value)
+                    continue
                 # A token's mark is its place in the model that its State was made with, and as much
                 # the business of `like` as the place is.
                 # So is in which dtypes is computed, and what several are made as one.
@@ -273,6 +282,7 @@ def renamed_table(
         {new_name(name): value for name, value in table.config.items()},
         {new_name(name): value for name, value in table.classes.items()},
         [new_name(name) for name in table.states],
+        {new_name(name): version for name, version in table.versions.items()},
     )
     lost = [name for name in rename if name not in used]
     if lost:

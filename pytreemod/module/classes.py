@@ -114,6 +114,7 @@ class ModuleMeta(abc.ABCMeta):
         strict: bool | None = False,
         is_abstract: bool = False,
         kw_only: bool = False,
+        file_version: int = 1,
         **kwargs: Any,
     ) -> Any:
         """Make a Module class."""
@@ -125,6 +126,7 @@ class ModuleMeta(abc.ABCMeta):
             namespace = {"__dict__": FieldsDict(), **namespace}
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         _refuse_content(cls)
+        _note_version(cls, file_version)
         own_abstract = _collect_fields(cls, kw_only)
         overridden = find_overridden(cls, (ClassValue, Waiting))
         mark_overridden(cls, frozenset(overridden))
@@ -288,6 +290,21 @@ def _refuse_content(cls: type) -> None:
                 f"{name}, whose content would be no field, and lost in transforms",
                 hint=["make a field of it:", f"{name.lower()}: {name}"],
             )
+
+
+def _note_version(cls: type, version: Any) -> None:
+    """Keep the version that files of a class have, as an attribute: cloudpickle copies those."""
+    if type(version) is not int or version < 1:
+        where = f"class {cls.__name__}(file_version=)"
+        raise FieldError(where, "a whole number, 1 or more", describe(version))
+    # A class that inherits it has fields of its own, and so a number of its own.
+    if version != 1:
+        type.__setattr__(cls, "__file_version__", version)
+
+
+def file_version_of(cls: type) -> int:
+    """The version of a class that its files state: that of its `file_version=`, or 1."""
+    return vars(cls).get("__file_version__", 1)
 
 
 def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bool) -> None:
@@ -496,7 +513,8 @@ class Module(Record, metaclass=ModuleMeta):
 
     **Form.** A subclass may write its own `__init__`, which assigns `self.x = ...`; or none, and
     one is written from the fields, as for dataclasses. Class options: `kw_only=True` makes the
-    fields keyword-only, `is_abstract=True` forbids instances.
+    fields keyword-only, `is_abstract=True` forbids instances, `file_version=2` says that its files
+    are of another form than before (see [`migration`][pytreemod.migration]).
 
     **Make.** Call the class. Then converters run, fields are divided into data and configuration,
     the instance is frozen, and every `__check_init__` in the class and its bases is called.
