@@ -11,7 +11,7 @@ import io
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, cast
@@ -235,6 +235,24 @@ class Container:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class FileArrays(Mapping[str, Any]):
+    """The arrays of an open file by name; each is read when it is asked for."""
+
+    def __init__(self, file: Container):
+        self._file = file
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._file.entries:
+            raise KeyError(name)
+        return self._file.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.entries)
+
+    def __len__(self) -> int:
+        return len(self._file.entries)
 
 
 def _aligned(size: int) -> np.ndarray[Any, np.dtype[Any]]:

@@ -162,7 +162,7 @@ def check_length(path: str, head: bytes, size: int) -> int:
 _KINDS: dict[bytes, tuple[str, list[str]]] = {
     b"PK": (
         "a zip archive, such as PyTorch and NumPy write",
-        ["a state dict of PyTorch's:", "pm.from_torch(model, torch.load(path))"],
+        ["a state dict of PyTorch's:", "pm.from_torch(model, torch.load(path, weights_only=True))"],
     ),
     b"\x80": ("a pickle", []),
     b"\x93NUMPY": (

@@ -212,8 +212,7 @@ def read_metadata(path: StrPath) -> Json:
 
 _FROM_TORCH = """\
   if it holds the tensors of PyTorch's layers, which have other names and layouts:
-      from safetensors.numpy import load_file
-      pm.from_torch(model, load_file(path))"""
+      pm.from_torch(model, path)"""
 
 # ---- what a file says
 

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe, with_article
+from pytreemod.io.access import StrPath
+from pytreemod.io.containers import Container, FileArrays
 from pytreemod.io.fetching import is_whole_here
 from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
 from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
@@ -104,7 +106,7 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
 @overload
 def from_torch(
     model: _M,
-    state_dict: Mapping[str, Any],
+    state_dict: Mapping[str, Any] | StrPath,
     mapping: Renaming = None,
     *,
     state: None = None,
@@ -113,13 +115,17 @@ def from_torch(
 
 @overload
 def from_torch(
-    model: _M, state_dict: Mapping[str, Any], mapping: Renaming = None, *, state: State
+    model: _M,
+    state_dict: Mapping[str, Any] | StrPath,
+    mapping: Renaming = None,
+    *,
+    state: State,
 ) -> tuple[_M, State]: ...
 
 
 def from_torch(
     model: Any,
-    state_dict: Mapping[str, Any],
+    state_dict: Mapping[str, Any] | StrPath,
     mapping: Renaming = None,
     *,
     state: State | None = None,
@@ -142,7 +148,8 @@ def from_torch(
     Args:
         model: a tree of Modules; its arrays say shapes, dtypes and devices, and may be abstract
             (`pm.filter_eval_shape`). Or what `stateful` makes, which brings its State along.
-        state_dict: PyTorch's tensors, or NumPy's or JAX's arrays, by name.
+        state_dict: PyTorch's tensors, or NumPy's or JAX's arrays, by name; or the path of a file of
+            safetensors that has them, from which no more is read than the model needs.
         mapping: how to rename what is in the state dict: from the beginnings of names there (some
             first steps, or all) to those in the model, `{"features.0": "conv1"}`; the longest one
             counts. In the model names are those of `to_torch`, or paths. None for what is not to be
@@ -154,6 +161,7 @@ def from_torch(
 
     Raises:
         ArgumentError: `state_dict` is none, or `mapping` renames what is not there.
+        FileError: the file is damaged, or there is none (`FileMissingError`).
         StateError: the model's State was not given, or is another's, or was used up.
         StructureError: something is missing, unexpected, or does not fit. Where all shapes agree in
             order, the text shows the `mapping` to write.
@@ -167,6 +175,10 @@ def from_torch(
         >>> model["out"](jax.numpy.ones(3))
         Array([3.], dtype=float32)
     """
+    if isinstance(state_dict, (str, os.PathLike)):
+        # Closed, whatever happens; what was read stays.
+        with Container.open(state_dict) as file:
+            return from_torch(model, FileArrays(file), mapping, state=cast("Any", state))
     where = "from_torch(model, state_dict)"
     _check_state_dict(where, state_dict)
     tied, state, net = _taken_apart(where, model, state)
@@ -389,18 +401,13 @@ def _check_state_dict(where: str, state_dict: Any) -> None:
         if hasattr(state_dict, "state_dict"):
             got = with_article(type(state_dict).__name__)
             hint = ("write", "from_torch(model, net.state_dict())")
-        elif isinstance(state_dict, (str, os.PathLike)):
-            got = "a path"
-            hint = (
-                "read it first, by torch.load or, if it is a file of safetensors:",
-                "from safetensors.numpy import load_file",
-                "from_torch(model, load_file(path))",
-            )
         raise ArgumentError(where, expected, got, hint=hint)
     entries = cast("Mapping[Any, Any]", state_dict)
     names = [name for name in entries if not isinstance(name, str)]
     if names:
         raise ArgumentError(where, expected, f"the name {describe(names[0])}")
+    if isinstance(state_dict, FileArrays):
+        return
     inner = [name for name, value in entries.items() if isinstance(value, Mapping)]
     if inner:
         # What people save: {"epoch": 3, "model": state_dict, ...}.
