@@ -117,17 +117,17 @@ _LATER = {
     "debug": "pytreemod.debug:",
     "default_deserialise_filter_spec": "pytreemod.io.equinox_files:default_deserialise_filter_spec",
     "default_serialise_filter_spec": "pytreemod.io.equinox_files:default_serialise_filter_spec",
-    "from_named": "pytreemod.io.leaf_names:from_named",
+    "from_named": "pytreemod.io.tables:from_named",
     "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
     "load": "pytreemod.io.loading:load",
     "LossScale": "pytreemod.training.loss_scaling:LossScale",
-    "LoadReport": "pytreemod.io.reports:LoadReport",
+    "LoadReport": "pytreemod.io.fitting:LoadReport",
     "lora": "pytreemod.training.low_rank:lora",
     "materialize": "pytreemod.nn.materializing:materialize",
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
     "migration": "pytreemod.io.versions:migration",
-    "named_leaves": "pytreemod.io.leaf_names:named_leaves",
+    "named_leaves": "pytreemod.io.tables:named_leaves",
     "nn": "pytreemod.nn:",
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
@@ -135,7 +135,7 @@ _LATER = {
     "per_layer": "pytreemod.training.layered.rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",
     "read_metadata": "pytreemod.io.loading:read_metadata",
-    "register_for_files": "pytreemod.io.registered:register_for_files",
+    "register_for_files": "pytreemod.io.configuration:register_for_files",
     "register_torch_layout": "pytreemod.io.torch_layouts:register_torch_layout",
     "Relaid": "pytreemod.io.torch_layouts:Relaid",
     "reinitialize": "pytreemod.nn.reinitializing:reinitialize",
@@ -159,6 +159,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod import debug as debug
     from pytreemod import nn as nn
     from pytreemod.debug.capturing import capture as capture
+    from pytreemod.io.configuration import register_for_files as register_for_files
     from pytreemod.io.equinox_files import (
         default_deserialise_filter_spec as default_deserialise_filter_spec,
     )
@@ -167,14 +168,13 @@ if _typing.TYPE_CHECKING:
     )
     from pytreemod.io.equinox_files import tree_deserialise_leaves as tree_deserialise_leaves
     from pytreemod.io.equinox_files import tree_serialise_leaves as tree_serialise_leaves
-    from pytreemod.io.leaf_names import from_named as from_named
-    from pytreemod.io.leaf_names import named_leaves as named_leaves
+    from pytreemod.io.fitting import LoadReport as LoadReport
     from pytreemod.io.loading import load as load
     from pytreemod.io.loading import read_metadata as read_metadata
     from pytreemod.io.many_steps import Checkpoints as Checkpoints
-    from pytreemod.io.registered import register_for_files as register_for_files
-    from pytreemod.io.reports import LoadReport as LoadReport
     from pytreemod.io.saving import save as save
+    from pytreemod.io.tables import from_named as from_named
+    from pytreemod.io.tables import named_leaves as named_leaves
     from pytreemod.io.torch_layouts import Numbered as Numbered
     from pytreemod.io.torch_layouts import Packed as Packed
     from pytreemod.io.torch_layouts import Relaid as Relaid

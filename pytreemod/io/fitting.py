@@ -2,12 +2,14 @@
 
 The file's table of leaves and that of `like` are brought together by name. All that does not fit is
 collected, and told at once.
+
+What a load did, for each leaf.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -17,16 +19,16 @@ import numpy as np
 from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import Description, describe_tree
-from pytreemod.io.encodings import can_be_written
 from pytreemod.io.forms import based, constrained, other_forms, restacked
-from pytreemod.io.leaf_names import TABLE, in_order, mismatches
-from pytreemod.io.placing import HINT_WIDTH, is_key, is_too_wide, keys_form
-from pytreemod.io.reports import LoadReport
+from pytreemod.io.headers import can_be_written
 from pytreemod.io.tables import (
+    TABLE,
     Leaf,
     Name,
     Source,
     Table,
+    in_order,
+    mismatches,
     read_table,
     renamed_table,
     shown_name,
@@ -155,7 +157,9 @@ def fit(
         rest = ', only="**"' if len(given) > len(wanted) else ""
         hint = moved and f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})'
         states = _hint_of_states(plan.problems, theirs, ours)
-        _refuse(plan, other_forms(before, ours, options.restack), hint, states, options.strict, where)
+        _refuse(
+            plan, other_forms(before, ours, options.restack), hint, states, options.strict, where
+        )
     if is_other and options.missing is None:
         raise _nothing_fits(where, wanted, given)
     return plan
@@ -489,3 +493,109 @@ def _dtype(value: Any, where: str) -> Any:
         expected = "a dtype that JAX has"
         raise ArgumentError(f"{where}, cast", expected, str(dtype), hint=HINT_WIDTH[:2])
     return dtype
+
+
+_SHOWN = 10
+"""How many of each kind are printed."""
+
+
+@dataclass(frozen=True, repr=False)
+class LoadReport:
+    """What [`load`][pytreemod.load] did; the second value of `load(..., strict=False)`.
+
+    Names are those of `like`, such as `layers.2.weight`. Printed, it begins with how many there are
+    of each kind, and has the first few of each; the fields have all of them.
+
+    Fields:
+        loaded: leaves that have the file's values now.
+        missing: leaves that keep the values of `like`, for the file has none for them.
+        unexpected: leaves of the file that are in no place of `like`.
+        renamed: pairs of a leaf's name and its name in the file, where these differ.
+        reshaped: leaves whose shape in the file is another one: by axes of size 1, or because
+            layers are one `Stack` here, and a list there.
+        cast: leaves that `cast` has given another dtype.
+        configuration: what the file says differently of the model's configuration; `like` is right.
+        migrated: Modules of an older version of their class, with both versions (see
+            [`migration`][pytreemod.migration]).
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> model = pm.nn.Linear(3, 4, key=jax.random.key(0))
+        >>> pm.save("model.safetensors", model)
+        >>> like = {"old": model, "new": model}
+        >>> like, report = pm.load("model.safetensors", like, strict=False, rename={"": "old"})
+        >>> print(report)
+        LoadReport: 2 loaded, 2 missing, 2 renamed
+          loaded
+            old.weight
+            old.bias
+          missing
+            new.weight
+            new.bias
+          renamed
+            old.weight, from weight
+            old.bias, from bias
+    """
+
+    loaded: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    reshaped: tuple[str, ...] = ()
+    cast: tuple[str, ...] = ()
+    configuration: tuple[str, ...] = ()
+    migrated: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        told: dict[str, Sequence[str]] = {
+            field.name: [_line(item) for item in getattr(self, field.name)]
+            for field in fields(self)
+        }
+        # How much was loaded is told though it be nothing.
+        there = [title for title, rows in told.items() if rows or title == "loaded"]
+        counts = [f"{len(told[title])} {title}" for title in there]
+        lines = [f"LoadReport: {', '.join(counts)}"]
+        for title, rows in told.items():
+            lines += [f"  {title}"] if rows else []
+            lines += [f"    {row}" for row in rows[:_SHOWN]]
+            lines += [f"    and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+        return "\n".join(lines)
+
+    __str__ = __repr__
+
+
+def _line(item: str | tuple[str, str]) -> str:
+    return item if isinstance(item, str) else f"{item[0]}, from {item[1]}"
+
+
+# ---- what JAX can have
+
+HINT_WIDTH = [
+    "JAX has 64 bits only if told so; or cast what goes into `like`:",
+    'jax.config.update("jax_enable_x64", True)',
+    'pm.load(path, like, cast="float32")',
+]
+
+
+def is_too_wide(dtype: Any) -> bool:
+    """Whether JAX would make another dtype of one, without a word."""
+    return jax.dtypes.canonicalize_dtype(dtype) != dtype
+
+
+def keys_form(shape: tuple[int, ...], impl: Json) -> Any:
+    """Shape and dtype of the keys that numbers of a shape are; None if they are none."""
+    numbers = jax.ShapeDtypeStruct(shape, np.uint32)
+    try:
+        wrap = ft.partial(untyped_jax.random.wrap_key_data, impl=impl)
+        return jax.eval_shape(wrap, numbers)
+    except (ValueError, TypeError):
+        return None
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of random keys, or stands for one."""
+    dtype = getattr(leaf, "dtype", None)
+    # JAX takes microseconds to say that float32 is none.
+    is_numpys = dtype is None or isinstance(dtype, np.dtype)
+    return not is_numpys and jnp.issubdtype(dtype, jax.dtypes.prng_key)

@@ -1,4 +1,6 @@
-"""A tree as a flat table: its leaves by name, and its configuration by name.
+"""A tree as a flat dict: every leaf by its name, and back.
+
+A tree as a flat table: its leaves by name, and its configuration by name.
 
 A file is such a table, and so is `like`. Loading is to bring the two together. All else that a load
 can do (other names, layers in another form, constrained values, migrations) is a function from the
@@ -12,17 +14,306 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher, get_close_matches
 from operator import index
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError
+from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.io.configuration import MEMBERS, VERSION, Json
-from pytreemod.io.leaf_names import ROOT_NAME, near_name, words_of
 from pytreemod.training.precision_rules import PRECISION
-from pytreemod.tree.paths import plain_name, step_names
-from pytreemod.typing import jtu
+from pytreemod.tree.paths import parse_name, path_text, plain_name, step_names
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import PyTree, Tracer, class_of, jtu
+
+_T = TypeVar("_T")
+
+ROOT_NAME = "<root>"
+"""What errors call a tree that is a leaf itself."""
+TABLE = 40
+"""How many lines a table of names may have."""
+
+
+def named_leaves(tree: PyTree, sep: str = ".") -> dict[str, Any]:
+    """Every leaf of a tree by its name: `layers.2.weight`.
+
+    A name is the leaf's path, its steps as bare words: names of fields, indices, keys of dicts.
+    Values in a State have the path of their token. A step that would not be read as it is written
+    (in which `sep` is found, that is empty, begins with a quote, or cannot be printed) stands in
+    quotes: `'v1.5'.weight`. A tree that is a leaf itself has the empty name.
+
+    **Laws.** `from_named(tree, named_leaves(tree)) == tree`. No two leaves have one name. A leaf
+    has the same name whatever else is in the tree.
+
+    Args:
+        tree: any tree.
+        sep: what stands between the steps.
+
+    Returns:
+        The leaves, as they are, in the order of the tree.
+
+    Raises:
+        ArgumentError: `sep` is empty, no text, or has a quote in it.
+        StructureError: two keys of one node read the same, as the number 0 and the text "0" do.
+
+    Examples:
+        >>> import jax
+        >>> from pytreemod import nn
+        >>> net = nn.Sequential([nn.Identity(), nn.Linear(3, 4, key=jax.random.key(0))])
+        >>> {name: leaf.shape for name, leaf in named_leaves(net).items()}
+        {'layers.1.weight': (4, 3), 'layers.1.bias': (4,)}
+
+        >>> norm, state = nn.make_with_state(nn.BatchNorm)(3)
+        >>> list(named_leaves((norm, state), sep="/"))
+        ['0/weight', '0/bias', '1/state_index/0', '1/state_index/1']
+    """
+    pairs = jtu.tree_leaves_with_path(tree)
+    names = _distinct_names("named_leaves(tree)", [path for path, _ in pairs], sep)
+    return dict(zip(names, (leaf for _, leaf in pairs), strict=True))
+
+
+def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool = True) -> _T:
+    """A tree like another one, with leaves that are given by name; undoes `named_leaves`.
+
+    Nothing is cast or reshaped: an array takes the place of one of its shape and dtype, and what
+    is no array that of something of its class. Where `like` has arrays of JAX's (or no more than
+    their shapes), NumPy's become such, and the other way round.
+
+    Args:
+        like: a tree, which may be abstract (`pm.filter_eval_shape`).
+        named: leaves by the names that `named_leaves` gives them.
+        sep: what stands between the steps of a name.
+        strict: whether every leaf must be given, and every name must be one of a leaf. If not,
+            leaves that are not given stay what they are in `like`, and other names are left out.
+
+    Returns:
+        A tree of the structure of `like`.
+
+    Raises:
+        ArgumentError: `named` is no mapping, or `sep` cannot stand between steps.
+        StructureError: a name is missing or is none of a leaf, or a leaf does not fit: all in one
+            table.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from_named({"a": [jnp.zeros(2), 1]}, {"a.0": jnp.ones(2), "a.1": 5})
+        {'a': [Array([1., 1.], dtype=float32), 5]}
+    """
+    where = "from_named(like, named)"
+    if not isinstance(named, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+        raise ArgumentError(where, "leaves by name", describe(named))
+    pairs, treedef = jtu.tree_flatten_with_path(like)
+    names = _distinct_names(where, [path for path, _ in pairs], sep)
+    wrong: list[str] = []
+    leaves: list[Any] = []
+    for name, (_, old) in zip(names, pairs, strict=True):
+        new = named.get(name, old)
+        if not fits(old, new):
+            wrong.append(f"{name}: expected {describe(old)}, got {describe(new)}")
+        else:
+            leaves.append(new if new is old else as_kind_of(old, new))
+    if strict:
+        wrong += mismatches(names, named)
+    if wrong:
+        given, wanted = [*named], "the leaves of like, by their names"
+        got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
+        hint = _hint_separator([path for path, _ in pairs], given, sep)
+        raise StructureError(where, wanted, got, places=wrong, hint=hint, most=TABLE)
+    return treedef.unflatten(leaves)
+
+
+def fits(old: Any, new: Any) -> bool:
+    """Whether a leaf may take the place of another one.
+
+    Args:
+        old: a leaf, or a `ShapeDtypeStruct`.
+        new: anything.
+
+    Returns:
+        Whether both are arrays of one shape and dtype, or no arrays and of one class.
+
+    Examples:
+        >>> fits(jnp.ones(2), np.ones(2, np.float32)), fits(jnp.ones(2), jnp.ones(3)), fits(1, 1.0)
+        (True, False, False)
+    """
+    if new is old:
+        return True
+    if is_array(old) or isinstance(old, jax.ShapeDtypeStruct):
+        return (
+            is_array(new) and old.shape == new.shape and in_order(old.dtype) == in_order(new.dtype)
+        )
+    return class_of(old) is class_of(new)
+
+
+def in_order(dtype: Any) -> Any:
+    """A dtype in this machine's order of bytes, which is no matter of numbers; any other as it is.
+
+    Args:
+        dtype: of an array of NumPy's or JAX's.
+
+    Examples:
+        >>> in_order(np.dtype(">f4")) == np.dtype("float32")
+        True
+    """
+    is_numpys = isinstance(dtype, np.dtype)
+    return cast("np.dtype[Any]", dtype).newbyteorder("=") if is_numpys else dtype
+
+
+def as_ordered(array: Any, dtype: Any) -> Any:
+    """An array with its bytes in the order of a dtype, if they differ in no more than that.
+
+    Args:
+        array: of NumPy's.
+        dtype: of NumPy's.
+
+    Examples:
+        >>> as_ordered(np.ones(2, np.float32), np.dtype(">f4")).dtype
+        dtype('>f4')
+    """
+    is_other = array.dtype != dtype and in_order(array.dtype) == in_order(dtype)
+    return array.astype(dtype) if is_other else array
+
+
+def as_kind_of(old: Any, new: Any) -> Any:
+    """A leaf that fits, as an array of JAX or of NumPy, whichever the old one is.
+
+    Args:
+        old: a leaf, or a `ShapeDtypeStruct`.
+        new: a leaf that fits in its place.
+
+    Returns:
+        The new leaf; where NumPy's array becomes one of JAX's, on the devices that the old one was
+        put on.
+
+    Examples:
+        >>> as_kind_of(jnp.zeros(2), np.ones(2, np.float32))
+        Array([1., 1.], dtype=float32)
+    """
+    if isinstance(old, (np.ndarray, np.generic)):
+        is_known = isinstance(new, jax.Array) and not isinstance(new, Tracer)
+        new = np.asarray(new) if is_known else new
+        return new if new is old or not is_array(new) else as_ordered(new, old.dtype)
+    if not isinstance(new, (np.ndarray, np.generic)):
+        return new
+    # A copy: JAX might else go on looking at memory in which the caller still writes.
+    made = jnp.array(new, in_order(new.dtype))
+    is_placed = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
+    return jax.device_put(made, old.sharding) if is_placed else made
+
+
+def joined(*names: str) -> str:
+    """Parts of a name with dots between them, those left out that are empty.
+
+    Args:
+        names: of a node, and of what is in it.
+
+    Returns:
+        The name of the innermost.
+
+    Examples:
+        >>> joined("layers", "2", "weight"), joined("", "weight")
+        ('layers.2.weight', 'weight')
+    """
+    return ".".join(name for name in names if name)
+
+
+def words_of(name: str) -> list[str]:
+    """The steps of a name as they are written there, quotes included.
+
+    Examples:
+        >>> words_of("layers.'v1.5'.weight"), words_of("")
+        (['layers', "'v1.5'", 'weight'], [])
+    """
+    return [plain_name((jtu.GetAttrKey(step),)) for step in parse_name(name)]
+
+
+def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
+    """What a table says of names that are missing, and of names that are of nothing.
+
+    Args:
+        wanted: the names that there must be.
+        given: the names that there are.
+
+    Returns:
+        A line for each, with a name that may have been meant.
+
+    Examples:
+        >>> mismatches(["weight", "bias"], ["wieght", "bias"])
+        ["weight: missing (is it 'wieght'?)", 'wieght: unexpected']
+    """
+    known, there = {*wanted}, {*given}
+    missing = [name for name in wanted if name not in there]
+    unexpected = [name for name in given if name not in known]
+    # To compare all names with all takes its time, and nobody reads more than the table has.
+    near = [near_name(name, unexpected) if i < TABLE else "" for i, name in enumerate(missing)]
+    told = [f"{name or ROOT_NAME}: missing{text}" for name, text in zip(missing, near, strict=True)]
+    return told + [f"{name or ROOT_NAME}: unexpected" for name in unexpected]
+
+
+def near_name(name: str, others: Sequence[str]) -> str:
+    """What a text says of a name that is not there: one that may have been meant, if there is one.
+
+    Args:
+        name: of a leaf, or of what leaves are in.
+        others: those that there are.
+
+    Returns:
+        A text to be appended to the name.
+
+    Examples:
+        >>> near_name("haed.weight", ["body.weight", "head.weight"])
+        " (is it 'head.weight'?)"
+        >>> near_name("tail.weight", ["body.weight", "head.weight"])
+        ''
+    """
+    for other in get_close_matches(name, others, n=3, cutoff=0.75):
+        a, b = _differing(name, other)
+        # Nearly all names end in "weight": what tells them apart must be near, too; unless one is
+        # the other, further in.
+        if not a or not b or SequenceMatcher(None, a, b).ratio() > 0.6:
+            return f" (is it {other!r}?)"
+    return ""
+
+
+def _differing(one: str, two: str) -> tuple[str, str]:
+    """Two names without the words that they begin and end with both."""
+    a, b = one.split("."), two.split(".")
+    while a and b and a[0] == b[0]:
+        a, b = a[1:], b[1:]
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
+    return ".".join(a), ".".join(b)
+
+
+def _hint_separator(
+    paths: Sequence[tuple[Any, ...]], given: Sequence[str], sep: str
+) -> Sequence[str]:
+    """What to write if the names are right but for what stands between their steps."""
+    if {plain_name(path, sep) for path in paths} == {*given}:
+        return ()
+    for other in (".", "/"):
+        if other != sep and {plain_name(path, other) for path in paths} == {*given}:
+            return ("They have another separator:", f"from_named(like, named, sep={other!r})")
+    return ()
+
+
+def _distinct_names(where: str, paths: Sequence[tuple[Any, ...]], sep: str) -> list[str]:
+    """The name of each path, refused if two have one."""
+    names = [plain_name(path, sep) for path in paths]
+    if len({*names}) == len(names):
+        return names
+    twice = [
+        f"{name}: {path_text(path)}"
+        for name, path in zip(names, paths, strict=True)
+        if names.count(name) > 1
+    ]
+    hint = "Let the keys of each node differ as text, too; 0 and '0' do not."
+    expected, got = "leaves with names of their own", "two with one name"
+    raise StructureError(where, expected, got, places=twice, hint=hint)
+
 
 Name: TypeAlias = tuple[str, ...]
 """A path in a table. Its text is `".".join(name)`."""

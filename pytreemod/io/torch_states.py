@@ -15,12 +15,18 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe, with_article
 from pytreemod.io.access import StrPath
-from pytreemod.io.containers import Container, FileArrays
-from pytreemod.io.fetching import is_whole_here
-from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
+from pytreemod.io.containers import Container, FileArrays, is_whole_here
+from pytreemod.io.tables import TABLE, as_kind_of, mismatches
 from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
-from pytreemod.io.torch_places import LeafPlaces, TensorPlace, TensorPlaces, tensor_places
-from pytreemod.io.torch_renaming import Renaming, mapping_by_order, sources_of
+from pytreemod.io.torch_places import (
+    LeafPlaces,
+    Renaming,
+    TensorPlace,
+    TensorPlaces,
+    mapping_by_order,
+    sources_of,
+    tensor_places,
+)
 from pytreemod.module.ties import holds_ties, untie
 from pytreemod.nn.nets import Stateful
 from pytreemod.state.values import State

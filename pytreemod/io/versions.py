@@ -22,7 +22,7 @@ from pytreemod.io.configuration import (
     are_same_name,
     name_of,
 )
-from pytreemod.io.encodings import can_be_written
+from pytreemod.io.headers import can_be_written
 from pytreemod.io.tables import Leaf, Made, Name, Source, Table, parse, shown_name
 from pytreemod.module.classes import Module, file_version_of
 from pytreemod.tree.kinds import PYTHON_SCALARS

@@ -246,7 +246,10 @@ def test_another_number_of_layers_is_what_the_error_begins_with(tmp_path):
 
     like = {"x": ramp(2), "net": nn.Sequential(layers)}
     for strict in (True, False):
-        with pytest.raises(FileError, match=r"\.\n  at net: list of 2 in like, Stack of 3 in the file \(see only=\)"):
+        with pytest.raises(
+            FileError,
+            match=r"\.\n  at net: list of 2 in like, Stack of 3 in the file \(see only=\)",
+        ):
             pm.load(tmp_path / "one", like, strict=strict, missing="error")
     with pytest.raises(
         FileError, match=r"\.\n  at net: Stack of 3 in like, list of 2 in the file\n"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.io.registered import registered_name
+from pytreemod.io.configuration import registered_name
 from tests.helpers import trees
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ALL_TREES
