@@ -1,20 +1,11 @@
-"""What the system says of a path, in the grammar of this library's errors.
+"""The file system: opening a file, replacing one in a single step, removing what a kill left.
 
-Owns: one way to open a file for reading, and the translation of the system's errors. A path is only
-ever one of a regular file: to open a pipe would wait for ever, and to replace a device would remove
-it.
-
-Putting a new file in an old one's place in one step.
-
-Owns: [`replacement`][pytreemod.io.access.replacement]. Whoever opens the path meanwhile sees the
-old file or the new one, whole, and never a part; so does whoever comes after a kill.
-
-What killed processes leave in a folder: files that were being written, and are no more.
-
-Owns: how who writes such a file shows that it is alive
-([`show_alive`][pytreemod.io.access.show_alive]), and how to remove those of which nobody does
-([`remove_leftovers`][pytreemod.io.access.remove_leftovers]). Other processes may be writing into
-the same folder at this moment.
+Owns: the only way to open a file for reading, and the translation of the system's errors. A path is
+only ever that of a regular file: opening a pipe would wait for ever, and replacing a device would
+remove it. [`replacement`][pytreemod.io.access.replacement] writes beside the old file and renames:
+whoever opens the path meanwhile, or after a kill, sees the old file or the new one, whole.
+[`remove_leftovers`][pytreemod.io.access.remove_leftovers] removes files that a killed process was
+writing; a living process shows that it is alive by a lock on its file.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Configuration as JSON, and back: what a model is, beside its arrays.
+"""Configuration as JSON, and back: what a model is, apart from its arrays.
 
-What JSON has (None, bools, numbers, strings) stands for itself. All else is a dict with one key,
-which says what it is: `{"tuple": [...]}`, `{"dtype": "float32"}`, `{"function": "jax.nn.relu"}`.
-Classes and functions are written by name. A name that was registered (see `registered`) can be
-found again; one that was not is written as `"?name"`: it can be compared, and not rebuilt. What
-cannot be written at all is `{"unknown": [class, text]}`, which can only be compared, too.
+What JSON has (None, bools, numbers, strings) is written as itself. Everything else is a dict with
+one key, which says what it is: `{"tuple": [...]}`, `{"dtype": "float32"}`,
+`{"function": "jax.nn.relu"}`.
 
-Names for classes and functions that a file may name: which one a name stands for, and back.
-
-A file holds names only. What a name stands for is looked up in tables that this process has filled,
-and nowhere else: no file can make anything be imported. From the start they have the library's own
-layers, and the functions that layers are given: those of `jax.nn`, and what JAX applies to each
-element; and Python's types for numbers, texts and containers.
+Classes and functions are written by name, and a name is looked up in tables that this process has
+filled ([`register_for_files`][pytreemod.register_for_files]) and nowhere else: no file can make
+anything be imported. From the start the tables have the library's layers, the functions of
+`jax.nn` and the elementwise ones of `jax.numpy`, and Python's own types. A name that nobody
+registered is written as `"?name"`: it can be compared, and not rebuilt. So can
+`{"unknown": [class, text]}`, for what cannot be written at all.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """A file of arrays with names, and texts about them; it knows nothing of trees.
 
-Owns: how such a file is written and read. It is one of safetensors, which other tools read, with a
-checksum of each array in it. Neither way takes more memory than the largest array needs, and what
-was read is the reader's own: the file may change or go.
-
-Arrays on their way from a device to a file, one at a time.
-
-Owns: which memory of the host that takes. An array that is on the host already is used where it is.
-Of others there is one copy, and of those that come next as much as the largest array is big.
+Owns: how such a file is written and read. It is a file of safetensors, which other tools read, with
+a checksum for each array. An array that is in the host's memory is written from there; of others
+there is one copy at a time, and the next ones are fetched meanwhile, as many bytes as the largest
+array has. What was read is the reader's own: the file may change or go.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What a tree is, as JSON: its nodes, its configuration, and where each leaf is to be found.
+"""A tree as JSON, and back: its nodes, its configuration, and the name of each leaf.
 
     None                                   None
     {"list": [...]}, {"tuple": [...]}      containers; the items are nodes
     {"dict": [[key, node], ...]}           keys are configuration; "ordered", "default" likewise
     {"module": [class, {field: node}, {field: configuration}]}
-                                           roles and precisions that were given, and how many
-                                           were made as one, are configuration of theirs
+                                           roles and precisions that were given, how many were
+                                           made as one, and the version of the class are
+                                           configuration, too
     {"struct": [...]}                      the same for other dataclasses that are nodes
     {"named": [class, [[field, node], ...]]}
     {"state": [[marker, class, name, node], ...]}
@@ -14,12 +15,9 @@
     {"node": [class, [[step, node], ...]]} any other: can be compared, and not rebuilt
     {"leaf": name, "is": kind, ...}        see `leaf_form`
 
-Arrays are told by name only; shapes and dtypes stand with the arrays themselves.
-
-A tree from its description alone: classes and functions by their registered names.
-
-Nothing of a class runs but its checks, when all of its fields are there: no `__init__`, which may
-draw random numbers, and no converter, for the values were converted when they were written.
+Shapes and dtypes are with the arrays. To rebuild a tree, classes and functions are looked up by
+their registered names. Of a class only its checks run, when all of its fields are there: neither
+`__init__`, which may draw random numbers, nor converters, which ran before the file was written.
 """
 
 from __future__ import annotations

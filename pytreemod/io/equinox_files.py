@@ -1,21 +1,17 @@
 """Equinox's files: `tree_serialise_leaves` and `tree_deserialise_leaves`.
 
-Such a file is the leaves of a tree one after the other, each as NumPy's `save` writes it. Nothing
-in it says which leaf is which: it is read into a tree of the structure of the one that was written.
-The order is in `equinox_leaves`; how a leaf becomes bytes, in the two default filter specs here.
-Files of this library's own are [`save`][pytreemod.save]'s.
+Such a file is the leaves of a tree one after the other, each as NumPy's `save` writes it. It has no
+names: it is read into a tree of the structure of the one that was written. Files of this library
+are [`save`][pytreemod.save]'s.
 
-Which leaves Equinox's files have of a tree, and in which order.
+The order is that in which Equinox flattens the tree: the leaves of a Module are its fields in the
+order of the class, as they are here. Two things differ:
 
-Such a file has no names: it has the leaves one after the other, as Equinox flattens the tree. There
-the leaves of a Module are its fields in the order in which the class declares them, and here they
-are, too; so nothing need be said of a layer, or of a user's Module, but this:
-
-- what is a leaf there and configuration here, a layer's flags, stands where its field is declared
-  (`LEAVES_THERE`). Of an optimizer's state Equinox keeps arrays only, so none stand there;
+- what is a leaf there and configuration here, a layer's flags, has the position of its field
+  (`LEAVES_THERE`). Of an optimizer's state Equinox has arrays only;
 - `BatchNorm` counts its batches there, and corrects its running statistics by that number; here,
-  too, with `mode="batch"`. With `mode="torch"` they need no correction, and the count stands in the
-  file alone, before the statistics (`Meaning.COUNT`).
+  too, with `mode="batch"`. With `mode="torch"` they need no correction, and only the file has the
+  count, before the statistics (`Meaning.COUNT`).
 """
 
 from __future__ import annotations

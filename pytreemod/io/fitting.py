@@ -1,13 +1,13 @@
-"""What of a file goes where in `like`: decided before anything is read, and told if it cannot be.
+"""What of a file goes where in `like`: decided before anything is read.
 
-The file's table of leaves and that of `like` are brought together by name. All that does not fit is
-collected, and told at once.
-
-What a load did, for each leaf.
+The file's table becomes one with the names, versions and forms of `like`, and the two are joined by
+name. Everything that does not fit is collected, and one error, or one
+[`LoadReport`][pytreemod.LoadReport], names all of it.
 """
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast
@@ -38,7 +38,7 @@ from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.paths import some_of
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.selecting import as_selector
-from pytreemod.typing import FilterSpec, PyTree, Tracer, class_of, jtu
+from pytreemod.typing import FilterSpec, PyTree, Tracer, class_of, jtu, untyped_jax
 
 
 class LoadOptions(NamedTuple):

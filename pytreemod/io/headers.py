@@ -1,26 +1,11 @@
-"""How dtypes are named in files.
-
-Owns: the codes of the safetensors format. A dtype for which it has none, or for whose code NumPy
-has no dtype (`safetensors.numpy` would refuse the whole file), is written as bytes (`U8`), with one
-more axis if an element has several, and its name is recorded beside.
-
-The header of a file: what arrays it holds, and where.
+"""The header of a file: which arrays it has, of which dtype, and where.
 
 Owns: the format of safetensors (eight bytes with the length of the header, the header in JSON, the
-arrays one after the other without holes), and what this library adds to it in its metadata: a
-checksum of the header, one of each array, and the dtypes of arrays written as bytes. Nothing
-that a header says is believed before it was checked.
-
-A checksum that is as fast as memory.
-
-Owns: what it is, for ever, for files last. The bytes are taken in blocks of 1 MiB. In a block each
-8 KiB are a row of 1024 words of eight bytes, little-endian. The sums of the columns, then those of
-the rows, then the bytes that fill no row, are what CRC-32 runs over, from the first block to the
-last. A change in one row always changes the sums of columns, one in a single column those of rows:
-what goes unnoticed would have to cancel both ways.
-
-CRC-32 over all bytes would take four times as long as reading them from the system's memory, and
-far longer where zlib computes it byte by byte.
+arrays one after the other without holes), and what this library adds to its metadata: a checksum of
+the header, one of each array, and the dtypes of arrays that are written as bytes. A dtype for which
+the format has no code, or for whose code NumPy has no dtype (`safetensors.numpy` would refuse the
+whole file), is written as bytes (`U8`), with one more axis if an element has several. Nothing that
+a header says is believed before it was checked.
 """
 
 from __future__ import annotations
@@ -462,6 +447,15 @@ def _check_extent(path: str, entries: Mapping[str, FileEntry], begin: int, size:
         what = "a part of it" if size < end else "and more behind it"
         raise damaged(path, f"a file of {end:,} bytes", f"{size:,}: {what}")
 
+
+# ---- checksums
+#
+# A checksum that is as fast as memory; and for ever the same, for files last. The bytes are taken
+# in blocks of 1 MiB. In a block each 8 KiB are a row of 1024 words of eight bytes, little-endian.
+# The sums of the columns, then those of the rows, then the bytes that fill no row, are what CRC-32
+# runs over, from the first block to the last. A change in one row always changes the sums of
+# columns, one in a single column those of rows: what goes unnoticed would have to cancel both ways.
+# CRC-32 over all bytes would take four times as long as reading them from the system's memory.
 
 BLOCK_BYTES = 1 << 20
 """Bytes; a block is still in the processor's cache when it has just been read."""

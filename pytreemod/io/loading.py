@@ -1,10 +1,8 @@
-"""`load`: a file's values in a tree of one's own, or the tree that the file describes.
+"""`load`: a file's values in a tree of yours, or the tree that the file describes.
 
 What goes where is decided first (`fitting`), by names, and nothing is read before all of it fits.
-Then the arrays are read, one by one, and each is put where the leaf of `like` is (`placing`).
-Without `like`, the tree is rebuilt from its description (`rebuilding`).
-
-From the numbers in a file to a leaf: an array of JAX, of NumPy, or of keys.
+Then the arrays are read in the order of the file, and each becomes what the leaf of `like` is, on
+its devices. Without `like`, the tree is rebuilt from its description (`descriptions`).
 """
 
 from __future__ import annotations

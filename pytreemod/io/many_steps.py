@@ -1,15 +1,11 @@
 """`Checkpoints`: a folder with the steps of a training run, written while it goes on.
 
-A save has two halves. What must happen before the loop goes on is a snapshot of the tree, for
-which nothing is waited for and nothing leaves the device (see `snapshots`). The rest, which takes
-as long as the disk does, is done by a thread: it fetches each array, writes the file beside the
-others, gives it its name in one step, and only then removes what is too old. So a process can be
-killed at any moment, and the folder has whole files.
-
-One file for each step in a folder: their names, and which of them stay.
-
-Owns: what a folder of checkpoints tells by itself. There is nothing in it but the files of steps,
-each with its own metrics, so that no list of them can be wrong.
+A save has two halves. Before the loop goes on, a snapshot of the tree is taken, for which nothing
+is waited for and nothing leaves the device. The rest, which takes as long as the disk does, is done
+by a thread: it fetches each array, writes the file under another name, renames it in one step, and
+only then removes what is too old. So a process can be killed at any moment, and the folder has
+whole files. It has nothing else but files of steps, each with its own metrics: no list of them can
+be wrong.
 """
 
 from __future__ import annotations

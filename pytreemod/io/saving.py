@@ -1,11 +1,9 @@
-"""`save`: a tree into one file, whole or not at all.
+"""`save`: a tree into one file, whole or not at all; and snapshots, which can be saved later.
 
-What a tree was at one moment, whatever becomes of it.
-
-Owns: [`snapshot`][pytreemod.io.saving.snapshot]. A training loop that goes on donates its arrays
-to the next step, writes into arrays of NumPy, appends to lists, and uses States up; a snapshot has
-its own of each. Arrays of JAX are copied where they are, on their devices, which is asked for and
-not waited for: whoever takes a snapshot waits for no computation, and moves nothing to the host.
+A training loop that goes on donates its arrays to the next step, writes into arrays of NumPy,
+appends to lists, and uses States up; a [`snapshot`][pytreemod.io.saving.snapshot] has its own of
+each. Arrays of JAX are copied on their devices, which is asked for and not waited for: nothing
+moves to the host.
 """
 
 from __future__ import annotations

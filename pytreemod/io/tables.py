@@ -1,13 +1,13 @@
-"""A tree as a flat dict: every leaf by its name, and back.
+"""A tree as a flat table: its leaves and its configuration by name.
 
-A tree as a flat table: its leaves by name, and its configuration by name.
+A file is such a table, and so is `like`. Loading joins the two. All else that a load can do (other
+names, layers in another form, constrained values, migrations) is a function from the file's table
+to another one, applied before anything is compared or read.
 
-A file is such a table, and so is `like`. Loading is to bring the two together. All else that a load
-can do (other names, layers in another form, constrained values, migrations) is a function from the
-file's table to another one, which is done before anything is compared or read.
-
-A name is a tuple of words, one for each step of the path, written as a file writes them: quoted
-where they must be. It becomes text, with dots between the words, only for files, users and errors.
+In a table, a name is a tuple of words, one for each step of the path, written as a file writes
+them: quoted where they must be. It becomes text, with dots between the words, only for files, users
+and errors. [`named_leaves`][pytreemod.named_leaves] and [`from_named`][pytreemod.from_named] are
+tables of leaves for users.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Where each array of a model is in a PyTorch state dict: one walk over the model.
-
-From the names in a state dict to those that a model asks for.
-"""
+"""Where each array of a model is in a PyTorch state dict, and how names there are renamed."""
 
 from __future__ import annotations
 
