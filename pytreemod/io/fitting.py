@@ -412,7 +412,9 @@ def _refuse(
     where: str,
 ) -> None:
     # What is behind all the others that it brings is told instead of them.
-    tops = tuple(f"{_text(name)}." if name else "" for name in forms)
+    tops = tuple(
+        text for n in forms for text in (f"{shown_name(n)}: ", f"{_text(n)}." if n else "")
+    )
     problems = [*forms.values(), *(p for p in plan.problems if not (tops and p.startswith(tops)))]
     rename = 'pm.load(..., rename={"name in the file": "name in like"})'
     if strict and moved is not None:
@@ -428,6 +430,10 @@ def _refuse(
         place = _around(problems[0])
         hint += [f'pm.load(..., missing=pm.by({{"{place}": "keep", ...: "error"}}))', rename]
     hint = states or hint
+    if any("(see restack=)" in text for text in forms.values()):
+        hint = ["members may be in another form if you say so:", "pm.load(..., restack=True)"]
+    if any("(see only=)" in text for text in forms.values()):
+        hint = ["of more layers the first ones can be loaded:", 'pm.load(..., only="**")']
     if any(problem.endswith(_SEE_CAST) for problem in problems):
         one, *others = sorted(plan.castable)
         rule = f'pm.by({{"head.**": "{one}", ...: None}})' if others else f'"{one}"'

@@ -614,7 +614,7 @@ def test_a_file_of_other_tools_that_does_not_fit_may_be_of_pytorch(tmp_path):
     for options in ({}, {"strict": False}):
         with pytest.raises(FileError, match="expected") as caught:
             pm.load(path, like, **options)
-        assert "pm.from_torch(model, load_file(path))" in "".join(caught.value.__notes__)
+        assert "pm.from_torch(model, path)" in "".join(caught.value.__notes__)
     pm.save(path, {"module.weight": np.ones((2, 2), "f")})
     with pytest.raises(FileError, match="differences") as caught:
         pm.load(path, like)

@@ -6,10 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import pytreemod as pm
 from pytreemod import from_torch, nn, to_torch
-from pytreemod.errors import ArgumentError, StateError, StructureError
+from pytreemod.errors import (
+    ArgumentError,
+    FileError,
+    FileMissingError,
+    StateError,
+    StructureError,
+)
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import affine, ramp
@@ -677,3 +684,28 @@ def test_a_parameter_that_is_tied_through_a_function(key):
 
 
 test_refusals = refusals(globals())
+
+
+def test_a_path_is_read_as_it_is_needed(tmp_path):
+    """Of a file of safetensors; what `load` says of such a file is that this takes it."""
+    model = nn.Linear(3, 2, key=jax.random.key(0))
+    arrays = {"fc.weight": np.ones((2, 3), np.float32), "fc.bias": np.zeros(2, np.float32)}
+    unused = {**arrays, "head.weight": np.ones(1000, np.float32)}
+    safetensors.numpy.save_file(unused, tmp_path / "net.safetensors")
+    mapping = {"fc": "", "head": None}
+    expected = pm.from_torch(model, unused, mapping)
+    for path in (tmp_path / "net.safetensors", str(tmp_path / "net.safetensors")):
+        assert pm.from_torch(model, path, mapping) == expected
+    # What is not used is not read: its damage goes unnoticed here, and not by the size.
+    with pytest.raises(StructureError, match=r"fc\.weight: unexpected"):
+        pm.from_torch(model, tmp_path / "net.safetensors")
+    with pytest.raises(FileMissingError, match=r"missing\.safetensors"):
+        pm.from_torch(model, tmp_path / "missing.safetensors")
+    (tmp_path / "zip").write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(FileError, match=r"torch\.load\(path, weights_only=True\)"):
+        pm.from_torch(model, tmp_path / "zip")
+
+    norm, state = pm.make_with_state(nn.BatchNorm)(3)
+    safetensors.numpy.save_file(pm.to_torch(norm, state), tmp_path / "norm.safetensors")
+    loaded = pm.from_torch(norm, tmp_path / "norm.safetensors", state=state)
+    assert pm.to_torch(*loaded).keys() == pm.to_torch(norm, loaded[1]).keys()
