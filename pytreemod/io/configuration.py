@@ -58,7 +58,7 @@ Json: TypeAlias = Any
 """What `json.dumps` takes: None, bool, int, float, str, list, dict with strings as keys."""
 MEMBERS = "<members>"
 """Beside the fields: how many axes the arrays have more than when a value was made of them."""
-VERSION = "<version>"
+CLASS_VERSION = "<version>"
 """Beside the fields: the version of the class, if that is not 1."""
 
 _FUNCTIONS: tuple[Any, ...] = (

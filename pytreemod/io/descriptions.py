@@ -41,8 +41,8 @@ from pytreemod.errors import (
     explain_depth,
 )
 from pytreemod.io.configuration import (
+    CLASS_VERSION,
     MEMBERS,
-    VERSION,
     ConfigurationReader,
     ConfigurationWriter,
     Json,
@@ -182,7 +182,7 @@ class _Writer:
             fields[2][MEMBERS] = members
         version = file_version_of(own_class(node))
         if version != 1:
-            fields[2][VERSION] = version
+            fields[2][CLASS_VERSION] = version
         return fields
 
     def _fields(self, node: Any, keys: list[Any], written: list[Json], names: Any) -> Json:
@@ -427,11 +427,11 @@ class _Rebuilder:
         if schema.refusal is not None:
             raise FileError(schema.refusal)
         self.has_ties = self.has_ties or schema.is_hole
-        check_version(cls, config.get(VERSION, 1), path, self.where)
+        check_version(cls, config.get(CLASS_VERSION, 1), path, self.where)
         roles = self._given_roles(config, path)
         precisions = self._precisions(config, path)
         members = self._members(config, path)
-        notes = (ROLES, PRECISION, MEMBERS, VERSION)
+        notes = (ROLES, PRECISION, MEMBERS, CLASS_VERSION)
         config = {f: value for f, value in config.items() if f not in notes}
         values = self._values(cls, data, config, path, schema.fields)
         told = set(values)

@@ -22,8 +22,8 @@ import numpy as np
 from pytreemod.errors import ArgumentError, FileError, PytreemodError, SpecError
 from pytreemod.io.configuration import ConfigurationReader, Json, are_same
 from pytreemod.io.tables import (
+    Converted,
     Leaf,
-    Made,
     Name,
     Source,
     Stacked,
@@ -525,7 +525,7 @@ def _brought_in(
         given = jax.ShapeDtypeStruct(leaf.shape, cast("Any", leaf.dtype))
         shape = _take_in(node, given, text).shape
     make = ft.partial(_made, node, number=number, name=text, where=where)
-    return leaf._replace(shape=tuple(shape), source=Made(leaf.source, make))
+    return leaf._replace(shape=tuple(shape), source=Converted(leaf.source, make))
 
 
 def _made(

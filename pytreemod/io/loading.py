@@ -32,8 +32,8 @@ from pytreemod.io.fitting import (
 )
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
 from pytreemod.io.tables import (
+    Converted,
     Leaf,
-    Made,
     Name,
     Source,
     Stacked,
@@ -342,7 +342,7 @@ def _reader_of(file: Container) -> Callable[[Source], AnyArray]:
             return file.read(source)
         if isinstance(source, Stacked):
             return _stacked(read_part, source)
-        if isinstance(source, Made):
+        if isinstance(source, Converted):
             return source.make(None if source.value is None else read_part(source.value))
         whole, axis, at = source
         if whole not in kept:

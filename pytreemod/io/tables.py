@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe
-from pytreemod.io.configuration import MEMBERS, VERSION, Json
+from pytreemod.io.configuration import CLASS_VERSION, MEMBERS, Json
 from pytreemod.training.precision_rules import PRECISION
 from pytreemod.tree.paths import parse_name, path_text, plain_name, step_names
 from pytreemod.tree.predicates import is_array
@@ -374,7 +374,7 @@ class Unstacked(NamedTuple):
     at: int
 
 
-class Made(NamedTuple):
+class Converted(NamedTuple):
     """What a function makes of numbers: of a constrained value, or of what an older file has."""
 
     value: Source | None
@@ -383,7 +383,7 @@ class Made(NamedTuple):
     make: Callable[[Any], Any]
 
 
-Source: TypeAlias = str | Stacked | Unstacked | Made
+Source: TypeAlias = str | Stacked | Unstacked | Converted
 """Where in the file the numbers of a leaf are: the name of an array; or what is made of some."""
 
 
@@ -395,7 +395,7 @@ def first_name(source: Source) -> str:
         'layers.0.weight'
     """
     while not isinstance(source, str):
-        if isinstance(source, Made):
+        if isinstance(source, Converted):
             source = source.value or ""
         else:
             source = source.parts[0] if isinstance(source, Stacked) else source.whole
@@ -508,7 +508,7 @@ class _Reading(NamedTuple):
         self.table.classes[name] = cls
         if kind in ("module", "struct"):
             for key, value in content[2].items():
-                if key == VERSION:
+                if key == CLASS_VERSION:
                     self.table.versions[name] = index(value)
                     continue
                 # A token's mark is its place in the model that its State was made with, and as much

@@ -23,7 +23,7 @@ from pytreemod.io.configuration import (
     name_of,
 )
 from pytreemod.io.headers import can_be_written
-from pytreemod.io.tables import Leaf, Made, Name, Source, Table, parse, shown_name
+from pytreemod.io.tables import Converted, Leaf, Name, Source, Table, parse, shown_name
 from pytreemod.module.classes import Module, file_version_of
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.nodes import own_class
@@ -316,4 +316,4 @@ def _leaf_of(value: Any, taken: Mapping[int, tuple[Any, Leaf]], text: str, where
     if not can_be_written(array.dtype):
         expected = "arrays that a file can hold"
         raise ArgumentError(f"{where}, migration", expected, f"{array.dtype} at {text}")
-    return Leaf(form, array.shape, array.dtype, Made(None, lambda _: array))
+    return Leaf(form, array.shape, array.dtype, Converted(None, lambda _: array))
