@@ -307,7 +307,9 @@ def _class_of_json(value: Json) -> Any:
 # ---- names, configuration
 
 
-def _fit_names(plan: LoadPlan, theirs: Table, wanted: set[str], is_all: bool, strict: bool) -> None:
+def _fit_names(
+    plan: LoadPlan, theirs: Table, wanted: set[Name], is_all: bool, strict: bool
+) -> None:
     kept = {*plan.missing}
     lacking = [name for name in wanted if name not in theirs.leaves and name not in kept]
     # Where only some leaves were asked for, nothing is said of others.
@@ -321,7 +323,7 @@ _text = ".".join
 
 
 def _fit_configuration(
-    plan: LoadPlan, theirs: Table, ours: Table, concerned: set[str] | None, strict: bool
+    plan: LoadPlan, theirs: Table, ours: Table, concerned: set[Name] | None, strict: bool
 ) -> None:
     """Compare the configuration; of nodes that are `concerned` only, if these are given.
 
@@ -601,7 +603,7 @@ def keys_form(shape: tuple[int, ...], impl: Json) -> Any:
 
 def is_key(leaf: Any) -> bool:
     """Whether a leaf is an array of random keys, or stands for one."""
-    dtype = getattr(leaf, "dtype", None)
+    dtype: Any = getattr(leaf, "dtype", None)
     # JAX takes microseconds to say that float32 is none.
     is_numpys = dtype is None or isinstance(dtype, np.dtype)
-    return not is_numpys and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return not is_numpys and jnp.issubdtype(cast("Any", dtype), jax.dtypes.prng_key)

@@ -425,7 +425,7 @@ def _reform(
 
 # ---- constrained values
 
-_INNER = ("unconstrained",)
+_INNER: Name = ("unconstrained",)
 
 
 def constrained(
@@ -457,7 +457,9 @@ def constrained(
         for name in names:
             _check_is_not_clear(name, renamed.get(name + _INNER), where)
     clear = {n for n in names if n in theirs.leaves and n + _INNER not in theirs.leaves}
-    others = {n + _INNER: n for n in names if _has_other_constraint(theirs, ours, n)}
+    others: dict[Name, Name] = {
+        n + _INNER: n for n in names if _has_other_constraint(theirs, ours, n)
+    }
     if not clear and not others:
         return theirs
     made = theirs.copy()

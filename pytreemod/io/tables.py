@@ -351,7 +351,7 @@ class Words(dict[str, str]):
 
     def of_key(self, key: Any) -> Name:
         """The words of one key of a path; a token, which is a key in a State, has several."""
-        kind = type(key)
+        kind = cast("Any", type(key))
         if kind is jtu.GetAttrKey:
             return (self[key.name],)
         if kind is jtu.SequenceKey:

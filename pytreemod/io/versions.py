@@ -7,6 +7,7 @@ Module, from its name down. Arrays are read when the function asks for them.
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -312,8 +313,12 @@ def _leaf_of(value: Any, taken: Mapping[int, tuple[Any, Leaf]], text: str, where
     if not is_array(value) and not isinstance(value, np.generic):
         expected = "arrays, and numbers of Python's"
         raise ArgumentError(f"{where}, migration", expected, f"{describe(value)} at {text}")
-    array = np.asarray(value)
+    array: Any = np.asarray(cast("Any", value))
     if not can_be_written(array.dtype):
         expected = "arrays that a file can hold"
         raise ArgumentError(f"{where}, migration", expected, f"{array.dtype} at {text}")
-    return Leaf(form, array.shape, array.dtype, Converted(None, lambda _: array))
+    return Leaf(form, array.shape, array.dtype, Converted(None, ft.partial(_given, array)))
+
+
+def _given(array: Any, _: Any) -> Any:
+    return array

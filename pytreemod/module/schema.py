@@ -206,8 +206,7 @@ class Schema(AbstractRecord):
     def names(self, node: Any) -> tuple[str, ...]:
         """All fields of `node` that are set, in order."""
         layout = self.split(node)
-        present = {*layout.data, *layout.config}
-        return tuple(name for name in self.fields if name in present)
+        return (*filter({*layout.data, *layout.config}.__contains__, self.fields),)
 
     def data_names(self, node: Any) -> tuple[str, ...]:
         """The fields of `node` that are children of the pytree."""

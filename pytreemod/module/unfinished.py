@@ -514,6 +514,17 @@ def refuse_unfinished(where: str, tree: Any) -> None:
     Raises:
         UnfinishedError: there is one.
     """
+    refused: list[Any] = []
+
+    # One walk, which every load and save makes: paths are for the error.
+    def is_refused(node: Any) -> bool:
+        if isinstance(node, Unfinished) or (record_of(node) is not None and _waits(node)):
+            refused.append(node)
+        return bool(refused)
+
+    jtu.tree_leaves(tree, is_leaf=is_refused)
+    if not refused:
+        return
     leaves = jtu.tree_leaves_with_path(tree, is_leaf=is_unfinished)
     found = [(path, node) for path, node in leaves if is_unfinished(node)]
     if found:
@@ -524,14 +535,13 @@ def refuse_unfinished(where: str, tree: Any) -> None:
             places=[f"{path_text(path)}: {node!r}" for path, node in found if path],
             hint=_HINT,
         )
-    if any(map(_waits, jtu.tree_leaves(tree, is_leaf=_waits))):
-        expected, got = "a finished model", "one whose ties wait for materialize"
-        raise UnfinishedError(where, expected, got, hint=_HINT)
+    expected, got = "a finished model", "one whose ties wait for materialize"
+    raise UnfinishedError(where, expected, got, hint=_HINT)
 
 
 def _waits(node: Any) -> bool:
     """Whether a Module has ties that wait for sizes, which it may have been given by surgery."""
-    return record_of(node) is not None and bool(note_of(node, ASKED))
+    return bool(note_of(node, ASKED))
 
 
 _HINT = (
