@@ -150,7 +150,7 @@ def fit(
     _fit_names(plan, theirs, {*wanted}, is_all, options.strict)
     concerned = None if is_all else _above(wanted)
     _fit_configuration(plan, theirs, ours, concerned, options.strict)
-    is_other = bool(wanted and given) and not any(name in theirs.leaves for name in wanted)
+    is_other = bool(wanted and given) and theirs.leaves.keys().isdisjoint(wanted)
     if plan.problems:
         moved = _moved(wanted, given) if is_other else None
         # A part of the file has nothing to say of the rest.
