@@ -2,7 +2,7 @@
 
 Python's `==` is not enough. `1`, `1.0` and `True` are equal, and so are `0.0` and `-0.0`, `{1}` and
 `{1.0}`, or dicts with the same items in another order, but programs tell them apart. So every
-comparison of static values, in the key of a call and in the structure of a tree, asks here: the
+comparison of static values, in a dispatch key and in the structure of a tree, asks here: the
 values must be equal, and of one kind. (The spellings of a dtype are of one.) The fields of a
 dataclass are looked into, unless its class wrote an `==` of its own, which is believed: where that
 leaves something out, it says that programs do not look at it.

@@ -2,14 +2,14 @@
 
 A function inside a transform gets a State of its own, made from the arrays that the transform hands
 it. If it uses that State up, and what follows from it is not in its result, the update is lost, and
-nobody would be told: the caller's State is as good as before. So a function inside a transform is
+nothing would show it: the caller's State is as good as before. So a function inside a transform is
 watched (see `tree.effects`) while it is traced. What is used up there and came in from outside
-must have a successor in the result: a warning, with the path of the State. A net is refused, for it
-promises that whoever calls it need not think of State.
+must have a successor in the result: a warning, with the path of the State. A net is refused: it
+promises that its callers need not think of State.
 
 An update may also be lost further out: the inner transform hands the successor out, and the
-function around it drops it. So what has advanced inside is told to the watch outside, where an
-argument that holds the same values must not be left behind.
+function around it drops it. So what has advanced inside is reported to the tracker outside, where
+an argument that holds the same values must not be left behind.
 
 All of this happens while a function is traced, and never in a call of what was compiled.
 """
@@ -40,7 +40,7 @@ def tell_lost_updates(
     result: Any,
     effects: Effects,
 ) -> None:
-    """See to it that no update of a State was lost, and tell the watch outside what happened.
+    """Warn of lost updates of States, and report all updates to the tracker outside.
 
     Args:
         fn: a function that was called inside a transform.
@@ -60,8 +60,8 @@ def tell_lost_updates(
     lost = [old for old in effects.captured if not _is_followed(old, after)]
     # What an argument held may have moved on inside of a transform, whether the argument was used
     # up here (and what follows from it lacks that) or not.
-    told = {id(old) for old in lost}
-    given = [old for old in states_in((fn, tuple(args), kwargs)) if id(old) not in told]
+    reported = {id(old) for old in lost}
+    given = [old for old in states_in((fn, tuple(args), kwargs)) if id(old) not in reported]
     lost += [old for old in given if _is_left_behind(old, after, effects.changed)]
     for old in lost:
         _tell(fn, args, kwargs, old)

@@ -1,6 +1,6 @@
 """The one boundary between a call and JAX: a call is split into arrays and the rest, and back.
 
-Every transform goes this way, by `divide` (see `tree.snapshots`) where nothing is kept from one
+Every transform goes this way, by `divide` (see `tree.snapshots`) where nothing is cached from one
 call to the next, and no key is needed:
 
     step(model, x)  ->  split: arrays, key  ->  jax.jit  ->  assemble  ->  user's code
@@ -115,7 +115,7 @@ def _split_dict(value: dict[Any, object], arrays: list[Any], key: list[Any]) -> 
     key.append(dict)
     key.append(names)
     if any(type(name) is not str for name in names):
-        # 1, 1.0 and True are one key to Python, but programs tell them apart.
+        # 1, 1.0 and True are one key to Python, but programs distinguish them.
         key.append(kind_of(names))
     for name in names:
         item = value[name]
@@ -136,7 +136,7 @@ def _split_class(value: Any, arrays: list[Any], key: list[Any]) -> None:
 
 
 def _split_function(value: Any, arrays: list[Any], key: list[Any]) -> None:
-    # Equal to nothing but itself: it can stand in the key as it is.
+    # Equal to nothing but itself: it can be part of the key as it is.
     key.append(_STATIC)
     key.append(value)
 
@@ -426,14 +426,14 @@ def unpack(packed: Any) -> PyTree:
 
 
 class Grouped(NamedTuple):
-    """A packed result in groups; like the one of `pack`, to whoever unpacks it.
+    """A packed result in groups; unpacked like the one of `pack`.
 
     JAX's transforms want to know how to treat each output before the function has run: on which
     axis to stack it, how to lay it out. But only the run shows what the result of a function of any
     trees is made of. So a traced function hands out its arrays in groups, one for each treatment
     that the spec can name, which is known beforehand; which array went where is in the plan.
 
-    With a tree of treatments in the place of `groups` and None in the place of `plan`, it is also
+    With a tree of treatments instead of `groups` and None instead of `plan`, it is also
     the prefix that JAX wants.
     """
 

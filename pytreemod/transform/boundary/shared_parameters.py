@@ -1,4 +1,4 @@
-"""A parameter at two places of a model: a warning where the model enters training.
+"""A parameter at two paths of a model: a warning where the model enters training.
 
 What a gradient is taken by is searched for leaves that are one object. Under `filter_jit` the
 leaves are tracers, each its own, so the compiled function's first call says which of them alias one
@@ -39,7 +39,7 @@ def _identity(leaf: Any) -> int:
 
 
 def aliases_among(tree: PyTree) -> Aliases:
-    """Which arrays of a tree are one parameter at several places."""
+    """Which arrays of a tree are one parameter at several paths."""
     leaves = [leaf for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
     # By identity alone, without paths: most models share nothing.
     if not has_twice(leaves):
@@ -80,7 +80,7 @@ def has_twice(leaves: Iterable[Any]) -> bool:
 
 
 def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> None:
-    """Warn if what is to be trained stands at two places of a tree.
+    """Warn if a parameter that is to be trained is at two paths of a tree.
 
     Args:
         where: who asks.
@@ -89,7 +89,7 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
         mask: which of its leaves are trained.
     """
     leaves = jtu.tree_leaves(tree)
-    # Told for each trace, so it has to be quick where there is nothing to tell.
+    # Checked in each trace, so it has to be quick where nothing is shared.
     if not has_twice(leaf for leaf, m in zip(leaves, mask, strict=True) if m):
         return
     groups = _groups(tree, mask)
@@ -109,8 +109,8 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
     warn(
         SharedParameterWarning,
         where,
-        "each parameter at one place",
-        f"{len(groups)} at two places or more",
+        "each parameter at one path",
+        f"{len(groups)} at two paths or more",
         places=locs,
         hint=[
             "training makes several of it, with a gradient for each; to keep it one, tie them:",

@@ -1,4 +1,4 @@
-"""What callables take: the names and the places of their parameters."""
+"""What callables take: the names and the positions of their parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _JITTED = type(jax.jit(np.shape))
 
 
 def parameters_of(fn: Callable[..., Any]) -> _Parameters | None:
-    """The parameters of a callable; None if Python cannot tell.
+    """The parameters of a callable; None if Python does not know them.
 
     They are those that a call meets. What a wrapper claims (`functools.wraps`, `__signature__`)
     counts only where it takes anything itself, and names nothing.
@@ -92,7 +92,7 @@ def _claimed(fn: Callable[..., Any], own: _Parameters | None) -> _Parameters | N
 
 
 def _own_parameters(fn: Any) -> _Parameters | None:
-    """What a call of `fn` really meets; None if Python cannot tell."""
+    """What a call of `fn` really meets; None if Python does not know it."""
     kind = class_of(fn)
     # By its code: `__wrapped__` and `__signature__` are what a decorator claims.
     if kind is types.FunctionType:
@@ -215,7 +215,7 @@ _CALLS_OF_CLASSES = (type.__call__, inspect.getattr_static(ModuleMeta, "__call__
 
 
 def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
-    """Refuse names that are not those of arguments of a function, as far as Python can tell.
+    """Refuse names that are not those of arguments of a function, as far as Python knows.
 
     Raises:
         ArgumentError: there are some.

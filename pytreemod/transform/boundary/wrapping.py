@@ -6,7 +6,7 @@ function does; and it keeps the name, docstring and signature of what it wraps.
 
 JAX says, in its errors, from which argument of which function a traced value came. What it traces
 is a function of ours, of flat lists of arrays: that says of itself that it is the user's, and the
-places in the lists become the paths of arguments (`in_words_of`).
+positions in the lists become the paths of arguments (`in_words_of`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Transformed:
         try:
             return hash((type(self), self.fn, self.options))
         except TypeError:
-            # Axes by name are a dict, which has no hash: equal functions are told apart by `==`.
+            # Axes by name are a dict, which has no hash: equal functions are distinguished by `==`.
             return hash((type(self), self.fn))
 
     def __reduce__(self) -> Any:
@@ -135,7 +135,7 @@ def _unflatten(aux: Any, children: Any) -> Transformed:
 
 
 def check_count(where: str, value: Any, least: int = 0) -> None:
-    """Refuse what is no count.
+    """Refuse a value that is not a count.
 
     Raises:
         ArgumentError: `value` is no int, or is less than `least`.
@@ -224,7 +224,7 @@ def in_words_of(
     """`run`, for JAX to trace: what JAX says of it is true of the user's function.
 
     Args:
-        fn: the user's function, which is not kept.
+        fn: the user's function, which is not stored.
         run: a function of lists of arrays.
         labels: what JAX calls each array.
         names: the names of the function's positional arguments.
@@ -272,8 +272,8 @@ def _source_of(fn: Any) -> types.CodeType | None:
 
 def _stand_in(name: str, source: types.CodeType) -> Any:
     """A function of this name and place, which is never called."""
-    # It holds nothing but code. The user's own would keep itself alive, for what was compiled is
-    # kept as long as the function is there.
+    # It holds nothing but code. The user's own would keep itself alive, because compiled programs
+    # are cached as long as the function exists.
     cells = tuple(types.CellType() for _ in source.co_freevars)
     return types.FunctionType(source, {}, name, None, cells)
 

@@ -33,7 +33,7 @@ def filter_eval_shape(fun: Callable[..., _R] = _BY_KEYWORD, /, *args: Any, **kwa
 
     Args:
         fun: any function; a class gives the skeleton of an instance.
-        *args: its arguments; a `jax.ShapeDtypeStruct` may stand for an array.
+        *args: its arguments; a `jax.ShapeDtypeStruct` may replace an array.
         **kwargs: its arguments by keyword.
 
     Returns:

@@ -3,8 +3,8 @@
 `donate=` says it by argument, by name or by selector (`as_donation`). In a call the arrays are
 taken apart into those that are given away and those that are not (`separation`), for JAX donates
 whole arguments. JAX warns of each that it could not use, which is no mistake of the user's where
-the model is donated as a whole: that is kept quiet, in the threads that are in such a call. An
-array that was given away, or is given away twice, is told by its path.
+the model is donated as a whole: that is silenced, in the threads that are in such a call. An
+error names the path of an array that was given away, or is given away twice.
 """
 
 from __future__ import annotations
@@ -258,12 +258,12 @@ def explain_twice(
     shared = [same for same in places.values() if len(same) > 1 and any(flag for *_, flag in same)]
     if not shared:
         return
-    # The one that is kept, if there is one: it is not given away with the other.
+    # The one that is not donated, if there is one.
     root = next((name for _, name, _, flag in shared[0] if not flag), shared[0][-1][1])
     raise DonatedError(
         called,
-        "each donated array at one place",
-        f"{len(shared)} at two places or more",
+        "each donated array at one path",
+        f"{len(shared)} at two paths or more",
         places=[
             f"{' and '.join(place for place, *_ in same)}: {describe(same[0][2])}"
             for same in shared
@@ -287,7 +287,7 @@ def _buffer(array: Any) -> Any:
 def separation(
     flags: list[bool],
 ) -> tuple[Callable[[list[Any]], tuple[list[Any], list[Any]]], Callable[[Any, Any], list[Any]]]:
-    """How to part the arrays of a call into donated and kept ones, and how to join them again."""
+    """How to divide the arrays of a call into donated ones and others, and to join them again."""
     given = [i for i, flag in enumerate(flags) if flag]
     kept = [i for i, flag in enumerate(flags) if not flag]
     cut = len(given)

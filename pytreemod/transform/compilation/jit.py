@@ -162,7 +162,7 @@ class Jitted(Transformed):
     ) -> None:
         """After a call on the short road that met new shapes: what a first call does before."""
         try:
-            # Part of another program: whoever calls that one looks, and waits.
+            # Part of another program: the call of that one looks, and waits.
             if _runs_later(arrays):
                 return
             # The trace is in JAX's cache by now: to look costs no second one.
@@ -212,7 +212,7 @@ class Jitted(Transformed):
     def placed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments in their places, however they were spelled; static ones held as such.
+        """The arguments by position, however they were spelled; static ones held as such.
 
         Raises:
             ArgumentError: there is a JAX array in an argument that was said to be static.
@@ -293,7 +293,7 @@ class Jitted(Transformed):
         own = [("function", self.fn)] if self.is_tree else []
         own += [("self", instance) for instance in bound]
         static = named_arguments(self.names, *self.placed((*bound, *args), kwargs))
-        # What is kept must not keep the arrays.
+        # What is stored must not keep the arrays alive.
         own, instance, given = as_structs((own, bound, (args, kwargs)))
         placed = place_keywords(self.places, (*instance, *given[0]), given[1])
         pairs = list(zip(named_arguments(self.names, *placed), static, strict=True))[len(bound) :]
@@ -302,7 +302,7 @@ class Jitted(Transformed):
         return Lowered("filter_jit", function_name(self.fn), split, lowered, entry, call)
 
     def _stage(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Entry]:
-        # Structs are no arrays, so NumPy arrays without memory stand for them in the split.
+        # Structs are no arrays, so NumPy arrays without memory replace them in the split.
         structs: dict[int, Any] = {}
 
         def stand_in(leaf: Any) -> Any:
@@ -408,13 +408,13 @@ def filter_jit(
             array was of no use. These, and nothing else, give away the arrays of `fun` itself.
         static: names of arguments whose arrays are part of the program, not data: NumPy's arrays
             and numbers in them are compared by value, and arrive as they were passed, so that they
-            can be shapes and indices. An array of JAX in them is an error. (What is no array is
-            static wherever it stands.)
+            can be shapes and indices. An array of JAX in them is an error. (Everything but arrays
+            is static in any argument.)
         in_shardings: where the arguments are to lie: one spec for all of them; a tuple with one for
             each positional argument; or a dict by argument name. A spec is a sharding, a
             `PartitionSpec` for the mesh in context (`jax.set_mesh`), a device, None for "as it
             is", a function from an array to one of these, [`by`][pytreemod.by], a Module that
-            holds these in the place of its data, or a prefix tree of these. What a dict leaves
+            holds these instead of its data, or a prefix tree of these. What a dict leaves
             out, and the arrays of `fun` itself, lie as they lie.
         out_shardings: where the result is to lie: one such spec.
         max_traces: how often the function may be traced; one trace more raises, and the text says
@@ -459,7 +459,7 @@ def filter_jit(
             max_traces=max_traces,
             **jitkwargs,
         )
-    # After the options, so that a decorator's mistake is told where it is written.
+    # After the options, so that a decorator's mistake is reported where it is written.
     check_callable("filter_jit", fun)
     if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
         raise ArgumentError("filter_jit(max_traces)", "a count", describe(max_traces))
@@ -490,7 +490,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def clear_caches() -> None:
-    """Forget everything that transforms have kept from earlier calls, and clear JAX's own caches.
+    """Forget everything that transforms have cached, and clear JAX's own caches.
 
     Examples:
         >>> clear_caches()

@@ -49,7 +49,7 @@ def stops(spec: Any) -> bool:
 
 
 def placement_terms(where: str) -> Terms:
-    """What shardings and specs are made of, for a tree of them that stands for one tree."""
+    """What shardings and specs are made of, for a tree of them that is for one tree."""
     return Terms(where, stops)
 
 
@@ -120,7 +120,7 @@ def convert_values(
 
     Args:
         assigned: arrays and what the spec says of them.
-        convert: gives a value its form; raises TypeError for what is no value.
+        convert: gives a value its form; raises TypeError for anything else.
         where: what to call the spec in errors.
         expected: what values there are, for errors.
 
@@ -182,7 +182,7 @@ def check_placements(
             "axes that the mesh divides evenly",
             "others",
             places=uneven,
-            hint="pad the array, or leave the axis whole: None in its place in the spec",
+            hint="pad the array, or leave the axis whole: None for it in the spec",
         )
 
 
@@ -318,7 +318,7 @@ def _explain_no_mesh(assigned: Sequence[Assigned], where: str, error: Exception)
 def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     """Lay the arrays of a tree out on devices; leave everything else as it is.
 
-    Outside compiled code the arrays are moved; inside, the compiler is told where they have to be.
+    Outside compiled code the arrays are moved; inside, the compiler is given where they have to be.
 
     **Law.** `filter_shard(x, s)` equals `x`: only where its numbers are changes.
 
@@ -326,7 +326,7 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
         x: any tree.
         device_or_shardings: where to put them: a device, a sharding, a `PartitionSpec` for the mesh
             in context (`jax.set_mesh`), None for "as it is", a function from an array to one of
-            these, [`by`][pytreemod.by], a Module that holds these in the place of its data, or a
+            these, [`by`][pytreemod.by], a Module that holds these instead of its data, or a
             prefix tree of these.
 
     Returns:

@@ -1,7 +1,7 @@
 """Why a function was traced again: what differs between two traces, by path.
 
 A trace is remembered as the structure of its arguments and the types of their arrays; no array,
-and nothing of the model but its configuration, is kept.
+and nothing of the model but its configuration, is stored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Trace:
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
     function: Any = None
-    """What tells a function that is a pytree from others of its name: structure and shapes."""
+    """What distinguishes a function that is a pytree from others of its name: structure, shapes."""
 
     @classmethod
     def of(cls, names: tuple[str, ...], structure: Structure, values: list[Any]) -> Trace:
@@ -86,7 +86,7 @@ class TraceLog:
         ]
 
     def add(self, trace: Trace, name: str, max_traces: int | None) -> None:
-        """Note a trace, tell observers why it was needed, refuse one too many.
+        """Note a trace, show observers why it was needed, refuse one too many.
 
         Raises:
             RetraceError: there were `max_traces` already.

@@ -191,18 +191,18 @@ class ResultPlacements(SpecOption):
         late = [value not in self.treatments for value in values]
         if any(late):
             leaves, treedef = jtu.tree_flatten(result)
-            told = iter(zip(values, late, strict=True))
-            # JAX was not told of these: they go out as they lie, and are laid out inside the
+            asked = iter(zip(values, late, strict=True))
+            # JAX was not given these: they go out as they lie, and are laid out inside the
             # program.
-            result = treedef.unflatten([_told(x, told) if is_array(x) else x for x in leaves])
+            result = treedef.unflatten([_laid(x, asked) if is_array(x) else x for x in leaves])
         positions = [
             0 if n else self.treatments.index(v) for v, n in zip(values, late, strict=True)
         ]
         return group(result, positions, len(self.treatments))
 
 
-def _told(array: Any, told: Any) -> Any:
-    value, late = next(told)
+def _laid(array: Any, asked: Any) -> Any:
+    value, late = next(asked)
     return constrain(array, value) if late else array
 
 

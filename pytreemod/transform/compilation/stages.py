@@ -71,7 +71,7 @@ def as_structs(tree: PyTree) -> Any:
 
 
 class _Place:
-    """Which of its arrays stands at a place of a result."""
+    """Which of its arrays is at a path of a result."""
 
     def __init__(self, index: int):
         self.index = index

@@ -32,7 +32,7 @@ class Constant:
             value = value.copy()
             value.flags.writeable = False
         self.value: Any = value
-        # By its bytes: NaN is equal to itself so, and zeros are told apart by their signs.
+        # By its bytes: NaN is equal to itself so, and zeros are distinguished by their signs.
         self.identity: Any = (kind, value.shape, value.dtype, value.tobytes())
 
     def __eq__(self, other: object) -> bool:

@@ -55,7 +55,7 @@ _NO_THREAD = 0
 
 
 class Options(NamedTuple):
-    """How `filter_jit` was told to compile."""
+    """The options of `filter_jit`."""
 
     donation: Donation | None = None
     max_traces: int | None = None
@@ -66,9 +66,9 @@ class Options(NamedTuple):
 
     @property
     def asks(self) -> bool:
-        """Whether a rule in them looks at more of an array than at its place.
+        """Whether a rule in them looks at more of an array than at its path.
 
-        Nothing of the arrays is in the key of a call, so that what such a rule says must be.
+        Nothing of the arrays is in the dispatch key, so what such a rule says must be.
         """
         rules = (self.donation, self.in_shardings)
         return not all(rule is None or rule.is_structural for rule in rules)
@@ -234,7 +234,7 @@ class Store:
         kwargs: dict[str, Any],
         arrays: list[Any],
     ) -> tuple[Any, ...]:
-        """What the options say of the arrays of a call, to tell it from others of its key."""
+        """What the options say of a call's arrays, to distinguish it from others of its key."""
         donation = self.options.donation
         flags = [] if donation is None else donation.flags(names, args, kwargs)
         assigned = self.assign(names, fn, args, kwargs, arrays)
@@ -276,7 +276,7 @@ class Store:
         entry: Entry,
         assigned: list[Assigned],
     ) -> Any:
-        # What is kept must not keep the arrays of the first call.
+        # What is stored must not keep the arrays of the first call alive.
         parts = entry.arguments([a._replace(array=None) for a in assigned])
 
         def jit(shardings: tuple[list[Any], ...]) -> Any:
@@ -310,7 +310,7 @@ class Store:
             # Whatever the road, for another thread may have changed it meanwhile; all end it.
             entry.begin()
             entry.unseen.add(threading.get_ident())
-            # With jit disabled, calls are no traces; and a capture is nobody's retrace.
+            # With jit disabled, calls are no traces; and a capture is no retrace.
             if not (cast("Any", jax.config).jax_disable_jit or is_collecting()):
                 log.add(Trace.of(names, structure, values), name, max_traces)
             head, args, kwargs = structure.assemble(values)
@@ -332,7 +332,7 @@ class Store:
 
 
 def _taking_two(run: Callable[[list[Any]], Any], join: Callable[..., list[Any]]) -> Any:
-    """`run` with its arrays in two lists: donated, and kept."""
+    """`run` with its arrays in two lists: donated, and others."""
 
     def run_donated(donated: list[Any], kept: list[Any]) -> Any:
         return run(join(donated, kept))
@@ -357,7 +357,7 @@ def store_for(fn: Any, options: Any) -> Store:
         fn: the function.
         options: how it is compiled: `Options`, or what another transform has instead.
     """
-    # Callables that are pytrees come in with the arguments, and the key of the call has them.
+    # Callables that are pytrees come in with the arguments, and the dispatch key has them.
     if is_node(fn):
         key, objects, reference = (None, options), [], None
     elif isinstance(fn, _FUNCTIONS):

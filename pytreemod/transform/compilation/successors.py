@@ -7,8 +7,8 @@ would train without it in silence. So a trace says which of the arguments have s
 result: mostly none, and then a call does nothing more. After each call
 
 - a net (of `stateful`) is used up: it promises that an old one refuses;
-- a State notes which function has had it, and what came out, whether anybody reads it or passes it
-  on. Where nobody has, and the function gets the old one again, the update was lost: a warning,
+- a State notes which function has had it, and what came out, whether it is read or passed
+  on. If it is not, and the function gets the old one again, the update was lost: a warning,
   once.
 """
 
@@ -65,7 +65,7 @@ class Successions:
         """Note what was passed to a call, and what came out.
 
         Warns:
-            LostUpdateWarning: a State was passed before, and nobody looked at what came out.
+            LostUpdateWarning: a State was passed before, and the result was never read.
         """
         if self.direct is not None:
             pair, root, step = self.direct
@@ -163,7 +163,7 @@ def _changed(old: _Found, others: Iterable[_Found], effects: Effects) -> set[Any
     own = set(old.state.__values__())
     if any(used is old.state for used in effects.captured):
         return own
-    # In a transform inside, which has a state of its own: only the names tell whose it was. Where
+    # In a transform inside, which has a state of its own: only the names say whose it was. Where
     # two have them, as teacher and student do, nothing is known.
     for other in others:
         own -= other.state.__values__().keys()

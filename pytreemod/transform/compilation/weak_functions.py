@@ -111,7 +111,7 @@ def functions(fns: Sequence[Callable[..., Any]]) -> Parts:
     the program. The others are weak.
     """
     parts = Parts(tuple(fns), is_weak=_is_weak_function)
-    # To cache something for what cannot be weak would be to keep it, for good.
+    # To cache something for what cannot be weak would keep it alive for ever.
     if not all(is_node(fn) or id(fn) in parts.ids for fn in fns):
         parts.key = None
     return parts
@@ -178,7 +178,7 @@ def cached(
     """
     parts = [fns, *parts]
     keys = [part.key for part in parts]
-    # Nothing tells when a function inside a pytree dies. It may hold tracers, so nothing is cached
+    # Nothing says when a function inside a pytree dies. It may hold tracers, so nothing is cached
     # for it from one trace to the next.
     is_traced = not fns.weak and any(isinstance(x, Tracer) for part in parts for x in part.values)
     if None in keys or is_traced:

@@ -293,7 +293,7 @@ def _as_dtype(value: Any, dtype: Any) -> Any:
     fits = dtype is None or aval_of(value).dtype == dtype
     if fits and (dtype is None or is_array(value)):
         return value
-    # Of a number, JAX remembers that it was one, if it is not told the dtype.
+    # Of a number, JAX remembers that it was one, if it is not given the dtype.
     return jnp.asarray(value, None if fits else dtype)
 
 

@@ -1,7 +1,7 @@
 """What a loop carries: a tree that comes out of each step as it went in.
 
 It is taken apart before the loop and put together in each step, so that it may be a Module, a
-State, or a container of anything. What is no array in it is part of the program, which is the same
+State, or a container of anything. Everything else in it is part of the program, which is the same
 for all steps: it must come out of each of them unchanged.
 """
 

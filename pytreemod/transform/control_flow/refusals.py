@@ -30,7 +30,7 @@ def as_length(where: str, length: Any) -> Any:
     Raises:
         ArgumentError: it is none, or is known only when the program runs.
     """
-    # A bool is an int to Python; the others would fail in JAX, by names that nobody has written.
+    # A bool is an int to Python; the others would fail in JAX, by names that no user has written.
     if isinstance(length, (bool, float, str, Tracer)):
         raise ArgumentError(
             f"{where}(length)", "an int that is known while tracing", describe(length)

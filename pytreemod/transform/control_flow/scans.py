@@ -191,7 +191,7 @@ def _map_batches(
         element = restore(sliced, elements.whole)
         return _pack_for_stack("filter_map", out_axes, collecting(f)(element))
 
-    # Nothing is kept: `jax.lax.map` makes its step anew for each call.
+    # Nothing is cached: `jax.lax.map` makes its step anew for each call.
     return unpack(_lax.map(run, elements.sliced, batch_size=batch_size))
 
 

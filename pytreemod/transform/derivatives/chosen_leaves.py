@@ -1,7 +1,7 @@
 """What a derivative is taken by: which arguments, and which of their leaves.
 
-What comes back are trees like the arguments, with derivatives for leaves. To whoever reads a field
-they look like models; so each says of itself that it is none (`as_derivatives`).
+The results are trees like the arguments, with derivatives for leaves. They look like models; so
+each is marked as none (`as_derivatives`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Chosen:
             args[i] = tree
         collected = collect(fn, args, kwargs)
         if info_of(self.structure.treedef).has_states:
-            # No more is kept of them: what is traced must not outlive the trace.
+            # Nothing else of them is stored: tracers must not outlive the trace.
             self._used = [not state.__usable__() for state in states_in(trees)]
         return collected
 

@@ -3,7 +3,7 @@
 JAX's own take lists of arrays. A call is divided; the rule is given trees again, put together
 around what JAX hands it, and gives trees back, of which the derivatives are taken in order
 (`tangents`). Function and rule are traced apart, and must give the same result: what it is made of,
-whichever ran first, is kept for the other to be compared with (`_Agreement`).
+whichever ran first, is stored for the other to be compared with (`_Agreement`).
 
 By which arguments there may be a derivative is a matter of the rule. One by anything else would be
 zero, and wrong: it is refused while JAX traces, by path.
@@ -190,8 +190,8 @@ class _CustomJvp(Transformed):
         """Define the derivative: `fn_jvp(primals, tangents, **kwargs) -> (out, tangent_out)`.
 
         `primals` is the tuple of positional arguments; `tangents` has the same structure, with
-        None for a zero and for what is no floating array. `tangent_out` has the structure of
-        `out`, with None in the same sense; None may stand for a whole subtree.
+        None for a zero and for all but floating arrays. `tangent_out` has the structure of
+        `out`, with None in the same sense; None may replace a whole subtree.
         """
         return _define(self, "def_jvp", fn_jvp)
 
@@ -271,7 +271,7 @@ class _CustomVjp(Transformed):
     def defvjp(self, fn_fwd: Callable[..., Any], fn_bwd: Callable[..., Any]) -> None:
         """Older spelling of `def_fwd` and `def_bwd`, both at once.
 
-        The rules are not told what is perturbed, and floating arrays of the result have a
+        The rules do not know what is perturbed, and floating arrays of the result have a
         gradient, be it of zeros: `fn_fwd(vjp_arg, *args, **kwargs) -> (out, residuals)`,
         `fn_bwd(residuals, grad_out, vjp_arg, *args, **kwargs) -> grad_vjp_arg`.
         """
@@ -293,7 +293,7 @@ class _CustomVjp(Transformed):
         backward = _rule(self, "def_bwd", "bwd(residuals, grad_out, perturbed, vjp_arg, *args)")
         if not args:
             self._refuse_no_argument(kwargs)
-        # Two lists, for JAX tells of each whether it is differentiated; the second must not be.
+        # Two lists, for JAX says of each whether it is differentiated; the second must not be.
         first, vjp_arg = divide(args[0])
         others, rest = divide((self.fn, args[1:], kwargs))
         call = _VjpCall(self, vjp_arg, rest, forward, backward)

@@ -65,13 +65,13 @@ def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
         wrt: as for [`filter_grad`][pytreemod.filter_grad].
 
     Returns:
-        Two trees of the model's structure, with None in the place of what is in the other.
+        Two trees of the model's structure, with None for each leaf that is in the other.
 
     Raises:
         UnfinishedError: a layer lacks a size.
 
     Warns:
-        SharedParameterWarning: one parameter stands at two places of the model.
+        SharedParameterWarning: one parameter is at two paths of the model.
 
     Examples:
         >>> trainable({"w": jnp.ones(2), "n": 3})
@@ -140,7 +140,7 @@ class _Grad(Transformed):
         return f"{self.transform_name} of {function_name(self.fn)}"
 
     def _explain_loss(self, value: Any, error: TypeError) -> None:
-        """Raise a better error than JAX's, if it came from what is no loss."""
+        """Raise a better error than JAX's, if the loss is none."""
         if not is_array_like(value):
             is_nested = children_of(value) is not None and value is not None
             raise ArgumentError(
@@ -185,7 +185,7 @@ def _make(
     cls: type[_Grad], fun: Any, wrt: Any, argnums: Any, has_aux: bool, gradkwargs: dict[str, Any]
 ) -> Any:
     where = cls.transform_name
-    # Before there is a function: a decorator's mistake is told where it is written.
+    # Before there is a function: a decorator's mistake is reported where it is written.
     argnums = as_argnums(where, argnums)
     check_options(where, gradkwargs, untyped_jax.value_and_grad)
     if fun is None:
@@ -342,8 +342,8 @@ def filter_grad(
     """The gradient of a scalar function of any trees.
 
     Differentiates the floating arrays of the first argument, save buffers
-    ([`buffer`][pytreemod.buffer]). The gradient has the argument's structure, with None in the
-    place of every leaf that was not differentiated.
+    ([`buffer`][pytreemod.buffer]). The gradient has the argument's structure, with None
+    for every leaf that was not differentiated.
 
     **Law.** On what is differentiated it equals `jax.grad` of the function of these arrays alone.
 
@@ -367,8 +367,8 @@ def filter_grad(
         SpecError: `wrt` does not fit the arguments.
 
     Warns:
-        SharedParameterWarning: one parameter stands at two places of what is differentiated:
-            each place has a gradient of its own.
+        SharedParameterWarning: one parameter is at two paths of what is differentiated:
+            each path has a gradient of its own.
         LostUpdateWarning: `fun` uses a State up, and does not return what replaces it.
 
     Examples:

@@ -175,7 +175,7 @@ def _make(
     jaxkwargs: dict[str, Any],
 ) -> Any:
     where = cls.transform_name
-    # Before there is a function: a decorator's mistake is told where it is written.
+    # Before there is a function: a decorator's mistake is reported where it is written.
     argnums = as_argnums(where, argnums)
     check_options(where, jaxkwargs, getattr(untyped_jax, where.removeprefix("filter_")))
     if fun is None:
@@ -199,7 +199,7 @@ def filter_jacfwd(
     [`filter_grad`][pytreemod.filter_grad] does: the floating arrays of the first argument, save
     buffers. The Jacobian has the structure of the result, with, at each floating array or number,
     a tree of the argument's structure: at each leaf `d result / d leaf`, of shape
-    `(*result.shape, *leaf.shape)`. None stands for every other leaf of either.
+    `(*result.shape, *leaf.shape)`. Every other leaf of either is None.
 
     **Law.** On what is differentiated it equals `jax.jacfwd` of the function of these arrays alone.
 

@@ -144,8 +144,8 @@ def filter_jvp(
         fn: the function. Alone, as a decorator, it gives a function of `primals`, `tangents` and
             keywords.
         primals: a tuple of positional arguments.
-        tangents: a tuple of the same structure. None stands for zero, at a leaf or for everything
-            below a node; what is no floating array or number has no other tangent.
+        tangents: a tuple of the same structure. None means zero, at a leaf or for everything
+            below a node; only floating arrays and numbers have another tangent.
         **kwargs: arguments for `fn` by keyword, which are constant.
 
     Returns:
@@ -439,7 +439,7 @@ def filter_linearize(
     Returns:
         `(result, f_jvp)` or `(result, f_jvp, aux)`. `f_jvp` takes a tangent for each argument:
         a tree like it, with None for zero and for what is not differentiated. It returns a tree
-        like the result, with None for what is no floating array or does not depend on the
+        like the result, with None for all but floating arrays that depend on the
         arguments. It is a pytree, so that it can be passed to other transforms.
 
     Raises:

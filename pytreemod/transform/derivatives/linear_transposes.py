@@ -36,7 +36,7 @@ def filter_linear_transpose(
         fun: the function. What it computes beside a linear function of its arguments, such as a
             bias that it adds, is left out, as by JAX.
         *primals: its arguments; of floating arrays only shapes and dtypes count, so that a
-            `jax.ShapeDtypeStruct` may stand for each.
+            `jax.ShapeDtypeStruct` may replace each.
 
     Returns:
         A function that takes a tree like the result, with a cotangent for each array in it and

@@ -1,6 +1,6 @@
 """Tangents, cotangents and gradients: trees beside the trees that they belong to.
 
-In each of them None stands for zero, for one leaf or for everything below a node, and nothing but
+In each of them None means zero, for one leaf or for everything below a node, and nothing but
 None belongs to a leaf that cannot be differentiated.
 """
 
@@ -48,12 +48,12 @@ def beside(
     """The derivative of each leaf of `tree`, None where it is zero.
 
     Args:
-        tree: the tree that the derivative belongs to; shapes may stand for arrays.
+        tree: the tree that the derivative belongs to; shapes may replace arrays.
         derivative: a tree of the same structure, or None at any node of it.
         where: what to call the transform in errors.
         expected: what to call the derivative in errors.
         root: what to call `tree` in errors; for a tuple, what gives a name for each of its items.
-        strict: whether what stands at a leaf that cannot be differentiated is a mistake, or is
+        strict: whether a value for a leaf that cannot be differentiated is a mistake, or is
             passed over.
 
     Returns:
@@ -62,7 +62,7 @@ def beside(
     Raises:
         DerivativeError: a structure, shape or dtype differs; all paths are named.
     """
-    # As mostly they fit: then nobody need be told of paths, which take a walk through both.
+    # Mostly they fit: then no paths are needed, which take a walk through both.
     checked = [_checked(leaf, value, strict) for leaf, value in _pairs(tree, derivative) or ()]
     if checked and not any(complaint for _, complaint in checked):
         return [fitted for fitted, _ in checked]
@@ -97,7 +97,7 @@ def _pairs(tree: PyTree, derivative: PyTree) -> list[tuple[Any, Any]] | None:
         leaves, treedef = jtu.tree_flatten(tree)
         values, other = jtu.tree_flatten(derivative)
         return list(zip(leaves, values, strict=True)) if treedef == other else None
-    # What cannot be flattened is told of by the walk. And configuration of a class of the user's
+    # The walk explains what cannot be flattened. And configuration of a class of the user's
     # need not be comparable: it plays no part here.
     except Exception:
         return None

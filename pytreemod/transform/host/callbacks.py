@@ -1,7 +1,7 @@
 """`filter_pure_callback` and `filter_io_callback`: Python on the host, from compiled code.
 
 JAX hands arrays to the host and takes arrays back. Everything else, in the arguments and in the
-result, is known when the program is traced: it is kept beside the program, and what the callback
+result, is known when the program is traced: it is stored with the program, and what the callback
 returns must match it.
 """
 
@@ -67,7 +67,7 @@ class _Promise:
             expected = "what result_shape_dtypes says"
             raise StructureError(self.where, expected, "something else", places=places)
         leaves = jtu.tree_leaves(result)
-        # By position, for a Python number may stand where an array was promised.
+        # By position, for a Python number may be where an array was promised.
         kept = [leaves[i] for i in self.structure.positions or ()]
         return [
             np.asarray(jax.random.key_data(x) if impl else x, None if impl else aval.dtype)
@@ -139,7 +139,7 @@ def _typed(array: Any, impl: Any) -> Any:
 class _HostCall:
     """A callback with all its arguments but their arrays: what runs on the host.
 
-    The program keeps it, as long as it is kept itself, and so it holds none of the arrays. Equal
+    The program stores it, as long as it is cached itself, and so it holds none of the arrays. Equal
     calls are equal, and outside of `jit` JAX takes the program that it has: 0.1 ms in place of the
     15, and the megabyte, of compiling another.
     """
@@ -195,7 +195,7 @@ def filter_pure_callback(
             everything else as it was.
         *args: its arguments, of any trees.
         result_shape_dtypes: what it returns, with a `jax.ShapeDtypeStruct` (or an array) for each
-            array. What else is in this tree is what the callback must return in its place.
+            array. Whatever else is in this tree the callback must return unchanged.
         sharding: the sharding from which the callback is called.
         vmap_method: what `jax.vmap` makes of it: `"sequential"`, `"expand_dims"`, ...; see
             `jax.pure_callback`.

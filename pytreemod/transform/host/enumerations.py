@@ -143,7 +143,7 @@ class _EnumerationMeta(type):
 
 
 def _add(name: str, members: dict[str, str], more: dict[str, str]) -> None:
-    """Add members; those that are there already get the new message, and that is told."""
+    """Add members; those that are there already get the new message, with a warning."""
     changed = [
         f"{name}.{key}: {members[key]!r} -> {message!r}"
         for key, message in more.items()

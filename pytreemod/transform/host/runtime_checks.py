@@ -345,7 +345,7 @@ def _guarded_jvp(guard: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def _after_failure(array: Any, passed: Any) -> Any:
-    """What goes on in the place of an array when its check has failed."""
+    """What goes on instead of an array when its check has failed."""
     if jnp.issubdtype(array.dtype, jnp.inexact):
         return jnp.full_like(array, jnp.nan)
     # Among integers there is no NaN, and a counter that begins anew would be counted up forever.

@@ -83,7 +83,7 @@ def specs_by_argument(
 
     Raises:
         ArgumentError: a name in the dict is no argument.
-        SpecError: the tuple has another length, or a tree of specs stands for several arguments.
+        SpecError: the tuple has another length, or several arguments have one tree of specs.
     """
     if issubclass(class_of(spec), dict) and all(isinstance(name, str) for name in spec):
         unknown = [name for name in spec if name not in every and name not in known]

@@ -100,7 +100,7 @@ def rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) -
 
     Args:
         tree: any tree.
-        change: from a node, and where it is, to what shall stand there.
+        change: from a node, and where it is, to the new node.
         path: where the tree itself is.
     """
     children = _children(tree)
@@ -111,8 +111,8 @@ def rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) -
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    # What a State holds stands for tokens, and what an optimizer holds for parameters: values, and
-    # no Modules that anybody calls.
+    # A State holds the values of tokens, and an optimizer those of parameters: neither holds
+    # Modules that are called.
     kind = class_of(node)
     is_closed = hasattr(kind, "__child_kinds__") or hasattr(kind, "__holds_values__")
     return None if is_closed else children_of(node)
@@ -176,8 +176,8 @@ class _Argument:
 def _align(arguments: Sequence[_Argument]) -> None:
     """Name Modules in the state of an optimizer as those in the model that it is for.
 
-    Nobody calls them, but `jax.tree.map` over model and moments needs trees of one structure. Such
-    states are nodes of a library's own kinds, and what they hold is of the model's shape.
+    They are never called, but `jax.tree.map` over model and moments needs trees of one structure.
+    Such states are nodes of a library's own kinds, and what they hold is of the model's shape.
     """
     everywhere = [(argument, loc) for argument in arguments for loc in argument.locs]
     models = [

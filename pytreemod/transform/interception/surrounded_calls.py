@@ -6,9 +6,9 @@ the instance's configuration. So they go through every transform with the Module
 function is compiled once for each choice of rules. A Module without rules is of its own class, and
 nothing in its calls knows of any of this.
 
-A rule is told where it is: at which path, in which layer of a `Stack`, at which call. The number of
+A rule gets its location: at which path, in which layer of a `Stack`, at which call. The number of
 the layer is traced. It is data of the instance while the step of the scan runs, so that it goes as
-a value into whatever transform the layer itself uses; to read it from a place outside of the
+a value into whatever transform the layer itself uses; to read it from outside of the
 instance would leave it in JAX's caches.
 """
 
@@ -88,7 +88,7 @@ class AbstractCallRule(Module):
         return ""
 
     def entering(self, module: Any) -> Any:
-        """The Module whose method runs, in the place of the one that was called.
+        """The Module whose method runs, instead of the one that was called.
 
         Args:
             module: the one that was called, or what a rule outside of this one made of it.
@@ -200,7 +200,7 @@ def surround_all(
             if path not in names:
                 return node
             new = _Ring(rule, kinds, names[path], method, level)
-            return _with_rings(node, sorted([new, *_rings_of(node)], key=_Ring.order))
+            return _with_wrappers(node, sorted([new, *_wrappers_of(node)], key=_Ring.order))
 
         return rebuilt(tree, change) if names else tree
 
@@ -216,13 +216,13 @@ def released(tree: PyTree, level: int | None = None) -> PyTree:
             with a Module (level 0) stays.
     """
 
-    def goes(ring: _Ring) -> bool:
-        return ring.level > 0 if level is None else ring.level == level
+    def goes(wrapper: _Ring) -> bool:
+        return wrapper.level > 0 if level is None else wrapper.level == level
 
     def change(node: Any, path: Path) -> Any:
-        rings = _rings_of(node)
-        rest = [ring for ring in rings if not goes(ring)]
-        return node if len(rest) == len(rings) else _with_rings(node, rest)
+        wrappers = _wrappers_of(node)
+        rest = [wrapper for wrapper in wrappers if not goes(wrapper)]
+        return node if len(rest) == len(wrappers) else _with_wrappers(node, rest)
 
     return rebuilt(tree, change)
 
@@ -245,14 +245,14 @@ def _attribute(bases: Iterable[type], name: str) -> Any:
 
 def own_rules(node: Any, kind: type[_K]) -> dict[str, _K]:
     """The rules of a kind that stay with a Module, by the names of the methods."""
-    rings = [ring for ring in _rings_of(node) if _is_own(ring, kind)]
-    return {ring.method: ring.rule for ring in rings if isinstance(ring.rule, kind)}
+    wrappers = [wrapper for wrapper in _wrappers_of(node) if _is_own(wrapper, kind)]
+    return {wrapper.method: wrapper.rule for wrapper in wrappers if isinstance(wrapper.rule, kind)}
 
 
 def with_own_rules(node: Any, kind: type[_K], rules: Mapping[str, _K]) -> Any:
-    """A Module with these rules in the place of all rules of their kind that stayed with it.
+    """A Module with these rules instead of all rules of their kind that stayed with it.
 
-    They are told no path, so that Modules at different places that have the same rules have one
+    They get no path, so that Modules at different paths that have the same rules have one
     structure, as they had without.
 
     Args:
@@ -261,22 +261,24 @@ def with_own_rules(node: Any, kind: type[_K], rules: Mapping[str, _K]) -> Any:
         rules: by the names of the methods. What is there already keeps its place among other
             rules; what is new is outside of them.
     """
-    old = _rings_of(node)
-    kept = [ring for ring in old if not _is_own(ring, kind) or ring.method in rules]
-    there = {ring.method for ring in kept if _is_own(ring, kind)}
-    rings = [_pathless(rules[name], name) for name in rules if name not in there]
-    for ring in kept:
-        rings.append(_pathless(rules[ring.method], ring.method) if _is_own(ring, kind) else ring)
-    new = tuple(sorted(rings, key=_Ring.order))
-    return node if new == old else _with_rings(node, new)
+    old = _wrappers_of(node)
+    kept = [wrapper for wrapper in old if not _is_own(wrapper, kind) or wrapper.method in rules]
+    there = {wrapper.method for wrapper in kept if _is_own(wrapper, kind)}
+    wrappers = [_pathless(rules[name], name) for name in rules if name not in there]
+    for wrapper in kept:
+        wrappers.append(
+            _pathless(rules[wrapper.method], wrapper.method) if _is_own(wrapper, kind) else wrapper
+        )
+    new = tuple(sorted(wrappers, key=_Ring.order))
+    return node if new == old else _with_wrappers(node, new)
 
 
 def _pathless(rule: AbstractCallRule, method: str) -> _Ring:
     return _Ring(rule, kind_of(tuple(jtu.tree_leaves(rule))), "", method, 0)
 
 
-def _is_own(ring: _Ring, kind: type) -> bool:
-    return ring.level == 0 and isinstance(ring.rule, kind)
+def _is_own(wrapper: _Ring, kind: type) -> bool:
+    return wrapper.level == 0 and isinstance(wrapper.rule, kind)
 
 
 # ---- instances
@@ -287,7 +289,7 @@ _NUMBERS = "<numbers>"
 
 
 class _Ring(NamedTuple):
-    """A rule around a method, as an instance keeps it."""
+    """A rule around a method, as an instance stores it; named by pickles."""
 
     rule: AbstractCallRule
     # Of what the rule holds: `==` of Modules calls 1, 1.0 and True equal.
@@ -306,7 +308,7 @@ class _Rings(Varying, tuple[_Ring, ...]):
 
     def traits(self) -> Iterator[Trait]:
         """The methods that ask them."""
-        return ((_Surrounded, ring.method) for ring in self)
+        return ((_Surrounded, wrapper.method) for wrapper in self)
 
 
 class _Surrounded(Variant):
@@ -323,10 +325,10 @@ class _Surrounded(Variant):
     def __pdoc__(self, *, seen_ids: set[int], shown_around: str = "", **kwargs: Any) -> Any:
         import wadler_lindig as wl  # Here, as in `tree.printing`.
 
-        rules = [ring.rule for ring in _rings_of(self) if ring.level == 0]
+        rules = [wrapper.rule for wrapper in _wrappers_of(self) if wrapper.level == 0]
         text = "".join(dict.fromkeys(rule.shown() for rule in rules)) or shown_around
         # As of its own class. Of this object the printer has taken note already.
-        doc = wl.pdoc(_with_rings(self, ()), seen_ids=seen_ids, shown_around=text, **kwargs)
+        doc = wl.pdoc(_with_wrappers(self, ()), seen_ids=seen_ids, shown_around=text, **kwargs)
         # Once, around all that it holds for.
         return doc if text == shown_around else doc + wl.TextDoc(text)
 
@@ -340,12 +342,12 @@ def _restore(  # pyright: ignore[reportUnusedFunction]  (pickles of version 0.1 
     return put_together(cls, {**values, CALL_RULES: _Rings(values[CALL_RULES])}, config)
 
 
-def _rings_of(node: Any) -> tuple[_Ring, ...]:
+def _wrappers_of(node: Any) -> tuple[_Ring, ...]:
     return note_of(node, CALL_RULES) if isinstance(node, _Surrounded) else ()
 
 
-def _with_rings(node: Any, rings: Iterable[_Ring]) -> Any:
-    made = _Rings(rings)
+def _with_wrappers(node: Any, wrappers: Iterable[_Ring]) -> Any:
+    made = _Rings(wrappers)
     return with_notes(node, {CALL_RULES: made} if made else {CALL_RULES: None, _NUMBERS: None})
 
 
@@ -355,22 +357,22 @@ def _asking(cls: Any, name: str) -> Any:
     @passing_on
     @ft.wraps(getattr(cls, name))
     def asking(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        rings = [ring for ring in _rings_of(self) if ring.method == name]
+        wrappers = [wrapper for wrapper in _wrappers_of(self) if wrapper.method == name]
         module, steps = self, list[tuple[AbstractCallRule, Any, Any]]()
-        for ring in rings:
-            called, module = module, ring.rule.entering(module)
-            steps.append((ring.rule, called, module))
+        for wrapper in wrappers:
+            called, module = module, wrapper.rule.entering(module)
+            steps.append((wrapper.rule, called, module))
         variant = class_of(module)
         call = _attribute(variant.__mro__[1:], name).__get__(module, variant)
-        if not rings:
+        if not wrappers:
             return call(*args, **kwargs)
         call = ft.partial(_leave, call, steps)
         with _counted():
             layers = getattr(self, _NUMBERS, ())
-            counts = {ring.path: _count(ring.path, name) for ring in rings}
-            for ring in reversed(rings):
-                where = CallSite(ring.path, name, counts[ring.path], layers)
-                call = ft.partial(_ask, ring.rule, call, where)
+            counts = {wrapper.path: _count(wrapper.path, name) for wrapper in wrappers}
+            for wrapper in reversed(wrappers):
+                where = CallSite(wrapper.path, name, counts[wrapper.path], layers)
+                call = ft.partial(_ask, wrapper.rule, call, where)
             return call(*args, **kwargs)
 
     return asking
@@ -467,7 +469,7 @@ def without_numbers(tree: PyTree) -> tuple[PyTree, tuple[Any, ...] | None]:
 
 
 def with_numbers(tree: PyTree, numbers: tuple[Any, ...] | None) -> PyTree:
-    """A tree whose rules are told these numbers; with None, the tree as it is."""
+    """A tree whose rules get these numbers; with None, the tree as it is."""
 
     def change(node: Any, path: Path) -> Any:
         return with_notes(node, {_NUMBERS: numbers}) if _uses_numbers(node) else node
@@ -476,7 +478,7 @@ def with_numbers(tree: PyTree, numbers: tuple[Any, ...] | None) -> PyTree:
 
 
 def _uses_numbers(node: Any) -> bool:
-    return any(ring.rule.uses_layer for ring in _rings_of(node))
+    return any(wrapper.rule.uses_layer for wrapper in _wrappers_of(node))
 
 
 # ---- refusals

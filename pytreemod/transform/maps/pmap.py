@@ -129,7 +129,7 @@ class _Pmapped(Vmapped):
         in_axes, out_axes, terms = self.options.in_axes, self.options.out_axes, self.terms
         structure = divide((head, args, kwargs))[1]
         treatments = [axis for axis in self.treatments if axis is None or axis >= 0]
-        # Not the function itself, which what is kept for it must not keep alive.
+        # Not the function itself, which its compiled programs must not keep alive.
         reference: Any = self.store.reference
 
         def run(own: list[Any], values: list[Any]) -> Grouped:

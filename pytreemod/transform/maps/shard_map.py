@@ -120,7 +120,7 @@ class _ShardMapped(Transformed):
             try:
                 result = unpack(mapped(arrays))
                 break
-            # Once more, now that JAX can be told; each round adds specs, so that it ends.
+            # Once more, with these specs, too; each round adds some, so that it ends.
             except _NewSpecs as found:
                 results.treatments += found.specs
             except ValueError as error:
@@ -249,7 +249,7 @@ def _check_explicit(mesh: Any) -> None:
 
 
 class _NewSpecs(Exception):
-    """A function in out_specs gave specs that JAX was not told of before the function ran."""
+    """A function in out_specs gave specs that JAX was not given before the function ran."""
 
     def __init__(self, specs: list[PartitionSpec]):
         super().__init__(specs)
@@ -299,7 +299,7 @@ class _Results:
             result, specs = WithCollected(own, collected), specs + whole
         new = [spec for spec in specs if spec not in self.treatments]
         if new:
-            # Out of the trace: JAX has been told of other groups already, and cannot use it.
+            # Out of the trace: JAX was given other groups already, and cannot use it.
             raise _NewSpecs(list(dict.fromkeys(new)))
         return group(result, [self.treatments.index(spec) for spec in specs], len(self.treatments))
 
@@ -377,7 +377,7 @@ def filter_shard_map(
     """`jax.shard_map` for functions of any trees: each device runs the function on its part.
 
     Inside, arrays have the shape of a part, and devices talk to each other by collectives
-    (`jax.lax.psum`, ...). What is no array is the same everywhere, and so are the arrays of `f`
+    (`jax.lax.psum`, ...). Everything else is the same everywhere, and so are the arrays of `f`
     itself, if it is a Module or a bound method. Call it inside `filter_jit`: outside, JAX runs it
     one operation at a time.
 
@@ -389,7 +389,7 @@ def filter_shard_map(
         in_specs: how the arguments are split: one spec for all of them; a tuple with one for each
             positional argument; or a dict by argument name. A spec is a `PartitionSpec`, a
             `NamedSharding` (for its spec), None for "the same everywhere", a function from an
-            array to one of these, [`by`][pytreemod.by], a Module that holds these in the place of
+            array to one of these, [`by`][pytreemod.by], a Module that holds these instead of
             its data, or a prefix tree of these. What a dict leaves out is the same everywhere.
             Without `in_specs` at all, arguments are split as they lie; the mesh's axes must be of
             type Explicit.

@@ -36,7 +36,7 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
 
     Args:
         trees: Modules, or other trees, that differ in nothing but the values of their arrays.
-        axis: where the new axis is to stand in each array.
+        axis: the position of the new axis in each array.
 
     Returns:
         A tree of the same structure. NumPy arrays stay NumPy arrays if all of them are.

@@ -2,7 +2,7 @@
 
 `axes_of` turns what the user says into an axis for each leaf; JAX is given the arrays that have
 one, and everything else stays outside, as it is. Which axis a result is stacked on is only known
-when the function has run, and JAX wants to be told before: so the arrays go out in groups (see
+when the function has run, and JAX wants to know before: so the arrays go out in groups (see
 `boundary.packing`), one for each axis that the spec can name. What else may come, such as an axis
 that a function in the spec names, is stacked on axis 0 and moved there later.
 """
@@ -213,7 +213,7 @@ def stacking_axes(spec: AxesSpec, result: PyTree, where: str) -> tuple[PyTree, l
 
 
 class MapOptions(NamedTuple):
-    """How `filter_vmap`, or `filter_pmap`, was told to map."""
+    """The options of `filter_vmap`, or `filter_pmap`."""
 
     in_axes: AxesSpec
     out_axes: AxesSpec
@@ -238,8 +238,8 @@ class Vmapped(Transformed):
         self.terms = Terms(where, is_axes_spec, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
         # 0 in any case: what is moved later is stacked there first.
         self.treatments = [None, 0, *sorted(known_axes(options.out_axes) - {None, 0})]
-        # The default says the same of every array: JAX can be told so, and nobody need look at the
-        # results. That is a third of what an eager call would add to JAX's own.
+        # The default says the same of every array: JAX is given that, and the results are not
+        # looked at. That is a third of what an eager call would add to JAX's own.
         self.on_axis_0 = options.out_axes is ON_AXIS_0
 
     transform_name = "filter_vmap"
@@ -325,14 +325,14 @@ def _differing(
 ) -> list[KeyPath]:
     """Which of the results that were to be the same for all members are not.
 
-    JAX knows, and tells an array where it meets one: the rule of a `custom_vmap` is called for none
-    but those that are mapped. So the function runs a second time, where an error is certain.
+    JAX knows, and shows it where it meets a mapped array: the rule of a `custom_vmap` is called for
+    no other. So the function runs a second time, where an error is certain.
     """
     places, found = unmapped.copy(), list[KeyPath]()
 
     def ask(values: list[Any]) -> tuple[()]:
         for path, x in zip(places, run(values).groups[0], strict=False):
-            _told_if_mapped(x, ft.partial(found.append, path))
+            _call_if_mapped(x, ft.partial(found.append, path))
         return ()
 
     # It may not bear a second run: one with a State, which was used up by the first.
@@ -346,12 +346,12 @@ def _same(x: Any) -> Any:
     return x
 
 
-def _told_if_mapped(x: Any, tell: Callable[[], None]) -> None:
+def _call_if_mapped(x: Any, call: Callable[[], None]) -> None:
     asked: Any = custom_vmap(_same)
 
     @asked.def_vmap
     def rule(axis_size: int, in_batched: list[Any], x: Any) -> tuple[Any, Any]:
-        tell()
+        call()
         return x, in_batched[0]
 
     asked(x)
@@ -378,7 +378,7 @@ def _check_out_axes(where: str, rows: Iterable[tuple[Any, Any, int | None]]) -> 
 
 
 def known_axes(spec: Any) -> set[Any]:
-    """The axes that may occur in an out_axes spec, as far as it can tell before it is applied."""
+    """The axes that may occur in an out_axes spec, as far as is known before it is applied."""
     found: set[Any] = set()
     for leaf in jtu.tree_leaves(spec, is_leaf=is_axes_spec):
         values = [value for _, value in leaf.items] if isinstance(leaf, By) else [leaf]
@@ -404,7 +404,7 @@ def group_by_axis(
         where: what to call the spec in errors.
         result: what the function returned for one member.
         spec: where its arrays are to be stacked.
-        treatments: the axes that JAX was told of. An axis that only a function in the spec names,
+        treatments: the axes that JAX was given. An axis that only a function in the spec names,
             or a negative one, is none of them: such an array is stacked on axis 0, and moved later.
         unmapped: gets the paths of what is to be the same for all members.
 
@@ -416,7 +416,7 @@ def group_by_axis(
     pairs = zip(jtu.tree_leaves(result), spread_axes, strict=True)
     arrays = [(x, axis) for x, axis in pairs if axis is not None or is_carried(x)]
     axes: list[Any] = [axis for _, axis in arrays]
-    # Paths take a second walk, for those alone of whom something may have to be told.
+    # Paths take a second walk, and are made only where an error may need them.
     if None in axes or not all(-x.ndim - 1 <= axis <= x.ndim for x, axis in arrays):
         named = zip(jtu.tree_leaves_with_path(result), spread_axes, strict=True)
         rows = [(path, x, axis) for (path, x), axis in named if is_carried(x)]

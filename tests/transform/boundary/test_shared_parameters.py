@@ -1,4 +1,4 @@
-"""A parameter at two places of a model is told where the model enters training."""
+"""A parameter at two paths of a model causes a warning where the model enters training."""
 
 import warnings
 
@@ -14,7 +14,7 @@ from tests.goldens import refusals
 
 X = jnp.ones((2, 3))
 KEY = jax.random.key(0)
-TOLD = "expected each parameter at one place"
+TOLD = "expected each parameter at one path"
 
 
 def loss(model, x):

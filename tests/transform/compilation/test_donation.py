@@ -125,7 +125,7 @@ TWICE = {
 @pytest.mark.parametrize(("call", "places"), TWICE.values(), ids=TWICE)
 def test_one_buffer_is_given_once(call, places):
     """Online and target network at the start: the text names both places, and what to copy."""
-    text = r"^\S+: expected each donated array at one place, got \d at two"
+    text = r"^\S+: expected each donated array at one path, got \d at two"
     with pytest.raises(DonatedError, match=text) as caught:
         call(affine())
 
