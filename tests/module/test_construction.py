@@ -6,7 +6,6 @@ import functools as ft
 import gc
 import inspect
 import itertools
-import math
 import sys
 import typing
 import weakref
@@ -629,15 +628,6 @@ class OwnHolder(pm.Module):
         self.content = content
 
 
-def test_zeros_and_nans_divide_by_value_after_other_floats():
-    """A float's type says all but for zeros, which have a sign, and NaN, which is one for all."""
-    values = [1.0, 0.0, -0.0, math.nan, 2.0]
-    rounds = [[jax.tree.structure(Static(1, v)) for v in values] for _ in range(3)]
-
-    assert rounds[0] == rounds[1] == rounds[2]
-    assert len(set(rounds[0])) == 5
-
-
 class Color(enum.Enum):
     """Items of a static field."""
 
@@ -649,15 +639,6 @@ STATIC = [
     *(frozenset({1}), frozenset({True}), slice(1), slice(1.0), Color.RED, Color.GREEN),
     *(np.dtype("float32"), np.dtype("int32"), ft.partial(double, 1), ft.partial(jnp.sum, axis=0)),
 ]
-
-
-def test_static_values_divide_by_what_they_hold():
-    """In whatever order they come."""
-    rounds = [[jax.tree.structure(Static(1, v)) for v in STATIC] for _ in range(3)]
-    backwards = [jax.tree.structure(Static(1, v)) for v in STATIC[::-1]][::-1]
-
-    assert rounds[0] == rounds[1] == rounds[2] == backwards
-    assert len(set(backwards)) == len(STATIC)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -680,17 +661,6 @@ def test_static_values_that_were_met_take_the_short_road(own, monkeypatch):
         again = cls(x, value)
         assert again.value is value
         assert jax.tree.structure(again) == jax.tree.structure(first)
-
-
-def test_a_tuple_is_looked_through():
-    """That one holds no array says nothing of the next."""
-    for _ in range(3):
-        Static(1, (1, 2))
-    for value in ((1, np.ones(2)), (1, (ramp(2),))):
-        with pytest.warns(FieldWarning, match="no array in a static field"):
-            Static(1, value)
-    for _ in range(3):
-        Static(1, ft.partial(double, 1))
 
 
 def test_enumerations_are_not_kept_alive():

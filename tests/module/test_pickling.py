@@ -1,5 +1,8 @@
 """Instances that are pickled and copied, and classes of scripts, which are pickled by value."""
 
+import copy
+import copyreg
+import dataclasses
 import json
 import os
 import pickle
@@ -14,6 +17,8 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError, FieldWarning
+from pytreemod.module.pickling import fill
+from pytreemod.module.schema import Schema
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
 from tests.helpers.copying import COPIES
@@ -225,6 +230,27 @@ def test_in_the_same_process_it_is_the_same_class():
     pickle.loads(cloudpickle.dumps(cls))
     assert cls.x == 1.0
     assert_same(before.x, ramp(2))
+
+
+def test_what_is_missing_is_recognized_after_it_was_copied():
+    """A class that is pickled by value brings a copy of the mark, which is known by identity."""
+
+    class Local(pm.Module):
+        x: object
+        n: int = 3
+        made: object = pm.field(default_factory=list)
+
+    schema, missing = Local.__record__, dataclasses.MISSING
+    make, (fields, *rest) = copyreg.dispatch_table[Schema](schema)
+    copied = {name: copy.copy(field) for name, field in fields.items()}
+    for field in copied.values():
+        for option in ("default", "default_factory"):
+            if getattr(field, option) is missing:
+                setattr(field, option, type(missing)())
+    fill(schema, make(copied, *rest))
+
+    assert [f.default for f in schema.fields.values()] == [missing, 3, missing]
+    assert [f.default_factory for f in schema.fields.values()] == [missing, missing, list]
 
 
 @pytest.mark.parametrize("change", [lambda m: m.__call__, lambda m: pm.Partial(m, 2.0)])

@@ -101,6 +101,7 @@ def functions_in(value):
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
 @pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED.keys())
+@pytest.mark.sampled
 def test_a_function_that_a_module_keeps_stays_that_function(nested, function, copied):
     """Whatever kind of object it is, and wherever in a field: the structure is the same."""
     made = Acts(ramp(2), nested(function), nested(function))

@@ -1,7 +1,5 @@
 """What is known of a Module class once its body has been read."""
 
-import copy
-import dataclasses
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -172,25 +170,3 @@ def test_threads_that_meet_new_divisions_at_once():
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(build, range(120)))
     assert found == [build(i) for i in range(120)]
-
-
-def test_what_is_missing_is_recognized_after_it_was_copied():
-    """A class that is pickled by value brings a copy of the mark, which is known by identity."""
-
-    class Local(pm.Module):
-        x: object
-        n: int = 3
-        made: object = pm.field(default_factory=list)
-
-    schema = Local.__record__
-    make, told = schema.__reduce__()
-    copied = {name: copy.copy(field) for name, field in told[0].items()}
-    for field in copied.values():
-        for option in ("default", "default_factory"):
-            if getattr(field, option) is dataclasses.MISSING:
-                setattr(field, option, type(dataclasses.MISSING)())
-    schema.read_notes(make(copied, *told[1:]))
-
-    missing = dataclasses.MISSING
-    assert [f.default for f in schema.fields.values()] == [missing, 3, missing]
-    assert [f.default_factory for f in schema.fields.values()] == [missing, missing, list]

@@ -113,8 +113,9 @@ def test_all_kinds_are_combined(order):
     assert ("float16" in repr(made)) == ("precise" in order)
 
 
-@pytest.mark.parametrize("journey", JOURNEYS.values(), ids=JOURNEYS)
 @pytest.mark.parametrize("order", ORDERS, ids="+".join)
+@pytest.mark.parametrize("journey", JOURNEYS.values(), ids=JOURNEYS)
+@pytest.mark.sampled
 def test_they_stay_on_every_journey(order, journey):
     """The class, the structure and what a call gives; of methods, too."""
     made = changed(order)

@@ -206,6 +206,7 @@ ONE_INPUT = [entry for entry in CATALOGUE if not entry.name.startswith("Multihea
 
 @pytest.mark.parametrize("second", SECONDS)
 @pytest.mark.parametrize("entry", ONE_INPUT, ids=lambda entry: entry.name)
+@pytest.mark.sampled
 def test_no_layer_takes_what_is_no_state_in_its_place(entry, second):
     """A mask or a key by position is refused by every layer: none hands it back as a State."""
     layer, _ = entry.build()

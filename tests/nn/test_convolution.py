@@ -109,7 +109,7 @@ def test_dtype(key):
     layer = nn.Conv1d(2, 3, 2, dtype=jnp.bfloat16, key=key)
 
     assert layer.weight.dtype == layer.bias.dtype == jnp.bfloat16
-    assert layer(jnp.ones((2, 4), jnp.bfloat16)).dtype == jnp.bfloat16
+    assert jax.eval_shape(layer, jnp.ones((2, 4), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_groups_that_do_not_divide_the_output_are_refused_when_it_is_called(key):

@@ -157,6 +157,7 @@ def test_a_state_that_is_not_needed_is_handed_back(key):
     assert not nn.Dropout(0.5).is_stateful()
 
 
+@pytest.mark.slow
 def test_streams_under_vmap():
     """Split, each example has a mask of its own; as it is, all share one."""
     layer, state = streaming()

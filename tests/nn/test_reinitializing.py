@@ -144,7 +144,9 @@ def signature(layer):
     return inspect.signature(layer.__init__).parameters
 
 
-@pytest.mark.parametrize("many", [None, nn.Stack, nn.Ensemble])
+@pytest.mark.parametrize(
+    "many", [None, nn.Stack, pytest.param(nn.Ensemble, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("layer", "sizes", "options"), LAYERS)
 @pytest.mark.sampled
 def test_every_layer_is_drawn_as_by_its_constructor(layer, sizes, options, many, key):

@@ -128,7 +128,7 @@ def test_each_member_gives_what_it_would_alone(shared):
 
 @settings(law, max_examples=12)
 @given(
-    st.integers(1, 4),
+    st.sampled_from([1, 3]),
     st.sampled_from([None, "weight", "bias"]),
     st.sampled_from([None, 0, 1, -1]),
     st.integers(0, 2**31 - 1),

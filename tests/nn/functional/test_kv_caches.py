@@ -34,6 +34,19 @@ def test_places_follow_one_another_and_are_seen_by_later_ones():
     assert (found.query_positions.tolist(), int(found.cache[2])) == ([2], 3)
 
 
+def test_one_place_is_written_for_all_heads_in_its_slot():
+    """As several are: keys and values of each head, and what the other slots hold stays."""
+    keys, values = jnp.asarray(wave(3, 2, 4)), jnp.asarray(wave(3, 2, 5, phase=1))
+    cache = extend(empty_cache((), 4, 2, 4, 5), keys[:2], values[:2]).cache
+    one = extend(cache, keys[2:], values[2:])
+    whole = extend(empty_cache((), 4, 2, 4, 5), keys, values)
+
+    for found, expected in zip(one.cache, whole.cache, strict=True):
+        assert found.tolist() == expected.tolist()
+    assert one.keys[:3].tolist() == keys.tolist()
+    assert one.values[:3].tolist() == values.tolist()
+
+
 def test_what_is_beyond_the_slots_is_lost():
     """Of what came at once; what was there before stays."""
     found = extend(empty_cache((), 2, 1, 1, 1), numbered(0, 3), numbered(0, 3))
