@@ -11,7 +11,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import SpecError
 from tests.goldens import refusals
 from tests.helpers.trees import Affine, affine, ramp
 
@@ -358,13 +357,6 @@ def test_what_is_sown_has_its_own_class_again():
     assert seen["layer"] == NET.layers[0]
 
 
-class Training(NamedTuple):
-    """A model and what belongs to it, in a container of the user's."""
-
-    model: Net
-    moments: optax.OptState
-
-
 OPTIMIZER = optax.sgd(1e-2, momentum=0.9)
 
 
@@ -373,11 +365,6 @@ def update(model, moments, x):
     gradient = pm.filter_grad(loss)(model, x)
     updates, moments = OPTIMIZER.update(gradient, moments, model)
     return pm.apply_updates(model, updates), moments
-
-
-def update_both(training, x):
-    """The same, with both in one argument."""
-    return Training(*update(*training, x))
 
 
 @pytest.mark.parametrize("selector", [Affine, ..., pm.select.type(Affine) & "**.layers.*"])
@@ -390,15 +377,6 @@ def test_a_whole_training_step_can_be_captured(selector):
     assert {"layers[0]", "layers[1]"} <= set(seen) <= {*ALL, "<root>"}
     assert classes(out) == classes((NET, moments))
     assert pm.tree_equal(out, step(NET, moments, X), rtol=1e-5, atol=1e-6)
-
-
-def test_a_training_step_of_one_argument_can_be_captured():
-    """Paths start at the argument; the moments are not mistaken for models."""
-    training = Training(NET, OPTIMIZER.init(pm.trainable(NET)[0]))
-    out, seen = pm.capture(pm.filter_jit(update_both), Affine)(training, X)
-
-    assert list(seen) == [f"model.{name}" for name in ALL]
-    assert classes(out) == classes(training)
 
 
 def update_by_optimizer(model, opt, x):
@@ -474,28 +452,6 @@ def test_a_stateful_net_is_captured():
     close(seen["model.layers[0]"], out)
     assert type(after.model.layers[0]) is nn.BatchNorm
     assert after(ramp(4, 2))[0].shape == (4, 2)
-
-
-REFUSED = {
-    "a path that is nowhere": (NET, "layer.*", (X,), r"'layer\.\*'\)\): .*\n  they have: <root>, "),
-    "a class that is nowhere": (NET, nn.Linear, (X,), r"select\.type\(Linear\)\): expected a sel"),
-    "a field that is no Module": (NET, "scale", (X,), "of at least one Module that can be called"),
-    "a misspelt path beside another": (NET, Affine | pm.select.path("foo"), (X,), "'foo'"),
-    "a model from elsewhere": (lambda x: NET(x), Affine, (X,), "pass the model as an argument"),
-    "access to nothing": (
-        lambda model, x: model(x),
-        pm.select.at(lambda m: m.nothing),
-        (NET, X),
-        "nothing",
-    ),
-}
-
-
-@pytest.mark.parametrize(("fn", "selector", "args", "text"), REFUSED.values(), ids=REFUSED)
-def test_a_selector_that_chooses_nothing_is_refused(fn, selector, args, text):
-    """What could be chosen is listed."""
-    with pytest.raises((SpecError, AttributeError), match=text):
-        pm.capture(fn, selector)(*args)
 
 
 def test_submodules_of_plain_transforms_that_are_not_chosen_may_run():
@@ -613,16 +569,6 @@ def test_golden_intermediates_of_a_scan_are_stacked():
     (_, hidden), seen = pm.capture(pm.filter_jit(run))(cell, xs)
     assert seen["preactivation"].shape == (3, 2)
     close(jnp.tanh(seen["preactivation"]), hidden)
-
-
-def test_golden_outputs_of_all_methods():
-    """Flax's capture_intermediates: the output of every layer, and of the whole."""
-    model = nn.MLP(2, 1, 4, 2, key=jax.random.key(0))
-    out, seen = pm.capture(model, ...)(X)
-
-    assert list(seen) == ["layers[0]", "layers[1]", "layers[2]", "<root>"]
-    np.testing.assert_array_equal(seen["<root>"], out)
-    close(seen["layers[0]"], model.layers[0](X))
 
 
 class Shift(pm.Module):

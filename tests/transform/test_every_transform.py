@@ -399,6 +399,7 @@ CALLABLES = {
     "bound method": ONE.apply,
     "class method": Squares.of_one,
     "Partial": pm.Partial(scaled, jnp.ones(())),
+    "JAX's Partial": jax.tree_util.Partial(scaled, jnp.ones(())),
     "functools.partial": ft.partial(scaled, 1.0),
     "object": Plain(),
     "jitted by JAX": jax.jit(squares),

@@ -200,33 +200,6 @@ def test_a_training_loop_without_any_filter():
     assert model.act is jnp.tanh
 
 
-def test_a_module_as_the_function():
-    """Callable Modules and bound methods are functions for jax.vmap, jax.grad and jax.jit."""
-    layer = affine()
-
-    assert_close(jax.vmap(layer)(ramp(2, 3))[0], layer(ramp(3)))
-    assert_close(jax.jit(layer.scaled)(ramp(3)), layer(ramp(3)))
-    assert_close(jax.grad(lambda x: jnp.sum(layer(x)))(ramp(3)), jnp.sum(layer.weight, 0))
-
-
-def test_remat_custom_vjp_and_callbacks():
-    """jax.checkpoint, jax.custom_vjp and jax.pure_callback take Modules as arguments."""
-
-    @jax.custom_vjp
-    def scaled(model):
-        return total(model)
-
-    scaled.defvjp(
-        lambda m: (total(m), m), lambda m, g: (jax.tree.map(lambda x: g * jnp.ones_like(x), m),)
-    )
-
-    assert_close(jax.grad(scaled)(affine()), jax.tree.map(jnp.ones_like, affine()))
-    assert_close(jax.grad(jax.checkpoint(total))(affine()), jax.grad(total)(affine()))
-    struct = jax.eval_shape(lambda m: m, affine())
-    called = jax.jit(lambda m: jax.pure_callback(lambda n: n, struct, m))(affine())
-    assert_same(called, affine())
-
-
 def test_a_leaf_that_is_no_array_is_jaxs_error():
     """Plain jax.jit says where the string is: what the filter_ forms are for."""
     with pytest.raises(TypeError, match=r"model\.content\[1\]"):

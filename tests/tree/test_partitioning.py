@@ -9,11 +9,6 @@ from tests.helpers.comparing import assert_identical
 from tests.helpers.trees import Affine, Pair, Static, affine
 
 
-def is_none(x):
-    """Where None is a leaf."""
-    return x is None
-
-
 def test_filter_keeps_replaces_and_inverts():
     """What is not picked becomes `replace`; `inverse` swaps the two."""
     tree = {"a": [1, "b"], "c": Affine(2.0, None)}

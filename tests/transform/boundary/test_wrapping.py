@@ -136,32 +136,6 @@ def test_copies(name):
             assert_same(again.__wrapped__, fn)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda f: pm.filter_jit(f),
-        lambda f: pm.filter_jit(donate="none")(f),
-        lambda f: pm.filter_jit(f, inline=True),
-    ],
-)
-def test_decorated_methods_bind(make):
-    """A transform in a class body binds to instances as a function does."""
-
-    class Layer(pm.Module):
-        x: jax.Array
-
-        @make
-        def add(self, y):
-            """Adds."""
-            return self.x + y
-
-    layer = Layer(ramp(2))
-    assert_close(layer.add(1.0), ramp(2) + 1)
-    assert_close(Layer.add(layer, 1.0), ramp(2) + 1)
-    assert type(layer.add) is pm.BoundMethod
-    assert (layer.add.__name__, layer.add.__doc__) == ("add", "Adds.")
-
-
 def test_decorated_methods_of_plain_classes_bind():
     """The same for classes that are no Modules, whose instances are static."""
 
@@ -173,22 +147,6 @@ def test_decorated_methods_of_plain_classes_bind():
         amount = 3.0
 
     assert_close(Plain().add(ramp(2)), ramp(2) + 3)
-
-
-@pytest.mark.parametrize(
-    "decorate",
-    [
-        lambda t: t(lambda x: jnp.sum(x)),
-        lambda t: t()(lambda x: jnp.sum(x)),
-    ],
-)
-@pytest.mark.parametrize(
-    "name",
-    ["filter_jit", "filter_grad", "filter_value_and_grad", "filter_vmap", "filter_checkpoint"],
-)
-def test_with_and_without_parentheses(decorate, name):
-    """Every transform is a decorator, with options or without."""
-    assert decorate(TRANSFORMS[name])(ramp(2)) is not None
 
 
 @every_transform
@@ -208,15 +166,6 @@ def test_transforms_compose():
     assert_close(layered(ramp(3)), jnp.full(3, 2.0))
     assert_close(layered(ramp(3), factor=jnp.full(3, 5.0)), jnp.full(3, 5.0))
     assert layered.__name__ == "documented"
-
-
-def test_transformed_functions_in_fields():
-    """A transformed Module in a field is trained; a transformed function is structure."""
-    model = Holder([pm.filter_jit(affine()), pm.filter_vmap(double)])
-    gradient = pm.filter_grad(lambda m: jnp.sum(m.content[0](ramp(3))))(model)
-
-    assert_close(gradient.content[0].__wrapped__.bias, jnp.ones(2))
-    assert_close(pm.filter_jit(lambda m: m.content[1](ramp(2)))(model), ramp(2) * 2)
 
 
 def _bool(model, x):

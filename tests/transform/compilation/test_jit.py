@@ -23,7 +23,6 @@ from tests.helpers.trees import (
     Color,
     Defaults,
     Holder,
-    OwnInit,
     Pair,
     Registered,
     Static,
@@ -218,54 +217,6 @@ def model_step(model, x):
 jitted_step = pm.filter_jit(model_step)
 
 
-def test_inside_vmap():
-    """A jitted function is mapped as the function is."""
-    xs = ramp(4, 3)
-
-    assert_close(
-        jax.vmap(lambda x: jitted_step(affine(), x)[0])(xs),
-        jnp.stack([model_step(affine(), x)[0] for x in xs]),
-    )
-    found = pm.filter_vmap(jitted_step, in_axes=(None, 0))(affine(), xs)
-    assert_close(found[1].weight[3], affine().weight * 2)
-
-
-def test_inside_grad():
-    """A jitted function is differentiated as the function is, jitted again or not."""
-
-    def loss(fn):
-        return lambda model: fn(model, ramp(3))[0]
-
-    expected = jax.grad(loss(model_step))(affine())
-    assert_close(jax.grad(loss(jitted_step))(affine()), expected)
-    assert_close(jax.jit(jax.grad(loss(jitted_step)))(affine()), expected)
-    assert_close(pm.filter_grad(loss(jitted_step))(affine()), expected)
-    assert_close(jax.jvp(loss(jitted_step), (affine(),), (affine(),))[1].shape, ())
-
-
-def test_inside_scan_and_loops():
-    """A jitted step is a loop's body as the step is."""
-
-    def body(model, x):
-        value, new = jitted_step(model, x)
-        return new, value
-
-    final, values = jax.lax.scan(body, affine(), ramp(2, 3))
-    first, model = model_step(affine(), ramp(3))
-    assert_close(values[0], first)
-    assert_close(final, model_step(model, ramp(3, start=4.0))[1])
-    looped = jax.lax.fori_loop(0, 2, lambda _, m: jitted_step(m, ramp(3))[1], affine())
-    assert_close(looped, final)
-
-
-def test_nested():
-    """Jitted inside jitted, by either library's jit, in either order."""
-    for outer in (jax.jit, pm.filter_jit):
-        for inner in (jax.jit, pm.filter_jit):
-            found = outer(lambda m, x, inner=inner: inner(model_step)(m, x))(affine(), ramp(3))
-            assert_close(found, model_step(affine(), ramp(3)))
-
-
 def test_without_jit():
     """Under jax.disable_jit() the function runs as it is, with arrays that have values."""
     seen = []
@@ -289,19 +240,6 @@ def test_no_tracer_leaks():
         jax.vmap(lambda x: jitted_step(affine(), x)[1])(ramp(2, 3))
         jax.grad(lambda m: jitted_step(m, ramp(3))[0])(affine())
         pm.filter_jit(lambda x: Holder([Defaults(x), affine()]))(ramp(2))
-
-
-def test_models_built_inside():
-    """A Module may be built, changed and returned inside a compiled function."""
-
-    @pm.filter_jit
-    def build(x):
-        inner = OwnInit(2)
-        return pm.tree_at(lambda m: m.weight, inner, inner.weight * x), Holder([x, "name", double])
-
-    layer, holder = build(2.0)
-    assert_close(layer(ramp(2)), 2 * OwnInit(2)(ramp(2)))
-    assert (layer.size, holder.content[1], holder.content[2]) == (2, "name", double)
 
 
 def test_errors_inside_are_the_users():

@@ -79,17 +79,6 @@ def test_cond_is_the_conditional(pred, transform):
 
 
 @both_ways
-def test_branches_change_different_parts(pred):
-    """What a branch passes on is merged with what the other changes; the rest is as it was."""
-    model = net()
-
-    assert_same(
-        pm.filter_cond(pred, scale_weight, shift_bias, model),
-        scale_weight(model) if pred else shift_bias(model),
-    )
-
-
-@both_ways
 def test_operands_of_all_kinds(pred):
     """Numbers, strings and functions in the operands reach the branches as they are."""
 
@@ -126,24 +115,6 @@ def test_switch_over_unlike_modules():
 def test_switch_of_one():
     """A single branch needs no choice."""
     assert_same(pm.filter_switch(5, [lambda m: {"m": m, "s": "a"}], net()), {"m": net(), "s": "a"})
-
-
-BRANCHES = {
-    "lambda": lambda: lambda x: net()(x),
-    "Module": net,
-    "bound method": lambda: net().__call__,
-    "Partial": lambda: pm.Partial(Net.__call__, net()),
-    "functools.partial": lambda: ft.partial(lambda m, x: m(x), net()),
-    "filter_jit": lambda: pm.filter_jit(net()),
-    "filter_checkpoint": lambda: pm.filter_checkpoint(net()),
-    "jax.jit": lambda: jax.jit(lambda x: net()(x)),
-}
-
-
-@pytest.mark.parametrize("make", BRANCHES.values(), ids=BRANCHES.keys())
-def test_anything_callable_is_a_branch(make):
-    """Functions, Modules, methods, partials, transformed functions: the result is the same."""
-    assert_close(pm.filter_cond(True, make(), lambda x: x, ramp(2)), net()(ramp(2)))
 
 
 # ---- what branches return

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import StateError
-from tests.helpers.cells import Cell, cell, counted, stacked
+from tests.helpers.cells import cell, counted, stacked
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.laws import law
-from tests.helpers.trees import Affine, Holder, Static, double, ramp
+from tests.helpers.trees import Affine, Static, double, ramp
 
 # ---- filter_scan is the loop
 
@@ -203,53 +203,6 @@ def test_no_steps_at_all():
 
 
 # ---- what may be a step
-
-
-def by_key(carry, x):
-    """The step of `cell()` as a function of dicts."""
-    return cell().step(carry, x)
-
-
-class Callable:
-    """An ordinary object that can be called."""
-
-    def __call__(self, carry, x):
-        return by_key(carry, x)
-
-    def method(self, carry, x):
-        return by_key(carry, x)
-
-
-STEPS = {
-    "function": lambda: by_key,
-    "lambda": lambda: lambda c, x: by_key(c, x),
-    "Module": cell,
-    "bound method": lambda: cell().step,
-    "Partial": lambda: pm.Partial(Cell.step, cell()),
-    "jax Partial": lambda: jax.tree_util.Partial(lambda w, c, x: cell()(c, x), ramp(2)),
-    "functools.partial": lambda: ft.partial(lambda m, c, x: m(c, x), cell()),
-    "object": Callable,
-    "its method": lambda: Callable().method,
-    "jax.jit": lambda: jax.jit(by_key),
-    "filter_jit": lambda: pm.filter_jit(by_key),
-    "filter_jit of a Module": lambda: pm.filter_jit(cell()),
-    "filter_checkpoint": lambda: pm.filter_checkpoint(cell()),
-}
-
-
-@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS.keys())
-@pytest.mark.sampled
-def test_anything_callable_is_a_step(make):
-    """Functions, Modules, methods, partials, transformed functions: the result is the same."""
-    init, xs = ramp(2), ramp(3, 2)
-
-    found = pm.filter_scan(make(), init, xs)
-    assert_close(found, jax.lax.scan(lambda c, x: cell().step(c, x), init, xs))
-
-
-def test_a_class_is_a_function():
-    """filter_map over a class builds its instances one after the other."""
-    assert_same(pm.filter_map(Holder, {"x": ramp(3), "s": "a"}), Holder({"x": ramp(3), "s": "a"}))
 
 
 # ---- traced once

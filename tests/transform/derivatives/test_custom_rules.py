@@ -454,29 +454,6 @@ def test_def_returns_the_rule():
     assert vjp.def_bwd(tenfold_bwd) is tenfold_bwd
 
 
-def test_methods_have_rules():
-    """A decorated method binds; the instance is the first argument of the function."""
-
-    class Layer(pm.Module):
-        weight: jax.Array
-
-        @pm.filter_custom_jvp
-        def forward(self, x):
-            return self.weight * x
-
-        @forward.def_jvp
-        def forward_jvp(primals, tangents):
-            (self, x), (dself, dx) = primals, tangents
-            assert dx is None
-            return self.weight * x, 3 * dself.weight
-
-    layer = Layer(ramp(2))
-    assert_close(layer.forward(ramp(2)), ramp(2) ** 2)
-    assert_close(
-        pm.filter_grad(lambda m: jnp.sum(m.forward(ramp(2))))(layer).weight, jnp.full(2, 3.0)
-    )
-
-
 @pytest.mark.parametrize("index", [0, 1], ids=["custom_jvp", "custom_vjp"])
 def test_modules_are_functions(index):
     """What the Module holds is constant, and goes through jit as data."""

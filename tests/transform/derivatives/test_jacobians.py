@@ -1,14 +1,13 @@
 """filter_jacfwd, filter_jacrev and filter_hessian of functions of any trees."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, DerivativeError, SpecError
+from pytreemod.errors import DerivativeError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_close
 from tests.helpers.equations import equations
 from tests.helpers.trees import Affine, Buffered, affine, ramp
@@ -195,69 +194,6 @@ def test_keywords_are_constant(name):
 
 
 @every
-def test_as_decorator(name):
-    """With and without options; on functions and on methods, which keep their names."""
-    make = getattr(pm, name)
-
-    @make
-    def cube(x):
-        """To the third."""
-        return x**3
-
-    @make(has_aux=True, argnums=1)
-    def other(x, y):
-        return x * y**2, "aux"
-
-    class Model(pm.Module):
-        weight: jax.Array
-
-        @make
-        def loss(self, x):
-            return self.weight**3 * x
-
-        def plain(self, x):
-            return self.weight * x**3
-
-    model, x = Model(jnp.asarray(2.0)), jnp.asarray(2.0)
-    expected = ALL[name](lambda x: x**3)(2.0)
-    assert_close(cube(x), expected)
-    derivative, aux = other(x, x)
-    assert_close(derivative, ALL[name](lambda y: 2.0 * y**2)(2.0))
-    assert aux == "aux"
-    of_self = model.loss(x).weight
-    assert_close(of_self.weight if name == "filter_hessian" else of_self, 2.0 * expected)
-    assert_close(make(model.plain)(x), 2.0 * expected)
-    assert (cube.__name__, cube.__doc__) == ("cube", "To the third.")
-    assert repr(cube) == f"<{name} of {cube.__qualname__}>"
-    assert list(inspect.signature(cube).parameters) == ["x"]
-
-
-@every
-@pytest.mark.slow
-def test_nests_with_other_transforms(name):
-    """jit, vmap, grad and each other, filtered and plain, inside and outside."""
-    make = getattr(pm, name)
-
-    def f(d):
-        return d["x"] ** 4
-
-    def derivative(x):
-        found = make(f)({"x": x, "s": "a"})["x"]
-        return found["x"] if name == "filter_hessian" else found
-
-    expected = ALL[name](lambda x: x**4)
-    x = jnp.asarray([1.0, 2.0])
-    plain, slopes = jax.jit(jax.vmap(expected))(x), jax.jit(jax.vmap(jax.grad(expected)))(x)
-    assert_close(pm.filter_jit(pm.filter_vmap(derivative))(x), plain)
-    assert_close(jax.vmap(jax.jit(derivative))(x), plain)
-    assert_close(jax.jit(jax.vmap(jax.grad(derivative)))(x), slopes)
-    pull = pm.filter_jit(lambda x: pm.filter_vjp(derivative, x)[1](1.0)[0])
-    assert_close(pull(x[0]), slopes[0])
-    for inner in (pm.filter_jit(f), pm.filter_checkpoint(f)):
-        assert_close(jax.tree.leaves(make(inner)({"x": x[1]})), [plain[1]])
-
-
-@every
 def test_holomorphic_functions(name):
     """`holomorphic` goes to JAX; where it is missing, complex leaves are named."""
     z = jnp.asarray([1.0 + 2.0j])
@@ -292,68 +228,8 @@ def test_no_operation_is_added(name):
 # ---- bad input
 
 
-@every
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda make: make(3), r"\(fun\): expected something callable, got 3"),
-        (
-            lambda make: make(jnp.sin, argnums="x"),
-            r"\(argnums\): expected an int or several, got 'x",
-        ),
-        (
-            lambda make: make(jnp.sin, argnums=True),
-            r"\(argnums\): expected an int or several, got T",
-        ),
-        (
-            lambda make: make(jnp.sin, argnums=()),
-            r"\(argnums\): expected an int or several, got \(",
-        ),
-        (
-            lambda make: make(loss, argnums=(0, -2))(X, X),
-            r"expected each argument once, got \(0, -2",
-        ),
-        (
-            lambda make: make(loss, argnums=2)(X, X),
-            r"expected argument 2 \(args\[2\]\), which is dif",
-        ),
-        (
-            lambda make: make(loss)(y=X, x=X),
-            r"of loss: expected argument 0 \(x\), which .*by keyword",
-        ),
-        (
-            lambda make: make(loss)({"n": 3}, X),
-            r"one floating array to differentiate.*\n  at x\['n'\]",
-        ),
-        (
-            lambda make: make(lambda x: 3)(X),
-            r"one floating array in the result, got none.\n  at resu",
-        ),
-        (
-            lambda make: make(loss, True)(X, X),
-            r"a pair \(result, aux\), for has_aux=True, got f32\[",
-        ),
-    ],
-)
-def test_wrong_calls(name, call, text):
-    """What is wrong is named, by the transform that the user called."""
-    with pytest.raises(ArgumentError, match=text) as caught:
-        call(getattr(pm, name))
-    assert str(caught.value).startswith(name)
-
-
 def loss(x, y):
     return jnp.sum(x * y)
 
 
-@every
-def test_wrong_wrt(name):
-    """A selector that matches nothing, or picks nothing that can be differentiated."""
-    make = getattr(pm, name)
-
-    with pytest.raises(
-        SpecError, match=r"select.path\('wieght'\): expected a pattern that matches"
-    ):
-        make(loss, wrt="wieght")({"weight": X}, X)
-    with pytest.raises(ArgumentError, match=r"none picked by wrt=False.\n  at x: f32\[3\]"):
-        make(loss, wrt=False)(X, X)
+test_refusals = refusals(globals())

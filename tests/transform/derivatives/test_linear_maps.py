@@ -259,35 +259,6 @@ def test_decorated_methods():
     assert aux == "aux"
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda m: m,
-        lambda m: m.plain,
-        lambda m: m.__call__,
-        lambda m: pm.Partial(lambda w, x: w * x, m.weight),
-        lambda m: pm.filter_jit(m.plain),
-        lambda m: pm.filter_checkpoint(m),
-    ],
-    ids=["Module", "bound method", "__call__", "Partial", "jitted", "checkpointed"],
-)
-def test_any_callable_is_linearized(fn):
-    """Modules, bound methods, Partials and transformed functions, with their arrays constant."""
-    fn, x = fn(Scaled(ramp(2))), ramp(2)
-    expected = (ramp(2) * x, ramp(2))
-
-    assert_close(pm.filter_jvp(fn, (x,), (jnp.ones(2),)), expected)
-    assert_close(pm.filter_vjp(fn, x)[1](jnp.ones(2)), (ramp(2),))
-    assert_close(pm.filter_linearize(fn, x)[1](jnp.ones(2)), ramp(2))
-
-
-def test_a_class_is_a_function():
-    """The tangent of a construction is an instance."""
-    _, tangent = pm.filter_jvp(Affine, (ramp(1, 1), ramp(1)), (None, ramp(1)))
-
-    assert_close(tangent, Affine(None, ramp(1)))
-
-
 # ---- filter_vjp
 
 
@@ -379,24 +350,6 @@ def test_nothing_to_differentiate_gives_none():
 
     assert vjp_fn(jnp.ones(2)) == (None, None)
     assert_close(out, jnp.ones(2))
-
-
-def test_vjp_as_decorator():
-    """With and without options it makes a function of the arguments, keywords being constant."""
-
-    @pm.filter_vjp
-    def scaled(x, *, factor):
-        return x * factor
-
-    @pm.filter_vjp(has_aux=True, wrt={"x": True, "y": False})
-    def product(x, y):
-        return x * y, "aux"
-
-    assert_close(scaled(ramp(2), factor=ramp(2))[1](jnp.ones(2)), (ramp(2),))
-    _, vjp_fn, aux = product(ramp(2), ramp(2))
-    assert_close(vjp_fn(jnp.ones(2)), (ramp(2), None))
-    assert aux == "aux"
-    assert repr(scaled) == f"<filter_vjp of {scaled.__qualname__}>"
 
 
 def test_a_function_without_parameters_is_called_at_once():
@@ -521,34 +474,6 @@ def test_complex_numbers():
     assert_close(pm.filter_jvp(f, (z,), (one,)), jax.jvp(f, (z,), (one,)))
     assert_close(pm.filter_vjp(f, z)[1](one), jax.vjp(f, z)[1](one))
     assert_close(pm.filter_linearize(f, z)[1](one), jax.jvp(f, (z,), (one,))[1])
-
-
-def test_they_nest_with_every_other_transform():
-    """jit, vmap, grad, scan, checkpoint and each other, inside and outside, filtered and plain."""
-    x, one = ramp(3), jnp.ones(())
-    cube = {"third": lambda x: x**3}
-
-    def slope(f, x):
-        return pm.filter_jvp(lambda f, x: f["third"](x), (f, x), (None, one))[1]
-
-    def pulled(x):
-        return pm.filter_vjp(cube["third"], x)[1](one)[0]
-
-    def pushed(x):
-        return pm.filter_linearize(cube["third"], x)[1](one)
-
-    for derivative in (lambda x: slope(cube, x), pulled, pushed):
-        assert_close(pm.filter_vmap(pm.filter_jit(derivative))(x), 3 * x**2)
-        assert_close(jax.jit(jax.vmap(derivative))(x), 3 * x**2)
-        assert_close(jax.jit(jax.vmap(jax.grad(derivative)))(x), 6 * x)
-        recomputed = pm.filter_vmap(pm.filter_grad(pm.filter_checkpoint(derivative)))
-        assert_close(pm.filter_jit(recomputed)(x), 6 * x)
-        assert_close(jax.lax.map(derivative, x), 3 * x**2)
-        assert_close(pm.filter_jvp(derivative, (x[0],), (one,))[1], 6 * x[0])
-    jitted = pm.filter_jit(cube["third"])
-    assert_close(pm.filter_jvp(jitted, (x[0],), (one,))[1], 3 * x[0] ** 2)
-    mapped = pm.filter_vmap(cube["third"])
-    assert_close(pm.filter_vjp(mapped, x)[1](jnp.ones(3))[0], 3 * x**2)
 
 
 def test_no_operation_is_added():

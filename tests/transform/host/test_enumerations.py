@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 import warnings
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, CheckError
+from pytreemod.errors import CheckError
 from pytreemod.transform.host.enumerations import is_item
 from tests.goldens import refusals
 from tests.helpers.trees import Holder
@@ -248,95 +247,8 @@ def test_enumerations_are_static_arguments():
     assert Result[jitted(Result, jnp.array(True))] == "All is well."
 
 
-DECLARE = '\n  declare items as names with messages:\n      failed = "The solver failed."'
-
-
 def declare(**members):
     return lambda: type(Result)("Wrong", (pm.Enumeration,), members)
-
-
-MISTAKES = {
-    "message": (declare(a=1), f"Wrong.a: expected a message (text), got 1.{DECLARE}"),
-    "promote": (
-        declare(promote="text"),
-        "Wrong: expected a member not called 'promote', got that name, which has a meaning."
-        + DECLARE,
-    ),
-    "where": (
-        declare(where="text"),
-        "Wrong: expected a member not called 'where', got that name, which has a meaning."
-        + DECLARE,
-    ),
-    "mro": (
-        declare(mro="text"),
-        "Wrong: expected a member not called 'mro', got that name, which has a meaning." + DECLARE,
-    ),
-    "other class": (
-        lambda: Result.success == Other.success,
-        f"Result == ...: expected an item of Result, got {__name__}.Other<Also well.>.\n"
-        "  bring both to one class first:\n"
-        "      Result.promote(item)",
-    ),
-    "derived class": (
-        lambda: More.success != Result.success,
-        f"More == ...: expected an item of More, got {__name__}.Result<All is well.>.\n"
-        "  bring both to one class first:\n"
-        "      More.promote(item)",
-    ),
-    "number": (
-        lambda: Result.success == 0,
-        "Result == ...: expected an item of Result, got 0.\n"
-        "  bring both to one class first:\n"
-        "      Result.promote(item)",
-    ),
-    "index by number": (lambda: Result[0], "Result[item]: expected an item of Result, got 0."),
-    "index by another": (
-        lambda: Result[More.late],
-        f"Result[item]: expected an item of Result, got {__name__}.More<Too late.>.",
-    ),
-    "traced index": (
-        lambda: jax.jit(lambda flag: Result[chosen(flag)])(True),
-        "Result[item]: expected an item outside of a transform, got a traced one.",
-    ),
-    "promote down": (
-        lambda: Result.promote(More.late),
-        "Result.promote(item): expected a class with a base to promote from, got "
-        f"{__name__}.More<Too late.>.",
-    ),
-    "promote from nowhere": (
-        lambda: Both.promote(3),
-        "Both.promote(item): expected an item of Other or More or Result, got 3.",
-    ),
-    "promote its own": (
-        lambda: More.promote(More.late),
-        f"More.promote(item): expected an item of Result, got {__name__}.More<Too late.>.",
-    ),
-    "where number": (
-        lambda: Result.where(1, Result.success, Result.failure),
-        "Result.where(pred): expected a boolean scalar, got 1.",
-    ),
-    "where vector": (
-        lambda: Result.where(FLAGS, Result.success, Result.failure),
-        "Result.where(pred): expected a boolean scalar, got bool[2].",
-    ),
-    "where other": (
-        lambda: Result.where(True, Result.success, Other.success),
-        f"Result.where(b): expected an item of Result, got {__name__}.Other<Also well.>.",
-    ),
-    "where promoted late": (
-        lambda: More.where(True, Result.success, More.late),
-        f"More.where(a): expected an item of More, got {__name__}.Result<All is well.>.",
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "text"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes(call, text):
-    """The text names the class and the argument, what was expected and what came."""
-    with pytest.raises(ArgumentError, match=rf"\A{re.escape(text)}(\n---|\Z)") as caught:
-        call()
-
-    assert isinstance(caught.value, ValueError)
 
 
 def test_an_item_says_whether_it_is_traced():

@@ -102,18 +102,6 @@ def test_under_every_transform(program):
     assert_close(checked(GOOD), plain(GOOD))
 
 
-@pytest.mark.parametrize("transform", [no_check, jax.vmap, jax.grad], ids=["jit", "vmap", "grad"])
-def test_under_plain_jit(transform):
-    """Without filter_jit JAX raises, when the result is waited for; our message is in the text."""
-    program = small if transform is not jax.grad else squares(small)
-    jitted = jax.jit(transform(program))
-
-    jax.block_until_ready(jitted(GOOD))
-    # On its short road JAX has another error class, on some versions.
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=TEXT):
-        jax.block_until_ready(jitted(BAD))
-
-
 EAGER = {
     "call": (small, BAD),
     "vmap": (jax.vmap(small), BAD),
@@ -529,25 +517,6 @@ def test_donated_arguments():
     failure(jitted, BAD + 0)
 
 
-def test_methods_and_modules():
-    """A check in a method of a Module is found through every way of compiling it."""
-
-    class Root(pm.Module):
-        scale: jax.Array
-
-        @pm.filter_jit
-        def compiled(self, x):
-            return self(x)
-
-        def __call__(self, x):
-            return small(self.scale * x)
-
-    root = Root(jnp.ones(6))
-    for call in (root.compiled, pm.filter_jit(root), pm.filter_jit(root.__call__)):
-        assert_close(call(GOOD), GOOD)
-        failure(call, BAD)
-
-
 def test_names_of_checks_in_a_program():
     """Each line with a check has one name, the same in every trace."""
 
@@ -707,77 +676,6 @@ def test_settings_of_equinox_are_heard(monkeypatch, debugger):
 
 
 # ---- mistakes
-
-MISTAKES = {
-    "float as predicate": (
-        lambda: pm.error_if(GOOD, 1.0, TEXT),
-        "error_if(pred): expected a boolean, an integer, or an array of them, got 1.0.\n"
-        "  compare, for instance\n"
-        "      error_if(x, x < 0, ...)",
-    ),
-    "float predicate": (
-        lambda: pm.error_if(GOOD, GOOD, TEXT),
-        "error_if(pred): expected a boolean, an integer, or an array of them, got f32[6].\n"
-        "  compare, for instance\n"
-        "      error_if(x, x < 0, ...)",
-    ),
-    # JAX adds a note of its own to what is raised while it traces.
-    "traced float predicate": (
-        lambda: pm.filter_jit(lambda x: pm.error_if(x, x, TEXT))(GOOD),
-        "error_if(pred): expected a boolean, an integer, or an array of them, got f32[6].\n"
-        "  compare, for instance\n"
-        "      error_if(x, x < 0, ...)",
-    ),
-    "list as predicate": (
-        lambda: pm.branched_error_if(GOOD, [True], 0, ["a"]),
-        "branched_error_if(pred): expected a boolean, an integer, or an array of them, got "
-        "[True].\n"
-        "  compare, for instance\n"
-        "      error_if(x, x < 0, ...)",
-    ),
-    "no array": (
-        lambda: jax.jit(lambda pred: pm.error_if((1.5, "a"), pred, TEXT))(False),
-        "error_if(x): expected a tree with at least one array, got (1.5, 'a').\n"
-        "  the check takes effect through the arrays that it returns",
-    ),
-    "message": (
-        lambda: pm.error_if(GOOD, False, 3),
-        "error_if(msg): expected text, got 3.",
-    ),
-    "messages": (
-        lambda: pm.branched_error_if(GOOD, False, 0, "abc"),
-        "branched_error_if(msgs): expected a list of texts, got 'abc'.",
-    ),
-    "no messages": (
-        lambda: pm.branched_error_if(GOOD, False, 0, []),
-        "branched_error_if(msgs): expected a list of texts, got [].",
-    ),
-    "index": (
-        lambda: pm.branched_error_if(GOOD, False, 2, ["a", "b"]),
-        "branched_error_if(index): expected an index of msgs (an integer below 2), got 2.",
-    ),
-    "float index": (
-        lambda: pm.branched_error_if(GOOD, False, jnp.float32(1.0), ["a", "b"]),
-        "branched_error_if(index): expected an index of msgs (an integer below 2), got 1.0.",
-    ),
-    "traced float index": (
-        lambda: pm.filter_jit(lambda i: pm.branched_error_if(i, i > 3, i, ["a"]))(BAD),
-        "branched_error_if(index): expected an index of msgs (an integer below 1), got f32[6].",
-    ),
-    "mode": (
-        lambda: pm.error_if(GOOD, False, TEXT, on_error="explode"),
-        "error_if(on_error): expected one of raise, breakpoint, nan, off, got 'explode'.",
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "text"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes(call, text):
-    """The text names the argument, what it may be, and what came."""
-    with pytest.raises(ArgumentError, match=rf"\A{re.escape(text)}(\n---|\Z)") as caught:
-        call()
-
-    assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize(

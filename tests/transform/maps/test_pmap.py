@@ -5,7 +5,6 @@ import weakref
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -75,32 +74,6 @@ def test_what_is_no_array():
     assert (how, rest) == ("how", (double, "a", 3))
 
 
-def test_building_an_ensemble():
-    """Over a class or a function that builds, it builds the stacked Module."""
-
-    class Layer(pm.Module):
-        weight: jax.Array
-        size: int = pm.field(static=True)
-
-        def __init__(self, size, *, key):
-            self.size = size
-            self.weight = jax.random.normal(key, (size,))
-
-    keys = jax.random.split(jax.random.key(0), 4)
-    built = pm.filter_pmap(lambda key: Layer(2, key=key))(keys)
-
-    assert_close(built.weight, jax.vmap(lambda k: jax.random.normal(k, (2,)))(keys))
-    assert built.size == 2
-
-
-def test_functions_that_are_trees():
-    """Their own arrays are the same for all members."""
-    model = affine()
-
-    for fn in (model, model.__call__):
-        assert_close(pm.filter_pmap(fn)(ramp(4, 3)), jax.vmap(model)(ramp(4, 3)))
-
-
 def test_compiled_once():
     """A second call like the first does not trace; another shape or value does."""
     traces = []
@@ -116,13 +89,6 @@ def test_compiled_once():
     assert fn(ramp(4), "b")[1] == "b"
     assert fn(ramp(4, 2), "a")[1] == "a"
     assert len(traces) == 3
-
-
-def test_keywords_are_mapped():
-    """Equinox refuses them; here they are arguments like others."""
-    fn = pm.filter_pmap(lambda x, *, y: x + y, in_axes={"y": None})
-
-    assert_close(fn(ramp(4), y=jnp.float32(2)), ramp(4) + 2)
 
 
 @pytest.mark.parametrize("size", [1, 8])
@@ -142,13 +108,6 @@ def test_derivatives():
     expected = pm.filter_grad(lambda m, x: jnp.sum(jax.vmap(m)(x)))(affine(), ramp(4, 3))
 
     assert_close(pm.filter_grad(loss)(affine(), ramp(4, 3)), expected)
-
-
-def test_inside_jit():
-    """Legal, as in JAX."""
-    fn = pm.filter_jit(pm.filter_pmap(lambda x, how: (x * 2, how)))
-
-    assert_close(fn(ramp(4), "a")[0], ramp(4) * 2)
 
 
 @pytest.mark.parametrize("transform", [pm.filter_pmap, pm.filter_vmap])
@@ -221,13 +180,6 @@ def test_no_equation_is_added():
 
 
 # ---- bad input
-
-
-def test_numbers_from_numpy():
-    """NumPy arrays go in, JAX's come out."""
-    out = pm.filter_pmap(lambda x: x)(np.arange(4, dtype=np.float32))
-
-    assert_same(out, jnp.arange(4, dtype=jnp.float32))
 
 
 def test_made_anew_it_is_traced_once():

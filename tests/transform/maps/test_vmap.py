@@ -12,8 +12,6 @@ from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import (
     Affine,
     Buffered,
-    Holder,
-    OwnInit,
     Pair,
     Static,
     affine,
@@ -175,12 +173,6 @@ def test_over_a_class():
     assert_same(made, Static(ramp(3, 2), ("a", 1)))
 
 
-def test_a_callable_module_is_mapped_over_its_arguments():
-    """The Module itself is the same for all members."""
-    assert_close(pm.filter_vmap(affine())(XS), jnp.stack([affine()(x) for x in XS]))
-    assert_close(pm.filter_vmap(affine().scaled)(XS, by=ramp(3)).shape, (3, 2))
-
-
 def test_names_of_a_bound_method_are_without_self():
     """in_axes by name means the arguments that the caller passes."""
 
@@ -259,24 +251,6 @@ def test_the_default_is_axis_0_for_arrays(fn):
     assert_same(default, by_spec)
 
 
-def test_jit_and_vmap_compose():
-    """filter_jit(filter_vmap(f)) == filter_vmap(f), traced once."""
-    traces = []
-
-    @pm.filter_jit
-    @pm.filter_vmap(in_axes=(0, None))
-    def fn(model, x):
-        traces.append(None)
-        return model(x)
-
-    for _ in range(2):
-        assert_close(
-            fn(stacked_affine(), ramp(3)),
-            pm.filter_vmap(call, in_axes=(0, None))(stacked_affine(), ramp(3)),
-        )
-    assert len(traces) == 1
-
-
 # ---- mistakes
 
 
@@ -308,16 +282,6 @@ def test_errors_inside_are_the_users():
     assert type(caught.value) is ValueError
 
 
-def test_buffers_and_named_tuples_are_mapped_like_the_rest():
-    """Roles play no part in mapping; named tuples keep their kind."""
-    model = Buffered(ramp(3), ramp(3), ramp(3))
-    found = pm.filter_vmap(lambda m: Pair(m.weight + m.mean, m))(model)
-
-    assert type(found) is Pair
-    assert_close(found.first, 2 * ramp(3))
-    assert_same(found.second, model)
-
-
 @pytest.mark.parametrize("axis", [0, -1, lambda _: 0])
 @pytest.mark.parametrize("number", [1.5, 2, True, 2j], ids=repr)
 def test_a_number_with_an_axis_is_repeated_for_each_member(axis, number):
@@ -345,14 +309,6 @@ def test_a_number_without_an_axis_stays_as_it_is():
     for spec in (pm.if_array(0), {"x": 0, "number": None}, pm.by({...: 0})):
         found = pm.filter_vmap(fn, out_axes=spec)(ramp(3))
         assert type(found["number"]) is float
-
-
-def test_functions_in_models_are_shared():
-    """A model that holds functions and numbers is mapped over its arrays alone."""
-    model = Holder([OwnInit(3), double, 2.0])
-    found = pm.filter_vmap(lambda m: m.content[1](m.content[0].weight) * m.content[2])(model)
-
-    assert_close(found, ramp(3) * 4)
 
 
 test_refusals = refusals(globals())
