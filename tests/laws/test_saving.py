@@ -29,6 +29,7 @@ def cleared(leaf):
 
 
 @every_tree
+@pytest.mark.sampled
 def test_load_of_save_is_the_tree(make, tmp_path):
     """load(path, like) == tree after save(path, tree), for a `like` with other numbers."""
     tree = make()
@@ -39,6 +40,7 @@ def test_load_of_save_is_the_tree(make, tmp_path):
 
 
 @every_layer
+@pytest.mark.sampled
 def test_layers_and_their_state_are_rebuilt_from_the_file_alone(entry, tmp_path):
     """load(path) == tree after save(path, tree), for each layer, its State and its streams."""
     pm.register_for_files(Slope)
@@ -69,6 +71,7 @@ OTHER_STRUCTURE = {"token", "wraps a function"}
 
 
 @pytest.mark.parametrize("name", [name for name in SAVED if name not in NOT_ALONE])
+@pytest.mark.sampled
 def test_what_is_registered_is_rebuilt_from_the_file_alone(name, tmp_path):
     """load(path) == tree, for classes in every style, once they have names."""
     tree = SAVED[name]()

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StateError
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import affine, ramp
@@ -228,23 +227,6 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def test_a_model_whose_values_are_gone_is_refused():
-    """make_with_state of a model that has a State already says which token it is."""
-    model, _ = pm.make_with_state(Net)(size=2)
-    for make in (lambda: pm.State(model), lambda: pm.make_with_state(lambda: model)()):
-        with pytest.raises(
-            StateError,
-            match=r"^State\(model\): expected tokens with their initial values, got one whose "
-            r"value was "
-            r"moved into another State\.\n  at first\.count\n  make both at once, and keep that "
-            r"State; or give the values back first:\n"
-            r"      model, state = pm\.make_with_state\(Model\)\(\.\.\.\)\n"
-            r"      model, state = pm\.make_with_state\(state\.fill\)\(model\)\n"
-            r"      layer, state = pm\.make_with_state\(lambda: state\.fill\(stack\)\[0\]\)\(\)",
-        ):
-            make()
-
-
 def test_delete_init_state():
     """Takes the values out of the tokens and leaves all else as it is."""
     model = Net(size=2)
@@ -420,29 +402,12 @@ def test_fill_under_vmap_and_jit():
     assert remade_states.get(remade[0].count).tolist() == [0, 1, 2]
 
 
-SEVERAL = (
-    r"^State\.{by}: expected each token at one path, for weights are not shared either, got "
-    r"{name} at 2\.\n  at {places[0]}\n  at {places[1]}\n  give the values back before a layer is "
-    r"put elsewhere, or two models together:\n"
-    r"      filled = state\.fill\(model\)\n"
-    r"      changed = pm\.tree_at\(lambda m: m\.b, filled, filled\.a\)\n"
-    r"      model, state = pm\.make_with_state\(lambda: changed\)\(\)\n"
-    r"      model, state = pm\.make_with_state\(Pair\)\(s1\.fill\(model1\), s2\.fill\(model2\)\)$"
-)
-
-
-@pytest.mark.parametrize("by", ["fill", "substate"])
-@pytest.mark.parametrize("copied", [lambda m: m, copy.deepcopy], ids=["same", "deepcopy"])
-def test_a_made_layer_that_was_put_in_a_second_place_is_refused(by, copied):
-    """It would share its values there, and not its weights; a swap is none of that."""
+def test_layers_may_be_swapped():
+    """Each has one path, as before."""
     model, state = pm.make_with_state(lambda: [Counter(1), Counter(2)])()
     swapped = pm.tree_at(lambda pair: tuple(pair), model, tuple(model[::-1]))
+
     assert len(jax.tree.leaves(state.substate(swapped))) == 2
-    changed = pm.tree_at(lambda m: m[1], model, copied(model[0]))
-    places = [rf"\[{i}\]\.count" for i in range(2)]
-    text = SEVERAL.format(by=by, name=r"\[0\]\.count", places=places)
-    with pytest.raises(StateError, match=text):
-        getattr(state, by)(changed)
     assert len(jax.tree.leaves(state.fill(swapped))) == 2
 
 

@@ -295,33 +295,29 @@ def test_all_kinds_have_names_for_files():
 
 
 BAD = [
-    (constraints.real, math.nan, "finite numbers, for it is real, got nan"),
-    (constraints.positive, 0.0, "finite numbers greater than 0.0, for it is positive, got 0.0"),
-    (constraints.positive, [1.0, -2.0], r"got -2.0 at \[1\] in f32\[2\]"),
-    (constraints.positive, math.inf, "got inf"),
-    (constraints.softplus_positive, -1.0, "greater than 0.0, for it is softplus_positive, got -1"),
-    (constraints.greater_than(2), 2.0, r"greater than 2.0, for it is greater_than\(2.0\), got 2"),
-    (constraints.less_than(2), 3.0, "less than 2.0"),
-    (constraints.unit_interval, 1.0, "greater than 0.0 and less than 1.0, for it is unit_interval"),
-    (constraints.interval(1, 2), 0.5, r"for it is interval\(1.0, 2.0\), got 0.5"),
-    (constraints.greater_than(1e300), 1.0, "no number between the bounds"),
-    (constraints.interval(1, 1 + 1e-12), 1.0, "no number between the bounds"),
-    (constraints.simplex, [0.5, 0.6], "sum over the last axis is 1.0, for it is simplex, got a su"),
-    (constraints.simplex, [0.0, 1.0], r"got 0.0 at \[0\]"),
-    (
-        constraints.ordered_vector,
-        [1.0, 3.0, 3.0],
-        r"each greater .* 3.0 at \[2",
-    ),
-    (constraints.ordered_vector, [1.0, math.inf], "got inf"),
-    (constraints.lower_cholesky, [[1.0, 1.0], [0.0, 1.0]], r"zeros above .* 1.0 at \[0, 1\]"),
-    (constraints.lower_cholesky, [[1.0, 0.0], [0.0, -1.0]], r"-1.0 at \[1, 1\]"),
-    (constraints.positive_definite, [[1.0, 2.0], [2.0, 1.0]], "got an eigenvalue of -1"),
-    (constraints.positive_definite, [[1.0, 0.5], [0.0, 1.0]], "other side of the diagonal"),
-    (constraints.positive_definite, [[math.nan]], "got nan"),
-    (constraints.orthogonal, [[1.0, 0.0], [0.0, 1.1]], "at right angles, for it is orthogonal"),
-    (TANH, 1.5, "what tanh gives of what arctanh gives"),
-    (constraints.bijection(jnp.exp, jnp.log), 0.0, "got numbers too near to the bound"),
+    (constraints.real, math.nan),
+    (constraints.positive, 0.0),
+    (constraints.positive, [1.0, -2.0]),
+    (constraints.positive, math.inf),
+    (constraints.softplus_positive, -1.0),
+    (constraints.greater_than(2), 2.0),
+    (constraints.less_than(2), 3.0),
+    (constraints.unit_interval, 1.0),
+    (constraints.interval(1, 2), 0.5),
+    (constraints.greater_than(1e300), 1.0),
+    (constraints.interval(1, 1 + 1e-12), 1.0),
+    (constraints.simplex, [0.5, 0.6]),
+    (constraints.simplex, [0.0, 1.0]),
+    (constraints.ordered_vector, [1.0, 3.0, 3.0]),
+    (constraints.ordered_vector, [1.0, math.inf]),
+    (constraints.lower_cholesky, [[1.0, 1.0], [0.0, 1.0]]),
+    (constraints.lower_cholesky, [[1.0, 0.0], [0.0, -1.0]]),
+    (constraints.positive_definite, [[1.0, 2.0], [2.0, 1.0]]),
+    (constraints.positive_definite, [[1.0, 0.5], [0.0, 1.0]]),
+    (constraints.positive_definite, [[math.nan]]),
+    (constraints.orthogonal, [[1.0, 0.0], [0.0, 1.1]]),
+    (TANH, 1.5),
+    (constraints.bijection(jnp.exp, jnp.log), 0.0),
 ]
 
 
@@ -334,18 +330,18 @@ def test_functions_that_do_not_belong_together_are_refused():
     assert swapped.fault(np.float32(2.0)) is None  # It is a way back, for all numbers.
 
 
-@pytest.mark.parametrize(("constraint", "value", "text"), BAD)
+@pytest.mark.parametrize(("constraint", "value"), BAD)
 @pytest.mark.sampled
-def test_a_traced_value_outside_fails_when_the_program_runs(constraint, value, text, monkeypatch):
+def test_a_traced_value_outside_fails_when_the_program_runs(constraint, value, monkeypatch):
     """What is refused where numbers are known is no model inside of a program, either."""
     value = jnp.asarray(value, jnp.float32)
 
     def made(value):
         return constraint.constrain(value, "Model.x").unconstrained
 
-    with pytest.raises((CheckError, FieldError), match=r"Model.x: expected .*, for it is"):
+    with pytest.raises((CheckError, FieldError), match=r"Model.x: expected .*, for it is") as told:
         pm.filter_vmap(made)(value[None])
-    if "no number between" not in text:
+    if "no number between" not in str(told.value):
         monkeypatch.setenv("PYTREEMOD_ON_ERROR", "off")
         pm.filter_vmap(made)(value[None])
 
@@ -390,6 +386,8 @@ def test_a_bijection_may_change_the_shape_and_need_not_be_traced_inwards():
     path = Path(jnp.asarray([0.0, 1.0, 3.0]))
     assert pm.named_leaves(path)["points.unconstrained"].tolist() == [1.0, 2.0]
     assert path.points.tolist() == [0.0, 1.0, 3.0]
+    one = constraints.bijection(sums, differences).invert_seen(jnp.asarray([[0.0, 1.0, 3.0]]), 1)
+    assert one.tolist() == [[1.0, 2.0]]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

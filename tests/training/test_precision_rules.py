@@ -132,6 +132,7 @@ def test_state_is_left_alone():
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+@pytest.mark.sampled
 def test_every_layer_may_compute_in_bfloat16(entry):
     """And its State keeps its dtypes, as a loop over steps needs."""
 

@@ -282,90 +282,6 @@ def test_rules_inside_containers():
         assert_close(fn(trees), expected)
 
 
-class Noisy(pm.Module):
-    """Weights with a stream of noise, and a count in the State."""
-
-    kernel: jax.Array
-    noise: pm.RngStream
-    dropout: pm.RngStream
-    count: pm.StateIndex
-
-    def __init__(self):
-        self.kernel = ramp(2, 3)
-        self.noise, self.dropout = pm.RngStream(), pm.RngStream()
-        self.count = pm.StateIndex(jnp.asarray(0))
-
-    def __call__(self, x, state):
-        key, state = state.next_key(self.noise)
-        state = state.set(self.count, state.get(self.count) + 1)
-        y = x @ self.kernel
-        return y + jax.random.normal(key, y.shape), state
-
-
-def noisy(key=0):
-    model, state = pm.make_with_state(Noisy)()
-    return model, state.seed(jax.random.key(key))
-
-
-STREAMS = pm.by({pm.RngStream: 0, ...: None})
-
-
-def test_random_streams_and_one_count():
-    """G13, state_axes: results differ from call to call; counts of members are all 2."""
-    model, state = noisy()
-    state = state.split(10)
-    run = pm.filter_vmap(model, in_axes=(None, STREAMS), out_axes=(0, STREAMS))
-    y1, state = run(X[0], state)
-    y2, state = run(X[0], state)
-
-    assert not jnp.allclose(y1, y2)
-    assert len(np.unique(np.asarray(y1), axis=0)) == 10
-    assert int(state.get(model.count)) == 2
-    (counts,) = {
-        tuple(leaf.tolist())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        if jax.tree_util.keystr(path) == "['noise'].count"
-    }
-    assert counts == (2,) * 10
-
-
-def test_streams_split_before_and_joined_after():
-    """G15, split_rngs_decorator, split_rngs_context_manager: keys are scalars again, counts 2."""
-    model, state = noisy()
-    run = pm.filter_vmap(model, in_axes=(0, STREAMS), out_axes=(0, STREAMS))
-    results = []
-    for _ in range(2):
-        y, state = run(X, state.split(10))
-        state = state.join()
-        results.append(y)
-
-    assert not jnp.allclose(*results)
-    assert {leaf.shape for leaf in jax.tree.leaves(state)} == {()}
-    leaves = {
-        jax.tree_util.keystr(path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    }
-    assert int(leaves["['noise'].count"]) == 2
-    assert int(state.get(model.count)) == 2
-
-
-def test_some_streams_are_split():
-    """split_rngs_decorator_simple: one stream by its name, the other is the same for all."""
-    model, state = noisy()
-    axes = pm.by({"noise": 0, ...: None})
-
-    def draw(state):
-        key, state = state.next_key(model.noise)
-        other, state = state.next_key(model.dropout)
-        return jax.random.key_data(key), jax.random.key_data(other), state
-
-    run = pm.filter_vmap(draw, in_axes=(axes,), out_axes=(0, 0, axes))
-    keys, others, state = run(state.split(4, "noise"))
-    assert len(np.unique(np.asarray(keys), axis=0)) == 4
-    assert len(np.unique(np.asarray(others), axis=0)) == 1
-    assert {leaf.shape for leaf in jax.tree.leaves(state.join())} == {()}
-
-
 def test_keys_split_where_they_are_passed():
     """G14, replicate: the same weights, a key for each member."""
     fn = pm.filter_vmap(
@@ -524,39 +440,6 @@ def test_a_function_of_the_tree_before_the_layer():
     y = vector_dot(transposed(stored), ramp(3, 2))
     assert y.shape == (3, 4)
     assert_close(y, ramp(3, 2) @ stored.kernel.T)
-
-
-def test_an_ensemble_with_batchnorm():
-    """L16, L17, complex: parameters and statistics on axis 0, the batch by `axis_name`."""
-
-    class Net(pm.Module):
-        linear: nn.Linear
-        norm: nn.BatchNorm
-
-        def __init__(self, *, key):
-            self.linear = nn.Linear(3, 4, key=key)
-            self.norm = nn.BatchNorm(4, "batch", inference=False)
-
-        def __call__(self, x, state):
-            return self.norm(self.linear(x), state)
-
-    build = pm.filter_vmap(lambda key: pm.make_with_state(Net)(key=key))
-    keys = jax.random.split(jax.random.key(0), 3)
-    nets, state = build(keys)
-    x = jax.random.normal(jax.random.key(1), (8, 3))
-
-    def on_batch(net, x, state):
-        mapped = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-        return mapped(x, state)
-
-    y, state = pm.filter_vmap(on_batch, in_axes=(0, None, 0))(nets, x, state)
-    assert y.shape == (3, 8, 4)
-    for i, key in enumerate(keys):
-        net, own = pm.make_with_state(Net)(key=key)
-        expected, own = on_batch(net, x, own)
-        assert_close(y[i], expected, atol=1e-5)
-        members = jax.tree.map(lambda leaf, i=i: leaf[i], state)
-        assert_close(jax.tree.leaves(members), jax.tree.leaves(own))
 
 
 # ---- TestVmap

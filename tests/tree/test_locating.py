@@ -3,11 +3,9 @@
 from collections import OrderedDict
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import AccessError
 from pytreemod.tree.locating import locate
 from pytreemod.tree.paths import path_text
 from tests.goldens import refusals
@@ -155,44 +153,6 @@ class Members(pm.Module):
         return jax.tree.map(lambda leaf: leaf, self)
 
 
-PASSED_THROUGH = {
-    "an item": (lambda m: m[0].weight, "stacked.weight", r"f32\[3\]"),
-    "a slice": (lambda m: m[:1].bias, "stacked.bias", r"f32\[1\]"),
-    "a whole member": (lambda m: m[1], "stacked.weight", r"f32\[3\]"),
-    "members": (lambda m: [m[i].bias for i in range(2)], "stacked.bias", r"f32\[\]"),
-    "among others": (lambda m: (m.stacked.bias, m[0].weight), "stacked.weight", r"f32\[3\]"),
-    "a property": (lambda m: m.halved.stacked.weight, "stacked.weight", r"f32\[2,3\]"),
-    "beside a None": (lambda m: (m.mask, m[0].weight), "stacked.weight", r"f32\[3\]"),
-}
-"""Accesses in which a leaf's mark comes out as it went in, and the leaf itself does not."""
-
-
-@pytest.mark.parametrize(("where", "place", "made"), PASSED_THROUGH.values(), ids=PASSED_THROUGH)
-def test_a_part_of_a_leaf_is_not_taken_for_the_leaf(where, place, made):
-    """`where` names what it gives of the tree itself, and no leaf that this was made of."""
-    members = Members(affine())
-    text = rf"expected a function that only picks nodes of the tree, got one that makes {made} of "
-    line = rf"a leaf\.\n  at {place}: f32\[[^\n]*\n  "
-    change = (
-        r"pick the whole node, and change one member of it in replace_fn:\n      "
-        r"tree_at\('stacked', tree, replace_fn=lambda old: jax\.tree\.map\("
-        if where is PASSED_THROUGH["a whole member"][0]
-        else r"pick the whole leaf, and change a part of it in replace_fn:\n      "
-        rf"tree_at\('{place}', tree, replace_fn=lambda old: old\.at\[i\]\.set\(new\)\)"
-    )
-    with pytest.raises(
-        AccessError,
-        match=rf"tree_at\(where\): {text}{line}{change}",
-    ):
-        locate(where, members, None, "tree_at(where)")
-    with pytest.raises(
-        AccessError,
-        match=rf"select\.at\(where\): {text}{line}a part of a leaf cannot be picked; the whole "
-        rf"leaf is\n      select\.path\('{place}'\)",
-    ):
-        locate(where, members, None, "select.at(where)")
-
-
 def test_a_copy_that_holds_the_same_leaf_names_it():
     """It is the leaf that is named, whichever way it was reached."""
     assert named(lambda m: m.same.stacked.weight, Members(affine())) == "stacked.weight"
@@ -304,35 +264,6 @@ def test_is_leaf_makes_leaves():
 
     assert named(lambda t: t["a"], tree, lambda x: isinstance(x, list)) == "['a']"
     assert named(lambda t: t["a"][1], tree, lambda x: x is None) == "['a'][1]"
-
-
-COMPUTING = {
-    "arithmetic": lambda m: m.weight + 1,
-    "arithmetic from the right": lambda m: 1 - m.weight,
-    "matmul": lambda m: m.weight @ m.bias,
-    "negation": lambda m: -m.weight,
-    "an attribute of a leaf": lambda m: m.weight.T,
-    "a method of a leaf": lambda m: m.weight.sum(),
-    "an item of a leaf": lambda m: m.weight[0],
-    "a comparison": lambda m: m.weight if m.bias == 1 else m.bias,
-    "another comparison": lambda m: m.weight if m.bias != 1 else m.bias,
-    "an order": lambda m: m.weight if m.bias < 1 else m.bias,
-    "a truth value": lambda m: m.weight if m.bias else m.bias,
-    "membership": lambda m: m.weight if m.bias in [1, 2] else m.bias,
-    "a conversion": lambda m: m.weight if float(m.bias) else m.bias,
-}
-
-
-@pytest.mark.parametrize("where", COMPUTING.values(), ids=COMPUTING.keys())
-def test_computing_with_a_leaf_is_refused(where):
-    """A `where` that computes, compares or looks inside a leaf is refused with path and hint."""
-    shape = (1,) if where in (COMPUTING["matmul"], COMPUTING["an item of a leaf"]) else ()
-    with pytest.raises(
-        AccessError,
-        match=r"one that computes with a leaf, or looks inside it\.\n  at (weight|bias)",
-    ) as caught:
-        locate(where, Affine(jnp.ones(shape), jnp.ones(shape)), None, "where")
-    assert "tree_at(where, tree, replace_fn=f)" in str(caught.value)
 
 
 @pytest.mark.parametrize(

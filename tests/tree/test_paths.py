@@ -148,7 +148,7 @@ def test_a_path_name_is_read_and_copied():
 
 separators = st.sampled_from([".", "/", "::", "aa", "\\", " ", '"'])
 # They cost nothing, and odd ones are rare.
-many = settings(law, max_examples=300)
+many = settings(law, max_examples=100)
 # Most of them made of what means something in a name.
 words = st.text(st.sampled_from(list("ab01.:/'\"\\ \n[]\ud800é"))) | st.text()
 

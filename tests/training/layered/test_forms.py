@@ -6,8 +6,9 @@ import optax
 import pytest
 
 from pytreemod import nn
-from pytreemod.training.layered.forms import ChainedRule, ListedRule
-from tests.helpers.comparing import assert_same
+from pytreemod.training.layered.forms import ChainedRule, ListedRule, RulePart
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import ramp
 
 
 def layers():
@@ -41,3 +42,20 @@ def test_a_list_of_layers_is_what_the_rule_sees():
     assert seen == [[(2, 3), (2,)] * 4]
     assert_same(state, model)
     assert jnp.max(jnp.abs(updates.layer.weight), axis=(1, 2)) == pytest.approx(1.0)
+
+
+def test_a_part_is_mapped_with_its_parameters_and_further_arguments():
+    """Each layer sees its own row of all of them."""
+
+    def update(updates, state, params, like):
+        made = jax.tree.map(lambda u, p, x: u + jnp.sum(p) * jnp.max(x), updates, params, like)
+        return made, state + 1
+
+    rule = optax.GradientTransformationExtraArgs(lambda params: jnp.max(params["w"]), update)
+    part = RulePart((0,), 1, (1,), (), jax.tree.structure(0.0), rule, "all")
+    rows = {"w": ramp(3, 2)}
+
+    (made,), (state,) = part.update(rows, part.init(rows), rows, {"like": {"w": 2 * rows["w"]}})
+    w = rows["w"]
+    assert_close(made, w + jnp.sum(w, 1, keepdims=True) * jnp.max(2 * w, 1, keepdims=True))
+    assert_close(state, jnp.max(w, 1) + 1)

@@ -11,6 +11,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import DonatedError, SpecError
 from pytreemod.transform.compilation.donation import Donation, as_donation, count_arrays, separation
+from tests.goldens import refusals
 from tests.helpers.training import adam, batch, network, step, step_by_hand
 from tests.helpers.trees import Holder, Pair, affine, ramp
 
@@ -81,55 +82,6 @@ def test_a_callable_that_gave_itself_away_is_gone():
     text = r"(?s)Affine: expected arrays that are still there, got 1 .*\n  at function\.bias: f32"
     with pytest.raises(DonatedError, match=text):
         step(ramp(3))
-
-
-TWICE = {
-    "two arguments": (
-        lambda model: pm.filter_jit(lambda q, target: (q, target), donate=("q", "target"))(
-            model, model
-        ),
-        "at q.weight and target.weight: f32[2,3]\n"
-        "  at q.bias and target.bias: f32[2]\n"
-        "  its memory can be given away once; copy what is to be another:\n"
-        "      target = jax.tree.map(jnp.copy, target)",
-    ),
-    "one of them is kept": (
-        lambda model: pm.filter_jit(lambda x, y: (x + y,), donate=("y",))(model.bias, model.bias),
-        "at x and y: f32[2]\n"
-        "  its memory can be given away once; copy what is to be another:\n"
-        "      x = jax.tree.map(jnp.copy, x)",
-    ),
-    "in one model": (
-        lambda model: pm.filter_jit(lambda pair: pair, donate="all")(Pair(model.bias, model.bias)),
-        "at pair.first and pair.second: f32[2]\n"
-        "  its memory can be given away once; copy what is to be another:\n"
-        "      pair = jax.tree.map(jnp.copy, pair)",
-    ),
-    "of the callable itself": (
-        lambda model: pm.filter_jit(pm.Partial(lambda m, x: (m, x), model), donate="all")(
-            model.bias
-        ),
-        "at function.args[0].bias and args[0]: f32[2]\n"
-        "  its memory can be given away once; copy what is to be another:\n"
-        "      args[0] = jax.tree.map(jnp.copy, args[0])",
-    ),
-    "two arrays of one buffer": (
-        lambda model: pm.filter_jit(lambda x, y: (x, y), donate="all")(
-            model.bias, jax.device_put(model.bias, may_alias=True)
-        ),
-        "at x and y: f32[2]",
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "places"), TWICE.values(), ids=TWICE)
-def test_one_buffer_is_given_once(call, places):
-    """Online and target network at the start: the text names both places, and what to copy."""
-    text = r"^\S+: expected each donated array at one path, got \d at two"
-    with pytest.raises(DonatedError, match=text) as caught:
-        call(affine())
-
-    assert places in str(caught.value)
 
 
 def test_one_buffer_twice_that_is_not_given_is_nobodys_mistake():
@@ -272,3 +224,6 @@ def test_an_access_to_an_argument_that_there_is_not_is_refused():
     step = pm.filter_jit(lambda model: model, donate=pm.select.at(lambda call: call.modle))
     with pytest.raises(SpecError, match=r"an argument of the call \(model\), got 'modle'"):
         step(affine())
+
+
+test_refusals = refusals(globals())

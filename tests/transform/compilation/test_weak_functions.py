@@ -246,6 +246,22 @@ def test_ten_thousand_functions_in_four_threads():
     assert len(weak_functions._steps.entries) <= before[1]
 
 
+class Slotted:
+    """A callable to which there are no weak references."""
+
+    __slots__ = ()
+
+    def __call__(self, carry, x):
+        return carry, x
+
+
+def test_one_function_that_cannot_be_weak_is_enough_to_cache_nothing():
+    """What is cached for it would be there for good."""
+    assert functions([step, same]).key is not None
+    assert functions([step, Slotted()]).key is None
+    assert functions([Slotted(), step]).key is None
+
+
 # ---- the table
 
 

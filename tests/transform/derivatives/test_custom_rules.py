@@ -499,33 +499,15 @@ def test_no_operation_is_added():
 X = ramp(3)
 
 
-@pytest.mark.parametrize(
-    ("out", "text"),
-    [
-        (
-            lambda x: {"y": x[:2], "n": "a"},
-            r"result\['y'\]: f32\[2\], where the function has f32\[3\]",
-        ),
-        (lambda x: {"y": x, "n": "b"}, r"result\['n'\]: 'b', where the function has 'a'"),
-        (lambda x: {"y": x}, r"result\['n'\]: nothing, where the function has 'a'"),
-        (
-            lambda x: {"y": x, "n": "a", "z": x},
-            r"result\['z'\]: f32\[3\], where the function has noth",
-        ),
-    ],
-)
-@pytest.mark.parametrize("transform", [pm.filter_custom_jvp, pm.filter_custom_vjp])
-def test_a_rule_whose_value_is_another_than_the_functions(transform, out, text):
-    """Where both were traced, they have to agree, leaf by leaf."""
+def gradient_with(transform, out):
+    """That of a function whose rule gives `out` for its value."""
     f = transform(lambda x: {"y": x, "n": "a"})
     if transform is pm.filter_custom_jvp:
         f.def_jvp(lambda p, t: (out(p[0]), None))
     else:
         f.def_fwd(lambda perturbed, x: (out(x), None))
         f.def_bwd(lambda residuals, grad_out, perturbed, x: grad_out["y"])
-
-    with pytest.raises(DerivativeError, match=f"expected the function's own result.*\n  at {text}"):
-        pm.filter_grad(pm.filter_jit(lambda x: jnp.sum(f(x)["y"])))(X)
+    return pm.filter_grad(pm.filter_jit(lambda x: jnp.sum(f(x)["y"])))(X)
 
 
 test_refusals = refusals(globals())

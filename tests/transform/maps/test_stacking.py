@@ -4,23 +4,17 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import StructureError
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.laws import law, trees
 from tests.helpers.trees import (
     Affine,
     Buffered,  # noqa: F401
-    Holder,
-    Pair,
-    Static,
     affine,
-    double,
     ramp,
 )
 
@@ -133,86 +127,6 @@ def test_any_iterable_of_trees():
 def test_trees_without_arrays_stack_to_themselves():
     """Where there is no array, nothing is stacked."""
     assert pm.stack([[1, "a"], [1, "a"]]) == [1, "a"]
-
-
-@pytest.mark.parametrize(
-    ("pair", "text"),
-    [
-        pytest.param(
-            [affine(2, 3), affine(2, 4)],
-            r"got 1 difference\.\n  at tree\.weight: f32\[2,3\] in trees\[0\], "
-            r"f32\[2,4\] in trees\[1\]$",
-            id="shape",
-        ),
-        pytest.param(
-            [{"x": ramp(2)}, {"x": jnp.arange(2)}],
-            r"tree\['x'\]: f32\[2\] in trees\[0\], i32\[2\] in trees\[1\]",
-            id="dtype",
-        ),
-        pytest.param(
-            [[1.0, ramp(1)], [2.0, ramp(1)]],
-            r"tree\[0\]: 1\.0 in trees\[0\], 2\.0 in trees\[1\]\n"
-            r"  what is to differ from member to member has to be an array:\n"
-            r"      jnp\.asarray\(value\)$",
-            id="numbers",
-        ),
-        pytest.param(
-            [Static(ramp(1), 1), Static(ramp(1), 2)],
-            r"tree\.size: 1 in trees\[0\], 2 in trees\[1\]$",
-            id="configuration",
-        ),
-        pytest.param(
-            [{"a": ramp(1)}, {"b": ramp(1)}],
-            r"tree\['a'\]: f32\[1\] in trees\[0\], nothing in trees\[1\]\n"
-            r"  at tree\['b'\]: nothing in trees\[0\], f32\[1\] in trees\[1\]",
-            id="keys",
-        ),
-        pytest.param(
-            [(ramp(1),), [ramp(1)]],
-            r"tree: tuple of 1 in trees\[0\], list of 1 in trees\[1\]",
-            id="containers",
-        ),
-        pytest.param(
-            [[ramp(1)], [None]],
-            r"tree\[0\]: f32\[1\] in trees\[0\], None in trees\[1\]",
-            id="None",
-        ),
-        pytest.param(
-            [Holder([double, ramp(1)]), Holder([abs, ramp(1)])],
-            r"tree\.content\[0\]: double \(trees\.py:\d+\) in trees\[0\], the function abs in",
-            id="functions",
-        ),
-        pytest.param(
-            [[lambda: 0, ramp(1)], [lambda: 0, ramp(1)]],
-            r"tree\[0\]: <lambda> \(.*\) in trees\[0\], <lambda> \(.*\), another in",
-            id="functions of one name",
-        ),
-        pytest.param(
-            [Pair(ramp(1), 0), (ramp(1), 0)],
-            r"tree: Pair of 2 in trees\[0\], tuple of 2 in trees\[1\]",
-            id="named tuple",
-        ),
-        pytest.param(
-            [[ramp(1), np.float32(1)], [ramp(1), 1.0]],
-            r"tree\[1\]: f32\[\] in trees\[0\], 1\.0 in trees\[1\]",
-            id="array and number",
-        ),
-        pytest.param(
-            [pm.Partial(double, ramp(1)), pm.Partial(abs, ramp(1))],
-            r"tree\.func: double \(trees\.py:\d+\) in trees\[0\], the function abs in trees\[1\]",
-            id="partials",
-        ),
-        pytest.param(
-            [jax.tree_util.Partial(double, ramp(1)), jax.tree_util.Partial(abs, ramp(1))],
-            r"tree \(auxiliary data\): double \(.*\) in trees\[0\], the function abs in trees\[1\]",
-            id="a foreign node's own data",
-        ),
-    ],
-)
-def test_what_differs_is_named(pair, text):
-    """Trees that differ in more than values are refused by path, with both sides."""
-    with pytest.raises(StructureError, match=rf"stack\(trees\): expected trees[\s\S]*{text}"):
-        pm.stack(pair)
 
 
 test_refusals = refusals(globals())
