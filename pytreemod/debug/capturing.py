@@ -107,8 +107,12 @@ def _without_state(out: Any) -> Any:
     if class_of(out) is tuple and any(map(is_state, out)):
         rest = tuple(x for x in out if not is_state(x))
         return _without_state(rest[0] if len(rest) == 1 else rest)
+
+    def hide(node: Any) -> Any:
+        return None if is_state(node) else node
+
     # Containers are copied, for the function may change them later on.
-    return jtu.tree_map(lambda node: None if is_state(node) else node, out, is_leaf=is_state)
+    return jtu.tree_map(hide, out, is_leaf=is_state)
 
 
 # ---- the call

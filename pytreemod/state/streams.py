@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -115,12 +116,16 @@ def split(stream: Stream, n: int) -> Stream:
 
 def repeated(tree: PyTree, n: int) -> PyTree:
     """A tree with each array `n` times, on a leading axis."""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *jnp.shape(x))), tree)
+
+    def repeat(x: Any) -> Any:
+        return jnp.broadcast_to(x, (n, *jnp.shape(x)))
+
+    return jax.tree.map(repeat, tree)
 
 
 def join(stream: Stream) -> Stream:
     """The stream that `split` was given, advanced once: past all that its members used."""
-    numbers, count, outer = jax.tree.map(lambda x: x[0], stream.outer)
+    numbers, count, outer = jax.tree.map(operator.itemgetter(0), stream.outer)
     return Stream(like(stream.key, numbers), count, outer)
 
 

@@ -88,7 +88,7 @@ class _Checked(Constraint):
         """Whether a traced value is inside, if `unconstrained` is finite."""
         with jax.default_matmul_precision("highest"):
             answers = [jnp.all(is_right) for is_right, _, _ in self.tests(value, jnp)]
-        return ft.reduce(operator.and_, answers, True)
+        return ft.reduce(cast("Any", operator.and_), answers, True)
 
     def invert_traced(self, value: Any, where: str) -> Any:
         """`inverse`, which fails at run time for a value outside the bound."""

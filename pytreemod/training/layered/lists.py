@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ def bare(leaf: Any, axes: int) -> Any:
 
 def abstract(tree: PyTree) -> PyTree:
     """The shapes of a tree."""
-    return jtu.tree_map(lambda leaf: bare(leaf, 0), tree)
+    return jtu.tree_map(ft.partial(bare, axes=0), tree)
 
 
 def without(params: PyTree, axes: Sequence[int]) -> PyTree:

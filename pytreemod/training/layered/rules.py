@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools as ft
 import gc
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn
 
@@ -311,7 +311,9 @@ def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
 def _name(rule: Any) -> str:
     """What the function is called that has made a transformation."""
     name = getattr(rule.update, "__qualname__", type(rule).__qualname__).split(".")[0]
-    wrapped = inspect.getclosurevars(rule.update).nonlocals if name.startswith("with_") else {}
+    wrapped: Mapping[str, Any] = (
+        inspect.getclosurevars(rule.update).nonlocals if name.startswith("with_") else {}
+    )
     if "tx" in wrapped:
         return _name(wrapped["tx"])
     return f"chain({', '.join(map(_name, _links(rule)))})" if name == "chain" else name
