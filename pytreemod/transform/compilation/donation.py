@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -154,40 +155,49 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
 
 # ---- JAX's warning about donated arrays that were of no use
 
-# `warnings.catch_warnings` would restore filters that another thread has changed meanwhile. So one
-# filter is added and stays: it matches only in the threads that are in a quiet call.
+# `warnings.catch_warnings` would put back, in the middle of another thread's, filters that it took
+# away there. So one filter is put in while it is needed, and taken out again, and it is for those
+# threads alone that want it.
 
 _MESSAGE = "Some donated buffers were not usable"
 
 
 class _InQuietThreads(type):
     def __subclasscheck__(cls, other: type) -> bool:
-        return _quiet.depth > 0
+        return bool(_quiet[threading.get_ident()])
 
 
 class _Unwanted(UserWarning, metaclass=_InQuietThreads):
-    """Every warning, in a thread that is in a quiet call."""
+    """What is a warning, in a thread that wants none."""
 
 
-class _Quiet(threading.local):
-    """How many quiet calls a thread is in."""
-
-    depth = 0
-
-
-_quiet = _Quiet()
+_quiet: Counter[int] = Counter()
+_lock = threading.Lock()
+# Where the filter was put in: `catch_warnings`, of whomever, puts another list in place of one.
+_lists: list[Any] = []
 
 
 def begin_quiet() -> None:
     """Silence the warning in this thread."""
-    _quiet.depth += 1
-    # To the front, wherever it was.
-    warnings.filterwarnings("ignore", message=_MESSAGE, category=_Unwanted)
+    with _lock:
+        _quiet[threading.get_ident()] += 1
+        # To the front, wherever it was.
+        warnings.filterwarnings("ignore", message=_MESSAGE, category=_Unwanted)
+        if not any(warnings.filters is known for known in _lists):
+            _lists.append(warnings.filters)
 
 
 def end_quiet() -> None:
     """Undo one `begin_quiet` of this thread."""
-    _quiet.depth -= 1
+    with _lock:
+        _quiet[threading.get_ident()] -= 1
+        if not _quiet.total():
+            _quiet.clear()
+            found: list[Any] = [*_lists, warnings.filters]
+            for filters in found:
+                for item in [item for item in filters if item[2] is _Unwanted]:
+                    filters.remove(item)
+            _lists.clear()
 
 
 @contextmanager

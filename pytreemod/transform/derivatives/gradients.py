@@ -127,6 +127,9 @@ class _Grad(Transformed):
             for loss in losses:
                 self._explain_loss(loss, error)
             raise
+        finally:
+            # What is traced must not outlive the trace.
+            losses.clear()
         aux = None if packed is None else unpack(packed)
         chosen.pass_on_use(name)
         return self.result(value, aux, chosen.place(grads), options.has_aux)

@@ -82,6 +82,9 @@ class _Jacobian(Transformed):
                 leaves = chosen_places(fn, chosen) if is_forward else _named_leaves(returned)
                 self._explain_complex(where, leaves, error)
             raise
+        finally:
+            # What is traced must not outlive the trace.
+            returned.clear()
         result, aux = unpack(packed)
         _, structure = divide(result, is_differentiable)
         matrices = structure.place([chosen.place(jacobian) for jacobian in jacobians])

@@ -132,6 +132,8 @@ class _ShardMapped(Transformed):
                     _explain_explicit(assigned, mesh, error)
                 results.explain(error)
                 raise
+        # What is traced must not outlive the trace.
+        results.converted = []
         if drawn:
             # Anew, for the function may have used up what it was also given from outside.
             _, args, kwargs = structure.assemble(arrays)
