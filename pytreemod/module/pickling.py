@@ -15,7 +15,7 @@ import copy
 import copyreg
 import dataclasses
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytreemod.module.construction import all_of, fill_restored, put_together, refuse_version
 from pytreemod.module.division import is_configuration
@@ -24,7 +24,7 @@ from pytreemod.module.methods import Method
 from pytreemod.module.records import make_record, set_fields
 from pytreemod.module.references import Place, Reference, referred, referring, share_functions
 from pytreemod.module.references import find as find
-from pytreemod.module.schema import Schema
+from pytreemod.module.schema import PickledSchema, Schema
 from pytreemod.tree.nodes import own_class
 from pytreemod.tree.pending import PRIVATE, is_private
 from pytreemod.tree.stored_fields import reading_stored, stored
@@ -34,20 +34,6 @@ from pytreemod.typing import class_of
 _Place = Place
 
 # ---- classes
-
-
-class PickledSchema(NamedTuple):
-    """What a pickle by value has for the schema of a class."""
-
-    fields: dict[str, dataclasses.Field[Any]]
-    # Of the class's own fields, those that refer to functions: copied with the class, they would be
-    # others than those in its instances.
-    defaults: dict[str, Any]
-    overridden: dict[str, Any]
-    custom_init: bool
-    refusal: str | None
-    can_wait: bool
-    shown: tuple[str, ...]
 
 
 def _reduce_schema(schema: Schema) -> Any:

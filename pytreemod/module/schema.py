@@ -10,7 +10,7 @@ import dataclasses
 import functools as ft
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -60,6 +60,24 @@ _SCALARS = (type(None), bool, int, float, complex)
 def _kind_in_layout(value: Any) -> Any:
     kind = class_of(value)
     return Held if Held.suits(value) else kind if kind in EXACT else None
+
+
+class PickledSchema(NamedTuple):
+    """What a pickle by value has for the schema of a class."""
+
+    fields: dict[str, dataclasses.Field[Any]]
+    # Of the class's own fields, those that refer to functions: copied with the class, they would be
+    # others than those in its instances.
+    defaults: dict[str, Any]
+    overridden: dict[str, Any]
+    custom_init: bool
+    refusal: str | None
+    can_wait: bool
+    shown: tuple[str, ...]
+
+
+# Pickles of version 0.1 look for it under this name.
+Notes = PickledSchema
 
 
 class Schema(AbstractRecord):

@@ -1,5 +1,6 @@
 """Instances that are pickled and copied, and classes of scripts, which are pickled by value."""
 
+import base64
 import copy
 import copyreg
 import dataclasses
@@ -8,6 +9,8 @@ import os
 import pickle
 import subprocess
 import sys
+import zlib
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -251,6 +254,20 @@ def test_what_is_missing_is_recognized_after_it_was_copied():
 
     assert [f.default for f in schema.fields.values()] == [missing, 3, missing]
     assert [f.default_factory for f in schema.fields.values()] == [missing, missing, list]
+
+
+CLASSES = json.loads((Path(__file__).parent / "classes_of_0_1.json").read_text())
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.mark.skipif(VERSION not in CLASSES, reason="code is read by one version of Python only")
+def test_classes_that_version_0_1_pickled_by_value_are_read():
+    """An instance of a notebook's class: `slope * x + width`, with `width: int = 3`."""
+    line = pickle.loads(zlib.decompress(base64.b85decode(CLASSES[VERSION])))
+
+    assert_same(line(4.0), jnp.asarray(2.0) * 4.0 + 3)
+    assert repr(type(line)(1.0)) == "Line(slope=1.0)"
+    assert_same(pickle.loads(cloudpickle.dumps(line))(4.0), line(4.0))
 
 
 @pytest.mark.parametrize("change", [lambda m: m.__call__, lambda m: pm.Partial(m, 2.0)])
