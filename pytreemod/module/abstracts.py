@@ -16,7 +16,8 @@ from pytreemod.errors import FieldError
 from pytreemod.module.fields import AbstractClassVar, AbstractVar, abstract_kind
 from pytreemod.tree.pending import has_attribute
 
-_NAMES = ("AbstractVar", "AbstractClassVar")
+SETS = {"AbstractVar": "__abstractvars__", "AbstractClassVar": "__abstractclassvars__"}
+"""By the kinds, where a class has the names of those that it lacks."""
 
 
 def split_annotations(cls: type) -> tuple[dict[str, Any], dict[str, str]]:
@@ -48,11 +49,11 @@ def _abstract_kind(annotation: Any, cls: type) -> str | None:
             return abstract_kind(value)
     # A name that nothing in sight defines (an import for type checkers only) goes by its spelling.
     last = head.rsplit(".", 1)[-1]
-    return last if last in _NAMES else None
+    return last if last in SETS else None
 
 
 def _refuse_untyped(cls: type, name: str, kind: str, annotation: Any) -> None:
-    is_name = isinstance(annotation, str) and annotation.rsplit(".", 1)[-1].strip() in _NAMES
+    is_name = isinstance(annotation, str) and annotation.rsplit(".", 1)[-1].strip() in SETS
     if annotation is AbstractVar or annotation is AbstractClassVar or is_name:
         raise FieldError(
             f"{cls.__qualname__}.{name}",
@@ -96,35 +97,19 @@ def _look_up(dotted: str, scope: Mapping[str, Any]) -> tuple[bool, Any]:
     return True, value
 
 
-def unmet(cls: type, own: frozenset[str], provided: set[str]) -> frozenset[str]:
-    """The abstract attributes that `cls` still lacks.
+def unmet(cls: type, own: dict[str, str], provided: set[str]) -> dict[str, str]:
+    """The abstract attributes that `cls` still lacks, and their kinds: by the latest declaration.
 
     Args:
         cls: the class.
-        own: names that its own body declares abstract.
+        own: what its own body declares abstract.
         provided: names that its own body, or its fields, provide.
-
-    Returns:
-        The names.
     """
-    inherited: set[str] = set()
-    for base in cls.__mro__[1:]:
-        inherited.update(getattr(base, "__abstractvars__", ()))
-        inherited.update(getattr(base, "__abstractclassvars__", ()))
-    return frozenset(
-        name for name in inherited | own if name in own or not _is_provided(cls, name, provided)
-    )
-
-
-def are_of_class(cls: type, own: dict[str, str], names: frozenset[str]) -> frozenset[str]:
-    """Which abstract attributes are to be set in the class: by the latest declaration of each."""
-    inherited: set[str] = set()
-    for base in cls.__mro__[1:]:
-        inherited.update(getattr(base, "__abstractclassvars__", ()))
-    return frozenset(
-        n for n in names if own.get(n) == "AbstractClassVar" or (n not in own and n in inherited)
-    )
-
-
-def _is_provided(cls: type, name: str, provided: set[str]) -> bool:
-    return name in provided or has_attribute(cls, name)
+    inherited: dict[str, str] = {}
+    for base in reversed(cls.__mro__[1:]):
+        for kind, attribute in SETS.items():
+            inherited |= dict.fromkeys(vars(base).get(attribute, ()), kind)
+    lacking = {
+        n: k for n, k in inherited.items() if n not in provided and not has_attribute(cls, n)
+    }
+    return lacking | own

@@ -22,7 +22,7 @@ from pytreemod.errors import (
     explain,
     warn,
 )
-from pytreemod.module.abstracts import are_of_class, split_annotations, unmet
+from pytreemod.module.abstracts import SETS, split_annotations, unmet
 from pytreemod.module.annotations import (
     FieldCheck,
     letting_nodes_pass,
@@ -310,10 +310,10 @@ def file_version_of(cls: type) -> int:
 def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bool) -> None:
     cls = schema.cls
     provided = {*schema.fields, *inspect.get_annotations(cls)} - own_abstract.keys()
-    missing = unmet(cls, frozenset(own_abstract), provided)
-    of_class = are_of_class(cls, own_abstract, missing)
-    type.__setattr__(cls, "__abstractvars__", missing - of_class)
-    type.__setattr__(cls, "__abstractclassvars__", of_class)
+    missing = unmet(cls, own_abstract, provided)
+    for kind, attribute in SETS.items():
+        names = frozenset(name for name, found in missing.items() if found == kind)
+        type.__setattr__(cls, attribute, names)
     name = cls.__qualname__
     methods = sorted(getattr(cls, "__abstractmethods__", ()))
     if is_abstract:

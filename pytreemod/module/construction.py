@@ -227,17 +227,24 @@ def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
         FieldError: a field has neither a value nor a default.
     """
     drop_overridden(schema.cls, schema.overridden, values)
-    unset: list[str] = []
-    for name, field in schema.fields.items():
-        if name not in values:
-            found = _class_value(schema.cls, field)
-            if found is _MISSING:
-                unset.append(name)
-            elif name in schema.accepts:
-                found = schema.accepts[name](found, _Seen(values))
-            values[name] = found
+    _fill(schema, values, ())
+    unset = [name for name in schema.fields if name not in values]
     if unset:
         _refuse_unset(schema, unset)
+
+
+def _fill(schema: Schema, values: dict[str, Any], unset: Container[str]) -> list[str]:
+    """Add what the class has for fields that are not set; returns their names."""
+    found = {
+        name: _class_value(schema.cls, field)
+        for name, field in schema.fields.items()
+        if name not in values and name not in unset
+    }
+    added = [name for name, value in found.items() if value is not _MISSING]
+    for name in added:
+        accept = schema.accepts.get(name)
+        values[name] = accept(found[name], _Seen(values)) if accept else found[name]
+    return added
 
 
 class _Seen:
@@ -260,20 +267,18 @@ def fill_restored(schema: Schema, values: dict[str, Any], unset: Container[str] 
         values: of the pickled instance; the others are added.
         unset: names that it need not have.
     """
-    for name, field in schema.fields.items():
-        if name in values or name in unset:
-            continue
-        found = _class_value(schema.cls, field)
-        if found is _MISSING:
-            continue
-        if name in schema.accepts:
-            found = schema.accepts[name](found, _Seen(values))
-        if name in schema.converters and not is_computed(found):
-            found = schema.converters[name](found)
+    for name in _fill(schema, values, unset):
+        found = _converted(schema, name, values[name])
         if name in schema.constraints:
             where = f"{schema.cls.__qualname__}.{name}"
             found = take_in(schema.constraints[name], found, where)
         values[name] = found
+
+
+def _converted(schema: Schema, name: str, value: Any) -> Any:
+    # A converter would compute a computed leaf for good.
+    is_left = name not in schema.converters or is_computed(value)
+    return value if is_left else schema.converters[name](value)
 
 
 def refuse_version(schema: Schema, values: dict[str, Any], unset: Container[str]) -> None:
@@ -501,13 +506,7 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
                 changes[name] = accept(changes[name], seen)
             elif name in schema.static:
                 accept(getattr(node, name), seen)
-    # A converter would compute a computed leaf for good.
-    return {
-        name: schema.converters[name](new)
-        if name in schema.converters and not is_computed(new)
-        else new
-        for name, new in changes.items()
-    }
+    return {name: _converted(schema, name, new) for name, new in changes.items()}
 
 
 def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any:

@@ -208,11 +208,12 @@ def check_sizes(where: str, value: Any, count: int, minimum: int = 0) -> tuple[i
         >>> check_sizes("Conv2d(stride)", 2, 2)
         (2, 2)
     """
-    given = as_sequence([value] * count if as_integer(value) is not None else value)
-    if given is not None and len(given) == count:
-        sizes = [as_integer(size) for size in given]
-        if all(size is not None and size >= minimum for size in sizes):
-            return tuple(size for size in sizes if size is not None)
+    whole, given = as_integer(value), as_sequence(value)
+    sizes = [whole] * count if given is None else [as_integer(size) for size in given]
+    if len(sizes) == count and None not in sizes:
+        found = cast("tuple[int, ...]", tuple(sizes))
+        if min(found, default=minimum) >= minimum:
+            return found
     expected = f"an integer of at least {minimum}, or a sequence of {count} of them"
     raise ArgumentError(where, expected, describe(value))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar, overload
 
 from pytreemod.errors import FieldError, describe, warn
@@ -48,30 +48,8 @@ class AbstractConstraint(ABC):
 
 
 # As in the stubs of `dataclasses`: a default has the type of the field. With a converter it has the
-# type of what is converted, and a checker asks the converter itself.
-@overload
-def field(
-    *,
-    converter: Callable[[Any], Any],
-    static: bool = ...,
-    role: str = ...,
-    constraint: AbstractConstraint | None = ...,
-    accepts: Accepts | None = ...,
-    given: str | None = ...,
-    **kwargs: Any,
-) -> Any: ...
-# A number as the default of an array: the constraint makes the array.
-@overload
-def field(
-    *,
-    constraint: AbstractConstraint,
-    converter: None = None,
-    static: bool = ...,
-    role: str = ...,
-    accepts: Accepts | None = ...,
-    given: str | None = ...,
-    **kwargs: Any,
-) -> Any: ...
+# type of what is converted, which a checker asks the converter itself; and a constraint makes the
+# array of a number. So neither is in the first form, nor is what would let them in.
 @overload
 def field(
     *,
@@ -80,14 +58,20 @@ def field(
     role: str = ...,
     accepts: Accepts | None = ...,
     given: str | None = ...,
-    **kwargs: Any,
+    init: bool = ...,
+    repr: bool = ...,
+    hash: bool | None = ...,
+    compare: bool = ...,
+    metadata: Mapping[Any, Any] | None = ...,
+    kw_only: bool = ...,
 ) -> _T: ...
 @overload
 def field(
     *,
-    converter: None = None,
+    converter: Callable[[Any], Any] | None = None,
     static: bool = ...,
     role: str = ...,
+    constraint: AbstractConstraint | None = ...,
     accepts: Accepts | None = ...,
     given: str | None = ...,
     **kwargs: Any,
@@ -143,7 +127,15 @@ def field(
         (Array(2., dtype=float32, weak_type=True), Kernel(length=positive(weak_f32[])))
     """
     metadata = dict(kwargs.pop("metadata", None) or {})
-    clash = sorted({STATIC, CONVERTER, ROLE, CONSTRAINT, ACCEPTS, GIVEN} & set(metadata))
+    ours = {
+        STATIC: static or None,
+        CONVERTER: converter,
+        ROLE: None if role == DEFAULT_ROLE else role,
+        CONSTRAINT: constraint,
+        ACCEPTS: accepts,
+        GIVEN: given,
+    }
+    clash = sorted(ours.keys() & metadata.keys())
     if clash:
         raise FieldError(
             "field(metadata)",
@@ -151,10 +143,9 @@ def field(
             f"one. Cannot use metadata with `{clash[0]}` already set",
             hint=["give it to field itself:", f"pm.field({clash[0]}=...)"],
         )
-    if converter is not None and not callable(converter):
-        raise FieldError("field(converter)", "a function", describe(converter))
-    if accepts is not None and not callable(accepts):
-        raise FieldError("field(accepts)", "a function", describe(accepts))
+    for name in (CONVERTER, ACCEPTS):
+        if ours[name] is not None and not callable(ours[name]):
+            raise FieldError(f"field({name})", "a function", describe(ours[name]))
     if not isinstance(role, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise FieldError("field(role)", "a string", describe(role))
     if static and role != DEFAULT_ROLE:
@@ -166,18 +157,8 @@ def field(
         )
     if constraint is not None:
         _check_constraint(constraint, static)
-        metadata[CONSTRAINT] = constraint
-    if static:
-        metadata[STATIC] = True
-    if converter is not None:
-        metadata[CONVERTER] = converter
-    if accepts is not None:
-        metadata[ACCEPTS] = accepts
-    if given is not None:
-        metadata[GIVEN] = given
-    if role != DEFAULT_ROLE:
-        metadata[ROLE] = role
-        DECLARED_ROLES.add(role)
+    DECLARED_ROLES.add(role)
+    metadata |= {name: value for name, value in ours.items() if value is not None}
     try:
         return dataclasses.field(metadata=metadata, **kwargs)
     except (TypeError, ValueError) as error:

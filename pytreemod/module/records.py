@@ -187,7 +187,9 @@ def write_setattr(schema: Schema) -> None:
         is_own = type(self) is cls and FLAT not in values and PRIVATE not in values
         if is_own and name in accepts:
             value = accepts[name](value, self)
-        if is_own and name in names and type(value) in kinds:
+        kind = class_of(value)
+        is_simple = kind in kinds or (kind is tuple and kinds.issuperset(map(type, value)))
+        if is_own and name in names and is_simple:
             values[name] = value
         else:
             super(cls, self).__setattr__(name, value)
@@ -323,13 +325,13 @@ def refuse_itself(node: Any, name: str, value: Any) -> None:
     inside: list[Any]
     if class_of(value) is BoundMethod or value is node:
         inside = [value]
-    elif record_of(value) is not None:
-        fill_in(within)
-        inside = list(within.__stored__.values())
     elif isinstance(value, dict):
         inside = list(within.values())
     elif isinstance(value, (list, tuple)):
         inside = list(within)
+    elif record_of(value) is not None:
+        fill_in(within)
+        inside = list(within.__stored__.values())
     else:
         # A transformed function. Nodes of other kinds are not opened: building never flattens.
         inside = [getattr(value, "__wrapped__", None)]
