@@ -29,7 +29,7 @@ from pytreemod.errors import FieldError, PytreemodError, ShapeError, describe, e
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.construction import put_together, with_notes
 from pytreemod.module.fields import AbstractConstraint, field
-from pytreemod.module.reading import MADE, Made, count_made_as_one, evaluate
+from pytreemod.module.reading import MADE, Made, count_made_as_one, evaluate, leaf_shape
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.printing import array_doc
 from pytreemod.typing import Tracer, untyped_jax
@@ -177,7 +177,7 @@ class Constrained(Computed):
         return self.constraint.forward(self.unconstrained)
 
     def __value_shape__(self) -> tuple[int, ...] | None:
-        return self.constraint.shape_of(_shape(self.unconstrained))
+        return self.constraint.shape_of(leaf_shape(self.unconstrained))
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         import wadler_lindig as wl  # Here, as in `tree.printing`.
@@ -202,7 +202,3 @@ class Constrained(Computed):
                 yield wl.pdoc(evaluate(self, "value"), **kwargs)
         # Beside the value, for gradients have the form of the model, and are no such values.
         yield from wl.named_objs([("unconstrained", leaf)], **kwargs)
-
-
-def _shape(leaf: Any) -> tuple[int, ...]:
-    return tuple(getattr(leaf, "shape", ()))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import AccessError, FieldError, describe
 from pytreemod.module.fields import AbstractConstraint
 from pytreemod.module.reading import is_computed, is_derivative
 from pytreemod.tree.nodes import is_node
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.typing import class_of, jtu
 
 
@@ -38,7 +37,9 @@ def take_in(constraint: AbstractConstraint, value: Any, where: str, old: Any = N
     kind = class_of(value)
     if kind is int:
         value = float(value)
-    elif kind is not float and not (_has_dtype(value) and jnp.issubdtype(value.dtype, jnp.inexact)):
+    elif kind is not float and not (
+        is_abstract(value) and jnp.issubdtype(value.dtype, jnp.inexact)
+    ):
         _refuse_kind(constraint, value, where)
     return constraint.constrain(value, where, old)
 
@@ -62,26 +63,22 @@ def take_in_change(
     """
     if is_computed(old):
         leaves = jtu.tree_leaves(old)
-        if not leaves or not all(map(_has_dtype, leaves)):
+        if not leaves or not all(map(is_abstract, leaves)):
             return new
         is_value = _is_value(new)
         if is_value and is_derivative(old):
             _refuse_derivative(new, where)
     else:
-        is_value = (old is None or _has_dtype(old)) and _is_value(new) and class_of(new) is not int
+        is_value = (old is None or is_abstract(old)) and _is_value(new) and class_of(new) is not int
     return take_in(constraint, new, where, old) if is_value or is_built else new
 
 
 def _is_value(new: Any) -> bool:
     """Whether a model could be meant to hold it: numbers, and whatever has arrays."""
-    if class_of(new) in (float, int) or _has_dtype(new):
+    if class_of(new) in (float, int) or is_abstract(new):
         return True
     is_opened = is_node(new) and not is_computed(new)
-    return is_opened and any(map(_has_dtype, jtu.tree_leaves(new)))
-
-
-def _has_dtype(value: Any) -> bool:
-    return is_array(value) or isinstance(value, jax.ShapeDtypeStruct)
+    return is_opened and any(map(is_abstract, jtu.tree_leaves(new)))
 
 
 def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoReturn:

@@ -30,7 +30,7 @@ from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PRIVATE, Waiting, private_of
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.stored_fields import is_reading_stored, stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, class_of, jtu
@@ -156,13 +156,9 @@ def _evaluate_mapped(node: Any, where: str, axes: int) -> Any:
 
     for _ in range(axes):
         value = jax.vmap(value)
-    arrays = [leaf if _has_axes(leaf) else None for leaf in leaves]
-    is_abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-    return jax.eval_shape(value, arrays) if is_abstract else value(arrays)
-
-
-def _has_axes(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    arrays = [leaf if is_abstract(leaf) else None for leaf in leaves]
+    is_of_shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    return jax.eval_shape(value, arrays) if is_of_shapes else value(arrays)
 
 
 def count_made_as_one(node: Any) -> int:
@@ -178,7 +174,7 @@ def count_made_as_one(node: Any) -> int:
     if made.leaves is None or len(leaves) != len(made.leaves):
         return 0
     pairs = zip(leaves, made.leaves, strict=True)
-    more = {leaf.ndim - len(then) for leaf, then in pairs if _has_axes(leaf)}
+    more = {leaf.ndim - len(then) for leaf, then in pairs if is_abstract(leaf)}
     return max(more.pop(), 0) if len(more) == 1 else 0
 
 
@@ -187,11 +183,16 @@ def _last(where: str) -> str:
 
 
 def _has_shape(leaf: Any) -> bool:
-    return _has_axes(leaf) or isinstance(leaf, (float, int, complex))
+    return is_abstract(leaf) or isinstance(leaf, (float, int, complex))
+
+
+def leaf_shape(leaf: Any) -> tuple[int, ...]:
+    """The shape of an array, or of what stands in its place; a number has none."""
+    return tuple(getattr(leaf, "shape", ()))
 
 
 def _shapes(leaves: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(getattr(leaf, "shape", ())) for leaf in leaves)
+    return tuple(map(leaf_shape, leaves))
 
 
 def _value(node: Any, where: str) -> Any:

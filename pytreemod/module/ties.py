@@ -34,6 +34,7 @@ from pytreemod.module.reading import (
     evaluate_each,
     follow,
     is_computed,
+    leaf_shape,
     made_of,
     refuse_tied_place,
     ties_of,
@@ -42,10 +43,10 @@ from pytreemod.module.unfinished import is_unfinished
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.locating import Target, locate
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.nodes import children_of, found_in, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import is_being_built
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at, with_children
@@ -175,10 +176,11 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
         return _untied(model, None, ())
     targets = locate(place, model, None, "untie(place)").targets
     for target in targets:
-        if not isinstance(target.node, Tied):
+        if not _is_tied(target.node):
             expected = "a place that is tied"
             text = path_text(target.path)
-            known = ", ".join(path_text(path) for path, _ in _holes(model, ())) or "no place is"
+            tied = [path_text(path) for path, _ in found_in(model, _is_tied)]
+            known = ", ".join(tied) or "no place is"
             hint = f"tied are: {known}"
             raise SpecError("untie(place)", expected, f"{text}, which is not", hint=hint)
     return _untied(model, {target.path for target in targets}, ())
@@ -242,9 +244,17 @@ class _Functional(Tie):
         return put_together(Through, values, ("fn",))
 
 
+def _tie_of(
+    place: KeyPath, source: KeyPath, through: Callable[[Any], Any] | None, made: Made | None
+) -> Tie:
+    if through is None or made is None:
+        return Tie(place, source)
+    return _Functional(place, source, through, made)
+
+
 class _Asked(AbstractAsked):
     def tied(self, node: Any) -> Any:
-        if any(map(is_unfinished, jtu.tree_leaves(node, is_leaf=is_unfinished))):
+        if found_in(node, is_unfinished):
             return with_notes(node, {ASKED: self})
         for place, to, through in self:
             node = tie(node, place, to, through=through)
@@ -333,9 +343,7 @@ def _tie_one(
     axes = _member_axes(model, place[:count])
     made = _check_fit(target.node, new, through, path_text(place), path_text(origin), axes)
     below, from_here = place[count:], origin[count:]
-    new_tie = Tie(below, from_here)
-    if through is not None and made is not None:
-        new_tie = _Functional(below, from_here, through, made)
+    new_tie = _tie_of(below, from_here, through, made)
     hole = Tied(path_text(from_here), through, len(below))
     node = node_at(model, place[:count])
     keeper = _with_ties(node, [(below, hole)], (*ties_of(node), new_tie))
@@ -353,13 +361,8 @@ def _common(one: KeyPath, other: KeyPath) -> KeyPath:
 
 def _keeper_depth(model: Any, shared: KeyPath) -> int | None:
     """The length of the path to the lowest Module on a path."""
-    found, node = None, model
-    for i, key in enumerate((*shared, None)):
-        if record_of(node) is not None:
-            found = i
-        if key is not None:
-            node = node_at(node, (key,))
-    return found
+    above = (i for i in range(len(shared) + 1) if record_of(node_at(model, shared[:i])) is not None)
+    return max(above, default=None)
 
 
 def node_at(node: Any, path: KeyPath) -> Any:
@@ -445,7 +448,7 @@ class _Parts:
         children = children_of(node)
         if children is None or is_computed(node):
             name = path_text(path) if path else ""
-            self.shapes[name] = made_of(node).shape if is_computed(node) else _shape(node)
+            self.shapes[name] = made_of(node).shape if is_computed(node) else leaf_shape(node)
             if isinstance(node, Constrained):
                 self.bounds[name] = node.constraint
             return
@@ -464,7 +467,7 @@ def _one_of(node: Any, axes: int) -> Any:
     """Of what layers that are held as one have, the shapes of one of them."""
 
     def one(leaf: Any) -> Any:
-        shape = _shape(leaf)[axes:]
+        shape = leaf_shape(leaf)[axes:]
         return jax.ShapeDtypeStruct(shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 
     return jtu.tree_map(one, node) if axes else node
@@ -486,7 +489,7 @@ def observe_one(cls: Any, values: dict[str, Any], config: Iterable[str], axes: i
 def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
     """What a function gives of a source, which counts as the one array that it reads as."""
     given: Any = put_together(Through, {"fn": through, "source": source}, ("fn",))
-    shape = made_of(source).shape if is_computed(source) else _shape(source)
+    shape = made_of(source).shape if is_computed(source) else leaf_shape(source)
     return Made(None if shape is None else (shape,), made_of(given).shape)
 
 
@@ -508,15 +511,10 @@ def _may_be_one(a: Any, b: Any) -> bool:
     return all(_may_be_one(getattr(a, name, None), getattr(b, name, None)) for name in names)
 
 
-def _shape(leaf: Any) -> Any:
-    return tuple(getattr(leaf, "shape", ()))
-
-
 def _shown(node: Any) -> str:
-    is_one = is_array(node) or isinstance(node, jax.ShapeDtypeStruct)
-    return (
-        describe(node) if is_one else ", ".join(f"{n} {s}" for n, s in _Parts(node).shapes.items())
-    )
+    if is_abstract(node):
+        return describe(node)
+    return ", ".join(f"{name} {shape}" for name, shape in _Parts(node).shapes.items())
 
 
 def _hint_of_misfit(
@@ -587,17 +585,13 @@ def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
     return with_children(node, children, parts)
 
 
-def _holes(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Tied]]:
-    if isinstance(node, Tied):
-        yield path, node
-        return
-    for key, child in children_of(node) or ():
-        yield from _holes(child, (*path, key))
+def _is_tied(node: Any) -> bool:
+    return isinstance(node, Tied)
 
 
 def holds_ties(model: Any) -> bool:
     """Whether any place of a tree is tied."""
-    return next(_holes(model, ()), None) is not None
+    return bool(found_in(model, _is_tied))
 
 
 def members_of_ties(node: Any) -> dict[KeyPath, int]:
@@ -621,18 +615,17 @@ def retie(model: Any, members: Mapping[int, int]) -> Any:
         model: the tree.
         members: what `members_of_ties` said, by the id of the node at the place.
     """
-    found = list(_holes(model, ()))
-    for path, hole in found:
+    for path, hole in found_in(model, _is_tied):
         keeper, place = path[: len(path) - hole.depth], path[len(path) - hole.depth :]
         node = node_at(model, keeper)
         if any(tie.place == place for tie in ties_of(node)):
             continue
         (source,) = locate(hole.to, node, None, "tie").targets
-        new_tie = Tie(place, source.path)
+        made = None
         if hole.through is not None:
             axes = members.get(id(hole))
             one = _one_of(source.node, _member_axes(model, keeper) if axes is None else axes)
             made = _made_through(hole.through, one)
-            new_tie = _Functional(place, source.path, hole.through, made)
+        new_tie = _tie_of(place, source.path, hole.through, made)
         model = replace_at(model, [(keeper, _with_ties(node, [], (*ties_of(node), new_tie)))])
     return model

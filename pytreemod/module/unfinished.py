@@ -40,7 +40,7 @@ from pytreemod.module.fields import field
 from pytreemod.module.flattening import note_of
 from pytreemod.module.reading import ASKED
 from pytreemod.module.variants import Trait, Variant, Varying
-from pytreemod.tree.nodes import record_of
+from pytreemod.tree.nodes import found_in, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import class_of, jtu
@@ -467,7 +467,7 @@ def by_trial(tree: Any, read: Callable[[Any], Any], size: int = _TRIAL) -> Any:
 
     def trial(tree: Any) -> Any:
         # One may have been given another.
-        while any(map(is_unfinished, jtu.tree_leaves(tree, is_leaf=is_unfinished))):
+        while found_in(tree, is_unfinished):
             tree = jtu.tree_map(make, tree, is_leaf=is_unfinished)
         return read(tree)
 

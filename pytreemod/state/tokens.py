@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
-from pytreemod.tree.nodes import record_of
+from pytreemod.tree.nodes import found_in, record_of
 from pytreemod.typing import PyTree, jtu
 
 _V = TypeVar("_V")
@@ -45,11 +45,7 @@ def is_token(node: Any) -> bool:
 
 def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
     """The tokens in a tree with their paths."""
-    return [
-        (path, node)
-        for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_token)
-        if is_token(node)
-    ]
+    return found_in(tree, is_token)
 
 
 def map_tokens(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:

@@ -17,7 +17,7 @@ from pytreemod.errors import SpecError, describe
 from pytreemod.tree.paths import pattern_text, some_of, step_name
 from pytreemod.tree.pending import FLAT
 from pytreemod.tree.stored_fields import stored
-from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
+from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
 DECLARED_ROLES = {DEFAULT_ROLE, "buffer"}
@@ -154,6 +154,12 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
         return None
     pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=stop_below(node))
     return [(path[0], child) for path, child in pairs]
+
+
+def found_in(tree: PyTree, is_meant: Callable[[Any], bool]) -> list[tuple[KeyPath, Any]]:
+    """The outermost nodes of a tree for which a test is true, with their paths."""
+    leaves = jtu.tree_leaves_with_path(tree, is_leaf=is_meant)
+    return [(path, node) for path, node in leaves if is_meant(node)]
 
 
 def _sorted(names: Any) -> list[Any]:

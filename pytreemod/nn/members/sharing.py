@@ -12,9 +12,9 @@ from typing import Any, cast
 from pytreemod.errors import ArgumentError, SpecError, StateError, describe
 from pytreemod.module.unfinished import by_trial, is_unfinished, refuse_unfinished
 from pytreemod.nn.members.stacking import is_shared
-from pytreemod.state.tokens import is_token, with_fields
+from pytreemod.state.tokens import map_tokens, with_fields
 from pytreemod.state.values import State
-from pytreemod.tree.nodes import Location, locations
+from pytreemod.tree.nodes import Location, found_in, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.selecting import Selector, as_selector
@@ -58,20 +58,16 @@ def shared_paths(member: Any, selector: Any) -> tuple[str, ...]:
     if selector is None:
         return ()
     highest = by_trial(member, lambda member: _highest_of(member, selector))
-    for path, node in jtu.tree_leaves_with_path(member, is_leaf=is_unfinished):
-        if is_unfinished(node) and any(at[: len(path)] == path != at for at in highest):
+    for path, _ in found_in(member, is_unfinished):
+        if any(at[: len(path)] == path != at for at in highest):
             refuse_unfinished(WHERE, member)
     return tuple(map(path_text, highest))
 
 
 def _highest_of(member: Any, selector: Any) -> dict[KeyPath, None]:
     """The highest nodes of which a selector picks everything."""
-
-    def mark(node: Any) -> Any:
-        return with_fields(node, {"init": _Value()}) if is_token(node) else node
-
     # Whether a token holds its value or not: as one leaf in its place.
-    probe = jtu.tree_map(mark, member, is_leaf=is_token)
+    probe = map_tokens(lambda token: with_fields(token, {"init": _Value()}), member)
     pairs = zip(locations(probe), _as_selector(selector).mask(probe), strict=True)
     # All but arrays is the same for all members in any case.
     rows = [(s, hit) for s, hit in pairs if is_array(s.leaf) or isinstance(s.leaf, _Value)]

@@ -14,7 +14,7 @@ import jax
 from pytreemod.errors import ArgumentError
 from pytreemod.state import streams
 from pytreemod.state.streams import Stream
-from pytreemod.state.tokens import RngStream, Unnamed, is_token, tokens_of, with_fields
+from pytreemod.state.tokens import RngStream, Unnamed, map_tokens, tokens_of, with_fields
 from pytreemod.transform.maps import stacking
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.partitioning import partition
@@ -124,18 +124,15 @@ def _marked(member: Any, markers: Iterable[Any]) -> Any:
     """Members whose tokens bear the markers, in order."""
     rest = iter(markers)
 
-    def mark(node: Any) -> Any:
-        return with_fields(node, {"marker": next(rest)}) if is_token(node) else node
-
-    return jtu.tree_map(mark, member, is_leaf=is_token)
+    return map_tokens(lambda token: with_fields(token, {"marker": next(rest)}), member)
 
 
 def _on_streams(member: Any, change: Callable[[Stream], Stream]) -> Any:
     """Members in which the values of the streams, where they hold them, are changed."""
 
-    def visit(node: Any) -> Any:
-        if not isinstance(node, RngStream) or node.init is None:
-            return node
-        return with_fields(node, {"init": change(cast("Stream", node.init))})
+    def visit(token: Any) -> Any:
+        if not isinstance(token, RngStream) or token.init is None:
+            return token
+        return with_fields(token, {"init": change(cast("Stream", token.init))})
 
-    return jtu.tree_map(visit, member, is_leaf=is_token)
+    return map_tokens(visit, member)
