@@ -9,9 +9,11 @@ backwards.
 from __future__ import annotations
 
 import functools as ft
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe
@@ -50,8 +52,6 @@ class _Jacobian(Transformed):
     options: _Options
     # What JAX wants to be real, unless the function is holomorphic.
     of: ClassVar[str]
-    # JAX's own transform.
-    differentiate: ClassVar[Callable[..., Any]]
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -59,32 +59,25 @@ class _Jacobian(Transformed):
         where = f"{name} of {function_name(fn)}"
         chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
         refuse_nothing(name, fn, chosen, options.wrt)
-        returned: list[Any] = []
+        is_real = not dict(options.jaxkwargs).get("holomorphic")
+        if is_real and self.of == "arguments":
+            # Here, where there are paths: JAX's own error names no leaf.
+            self._refuse_complex(where, chosen_places(fn, chosen))
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
             (result, collected), aux = chosen.collect(fn, diffs, kwargs), None
             if options.has_aux:
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
-            returned.append(result)
+            if is_real and self.of == "results":
+                named = jtu.tree_leaves_with_path(result)
+                self._refuse_complex(where, [(path_text(p, "result"), leaf) for p, leaf in named])
             outs, _ = divide(result, is_differentiable)
             if not outs:
                 _refuse_no_result(where, result)
             # The result goes along as it is: what shows where its Jacobians are to be placed.
             return outs, pack(with_collected((result, aux), collected))
 
-        differentiate = self.differentiate(run, has_aux=True, **dict(options.jaxkwargs))
-        try:
-            jacobians, packed = differentiate(chosen.values)
-        except TypeError as error:
-            # JAX's own error names no leaf.
-            if not dict(options.jaxkwargs).get("holomorphic"):
-                is_forward = self.of == "arguments"
-                leaves = chosen_places(fn, chosen) if is_forward else _named_leaves(returned)
-                self._explain_complex(where, leaves, error)
-            raise
-        finally:
-            # What is traced must not outlive the trace.
-            returned.clear()
+        jacobians, packed = self.differentiate(run, dict(options.jaxkwargs))(chosen.values)
         result, aux = unpack(packed)
         _, structure = divide(result, is_differentiable)
         matrices = structure.place([chosen.place(jacobian) for jacobian in jacobians])
@@ -92,9 +85,7 @@ class _Jacobian(Transformed):
         chosen.pass_on_use(name)
         return (matrices, aux) if options.has_aux else matrices
 
-    def _explain_complex(
-        self, where: str, leaves: Sequence[tuple[str, Any]], error: TypeError
-    ) -> None:
+    def _refuse_complex(self, where: str, leaves: Sequence[tuple[str, Any]]) -> None:
         found = [f"{place}: {describe(leaf)}" for place, leaf in leaves if _is_complex(leaf)]
         if found:
             raise DerivativeError(
@@ -106,7 +97,12 @@ class _Jacobian(Transformed):
                     "of a holomorphic function:",
                     f"pm.{self.transform_name}(f, holomorphic=True)",
                 ],
-            ) from error
+            )
+
+    @staticmethod
+    @abstractmethod
+    def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+        """JAX's own transform."""
 
 
 def _is_complex(leaf: Any) -> bool:
@@ -114,14 +110,9 @@ def _is_complex(leaf: Any) -> bool:
     return is_number and bool(jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating))
 
 
-def _named_leaves(results: Sequence[PyTree]) -> list[tuple[str, Any]]:
-    """The leaves of each result with their paths."""
-    named = [pair for result in results for pair in jtu.tree_leaves_with_path(result)]
-    return [(path_text(path, "result"), leaf) for path, leaf in named]
-
-
 def _refuse_no_result(where: str, result: PyTree) -> None:
-    places = [f"{path}: {describe(leaf)}" for path, leaf in _named_leaves([result])]
+    named = jtu.tree_leaves_with_path(result)
+    places = [f"{path_text(path, 'result')}: {describe(leaf)}" for path, leaf in named]
     expected = "at least one floating array in the result"
     raise ArgumentError(where, expected, "none", places=places)
 
@@ -132,7 +123,9 @@ class _Forward(_Jacobian):
 
     transform_name = "filter_jacfwd"
 
-    differentiate = staticmethod(untyped_jax.jacfwd)
+    @staticmethod
+    def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+        return jax.jacfwd(run, has_aux=True, **options)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
 
 
 class _Reverse(_Jacobian):
@@ -141,7 +134,9 @@ class _Reverse(_Jacobian):
 
     transform_name = "filter_jacrev"
 
-    differentiate = staticmethod(untyped_jax.jacrev)
+    @staticmethod
+    def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+        return jax.jacrev(run, has_aux=True, **options)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
 
 
 class _Hessian(Transformed):
