@@ -73,7 +73,7 @@ from pytreemod.tree.nodes import (
     own_class,
     record_of,
 )
-from pytreemod.tree.paths import PathName, path_text
+from pytreemod.tree.paths import PathName, pattern_text
 from pytreemod.typing import KeyPath, PyTree, Tracer, class_of, jtu
 
 
@@ -107,7 +107,7 @@ def describe_tree(tree: PyTree, where: str) -> Description:
     try:
         return Description(writer.node(tree, (), ()), writer.leaves, writer.names, writer.nodes)
     except RecursionError as error:
-        text = f"{path_text(writer.path[:6])}..., {len(writer.path)} steps and more"
+        text = f"{pattern_text(writer.path[:6])}..., {len(writer.path)} steps and more"
         raise FileError(explain_depth(where, [text])) from error
 
 
@@ -214,7 +214,7 @@ class _Writer:
                 self.where,
                 "leaves with different names",
                 f"two that are named {name!r}",
-                places=[path_text(path)],
+                places=[pattern_text(path)],
                 hint="rename one of the two keys, such as 0 and '0'",
             )
         self.leaves[name] = leaf

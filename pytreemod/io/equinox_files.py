@@ -56,7 +56,7 @@ from pytreemod.nn.spectral_normalization import SpectralNorm
 from pytreemod.state.tokens import tokens_of
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import AbstractRecord, children_of, record_of
-from pytreemod.tree.paths import PathName, path_text
+from pytreemod.tree.paths import PathName, pattern_text
 from pytreemod.tree.prefixes import spread
 from pytreemod.tree.selecting import Rule
 from pytreemod.tree.stored_fields import reading_stored, stored
@@ -359,7 +359,7 @@ class _Misfit(EquinoxFileError):
 
 def _call(function: Any, file: Any, leaf: FileLeaf, where: str, done: str) -> Any:
     """What a function of the filter spec makes of a leaf; errors name its path."""
-    place = f"{where}, {path_text(leaf.path)}"
+    place = f"{where}, {pattern_text(leaf.path)}"
     try:
         return function(file, leaf.value)
     except _Misfit as error:
@@ -449,7 +449,7 @@ def _misfits(leaves: Sequence[FileLeaf], values: Sequence[Any]) -> Generator[str
         )
         if is_misfit:
             mine = describe(old) if hasattr(old, "dtype") else f"of type {type(old).__name__}"
-            yield f"{path_text(leaf.path)}: {mine} in like, {describe(new)} in the file"
+            yield f"{pattern_text(leaf.path)}: {mine} in like, {describe(new)} in the file"
 
 
 def _refuse_misfits(misfits: Sequence[str], where: str) -> NoReturn:
@@ -648,7 +648,7 @@ def _refuse_spec(spec: Any, path: tuple[Any, ...], where: str) -> NoReturn:
         where,
         "functions of a file and a leaf",
         describe(spec),
-        places=[path_text(path)] if path else [],
+        places=[pattern_text(path)] if path else [],
         hint=["what leaves a leaf out is", "lambda f, x: None, in reading lambda f, x: x"],
     )
 
@@ -657,10 +657,10 @@ def _unsaid(path: tuple[Any, ...], where: str) -> str:
     return explain(
         where,
         "a function for each leaf that Equinox has",
-        f"none for {path_text(path)}, which is configuration here",
+        f"none for {pattern_text(path)}, which is configuration here",
         hint=[
             "give one for the whole layer:",
-            f"filter_spec = pm.tree_at({path_text(path[:-1])!r}, filter_spec, "
+            f"filter_spec = pm.tree_at({pattern_text(path[:-1])!r}, filter_spec, "
             "replace_fn=lambda _: function)",
         ],
     )
@@ -893,7 +893,7 @@ def _momentum_missing(leaf: FileLeaf, where: str) -> EquinoxFileError:
         "the model beside its State, for running statistics that Equinox corrects by the "
         "layer's momentum",
         "a State alone",
-        places=[path_text(leaf.path)],
+        places=[pattern_text(leaf.path)],
         hint=[
             "read nothing for the model:",
             "filter_spec = (lambda f, x: x, pm.default_deserialise_filter_spec)",

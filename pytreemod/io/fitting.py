@@ -18,7 +18,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
 from pytreemod.io.configuration import Json, are_same, describe_json
-from pytreemod.io.descriptions import Description, describe_tree
+from pytreemod.io.descriptions import Description
 from pytreemod.io.forms import based, constrained, other_forms, restacked
 from pytreemod.io.headers import can_be_written
 from pytreemod.io.tables import (
@@ -109,6 +109,7 @@ class LoadPlan:
 
 def fit(
     theirs: Table,
+    described: Description,
     like: PyTree,
     options: LoadOptions,
     read: Callable[[Source], Any],
@@ -118,6 +119,7 @@ def fit(
 
     Args:
         theirs: the file's table.
+        described: what `like` is.
         like: a tree.
         options: what was asked for.
         read: reads an array of the file, for migrations.
@@ -128,7 +130,6 @@ def fit(
         ArgumentError: an option is unusable.
     """
     # Both sides as a file has them: names and JSON are compared, and never objects.
-    described = describe_tree(like, where)
     _check_not_traced(described.leaves, where)
     ours = read_table(described.tree, described.leaves)
     plan = LoadPlan()

@@ -19,7 +19,7 @@ from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
 from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
-from pytreemod.io.descriptions import rebuild_tree, renew_modes
+from pytreemod.io.descriptions import describe_tree, rebuild_tree, renew_modes
 from pytreemod.io.fitting import (
     HINT_WIDTH,
     LoadOptions,
@@ -181,10 +181,12 @@ def load(
         if like is _NOTHING:
             _check_alone(where, options)
             return _rebuilt(file, about, where)
+        # First: JAX's own walk would fail of a tree that is too deep without saying so.
+        described = describe_tree(like, where)
         _check_is_tree(like, where)
         read = _reader_of(file)
         try:
-            plan = fit(table_of(file, about, where), like, options, read, where)
+            plan = fit(table_of(file, about, where), described, like, options, read, where)
         except FileError as error:
             if about is None:
                 error.add_note(_FROM_TORCH)

@@ -81,8 +81,9 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
         >>> pm.save("run.safetensors", {"model": model, "opt_state": opt_state})
     """
     where = f"save({shown_path(path)})"
-    refuse_unfinished(where, tree)
+    # First: JAX's own walk would fail of a tree that is too deep without saying so.
     described = describe_tree(tree, where)
+    refuse_unfinished(where, tree)
     arrays = dict[str, Any]()
     for name, leaf in described.leaves.items():
         check_has_values(name, leaf, where)

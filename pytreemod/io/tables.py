@@ -25,7 +25,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.io.configuration import CLASS_VERSION, MEMBERS, Json
 from pytreemod.training.precision_rules import PRECISION
-from pytreemod.tree.paths import parse_name, path_text, plain_name, step_names
+from pytreemod.tree.paths import parse_name, pattern_text, plain_name, step_names
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
@@ -306,7 +306,7 @@ def _distinct_names(where: str, paths: Sequence[tuple[Any, ...]], sep: str) -> l
     if len({*names}) == len(names):
         return names
     twice = [
-        f"{name}: {path_text(path)}"
+        f"{name}: {pattern_text(path)}"
         for name, path in zip(names, paths, strict=True)
         if names.count(name) > 1
     ]

@@ -31,7 +31,7 @@ from pytreemod.module.ties import holds_ties, untie
 from pytreemod.nn.nets import Stateful
 from pytreemod.state.values import State
 from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
-from pytreemod.tree.paths import path_text
+from pytreemod.tree.paths import pattern_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, jtu
 
@@ -240,7 +240,7 @@ def _tied_again(where: str, tied: Any, made: Any) -> Any:
     model = treedef.unflatten([given[path] for path, _ in paths])
     again = dict(jtu.tree_leaves_with_path(untie(model)))
     wrong = [
-        f"{path_text(path)}: another tensor than where it is tied to"
+        f"{pattern_text(path)}: another tensor than where it is tied to"
         for path in given.keys() - {path for path, _ in paths}
         # A nan equals itself here: the question is whether two tensors are one.
         if not np.array_equal(np.asarray(given[path]), np.asarray(again[path]), equal_nan=True)

@@ -14,6 +14,7 @@ from pytreemod import nn
 from pytreemod.errors import ArgumentError, FieldError, FileError
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
+from tests.io.files import write_described
 
 
 def old_net(**options):
@@ -326,3 +327,30 @@ def test_threads_migrate_side_by_side(tmp_path):
         thread.join()
     assert len(found) == 8
     assert all(net == found[0] for net in found)
+
+
+@pytest.mark.parametrize("version", [0, -1, 1.5, "2", None, [2], {"int": "0x2"}, 10**30])
+def test_a_version_that_no_writer_wrote_is_refused(version, tmp_path):
+    """With `like` as without."""
+    name = "test_versions.Odd"
+    cls = pm.register_for_files(new_net(), name=name)
+    pm.migration(cls, 1)(split)
+    tree = {"module": [name, {}, {"key": 1, "value": 2, "size": 4, "<version>": version}]}
+    write_described(tmp_path / "file", tree)
+    for arguments in ((), (zeros(cls),)):
+        with pytest.raises(FileError, match=r"description that|version"):
+            pm.load(tmp_path / "file", *arguments)
+
+
+def test_a_tree_that_is_too_deep_is_refused_as_that(tmp_path):
+    """Deeper than JAX's own walk can go, too."""
+    tree = ramp(1)
+    for _ in range(3000):
+        tree = [tree]
+    with pytest.raises(FileError, match="less deep than Python's limit"):
+        pm.save(tmp_path / "deep", tree)
+    pm.save(tmp_path / "flat", ramp(1))
+    with pytest.raises(FileError, match="less deep than Python's limit"):
+        pm.load(tmp_path / "flat", tree)
+    # And nothing is broken by it.
+    assert_same(pm.load(tmp_path / "flat", ramp(1)), ramp(1))
