@@ -199,7 +199,7 @@ def _next_to(bound: float, towards: float, dtype: Any) -> float:
         return float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
 
 
-def _slack(value: Any, roundings: float) -> float:
+def _slack(value: Any, roundings: int) -> float:
     known = untyped_jax.numpy.finfo(value.dtype)
     return roundings * float(known.eps)
 
