@@ -262,3 +262,20 @@ def test_any_other_name_is_told_as_python_tells_it():
 
 
 test_refusals = refusals(globals())
+
+
+def test_a_base_that_comes_after_module_has_the_member():
+    """The next class of the order, and no later one, is asked first."""
+
+    class Trained:
+        def train(self):
+            return "trained"
+
+    class Untrained:
+        def train(self):
+            return "untrained"
+
+    class Net(pm.Module, Trained, Untrained):
+        x: int = 0
+
+    assert Net().train() == "trained"
