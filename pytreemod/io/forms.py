@@ -227,6 +227,16 @@ def _items(names: Mapping[Name, Any], spot: Name) -> list[Name]:
     return []
 
 
+def _members(names: Mapping[Name, Any], items: Sequence[Name]) -> list[dict[Name, Any]]:
+    """What is at each of some names, and below it, by the rest of its name; in one pass."""
+    found: dict[Name, dict[Name, Any]] = {item: {} for item in items}
+    n = len(items[0])
+    for name, value in names.items():
+        if name[:n] in found:
+            found[name[:n]][name[n:]] = value
+    return [*found.values()]
+
+
 def _stack_all(
     table: Table,
     ours: Table,
@@ -261,7 +271,7 @@ def _stack(
     layer = (*spot.name, held.field)
     if not items or not _below(ours.leaves, layer) or _below(table.leaves, layer):
         return set()
-    members = [_below(table.leaves, item) for item in items]
+    members = _members(table.leaves, items)
     made: dict[Name, Leaf] = {}
     for rest, first in members[0].items():
         layers = [member.get(rest) for member in members]
@@ -313,7 +323,7 @@ def _stack_config(
 ) -> None:
     layer = (*name, held.field)
     for names in (table.config, table.classes):
-        parts = [_from(names, item) for item in items]
+        parts = _members(names, items)
         if not all(_are_same_parts(part, parts[0]) for part in parts):
             raise _differ(where, layer, items)
         _drop(names, name)
