@@ -18,10 +18,6 @@ Rest = ParamSpec("Rest")
 
 @overload
 def filled_in(
-    init: Callable[Concatenate[_Layer, Rest], None], /
-) -> Callable[[Callable[..., None]], Callable[Concatenate[_Layer, Rest], None]]: ...
-@overload
-def filled_in(
     init: Callable[Concatenate[_Layer, _First, Rest], None], first: _First, /
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[_Layer, Rest], None]]: ...
 @overload
@@ -35,8 +31,7 @@ def filled_in(init: Callable[..., None], /, *values: Any) -> Any:
     """Decorates an empty `__init__`: makes it `init` with its first arguments filled in.
 
     A class of its own per dimension then needs two lines, instead of a copy of the signature and
-    of what `init` does. Without values it is the `__init__` of a base, which type checkers would
-    take for one that a dataclass generates.
+    of what `init` does.
 
     Args:
         init: an `__init__`.

@@ -24,7 +24,6 @@ from pytreemod.nn.arguments import (
     own_arrays,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.dimensions import filled_in
 from pytreemod.nn.functional.promotion import wide_dtype
 from pytreemod.nn.functional.recurrent_cells import gru_cell, lstm_cell, simple_cell
 from pytreemod.nn.initializing import Initializer, begin, initialize, uniform_by_fan_in
@@ -109,24 +108,6 @@ class GatedCell(RNNCellBase, Layer, is_abstract=True):
     input_size: int = size()
     hidden_size: int = size(1)
     use_bias: bool = flag()
-
-    @sizes_follow(input_size=lambda input: input.shape[-1])
-    def __init__(
-        self,
-        input_size: int | None,
-        hidden_size: int,
-        use_bias: bool = True,
-        dtype: Any = None,
-        *,
-        key: KeyLike,
-        weight_init: Initializer | None = None,
-        recurrent_weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-    ):
-        self._start(
-            (input_size, hidden_size, use_bias),
-            (dtype, key, weight_init, recurrent_weight_init, bias_init),
-        )
 
     @property
     def gates(self: Any) -> int:
@@ -222,8 +203,23 @@ class GRUCell(GatedCell):
 
     bias_n: Inexact[Array, " hidden_size"] | None = array(given="use_bias")
 
-    @filled_in(GatedCell.__init__)
-    def __init__(self): ...
+    @sizes_follow(input_size=lambda input: input.shape[-1])
+    def __init__(
+        self,
+        input_size: int | None,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        recurrent_weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        self._start(
+            (input_size, hidden_size, use_bias),
+            (dtype, key, weight_init, recurrent_weight_init, bias_init),
+        )
 
     @ignores_key
     @in_scope("pm.nn.GRUCell")
@@ -289,8 +285,23 @@ class LSTMCell(GatedCell):
 
     rows: ClassVar[Any] = {"weight_ih": 4, "weight_hh": 4, "bias": 4}
 
-    @filled_in(GatedCell.__init__)
-    def __init__(self): ...
+    @sizes_follow(input_size=lambda input: input.shape[-1])
+    def __init__(
+        self,
+        input_size: int | None,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        recurrent_weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        self._start(
+            (input_size, hidden_size, use_bias),
+            (dtype, key, weight_init, recurrent_weight_init, bias_init),
+        )
 
     @ignores_key
     @in_scope("pm.nn.LSTMCell")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Array
 
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import Title, check_trailing
 from pytreemod.nn.calling import in_scope
-from pytreemod.nn.dimensions import filled_in
 from pytreemod.nn.functional.normalization import rms_norm
+from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.normalizing import TrailingNormalization
+from pytreemod.state.key_sources import KeyLike
 
 
 class RMSNorm(TrailingNormalization):
@@ -55,8 +58,21 @@ class RMSNorm(TrailingNormalization):
         Equinox's. That of `torch.nn.RMSNorm` is the epsilon of x's dtype.
     """
 
-    @filled_in(TrailingNormalization.__init__)
-    def __init__(self): ...
+    @sizes_follow(shape=lambda x: x.shape[-1])
+    def __init__(
+        self,
+        shape: int | Sequence[int] | None,
+        eps: int | float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: KeyLike | None = None,
+    ):
+        options: dict[str, Any] = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
+        super().__init__(shape, eps, use_weight, use_bias, dtype, **options)
 
     __call__ = in_scope("pm.nn.RMSNorm")(TrailingNormalization.__call__)
 
