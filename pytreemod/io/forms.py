@@ -75,11 +75,7 @@ class _Spot(NamedTuple):
 
     def axis_of(self, *names: Name) -> int:
         """The axis of a leaf, by the names that it has in the file and in `like`."""
-        return self.axis - sum(
-            _is_below(names, tops)
-            for ensemble, tops in self.shared.items()
-            if ensemble != self.name
-        )
+        return self.axis - sum(_is_below(names, tops) for tops in self.shared.values())
 
     def is_shared(self, *names: Name) -> bool:
         """Whether a leaf is held once for all members."""
