@@ -15,6 +15,7 @@ from pytreemod.module.field_kinds import (
     as_integer,
     as_number,
     check_choice,
+    check_flag,
     check_number,
     check_size,
     check_sizes,
@@ -207,3 +208,7 @@ def test_words_are_accepted_in_either_case():
 
 
 test_refusals = refusals(globals())
+
+
+def test_a_flag_of_numpys_is_one_of_pythons():
+    assert check_flag("f(on)", np.bool_(True)) is True
