@@ -132,8 +132,6 @@ class _ShardMapped(Transformed):
                     _explain_explicit(assigned, mesh, error)
                 results.explain(error)
                 raise
-        # What is traced must not outlive the trace.
-        results.converted = []
         if drawn:
             # Anew, for the function may have used up what it was also given from outside.
             _, args, kwargs = structure.assemble(arrays)
@@ -294,8 +292,10 @@ class _Results:
         """
         own = result.result if type(result) is WithCollected else result
         assigned = assign(self.spec, own, "result", placement_terms(_OUT))
-        self.converted = convert_values(assigned, as_spec, _OUT, SPECS)
-        specs = [value for _, _, value in self.converted]
+        converted = convert_values(assigned, as_spec, _OUT, SPECS)
+        # For an error; the types of arrays alone, for JAX looks for tracers that outlive a trace.
+        self.converted = [each._replace(array=jax.typeof(each.array)) for each in converted]
+        specs = [value for _, _, value in converted]
         if type(result) is WithCollected:
             collected, whole = self.stack(result.collected)
             result, specs = WithCollected(own, collected), specs + whole
@@ -330,7 +330,7 @@ class _Results:
         # Results that differ from device to device along an axis that no spec names.
         places: list[str] = []
         for place, array, spec in self.converted:
-            lost = (varying_axes(jax.typeof(array)) & self.manual) - set(axes_in(spec))
+            lost = (varying_axes(array) & self.manual) - set(axes_in(spec))
             if lost:
                 varies = f"varies over {', '.join(sorted(map(repr, lost)))}"
                 places.append(f"{place}: {describe(array)} with {spec_text(spec)}, {varies}")
