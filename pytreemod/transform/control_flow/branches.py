@@ -195,13 +195,17 @@ class _Branches:
                 if is_alone:
                     raise
                 refused = error
-        results = [_result_of(branch.eval_shape(*values)) for branch in self.traced]
-        dtypes = tuple(_join(where, labels, results))
-        every = [pair for one in results for pair in zip(one.statics, dtypes, strict=True)]
-        if refused is not None and all(_has(leaf, dtype) for leaf, dtype in every):
-            raise refused
-        cast = [_cast(branch, dtypes) for branch in self.traced]
-        return choose(self.cast.setdefault(dtypes, cast), *values)
+        try:
+            results = [_result_of(branch.eval_shape(*values)) for branch in self.traced]
+            dtypes = tuple(_join(where, labels, results))
+            every = [pair for one in results for pair in zip(one.statics, dtypes, strict=True)]
+            if refused is not None and all(_has(leaf, dtype) for leaf, dtype in every):
+                raise refused
+            cast = [_cast(branch, dtypes) for branch in self.traced]
+            return choose(self.cast.setdefault(dtypes, cast), *values)
+        finally:
+            # Its traceback has this frame, and with it whatever the call was given.
+            del refused
 
 
 class _Returned:

@@ -139,8 +139,6 @@ def test_a_function_that_reads_what_changes(name, monkeypatch):
 def test_a_static_function_is_not_kept_alive(name):
     """A lasting step with fresh functions beside it: none stays, nor what it had captured."""
     run = RUNS[name]
-    # Branches whose numbers are cast may be two: as JAX refused them, once, and cast.
-    most = 2 if name == "promoted" else 1
     gc.collect()
     before = len(weak_functions._steps.entries)
     gc.disable()
@@ -151,7 +149,7 @@ def test_a_static_function_is_not_kept_alive(name):
             f = adding(big)
             assert run(f) is f
             # Cached as long as it is there.
-            assert before < len(weak_functions._steps.entries) <= before + most
+            assert len(weak_functions._steps.entries) == before + 1
             alive += [weakref.ref(big), weakref.ref(f)]
             del big, f
         assert [ref() for ref in alive] == [None] * 6
