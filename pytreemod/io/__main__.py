@@ -136,7 +136,7 @@ def _checksum(file: Container, leaf: Leaf) -> str:
 
 
 def _classes_in(table: Table) -> list[tuple[str, str]]:
-    # The mark of a name that nobody had registered is for who rebuilds.
+    # The mark of a name that is not registered is for a load without `like`.
     pairs = table.classes.items()
     return [(shown_name(name), str(cls).removeprefix("?")) for name, cls in pairs]
 

@@ -2,8 +2,8 @@
 
 Owns: the only way to open a file for reading, and the translation of the system's errors. A path is
 only ever that of a regular file: opening a pipe would wait for ever, and replacing a device would
-remove it. [`replacement`][pytreemod.io.access.replacement] writes beside the old file and renames:
-whoever opens the path meanwhile, or after a kill, sees the old file or the new one, whole.
+remove it. [`replacement`][pytreemod.io.access.replacement] writes another file and renames it: a
+reader of the path sees the old file or the new one, whole, also after a kill.
 [`remove_leftovers`][pytreemod.io.access.remove_leftovers] removes files that a killed process was
 writing; a living process shows that it is alive by a lock on its file.
 """

@@ -7,7 +7,7 @@ one key, which says what it is: `{"tuple": [...]}`, `{"dtype": "float32"}`,
 Classes and functions are written by name, and a name is looked up in tables that this process has
 filled ([`register_for_files`][pytreemod.register_for_files]) and nowhere else: no file can make
 anything be imported. From the start the tables have the library's layers, the functions of
-`jax.nn` and the elementwise ones of `jax.numpy`, and Python's own types. A name that nobody
+`jax.nn` and the elementwise ones of `jax.numpy`, and Python's own types. A name that is not
 registered is written as `"?name"`: it can be compared, and not rebuilt. So can
 `{"unknown": [class, text]}`, for what cannot be written at all.
 """
@@ -580,12 +580,12 @@ def _table() -> _Names:
 
 def registered_name(thing: Any) -> str | None:
     """The name that files have for a class or a function; None if it was given none."""
-    # A class that was made for some instances is told as the one that it passes for.
+    # A variant, made for some instances, is written as the class that it passes for.
     return _table().names.get(id(getattr(thing, "__passes_for__", thing)))
 
 
 def registered_as(name: str) -> Any:
-    """What a name in a file stands for; None if nothing was registered so."""
+    """The class or function of a name in a file; None if no such name is registered."""
     return _table().things.get(name)
 
 

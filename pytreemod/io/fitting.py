@@ -414,7 +414,7 @@ def _refuse(
     strict: bool,
     where: str,
 ) -> None:
-    # What is behind all the others that it brings is told instead of them.
+    # The cause is reported, and not all that is missing and unexpected because of it.
     tops = tuple(
         text for n in forms for text in (f"{shown_name(n)}: ", f"{_text(n)}." if n else "")
     )
@@ -561,7 +561,7 @@ class LoadReport:
             field.name: [_line(item) for item in getattr(self, field.name)]
             for field in fields(self)
         }
-        # How much was loaded is told though it be nothing.
+        # How much was loaded is shown even if it is nothing.
         there = [title for title, rows in told.items() if rows or title == "loaded"]
         counts = [f"{len(told[title])} {title}" for title in there]
         lines = [f"LoadReport: {', '.join(counts)}"]
@@ -603,7 +603,7 @@ def keys_form(shape: tuple[int, ...], impl: Json) -> Any:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is an array of random keys, or stands for one."""
+    """Whether a leaf is an array of random keys, or the shape of one."""
     dtype: Any = getattr(leaf, "dtype", None)
     # JAX takes microseconds to say that float32 is none.
     is_numpys = dtype is None or isinstance(dtype, np.dtype)

@@ -487,7 +487,7 @@ def constrained(
 
 
 class _Changed(NamedTuple):
-    """Takes in what stands for a value under one constraint, for another."""
+    """Converts the array of a value under one constraint to that under another."""
 
     old: Constraint
     new: Constrained
@@ -508,7 +508,7 @@ def _read_constraint(theirs: Table, name: Name, where: str) -> Constraint:
 
 
 def _take_in(ours: Constrained | _Changed, value: Any, name: str) -> Any:
-    """The array that stands for a value; of shapes alone, its shape."""
+    """The unconstrained array of a value; given a shape, its shape."""
     if isinstance(ours, _Changed):
         is_abstract = isinstance(value, jax.ShapeDtypeStruct)
         axes = count_made_as_one(ours.new)
@@ -528,7 +528,7 @@ def _brought_in(
             return leaf
         leaf = Leaf({"is": "jax"}, (), ours.dtype)
     shape, text = leaf.shape, shown_name(name)
-    # What it does not take keeps its shape, and is told to be no fit, or refused when it is read.
+    # A value that is refused keeps its shape: a misfit, or refused again when it is read.
     with suppress(PytreemodError):
         given = jax.ShapeDtypeStruct(leaf.shape, cast("Any", leaf.dtype))
         shape = _take_in(node, given, text).shape
@@ -544,7 +544,7 @@ def _made(
     name: str,
     where: str,
 ) -> Any:
-    """The array that stands for a value, in float32 or wider: it may be cast to that at once."""
+    """The unconstrained array of a value, in float32 or wider: it may be cast to that at once."""
     value = number if array is None else array
     dtype = jnp.dtype(getattr(value, "dtype", jnp.float32))
     wide = jax.dtypes.canonicalize_dtype(dtype) if dtype.itemsize > 4 else jnp.float32

@@ -105,7 +105,7 @@ def _dtype_called(name: str) -> np.dtype[Any] | None:
 
 _CODED = {code: _dtype_called(name) for name, code in (_CODES | _READ_ONLY).items()}
 DTYPES = {code: dtype for code, dtype in _CODED.items() if dtype is not None}
-"""The dtype that each code stands for. An old JAX lacks some."""
+"""The dtype of each code. An old JAX lacks some."""
 
 
 METADATA = "__metadata__"

@@ -76,8 +76,9 @@ class LayerNorm(TrailingNormalization):
         if elementwise_affine is not None:
             old, new = "elementwise_affine", ("use_weight", "use_bias")
             use_weight = use_bias = renamed("LayerNorm(...)", old, elementwise_affine, *new)
-        options: dict[str, Any] = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(shape, eps, use_weight, use_bias, dtype, **options)
+        self.shape = shape  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        self.eps, self.use_weight, self.use_bias = eps, use_weight, use_bias
+        self._start(dtype, weight_init, bias_init, key)
 
     __call__ = in_scope("pm.nn.LayerNorm")(TrailingNormalization.__call__)
 

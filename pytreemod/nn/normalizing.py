@@ -14,7 +14,6 @@ from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ShapeError, describe
 from pytreemod.module.field_kinds import array, flag, number, sizes
-from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
@@ -93,23 +92,6 @@ class TrailingNormalization(Normalization, is_abstract=True):
     use_bias: bool = flag()
     weight: Inexact[Array, "*shape"] | None = array(given="use_weight")
     bias: Inexact[Array, "*shape"] | None = array(given="use_bias")
-
-    @sizes_follow(shape=lambda x: x.shape[-1])
-    def __init__(
-        self,
-        shape: int | Sequence[int] | None,
-        eps: int | float = 1e-5,
-        use_weight: bool = True,
-        use_bias: bool = True,
-        dtype: Any = None,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        key: KeyLike | None = None,
-    ):
-        self.shape = shape  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
-        self.eps, self.use_weight, self.use_bias = eps, use_weight, use_bias
-        self._start(dtype, weight_init, bias_init, key)
 
 
 def axis_of_channels(

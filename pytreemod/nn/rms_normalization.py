@@ -71,8 +71,9 @@ class RMSNorm(TrailingNormalization):
         bias_init: Initializer | None = None,
         key: KeyLike | None = None,
     ):
-        options: dict[str, Any] = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(shape, eps, use_weight, use_bias, dtype, **options)
+        self.shape = shape  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        self.eps, self.use_weight, self.use_bias = eps, use_weight, use_bias
+        self._start(dtype, weight_init, bias_init, key)
 
     __call__ = in_scope("pm.nn.RMSNorm")(TrailingNormalization.__call__)
 
