@@ -657,12 +657,12 @@ def _check_name(where: str, name: Any, thing: Any) -> None:
         expected = "a name that is not the library's or JAX's own"
         raise ArgumentError(where, expected, repr(name), hint=hint)
     old = registered_as(name)
-    if old is not None and old is not thing and not _is_again(old, thing):
+    if old is not None and old is not thing and not is_redefined(old, thing):
         text = f"{name!r}, which stands for {'.'.join(_source_of(old))}"
         raise ArgumentError(where, "a name that is free", text, hint=hint)
 
 
-def _is_again(old: Any, thing: Any) -> bool:
+def is_redefined(old: Any, thing: Any) -> bool:
     """Whether one is the other, defined again: as by a cell of a notebook that is run twice."""
     name = own_name(thing)
     if name is None or type(old) is not type(thing) or _source_of(old) != _source_of(thing):

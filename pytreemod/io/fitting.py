@@ -437,6 +437,9 @@ def _refuse(
         hint = ["members may be in another form if you say so:", "pm.load(..., restack=True)"]
     if any("(see only=)" in text for text in forms.values()):
         hint = ["of more layers the first ones can be loaded:", 'pm.load(..., only="**")']
+    if plan.migrated and any(": only the file has it" in problem for problem in problems):
+        hint = ["in a migration, a layer that moves takes its configuration along:"]
+        hint += ['config["new.in_features"] = config.pop("old.in_features")']
     if any(problem.endswith(_SEE_CAST) for problem in problems):
         one, *others = sorted(plan.castable)
         rule = f'pm.by({{"head.**": "{one}", ...: None}})' if others else f'"{one}"'

@@ -21,6 +21,7 @@ from pytreemod.io.configuration import (
     ConfigurationWriter,
     Json,
     are_same_name,
+    is_redefined,
     name_of,
 )
 from pytreemod.io.headers import can_be_written
@@ -95,7 +96,7 @@ def migration(cls: type[Module], version: int) -> Callable[[_F], _F]:
 
     def add(function: _F) -> _F:
         found = _migrations_of(cls)
-        if version in found:
+        if version in found and not is_redefined(found[version], function):
             got = f"a second one of {cls.__name__}"
             raise ArgumentError(where, f"one migration from version {version}", got)
         # A new dict, for other threads may be loading.

@@ -296,8 +296,11 @@ def test_a_class_is_asked_for_a_version_that_it_has():
     with pytest.raises(ArgumentError, match="a Module class, got"):
         pm.migration(dict, 1)
     pm.migration(new, 1)(split)
-    with pytest.raises(ArgumentError, match="one migration from version 1"):
-        pm.migration(new, 1)(split)
+    # The same function, defined again as in a notebook, takes its place; another one does not.
+    pm.migration(new, 1)(split)
+    for another in (zeros, lambda arrays, config: (arrays, config)):
+        with pytest.raises(ArgumentError, match="one migration from version 1"):
+            pm.migration(new, 1)(another)
     for version in (0, 1.5, "2", True):
         with pytest.raises(FieldError, match=r"file_version=\): expected a whole number, 1 or"):
             old_net(file_version=version)
@@ -354,3 +357,54 @@ def test_a_tree_that_is_too_deep_is_refused_as_that(tmp_path):
         pm.load(tmp_path / "flat", tree)
     # And nothing is broken by it.
     assert_same(pm.load(tmp_path / "flat", ramp(1)), ramp(1))
+
+
+def test_a_layer_that_moves_takes_its_configuration_along(tmp_path):
+    """The error says so to whoever moved its arrays alone."""
+
+    def net(field, **options):
+        return type("Net", (pm.Module,), {"__annotations__": {field: object}}, **options)
+
+    pm.save(tmp_path / "old", net("up")(nn.Linear(2, 2, key=jax.random.key(1))))
+    new = net("linear", file_version=2)
+    like = new(nn.Linear(2, 2, key=jax.random.key(0)))
+
+    def renamed(values):
+        return {name.replace("up", "linear"): values[name] for name in values}
+
+    @pm.migration(new, 1)
+    def migrate(arrays, config):
+        return renamed(arrays), config
+
+    with pytest.raises(FileError, match=r"up\.use_bias: only the file has it") as caught:
+        pm.load(tmp_path / "old", like)
+    assert 'config["new.in_features"] = config.pop("old.in_features")' in str(caught.value)
+
+    @pm.migration(new, 1)
+    def migrate(arrays, config):  # noqa: F811  (as by a cell that is run again)
+        return renamed(arrays), renamed(config)
+
+    assert_same(pm.load(tmp_path / "old", like).linear, nn.Linear(2, 2, key=jax.random.key(1)))
+
+
+def test_loads_do_not_depend_on_each_other(tmp_path):
+    """Nothing is cached by a load: neither arrays nor what was migrated."""
+    new = new_net()
+    failing = []
+
+    @pm.migration(new, 1)
+    def migrate(arrays, config):
+        if failing:
+            raise KeyError("nothing")
+        return split(arrays, config)
+
+    pm.save(tmp_path / "old", old_net()(ramp(4), 4))
+    like = zeros(new)
+    first = pm.load(tmp_path / "old", like)
+    for i in range(500):
+        if i % 100 == 99:
+            failing.append(1)
+            with pytest.raises(KeyError, match="nothing"):
+                pm.load(tmp_path / "old", like)
+            failing.clear()
+        assert pm.load(tmp_path / "old", like) == first
