@@ -56,9 +56,6 @@ class _Held(NamedTuple):
     def field(self) -> str:
         return _FIELDS[self.cls][0]
 
-    def __str__(self) -> str:
-        return f"{self.cls.rpartition('.')[2]} of {self.size}"
-
 
 class _Spot(NamedTuple):
     """Where leaves of layers that are one are.

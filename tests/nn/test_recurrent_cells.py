@@ -84,15 +84,15 @@ def test_the_hint_of_cells_as_one_hints(make):
 
     with pytest.raises(ShapeError, match=r"^\w+\(input_size=3, (.|\n)*called mapped") as several:
         layers(xs[0], hiddens)
-    with pytest.raises(ShapeError, match=r"expected weight_ih (.|\n)* told not to map") as single:
+    with pytest.raises(ShapeError, match=r"expected weight_ih (.|\n)*leaves it unmapped") as single:
         layer.replace(weight_ih=layer.weight_ih[0])(xs[0], hiddens)
 
     given = {"pm": pm, "layer": layer, "layers": layers, "xs": xs, "hiddens": hiddens}
     given["nn"] = nn
     one, other = str(several.value).split("\n")[-2:]
-    told = str(single.value).rpartition("\n")[2]
+    unmapped = str(single.value).rpartition("\n")[2]
     members = pm.unstack(layers)
-    for code, cells in ((one, members), (other, members), (told, [layer] * 4)):
+    for code, cells in ((one, members), (other, members), (unmapped, [layer] * 4)):
         found = eval(code.strip(), given)
         expected = [cell(xs[i], pm.unstack(hiddens)[i]) for i, cell in enumerate(cells)]
         jax.tree.map(assert_close, found, pm.stack(expected))
