@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.field_kinds import (
     as_integer,
+    as_sequence,
     check_number,
     check_size,
     checked,
@@ -30,6 +31,7 @@ from pytreemod.nn.arguments import (
 )
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.rotary_embeddings import (
+    Scaling,
     rotary_angles,
     rotary_embedding,
     rotary_tables,
@@ -42,6 +44,18 @@ IN_PROCESS_HEADS: ContextVar[bool] = ContextVar("in_process_heads", default=Fals
 """Whether heads are processed: of more than two axes, the one before the last counts heads there,
 or positions, and the shape does not say which."""
 
+SCALINGS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""What each kind of scaling takes, by the names that `config.json` has for it."""
+
 
 def _check_even(where: str, size: Any) -> int:
     count = check_size(where, size)
@@ -50,11 +64,44 @@ def _check_even(where: str, size: Any) -> int:
     return count
 
 
-def _check_base(where: str, theta: Any) -> float:
-    base = check_number(where, theta, 0.0)
-    if base == 0:
-        raise ArgumentError(where, "a number > 0", describe(theta))
-    return base
+def _check_positive(where: str, value: Any) -> float:
+    number = check_number(where, value, 0.0)
+    if number == 0:
+        raise ArgumentError(where, "a number > 0", describe(value))
+    return number
+
+
+def _check_scaling(where: str, scaling: Any) -> tuple[tuple[str, Any], ...] | None:
+    """The kind and its numbers as pairs, which can be hashed; None for the kind that has none."""
+    if scaling is None:
+        return None
+    given = scaling
+    if not isinstance(scaling, Mapping):
+        # As it is stored.
+        pairs = as_sequence(scaling) or ()
+        if not pairs or any(len(as_sequence(pair) or ()) != 2 for pair in pairs):
+            hint = ("As config.json has it:", "scaling={'rope_type': 'linear', 'factor': 2.0}")
+            raise ArgumentError(where, "a mapping, or None", describe(scaling), hint=hint)
+        given = dict(pairs)
+    numbers = dict(cast("Mapping[str, Any]", given))
+    kind = numbers.pop("rope_type", None)
+    names = SCALINGS.get(kind) if isinstance(kind, str) else None
+    if names is None:
+        expected = f"rope_type to be one of {', '.join(map(repr, SCALINGS))}"
+        raise ArgumentError(where, expected, describe(kind))
+    if {*numbers} != {*names}:
+        expected = f"{', '.join(names) or 'nothing else'} with rope_type={kind!r}"
+        raise ArgumentError(where, expected, ", ".join(map(str, numbers)) or "nothing else")
+    found: dict[str, Any] = {}
+    for name in names:
+        at, number = f"{where[:-1]}[{name!r}])", numbers[name]
+        is_count = name == "original_max_position_embeddings"
+        found[name] = check_size(at, number, 1) if is_count else _check_positive(at, number)
+    if kind == "llama3" and found["low_freq_factor"] >= found["high_freq_factor"]:
+        low, high = found["low_freq_factor"], found["high_freq_factor"]
+        expected = "low_freq_factor < high_freq_factor"
+        raise ArgumentError(where, expected, f"{low:g} and {high:g}")
+    return (("rope_type", kind), *found.items()) if found else None
 
 
 class RotaryPositionalEmbedding(Module):
@@ -82,6 +129,13 @@ class RotaryPositionalEmbedding(Module):
             it and the dtype of x, returned in that of x.
         interleaved: whether a pair has two neighbours, as in the paper and in GPT-J, and not one
             number of each half, as in GPT-NeoX, Llama and Equinox.
+        scaling: makes the angles smaller, for texts longer than those that a model was trained on.
+            A mapping by the names of Hugging Face's `config.json`: `rope_type` is "linear", with a
+            `factor` by which all angles are divided; or "llama3", with `factor`, `low_freq_factor`,
+            `high_freq_factor` and `original_max_position_embeddings`. There, pairs that turn more
+            than high_freq_factor times in a text of that length stay as they are, those that turn
+            less than low_freq_factor times are divided, and between them it goes over smoothly.
+            Stored as a tuple of its items; not scaled if None, or of the type "default".
 
     State and randomness: none.
 
@@ -117,16 +171,25 @@ class RotaryPositionalEmbedding(Module):
         >>> attention(x, x, x, process_heads=process_heads).shape
         (5, 8)
 
+        Twice as many places, at angles that the model knows:
+
+        >>> half = nn.RotaryPositionalEmbedding(4, scaling={"rope_type": "linear", "factor": 2.0})
+        >>> x = jnp.ones((6, 4))
+        >>> bool(jnp.allclose(half(x)[::2], rope(x[:3])))
+        True
+
     Source:
         Su et al. 2021, https://arxiv.org/abs/2104.09864, with pairs across the halves of a vector
-        as in GPT-NeoX and Equinox.
+        as in GPT-NeoX and Equinox. Linear scaling: Chen et al. 2023,
+        https://arxiv.org/abs/2306.15595; that of Llama 3.1 as in transformers 5.
     """
 
     embedding_size: int = checked(_check_even)
-    theta: float = checked(_check_base)
+    theta: float = checked(_check_positive)
     dtype: Any = checked(partial(check_dtype, real=True))
     # A default, although __init__ sets it, because what equals its default is not printed.
     interleaved: bool = flag(default=False)
+    scaling: Scaling | None = checked(_check_scaling, default=None)
 
     def __init__(
         self,
@@ -135,9 +198,10 @@ class RotaryPositionalEmbedding(Module):
         dtype: Any = None,
         *,
         interleaved: bool = False,
+        scaling: Scaling | None = None,
     ):
         self.embedding_size, self.theta = embedding_size, theta
-        self.dtype, self.interleaved = dtype, interleaved
+        self.dtype, self.interleaved, self.scaling = dtype, interleaved, scaling
 
     @staticmethod
     def rotate_half(x: Shaped[Array, "*batch size"]) -> Shaped[Array, "*batch size"]:
@@ -192,12 +256,12 @@ class RotaryPositionalEmbedding(Module):
 
     def _turned(self, where: Title, positions: Any, offset: Any, x: Array) -> Array:
         """Vectors (..., seq, size), each turned by the angles of its place."""
-        size, theta, dtype = self.embedding_size, self.theta, self.dtype
+        size, options = self.embedding_size, (self.theta, self.dtype, self.scaling)
         # All sequences begin at 0: one table serves the whole batch.
         if positions is None and isinstance(offset, int) and offset == 0:
-            tables = rotary_tables(size, x.shape[-2], theta, dtype)
+            tables = rotary_tables(size, x.shape[-2], *options)
         else:
-            tables = rotary_angles(_places(where, x, positions, offset), size, theta, dtype)
+            tables = rotary_angles(_places(where, x, positions, offset), size, *options)
         return rotary_embedding(x, *tables, interleaved=self.interleaved)
 
 

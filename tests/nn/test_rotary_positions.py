@@ -101,4 +101,81 @@ def test_products_depend_on_distances_alone():
     assert_close(product(5, 3), product(102, 100), rtol=1e-4)
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+# Printed by transformers 5.24, from its `ROPE_INIT_FUNCTIONS`, for heads of 16.
+PUBLISHED = {
+    "linear": (
+        10_000.0,
+        LINEAR,
+        [0.25, 0.07905694, 0.025, 0.0079056947, 0.0025, 0.00079056947, 0.00025, 7.9056947e-05],
+    ),
+    "llama3": (
+        500.0,
+        LLAMA3,
+        [
+            *(1.0, 0.45986328, 0.097616628, 0.012156156),
+            *(0.0055901702, 0.0025707141, 0.0011821770, 0.00054363982),
+        ],
+    ),
+}
+
+
+def restated(size, theta, scaling):
+    """The frequencies of pairs as transformers computes them, by wavelength, by NumPy."""
+    plain = 1 / theta ** (np.arange(0, size, 2) / size)
+    factor = scaling["factor"]
+    if scaling["rope_type"] == "linear":
+        return plain / factor
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    known = scaling["original_max_position_embeddings"]
+    waves = 2 * np.pi / plain
+    smooth = (known / waves - low) / (high - low)
+    between = (1 - smooth) * plain / factor + smooth * plain
+    found = np.where(waves > known / low, plain / factor, plain)
+    return np.where((waves <= known / low) & (waves >= known / high), between, found)
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_scaled_angles_are_those_of_transformers(kind):
+    """Its printed frequencies; and at places from 0, from an offset, and of their own."""
+    theta, scaling, published = PUBLISHED[kind]
+    frequencies = restated(16, theta, scaling)
+    np.testing.assert_allclose(frequencies, published, rtol=1e-6)
+    layer = nn.RotaryPositionalEmbedding(16, theta, scaling=scaling)
+    x, places = jnp.asarray(wave(5, 16)), np.array([0, 3, 9, 40, 100])
+
+    def by_hand(places):
+        turned = (np.asarray(x)[:, :8] + 1j * np.asarray(x)[:, 8:]) * np.exp(
+            1j * places[:, None] * frequencies
+        )
+        return np.concatenate([turned.real, turned.imag], -1)
+
+    assert_close(layer(x), by_hand(np.arange(5)))
+    assert_close(layer(x, offset=70), by_hand(np.arange(70, 75)), rtol=1e-4)
+    assert_close(layer(x, positions=places), by_hand(places), rtol=1e-4)
+    # All three ranges of it, of which the test of a single one would say nothing.
+    ratios = published / restated(16, theta, LINEAR | {"factor": 1.0})
+    assert (kind == "linear") == (len({*ratios.round(4)}) == 1)
+
+
+def test_what_says_how_to_scale_is_stored_as_items():
+    """So that the layer is configuration that can be hashed; "default" is none."""
+    layer = nn.RotaryPositionalEmbedding(4, scaling=LLAMA3)
+
+    assert dict(layer.scaling) == LLAMA3
+    assert layer.replace(scaling=[*layer.scaling]) == layer
+    assert hash(jax.tree.structure(layer)) == hash(jax.tree.structure(layer))
+    assert layer.replace(scaling={"rope_type": "default"}) == nn.RotaryPositionalEmbedding(4)
+    one = nn.RotaryPositionalEmbedding(4, scaling=LINEAR | {"factor": 1})
+    x = jnp.asarray(wave(3, 4))
+    assert (one(x) == nn.RotaryPositionalEmbedding(4)(x)).all()
+
+
 test_refusals = refusals(globals())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,16 @@ from jaxtyping import Array, ArrayLike, Shaped
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import with_shared
 
+Scaling: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
+"""How angles are made smaller, as `config.json` of a model says it; or the items of that."""
+
 
 def rotary_tables(
-    embedding_size: int, end: int, theta: Any = 10_000.0, dtype: Any = None
+    embedding_size: int,
+    end: int,
+    theta: Any = 10_000.0,
+    dtype: Any = None,
+    scaling: Scaling | None = None,
 ) -> tuple[Shaped[Array, "end half"], Shaped[Array, "end half"]]:
     r"""Cosine and sine of the angles $t \cdot \theta^{-2i/d}$, for $t$ from 0 to end - 1.
 
@@ -27,9 +36,15 @@ def rotary_tables(
         theta: the base; it may be an array.
         dtype: of the result; the angles are computed in JAX's default float, which is the dtype if
             None.
+        scaling: makes the angles smaller; a mapping, or its items, as
+            [RotaryPositionalEmbedding][pytreemod.nn.RotaryPositionalEmbedding] takes them.
 
     Returns:
         The cosines, and the sines.
+
+    Raises:
+        KeyError: scaling has another rope_type than "linear" and "llama3".
+        TypeError: scaling has not the numbers of its type.
 
     Examples:
         >>> from pytreemod import nn
@@ -43,20 +58,52 @@ def rotary_tables(
     wide = jnp.result_type(float)
     kept = jnp.dtype(wide if dtype is None else dtype)
     base = jnp.asarray(theta, wide)
-    return _tables(base, embedding_size=embedding_size, end=end, dtype=kept)
+    numbers = _hashable(scaling)
+    return _tables(base, embedding_size=embedding_size, end=end, dtype=kept, scaling=numbers)
 
 
-@traced_once("embedding_size", "end", "dtype")
-def _tables(theta: Array, *, embedding_size: int, end: int, dtype: Any) -> tuple[Array, Array]:
+def _hashable(scaling: Scaling | None) -> tuple[tuple[str, Any], ...] | None:
+    return None if scaling is None else tuple(dict(scaling).items())
+
+
+@traced_once("embedding_size", "end", "dtype", "scaling")
+def _tables(
+    theta: Array, *, embedding_size: int, end: int, dtype: Any, scaling: Any
+) -> tuple[Array, Array]:
     places = jnp.arange(end, dtype=theta.dtype)
     # In a wide dtype until here: in bfloat16 the place 257 would be 256.
-    angles = jnp.outer(places, _frequencies(theta, embedding_size))
+    angles = jnp.outer(places, _frequencies(theta, embedding_size, scaling))
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
 
-def _frequencies(theta: Array, embedding_size: int) -> Array:
+def _frequencies(theta: Array, embedding_size: int, scaling: Any) -> Array:
     evens = jnp.arange(0, embedding_size, 2, dtype=theta.dtype)
-    return 1 / theta ** (evens / embedding_size)
+    frequencies = 1 / theta ** (evens / embedding_size)
+    if scaling is None:
+        return frequencies
+    numbers = dict(scaling)
+    return _SCALINGS[numbers.pop("rope_type")](frequencies, **numbers)
+
+
+def _linear(frequencies: Array, factor: float) -> Array:
+    return frequencies / factor
+
+
+def _llama3(
+    frequencies: Array,
+    factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    original_max_position_embeddings: int,
+) -> Array:
+    # How often a pair turns all the way around in a text of the length that the model knows.
+    turns = original_max_position_embeddings * frequencies / (2 * math.pi)
+    unscaled = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
+    unscaled = jnp.clip(unscaled, 0.0, 1.0)
+    return unscaled * frequencies + (1 - unscaled) * frequencies / factor
+
+
+_SCALINGS: dict[str, Callable[..., Array]] = {"linear": _linear, "llama3": _llama3}
 
 
 def rotary_angles(
@@ -64,6 +111,7 @@ def rotary_angles(
     embedding_size: int,
     theta: Any = 10_000.0,
     dtype: Any = None,
+    scaling: Scaling | None = None,
 ) -> tuple[Shaped[Array, "*batch seq half"], Shaped[Array, "*batch seq half"]]:
     r"""Cosine and sine of the angles $t \cdot \theta^{-2i/d}$, for any places $t$.
 
@@ -77,9 +125,15 @@ def rotary_angles(
         theta: the base; it may be an array.
         dtype: of the result; the angles are computed in JAX's default float, which is the dtype if
             None.
+        scaling: makes the angles smaller; a mapping, or its items, as
+            [RotaryPositionalEmbedding][pytreemod.nn.RotaryPositionalEmbedding] takes them.
 
     Returns:
         The cosines, and the sines.
+
+    Raises:
+        KeyError: scaling has another rope_type than "linear" and "llama3".
+        TypeError: scaling has not the numbers of its type.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -94,12 +148,15 @@ def rotary_angles(
     wide = jnp.result_type(float)
     kept = jnp.dtype(wide if dtype is None else dtype)
     places, base = jnp.asarray(positions).astype(wide), jnp.asarray(theta, wide)
-    return _angles(places, base, embedding_size=embedding_size, dtype=kept)
+    numbers = _hashable(scaling)
+    return _angles(places, base, embedding_size=embedding_size, dtype=kept, scaling=numbers)
 
 
-@traced_once("embedding_size", "dtype")
-def _angles(places: Array, theta: Array, *, embedding_size: int, dtype: Any) -> tuple[Array, Array]:
-    frequencies = _frequencies(theta, embedding_size)
+@traced_once("embedding_size", "dtype", "scaling")
+def _angles(
+    places: Array, theta: Array, *, embedding_size: int, dtype: Any, scaling: Any
+) -> tuple[Array, Array]:
+    frequencies = _frequencies(theta, embedding_size, scaling)
     shape = (*places.shape, embedding_size // 2)
     angles = lax.broadcast_in_dim(places, shape, range(places.ndim)) * lax.broadcast_in_dim(
         frequencies, shape, (places.ndim,)
