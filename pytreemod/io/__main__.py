@@ -1,6 +1,6 @@
 """`python -m pytreemod.io show FILE`, `python -m pytreemod.io diff FILE FILE`.
 
-What is in a file, as a table to be read; and how two files differ.
+What is in a file, or in a folder of files, as a table to be read; and how two differ.
 
 No array is read to show a file. To tell whether two arrays are the same their checksums do, where
 both files have them.
@@ -19,6 +19,7 @@ from pytreemod.errors import PytreemodError, short_dtype
 from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import describe_json
 from pytreemod.io.containers import Container
+from pytreemod.io.folders import open_arrays
 from pytreemod.io.loading import description_of, table_of
 from pytreemod.io.saving import USERS
 from pytreemod.io.tables import Leaf, Source, Table, first_name, shown_name
@@ -60,14 +61,14 @@ def show_file(path: StrPath, *, config: bool = False) -> str:
     """The table of a file: name, dtype and shape of each leaf, and its size.
 
     Args:
-        path: of the file.
+        path: of the file or folder.
         config: whether to list the classes and the configuration as well.
 
     Raises:
         FileError: the file is damaged, or there is none.
     """
     where = f"show({shown_path(path)})"
-    with Container.open(path) as file, depth_errors(where):
+    with open_arrays(path) as file, depth_errors(where):
         about = description_of(file, where)
         table = table_of(file, about, where)
         users = file.metadata.get(USERS)
@@ -90,7 +91,7 @@ def diff_files(path: StrPath, other: StrPath) -> str:
     """How two files differ: a line for each leaf or configuration; empty if they do not.
 
     Args:
-        path: of one file; what only it has begins with `-`.
+        path: of one file or folder; what only it has begins with `-`.
         other: of the other; what only it has begins with `+`.
 
     Raises:
@@ -115,7 +116,7 @@ def diff_files(path: StrPath, other: StrPath) -> str:
 def _told(path: StrPath) -> dict[str, tuple[str, str]]:
     """What a file says under each name: a text to show, and one to compare."""
     where = f"diff({shown_path(path)})"
-    with Container.open(path) as file, depth_errors(where):
+    with open_arrays(path) as file, depth_errors(where):
         table = table_of(file, description_of(file, where), where)
         leaves = {".".join(name): leaf for name, leaf in table.leaves.items()}
         told = {name: (_form(leaf), _checksum(file, leaf)) for name, leaf in leaves.items()}

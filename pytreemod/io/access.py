@@ -43,11 +43,12 @@ StrPath = str | os.PathLike[str]
 _CLASSES = ((FileNotFoundError, FileMissingError), (PermissionError, FilePermissionError))
 
 
-def checked_path(path: Any) -> str:
+def checked_path(path: Any, *, or_folder: bool = False) -> str:
     """The path of a file as a string.
 
     Args:
         path: a string, or what `os.PathLike` describes.
+        or_folder: whether it may be the path of a folder.
 
     Returns:
         The string.
@@ -60,7 +61,7 @@ def checked_path(path: Any) -> str:
     if not isinstance(text, str) or "\0" in text:
         hint = ["the path comes first, as a text:", 'pm.save("model.safetensors", tree)']
         raise ArgumentError("path", "the path of a file", describe(path), hint=hint)
-    if not os.path.basename(text):
+    if not os.path.basename(text) and not (or_folder and text):
         raise FileAccessError(shown(text) or "''", "the path of a file", "a folder")
     return text
 
@@ -78,12 +79,12 @@ def shown(text: str) -> str:
 
 
 def shown_path(path: Any) -> str:
-    """A path as errors show it: `'model.safetensors'`.
+    """The path of a file or folder as errors show it: `'model.safetensors'`.
 
     Raises:
         ArgumentError: it is no path.
     """
-    return repr(shown(checked_path(path)))
+    return repr(shown(checked_path(path, or_folder=True)))
 
 
 @contextmanager

@@ -255,6 +255,7 @@ _KINDS: dict[bytes, tuple[str, list[str]]] = {
         ["a model of Equinox's:", "pm.tree_deserialise_leaves(path, like)"],
     ),
     b"\x89HDF": ("a file in the format HDF5", []),
+    b"{": ("a text in JSON", ["an index is read with its folder:", "pm.load(folder, like)"]),
 }
 
 
@@ -275,7 +276,7 @@ def parse_header(path: str, header: bytes, size: int) -> FileHeader:
     is_own = header.startswith(_OPENING, LENGTH)
     if is_own:
         _check_seal(path, header)
-    content = _parse_json(path, header[LENGTH:], "a header in JSON")
+    content = parse_json(path, header[LENGTH:], "a header in JSON")
     metadata = _parse_metadata(path, content.pop(METADATA, {}))
     own = {key: metadata.pop(key) for key in [*metadata] if key.startswith(OWN)}
     checksums: list[int | None] = [None] * len(content)
@@ -283,7 +284,7 @@ def parse_header(path: str, header: bytes, size: int) -> FileHeader:
     if own:
         _check_own(path, own, is_own)
         checksums = _parse_checksums(path, own[_ARRAYS], len(content))
-        records = _parse_json(path, own[_DTYPES].encode(), "a record of dtypes in JSON")
+        records = parse_json(path, own[_DTYPES].encode(), "a record of dtypes in JSON")
     entries: dict[str, FileEntry] = {}
     for (name, entry), checksum in zip(content.items(), checksums, strict=True):
         dtype, shape, start, stop = _parse_entry(path, name, entry, records.pop(name, None))
@@ -322,8 +323,20 @@ def _check_seal(path: str, header: bytes) -> None:
         raise damaged(path, "a header that fits its checksum", "one that was changed or damaged")
 
 
-def _parse_json(path: str, text: bytes, expected: str) -> dict[str, Any]:
-    """An object in JSON, without NaN, and without two values of one name."""
+def parse_json(path: str, text: bytes, expected: str) -> dict[str, Any]:
+    """Read an object in JSON, without NaN, and without two values of one name.
+
+    Args:
+        path: of the file, for the errors.
+        text: what there is.
+        expected: what it should be, for the errors.
+
+    Returns:
+        The object; its texts can be written again.
+
+    Raises:
+        FileError: it is something else.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)

@@ -30,6 +30,7 @@ from pytreemod.io.fitting import (
     is_key,
     is_too_wide,
 )
+from pytreemod.io.folders import open_arrays
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
 from pytreemod.io.tables import (
     Converted,
@@ -99,6 +100,9 @@ def load(
 ) -> Any:
     """Read a tree from a file that [`save`][pytreemod.save] wrote, or any file of safetensors.
 
+    Or from a folder, as Hugging Face lays it out: of `model.safetensors`, or of the files that
+    `model.safetensors.index.json` names. The arrays of all of them are one table.
+
     With `like`, the result is `like` with the file's values, by name. Unless told otherwise, every
     leaf of one must be in the other, with the same shape and dtype, and the configuration that the
     file tells must be that of `like`: all that differs is told at once. Arrays are put where those
@@ -121,7 +125,7 @@ def load(
     of `tree`; and `load(path) == tree` where all classes are registered.
 
     Args:
-        path: of the file.
+        path: of the file, or of the folder.
         like: a tree of the structure that is wanted; it may be abstract, as
             [`filter_eval_shape`][pytreemod.filter_eval_shape] makes it, with shardings or without.
         strict: whether all must fit; if not, a report of what did comes beside the tree, leaves
@@ -176,7 +180,7 @@ def load(
     """
     where = f"load({shown_path(path)})"
     options = LoadOptions(strict, rename, missing, only, cast, restack)
-    with Container.open(path, verify=verify) as file, depth_errors(where):
+    with open_arrays(path, verify=verify) as file, depth_errors(where):
         about = description_of(file, where)
         if like is _NOTHING:
             _check_alone(where, options)
@@ -199,7 +203,7 @@ def read_metadata(path: StrPath) -> Json:
     """What [`save`][pytreemod.save] was given as `metadata`; no array is read.
 
     Args:
-        path: of the file.
+        path: of the file, or of the folder.
 
     Returns:
         The value; None if there is none. Of a file of other tools, the texts in its header.
@@ -215,7 +219,7 @@ def read_metadata(path: StrPath) -> Json:
         {'step': 100, 'loss': 0.5}
     """
     where = f"read_metadata({shown_path(path)})"
-    with Container.open(path) as file, depth_errors(where):
+    with open_arrays(path) as file, depth_errors(where):
         if DESCRIPTION not in file.metadata:
             return dict(file.metadata) or None
         text = file.metadata.get(USERS)

@@ -15,7 +15,8 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe, with_article
 from pytreemod.io.access import StrPath
-from pytreemod.io.containers import Container, FileArrays, is_whole_here
+from pytreemod.io.containers import FileArrays, is_whole_here
+from pytreemod.io.folders import open_arrays
 from pytreemod.io.tables import TABLE, as_kind_of, mismatches
 from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
 from pytreemod.io.torch_places import (
@@ -155,7 +156,8 @@ def from_torch(
         model: a tree of Modules; its arrays say shapes, dtypes and devices, and may be abstract
             (`pm.filter_eval_shape`). Or what `stateful` makes, which brings its State along.
         state_dict: PyTorch's tensors, or NumPy's or JAX's arrays, by name; or the path of a file of
-            safetensors that has them, from which no more is read than the model needs.
+            safetensors that has them, or of a folder of such files (see
+            [`load`][pytreemod.load]), from which no more is read than the model needs.
         mapping: how to rename what is in the state dict: from the beginnings of names there (some
             first steps, or all) to those in the model, `{"features.0": "conv1"}`; the longest one
             counts. In the model names are those of `to_torch`, or paths. None for what is not to be
@@ -183,7 +185,7 @@ def from_torch(
     """
     if isinstance(state_dict, (str, os.PathLike)):
         # Closed, whatever happens; what was read stays.
-        with Container.open(state_dict) as file:
+        with open_arrays(state_dict) as file:
             return from_torch(model, FileArrays(file), mapping, state=cast("Any", state))
     where = "from_torch(model, state_dict)"
     _check_state_dict(where, state_dict)
