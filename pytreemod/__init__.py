@@ -131,13 +131,13 @@ _LATER = {
     "nn": "pytreemod.nn:",
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
-    "Packed": "pytreemod.io.torch_layouts:Packed",
+    "Packed": "pytreemod.io.layout_rules:Packed",
     "per_layer": "pytreemod.training.layered.rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",
     "read_metadata": "pytreemod.io.loading:read_metadata",
     "register_for_files": "pytreemod.io.configuration:register_for_files",
     "register_torch_layout": "pytreemod.io.torch_layouts:register_torch_layout",
-    "Relaid": "pytreemod.io.torch_layouts:Relaid",
+    "Relaid": "pytreemod.io.layout_rules:Relaid",
     "reinitialize": "pytreemod.nn.reinitializing:reinitialize",
     "resolve": "pytreemod.module.resolving:resolve",
     "save": "pytreemod.io.saving:save",
@@ -169,6 +169,8 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.equinox_files import tree_deserialise_leaves as tree_deserialise_leaves
     from pytreemod.io.equinox_files import tree_serialise_leaves as tree_serialise_leaves
     from pytreemod.io.fitting import LoadReport as LoadReport
+    from pytreemod.io.layout_rules import Packed as Packed
+    from pytreemod.io.layout_rules import Relaid as Relaid
     from pytreemod.io.loading import load as load
     from pytreemod.io.loading import read_metadata as read_metadata
     from pytreemod.io.many_steps import Checkpoints as Checkpoints
@@ -176,8 +178,6 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.tables import from_named as from_named
     from pytreemod.io.tables import named_leaves as named_leaves
     from pytreemod.io.torch_layouts import Numbered as Numbered
-    from pytreemod.io.torch_layouts import Packed as Packed
-    from pytreemod.io.torch_layouts import Relaid as Relaid
     from pytreemod.io.torch_layouts import Summed as Summed
     from pytreemod.io.torch_layouts import register_torch_layout as register_torch_layout
     from pytreemod.io.torch_states import from_torch as from_torch

@@ -19,8 +19,9 @@ import numpy as np
 from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import Description
-from pytreemod.io.forms import based, constrained, other_forms, restacked
+from pytreemod.io.forms import based, constrained, numbered, other_forms, restacked
 from pytreemod.io.headers import can_be_written
+from pytreemod.io.renaming import NameTable, parse_rules, renamed_table
 from pytreemod.io.tables import (
     TABLE,
     Leaf,
@@ -30,7 +31,6 @@ from pytreemod.io.tables import (
     in_order,
     mismatches,
     read_table,
-    renamed_table,
     shown_name,
 )
 from pytreemod.io.versions import migrated
@@ -45,7 +45,7 @@ class LoadOptions(NamedTuple):
     """What a load was asked for, see `load`."""
 
     strict: bool
-    rename: Mapping[str, str] | None
+    rename: NameTable | None
     missing: Any
     only: FilterSpec
     cast: Any
@@ -134,8 +134,8 @@ def fit(
     ours = read_table(described.tree, described.leaves)
     plan = LoadPlan()
     if options.rename:
-        names = _checked_names(options.rename, where)
-        theirs, plan.renamed = renamed_table(theirs, names, where)
+        rules = parse_rules(options.rename, where)
+        theirs, plan.renamed = renamed_table(numbered(theirs, rules.are_about_layers), rules)
     theirs, plan.migrated = migrated(theirs, described.nodes.values(), read, where)
     is_all = options.only is True or options.only is ...
     before = theirs
@@ -457,15 +457,6 @@ def _around(problem: str) -> str:
 
 
 # ---- options
-
-
-def _checked_names(rename: Any, where: str) -> Mapping[str, str]:
-    if isinstance(rename, Mapping):
-        names = cast("Mapping[Any, Any]", rename)
-        if all(isinstance(name, str) for name in (*names, *names.values())):
-            return names
-    hint = ["from names in the file to names in like:", 'rename={"conv1": "input"}']
-    raise ArgumentError(f"{where}, rename", "a dict of names", describe(rename), hint=hint)
 
 
 def _missing(missing: Any, like: PyTree, where: str) -> list[str | None]:

@@ -11,7 +11,7 @@ what it is made of.
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
@@ -124,6 +124,39 @@ def restacked(
         # What is in others has its new name only when these have theirs.
         if before == ({*table.leaves}, {*table.classes}):
             return table, moved
+
+
+def numbered(table: Table, is_meant: Callable[[Name, str], bool]) -> Table:
+    """A table with the layers of its Stacks by their numbers, as of a list.
+
+    Args:
+        table: any.
+        is_meant: by the name of a Stack, and that of its field: whether this is one of those.
+    """
+    made = table
+    done: set[Name] = set()
+    while True:
+        # What is in others has another name when these have theirs.
+        found = [(n, held) for n, held in _held_in(made, (STACK,)).items() if n not in done]
+        if not found:
+            return made
+        name, held = found[0]
+        done.add(name)
+        if held.size and is_meant(name, held.field):
+            made = made.copy() if made is table else made
+            _number(made, name, held)
+
+
+def _number(table: Table, name: Name, held: _Held) -> None:
+    items = [(*name, str(i)) for i in range(held.size)]
+    for spot in _spots(name, table, _shared_in(table)):
+        _unstack(table, spot, held, spot.name)
+    for names in (table.config, table.classes, table.versions):
+        values = cast("dict[Name, Any]", names)
+        layer = _from(values, (*name, held.field))
+        _drop(values, name)
+        for item in items:
+            values.update({item + rest: value for rest, value in layer.items()})
 
 
 def other_forms(theirs: Table, ours: Table, ensembles: bool) -> dict[Name, str]:
@@ -355,7 +388,7 @@ def _unstack_all(
     for spot in _spots(name, table, shared):
         count = len(_items(ours.leaves, spot.name))
         if count == held.size or (part and count):
-            moved |= _unstack(table, ours, spot, held)
+            moved |= _unstack(table, spot, held, _items(ours.leaves, spot.name)[0][:-1])
     items = _items(ours.classes, name)
     if items:
         items = [(*items[0][:-1], str(i)) for i in range(held.size)]
@@ -368,10 +401,9 @@ def _unstack_all(
     return moved
 
 
-def _unstack(table: Table, ours: Table, spot: _Spot, held: _Held) -> set[Name]:
+def _unstack(table: Table, spot: _Spot, held: _Held, base: Name) -> set[Name]:
     layer = (*spot.name, held.field)
     layers = _below(table.leaves, layer)
-    base = _items(ours.leaves, spot.name)[0][:-1]
     items = [(*base, str(i)) for i in range(held.size)]
     made: dict[Name, Leaf] = {}
     for rest, leaf in layers.items():

@@ -31,13 +31,13 @@ from pytreemod.io.fitting import (
     is_too_wide,
 )
 from pytreemod.io.folders import open_arrays
+from pytreemod.io.renaming import NameTable
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
+from pytreemod.io.sources import reader_of
 from pytreemod.io.tables import (
-    Converted,
     Leaf,
     Name,
     Source,
-    Stacked,
     Table,
     as_ordered,
     first_name,
@@ -66,7 +66,7 @@ def load(
     like: _T,
     *,
     strict: Literal[True] = True,
-    rename: Mapping[str, str] | None = None,
+    rename: NameTable | None = None,
     missing: Any = None,
     only: FilterSpec = True,
     cast: Any = None,
@@ -79,7 +79,7 @@ def load(
     like: _T,
     *,
     strict: Literal[False],
-    rename: Mapping[str, str] | None = None,
+    rename: NameTable | None = None,
     missing: Any = None,
     only: FilterSpec = True,
     cast: Any = None,
@@ -91,7 +91,7 @@ def load(
     like: Any = _NOTHING,
     *,
     strict: bool = True,
-    rename: Mapping[str, str] | None = None,
+    rename: NameTable | None = None,
     missing: Any = None,
     only: FilterSpec = True,
     cast: Any = None,
@@ -132,7 +132,11 @@ def load(
             that are not in the file are kept (unless that is all of them), and `like` is right
             about the configuration.
         rename: from names in the file to names in `like`: of leaves (`"head.w"`), or of what they
-            are in (`"encoder"`, or `""` for the whole).
+            are in (`"encoder"`, or `""` for the whole). In a pattern each `*` is a step, or a part
+            of one, and `**` any number of steps; the new name has them in the same order. Layers of
+            a Stack have numbers, on both sides. The first pattern that fits a name counts. The new
+            name may be a [`Relaid`][pytreemod.Relaid] or a [`Packed`][pytreemod.Packed], for arrays
+            in another form; or None for what is not wanted.
         missing: what becomes of a leaf that the file lacks, or has in another shape: `"keep"` or
             `"error"`, or a [`by`][pytreemod.by] of these; if None, `"error"` if strict, else
             `"keep"`, and a shape is an error.
@@ -188,7 +192,7 @@ def load(
         # First: JAX's own walk would fail of a tree that is too deep without saying so.
         described = describe_tree(like, where)
         _check_is_tree(like, where)
-        read = _reader_of(file)
+        read = reader_of(file.read)
         try:
             plan = fit(table_of(file, about, where), described, like, options, read, where)
         except FileError as error:
@@ -337,40 +341,6 @@ def _carry_out(
     if array.dtype != dtype:
         array = as_dtype(array, dtype, where, name)
     transfers.put(move.place, array, impl, name)
-
-
-def _reader_of(file: Container) -> Callable[[Source], AnyArray]:
-    """What reads an array. Of one that is taken apart, the whole is kept for the next part."""
-    kept: dict[Source, Any] = {}
-
-    def read_part(source: Source) -> AnyArray:
-        if isinstance(source, str):
-            return file.read(source)
-        if isinstance(source, Stacked):
-            return _stacked(read_part, source)
-        if isinstance(source, Converted):
-            return source.make(None if source.value is None else read_part(source.value))
-        whole, axis, at = source
-        if whole not in kept:
-            kept[whole] = read_part(whole)
-        # A copy, or the whole would stay with each part.
-        return np.array(kept[whole][(*[slice(None)] * axis, at)])
-
-    def read(source: Source) -> AnyArray:
-        if kept and first_name(source) != first_name(next(iter(kept))):
-            kept.clear()
-        return file.read(source) if isinstance(source, str) else read_part(source)
-
-    return read
-
-
-def _stacked(read: Callable[[Source], AnyArray], source: Stacked) -> AnyArray:
-    parts, axis = source
-    first: Any = read(parts[0])
-    made: Any = np.empty((*first.shape[:axis], len(parts), *first.shape[axis:]), first.dtype)
-    for i, part in enumerate(parts):
-        made[(*[slice(None)] * axis, i)] = read(part) if i else first
-    return made
 
 
 # ---- without `like`

@@ -2,7 +2,8 @@
 
 A file is such a table, and so is `like`. Loading joins the two. All else that a load can do (other
 names, layers in another form, constrained values, migrations) is a function from the file's table
-to another one, applied before anything is compared or read.
+to another one, applied before anything is compared or read. What the numbers of a leaf are made of
+is a [`Source`][pytreemod.io.tables.Source]; they are read by `read_source`.
 
 In a table, a name is a tuple of words, one for each step of the path, written as a file writes
 them: quoted where they must be. It becomes text, with dots between the words, only for files, users
@@ -374,8 +375,24 @@ class Unstacked(NamedTuple):
     at: int
 
 
+class Joined(NamedTuple):
+    """Arrays one after the other, along an axis that they have."""
+
+    parts: tuple[Source, ...]
+    axis: int
+
+
+class Sliced(NamedTuple):
+    """A part of an array along an axis, which stays."""
+
+    whole: Source
+    axis: int
+    start: int
+    stop: int
+
+
 class Converted(NamedTuple):
-    """What a function makes of numbers: of a constrained value, or of what an older file has."""
+    """What a function makes of numbers: of a constrained value, say, or of a transposed matrix."""
 
     value: Source | None
     """None where the function has all that it needs."""
@@ -383,7 +400,7 @@ class Converted(NamedTuple):
     make: Callable[[Any], Any]
 
 
-Source: TypeAlias = str | Stacked | Unstacked | Converted
+Source: TypeAlias = str | Stacked | Unstacked | Joined | Sliced | Converted
 """Where in the file the numbers of a leaf are: the name of an array; or what is made of some."""
 
 
@@ -398,7 +415,8 @@ def first_name(source: Source) -> str:
         if isinstance(source, Converted):
             source = source.value or ""
         else:
-            source = source.parts[0] if isinstance(source, Stacked) else source.whole
+            is_several = isinstance(source, (Stacked, Joined))
+            source = source.parts[0] if is_several else source.whole
     return source
 
 
@@ -524,83 +542,3 @@ class _Reading(NamedTuple):
 
 def _step(key: Json) -> str:
     return key if isinstance(key, str) else repr(key)
-
-
-# ---- names that have changed
-
-
-def renamed_table(
-    table: Table, rename: Mapping[str, str], where: str
-) -> tuple[Table, dict[Name, Name]]:
-    """A table under other names.
-
-    Args:
-        table: the file's.
-        rename: from names in the file, of leaves or of nodes above them, to names in `like`.
-        where: the call, for errors.
-
-    Returns:
-        The table, and the old name of each leaf that has another now.
-
-    Raises:
-        ArgumentError: an old name is not in the file, or two leaves get one name.
-    """
-    rules = {parse(old): (old, parse(new)) for old, new in rename.items()}
-    used: set[str] = set()
-
-    def new_name(name: Name) -> Name:
-        # The longest name that is given wins.
-        for i in range(len(name), -1, -1):
-            if name[:i] in rules:
-                old, new = rules[name[:i]]
-                used.add(old)
-                return new + name[i:]
-        return name
-
-    leaves: dict[Name, Leaf] = {}
-    changed: dict[Name, Name] = {}
-    for name, leaf in table.leaves.items():
-        new = new_name(name)
-        if new in leaves:
-            both = shown_name(changed.get(new, new)), shown_name(name)
-            got = f"{shown_name(new)!r} for two: {both[0]!r} and {both[1]!r}"
-            raise ArgumentError(f"{where}, rename", "a name for each leaf", got)
-        leaves[new] = leaf
-        if new != name:
-            changed[new] = name
-    made = Table(
-        leaves,
-        {new_name(name): value for name, value in table.config.items()},
-        {new_name(name): value for name, value in table.classes.items()},
-        [new_name(name) for name in table.states],
-        {new_name(name): version for name, version in table.versions.items()},
-    )
-    lost = [name for name in rename if name not in used]
-    if lost:
-        raise _not_there(lost, rename, table, where)
-    return made, changed
-
-
-def _not_there(
-    lost: Sequence[str], rename: Mapping[str, str], table: Table, where: str
-) -> ArgumentError:
-    known = _all_names(table)
-    near = {name: near_name(name, known) for name in lost}
-    places = [f"{name!r}{text}" for name, text in near.items()]
-    hint: list[str] = []
-    back = {rename[name]: name for name in lost if not near[name] and rename[name] in known}
-    if back:
-        pairs = ", ".join(f'"{old}": "{new}"' for old, new in back.items())
-        hint = ["from names in the file to names in like, and not back:"]
-        hint += [f"pm.load(..., rename={{{pairs}}})"]
-    elif not all(near.values()):
-        hint = ["it has, for instance:", *[".".join(name) for name in table.leaves][:3]]
-    got = f"{len(lost)} that {'is' if len(lost) == 1 else 'are'} not in it"
-    expected = "names in the file"
-    return ArgumentError(f"{where}, rename", expected, got, places=places, hint=hint)
-
-
-def _all_names(table: Table) -> list[str]:
-    """Those of leaves, and of all that leaves are in."""
-    names = (*table.leaves, *table.classes)
-    return [*dict.fromkeys(".".join(n[:i]) for n in names for i in range(1, len(n) + 1))]

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe
+from pytreemod.io.layout_rules import Packed, Relaid
 from pytreemod.nn.activations import PReLU
 from pytreemod.nn.attention import MultiheadAttention
 from pytreemod.nn.batch_normalization import BatchNorm
@@ -24,28 +25,6 @@ from pytreemod.nn.stack.layer import Stack
 from pytreemod.nn.transposed_convolution import ConvTranspose
 from pytreemod.nn.weight_normalization import WeightNorm
 from pytreemod.tree.paths import parse_name
-
-
-@dataclass(frozen=True)
-class Relaid:
-    """Says in a layout that PyTorch has an array in another form.
-
-    Attributes:
-        name: what PyTorch calls it.
-        to: from our array to PyTorch's, both of NumPy.
-        back: from PyTorch's to ours.
-
-    Examples:
-        A matrix that is the transpose of PyTorch's:
-
-        >>> rule = Relaid("weight", to=np.transpose, back=np.transpose)
-        >>> rule.to(np.ones((3, 4))).shape
-        (4, 3)
-    """
-
-    name: str
-    to: Callable[[Any], Any]
-    back: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -98,51 +77,6 @@ class Summed:
     names: tuple[str, ...]
     to: Callable[[Any], tuple[Any, ...]]
     back: Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Says in a layout that PyTorch has several arrays as one, their rows one after the other.
-
-    Attributes:
-        name: what PyTorch calls all of them.
-        part: which of them this is, from 0 on.
-        rows: how many rows each of them has.
-
-    Examples:
-        >>> import jax, jax.numpy as jnp
-        >>> import pytreemod as pm
-        >>> class Gates(pm.Module):
-        ...     opening: jax.Array
-        ...     closing: jax.Array
-        >>> rows = (2, 1)
-        >>> rules = {"opening": pm.Packed("gates", 0, rows), "closing": pm.Packed("gates", 1, rows)}
-        >>> pm.register_torch_layout(Gates, rules)
-        >>> pm.to_torch(Gates(jnp.zeros((2, 3)), jnp.ones((1, 3))))["gates"][:, 0].tolist()
-        [0.0, 0.0, 1.0]
-    """
-
-    name: str
-    part: int
-    rows: tuple[int, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As of a `Summed`, of which this is a case: all parts are added up, each among zeros."""
-        return (self.name,)
-
-    def to(self, part: Any) -> tuple[Any, ...]:
-        """This part where it is among the others, which are zeros."""
-        if part.shape[:1] != (self.rows[self.part],):
-            raise ValueError(part.shape)
-        whole = np.zeros((sum(self.rows), *part.shape[1:]), part.dtype)
-        self.back(whole)[...] = part
-        return (whole,)
-
-    def back(self, whole: Any) -> Any:
-        """This part of all."""
-        start = sum(self.rows[: self.part])
-        return whole[start : start + self.rows[self.part]]
 
 
 LayoutRule: TypeAlias = str | Relaid | Numbered | Summed | Packed | None

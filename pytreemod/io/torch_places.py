@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, StateError, StructureError, describe
+from pytreemod.io.layout_rules import Packed, Relaid
 from pytreemod.io.tables import joined
 from pytreemod.io.torch_layouts import (
     SUMMED,
     LayoutRule,
     Numbered,
-    Packed,
-    Relaid,
     Summed,
     layout_of,
 )
@@ -259,7 +258,7 @@ def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:
         if isinstance(place.form, Packed):
             for name in place.names:
                 parts.setdefault(name, set()).add(place.form.part)
-                counts[name] = len(place.form.rows)
+                counts[name] = len(place.form.sizes or ())
     wrong = [
         f"{name}: {len(found)} of {counts[name]} parts"
         for name, found in parts.items()

@@ -17,8 +17,9 @@ from pytreemod.errors import ArgumentError, StructureError, describe, with_artic
 from pytreemod.io.access import StrPath
 from pytreemod.io.containers import FileArrays, is_whole_here
 from pytreemod.io.folders import open_arrays
+from pytreemod.io.layout_rules import Packed, Relaid
 from pytreemod.io.tables import TABLE, as_kind_of, mismatches
-from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
+from pytreemod.io.torch_layouts import SUMMED, Summed
 from pytreemod.io.torch_places import (
     LeafPlaces,
     Renaming,
@@ -278,7 +279,7 @@ def _as_theirs(form: Relaid | Summed | Packed | None, member: Any) -> list[Any] 
     if form is None:
         return [member]
     try:
-        parts = form.to(member)
+        parts = form.among_zeros(member) if isinstance(form, Packed) else form.to(member)
         return [np.asarray(part) for part in (parts if isinstance(form, SUMMED) else (parts,))]
     except (ValueError, IndexError, TypeError):
         return None
@@ -289,6 +290,8 @@ def _as_ours(form: Relaid | Summed | Packed | None, parts: Sequence[Any]) -> Any
     if form is None:
         return parts[0]
     try:
+        if isinstance(form, Packed):
+            return np.asarray(form.part_of(parts[0]))
         return np.asarray(form.back(*parts))
     except (ValueError, IndexError, TypeError):
         return None

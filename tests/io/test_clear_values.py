@@ -242,7 +242,7 @@ def test_a_value_in_the_clear_is_not_taken_for_what_stands_for_it(tmp_path, path
     like = {"b": kernel()}
 
     with pytest.raises(ArgumentError, match=r'for b.length, got .a.length.(.|\n)*: "b.length"'):
-        pm.load(own, like, rename={"a": "b", "a.length": "b.length.unconstrained"})
+        pm.load(own, like, rename={"a.length": "b.length.unconstrained", "a": "b"})
     pm.save(own, pm.resolve(kernel()))
     with pytest.raises(ArgumentError, match=r"stands for length, (.|\n)*pm.load\(path, like\)"):
         pm.load(own, kernel(), rename={"length": "length.unconstrained"})

@@ -113,7 +113,7 @@ CONV1, CONV10, HEAD = {"weight": 1}, {"weight": 2}, {"w": 3}
         ({"conv1": "input"}, {"input": CONV1, "conv10": CONV10, "head": HEAD}),
         ({"head.w": "head.v"}, {"conv1": CONV1, "conv10": CONV10, "head": {"v": 3}}),
         ({"": "net"}, {"net": {"conv1": CONV1, "conv10": CONV10, "head": HEAD}}),
-        ({"": "net", "head": "top"}, {"net": {"conv1": CONV1, "conv10": CONV10}, "top": HEAD}),
+        ({"head": "top", "": "net"}, {"net": {"conv1": CONV1, "conv10": CONV10}, "top": HEAD}),
         ({"head": ""}, {"conv1": CONV1, "conv10": CONV10, "w": 3}),
         (
             {"conv1": "conv10", "conv10": "conv1"},
@@ -121,7 +121,7 @@ CONV1, CONV10, HEAD = {"weight": 1}, {"weight": 2}, {"w": 3}
         ),
     ],
 )
-def test_rename_takes_whole_steps_and_the_longest_name(tmp_path, rename, like):
+def test_rename_takes_whole_steps_and_the_first_name(tmp_path, rename, like):
     pm.save(tmp_path / "file", {"conv1": CONV1, "conv10": CONV10, "head": HEAD})
     zeros = jax.tree.map(lambda _: 0, like)
     found, report = pm.load(tmp_path / "file", zeros, strict=False, rename=rename)

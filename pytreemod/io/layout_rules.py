@@ -1,0 +1,179 @@
+"""Rules for arrays that a file has in another form: transposed, reordered, or several as one.
+
+Both doors to other libraries take them: tables of names (`rename=` of `load` and `save`), and what
+is registered for a class of layers (`register_torch_layout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from pytreemod.errors import ArgumentError, describe
+
+
+@dataclass(frozen=True, init=False)
+class Relaid:
+    """Says that a file, or PyTorch, has an array in another form.
+
+    **Laws.** `to(back(x)) == x`, for every array of the file. A load checks that with numbers of
+    its own, for the first array that a rule meets, before anything is read.
+
+    Attributes:
+        name: what the array is called on the other side: in `like` for `load(rename=)`, in the
+            file for `save(rename=)`, and by PyTorch for `register_torch_layout`.
+        to: from our array to the file's; both are given as NumPy's.
+        back: from the file's to ours; if None, `to` undoes itself.
+
+    Examples:
+        A matrix that is the transpose of the file's:
+
+        >>> rule = Relaid("weight", to=np.transpose)
+        >>> rule.back(np.ones((3, 4))).shape
+        (4, 3)
+
+        Rotary heads of Meta's Llama, whose rows are interleaved, and were sorted by Hugging Face:
+
+        >>> def interleave(weight):
+        ...     return weight.reshape(2, 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
+        >>> rule = Relaid("layers.*.query.weight", to=interleave)
+        >>> rule.back(np.arange(8.0).reshape(8, 1))[:, 0]
+        array([0., 2., 1., 3., 4., 6., 5., 7.])
+    """
+
+    name: str
+    to: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+
+    def __init__(
+        self,
+        name: str,
+        to: Callable[[Any], Any],
+        back: Callable[[Any], Any] | None = None,
+    ):
+        _assign(self, (name, to, to if back is None else back))
+
+
+@dataclass(frozen=True, init=False)
+class Packed:
+    """Says that a file, or PyTorch, has several arrays as one, one after the other along an axis.
+
+    In a table of names it is said of the whole, with the names of all parts: `Packed(names, ...)`;
+    or of each part, with the name of the whole: `Packed(name, part, sizes)`, as in
+    `register_torch_layout`, too. [`inverted_names`][pytreemod.inverted_names] turns the one into
+    the other.
+
+    Attributes:
+        names: of the parts, in their order; or the name of the whole, alone.
+        part: which part this is, from 0 on; None for all of them.
+        sizes: how long each part is along the axis; if None, all have the same length.
+        axis: along which the parts are one after the other.
+        to: from our array to the file's part, both of NumPy; None for the same.
+        back: from the file's part to ours; if None, `to` undoes itself.
+
+    Raises:
+        ArgumentError: no names, or a part that there is not.
+
+    Examples:
+        GPT-2's, whose matrices are transposed as well:
+
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> names = ["query.weight", "key.weight", "value.weight"]
+        >>> rule = pm.Packed(names, axis=1, to=jnp.transpose)
+        >>> rule.part, rule.sizes
+        (None, None)
+
+        Of each part, for a class of layers:
+
+        >>> import jax
+        >>> class Gates(pm.Module):
+        ...     opening: jax.Array
+        ...     closing: jax.Array
+        >>> rows = (2, 1)
+        >>> rules = {"opening": pm.Packed("gates", 0, rows), "closing": pm.Packed("gates", 1, rows)}
+        >>> pm.register_torch_layout(Gates, rules)
+        >>> pm.to_torch(Gates(jnp.zeros((2, 3)), jnp.ones((1, 3))))["gates"][:, 0].tolist()
+        [0.0, 0.0, 1.0]
+    """
+
+    names: tuple[str, ...]
+    part: int | None
+    sizes: tuple[int, ...] | None
+    axis: int
+    to: Callable[[Any], Any] | None
+    back: Callable[[Any], Any] | None
+
+    def __init__(
+        self,
+        names: str | Sequence[str],
+        part: int | None = None,
+        sizes: Sequence[int] | None = None,
+        *,
+        axis: int = 0,
+        to: Callable[[Any], Any] | None = None,
+        back: Callable[[Any], Any] | None = None,
+    ):
+        where = "Packed(names)"
+        found = (names,) if isinstance(names, str) else tuple(names)
+        if not found or not all(isinstance(name, str) for name in cast("Any", found)):
+            raise ArgumentError(where, "a name, or one for each part", describe(names))
+        lengths = None if sizes is None else tuple(sizes)
+        if isinstance(names, str) is (part is None):
+            expected = "names of all parts; or the name of the whole, and which part this is"
+            hint = ["write one of these:", 'pm.Packed(["query", "key", "value"])']
+            hint += ['pm.Packed("query_key_value", 0, (8, 8, 8))']
+            raise ArgumentError(where, expected, describe(names), hint=hint)
+        count = len(found) if part is None else len(lengths or (None,) * (part + 1))
+        if (lengths is not None and len(lengths) != count) or not 0 <= (part or 0) < count:
+            got = f"part={part}, sizes={lengths}"
+            raise ArgumentError("Packed(part, sizes)", "a length for each part", got)
+        if to is None and back is not None:
+            raise ArgumentError("Packed(to)", "a function that undoes `back`", "None")
+        _assign(self, (found, part, lengths, axis, to, to if back is None else back))
+
+    def among_zeros(self, array: Any) -> tuple[Any, ...]:
+        """The whole with this part in its place, and zeros for the others.
+
+        So it is a case of [`Summed`][pytreemod.Summed]: all that have one name are added up.
+
+        Args:
+            array: of ours, of NumPy.
+
+        Raises:
+            ValueError: it is not as long as this part.
+        """
+        given = np.asarray(array if self.to is None else self.to(array))
+        start, stop = self._span()
+        if given.ndim <= self.axis or given.shape[self.axis] != stop - start:
+            raise ValueError(given.shape)
+        shape = [*given.shape]
+        shape[self.axis] = sum(cast("Any", self.sizes))
+        whole = np.zeros(shape, given.dtype)
+        whole[self._at(start, stop)] = given
+        return (whole,)
+
+    def part_of(self, whole: Any) -> Any:
+        """This part of the whole, as ours.
+
+        Args:
+            whole: the file's array, of NumPy.
+        """
+        found = whole[self._at(*self._span())]
+        return found if self.back is None else self.back(found)
+
+    def _span(self) -> tuple[int, int]:
+        sizes, part = cast("Any", self.sizes), cast("int", self.part)
+        start = sum(sizes[:part])
+        return start, start + sizes[part]
+
+    def _at(self, start: int, stop: int) -> Any:
+        return (*[slice(None)] * self.axis, slice(start, stop))
+
+
+def _assign(rule: Any, values: tuple[Any, ...]) -> None:
+    for name, value in zip(rule.__dataclass_fields__, values, strict=True):
+        object.__setattr__(rule, name, value)

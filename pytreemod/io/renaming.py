@@ -1,0 +1,517 @@
+"""Names by pattern: a table of names into one with the names that another program has for them.
+
+A rule goes from names on one side to names on the other: from a file to `like` in a load, from a
+tree to a file in a save. Both are the same function from tables to tables; what differs is which of
+a rule's two functions is applied, and which one undoes it. Each name is matched with each rule
+once, by one regular expression, so that the time is that of names times rules. Nothing is read
+here: a leaf says what it is made of (`Source`).
+"""
+
+from __future__ import annotations
+
+import functools as ft
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, describe, short_dtype
+from pytreemod.io.layout_rules import Packed, Relaid
+from pytreemod.io.tables import (
+    Converted,
+    Joined,
+    Leaf,
+    Name,
+    Sliced,
+    Source,
+    Table,
+    Words,
+    near_name,
+    parse,
+    shown_name,
+)
+from pytreemod.tree.paths import parse_pattern
+
+NameTable: TypeAlias = Mapping[str, "str | Relaid | Packed | None"]
+"""From patterns of names to what they are on the other side; None for what is not wanted there."""
+
+_FORMS = (Relaid, Packed)
+
+# ---- patterns
+
+_MARK = "\0"
+"""In front of each word of a name, for regular expressions; a dot may be in a word."""
+_SOME_WORDS = rf"(?:{_MARK}[^{_MARK}]*)*"
+
+
+def _marked(name: Sequence[str]) -> str:
+    return "".join([_MARK + word for word in name])
+
+
+class _Pattern:
+    """What a name has to be, or is to become: words, of which some are to be found."""
+
+    def __init__(self, text: str):
+        self.text = text
+        # As a file writes names; or as `select.path` takes them, with brackets.
+        words = Words()
+        is_path = "[" in text
+        self.words = tuple(words[s] for s in parse_pattern(text)) if is_path else parse(text)
+        self.stars = sum(word.count("*") for word in self.words if word != "**")
+        self.is_deep = "**" in self.words
+        self.is_ended = self.words[-1:] == ("**",)
+        """Else, it names what is below as well."""
+
+    def is_malformed(self) -> bool:
+        return self.words.count("**") > 1 or any("**" in word != "**" for word in self.words)
+
+    def compiled(self) -> re.Pattern[str]:
+        """Its groups are what each `*` is; then `deep` and `below`, in this order if both."""
+        text = ""
+        for word in self.words:
+            if word == "**":
+                text += f"(?P<deep>{_SOME_WORDS})"
+            else:
+                text += _MARK + f"([^{_MARK}]*)".join(map(re.escape, word.split("*")))
+        return re.compile(text if self.is_ended else f"{text}(?P<below>{_SOME_WORDS})")
+
+    def filled(self, groups: Sequence[str], deep: str, below: str) -> Name:
+        """The name with what was found."""
+        left = iter(groups)
+        text = ""
+        for word in self.words:
+            if word == "**":
+                text += deep
+            else:
+                first, *others = word.split("*")
+                text += _MARK + first + "".join([next(left) + other for other in others])
+        return (*(text + below).split(_MARK)[1:],)
+
+
+class NameRule:
+    """One line of a table of names."""
+
+    def __init__(self, old: _Pattern, new: tuple[_Pattern, ...], form: Relaid | Packed | None):
+        self.old, self.new, self.form = old, new, form
+        regex = old.compiled()
+        self.match = regex.fullmatch
+        self._numbers = [
+            i for i in range(1, regex.groups + 1) if i not in regex.groupindex.values()
+        ]
+
+    def names(self, found: re.Match[str]) -> list[Name]:
+        """What a name becomes."""
+        below = {"deep": "", "below": "", **found.groupdict()}
+        groups = [found[i] for i in self._numbers]
+        return [pattern.filled(groups, **below) for pattern in self.new]
+
+    def reaches_into(self, name: Name, field: str) -> bool | None:
+        """Whether the rule has a number below a node; None if it has the name of its field."""
+        words, n = self.old.words, len(name)
+        head = words[: words.index("**")] if self.old.is_deep else words
+        if all(map(fnmatchcase, name, head)) and len(head) > n:
+            return None if head[n] == field else True
+        # After `**` a number may be anywhere.
+        tail = words[len(head) + 1 :]
+        return len(head) <= n and any("*" in word or word.isdigit() for word in tail)
+
+
+class NameRules(NamedTuple):
+    """A table of names."""
+
+    rules: list[NameRule]
+    where: str
+    """The call, for errors."""
+    is_saving: bool
+
+    def find(self, name: Name) -> tuple[NameRule, re.Match[str]] | None:
+        """The first rule that is about a name."""
+        text = _marked(name)
+        for rule in self.rules:
+            found = rule.match(text)
+            if found is not None:
+                return rule, found
+        return None
+
+    def are_about_layers(self, name: Name, field: str) -> bool:
+        """Whether the layers of a Stack are meant by their numbers, and not all as one."""
+        found = [rule.reaches_into(name, field) for rule in self.rules]
+        return None not in found and (self.is_saving or True in found)
+
+
+def parse_rules(rename: Any, where: str, *, is_saving: bool = False) -> NameRules:
+    """The rules of a table that a user has written.
+
+    Args:
+        rename: see `load` and `save`.
+        where: the call, for errors.
+        is_saving: whether the names are those of a tree, and become those of a file.
+
+    Raises:
+        ArgumentError: this is no such table, or a pattern is malformed.
+    """
+    where = f"{where}, rename"
+    entries = _checked_entries(rename, where, is_saving)
+    rules: list[NameRule] = []
+    malformed: list[str] = []
+    uneven: list[str] = []
+    for old, target in entries.items():
+        form = target if isinstance(target, _FORMS) else None
+        if isinstance(target, Packed):
+            names = target.names
+        else:
+            names = () if target is None else (target.name if form else target,)
+        pattern, others = _Pattern(old), [_Pattern(cast("str", name)) for name in names]
+        malformed += [repr(each.text) for each in (pattern, *others) if each.is_malformed()]
+        for other in others:
+            if other.stars != pattern.stars or (other.is_deep and not pattern.is_deep):
+                uneven.append(f"{old!r}: {other.text!r}")
+        if not malformed:
+            rules.append(NameRule(pattern, (*others,), form))
+    if malformed:
+        expected = "patterns with one ** at most, which is a step of its own"
+        raise ArgumentError(where, expected, "others", places=malformed)
+    if uneven:
+        expected = "as many * on both sides, and ** in a new name only if it is in the old one"
+        hint = ["each * is a step, in their order; ** is any number of steps:"]
+        hint += ['{"model.layers.*.mlp.**": "blocks.*.mlp.**"}']
+        raise ArgumentError(where, expected, "others", places=uneven, hint=hint)
+    return NameRules(rules, where, is_saving)
+
+
+def _checked_entries(rename: Any, where: str, is_saving: bool) -> NameTable:
+    if isinstance(rename, Mapping):
+        entries = cast("Mapping[Any, Any]", rename)
+        kinds = (str, type(None), *_FORMS)
+        if all(isinstance(name, str) and isinstance(new, kinds) for name, new in entries.items()):
+            return entries
+    sides = ("in the tree", "in the file") if is_saving else ("in the file", "in like")
+    hint = [f"from names {sides[0]} to names {sides[1]}:", 'rename={"conv1": "input"}']
+    raise ArgumentError(where, "a dict of names", describe(rename), hint=hint)
+
+
+# ---- tables
+
+
+def renamed_table(table: Table, rules: NameRules) -> tuple[Table, dict[Name, Name]]:
+    """A table under other names.
+
+    Args:
+        table: the file's in a load, the tree's in a save.
+        rules: what each name becomes: the first rule that is about it says.
+
+    Returns:
+        The table, and the old name of each leaf that has another now.
+
+    Raises:
+        ArgumentError: an old name is not there, two leaves get one name, or an array has not the
+            form that a rule is about.
+    """
+    work = _Renaming(table, rules)
+    for name, leaf in table.leaves.items():
+        work.add(name, leaf)
+    work.join()
+    # What is configuration of a matrix is not that of its parts.
+    made = Table(
+        work.leaves,
+        work.moved(table.config),
+        work.moved(table.classes),
+        [*work.moved(dict.fromkeys(table.states))],
+        work.moved(table.versions),
+    )
+    lost = [rule for rule in rules.rules if rule not in work.used and rule.new]
+    if lost:
+        raise _not_there(lost, table, rules)
+    return made, work.old_names
+
+
+class _Renaming:
+    def __init__(self, table: Table, rules: NameRules):
+        self.table, self.rules = table, rules
+        self.leaves: dict[Name, Leaf] = {}
+        self.old_names: dict[Name, Name] = {}
+        self.used: set[NameRule] = set()
+        self.changes: dict[NameRule, _Change] = {}
+        self.parts: dict[Name, dict[int, tuple[Name, Leaf, Packed]]] = {}
+
+    def moved(self, values: Mapping[Name, Any]) -> dict[Name, Any]:
+        made: dict[Name, Any] = {}
+        for name, value in values.items():
+            found = self.rules.find(name)
+            if found is None:
+                made[name] = value
+                continue
+            rule, match = found
+            self.used.add(rule)
+            if rule.new and not isinstance(rule.form, Packed):
+                made[rule.names(match)[0]] = value
+        return made
+
+    def add(self, name: Name, leaf: Leaf) -> None:
+        found = self.rules.find(name)
+        if found is None:
+            self.put(name, name, leaf)
+            return
+        rule, match = found
+        self.used.add(rule)
+        form, names = rule.form, rule.names(match)
+        if form is None:
+            for new in names:
+                self.put(new, name, leaf)
+            return
+        if rule not in self.changes:
+            self.changes[rule] = _Change(form, self.rules)
+        change = self.changes[rule]
+        if not leaf.is_array:
+            expected, places = "arrays, for their form changes", [shown_name(name)]
+            raise ArgumentError(self.rules.where, expected, "what is none", places=places)
+        if isinstance(form, Relaid):
+            self.put(names[0], name, change.of(leaf, name))
+        elif form.part is None:
+            for new, part in zip(names, _split(leaf, form, name, self.rules.where), strict=True):
+                self.put(new, name, change.of(part, name))
+        else:
+            self.add_part(names[0], name, change.of(leaf, name), form)
+
+    def put(self, new: Name, old: Name, leaf: Leaf) -> None:
+        if new in self.leaves:
+            raise self.is_taken(new, self.old_names.get(new, new), old)
+        self.leaves[new] = leaf
+        if new != old:
+            self.old_names[new] = old
+
+    def add_part(self, new: Name, old: Name, leaf: Leaf, form: Packed) -> None:
+        parts = self.parts.get(new)
+        if parts is None:
+            # Its place in the table is that of the first part.
+            self.put(new, old, leaf)
+            parts = self.parts[new] = {}
+        part = cast("int", form.part)
+        if part in parts:
+            raise self.is_taken((*new, f"part {part}"), parts[part][0], old)
+        parts[part] = (old, leaf, form)
+
+    def is_taken(self, new: Name, one: Name, two: Name) -> ArgumentError:
+        got = f"{shown_name(new)!r} for two: {shown_name(one)!r} and {shown_name(two)!r}"
+        return ArgumentError(self.rules.where, "a name for each leaf", got)
+
+    def join(self) -> None:
+        """Put the parts together, of what has all of them."""
+        for new, parts in self.parts.items():
+            self.leaves[new] = _joined(new, parts, self.count_of(parts), self.rules.where)
+
+    def count_of(self, parts: Mapping[int, tuple[Name, Leaf, Packed]]) -> int:
+        forms = [form for _, _, form in parts.values()]
+        lengths = [len(form.sizes) for form in forms if form.sizes is not None]
+        name = forms[0].names
+        given = [
+            r.form.part
+            for r in self.rules.rules
+            if isinstance(r.form, Packed) and r.form.names == name
+        ]
+        return max(*lengths, *[cast("int", part) + 1 for part in given], 1)
+
+
+def _split(leaf: Leaf, form: Packed, name: Name, where: str) -> list[Leaf]:
+    """The parts of an array."""
+    count = len(form.names)
+    axis = _axis_of(leaf, form.axis)
+    length = None if axis is None else leaf.shape[axis]
+    sizes = form.sizes
+    if sizes is None and length is not None:
+        sizes = (length // count,) * count
+    if axis is None or sizes is None or sum(sizes) != length:
+        equal = f"{count} equal parts" if form.sizes is None else f"parts of {form.sizes}"
+        expected = f"arrays that axis {form.axis} splits into {equal}"
+        places = [f"{shown_name(name)}: {_shown(leaf)}"]
+        raise ArgumentError(where, expected, "one that does not split", places=places)
+    parts: list[Leaf] = []
+    start = 0
+    for size in sizes:
+        shape = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
+        source = Sliced(cast("Source", leaf.source), axis, start, start + size)
+        parts.append(leaf._replace(shape=shape, source=source))
+        start += size
+    return parts
+
+
+def _joined(
+    new: Name, parts: Mapping[int, tuple[Name, Leaf, Packed]], count: int, where: str
+) -> Leaf:
+    """The array that some are parts of."""
+    found = [parts[i] for i in range(count) if i in parts]
+    first, form = found[0][1], found[0][2]
+    axis = _axis_of(first, form.axis)
+    lengths = None if axis is None else tuple(leaf.shape[axis : axis + 1] for _, leaf, _ in found)
+    fitting = axis is not None and len(found) == count
+    if axis is not None:
+        rests = {(leaf.dtype, leaf.shape[:axis], leaf.shape[axis + 1 :]) for _, leaf, _ in found}
+        sizes = form.sizes or tuple(leaf.shape[axis] for _, leaf, _ in found)
+        fitting = fitting and len(rests) == 1 and [*lengths] == [(size,) for size in sizes]
+    if axis is None or not fitting:
+        sizes = "" if form.sizes is None else f" of {form.sizes}"
+        expected = f"{count} parts{sizes} along axis {form.axis} for {shown_name(new)}"
+        places = [f"part {i}: missing" for i in range(count) if i not in parts]
+        places += [f"{shown_name(old)}: {_shown(leaf)}" for old, leaf, _ in found]
+        raise ArgumentError(where, expected, "others", places=places)
+    length = sum(leaf.shape[axis] for _, leaf, _ in found)
+    sources = tuple(cast("Source", leaf.source) for _, leaf, _ in found)
+    shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
+    return first._replace(shape=shape, source=Joined(sources, axis))
+
+
+def _axis_of(leaf: Leaf, axis: int) -> int | None:
+    rank = len(leaf.shape)
+    return axis % rank if -rank <= axis < rank else None
+
+
+def _shown(leaf: Leaf) -> str:
+    return f"{short_dtype(leaf.dtype)}[{','.join(map(str, leaf.shape))}]"
+
+
+# ---- functions of arrays
+
+
+class _Change:
+    """What a rule's function makes of arrays; it is checked once that the other one undoes it."""
+
+    def __init__(self, form: Relaid | Packed, rules: NameRules):
+        ways = (form.to, form.back) if rules.is_saving else (form.back, form.to)
+        # Of JAX's the usual one would take each array to the device and back.
+        self.forth, self.undo = (np.transpose if way is jnp.transpose else way for way in ways)
+        self.names = ("to", "back") if rules.is_saving else ("back", "to")
+        self.where = rules.where
+        self.known: dict[Any, tuple[tuple[int, ...], Any]] = {}
+
+    def of(self, leaf: Leaf, name: Name) -> Leaf:
+        """The leaf that the function makes of one."""
+        if self.forth is None:
+            return leaf
+        given = (leaf.shape, leaf.dtype)
+        if given not in self.known:
+            if not self.known:
+                self.check_law(leaf, name)
+            self.known[given] = self.result_of(leaf, name)
+        shape, dtype = self.known[given]
+        make = ft.partial(self.made, shape=shape, dtype=dtype, name=name)
+        source = Converted(cast("Source", leaf.source), make)
+        return leaf._replace(shape=shape, dtype=dtype, source=source)
+
+    def made(self, array: Any, *, shape: tuple[int, ...], dtype: Any, name: Name) -> Any:
+        made = np.asarray(self.called(self.forth, array, name))
+        if made.shape != shape or made.dtype != dtype:
+            raise self.refused(name, "one result for arrays of one shape", describe(made))
+        return made
+
+    def result_of(self, leaf: Leaf, name: Name) -> tuple[tuple[int, ...], Any]:
+        """Shape and dtype of what is made of an array, which is not there yet."""
+        given = jax.ShapeDtypeStruct(leaf.shape, cast("Any", leaf.dtype))
+
+        def run(array: Any) -> Any:
+            # In a function of our own: JAX crashes of `np.transpose` itself.
+            return cast("Any", self.forth)(array)
+
+        try:
+            made: Any = jax.eval_shape(run, given)
+        except Exception:
+            # NumPy's functions take no shapes alone. This array takes up no memory.
+            zeros = np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+            made = np.asarray(self.called(self.forth, zeros, name))
+        # JAX may have no 64 bits, which is no matter of the function.
+        is_same = made.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return tuple(made.shape), leaf.dtype if is_same else made.dtype
+
+    def check_law(self, leaf: Leaf, name: Name) -> None:
+        """Refuse two functions of which one does not undo the other: it would be silent else."""
+        numbers = _distinct_numbers(leaf.shape)
+        there = np.asarray(self.called(self.forth, numbers, name))
+        again = np.asarray(self.called(self.undo, there, name))
+        if again.shape == numbers.shape:
+            # Sums and products may be rounded; an exchange of two numbers is no less than 1.
+            near = np.array_equal(again, numbers) or (np.abs(again - numbers) < 0.25).all()
+            got = "other numbers, or in another order"
+        else:
+            near, got = False, f"the shape {again.shape}"
+        if not near:
+            forth, undo = self.names
+            expected = f"{undo}({forth}(x)) == x"
+            raise self.refused(name, expected, got, f"x: {_shown(leaf)}")
+
+    def called(self, function: Any, array: Any, name: Name) -> Any:
+        try:
+            return function(array)
+        except Exception as error:
+            got = f"one that raises {type(error).__name__}"
+            raise self.refused(name, "a function of each array", got, describe(array)) from error
+
+    def refused(self, name: Name, expected: str, got: str, text: str = "") -> ArgumentError:
+        place = shown_name(name) + (f", {text}" if text else "")
+        return ArgumentError(self.where, expected, got, places=[place])
+
+
+def _distinct_numbers(shape: tuple[int, ...]) -> Any:
+    """An array of numbers of which neighbours differ; a large one has two bytes for each."""
+    size = prod(shape)
+    if size <= _FEW:
+        return np.arange(size, dtype=np.float32).reshape(shape)
+    return np.resize(np.arange(2039, dtype=np.float16), shape)
+
+
+_FEW = 1 << 20
+
+# ---- refusals
+
+
+def _not_there(lost: Sequence[NameRule], table: Table, rules: NameRules) -> ArgumentError:
+    known = _all_names(table)
+    side, other = ("the tree", "the file") if rules.is_saving else ("the file", "like")
+    taken = _taken_by_others(lost, table, rules)
+    near = {rule.old.text: near_name(rule.old.text, known) for rule in lost if rule not in taken}
+    places = [
+        f"{rule.old.text!r}: all are taken by {taken[rule]!r}, which comes before"
+        if rule in taken
+        else f"{rule.old.text!r}{near[rule.old.text]}"
+        for rule in lost
+    ]
+    back = {
+        rule.new[0].text: rule.old.text
+        for rule in lost
+        if rule not in taken and not near[rule.old.text] and rule.new[0].text in known
+    }
+    hint: Sequence[str] = ()
+    if back:
+        pairs = ", ".join(f'"{old}": "{new}"' for old, new in back.items())
+        hint = [f"from names in {side} to names in {other}, and not back:"]
+        hint = [*hint, f"pm.{'save' if rules.is_saving else 'load'}(..., rename={{{pairs}}})"]
+    elif not all(near.values()):
+        hint = ["it has, for instance:", *[".".join(name) for name in table.leaves][:3]]
+    elif taken:
+        hint = "Put the pattern that takes less in front."
+    verb = "is" if len(lost) == 1 else "are"
+    got = f"{len(lost)} that {verb} " + ("of none" if taken else "not in it")
+    return ArgumentError(rules.where, f"names in {side}", got, places=places, hint=hint)
+
+
+def _taken_by_others(
+    lost: Sequence[NameRule], table: Table, rules: NameRules
+) -> dict[NameRule, str]:
+    """By each rule that would be about some names, if another did not come first: that one."""
+    taken: dict[NameRule, str] = {}
+    for name in (*table.leaves, *table.classes):
+        text = _marked(name)
+        for rule in lost:
+            if rule not in taken and rule.match(text):
+                first = rules.find(name)
+                taken[rule] = "" if first is None else first[0].old.text
+    return taken
+
+
+def _all_names(table: Table) -> list[str]:
+    """Those of leaves, and of all that leaves are in."""
+    names = (*table.leaves, *table.classes)
+    return [*dict.fromkeys(".".join(n[:i]) for n in names for i in range(1, len(n) + 1))]
