@@ -134,6 +134,8 @@ _LATER = {
     "Packed": "pytreemod.io.layout_rules:Packed",
     "per_layer": "pytreemod.training.layered.rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",
+    "quantization_report": "pytreemod.training.quantization:quantization_report",
+    "quantize": "pytreemod.training.quantization:quantize",
     "read_metadata": "pytreemod.io.loading:read_metadata",
     "register_for_files": "pytreemod.io.configuration:register_for_files",
     "register_torch_layout": "pytreemod.io.torch_layouts:register_torch_layout",
@@ -203,6 +205,8 @@ if _typing.TYPE_CHECKING:
     from pytreemod.training.mapped_parameters import map_parameters as map_parameters
     from pytreemod.training.optimizers import Optimizer as Optimizer
     from pytreemod.training.precision_rules import with_precision as with_precision
+    from pytreemod.training.quantization import quantization_report as quantization_report
+    from pytreemod.training.quantization import quantize as quantize
 
     tree_inference = inference_mode
 else:

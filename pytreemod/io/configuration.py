@@ -49,6 +49,7 @@ from pytreemod.training.constraints import KINDS
 from pytreemod.training.dtype_policies import Precision
 from pytreemod.training.loss_scaling import LossScale
 from pytreemod.training.low_rank import LowRank
+from pytreemod.training.quantization import Quantized
 from pytreemod.transform.host.enumerations import EnumerationItem
 from pytreemod.tree.kinds import dtype_of
 from pytreemod.tree.paths import PathName
@@ -559,6 +560,7 @@ def _table() -> _Names:
     table.add(f"{_OWN}.computed", Function)
     table.add(f"{_OWN}.tie", Through)
     table.add(f"{_OWN}.lora", LowRank)
+    table.add(f"{_OWN}.quantize", Quantized)
     for name, thing in vars(nn).items():
         if isinstance(thing, type) and issubclass(thing, Module):
             table.add(f"{_OWN}.nn.{name}", thing)

@@ -1,0 +1,500 @@
+"""`quantize`: matrices as integers of few bits, with scales."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pytreemod as pm
+from pytreemod import nn
+from tests.goldens import refusals
+from tests.helpers.comparing import assert_same
+from tests.helpers.equations import operations
+from tests.labels import label
+
+KEY = jax.random.key(0)
+DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16]
+X = jnp.asarray([1.0, -2.0, 0.5])
+
+
+def mlp(**options):
+    """Two matrices."""
+    return nn.MLP(3, 2, 4, 1, jnp.tanh, key=KEY, **options)
+
+
+def small(model, form="int8"):
+    """All matrices of a model."""
+    return pm.quantize(model, form)
+
+
+def parts(leaf):
+    """Numbers and scales, as NumPy has them."""
+    leaves = pm.named_leaves(leaf)
+    return np.asarray(leaves["numbers"]), np.asarray(leaves["scales"])
+
+
+# ---- numbers
+
+
+def restated(rows, levels):
+    """The formula, for groups in NumPy: numbers and scales, in the dtype of the rows."""
+    wide = rows.astype(np.float32)
+    scales = (np.abs(wide).max(axis=-1, keepdims=True) / np.float32(levels)).astype(rows.dtype)
+    steps = scales.astype(np.float32)
+    numbers = np.rint(np.divide(wide, steps, where=steps > 0, out=np.zeros_like(wide)))
+    return np.clip(numbers, -levels, levels).astype(np.int8), scales[..., 0]
+
+
+def unpacked(packed, n):
+    """Nibbles in two's complement, the lower one first; by Python alone."""
+    rows = []
+    for row in packed.tolist():
+        nibbles = [half for byte in row for half in (byte % 16, byte // 16)]
+        rows.append([half - 16 if half > 7 else half for half in nibbles][:n])
+    return np.asarray(rows, np.int8).reshape(len(rows), n)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=label)
+@pytest.mark.parametrize("shape", [(5, 6), (4, 9), (3, 2, 3, 2)], ids=label)
+@pytest.mark.parametrize(
+    ("form", "group"),
+    [("int8", None), ("int4", None), ("int8,group_size=3", 3), ("int4, group_size = 3", 3)],
+)
+@pytest.mark.sampled
+def test_it_is_the_formula(form, group, shape, dtype):
+    """Against NumPy: numbers, scales and what is read; packed by row, whatever its size."""
+    array = np.asarray(jax.random.normal(KEY, shape).astype(dtype))
+    n = array[0].size
+    rows = array.reshape(shape[0], -1, group or n)
+    levels = 127 if "8" in form else 7
+    numbers, scales = restated(rows, levels)
+
+    leaf = pm.quantize({"w": jnp.asarray(array)}, form)["w"]
+    ours, our_scales = parts(leaf)
+
+    assert our_scales.dtype == array.dtype
+    np.testing.assert_allclose(our_scales.astype("f4"), scales.astype("f4"), rtol=1e-6)
+    assert ours.dtype == (np.int8 if levels == 127 else np.uint8)
+    assert ours.shape == (shape[0], n if levels == 127 else -(-n // 2))
+    ours = ours if levels == 127 else unpacked(ours, n)
+    assert ours.tolist() == numbers.reshape(shape[0], n).tolist()
+    value = leaf.value()
+    assert value.dtype == array.dtype
+    expected = numbers.astype(array.dtype) * scales[..., None].astype(array.dtype)
+    np.testing.assert_allclose(
+        np.asarray(value, "f4"), expected.reshape(shape).astype("f4"), rtol=1e-6
+    )
+    error = np.abs(expected.astype("f4") - rows.astype("f4"))
+    rounding = 0.3 if dtype != jnp.float32 and levels == 127 else 0.01
+    assert bool((error <= (0.5 + rounding) * scales[..., None].astype("f4")).all())
+
+
+def test_two_numbers_are_in_each_byte():
+    """The first one in the lower bits; a row of odd length ends in zero."""
+    rows = jnp.asarray([[7.0, -7.0, 3.0], [0.0, -14.0, 2.0]])
+    numbers, scales = parts(small({"w": rows}, "int4")["w"])
+
+    assert numbers.tolist() == [[0x97, 0x03], [0x90, 0x01]]
+    assert scales.tolist() == [[1.0], [2.0]]
+    assert small({"w": rows}, "int4")["w"].value().tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize(("form", "levels"), [("int8", 127), ("int4", 7)])
+def test_torch_gives_the_same_numbers(form, levels):
+    """By row and symmetric, with our scales."""
+    torch = pytest.importorskip("torch")
+    array = np.asarray(jax.random.normal(KEY, (6, 11)))
+    leaf = small({"w": jnp.asarray(array)}, form)["w"]
+    scales = torch.tensor(parts(leaf)[1][:, 0])
+
+    zeros = torch.zeros(6, dtype=torch.int32)
+    theirs = torch.fake_quantize_per_channel_affine(
+        torch.tensor(array), scales, zeros, 0, -levels, levels
+    )
+    np.testing.assert_allclose(theirs.numpy(), leaf.value(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_rows_of_zeros_and_rows_without_numbers(form):
+    """Stay what they are; and so does what is too small for its scale to be a number."""
+    zero = jnp.zeros((2, 3)).at[1, 2].set(4.0)
+    assert small({"w": zero}, form)["w"].value().tolist() == zero.tolist()
+    assert small({"w": jnp.zeros((0, 3))}, form)["w"].value().shape == (0, 3)
+    tiny = jnp.full((1, 2), 6e-8, jnp.float16)
+    value = np.asarray(small({"w": tiny}, form)["w"].value(), "f4")
+    assert bool((np.abs(value - np.asarray(tiny, "f4")) <= 3.1e-8).all())
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_what_is_tiny_in_half_precision_is_not_clipped(form):
+    """Where the nearest scale is too small by far, the next one is taken."""
+    rows = jax.random.normal(KEY, (8, 9)).astype(jnp.float16) * jnp.float16(1e-5)
+    leaf = small({"w": rows}, form)["w"]
+    _, scales = parts(leaf)
+
+    error = np.abs(np.asarray(leaf.value(), "f4") - np.asarray(rows, "f4"))
+    assert bool((error <= 0.501 * scales.astype("f4")).all())
+
+
+# ---- what is quantised
+
+
+@pytest.mark.parametrize(
+    ("form", "quantized"),
+    [
+        ("int8", ["0.weight", "1.weight", "2.weight"]),
+        (pm.by({...: "int4"}), ["0.weight", "1.weight", "2.weight"]),
+        (pm.by({"**": "int8"}), ["0.weight", "1.weight", "2.weight"]),
+        (pm.by({"**.weight": "int8", ...: None}), ["0.weight", "1.weight", "2.weight"]),
+        (pm.by({nn.Linear: "int4", ...: None}), ["2.weight"]),
+        (pm.by({"1": "int8", ...: None}), ["1.weight"]),
+        (pm.by({"2.weight": "int8", nn.LSTMCell: "int4", ...: None}), ["2.weight"]),
+        (pm.by({"0": None, ...: "int4,group_size=2"}), ["1.weight", "2.weight"]),
+        (pm.by({pm.matrices: "int8", ...: None}), ["0.weight", "2.weight"]),
+    ],
+    ids=label,
+)
+def test_the_matrices_among_what_is_chosen_are_quantised(form, quantized):
+    """By each kind of selector; all else is left alone, and shared."""
+    keys = jax.random.split(KEY, 3)
+    conv = nn.Conv2d(2, 2, 3, key=keys[1])
+    model = [nn.Embedding(5, 4, key=keys[0]), conv, nn.Linear(4, 2, key=keys[2]), nn.LayerNorm(4)]
+    model += [jnp.ones((2, 2), int), jnp.ones((2, 2), complex), "text", None]
+    made = pm.quantize(model, form)
+    found = pm.named_leaves(made)
+
+    assert [name[:-8] for name in found if name.endswith(".numbers")] == quantized
+    assert made[3].weight is model[3].weight
+    assert made[4] is model[4]
+    assert made[2].bias is model[2].bias
+    assert_same(pm.quantize(model, form), made)
+
+
+class Kinds(pm.Module):
+    """A matrix of each role."""
+
+    w: jax.Array
+    table: jax.Array = pm.buffer()
+    own: jax.Array = pm.field(role="own")
+
+
+def kinds():
+    """Of ones."""
+    return Kinds(jnp.ones((2, 2)), jnp.ones((2, 2)), jnp.ones((2, 2)))
+
+
+def test_buffers_and_roles_of_ones_own_are_quantised_by_their_path_alone():
+    """What was frozen is a parameter all the same."""
+    made = small(pm.with_role(kinds(), "w", "buffer"))
+    assert [*pm.named_leaves(made)] == ["w.numbers", "w.scales", "table", "own"]
+    made = pm.quantize(kinds(), pm.by({"table": "int8", "own": "int8", ...: None}))
+    assert next(iter(pm.named_leaves(made))) == "w"
+    assert len(pm.named_leaves(made)) == 5
+
+
+def test_a_model_reads_as_its_resolved_one():
+    """Called, under jit, mapped and scanned; gradients by the argument as well."""
+    model = pm.quantize(mlp(), pm.by({"layers.0": "int8", ...: "int4"}))
+    resolved = pm.resolve(model)
+    xs = jnp.stack([X, 2 * X])
+
+    assert jax.tree.structure(resolved) == jax.tree.structure(mlp())
+    assert not isinstance(pm.named_leaves(resolved)["layers.0.weight"], pm.Computed)
+    assert_same(model(X), resolved(X))
+    assert isinstance(model.layers[0].weight, jax.Array)
+    for call in (
+        lambda m: pm.filter_jit(lambda m: m(X))(m),
+        lambda m: jax.vmap(m)(xs),
+        lambda m: jax.lax.scan(lambda c, x: (c, m(x)), 0.0, xs)[1],
+        lambda m: jax.grad(lambda x: m(x).sum())(X),
+        lambda m: pm.filter_checkpoint(lambda x: m(x))(X),
+    ):
+        np.testing.assert_allclose(call(model), call(resolved), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_the_program_is_the_hand_written_one(form):
+    """The operations of a call are those of the formula."""
+    leaves, treedef = jax.tree.flatten(small(nn.Linear(8, 6, key=KEY), form))
+
+    def ours(leaves, x):
+        return treedef.unflatten(leaves)(x)
+
+    def by_hand(leaves, x):
+        numbers, scales, bias = leaves
+        if form == "int4":
+            halves = jnp.stack([numbers & 15, numbers >> 4], -1).reshape(6, 8)
+            numbers = (halves ^ 8).astype(jnp.int8) - 8
+        return nn.functional.linear(x, numbers.astype(jnp.float32) * scales, bias)
+
+    x = jnp.ones((3, 8))
+    assert operations(ours, leaves, x) == operations(by_hand, leaves, x)
+
+
+def test_nothing_trains_it():
+    """Neither a gradient, nor `trainable`, nor an optimizer with weight decay."""
+    model = small(mlp())
+    grads = pm.filter_grad(lambda m: m(X).sum())(model)
+    assert [*pm.named_leaves(grads)] == ["layers.0.bias", "layers.1.bias"]
+    assert [*pm.named_leaves(pm.trainable(model)[0])] == ["layers.0.bias", "layers.1.bias"]
+
+    with jax.numpy_dtype_promotion("standard"):
+        opt = pm.Optimizer(optax.adamw(0.1)).init(model)
+        trained, _ = opt.update(model, grads)
+    before, after = pm.named_leaves(model), pm.named_leaves(trained)
+    changed = {name for name in before if before[name].tolist() != after[name].tolist()}
+    assert changed == {"layers.0.bias", "layers.1.bias"}
+
+
+# ---- layers as one, ties, updates
+
+
+@pytest.mark.parametrize("form", ["int8", "int4,group_size=3"])
+@pytest.mark.sampled
+def test_each_layer_of_a_stack_has_scales_of_its_own(form):
+    """As the layers alone have; of a Stack of Stacks, too."""
+    stack = nn.Stack(ft.partial(nn.Linear, 3, 3), 4, key=KEY)
+    made = small(stack, form)
+
+    assert pm.named_leaves(made)["layer.weight.scales"].shape == (4, 3, 1)
+    for layer, alone in zip(made, stack, strict=True):
+        assert_same(layer, small(alone, form))
+    y = X
+    for layer in made:
+        y = layer(y)
+    np.testing.assert_allclose(made(X), y, rtol=1e-6)
+    np.testing.assert_allclose(pm.resolve(made)(X), y, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_each_layer_of_a_stack_of_stacks_has_scales_of_its_own():
+    """One axis for each."""
+    inner = ft.partial(nn.Stack, ft.partial(nn.Linear, 3, 3), 3)
+    stacks = small(nn.Stack(lambda key: inner(key=key), 2, key=KEY))
+    assert pm.named_leaves(stacks)["layer.layer.weight.scales"].shape == (2, 3, 3, 1)
+    np.testing.assert_allclose(stacks(X), pm.resolve(stacks)(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.slow
+def test_stacks_of_none_and_of_one(depth):
+    """Mapped over all the same."""
+    stack = small(nn.Stack(ft.partial(nn.Linear, 3, 3), depth, key=KEY))
+
+    assert_same(stack(X), pm.resolve(stack)(X))
+
+
+@pytest.mark.parametrize("shared", ["layers[0]", None])
+@pytest.mark.sampled
+def test_members_of_an_ensemble_and_a_network_that_scans(shared):
+    """One axis for each; what is shared has none."""
+    nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY, shared=shared)
+    made = small(nets)
+    shapes = {name: leaf.shape for name, leaf in pm.named_leaves(made).items()}
+
+    assert shapes["member.layers.0.weight.scales"] == ((4, 1) if shared else (2, 4, 1))
+    assert shapes["member.layers.1.weight.scales"] == (2, 2, 1)
+    np.testing.assert_allclose(made(X), jnp.stack([member(X) for member in made]), rtol=1e-6)
+    scanning = small(nn.MLP(3, 2, 4, 4, scan=True, key=KEY), "int4")
+    assert pm.named_leaves(scanning)["layers.1.weight.numbers"].shape == (3, 4, 2)
+    np.testing.assert_allclose(scanning(X), pm.resolve(scanning)(X), rtol=1e-6)
+
+
+def test_models_that_are_one_are_mapped_over():
+    """Then each has scales of its own; numbers cannot be looked at."""
+    keys = jax.random.split(KEY, 2)
+    models = pm.filter_vmap(lambda key: nn.Linear(3, 4, key=key))(keys)
+    made = pm.filter_vmap(small)(models)
+    call = pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))
+
+    assert pm.named_leaves(made)["weight.scales"].shape == (2, 4, 1)
+    np.testing.assert_allclose(call(made, X), call(pm.resolve(made), X), rtol=1e-6)
+
+
+def test_in_a_traced_function_rows_that_are_not_finite_read_as_nan():
+    """Nobody can look at them there."""
+    rows = jnp.asarray([[1.0, jnp.inf], [jnp.nan, 2.0], [1.0, 2.0]])
+    value = jax.jit(lambda w: small({"w": w})["w"].value())(rows)
+
+    assert jnp.isnan(value).all(axis=1).tolist() == [True, True, False]
+
+
+class Pair(pm.Module):
+    """An embedding, and a head that may be tied to it."""
+
+    embed: nn.Embedding
+    head: nn.Linear
+
+    def __call__(self, i):
+        return self.head(self.embed(i))
+
+
+def pair(*sizes):
+    """One whose head has the sizes."""
+    return Pair(nn.Embedding(5, 3, key=KEY), nn.Linear(*sizes, key=jax.random.key(1)))
+
+
+def test_an_embedding_is_looked_up_and_attended_to():
+    """Rows of what it reads as."""
+    table = nn.Embedding(5, 3, key=KEY)
+    made = small(table, "int4")
+
+    assert_same(made(jnp.asarray([1, 4])), made.weight[jnp.asarray([1, 4])])
+    np.testing.assert_allclose(made.attend(X), made.weight @ X, rtol=1e-6)
+    assert bool(jnp.isnan(made(jnp.asarray(7))).all())
+
+
+@pytest.mark.parametrize(("through", "sizes"), [(None, (3, 5)), (jnp.transpose, (5, 3))])
+def test_both_places_of_a_tie_read_it(through, sizes):
+    """The source is quantised, before or after the tie, and through a function."""
+
+    def tie(model):
+        return pm.tie(model, "head.weight", to="embed.weight", through=through)
+
+    rule = pm.by({"embed.weight": "int8", ...: None})
+    made = pair(*sizes)
+
+    for model in (pm.quantize(tie(made), rule), tie(pm.quantize(made, rule))):
+        expected = model.embed.weight if through is None else model.embed.weight.T
+        assert model.head.weight.tolist() == expected.tolist()
+        assert [*pm.named_leaves(model)] == [
+            "embed.weight.numbers",
+            "embed.weight.scales",
+            "head.bias",
+        ]
+
+
+def make_stack():
+    """Layers as one."""
+    return nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=KEY)
+
+
+@pytest.mark.parametrize("make", [make_stack, mlp], ids=["stack", "mlp"])
+@pytest.mark.sampled
+def test_updates_of_low_rank_are_trained_on_a_quantised_base(make):
+    """Whichever comes first; the same numbers, and nothing else changes."""
+    adapt = ft.partial(pm.lora, selector="**.weight", rank=2, key=KEY)
+    first, second = adapt(small(make())), small(adapt(make()))
+    assert first == second
+    assert_same(first(X), small(make())(X))
+
+    role = pm.select.role("lora")
+    grads = pm.filter_grad(lambda m: (m(X) ** 2).sum(), wrt=role)(first)
+    assert {name.rpartition(".")[2] for name in pm.named_leaves(grads)} == {"a", "b"}
+    with jax.numpy_dtype_promotion("standard"):
+        opt = pm.Optimizer(pm.by({role: optax.adam(0.1), ...: None})).init(first)
+        trained, _ = opt.update(first, pm.filter_grad(lambda m: (m(X) ** 2).sum())(first))
+    before, after = pm.named_leaves(first), pm.named_leaves(trained)
+    changed = {name for name in before if before[name].tolist() != after[name].tolist()}
+    assert changed == {name for name in before if name.endswith(".b")}
+    merged = pm.resolve(trained)
+    np.testing.assert_allclose(merged(X), trained(X), rtol=1e-5)
+    assert jax.tree.structure(merged) == jax.tree.structure(make())
+
+
+# ---- with the rest of the library
+
+
+def test_a_file_has_its_parts(tmp_path):
+    """Two numbers a byte there, too; read alone, or into what is made abstractly."""
+    model = small([make_stack(), pm.lora(mlp(), "**.weight", 1, key=KEY)], "int4")
+    pm.save(tmp_path / "model", model)
+
+    assert pm.load(tmp_path / "model") == model
+    assert pm.load(tmp_path / "model", model) == model
+    like = small(pm.filter_eval_shape(make_stack), "int4")
+    assert like == pm.filter_eval_shape(lambda: small(make_stack(), "int4"))
+    pm.save(tmp_path / "stack", model[0])
+    assert pm.load(tmp_path / "stack", like) == model[0]
+    layers = [*model[0]]
+    assert pm.load(tmp_path / "stack", layers) == layers
+
+
+def test_an_abstract_base_keeps_its_update():
+    """The factors are arrays all the same."""
+    adapted = pm.lora(nn.Linear(3, 4, key=KEY), "weight", 2, key=KEY)
+    abstract = pm.tree_at(
+        "weight.base", adapted, replace_fn=lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype)
+    )
+    leaves = pm.named_leaves(small(abstract))
+
+    assert leaves["weight.base.numbers"] == jax.ShapeDtypeStruct((4, 3), jnp.int8)
+    assert leaves["weight.a"] is pm.named_leaves(adapted)["weight.a"]
+
+
+def test_precision_modes_and_surgery():
+    """Scales stay as they are stored; the matrix is cast where it is used."""
+    model = small(nn.Sequential([nn.Linear(3, 3, key=KEY), nn.Dropout(0.5)]))
+    half = pm.with_precision(model, "params=float32,compute=bfloat16,output=float32")
+    half = pm.inference_mode(half)
+    leaves = pm.named_leaves(half)
+
+    assert leaves["layers.0.weight.scales"].dtype == jnp.float32
+    expected = pm.inference_mode(
+        pm.with_precision(pm.resolve(model), "params=float32,compute=bfloat16,output=float32")
+    )
+    assert_same(half(X), expected(X))
+    zeros = pm.tree_at("layers.0.weight", model, jnp.zeros((3, 3)))
+    assert zeros.layers[0].weight.tolist() == np.zeros((3, 3)).tolist()
+    twice = pm.tree_at("layers.0.weight.scales", model, replace_fn=lambda s: 2 * s)
+    assert_same(twice.layers[0].weight, 2 * model.layers[0].weight)
+
+
+def test_shards_stay_where_they_are():
+    """Of rows, and of columns."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    w = jax.random.normal(KEY, (4, 6))
+    for spec in (P("d"), P(None, "d")):
+        array = jax.device_put(w, NamedSharding(mesh, spec))
+        leaves = pm.named_leaves(small({"w": array}))
+        assert leaves["w.numbers"].sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
+        assert (
+            leaves["w.numbers"].tolist() == pm.named_leaves(small({"w": w}))["w.numbers"].tolist()
+        )
+
+
+def test_a_part_of_the_rows_is_read_on_each_device():
+    """Under `shard_map`, where a device has its own rows."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    layer = small(nn.Linear(3, 4, use_bias=False, key=KEY), "int4")
+    read = pm.filter_shard_map(
+        lambda layer: layer.weight, mesh=mesh, in_specs=(P("d"),), out_specs=P("d")
+    )
+
+    assert_same(np.asarray(read(layer)), np.asarray(layer.weight))
+
+
+# ---- what it has cost
+
+
+def test_the_report_has_errors_and_bytes():
+    """Of each leaf, against NumPy; after an update of low rank and on whole Stacks, too."""
+    model = {"a": make_stack(), "b": mlp()}
+    rule = pm.by({"b.layers.0.weight": "int8", "a": "int4", ...: None})
+    made = pm.quantize(model, rule)
+    report = pm.quantization_report(model, made)
+
+    assert [row.name for row in report.rows] == ["a.layer.weight", "b.layers.0.weight"]
+    old, new = pm.named_leaves(model), pm.named_leaves(pm.resolve(made))
+    for row in report.rows:
+        w, q = (np.asarray(leaves[row.name]) for leaves in (old, new))
+        assert np.isclose(row.error, np.linalg.norm(w - q) / np.linalg.norm(w), rtol=1e-4)
+        assert row.bytes_before == w.nbytes
+    assert [row.bytes_after for row in report.rows] == [2 * (3 * 2 + 3 * 4), 12 + 16]
+    assert report.bytes_before == sum(leaf.nbytes for leaf in jax.tree.leaves(model))
+    assert report.bytes_after == sum(leaf.nbytes for leaf in jax.tree.leaves(made))
+    adapted = pm.lora(made, "b.layers.0.weight", 1, key=KEY)
+    again = pm.quantization_report(model, adapted)
+    assert [row.name for row in again.rows] == ["a.layer.weight", "b.layers.0.weight.base"]
+    assert again.rows[1].error == report.rows[1].error
+    zero = {"w": jnp.zeros((2, 2))}
+    assert pm.quantization_report(zero, small(zero)).rows[0].error == 0
+
+
+test_refusals = refusals(globals())
