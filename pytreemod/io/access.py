@@ -216,35 +216,95 @@ def replacement(path: str, size: int, *, durable: bool) -> Generator[io.FileIO]:
         FileAccessError: the system refuses, or the path leads to a folder or a device.
     """
     with system_errors(path, "a file that can be written", is_new=True):
-        old = regular_status(path)
-        if old is not None and not os.access(path, os.W_OK):
-            # To rename asks for permission on the folder only.
-            raise FilePermissionError(
-                shown(path), "a file that can be written", "one that is read-only"
-            )
+        old = status_to_replace(path)
         target = os.path.realpath(path)
-        beside = _name_beside(target)
-        file = _create(beside, old)
-        try:
-            with file:
-                _reserve(file, size)
-                yield file
-                if durable:
-                    os.fsync(file.fileno())
-            os.replace(beside, target)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(beside)
-            raise
+        beside = name_beside(target)
+        with new_file(beside, size, old=old, durable=durable) as file:
+            yield file
+        replace_file(beside, target)
         if durable:
-            _synchronize_folder(os.path.dirname(target))
+            synchronize_folder(os.path.dirname(target))
 
 
-def _name_beside(target: str) -> str:
-    """A name that nobody guesses, in the same folder: only there a rename is one step."""
+def status_to_replace(path: str) -> os.stat_result | None:
+    """What the system knows of a file that is to be replaced; None if there is none.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The status of the file that the path leads to.
+
+    Raises:
+        FileAccessError: it leads to a folder, a pipe or a device; FilePermissionError: it may not
+            be written.
+    """
+    old = regular_status(path)
+    if old is not None and not os.access(path, os.W_OK):
+        # To rename asks for permission on the folder only.
+        expected, got = "a file that can be written", "one that is read-only"
+        raise FilePermissionError(shown(path), expected, got)
+    return old
+
+
+@contextmanager
+def new_file(
+    path: str, size: int, *, old: os.stat_result | None, durable: bool
+) -> Generator[io.FileIO]:
+    """Write a file that is not there yet; when the block fails it is removed.
+
+    Args:
+        path: where it will be.
+        size: in bytes, if it is known.
+        old: the status of a file that has the permissions that this one gets.
+        durable: whether to wait until the disk has it.
+
+    Yields:
+        The file, open for writing without a buffer.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    file = _create(path, old)
+    try:
+        with file:
+            _reserve(file, size)
+            yield file
+            if durable:
+                os.fsync(file.fileno())
+    except BaseException:
+        remove_file(path)
+        raise
+
+
+def replace_file(path: str, target: str) -> None:
+    """Give a file another name, where there may be one; if it cannot be, the file is removed."""
+    try:
+        os.replace(path, target)
+    except BaseException:
+        remove_file(path)
+        raise
+
+
+def remove_file(path: str) -> None:
+    """Remove a file if it is there, and may be removed."""
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def name_beside(target: str, token: str | None = None) -> str:
+    """A name that nobody guesses, in the same folder: only there a rename is one step.
+
+    Args:
+        target: the path that the file will get.
+        token: what is not guessed, as `secrets.token_hex(8)` makes it, if several share it.
+
+    Returns:
+        The path.
+    """
     folder, name = os.path.split(target)
     short = os.fsdecode(os.fsencode(name)[:_LONGEST_NAME])
-    return os.path.join(folder, f"{short}.saving-{secrets.token_hex(8)}")
+    return os.path.join(folder, f"{short}.saving-{token or secrets.token_hex(8)}")
 
 
 def _create(path: str, old: os.stat_result | None) -> io.FileIO:
@@ -263,7 +323,7 @@ def _create(path: str, old: os.stat_result | None) -> io.FileIO:
 
 
 def _reserve(file: io.FileIO, size: int) -> None:
-    """Take the room on the disk at once.
+    """Take the room on the disk at once, if the size is known.
 
     A disk that is too full says so before anything was written, and writing takes a third less
     than with room that is found page by page.
@@ -278,8 +338,8 @@ def _reserve(file: io.FileIO, size: int) -> None:
             raise
 
 
-def _synchronize_folder(folder: str) -> None:
-    """Let the disk have the new name, too, on systems on which folders can be opened."""
+def synchronize_folder(folder: str) -> None:
+    """Let the disk have the new names, too, on systems on which folders can be opened."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -288,7 +348,8 @@ def _synchronize_folder(folder: str) -> None:
             os.close(descriptor)
 
 
-_NAME = re.compile(r"(.+)\.saving-[0-9a-f]{16}")
+BESIDE = re.compile(r"(.+)\.saving-([0-9a-f]{16})")
+"""A file that is being written: the name that it will get, and what makes this one unique."""
 _YOUNG = 60.0
 """Seconds; who has just made a file may not have shown yet that it is alive."""
 _OLD = 24 * 3600.0
@@ -308,6 +369,29 @@ def show_alive(descriptor: int) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@contextmanager
+def locked_folder(folder: str) -> Generator[None]:
+    """Be the only one in a folder, among those who ask; where the system has no locks, one of them.
+
+    Args:
+        folder: its path.
+
+    Yields:
+        Nothing.
+    """
+    descriptor = None
+    # Not every kind of disk has locks, and not every folder may be opened.
+    with suppress(OSError):
+        if fcntl is not None:
+            descriptor = os.open(folder, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
 def remove_leftovers(folder: StrPath, is_ours: Callable[[str], bool]) -> None:
     """Remove what was being written when a process was killed.
 
@@ -320,15 +404,23 @@ def remove_leftovers(folder: StrPath, is_ours: Callable[[str], bool]) -> None:
     """
     with system_errors(os.fspath(folder), "a folder to read"), os.scandir(folder) as entries:
         for entry in entries:
-            found = _NAME.fullmatch(entry.name)
+            found = BESIDE.fullmatch(entry.name)
             if found is not None and is_ours(found[1]):
                 # Another process may remove it first; and who may not remove it need not.
                 with suppress(OSError):
-                    if _is_abandoned(entry.path):
+                    if is_abandoned(entry.path):
                         os.unlink(entry.path)
 
 
-def _is_abandoned(path: str) -> bool:
+def is_abandoned(path: str) -> bool:
+    """Whether who was writing a file is dead, as far as it can be known.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        OSError: the file is gone, or may not be opened.
+    """
     age = time.time() - os.stat(path).st_mtime
     if age < _YOUNG:
         return False

@@ -86,26 +86,49 @@ def write_container(
         >>> folder.cleanup()
     """
     path = checked_path(path)
-    sources = _sources(arrays)
-    metadata = {} if metadata is None else metadata
-    _check_sources(path, sources)
-    _check_metadata(path, metadata)
-    header, places = new_header([source[:3] for source in sources], metadata)
-    if len(header) - LENGTH > LONGEST:
-        got = f"names and metadata that take {len(header):,}"
-        raise ArgumentError(shown(path), f"at most {LONGEST:,} bytes", got)
-    order = sorted(range(len(sources)), key=lambda i: places[i])
-    size = max((stop for _, stop in places), default=len(header))
-    with replacement(path, size, durable=durable) as file:
+    draft = FileDraft(path, array_sources(arrays), {} if metadata is None else metadata)
+    with replacement(path, draft.size, durable=durable) as file:
+        draft.write(file)
+
+
+class FileDraft:
+    """A file that is yet to be written; it is known what will be where.
+
+    Args:
+        path: of the file, for the errors.
+        sources: the arrays.
+        metadata: texts by name.
+
+    Raises:
+        ArgumentError: something is given that no file can hold.
+    """
+
+    size: int
+    """In bytes."""
+
+    def __init__(self, path: str, sources: Sequence[ArraySource], metadata: Mapping[str, str]):
+        check_sources(path, sources)
+        _check_metadata(path, metadata)
+        self._path, self._sources = path, sources
+        self._header, self._places = new_header([source[:3] for source in sources], metadata)
+        if len(self._header) - LENGTH > LONGEST:
+            got = f"names and metadata that take {len(self._header):,}"
+            raise ArgumentError(shown(path), f"at most {LONGEST:,} bytes", got)
+        self.size = max((stop for _, stop in self._places), default=len(self._header))
+
+    def write(self, file: io.FileIO) -> None:
+        """Write all of it into an empty file."""
+        order = sorted(range(len(self._sources)), key=lambda i: self._places[i])
         # The header comes last, when the checksums are known. A part of a file has none.
-        file.seek(len(header))
-        checksums = _write_arrays(file, path, [sources[i] for i in order])
-        seal_header(header, [checksum for _, checksum in sorted(zip(order, checksums))])
+        file.seek(len(self._header))
+        checksums = _write_arrays(file, self._path, [self._sources[i] for i in order])
+        seal_header(self._header, [checksum for _, checksum in sorted(zip(order, checksums))])
         file.seek(0)
-        _write_all(file, memoryview(header))
+        write_all(file, memoryview(self._header))
 
 
-def _sources(arrays: Mapping[str, Any] | Iterable[ArraySource]) -> list[ArraySource]:
+def array_sources(arrays: Mapping[str, Any] | Iterable[ArraySource]) -> list[ArraySource]:
+    """Where the arrays that will be written come from, which may be there already, by name."""
     if not isinstance(arrays, Mapping):
         return [*arrays]
     by_name = cast(Mapping[str, Any], arrays)
@@ -134,9 +157,9 @@ def _write_summed(file: io.FileIO, data: memoryview, pool: ThreadPoolExecutor) -
         for start in range(0, len(data), BLOCK_BYTES):
             block = data[start : start + BLOCK_BYTES]
             checksum = checksum_after(checksum, block)
-            _write_all(file, block)
+            write_all(file, block)
         return checksum
-    _write_all(file, data)
+    write_all(file, data)
     return summing.result()
 
 
@@ -159,7 +182,8 @@ def _summed(data: memoryview) -> int:
     return checksum
 
 
-def _write_all(file: io.FileIO, data: memoryview) -> None:
+def write_all(file: io.FileIO, data: memoryview) -> None:
+    """Write bytes where a file is, all of them."""
     # The system may write less than it is given.
     while len(data):
         data = data[file.write(data) :]
@@ -326,8 +350,16 @@ def _read_from(file: io.FileIO, start: int, data: memoryview) -> int:
 _read_at = _read_from if hasattr(os, "preadv") else _seek_and_read
 
 
-def _check_sources(path: str, sources: Iterable[ArraySource]) -> None:
-    """Everything can be written, before anything is."""
+def check_sources(path: str, sources: Iterable[ArraySource]) -> None:
+    """Check that everything can be written, before anything is.
+
+    Args:
+        path: of the file or folder, for the errors.
+        sources: the arrays.
+
+    Raises:
+        ArgumentError: a name comes twice, or is none, or an array is not one of numbers.
+    """
     names: set[str] = set()
     for source in sources:
         _check_text(path, source.name)

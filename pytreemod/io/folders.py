@@ -1,27 +1,57 @@
 """A folder of files of arrays: one table over several files, as Hugging Face lays it out.
 
-Owns: which files of a folder are read. It is `model.safetensors`, or the files that
-`model.safetensors.index.json` names: its `weight_map` says for each array in which file, a *shard*,
-it is. Nothing of an index is believed before it was checked, against the headers of all shards, and
-no name in it leads out of the folder.
+Owns: which files of a folder are read and written: `model.safetensors`, or the files that the
+*index*, `model.safetensors.index.json`, names. Its `weight_map` says for each array in which file,
+a *shard*, it is. Nothing in an index is believed before it was checked against the headers of all
+shards, and no name in it leads out of the folder.
 
-A folder may be replaced while it is read: what an index names is there until another index has
-taken its place. So all shards are opened at once, and then the index must still be the same file.
+A folder is replaced in one step, too: the rename of its index, or of its only file. A new shard
+never takes the name of a file that is there, and a shard is removed only when its index is gone. A
+reader opens all shards, and then checks that the index is still the same file. If anything is
+wrong, it looks again under the lock that a writer takes to give files their names.
+
+The next writer removes what a killed one left. The files of one writer share a token in their
+names, and the file that will be the index is locked until it is: so others know who is alive.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import ntpath
 import os
-from contextlib import ExitStack
+import re
+import secrets
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeGuard, cast
 
 import numpy as np
 
-from pytreemod.errors import FileError, FileMissingError, describe, warn
-from pytreemod.io.access import StrPath, checked_path, open_to_read, shown, system_errors
-from pytreemod.io.containers import Container
+from pytreemod.errors import FileAccessError, FileError, FileMissingError, describe, warn
+from pytreemod.io.access import (
+    BESIDE,
+    StrPath,
+    checked_path,
+    is_abandoned,
+    locked_folder,
+    name_beside,
+    new_file,
+    open_to_read,
+    remove_file,
+    shown,
+    status_to_replace,
+    synchronize_folder,
+    system_errors,
+)
+from pytreemod.io.containers import (
+    ArraySource,
+    Container,
+    FileDraft,
+    array_sources,
+    check_sources,
+    write_all,
+)
 from pytreemod.io.headers import LONGEST, FileEntry, damaged, parse_json
 
 SINGLE = "model.safetensors"
@@ -50,15 +80,11 @@ def open_arrays(path: StrPath, verify: bool = True) -> Container:
             os.stat(path)
     if not os.path.isdir(path):
         return Container.open(path, verify)
-    for _ in range(_ATTEMPTS):
-        opened = _open_folder(path, verify)
-        if opened is not None:
-            return opened
-    raise FileError(shown(path), "a folder that is there while it is opened", "one that changes")
-
-
-_ATTEMPTS = 100
-"""How often a folder may be replaced while it is being opened."""
+    with suppress(FileError):
+        return _open_folder(path, verify)
+    # It is damaged, or it was being replaced: it is not replaced now.
+    with locked_folder(path):
+        return _open_folder(path, verify)
 
 
 class Shards(Container):
@@ -90,8 +116,8 @@ class Shards(Container):
             shard.close()
 
 
-def _open_folder(folder: str, verify: bool) -> Container | None:
-    """What is in a folder; None if it was replaced meanwhile."""
+def _open_folder(folder: str, verify: bool) -> Container:
+    """What is in a folder; an error, also if it is replaced meanwhile."""
     single, index = os.path.join(folder, SINGLE), os.path.join(folder, INDEX)
     try:
         opened = Container.open(single, verify)
@@ -109,31 +135,25 @@ def _open_folder(folder: str, verify: bool) -> Container | None:
     except FileMissingError:
         if os.path.islink(index):
             raise
-        if os.path.lexists(single):
-            return None
         raise _nothing_in(folder) from None
     with file:
-        try:
-            opened = _open_shards(index, _read_index(index, file), verify)
-        except FileError:
-            # An index that is gone is right about nothing.
-            if _is_at(file, index):
-                raise
-            return None
+        opened = _open_shards(index, _read_index(index, file), verify)
         if _is_at(file, index):
             return opened
         opened.close()
-        return None
+        expected = "a folder that is there while it is opened"
+        raise FileError(shown(folder), expected, "one that was replaced")
 
 
 def _is_at(file: io.FileIO, path: str) -> bool:
     """Whether a path still leads to an open file: no other has its number as long as it is open."""
-    try:
-        now = os.stat(path)
-    except OSError:
-        return False
-    then = os.fstat(file.fileno())
-    return os.path.samestat(then, now) and then.st_mtime_ns == now.st_mtime_ns
+    return _is_status_of(path, os.fstat(file.fileno()))
+
+
+def _is_status_of(path: str, status: os.stat_result) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.stat(path), status)
+    return False
 
 
 def _nothing_in(folder: str) -> FileMissingError:
@@ -244,3 +264,252 @@ def _check_index(
         if wrong:
             expected = "each array in one file, and its name in the index"
             raise FileError(shown(index), expected, got, places=wrong)
+
+
+# ---- writing
+
+
+def write_folder(
+    path: StrPath,
+    arrays: Mapping[str, Any] | Iterable[ArraySource],
+    metadata: Mapping[str, str],
+    *,
+    shared: Mapping[str, str],
+    shard_bytes: float,
+    durable: bool = False,
+) -> None:
+    """Write arrays into the files of a folder, which take the place of those there in one step.
+
+    Args:
+        path: of the folder, which is made if it is not there; not what it is in.
+        arrays: by name; or, one by one, what makes them when their turn comes.
+        metadata: texts by name, for the first file.
+        shared: texts by name, for each of the others.
+        shard_bytes: how many bytes of arrays a file has at most; a larger array has its own.
+        durable: whether to wait until the disk has everything.
+
+    Raises:
+        ArgumentError: something is given that no file can hold.
+        DonatedError: the memory of an array was given away.
+        FileAccessError: the system refuses; what is in the folder is as it was.
+    """
+    folder = checked_path(path, or_folder=True)
+    sources = array_sources(arrays)
+    check_sources(folder, sources)
+    parts = _divided(sources, shard_bytes)
+    drafts = [FileDraft(folder, part, shared if i else metadata) for i, part in enumerate(parts)]
+    expected = "a folder that can be written"
+    with system_errors(folder, expected, is_new=True), _made_folder(folder), ExitStack() as stack:
+        with locked_folder(folder):
+            olds = [status_to_replace(os.path.join(folder, name)) for name in (SINGLE, INDEX)]
+            old = olds[0] or olds[1]
+            _remove_leftovers(folder)
+        new = _NewFolder(folder, secrets.token_hex(8), parts, durable)
+        # Locked for as long as it is open: by that others know that the shards are being written.
+        index = stack.enter_context(new_file(new.beside(INDEX), 0, old=old, durable=False))
+        for name, draft in zip(new.names, drafts, strict=True):
+            with new_file(new.beside(name), draft.size, old=old, durable=durable) as file:
+                draft.write(file)
+            stack.callback(remove_file, new.beside(name))
+        with locked_folder(folder):
+            new.commit(index)
+
+
+def _divided(sources: Sequence[ArraySource], shard_bytes: float) -> list[list[ArraySource]]:
+    """The arrays of each shard, in their order; of none, one."""
+    parts: list[list[ArraySource]] = [[]]
+    size = 0
+    for source in sources:
+        if parts[-1] and size + source.nbytes > shard_bytes:
+            parts.append([])
+            size = 0
+        parts[-1].append(source)
+        size += source.nbytes
+    return parts
+
+
+@contextmanager
+def _made_folder(folder: str) -> Generator[None]:
+    """Make a folder if it is not there; if what follows fails, it goes again."""
+    is_new = not os.path.isdir(folder)
+    if is_new:
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            # Another process may have made it.
+            if not os.path.isdir(folder):
+                expected, got = "the path of a folder", "one of a file"
+                raise FileAccessError(shown(folder), expected, got) from None
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                os.rmdir(folder)
+        raise
+
+
+class _NewFolder:
+    """What is being written into a folder, and how it takes the place of what is there."""
+
+    def __init__(self, folder: str, token: str, parts: list[list[ArraySource]], durable: bool):
+        count = len(parts)
+        self._folder, self._token, self._durable = folder, token, durable
+        self._parts = parts
+        self.names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+        if count == 1:
+            self.names = [SINGLE]
+
+    def path(self, name: str) -> str:
+        """Of a file of the folder."""
+        return os.path.join(self._folder, name)
+
+    def beside(self, name: str) -> str:
+        """Where a file is until all are whole."""
+        return name_beside(self.path(name), self._token)
+
+    def commit(self, index: io.FileIO) -> None:
+        """Let the new files be those of the folder, and remove the old ones."""
+        old = [name for name in _named_in(self.path(INDEX)) or () if _IS_SHARD.fullmatch(name)]
+        names = list[str]()
+        if self.names == [SINGLE]:
+            os.replace(self.beside(SINGLE), self.path(SINGLE))
+            self._synchronize()
+            index.close()  # it was the lock only
+            remove_file(self.beside(INDEX))
+        else:
+            names = self._commit_shards(index, old)
+            self._synchronize()
+            remove_file(self.path(SINGLE))
+        # A new one may have the name of an old one that was gone.
+        for name in {*old} - {*names}:
+            remove_file(self.path(name))
+        # Last, for each of them names the shards that a killed process would leave behind.
+        remove_file(self.beside(_REPLACED) if len(self.names) > 1 else self.path(INDEX))
+
+    def _commit_shards(self, index: io.FileIO, old: list[str]) -> list[str]:
+        """Give the shards their names, and the folder the index; returns the names."""
+        status = os.fstat(index.fileno())
+        try:
+            if old:
+                with new_file(self.beside(_REPLACED), 0, old=None, durable=self._durable) as file:
+                    write_all(file, _as_index({f"{i}": name for i, name in enumerate(old)}))
+            names = [self._named(name) for name in self.names]
+            named = zip(names, self._parts, strict=True)
+            shard_of = {source.name: name for name, part in named for source in part}
+            size = sum(source.nbytes for part in self._parts for source in part)
+            write_all(index, _as_index(shard_of, {"total_size": size}))
+            if self._durable:
+                os.fsync(index.fileno())
+            self._synchronize()
+            index.close()  # not every system renames a file that is open
+            os.replace(self.beside(INDEX), self.path(INDEX))
+            return names
+        except BaseException:
+            # An interrupt may come when the index is there already.
+            if not _is_status_of(self.path(INDEX), status):
+                self._remove_named()
+            raise
+
+    def _remove_named(self) -> None:
+        remove_file(self.beside(_REPLACED))
+        for name in self.names:
+            remove_file(self.path(self._tagged(name)))
+            with suppress(OSError):
+                if os.path.samefile(self.beside(name), self.path(name)):
+                    os.unlink(self.path(name))
+
+    def _named(self, name: str) -> str:
+        """Give a shard its name; another one if there is a file of that name."""
+        for final in (name, self._tagged(name)):
+            try:
+                # It keeps its other name until the index is there: after a kill, that one tells.
+                os.link(self.beside(name), self.path(final))
+                return final
+            except FileExistsError:
+                continue
+            except OSError:  # not every disk has files of two names
+                break
+        os.replace(self.beside(name), self.path(self._tagged(name)))
+        return self._tagged(name)
+
+    def _tagged(self, name: str) -> str:
+        return name.replace("model-", f"model-{self._token}-", 1)
+
+    def _synchronize(self) -> None:
+        if self._durable:
+            synchronize_folder(self._folder)
+
+
+def _as_index(shard_of: Mapping[str, str], metadata: Mapping[str, int] | None = None) -> memoryview:
+    content = {"metadata": metadata or {}, "weight_map": shard_of}
+    return memoryview((json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+_REPLACED = f"{INDEX}.replaced"
+"""An index of the shards that another index has taken the place of, until they are removed."""
+_IS_SHARD = re.compile(r"[^/]+-\d{5,}-of-\d{5,}\.safetensors")
+"""What a shard is called; nothing else is removed because an index names it."""
+_OURS = re.compile(r"model-(?:([0-9a-f]{16})-)?\d{5,}-of-\d{5,}\.safetensors")
+
+
+def _named_in(index: str) -> set[str] | None:
+    """The shards that an index names; None if it is damaged."""
+    try:
+        with open_to_read(index) as file:
+            return {*_read_index(index, file).values()}
+    except FileMissingError:
+        return set()
+    except FileError:
+        return None
+
+
+def _remove_leftovers(folder: str) -> None:
+    """Remove what was being written when a process was killed."""
+    with suppress(OSError):
+        names = os.listdir(folder)
+        beside = {name: found for name in names if (found := BESIDE.fullmatch(name)) is not None}
+        alive = {
+            found[2]
+            for name, found in beside.items()
+            if found[1] == INDEX and not _is_dead(folder, name)
+        }
+        left = [
+            name
+            for name, found in beside.items()
+            if (found[1] in (SINGLE, INDEX, _REPLACED) or _OURS.fullmatch(found[1]))
+            and found[2] not in alive
+            and _is_dead(folder, name)
+        ]
+        named = _named_in(os.path.join(folder, INDEX))
+        if named is not None:
+            twins = [os.stat(os.path.join(folder, name)) for name in left]
+            _remove_unnamed(folder, {*names} - named, {(x.st_dev, x.st_ino) for x in twins}, alive)
+            for name in left:
+                if beside[name][1] == _REPLACED:
+                    for old in (_named_in(os.path.join(folder, name)) or set()) - named:
+                        if _IS_SHARD.fullmatch(old):
+                            remove_file(os.path.join(folder, old))
+        for name in left:
+            remove_file(os.path.join(folder, name))
+
+
+def _remove_unnamed(
+    folder: str, names: set[str], twins: set[tuple[int, int]], alive: set[str]
+) -> None:
+    """Remove shards that had got their names when a process was killed, before the index had."""
+    for name in names:
+        found = _OURS.fullmatch(name)
+        path = os.path.join(folder, name)
+        if found is not None and found[1] not in alive:
+            status = os.stat(path)
+            is_tagged = found[1] is not None and _is_dead(folder, name)
+            if is_tagged or (status.st_dev, status.st_ino) in twins:
+                remove_file(path)
+
+
+def _is_dead(folder: str, name: str) -> bool:
+    try:
+        return is_abandoned(os.path.join(folder, name))
+    except OSError:
+        return False

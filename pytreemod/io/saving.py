@@ -1,4 +1,4 @@
-"""`save`: a tree into one file, whole or not at all; and snapshots, which can be saved later.
+"""`save`: a tree into a file or a folder, whole or not at all; and snapshots, to be saved later.
 
 A training loop that goes on donates its arrays to the next step, writes into arrays of NumPy,
 appends to lists, and uses States up; a [`snapshot`][pytreemod.io.saving.snapshot] has its own of
@@ -9,6 +9,7 @@ moves to the host.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
@@ -16,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, describe
-from pytreemod.io.access import StrPath, depth_errors, shown_path
+from pytreemod.errors import ArgumentError, FileAccessError, FileError, describe
+from pytreemod.io.access import StrPath, depth_errors, shown, shown_path
 from pytreemod.io.configuration import Json
 from pytreemod.io.containers import write_container
 from pytreemod.io.descriptions import Description, check_has_values, describe_tree, leaf_form
+from pytreemod.io.folders import write_folder
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.typing import PyTree, jtu
 from pytreemod.version import __version__
@@ -33,7 +35,14 @@ VERSION = 1
 """Of the description; a file with a higher one is refused by who does not know it."""
 
 
-def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = False) -> None:
+def save(
+    path: StrPath,
+    tree: PyTree,
+    metadata: Json = None,
+    *,
+    shard_bytes: float | None = None,
+    durable: bool = False,
+) -> None:
     """Write a tree into a file: arrays by name, and what the tree is.
 
     The file is one of safetensors, which other tools read: each array has the name of its path,
@@ -50,10 +59,15 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
     `save(path, tree)`. A file is written whole or not at all.
 
     Args:
-        path: of the file; by custom it ends in `.safetensors`.
+        path: of the file, which by custom ends in `.safetensors`; with `shard_bytes`, of a folder.
         tree: any tree.
         metadata: what else the file should tell: None, texts, finite numbers, lists, dicts with
             texts as keys. [`read_metadata`][pytreemod.read_metadata] gives it back.
+        shard_bytes: how many bytes of arrays a file has at most, for a folder of several files, as
+            Hugging Face lays it out: `model-00001-of-00008.safetensors` and so on, and
+            `model.safetensors.index.json`; or `model.safetensors`, if one is enough. A larger array
+            has a file of its own. The folder is made if it is not there. What another such save has
+            left in it is replaced in one step, and nothing else is touched.
         durable: whether to wait until the disk has everything. If not, the system may take its
             time, as with any file: one of the two is there whole if the process is killed, but
             after a failure of power the new one may be damaged, which its checksums tell.
@@ -62,7 +76,7 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
         FileError: two leaves have one name; or an array's values are not here, for it is traced,
             was donated, or other hosts alone have parts of it; or the system refuses
             (`FileAccessError`).
-        ArgumentError: the metadata cannot be written as JSON.
+        ArgumentError: the metadata cannot be written as JSON, or `shard_bytes` is no size.
         UnfinishedError: the model lacks sizes.
 
     Examples:
@@ -79,8 +93,15 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
         >>> import optax
         >>> opt_state = optax.adam(1e-3).init(pm.trainable(model))
         >>> pm.save("run.safetensors", {"model": model, "opt_state": opt_state})
+
+        A folder of files of 5 GB at most:
+
+        >>> pm.save("model", model, shard_bytes=5e9)
+        >>> pm.load("model", like) == model
+        True
     """
     where = f"save({shown_path(path)})"
+    _check_shard_bytes(shard_bytes, path, where)
     # First: JAX's own walk would fail of a tree that is too deep without saying so.
     described = describe_tree(tree, where)
     refuse_unfinished(where, tree)
@@ -89,7 +110,27 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
         check_has_values(name, leaf, where)
         if leaf_form(leaf):
             arrays[name] = _stored(leaf)
-    write_container(path, arrays, metadata_of(described, metadata, where), durable=durable)
+    told = metadata_of(described, metadata, where)
+    if shard_bytes is None:
+        write_container(path, arrays, told, durable=durable)
+        return
+    # The tree is described once; what other tools ask for is in each file.
+    shared = {key: text for key, text in told.items() if key not in (DESCRIPTION, USERS)}
+    write_folder(path, arrays, told, shared=shared, shard_bytes=shard_bytes, durable=durable)
+
+
+def _check_shard_bytes(shard_bytes: Any, path: StrPath, where: str) -> None:
+    """It is a size, or there is none and no folder."""
+    hint = ["for a folder of files of 5 GB at most:", "pm.save(folder, tree, shard_bytes=5e9)"]
+    if shard_bytes is None:
+        if os.path.isdir(path):
+            expected = "the path of a file"
+            raise FileAccessError(shown(os.fspath(path)), expected, "a folder", hint=hint)
+        return
+    is_number = isinstance(shard_bytes, int | float | np.number) and shard_bytes is not True
+    if not is_number or not cast("Any", shard_bytes) >= 1:
+        expected = "shard_bytes, a number of bytes, 1 or more"
+        raise ArgumentError(where, expected, describe(shard_bytes), hint=hint)
 
 
 def _stored(leaf: Any) -> Any:

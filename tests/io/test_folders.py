@@ -1,8 +1,16 @@
 """A folder of files is one table, or there is a clear error."""
 
+import contextlib
+import io
+import itertools
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -250,6 +258,319 @@ def read_shards(folder, shards, named=None):
         write_shard(folder, shard, {name: ARRAYS[name] for name in names})
     write_index(folder, named or shard_of(shards))
     return pm.load(folder)
+
+
+# ---- writing
+
+
+def shards_in(folder):
+    """The files of arrays of a folder, in order."""
+    return sorted(path.name for path in folder.iterdir() if path.name.endswith(".safetensors"))
+
+
+def index_of(folder):
+    """What the index says."""
+    return json.loads((folder / INDEX).read_text())
+
+
+def test_a_folder_comes_back(tmp_path):
+    """With a tree to load into, and alone; its metadata is in one of the shards."""
+    model = nn.MLP(3, 2, 4, 2, key=jax.random.key(0))
+    pm.save(tmp_path / "model", model, {"step": 3}, shard_bytes=50)
+    like = nn.MLP(3, 2, 4, 2, key=jax.random.key(1))
+
+    assert len(shards_in(tmp_path / "model")) > 2
+    assert pm.load(tmp_path / "model", like) == model
+    assert pm.load(tmp_path / "model") == model
+    assert pm.read_metadata(tmp_path / "model") == {"step": 3}
+
+
+def test_files_have_the_names_and_the_size_that_others_give_them(tmp_path):
+    """And as many bytes of arrays as they may have; larger arrays have files of their own."""
+    arrays = {f"x{i}": np.zeros(size, np.int8) for i, size in enumerate((4, 4, 2, 30, 10, 1))}
+    pm.save(tmp_path, arrays, shard_bytes=10)
+
+    names = [f"model-0000{i}-of-00004.safetensors" for i in (1, 2, 3, 4)]
+    assert sorted(os.listdir(tmp_path)) == [*names, INDEX]
+    assert index_of(tmp_path) == {
+        "metadata": {"total_size": 51},
+        "weight_map": dict(
+            zip(arrays, [*[names[0]] * 3, names[1], names[2], names[3]], strict=True)
+        ),
+    }
+
+
+@pytest.mark.parametrize("shard_bytes", [64, 1e9, float("inf"), np.int64(64)])
+def test_one_file_has_no_index(tmp_path, shard_bytes):
+    """Nor has a tree without arrays."""
+    for tree in ({"x": np.zeros(8)}, {}):
+        pm.save(tmp_path, tree, shard_bytes=shard_bytes)
+        assert os.listdir(tmp_path) == [SINGLE]
+        assert pm.load(tmp_path).keys() == tree.keys()
+
+
+def test_safetensors_reads_each_shard(tmp_path):
+    """The arrays that the index says, and checksums of ours."""
+    pm.save(tmp_path, ARRAYS, shard_bytes=20)
+    read = {}
+    for shard in shards_in(tmp_path):
+        read |= safetensors.numpy.load_file(tmp_path / shard)
+        metadata = header_of(tmp_path / shard)["__metadata__"]
+        assert len(metadata["pytreemod.container.array-checksums"]) >= 8
+    assert_same({name.strip("'"): array for name, array in read.items()})
+    assert index_of(tmp_path)["weight_map"].keys() == read.keys()
+
+
+def test_a_byte_that_changes_is_noticed_unless_nobody_looks(tmp_path):
+    """In any of the shards."""
+    pm.save(tmp_path, {"x": np.zeros(8, np.int8), "y": np.zeros(8, np.int8)}, shard_bytes=8)
+    with open(tmp_path / shards_in(tmp_path)[1], "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+
+    with pytest.raises(FileError, match=r"model-00002-of.* fit their checksums, got .*\n  at y"):
+        pm.load(tmp_path)
+    assert pm.load(tmp_path, verify=False)["y"].sum() == 1
+
+
+KINDS = {"few": 1e9, "many": 8, "more": 4}
+"""How folders are written that follow one another."""
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("then", KINDS)
+def test_the_new_files_take_the_place_of_the_old_ones(tmp_path, first, then):
+    """One or several, by one or several; what else is there stays."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "another.safetensors").write_text("")
+    for number, kind in enumerate((first, then, then, first)):
+        tree = [np.full(2, number, np.float32)] * 3
+        pm.save(tmp_path, tree, shard_bytes=KINDS[kind])
+        count = {"few": 1, "many": 3, "more": 3}[kind]
+        assert len(os.listdir(tmp_path)) == 2 + count + (count > 1)
+        assert [array[0] for array in pm.load(tmp_path)] == [number] * 3
+
+
+def test_what_others_wrote_is_replaced(folder):
+    """Shards that their index names, and no other file, whatever an index names."""
+    write_index(folder, {**shard_of(), "x": "../outside", "y": "config.json"})
+    outside = folder.parent / "outside"
+    for path in (folder / "config.json", outside, folder / "model-00003-of-00003.safetensors"):
+        path.write_text("kept")
+    for _ in range(2):
+        pm.save(folder, ARRAYS, shard_bytes=20)
+        write_index(folder, {**index_of(folder)["weight_map"], "y": "config.json"})
+    pm.save(folder, ARRAYS, shard_bytes=1000)
+
+    assert sorted(os.listdir(folder)) == [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model-00003-of-00003.safetensors",
+        SINGLE,
+    ]
+    assert outside.read_text() == "kept"
+
+
+def test_links_are_replaced_and_not_what_they_lead_to(folder):
+    """Hugging Face's cache shares the files with other versions of the model."""
+    blobs = folder.parent / f"{folder.name}-blobs"
+    blobs.mkdir()
+    for name in (ONE, TWO, INDEX):
+        (folder / name).rename(blobs / name)
+        (folder / name).symlink_to(blobs / name)
+    before = {path.name: path.read_bytes() for path in blobs.iterdir()}
+    for shard_bytes in (20, 1000):
+        pm.save(folder, {"x": np.ones(8)}, shard_bytes=shard_bytes)
+        assert pm.load(folder)["x"].tolist() == [1.0] * 8
+
+    assert {path.name: path.read_bytes() for path in blobs.iterdir()} == before
+    assert os.listdir(folder) == [SINGLE]
+
+
+# ---- while something fails
+
+
+class Killed(BaseException):
+    """The process has ended: nothing that it still does has an effect."""
+
+
+def killed_after(patch, count):
+    """After so many steps no file changes any more, as after a kill."""
+    steps = itertools.count()
+
+    def mortal(real):
+        def work(*args, **kwargs):
+            if next(steps) >= count:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return work
+
+    class File(io.FileIO):
+        write = mortal(io.FileIO.write)
+
+    patch.setattr(io, "FileIO", File)
+    for name in ("link", "replace", "unlink", "mkdir", "rmdir", "open", "fsync"):
+        patch.setattr(os, name, mortal(getattr(os, name)))
+
+
+def grow_old(folder):
+    """Nobody has written into it for a while."""
+    then = time.time() - 1000
+    for path in folder.iterdir():
+        os.utime(path, (then, then))
+
+
+def number_in(folder):
+    """The number of which all arrays are; a folder may have both kinds of files for a moment."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        arrays = pm.load(folder)
+    (number,) = {array[0] for array in arrays}
+    assert len(arrays) == 3
+    return int(number)
+
+
+def numbers(number):
+    """A tree of one number."""
+    return [np.full(2, number, np.float32)] * 3
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize(("first", "then"), [*itertools.product(KINDS, KINDS)])
+def test_a_kill_at_any_step_leaves_a_whole_folder(tmp_path, first, then, durable):
+    """The old one or the new one; what else is left is removed when the next one is written."""
+    seen = []
+    for count in itertools.count():
+        folder = tmp_path / f"{count}"
+        pm.save(folder, numbers(1), shard_bytes=KINDS[first])
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            killed_after(patch, count)
+            pm.save(folder, numbers(2), shard_bytes=KINDS[then], durable=durable)
+            break
+        seen.append(number_in(folder))
+        grow_old(folder)
+        pm.save(folder, numbers(3), shard_bytes=KINDS[first])
+        assert number_in(folder) == 3
+        assert len(os.listdir(folder)) == (1 if first == "few" else 4)
+    assert seen == sorted(seen)
+    assert {*seen} == {1, 2}
+
+
+def test_a_kill_in_a_new_folder_leaves_no_part(tmp_path):
+    """There is a whole model, or none."""
+    for count in itertools.count():
+        folder = tmp_path / f"{count}"
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            killed_after(patch, count)
+            pm.save(folder, numbers(2), shard_bytes=8)
+            break
+        with contextlib.suppress(FileMissingError):
+            assert number_in(folder) == 2
+    assert count > 10
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("then", KINDS)
+def test_what_fails_leaves_the_old_files_alone(tmp_path, monkeypatch, error, then):
+    """Whatever fails at whichever step, the person at the keyboard included."""
+    for count in itertools.count():
+        folder = tmp_path / f"{count}"
+        pm.save(folder, numbers(1), shard_bytes=8)
+        before = sorted(os.listdir(folder))
+        raised = False
+        with monkeypatch.context() as patch:
+            steps = failing_at(patch, count, error("stop"))
+            try:
+                pm.save(folder, numbers(2), shard_bytes=KINDS[then], durable=True)
+            except error:
+                raised = True
+        if number_in(folder) == 1:
+            assert raised
+            assert sorted(os.listdir(folder)) == before
+        else:
+            grow_old(folder)
+            pm.save(folder, numbers(3), shard_bytes=8)
+            assert len(os.listdir(folder)) == 4
+        if next(steps) < count:
+            break
+    assert count > 10
+
+
+def failing_at(patch, count, error):
+    """One step fails, and those after it do not."""
+    steps = itertools.count()
+
+    def failing(real):
+        def work(*args, **kwargs):
+            if next(steps) == count:
+                raise error
+            return real(*args, **kwargs)
+
+        return work
+
+    class File(io.FileIO):
+        write = failing(io.FileIO.write)
+
+    patch.setattr(io, "FileIO", File)
+    for name in ("link", "replace", "open", "fsync"):
+        patch.setattr(os, name, failing(getattr(os, name)))
+    return steps
+
+
+PROGRAM = """
+import itertools, sys
+import numpy as np
+import pytreemod as pm
+path, number, times = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+tree = [np.full(10_000, number, np.float32)] * 3
+for i in range(times):
+    # One file now and then, and three mostly.
+    pm.save(path, tree, shard_bytes=1e9 if i % 5 == 4 else 50_000)
+    if i == 0:
+        print("writing", flush=True)
+"""
+
+
+def start(path, number, times):
+    """A process that replaces a folder again and again."""
+    command = [sys.executable, "-c", PROGRAM, str(path), str(number), str(times)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_process_leaves_a_whole_folder(tmp_path):
+    """At whatever moment; the next one removes what is left."""
+    process = start(tmp_path, 7, 1_000_000)
+    assert process.stdout.readline() == "writing\n"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+    assert number_in(tmp_path) == 7
+    grow_old(tmp_path)
+    pm.save(tmp_path, numbers(8), shard_bytes=8)
+    assert number_in(tmp_path) == 8
+    assert len(os.listdir(tmp_path)) == 4
+
+
+@pytest.mark.slow
+def test_of_two_that_write_at_once_one_wins_whole(tmp_path):
+    """Whoever looks meanwhile sees a whole folder, too."""
+    pm.save(tmp_path, numbers(7), shard_bytes=8)
+    processes = [start(tmp_path, number, 200) for number in (7, 8)]
+    seen = set()
+    while any(process.poll() is None for process in processes):
+        seen.add(number_in(tmp_path))
+    for process in processes:
+        process.stdout.close()
+
+    assert [process.returncode for process in processes] == [0, 0]
+    assert seen == {7, 8}
+    grow_old(tmp_path)
+    pm.save(tmp_path, numbers(9), shard_bytes=8)
+    assert len(os.listdir(tmp_path)) == 4
 
 
 test_refusals = refusals(globals())
