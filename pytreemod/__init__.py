@@ -120,6 +120,7 @@ _LATER = {
     "from_named": "pytreemod.io.tables:from_named",
     "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
+    "inverted_names": "pytreemod.io.renaming:inverted_names",
     "load": "pytreemod.io.loading:load",
     "LossScale": "pytreemod.training.loss_scaling:LossScale",
     "LoadReport": "pytreemod.io.fitting:LoadReport",
@@ -176,6 +177,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.loading import load as load
     from pytreemod.io.loading import read_metadata as read_metadata
     from pytreemod.io.many_steps import Checkpoints as Checkpoints
+    from pytreemod.io.renaming import inverted_names as inverted_names
     from pytreemod.io.saving import save as save
     from pytreemod.io.tables import from_named as from_named
     from pytreemod.io.tables import named_leaves as named_leaves

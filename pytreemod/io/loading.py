@@ -33,7 +33,7 @@ from pytreemod.io.fitting import (
 from pytreemod.io.folders import open_arrays
 from pytreemod.io.renaming import NameTable
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
-from pytreemod.io.sources import reader_of
+from pytreemod.io.sources import SourceReader
 from pytreemod.io.tables import (
     Leaf,
     Name,
@@ -192,7 +192,7 @@ def load(
         # First: JAX's own walk would fail of a tree that is too deep without saying so.
         described = describe_tree(like, where)
         _check_is_tree(like, where)
-        read = reader_of(file.read)
+        read = SourceReader(file.read)
         try:
             plan = fit(table_of(file, about, where), described, like, options, read, where)
         except FileError as error:

@@ -374,6 +374,104 @@ def _shown(leaf: Leaf) -> str:
     return f"{short_dtype(leaf.dtype)}[{','.join(map(str, leaf.shape))}]"
 
 
+def inverted_names(table: NameTable) -> dict[str, str | Relaid | Packed | None]:
+    """A table of names for `save` from one for `load`, and the other way round.
+
+    **Laws.** `load(path, like, rename=table) == tree` after
+    `save(path, tree, rename=inverted_names(table))`, unless the load refuses because two patterns
+    are about one name. `inverted_names` undoes itself, but for what is left out.
+
+    Args:
+        table: see `load`. Names that become None are left out: there is nothing to be written.
+
+    Returns:
+        From the new names to the old ones, in the same order.
+
+    Raises:
+        ArgumentError: the table does not say what an old name was: two patterns have one new name,
+            or the new name lacks the `**` of the old one.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> names = {
+        ...     "h.*.mlp.c_fc.**": "blocks.*.mlp.up.**",
+        ...     "h.*.attn.bias": None,
+        ...     "wte": "embedding",
+        ... }
+        >>> pm.inverted_names(names)
+        {'blocks.*.mlp.up.**': 'h.*.mlp.c_fc.**', 'embedding': 'wte'}
+
+        The parts of a matrix are told one by one:
+
+        >>> packed = pm.Packed(["query", "key"], axis=1, to=jax.numpy.transpose)
+        >>> inverted = pm.inverted_names({"query_key": packed})
+        >>> [(name, rule.names, rule.part) for name, rule in inverted.items()]
+        [('query', ('query_key',), 0), ('key', ('query_key',), 1)]
+        >>> pm.inverted_names(inverted) == {"query_key": packed}
+        True
+    """
+    where = "inverted_names(table)"
+    rules = parse_rules(table, where).rules
+    made: dict[str, str | Relaid | Packed | None] = {}
+    twice: list[str] = []
+    whole: dict[str, list[NameRule]] = {}
+    for rule in rules:
+        lacking = [new.text for new in rule.new if rule.old.is_deep and not new.is_deep]
+        twice += [f"{rule.old.text!r}: {text!r} has no **" for text in lacking]
+        form = rule.form
+        if isinstance(form, Packed) and form.part is not None:
+            name = rule.new[0].text
+            if name not in whole:
+                twice += [f"{rule.old.text!r}: {name!r} is of others, too"] * (name in made)
+                made[name] = None
+            whole.setdefault(name, []).append(rule)
+            continue
+        for i, new in enumerate(rule.new):
+            twice += [f"{rule.old.text!r}: {new.text!r} is of others, too"] * (new.text in made)
+            made[new.text] = _turned(rule, i)
+    for name, parts in whole.items():
+        made[name] = _of_all(parts, where)
+    if twice:
+        expected = "a table that can be turned: every new name says what the old one was"
+        raise ArgumentError(where, expected, "another", places=twice)
+    return made
+
+
+def _turned(rule: NameRule, part: int) -> str | Relaid | Packed:
+    form, old = rule.form, rule.old.text
+    if isinstance(form, Relaid):
+        return Relaid(old, form.to, form.back)
+    if form is None:
+        return old
+    sizes = form.sizes
+    return Packed(old, part, sizes, axis=form.axis, to=form.to, back=form.back)
+
+
+def _of_all(parts: list[NameRule], where: str) -> Packed:
+    """The rule for a whole, from those for its parts."""
+    forms = [cast("Packed", rule.form) for rule in parts]
+    form = forms[0]
+    names = {
+        cast("int", other.part): rule.old.text for rule, other in zip(parts, forms, strict=True)
+    }
+    are_alike = all(_shared(other) == _shared(form) for other in forms)
+    if (
+        not are_alike
+        or sorted(names) != [*range(len(form.sizes or forms))]
+        or len(forms) != len(names)
+    ):
+        expected = f"all parts of {form.names[0]!r}, each once, with the same sizes and functions"
+        places = [f"{rule.old.text!r}: part {cast('Packed', rule.form).part}" for rule in parts]
+        raise ArgumentError(where, expected, "others", places=places)
+    ordered = [names[i] for i in range(len(names))]
+    return Packed(ordered, sizes=form.sizes, axis=form.axis, to=form.to, back=form.back)
+
+
+def _shared(form: Packed) -> tuple[Any, ...]:
+    return form.sizes, form.axis, form.to, form.back
+
+
 # ---- functions of arrays
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -20,9 +20,11 @@ import numpy as np
 from pytreemod.errors import ArgumentError, FileAccessError, FileError, describe
 from pytreemod.io.access import StrPath, depth_errors, shown, shown_path
 from pytreemod.io.configuration import Json
-from pytreemod.io.containers import write_container
+from pytreemod.io.containers import ArraySource, write_container
 from pytreemod.io.descriptions import Description, check_has_values, describe_tree, leaf_form
+from pytreemod.io.exporting import renamed_sources, texts_for_tools
 from pytreemod.io.folders import write_folder
+from pytreemod.io.renaming import NameTable
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.typing import PyTree, jtu
 from pytreemod.version import __version__
@@ -40,6 +42,7 @@ def save(
     tree: PyTree,
     metadata: Json = None,
     *,
+    rename: NameTable | None = None,
     shard_bytes: float | None = None,
     durable: bool = False,
 ) -> None:
@@ -63,6 +66,11 @@ def save(
         tree: any tree.
         metadata: what else the file should tell: None, texts, finite numbers, lists, dicts with
             texts as keys. [`read_metadata`][pytreemod.read_metadata] gives it back.
+        rename: for a file that is for other tools: from names in the tree to names in the file, in
+            the language of [`load`][pytreemod.load]; None for what is not to be written. Arrays of
+            which nothing is said have their own names. The file does not describe the tree, and
+            `metadata` is a dict of texts. [`inverted_names`][pytreemod.inverted_names] makes such a
+            table of one for `load`.
         shard_bytes: how many bytes of arrays a file has at most, for a folder of several files, as
             Hugging Face lays it out: `model-00001-of-00008.safetensors` and so on, and
             `model.safetensors.index.json`; or `model.safetensors`, if one is enough. A larger array
@@ -76,7 +84,8 @@ def save(
         FileError: two leaves have one name; or an array's values are not here, for it is traced,
             was donated, or other hosts alone have parts of it; or the system refuses
             (`FileAccessError`).
-        ArgumentError: the metadata cannot be written as JSON, or `shard_bytes` is no size.
+        ArgumentError: the metadata cannot be written as JSON, `shard_bytes` is no size, or names in
+            `rename` do not fit the tree.
         UnfinishedError: the model lacks sizes.
 
     Examples:
@@ -110,13 +119,18 @@ def save(
         check_has_values(name, leaf, where)
         if leaf_form(leaf):
             arrays[name] = _stored(leaf)
-    told = metadata_of(described, metadata, where)
+    sources: Mapping[str, Any] | list[ArraySource] = arrays
+    if rename is None:
+        told = metadata_of(described, metadata, where)
+    else:
+        told = texts_for_tools(metadata, where)
+        sources = renamed_sources(described, arrays, rename, where)
     if shard_bytes is None:
-        write_container(path, arrays, told, durable=durable)
+        write_container(path, sources, told, durable=durable)
         return
     # The tree is described once; what other tools ask for is in each file.
     shared = {key: text for key, text in told.items() if key not in (DESCRIPTION, USERS)}
-    write_folder(path, arrays, told, shared=shared, shard_bytes=shard_bytes, durable=durable)
+    write_folder(path, sources, told, shared=shared, shard_bytes=shard_bytes, durable=durable)
 
 
 def _check_shard_bytes(shard_bytes: Any, path: StrPath, where: str) -> None:

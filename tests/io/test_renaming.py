@@ -11,6 +11,7 @@ from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
+from tests.io.files import OWN, header_of
 
 WIDTH, DEPTH = 4, 3
 
@@ -105,3 +106,37 @@ def test_stars_are_bound_in_order_and_the_first_pattern_wins(tmp_path, rename, n
     with pytest.raises(FileError) as told:
         pm.load(path, {"absent": ramp(1)}, rename=rename)
     assert all(f"at {name}: unexpected" in str(told.value) for name in names)
+
+
+def test_one_table_serves_both_directions(tmp_path):
+    """What was loaded is written as it was; JAX's arrays, NumPy's, and layers of a list alike."""
+    theirs = tensors()
+    net = pm.load(written(tmp_path, theirs), Net(key=jax.random.key(0)), rename=NAMES)
+    wanted = {name: array for name, array in theirs.items() if not name.endswith(".attn.bias")}
+    trees = [net, jax.tree.map(np.asarray, net), net.replace(blocks=net.blocks.unstack())]
+    for tree in trees:
+        pm.save(tmp_path / "ours", tree, rename=pm.inverted_names(NAMES))
+        found = safetensors.numpy.load_file(tmp_path / "ours")
+        assert found.keys() == wanted.keys()
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(found[name], array)
+        kept = {name: new for name, new in NAMES.items() if new is not None}
+        assert_same(pm.load(tmp_path / "ours", tree, rename=kept), tree)
+        pm.save(tmp_path / "folder", tree, rename=pm.inverted_names(NAMES), shard_bytes=300)
+        assert len([*(tmp_path / "folder").glob("*.safetensors")]) > 2
+        assert_same(pm.load(tmp_path / "folder", tree, rename=kept), tree)
+
+
+def test_a_file_for_other_tools_says_nothing_of_the_tree(tmp_path):
+    """Transformers asks for the format; checksums are in our own keys."""
+    linear = nn.Linear(2, 3, key=jax.random.key(0))
+    path = tmp_path / "file"
+    pm.save(path, {"a": linear, "n": 3, "x": 0.5}, {"by": "me"}, rename={"a": "b", "x": None})
+    header = header_of(path)
+
+    assert {*header} == {"__metadata__", "b.weight", "b.bias", "n"}
+    metadata = header["__metadata__"]
+    assert {key for key in metadata if not key.startswith(OWN)} == {"format", "by"}
+    assert pm.read_metadata(path) == {"format": "pt", "by": "me"}
+    like = {"b": jax.tree.map(jnp.zeros_like, linear), "n": 0}
+    assert_same(pm.load(path, like), {"b": linear, "n": 3})
