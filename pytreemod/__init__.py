@@ -115,6 +115,8 @@ _LATER = {
     "Checkpoints": "pytreemod.io.many_steps:Checkpoints",
     "constraints": "pytreemod.training.constraints:",
     "debug": "pytreemod.debug:",
+    "diff": "pytreemod.io.differing:diff",
+    "Diff": "pytreemod.io.differing:Diff",
     "default_deserialise_filter_spec": "pytreemod.io.equinox_files:default_deserialise_filter_spec",
     "default_serialise_filter_spec": "pytreemod.io.equinox_files:default_serialise_filter_spec",
     "from_named": "pytreemod.io.tables:from_named",
@@ -133,6 +135,8 @@ _LATER = {
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "Packed": "pytreemod.io.layout_rules:Packed",
+    "Packed": "pytreemod.io.torch_layouts:Packed",
+    "param_count": "pytreemod.debug.summaries:param_count",
     "per_layer": "pytreemod.training.layered.rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",
     "quantization_report": "pytreemod.training.quantization:quantization_report",
@@ -146,7 +150,9 @@ _LATER = {
     "save": "pytreemod.io.saving:save",
     "select_tree": "pytreemod.training.loss_scaling:select_tree",
     "stateful": "pytreemod.nn.nets:stateful",
+    "summary": "pytreemod.debug.summaries:summary",
     "Summed": "pytreemod.io.torch_layouts:Summed",
+    "testing": "pytreemod.debug.testing:",
     "tie": "pytreemod.module.ties:tie",
     "to_torch": "pytreemod.io.torch_states:to_torch",
     "tree_deserialise_leaves": "pytreemod.io.equinox_files:tree_deserialise_leaves",
@@ -161,8 +167,13 @@ _LATER = {
 if _typing.TYPE_CHECKING:
     from pytreemod import debug as debug
     from pytreemod import nn as nn
+    from pytreemod.debug import testing as testing
     from pytreemod.debug.capturing import capture as capture
+    from pytreemod.debug.summaries import param_count as param_count
+    from pytreemod.debug.summaries import summary as summary
     from pytreemod.io.configuration import register_for_files as register_for_files
+    from pytreemod.io.differing import Diff as Diff
+    from pytreemod.io.differing import diff as diff
     from pytreemod.io.equinox_files import (
         default_deserialise_filter_spec as default_deserialise_filter_spec,
     )

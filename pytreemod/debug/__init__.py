@@ -1,8 +1,10 @@
-"""Room `debug`: looking inside what runs.
+"""Room `debug`: looking at a model, and inside what runs.
 
-Owns: looking at intermediate values, explaining retraces, and counting traces.
+Owns: summaries, looking at intermediate values, explaining retraces, counting traces and
+floating-point operations, assertions about trees (`testing`).
 
-May import everything below it (`transform`, `state`, `module`, `tree`); nothing imports it.
+May import everything below it (`training`, `transform`, `state`, `module`, `tree`); nothing imports
+it.
 
 Promises: nothing here changes what a program computes.
 """
@@ -11,3 +13,7 @@ from pytreemod.debug.capturing import capture as capture
 from pytreemod.debug.counting import assert_max_traces as assert_max_traces
 from pytreemod.debug.counting import get_num_traces as get_num_traces
 from pytreemod.debug.explaining import explain_retraces as explain_retraces
+from pytreemod.debug.flops import Flops as Flops
+from pytreemod.debug.flops import count_flops as count_flops
+from pytreemod.debug.summaries import Summary as Summary
+from pytreemod.debug.summaries import SummaryRow as SummaryRow

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from math import prod
 from typing import cast
 
-from pytreemod.errors import PytreemodError, short_dtype
+from pytreemod.errors import PytreemodError
 from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import describe_json
 from pytreemod.io.containers import Container
 from pytreemod.io.folders import open_arrays
 from pytreemod.io.loading import description_of, table_of
 from pytreemod.io.saving import USERS
-from pytreemod.io.tables import Leaf, Source, Table, first_name, shown_name
+from pytreemod.io.tables import Leaf, Source, Table, first_name, form_text, shown_name
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,7 +72,7 @@ def show_file(path: StrPath, *, config: bool = False) -> str:
         about = description_of(file, where)
         table = table_of(file, about, where)
         users = file.metadata.get(USERS)
-    rows = [(".".join(name), _form(leaf), _size(leaf)) for name, leaf in table.leaves.items()]
+    rows = [(".".join(name), form_text(leaf), _size(leaf)) for name, leaf in table.leaves.items()]
     lines = _aligned(rows)
     total = sum(_bytes(leaf) for leaf in table.leaves.values())
     numbers = sum(prod(leaf.shape) for leaf in table.leaves.values() if leaf.is_array)
@@ -119,7 +119,7 @@ def _told(path: StrPath) -> dict[str, tuple[str, str]]:
     with open_arrays(path) as file, depth_errors(where):
         table = table_of(file, description_of(file, where), where)
         leaves = {".".join(name): leaf for name, leaf in table.leaves.items()}
-        told = {name: (_form(leaf), _checksum(file, leaf)) for name, leaf in leaves.items()}
+        told = {name: (form_text(leaf), _checksum(file, leaf)) for name, leaf in leaves.items()}
     told |= {f"class of {name}": (cls, "") for name, cls in _classes_in(table)}
     for name, value in table.config.items():
         told[".".join(name)] = (describe_json(value), json.dumps(value, sort_keys=True))
@@ -145,17 +145,6 @@ def _classes_in(table: Table) -> list[tuple[str, str]]:
 def _config_lines(table: Table) -> list[str]:
     lines = ["", *(f"{name}: {cls}" for name, cls in _classes_in(table)), ""]
     return [*lines, *(f"{'.'.join(n)} = {describe_json(v)}" for n, v in table.config.items())]
-
-
-def _form(leaf: Leaf) -> str:
-    if not leaf.is_array:
-        return describe_json(leaf.form["value"])
-    text = f"{short_dtype(leaf.dtype)}[{','.join(map(str, leaf.shape))}]"
-    kind = leaf.form.get("is")
-    if kind == "key":
-        return f"keys of {leaf.form.get('impl')}, {text}"
-    weak = " weak" if leaf.form.get("weak") else ""
-    return f"{text}{weak}" if kind == "jax" else f"{text} {kind}"
 
 
 def _bytes(leaf: Leaf) -> int:

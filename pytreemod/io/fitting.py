@@ -551,21 +551,41 @@ class LoadReport:
     migrated: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        told: dict[str, Sequence[str]] = {
+        rows = {
             field.name: [_line(item) for item in getattr(self, field.name)]
             for field in fields(self)
         }
         # How much was loaded is shown even if it is nothing.
-        there = [title for title, rows in told.items() if rows or title == "loaded"]
-        counts = [f"{len(told[title])} {title}" for title in there]
-        lines = [f"LoadReport: {', '.join(counts)}"]
-        for title, rows in told.items():
-            lines += [f"  {title}"] if rows else []
-            lines += [f"    {row}" for row in rows[:_SHOWN]]
-            lines += [f"    and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
-        return "\n".join(lines)
+        return report_text("LoadReport", rows, always="loaded")
 
     __str__ = __repr__
+
+
+def report_text(
+    name: str, rows: Mapping[str, Sequence[str]], rest: Sequence[str] = (), always: str = ""
+) -> str:
+    """A report as text: how many of each kind, and the first few of them.
+
+    Args:
+        name: of the report.
+        rows: a list for each kind.
+        rest: what is counted besides.
+        always: the kind that is counted even if there is none.
+
+    Examples:
+        >>> print(report_text("Report", {"added": ["a", "b"], "removed": []}, ["3 equal"]))
+        Report: 2 added, 3 equal
+          added
+            a
+            b
+    """
+    counts = [f"{len(items)} {kind}" for kind, items in rows.items() if items or kind == always]
+    lines = [f"{name}: {', '.join([*counts, *rest])}"]
+    for kind, items in rows.items():
+        lines += [f"  {kind}"] if items else []
+        lines += [f"    {item}" for item in items[:_SHOWN]]
+        lines += [f"    and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return "\n".join(lines)
 
 
 def _line(item: str | tuple[str, str]) -> str:

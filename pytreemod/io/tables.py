@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, StructureError, describe
-from pytreemod.io.configuration import CLASS_VERSION, MEMBERS, Json
+from pytreemod.errors import ArgumentError, StructureError, describe, short_dtype
+from pytreemod.io.configuration import CLASS_VERSION, MEMBERS, Json, describe_json
 from pytreemod.training.precision_rules import PRECISION
 from pytreemod.tree.paths import parse_name, pattern_text, plain_name, step_names
 from pytreemod.tree.predicates import is_array
@@ -437,6 +437,23 @@ class Leaf(NamedTuple):
     def is_array(self) -> bool:
         """Whether it is one: of JAX, of NumPy, of keys."""
         return self.dtype is not None
+
+
+def form_text(leaf: Leaf) -> str:
+    """What a leaf is, in short form.
+
+    Examples:
+        >>> form_text(Leaf({"is": "jax"}, (3, 4), np.dtype("float32")))
+        'f32[3,4]'
+    """
+    if not leaf.is_array:
+        return describe_json(leaf.form["value"])
+    text = f"{short_dtype(leaf.dtype)}[{','.join(map(str, leaf.shape))}]"
+    kind = leaf.form.get("is")
+    if kind == "key":
+        return f"keys of {leaf.form.get('impl')}, {text}"
+    weak = " weak" if leaf.form.get("weak") else ""
+    return f"{text}{weak}" if kind == "jax" else f"{text} {kind}"
 
 
 @dataclass(slots=True)

@@ -113,6 +113,46 @@ def _values_equal(x: Any, y: Any, rtol: int | float, atol: int | float, numpy: A
     return numpy.all(same)
 
 
+def largest_difference(a: Any, b: Any) -> tuple[float, float, int, int] | None:
+    """How far two arrays of one shape and dtype are apart, on the host; None if they are equal.
+
+    Args:
+        a: an array, of JAX or NumPy.
+        b: another.
+
+    Returns:
+        The largest difference, that relative to the largest number of `a`, how many numbers
+        differ, and how many there are. NaN equals NaN.
+
+    Examples:
+        >>> largest_difference(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
+        (0.5, 0.25, 1, 2)
+    """
+    x, y = _on_host(a), _on_host(b)
+    if x.dtype.kind in "fc" or jnp.issubdtype(x.dtype, jnp.inexact):
+        # Half precision cannot hold the differences of its own numbers.
+        wide: Any = np.complex128 if x.dtype.kind == "c" else np.float64
+        x, y = x.astype(wide), y.astype(wide)
+        differ = (x != y) & ~(np.isnan(x) & np.isnan(y))
+    else:
+        differ = x != y
+        x, y = x.astype(np.float64), y.astype(np.float64)
+    count = int(np.count_nonzero(differ))
+    if not count:
+        return None
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        largest = float(np.max(np.abs(x - y)[differ]))
+        scale = float(np.max(np.abs(x), initial=0, where=np.isfinite(x)))
+        relative = largest / scale if scale else float("inf")
+    return largest, relative, count, x.size
+
+
+def _on_host(array: Any) -> np.ndarray[Any, Any]:
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return np.asarray(array)
+
+
 def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
     """The immediate children of a node, and the structure that puts them together again.
 

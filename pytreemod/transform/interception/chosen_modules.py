@@ -180,6 +180,9 @@ def _align(arguments: Sequence[_Argument]) -> None:
     Such states are nodes of a library's own kinds, and what they hold is of the model's shape.
     """
     everywhere = [(argument, loc) for argument in arguments for loc in argument.locs]
+    # Without a library's own node there is no such state, and all pairs would be compared.
+    if not any(loc.depth for _, loc in everywhere):
+        return
     models = [
         (loc, names)
         for argument, loc in everywhere

@@ -1,0 +1,726 @@
+"""`summary`: what a model is, as a table; nothing is run.
+
+The rows come from the tree alone: one for each Module. If there is an example, the model is traced
+with it, with a rule around the call of each Module (`transform.interception.surrounded_calls`) that
+writes down the shapes of what is returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.debug.flops import Flops, count_flops
+from pytreemod.errors import ArgumentError, PytreemodError, describe, short_dtype
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.module.reading import is_computed, ties_of
+from pytreemod.state.tokens import is_token
+from pytreemod.training.optimizers import Optimizer
+from pytreemod.transform.compilation.abstract_calls import filter_make_jaxpr
+from pytreemod.transform.interception.surrounded_calls import (
+    AbstractCallRule,
+    CallSite,
+    own_rules,
+    surround_all,
+    surrounding,
+)
+from pytreemod.tree.effects import is_state
+from pytreemod.tree.members import count_member_axes
+from pytreemod.tree.nodes import (
+    DEFAULT_ROLE,
+    Location,
+    children_of,
+    locations,
+    own_class,
+    record_of,
+)
+from pytreemod.tree.paths import path_text, pattern_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.selecting import as_selector
+from pytreemod.typing import FilterSpec, KeyPath, PyTree, class_of, jtu
+
+
+def param_count(model: PyTree, selector: FilterSpec | None = None) -> int:
+    """How many numbers the chosen arrays of a model have, a tied array once.
+
+    Args:
+        model: any tree; its arrays may be `jax.ShapeDtypeStruct`s.
+        selector: which arrays: a class, a path, a selector. None for those that are trained: the
+            floating arrays that are no buffers.
+
+    Returns:
+        The number of numbers.
+
+    Raises:
+        SpecError: the selector does not fit the model.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> mlp = pm.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+        >>> pm.param_count(mlp), pm.param_count(mlp, "layers.0"), pm.param_count(mlp, "**.bias")
+        (50, 32, 10)
+    """
+    locs = list(locations(model))
+    if selector is None:
+        chosen = [_is_trained(loc) for loc in locs]
+    else:
+        chosen = as_selector(selector).mask(model)
+    pairs = zip(locs, chosen, strict=True)
+    arrays = [loc.leaf for loc, is_chosen in pairs if is_chosen and _has_shape(loc.leaf)]
+    return sum(math.prod(array.shape) for array in arrays)
+
+
+class SummaryRow(NamedTuple):
+    """One Module of a model.
+
+    Attributes:
+        path: as a selector takes it; `<root>` for the model itself.
+        cls: the name of its class.
+        shape: what its first call returned, `jax.ShapeDtypeStruct`s for arrays, without State; None
+            if it was not called.
+        params: how many numbers in it, and in the Modules in it, are trained.
+        bytes: of all arrays in it, trained or not.
+        dtype: of the arrays in it that are its own: `f32`, or several.
+        depth: how many Modules it is in.
+        layers: how many layers, or members, it has as one, if it is the part of a `Stack` or an
+            `Ensemble` that is stacked; else 1.
+        calls: how often it was called.
+        precision: what `with_precision` gave it, if that differs from the Module that it is in.
+        roles: of its own arrays, where these are not all parameters: `buffer`.
+        trained_by: the selectors of the optimizer's rules for its own arrays.
+        ties: which of its arrays are those of another path.
+        computed: which of its arrays are computed from others, and the class that does it.
+        sharding: the partition specs of its own arrays that are on several devices.
+        device_bytes: of all arrays in it, on one device.
+    """
+
+    path: str
+    cls: str
+    shape: Any = None
+    params: int = 0
+    bytes: int = 0
+    dtype: str = ""
+    depth: int = 0
+    layers: int = 1
+    calls: int = 0
+    precision: str = ""
+    roles: str = ""
+    trained_by: str = ""
+    ties: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
+    sharding: str = ""
+    device_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Summary:
+    """What [`summary`][pytreemod.summary] gives: printed, it is a table.
+
+    Fields:
+        rows: one for each Module, those that it is in first.
+        params: how many numbers are trained.
+        bytes: of all arrays.
+        state: a line for each value of the State in the example, streams among them.
+        flops: floating-point operations of a call; None if not asked for.
+        flops_per_step: those of one step of each loop whose number of steps is not known: `flops`
+            counts one step.
+    """
+
+    rows: tuple[SummaryRow, ...]
+    params: int
+    bytes: int
+    state: tuple[str, ...] = ()
+    flops: int | None = None
+    flops_per_step: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        columns = _columns(self.rows)
+        lines = [[name for name, _ in columns]]
+        for row, count in _collapsed(self.rows):
+            cells = [cell(row) for _, cell in columns]
+            cells[0] = "  " * row.depth + _repeated(count) + cells[0]
+            lines.append(cells)
+        return "\n".join(
+            [*_aligned(lines, [name in _NUMBERS for name, _ in columns]), *self._end()]
+        )
+
+    __str__ = __repr__
+
+    def to_markdown(self) -> str:
+        """The table as Markdown.
+
+        Examples:
+            >>> import jax
+            >>> import pytreemod as pm
+            >>> linear = pm.nn.Linear(3, 4, key=jax.random.key(0))
+            >>> print(pm.summary(linear).to_markdown())
+            | path | class | params | bytes | dtype |
+            |:---|:---|---:|---:|:---|
+            | `<root>` | Linear | 16 | 64 | f32 |
+            <BLANKLINE>
+            16 parameters, 64 bytes
+        """
+        columns = _columns(self.rows)
+        lines = ["| " + " | ".join(name for name, _ in columns) + " |"]
+        lines.append("|" + "".join("---:|" if n in _NUMBERS else ":---|" for n, _ in columns))
+        for row, count in _collapsed(self.rows):
+            path, *cells = (cell(row).replace("|", "\\|") for _, cell in columns)
+            start = _repeated(count)
+            lines.append("| " + " | ".join([f"{start}`{path}`", *cells]) + " |")
+        return "\n".join([*lines, "", *self._end()])
+
+    def mermaid(self) -> str:
+        """The Modules as a diagram, in the language of Mermaid, which many sites draw.
+
+        Examples:
+            >>> import jax
+            >>> import pytreemod as pm
+            >>> linear = pm.nn.Linear(3, 4, key=jax.random.key(0))
+            >>> print(pm.summary([linear]).mermaid())
+            flowchart TD
+              m0["[0]: Linear<br>16 parameters"]
+        """
+        lines, above = ["flowchart TD"], list[tuple[int, int]]()
+        for number, (row, count) in enumerate(_collapsed(self.rows)):
+            above = [(depth, other) for depth, other in above if depth < row.depth]
+            text = f"{_repeated(count)}{row.path}: {row.cls}<br>"
+            text += f"{row.params:,} parameters" + (f"<br>{_output(row)}" if row.calls else "")
+            lines.append(f'  m{number}["{text.replace(chr(34), "&quot;")}"]')
+            if above:
+                lines.append(f"  m{above[-1][1]} --> m{number}")
+            above.append((row.depth, number))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Boxes in boxes, which notebooks show; without any script."""
+        columns = _columns(self.rows)
+        parts, opened = [_STYLE, '<div class="pm-summary">'], list[int]()
+        for row, count in _collapsed(self.rows):
+            while opened and opened[-1] >= row.depth:
+                opened.pop()
+                parts.append("</details>")
+            head, *cells = ((name, cell(row)) for name, cell in columns)
+            title = html.escape(_repeated(count) + head[1])
+            texts = [f"<b>{title}</b> {html.escape(cells[0][1])}"]
+            texts += [
+                f"<span><i>{n}</i> {html.escape(text)}</span>" for n, text in cells[1:] if text
+            ]
+            parts.append(f"<details open><summary>{' '.join(texts)}</summary>")
+            opened.append(row.depth)
+        parts += ["</details>"] * len(opened)
+        parts += [f"<p>{html.escape(line)}</p>" for line in self._end()]
+        return "\n".join([*parts, "</div>"])
+
+    def _end(self) -> list[str]:
+        text = f"{self.params:,} parameters, {_bytes(self.bytes)}"
+        if self.flops is not None:
+            text += f", {self.flops:,} FLOPs"
+        if self.flops_per_step:
+            steps = ", ".join(f"{step:,}" for step in self.flops_per_step)
+            text += f" (loops of unknown length count one step: {steps})"
+        return [text, *(["State"] if self.state else []), *(f"  {line}" for line in self.state)]
+
+
+def summary(
+    model: PyTree,
+    *example: Any,
+    depth: int | None = None,
+    opt: Optimizer | None = None,
+    flops: bool = False,
+    **options: Any,
+) -> Summary:
+    """A table of a model: each Module with its class, output shape, parameters, bytes and dtype.
+
+    Nothing is run and nothing is allocated: the model is traced with the shapes of the example.
+    Without an example there are no output shapes.
+
+    Layers that repeat are printed as one row: `4 x blocks[0]`. A `Stack` traces its layers once, so
+    that they have one row. Further columns are there where there is something to say: the precision
+    of [`with_precision`][pytreemod.with_precision], roles, ties, computed leaves, what trains an
+    array (with `opt`), shardings and the bytes on one device. Values of a State in the example
+    follow below.
+
+    Args:
+        model: a Module, or any tree that has some; arrays may be `jax.ShapeDtypeStruct`s.
+        *example: what the model is called with; arrays may be `jax.ShapeDtypeStruct`s.
+        depth: how many levels of Modules are shown, the model itself being level 0; None for all.
+        opt: an optimizer that was initialized for the model.
+        flops: whether to count floating-point operations of a call with the example; see
+            [`count_flops`][pytreemod.debug.count_flops].
+        **options: by keyword, what the model is called with.
+
+    Returns:
+        A value that prints as the table; `.rows` has its records, `.params`, `.bytes` and `.flops`
+        its totals; `.to_markdown()`, `.mermaid()`, and boxes in a notebook.
+
+    Raises:
+        ArgumentError: an option is unusable, or there is an example and the model is not callable.
+        Exception: whatever a layer raises for the example; its path, and the table as far as it
+            came, are appended to the text.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> from pytreemod import nn
+        >>> mlp = nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+        >>> pm.summary(mlp, jax.ShapeDtypeStruct((16, 3), jnp.float32), flops=True)
+        path         class   output     params  bytes  dtype
+        <root>       MLP     f32[16,2]      50    200
+          layers[0]  Linear  f32[16,8]      32    128  f32
+          layers[1]  Linear  f32[16,2]      18     72  f32
+        50 parameters, 200 bytes, 1,568 FLOPs
+    """
+    if depth is not None and (type(depth) is not int or depth < 0):
+        raise ArgumentError("summary(depth)", "a number of levels, or None", describe(depth))
+    if flops and not (example or options):
+        hint = ["give one, or its shape:", "pm.summary(model, x, flops=True)"]
+        raise ArgumentError("summary(flops=True)", "an example", "none", hint=hint)
+    found = _Rows(model, opt)
+    calls, counted = _Calls(), Flops(0)
+    if example or options:
+        if not callable(model):
+            expected = "a model that can be called with the example"
+            raise ArgumentError("summary(model)", expected, describe(model))
+        jaxpr = _traced(model, example, options, calls, found)
+        counted = count_flops(jaxpr) if flops else counted
+    rows = [row for row in found.rows(calls) if depth is None or row.depth <= depth]
+    top = found.total
+    states = filter(is_state, jtu.tree_leaves((example, options), is_leaf=is_state))
+    lines = [line for state in states for line in _state_lines(state)]
+    return Summary(
+        tuple(rows),
+        top.params,
+        top.bytes,
+        tuple(lines),
+        counted.total if flops else None,
+        counted.steps,
+    )
+
+
+# ---- what the tree says
+
+
+class _Sums(NamedTuple):
+    """Of all arrays below a node."""
+
+    params: int = 0
+    bytes: int = 0
+    device_bytes: int = 0
+
+    def plus(self, other: _Sums) -> _Sums:
+        return _Sums(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class _Outer(NamedTuple):
+    """What the Module that a Module is in has."""
+
+    depth: int = -1
+    axes: int = 0
+    precision: str = ""
+    nodes: tuple[Any, ...] = ()
+
+
+class _Rows:
+    """The rows of a model, by the paths that call rules have."""
+
+    def __init__(self, model: PyTree, opt: Optimizer | None):
+        self.found: list[tuple[str, SummaryRow]] = []
+        self.rules = _rules_by_path(model, opt)
+        self.leaves = {loc.path: loc for loc in locations(model)}
+        self.ties: dict[KeyPath, list[str]] = {}
+        self.total = self._visit(model, (), _Outer())
+
+    def rows(self, calls: _Calls) -> Iterator[SummaryRow]:
+        """The rows, with what the calls of the model have shown."""
+        for path, row in self.found:
+            shape, count = calls.outputs.get(path, (None, 0))
+            yield row._replace(shape=shape, calls=count)
+
+    def _visit(self, node: Any, path: KeyPath, outer: _Outer) -> _Sums:
+        children = children_of(node)
+        if children is None:
+            return self._sums_of_leaf(path, node)
+        for tie in ties_of(node):
+            place, source = (*path, *tie.place), pattern_text((*path, *tie.source))
+            self.ties.setdefault(place[:-1], []).append(f"{pattern_text(place[-1:])} = {source}")
+        nodes = (*outer.nodes, node)
+        if not _is_row(node):
+            return self._sums_of(children, path, outer._replace(nodes=nodes))
+        at, text = len(self.found), path_text(path)
+        self.found.append((text, SummaryRow("", "")))
+        axes = count_member_axes(outer.nodes, path)
+        precision = _precision(node) or outer.precision
+        here = _Outer(outer.depth + 1, axes, precision, nodes)
+        sums = self._sums_of(children, path, here)
+        row = self._row(node, path, sums)
+        if axes > outer.axes:
+            sizes = next((x.shape for x in jtu.tree_leaves(node) if _has_shape(x)), ())
+            row = row._replace(layers=math.prod(sizes[outer.axes : axes]))
+        is_new = precision != outer.precision
+        row = row._replace(depth=here.depth, precision=precision if is_new else "")
+        self.found[at] = (text, row)
+        return sums
+
+    def _sums_of(self, children: Any, path: KeyPath, outer: _Outer) -> _Sums:
+        sums = _Sums()
+        for key, child in children:
+            sums = sums.plus(self._visit(child, (*path, key), outer))
+        return sums
+
+    def _sums_of_leaf(self, path: KeyPath, leaf: Any) -> _Sums:
+        if not _has_shape(leaf):
+            return _Sums()
+        size = math.prod(leaf.shape)
+        number = size if _is_trained(self.leaves[path]) else 0
+        return _Sums(number, size * leaf.dtype.itemsize, _bytes_on_device(leaf))
+
+    def _row(self, node: Any, path: KeyPath, sums: _Sums) -> SummaryRow:
+        own, computed = list[Location](), list[str]()
+        for place, child in _own_children(node, path):
+            inside = [place]
+            if is_computed(child):
+                computed.append(f"{pattern_text(place[len(path) :])}: {class_of(child).__name__}")
+                inside = [(*place, *below) for below, _ in jtu.tree_leaves_with_path(child)]
+            own += [self.leaves[each] for each in inside if each in self.leaves]
+        arrays = [loc for loc in own if _has_shape(loc.leaf)]
+        roles = _joined(loc.role for loc in arrays)
+        return SummaryRow(
+            pattern_text(path),
+            own_class(node).__name__,
+            params=sums.params,
+            bytes=sums.bytes,
+            dtype=_joined(short_dtype(loc.leaf.dtype) for loc in arrays),
+            roles="" if roles == DEFAULT_ROLE else roles,
+            trained_by=_joined(self.rules.get(loc.path, "") for loc in arrays),
+            ties=tuple(self.ties.get(path, ())),
+            computed=tuple(computed),
+            sharding=_joined(_spec(loc.leaf) for loc in arrays),
+            device_bytes=sums.device_bytes,
+        )
+
+
+def _is_row(node: Any) -> bool:
+    """Whether it is a Module that has a row, and not a part of how an array is stored."""
+    record = record_of(node)
+    if record is None or not isinstance(node, Module) or record.is_hole:
+        return False
+    return not is_computed(node) and not is_token(node)
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return ", ".join(filter(None, dict.fromkeys(texts)))
+
+
+def _precision(node: Any) -> str:
+    texts = (rule.shown() for rule in own_rules(node, AbstractCallRule).values())
+    return _joined(text.strip().removeprefix("in ") for text in texts)
+
+
+def _own_children(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """What a Module has itself, containers passed through, without the Modules in it."""
+    for key, child in children_of(node) or ():
+        place = (*path, key)
+        if isinstance(child, Module):
+            if is_computed(child):
+                yield place, child
+        elif children_of(child) is None:
+            yield place, child
+        else:
+            yield from _own_children(child, place)
+
+
+def _rules_by_path(model: PyTree, opt: Optimizer | None) -> dict[KeyPath, str]:
+    """Which rule of an optimizer each leaf has."""
+    if opt is None:
+        return {}
+    if not isinstance(opt, Optimizer) or opt.plan is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+        hint = ["initialize one for the model:", "opt = pm.Optimizer(rules).init(model)"]
+        got = "one without state" if isinstance(opt, Optimizer) else describe(opt)
+        raise ArgumentError("summary(opt)", "an optimizer of the model", got, hint=hint)
+    plan = opt.plan
+    if plan.structure.num_leaves != len(jtu.tree_leaves(model)):
+        got = f"one of a model with {plan.structure.num_leaves} leaves"
+        raise ArgumentError("summary(opt)", "an optimizer of the model", got)
+    names = ["..." if repr(each) == "True" else repr(each) for each in plan.selectors]
+    pairs = zip(jtu.tree_leaves_with_path(model), plan.labels, plan.is_trained, strict=True)
+    return {path: names[i] if trained else "nothing" for (path, _), i, trained in pairs}
+
+
+def _has_shape(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _is_trained(loc: Location) -> bool:
+    leaf = loc.leaf
+    is_inexact = _has_shape(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return is_inexact and loc.role != "buffer"
+
+
+def _bytes_on_device(leaf: Any) -> int:
+    sharding = getattr(leaf, "sharding", None)
+    shape = leaf.shape if sharding is None else sharding.shard_shape(tuple(leaf.shape))
+    return math.prod(shape) * leaf.dtype.itemsize
+
+
+def _spec(leaf: Any) -> str:
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None or sharding.num_devices == 1:
+        return ""
+    spec = getattr(sharding, "spec", None)
+    return type(sharding).__name__ if spec is None else f"P{tuple(spec)!r}"
+
+
+def _state_lines(state: Any) -> list[str]:
+    pairs = jtu.tree_leaves_with_path(state)
+    return [f"{pattern_text(path)}  {describe(leaf)}" for path, leaf in pairs]
+
+
+# ---- what a call shows
+
+
+class _Calls:
+    """What was called, by path: the first result, and how often."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, tuple[Any, int]] = {}
+        self.open: list[str] = []
+        self.failed: str | None = None
+
+
+_SERIAL = itertools.count()
+_RUNNING: dict[int, _Calls] = {}
+
+
+class _Noting(AbstractCallRule):
+    """Writes down what each Module returns.
+
+    Fields:
+        serial: of the summary; another one each time, so that no jitted function in the model
+            finds a trace that was made before, and calls nothing.
+    """
+
+    serial: int = field(static=True)
+    uses_layer: ClassVar[bool] = False
+
+    def around(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        where: CallSite,
+    ) -> Any:
+        """Make the call, and write down the shapes of what it returns."""
+        calls = _RUNNING.get(self.serial)
+        if calls is None:
+            return call(*args, **kwargs)
+        calls.open.append(where.path)
+        try:
+            out = call(*args, **kwargs)
+        except BaseException:
+            calls.failed = calls.failed or where.path
+            raise
+        finally:
+            calls.open.pop()
+        first, count = calls.outputs.get(where.path, (None, 0))
+        calls.outputs[where.path] = (first if count else _shapes(out), count + 1)
+        return out
+
+
+def _shapes(out: Any) -> Any:
+    """What was returned, with shapes for arrays, without State."""
+    if class_of(out) is tuple and any(map(is_state, out)):
+        rest = tuple(x for x in out if not is_state(x))
+        return _shapes(rest[0] if len(rest) == 1 else rest)
+
+    def shape_of(leaf: Any) -> Any:
+        if is_state(leaf):
+            return None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
+
+    return jtu.tree_map(shape_of, out, is_leaf=is_state)
+
+
+def _traced(
+    model: Any, example: tuple[Any, ...], options: dict[str, Any], calls: _Calls, found: _Rows
+) -> Any:
+    """Trace a call of the model; returns its jaxpr."""
+    serial = next(_SERIAL)
+    _RUNNING[serial] = calls
+    try:
+        with surrounding() as level:
+            trees = [model]
+            if found.found:
+                trees = surround_all("summary", trees, ..., _Noting(serial), level=level)
+            # The model is an argument: its arrays may be shapes alone.
+            jaxpr, *_ = filter_make_jaxpr(_call)(trees[0], example, options)
+        return jaxpr
+    except Exception as error:
+        _explain(error, calls, found)
+        raise
+    finally:
+        del _RUNNING[serial]
+
+
+def _call(model: Any, example: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return model(*example, **options)
+
+
+def _explain(error: Exception, calls: _Calls, found: _Rows) -> None:
+    """Append the path of the layer that raised, and the table as far as it came, to the text."""
+    done = [row for row in found.rows(calls) if row.calls]
+    path = calls.failed
+    text = f"In summary(model, ...), at {path or '<root>'}"
+    if done:
+        table = repr(Summary(tuple(row._replace(depth=0) for row in done), 0, 0)).split("\n")[:-1]
+        text = "\n  ".join([f"{text}, after:", *table[-_SHOWN:]])
+    if isinstance(error, PytreemodError) and error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n  {text}", *error.args[1:])
+    else:
+        error.add_note(text)
+
+
+_SHOWN = 20
+"""Lines of a table in an error."""
+
+# ---- the table
+
+_NUMBERS = ("params", "bytes", "bytes/device")
+
+
+def _columns(rows: Sequence[SummaryRow]) -> list[tuple[str, Callable[[SummaryRow], str]]]:
+    """The columns that there is something to say in."""
+    is_split = any(row.sharding for row in rows)
+    every: list[tuple[str, Callable[[SummaryRow], str], bool]] = [
+        ("path", lambda row: row.path, True),
+        ("class", _class_text, True),
+        ("output", _output, any(row.calls for row in rows)),
+        ("params", lambda row: f"{row.params:,}", True),
+        ("bytes", lambda row: f"{row.bytes:,}", True),
+        ("dtype", lambda row: row.dtype, True),
+        ("precision", lambda row: row.precision, any(row.precision for row in rows)),
+        ("role", lambda row: row.roles, any(row.roles for row in rows)),
+        ("trained by", lambda row: row.trained_by, any(row.trained_by for row in rows)),
+        ("notes", _notes, any(row.ties or row.computed for row in rows)),
+        ("sharding", lambda row: row.sharding, is_split),
+        ("bytes/device", lambda row: f"{row.device_bytes:,}", is_split),
+    ]
+    return [(name, cell) for name, cell, is_shown in every if is_shown]
+
+
+def _class_text(row: SummaryRow) -> str:
+    return _repeated(row.layers) + row.cls
+
+
+def _repeated(count: int) -> str:
+    return f"{count} \N{MULTIPLICATION SIGN} " if count > 1 else ""
+
+
+def _notes(row: SummaryRow) -> str:
+    return ", ".join([*(f"tied: {tie}" for tie in row.ties), *row.computed])
+
+
+def _output(row: SummaryRow) -> str:
+    if not row.calls:
+        return ""
+    text = _shape_text(row.shape)
+    return text if row.calls == 1 else f"{text} (1 of {row.calls} calls)"
+
+
+def _shape_text(shape: Any) -> str:
+    if isinstance(shape, jax.ShapeDtypeStruct):
+        return describe(shape)
+    children = children_of(shape)
+    if shape is None or children is None:
+        return describe(shape)
+    if class_of(shape) in (tuple, list):
+        inside = ", ".join(_shape_text(child) for _, child in children)
+        return f"({inside})" if class_of(shape) is tuple else f"[{inside}]"
+    inside = ", ".join(f"{pattern_text((key,))}={_shape_text(child)}" for key, child in children)
+    return f"{class_of(shape).__name__}({inside})"
+
+
+def _collapsed(rows: Sequence[SummaryRow]) -> Iterator[tuple[SummaryRow, int]]:
+    """The rows, with those of equal neighbours as one, and how many there are."""
+    at = 0
+    blocks = _blocks(rows)
+    while at < len(rows):
+        length = blocks[at]
+        count, form = 1, _forms(rows[at : at + length])
+        end = at + length
+        while (
+            length
+            and end < len(rows)
+            and blocks[end] == length
+            and _is_next(rows[at].path, rows[end].path)
+            and _forms(rows[end : end + length]) == form
+        ):
+            count, end = count + 1, end + length
+        yield rows[at], count
+        if count > 1:
+            inner = rows[at + 1 : at + length]
+            yield from _collapsed(inner)
+            at = end
+        else:
+            at += 1
+
+
+def _blocks(rows: Sequence[SummaryRow]) -> list[int]:
+    """For each row, how many rows it is with those inside of it."""
+    sizes, opened = [0] * len(rows), list[int]()
+    for i, row in enumerate(rows):
+        while opened and rows[opened[-1]].depth >= row.depth:
+            first = opened.pop()
+            sizes[first] = i - first
+        opened.append(i)
+    for first in opened:
+        sizes[first] = len(rows) - first
+    return sizes
+
+
+def _is_next(one: str, other: str) -> bool:
+    """Whether two paths differ in the index at their ends alone."""
+    head, _, last = one.rpartition("[")
+    return bool(_) and last.endswith("]") and other.rpartition("[")[0] == head
+
+
+def _forms(rows: Sequence[SummaryRow]) -> list[Any]:
+    """What rows say, with paths from the first of them."""
+    start = len(rows[0].path) if rows else 0
+    return [(row.path[start:], repr(row.shape), row._replace(path="", shape=None)) for row in rows]
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= 10 * size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,} bytes"
+
+
+def _aligned(lines: Sequence[Sequence[str]], are_right: Sequence[bool]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(line, widths, are_right, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+_STYLE = """<style>
+.pm-summary { font: 13px/1.5 ui-monospace, monospace; overflow-x: auto; }
+.pm-summary details { margin: 3px 0 3px 12px; padding: 2px 8px; border: 1px solid #8886;
+  border-radius: 5px; }
+.pm-summary summary { cursor: pointer; }
+.pm-summary span { margin-left: 1em; opacity: 0.8; white-space: nowrap; }
+.pm-summary i { opacity: 0.7; }
+</style>"""

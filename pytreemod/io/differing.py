@@ -1,0 +1,244 @@
+"""`diff`: how two trees, or files, differ.
+
+Both are tables from names to leaves and configuration (`tables`), and tables are compared; values
+are read one leaf at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import jax
+
+from pytreemod.errors import ArgumentError
+from pytreemod.io.access import StrPath, depth_errors, shown_path
+from pytreemod.io.configuration import are_same, describe_json
+from pytreemod.io.folders import open_arrays
+from pytreemod.io.descriptions import describe_tree
+from pytreemod.io.fitting import report_text
+from pytreemod.io.loading import description_of, table_of
+from pytreemod.io.tables import (
+    Leaf,
+    Name,
+    Source,
+    Table,
+    first_name,
+    form_text,
+    read_table,
+    shown_name,
+)
+from pytreemod.tree.comparison import largest_difference
+from pytreemod.typing import PyTree, Tracer
+
+
+class ChangedValues(NamedTuple):
+    """An array whose numbers differ.
+
+    Attributes:
+        name: of the leaf.
+        largest: the largest difference; NaN where one of two numbers is NaN.
+        relative: that, divided by the largest number of the first array; infinity if that is zero.
+        count: how many numbers differ.
+        size: how many there are.
+    """
+
+    name: str
+    largest: float
+    relative: float
+    count: int
+    size: int
+
+
+@dataclass(frozen=True, repr=False)
+class Diff:
+    """What [`diff`][pytreemod.diff] gives: false if there is no difference.
+
+    Fields:
+        added: leaves that only the second tree has, each with its form.
+        removed: leaves that only the first tree has, each with its form.
+        classes: nodes of another class, with both.
+        configuration: what is configured otherwise, leaves that are not arrays included, with both
+            values.
+        shapes: leaves of another shape, with both forms.
+        dtypes: leaves of another dtype, or kind, with both forms.
+        values: leaves with other numbers: how far apart, and how many.
+        equal: how many leaves are equal.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.diff({"a": 1, "b": 2}, {"a": 1, "b": 3}).configuration
+        ('b: 2 -> 3',)
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    configuration: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    values: tuple[ChangedValues, ...] = ()
+    equal: int = 0
+
+    def __bool__(self) -> bool:
+        return any(rows for title, rows in vars(self).items() if title != "equal")
+
+    def __repr__(self) -> str:
+        if not self:
+            return f"Diff: none in {self.equal} leaves"
+        if not self.equal and self.added and self.removed and not (self.values or self.shapes):
+            # Of two trees that have nothing in common, a list of both would say no more.
+            both = f"{len(self.removed)} leaves and {len(self.added)}"
+            return f"Diff: all differs: {both}, without a common name"
+        rows = {title: rows for title, rows in vars(self).items() if title != "equal"}
+        rows["values"] = [_line_of(each) for each in self.values]
+        return report_text("Diff", rows, [f"{self.equal} equal"])
+
+    __str__ = __repr__
+
+
+def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
+    """How two trees, or files, differ: by name, what was added, removed and changed.
+
+    Leaves have the names of [`named_leaves`][pytreemod.named_leaves]. Numbers are compared one
+    array at a time, on the host; of two arrays that are one object, or in two files with one
+    checksum, no number is read. Where an array is abstract (`jax.ShapeDtypeStruct`), shape and
+    dtype are compared. NaN equals NaN.
+
+    Args:
+        a: a tree; or the path of a file, or of a folder of files, that [`save`][pytreemod.save], or another tool, wrote.
+        b: another.
+
+    Returns:
+        A value that is false if nothing differs, and prints as a report.
+
+    Raises:
+        ArgumentError: an array is traced.
+        FileError: a file is damaged, or there is none.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> before = pm.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+        >>> after = pm.tree_at(lambda m: m.layers[1].bias, before, replace_fn=lambda b: b + 0.5)
+        >>> pm.diff(before, pm.with_mode(after, use_bias=True))
+        Diff: 1 values, 3 equal
+          values
+            layers.1.bias: largest 0.5, relative 1.73, 2 of 2
+        >>> bool(pm.diff(before, before))
+        False
+    """
+    with ExitStack() as stack:
+        one, two = (_side(tree, name, stack) for tree, name in ((a, "a"), (b, "b")))
+        return _compared(one, two)
+
+
+class _Side(NamedTuple):
+    """A tree or a file, as a table, and what reads its arrays."""
+
+    table: Table
+    read: Callable[[Name], Any]
+    checksum: Callable[[Name], int | None]
+
+
+def _side(tree: Any, name: str, stack: ExitStack) -> _Side:
+    where = f"diff({name})"
+    if isinstance(tree, (str, os.PathLike)):
+        where = f"diff({shown_path(tree)})"
+        stack.enter_context(depth_errors(where))
+        file = stack.enter_context(open_arrays(tree))
+        table = table_of(file, description_of(file, where), where)
+
+        def array_name(leaf: Name) -> str:
+            return first_name(cast("Source", table.leaves[leaf].source))
+
+        return _Side(
+            table,
+            lambda leaf: file.read(array_name(leaf)),
+            lambda leaf: file.entries[array_name(leaf)].checksum,
+        )
+    described = describe_tree(tree, where)
+    traced = [name for name, leaf in described.leaves.items() if isinstance(leaf, Tracer)]
+    if traced:
+        expected, got = "arrays with values, or shapes alone", "some that are traced"
+        hint = "compare outside of filter_jit and other transforms"
+        raise ArgumentError(where, expected, got, places=traced, hint=hint)
+    table = read_table(described.tree, described.leaves)
+    return _Side(table, lambda leaf: described.leaves[".".join(leaf)], lambda leaf: None)
+
+
+def _compared(one: _Side, two: _Side) -> Diff:
+    ours, theirs = one.table.leaves, two.table.leaves
+    shapes, dtypes, values = list[str](), list[str](), list[ChangedValues]()
+    configuration = _others(one.table.config, two.table.config, describe_json)
+    equal = 0
+    for name, leaf in ours.items():
+        if name not in theirs:
+            continue
+        other = theirs[name]
+        if leaf.shape != other.shape:
+            shapes.append(_both(name, form_text(leaf), form_text(other)))
+        elif leaf.dtype != other.dtype or leaf.form.get("impl") != other.form.get("impl"):
+            # Whether an array is NumPy's or JAX's is no difference.
+            dtypes.append(_both(name, form_text(leaf), form_text(other)))
+        elif not leaf.is_array:
+            texts = form_text(leaf), form_text(other)
+            is_same = are_same(leaf.form["value"], other.form["value"])
+            configuration += [] if is_same else [_both(name, *texts)]
+            equal += is_same
+        elif changed := _changed(name, one, two):
+            values.append(changed)
+        else:
+            equal += 1
+    return Diff(
+        added=tuple(_with_form(name, leaf) for name, leaf in theirs.items() if name not in ours),
+        removed=tuple(_with_form(name, leaf) for name, leaf in ours.items() if name not in theirs),
+        classes=tuple(_others(one.table.classes, two.table.classes, _class_text)),
+        configuration=tuple(configuration),
+        shapes=tuple(shapes),
+        dtypes=tuple(dtypes),
+        values=tuple(values),
+        equal=equal,
+    )
+
+
+def _others(ours: Any, theirs: Any, text: Callable[[Any], str]) -> list[str]:
+    """What differs in what both have."""
+    common = [name for name in ours if name in theirs]
+    return [
+        _both(name, text(ours[name]), text(theirs[name]))
+        for name in common
+        if not are_same(ours[name], theirs[name])
+    ]
+
+
+def _class_text(cls: str) -> str:
+    # The mark of a name that is not registered is for a load without `like`.
+    return cls.removeprefix("?")
+
+
+def _both(name: Name, one: str, other: str) -> str:
+    return f"{shown_name(name)}: {one} -> {other}"
+
+
+def _with_form(name: Name, leaf: Leaf) -> str:
+    return f"{shown_name(name)}: {form_text(leaf)}"
+
+
+def _changed(name: Name, one: _Side, two: _Side) -> ChangedValues | None:
+    sums = one.checksum(name), two.checksum(name)
+    if None not in sums and sums[0] == sums[1]:
+        return None
+    a, b = one.read(name), two.read(name)
+    if a is b or isinstance(a, jax.ShapeDtypeStruct) or isinstance(b, jax.ShapeDtypeStruct):
+        return None
+    found = largest_difference(a, b)
+    return None if found is None else ChangedValues(shown_name(name), *found)
+
+
+def _line_of(changed: ChangedValues) -> str:
+    numbers = f"largest {changed.largest:.3g}, relative {changed.relative:.3g}"
+    return f"{changed.name}: {numbers}, {changed.count} of {changed.size}"
