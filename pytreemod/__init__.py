@@ -135,7 +135,6 @@ _LATER = {
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "Packed": "pytreemod.io.layout_rules:Packed",
-    "Packed": "pytreemod.io.torch_layouts:Packed",
     "param_count": "pytreemod.debug.summaries:param_count",
     "per_layer": "pytreemod.training.layered.rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",

@@ -17,9 +17,9 @@ import jax
 from pytreemod.errors import ArgumentError
 from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import are_same, describe_json
-from pytreemod.io.folders import open_arrays
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.fitting import report_text
+from pytreemod.io.folders import open_arrays
 from pytreemod.io.loading import description_of, table_of
 from pytreemod.io.tables import (
     Leaf,
@@ -109,7 +109,7 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
     dtype are compared. NaN equals NaN.
 
     Args:
-        a: a tree; or the path of a file, or of a folder of files, that [`save`][pytreemod.save], or another tool, wrote.
+        a: a tree; or the path of a file, or of a folder of files, of this library or another.
         b: another.
 
     Returns:

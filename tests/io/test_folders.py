@@ -163,10 +163,8 @@ def test_the_command_line_takes_folders(folder):
     assert show_file(folder).splitlines()[-1] == "4 leaves, 16 numbers, 38 B"
     other = shutil.copytree(folder, folder.parent / f"{folder.name}-other")
     write_shard(other, TWO, {name: ~ARRAYS[name] for name in SHARDS[TWO]})
-    assert diff_files(folder, other).splitlines() == [
-        "! layers.1.weight: i8[2,2] of other values",
-        "! head.bias: bool[2] of other values",
-    ]
+    assert [row.name for row in pm.diff(folder, other).values] == ["layers.1.weight", "head.bias"]
+    assert diff_files(folder, other).startswith("Diff: 2 values, 2 equal")
 
 
 def test_pytorchs_layers_come_from_a_folder(tmp_path):

@@ -81,12 +81,17 @@ def test_diff_names_what_differs(tmp_path):
     pm.save(tmp_path / "b", {"layer": other, "n": 2, "new": ramp(2), "same": ramp(2)})
 
     assert diff_files(tmp_path / "a", tmp_path / "b").splitlines() == [
-        "! layer.bias: f32[4] of other values",
-        "! n: 1, 2",
-        "- old: f32[2]",
-        "+ new: f32[2]",
+        "Diff: 1 added, 1 removed, 1 configuration, 1 values, 2 equal",
+        "  added",
+        "    new: f32[2]",
+        "  removed",
+        "    old: f32[2]",
+        "  configuration",
+        "    n: 1 -> 2",
+        "  values",
+        f"    layer.bias: largest 1, relative {1 / abs(layer.bias).max():.3g}, 4 of 4",
     ]
-    assert diff_files(tmp_path / "a", tmp_path / "a") == "no difference"
+    assert diff_files(tmp_path / "a", tmp_path / "a") == "Diff: none in 5 leaves"
 
 
 def test_diff_sees_classes_and_configuration(tmp_path):
@@ -95,11 +100,11 @@ def test_diff_sees_classes_and_configuration(tmp_path):
     pm.save(tmp_path / "c", nn.Identity())
     pm.save(tmp_path / "d", Unregistered(nn.Identity()))
 
-    assert "! p: 0.5, 0.1" in diff_files(tmp_path / "a", tmp_path / "b")
-    assert "! class of <root>: pytreemod.nn.Dropout, pytreemod.nn.Identity" in diff_files(
+    assert "p: 0.5 -> 0.1" in diff_files(tmp_path / "a", tmp_path / "b")
+    assert "<root>: pytreemod.nn.Dropout -> pytreemod.nn.Identity" in diff_files(
         tmp_path / "a", tmp_path / "c"
     )
-    assert "! class of <root>: pytreemod.nn.Identity, Unregistered" in diff_files(
+    assert "<root>: pytreemod.nn.Identity -> Unregistered" in diff_files(
         tmp_path / "c", tmp_path / "d"
     )
     assert "<root>: Unregistered" in show_file(tmp_path / "d", "--config")
@@ -110,12 +115,12 @@ def test_files_of_other_tools_are_shown_and_compared(tmp_path):
         safetensors.numpy.save_file({"x": np.full(2, value)}, tmp_path / name)
 
     assert show_file(tmp_path / "a") == "x  f64[2]  16 B\n1 leaf, 2 numbers, 16 B"
-    assert diff_files(tmp_path / "a", tmp_path / "b") == "! x: f64[2] of other values"
+    assert diff_files(tmp_path / "a", tmp_path / "b").endswith("x: largest 1, relative 1, 2 of 2")
 
 
 def test_the_command_answers_with_its_status(saved):
     assert main("show", saved)[1:] == ("", 0)
-    assert main("diff", saved, saved) == ("no difference", "", 0)
+    assert main("diff", saved, saved) == ("Diff: none in 6 leaves", "", 0)
     pm.save(saved.with_name("other"), ramp(2))
     assert main("diff", saved, saved.with_name("other"))[2] == 1
     _, told, status = main("show", saved.with_name("none"))
