@@ -442,9 +442,10 @@ def _rules_by_path(model: PyTree, opt: Optimizer | None) -> dict[KeyPath, str]:
     """Which rule of an optimizer each leaf has."""
     if opt is None:
         return {}
-    if not isinstance(opt, Optimizer) or opt.plan is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+    given: Any = opt  # callers may be unchecked
+    if not isinstance(given, Optimizer) or opt.plan is None:
         hint = ["initialize one for the model:", "opt = pm.Optimizer(rules).init(model)"]
-        got = "one without state" if isinstance(opt, Optimizer) else describe(opt)
+        got = "one without state" if isinstance(given, Optimizer) else describe(given)
         raise ArgumentError("summary(opt)", "an optimizer of the model", got, hint=hint)
     plan = opt.plan
     if plan.structure.num_leaves != len(jtu.tree_leaves(model)):

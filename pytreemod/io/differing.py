@@ -17,6 +17,7 @@ import jax
 from pytreemod.errors import ArgumentError
 from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import are_same, describe_json
+from pytreemod.io.containers import Container
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.fitting import report_text
 from pytreemod.io.folders import open_arrays
@@ -25,7 +26,6 @@ from pytreemod.io.tables import (
     Leaf,
     Name,
     Source,
-    Table,
     first_name,
     form_text,
     read_table,
@@ -42,14 +42,14 @@ class ChangedValues(NamedTuple):
         name: of the leaf.
         largest: the largest difference; NaN where one of two numbers is NaN.
         relative: that, divided by the largest number of the first array; infinity if that is zero.
-        count: how many numbers differ.
+        differing: how many numbers differ.
         size: how many there are.
     """
 
     name: str
     largest: float
     relative: float
-    count: int
+    differing: int
     size: int
 
 
@@ -136,38 +136,54 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
         return _compared(one, two)
 
 
-class _Side(NamedTuple):
-    """A tree or a file, as a table, and what reads its arrays."""
+class _Side:
+    """A tree, as a table."""
 
-    table: Table
-    read: Callable[[Name], Any]
-    checksum: Callable[[Name], int | None]
+    def __init__(self, tree: Any, where: str):
+        described = describe_tree(tree, where)
+        traced = [name for name, leaf in described.leaves.items() if isinstance(leaf, Tracer)]
+        if traced:
+            expected, got = "arrays with values, or shapes alone", "some that are traced"
+            hint = "compare outside of filter_jit and other transforms"
+            raise ArgumentError(where, expected, got, places=traced, hint=hint)
+        self.table = read_table(described.tree, described.leaves)
+        self._leaves = described.leaves
+
+    def read(self, name: Name) -> Any:
+        """The array of a leaf."""
+        return self._leaves[".".join(name)]
+
+    def checksum(self, name: Name) -> int | None:
+        """That of a leaf, if it is known without reading it."""
+        return None
+
+
+class _FileSide(_Side):
+    """A file or a folder, as a table."""
+
+    def __init__(self, file: Container, where: str):
+        self.table = table_of(file, description_of(file, where), where)
+        self._file = file
+
+    def _array(self, name: Name) -> str:
+        return first_name(cast("Source", self.table.leaves[name].source))
+
+    def read(self, name: Name) -> Any:
+        """The array of a leaf, from the file."""
+        return self._file.read(self._array(name))
+
+    def checksum(self, name: Name) -> int | None:
+        """That of a leaf; a file of other tools has none."""
+        return self._file.entries[self._array(name)].checksum
 
 
 def _side(tree: Any, name: str, stack: ExitStack) -> _Side:
-    where = f"diff({name})"
-    if isinstance(tree, (str, os.PathLike)):
-        where = f"diff({shown_path(tree)})"
-        stack.enter_context(depth_errors(where))
-        file = stack.enter_context(open_arrays(tree))
-        table = table_of(file, description_of(file, where), where)
-
-        def array_name(leaf: Name) -> str:
-            return first_name(cast("Source", table.leaves[leaf].source))
-
-        return _Side(
-            table,
-            lambda leaf: file.read(array_name(leaf)),
-            lambda leaf: file.entries[array_name(leaf)].checksum,
-        )
-    described = describe_tree(tree, where)
-    traced = [name for name, leaf in described.leaves.items() if isinstance(leaf, Tracer)]
-    if traced:
-        expected, got = "arrays with values, or shapes alone", "some that are traced"
-        hint = "compare outside of filter_jit and other transforms"
-        raise ArgumentError(where, expected, got, places=traced, hint=hint)
-    table = read_table(described.tree, described.leaves)
-    return _Side(table, lambda leaf: described.leaves[".".join(leaf)], lambda leaf: None)
+    if not isinstance(tree, (str, os.PathLike)):
+        return _Side(tree, f"diff({name})")
+    path = cast("StrPath", tree)
+    where = f"diff({shown_path(path)})"
+    stack.enter_context(depth_errors(where))
+    return _FileSide(stack.enter_context(open_arrays(path)), where)
 
 
 def _compared(one: _Side, two: _Side) -> Diff:
@@ -241,4 +257,4 @@ def _changed(name: Name, one: _Side, two: _Side) -> ChangedValues | None:
 
 def _line_of(changed: ChangedValues) -> str:
     numbers = f"largest {changed.largest:.3g}, relative {changed.relative:.3g}"
-    return f"{changed.name}: {numbers}, {changed.count} of {changed.size}"
+    return f"{changed.name}: {numbers}, {changed.differing} of {changed.size}"
