@@ -50,6 +50,7 @@ class LoadOptions(NamedTuple):
     only: FilterSpec
     cast: Any
     restack: bool
+    quantize: Any = None
 
 
 class Move(NamedTuple):
@@ -157,7 +158,7 @@ def fit(
         # A part of the file has nothing to say of the rest.
         rest = ', only="**"' if len(given) > len(wanted) else ""
         hint = moved and f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})'
-        states = _hint_of_states(plan.problems, theirs, ours)
+        states = _hint_of_states(plan.problems, theirs, ours) or _hint_of_quantized(theirs, ours)
         _refuse(
             plan, other_forms(before, ours, options.restack), hint, states, options.strict, where
         )
@@ -403,6 +404,21 @@ def _hint_of_states(problems: Sequence[str], theirs: Table, ours: Table) -> list
                 "states that were made for stacked arrays as one go on so:",
                 'opt = pm.Optimizer(rules, stacked="as one").init(model)',
             ]
+    return []
+
+
+def _hint_of_quantized(theirs: Table, ours: Table) -> list[str]:
+    """What to do where matrices are quantised in the file, and not in `like`, or the other way."""
+    mine, other = (
+        {name for name, cls in table.classes.items() if cls == "pytreemod.quantize"}
+        for table in (ours, theirs)
+    )
+    if other - mine:
+        hint = "the file has quantised matrices; make `like` so, with the same rule:"
+        return [hint, "pm.load(path, pm.quantize(like, rule))"]
+    if mine - other:
+        hint = "the file has no quantised matrices; give `like` as it was before, and the rule:"
+        return [hint, "pm.load(path, like, quantize=rule)"]
     return []
 
 

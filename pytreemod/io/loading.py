@@ -8,7 +8,7 @@ its devices. Without `like`, the tree is rebuilt from its description (`descript
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast, overload
 
 import jax
@@ -45,6 +45,12 @@ from pytreemod.io.tables import (
     read_table,
 )
 from pytreemod.module.unfinished import refuse_unfinished
+from pytreemod.training.quantization import (
+    ChosenMatrix,
+    choose_matrices,
+    quantized_leaf,
+    with_quantized,
+)
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.typing import AnyArray, FilterSpec, PyTree, jtu, untyped_jax
 
@@ -70,6 +76,7 @@ def load(
     missing: Any = None,
     only: FilterSpec = True,
     cast: Any = None,
+    quantize: Any = None,
     restack: bool = False,
     verify: bool = True,
 ) -> _T: ...
@@ -83,6 +90,7 @@ def load(
     missing: Any = None,
     only: FilterSpec = True,
     cast: Any = None,
+    quantize: Any = None,
     restack: bool = False,
     verify: bool = True,
 ) -> tuple[_T, LoadReport]: ...
@@ -95,6 +103,7 @@ def load(
     missing: Any = None,
     only: FilterSpec = True,
     cast: Any = None,
+    quantize: Any = None,
     restack: bool = False,
     verify: bool = True,
 ) -> Any:
@@ -123,6 +132,7 @@ def load(
 
     **Laws.** `load(path, like) == tree` after `save(path, tree)`, for every `like` of the structure
     of `tree`; and `load(path) == tree` where all classes are registered.
+    `load(path, like, quantize=form) == pm.quantize(load(path, like), form)`.
 
     Args:
         path: of the file, or of the folder.
@@ -144,18 +154,22 @@ def load(
             else is read from the file.
         cast: a dtype, or a `by` of dtypes (None for as it is): what arrays of the same kind,
             such as floating, are cast to.
+        quantize: what matrices are stored as, as for [`quantize`][pytreemod.quantize]: `"int8"`, or
+            a `by` of such forms, for the matrices of `like`. Each array is quantised as soon as it
+            is read, after `cast`, so that there is one at a time in memory in full.
         restack: whether an `nn.Ensemble` of n may come from a list or an `nn.Stack` of n, and the
             other way round.
         verify: whether the checksum of each array is compared. That of the header always is.
 
     Returns:
-        A tree of the structure of `like`; if not strict, a pair of it and a
-        [`LoadReport`][pytreemod.LoadReport].
+        A tree of the structure of `like`, or of `pm.quantize(like, quantize)`; if not strict, a
+        pair of it and a [`LoadReport`][pytreemod.LoadReport].
 
     Raises:
         FileError: the file is damaged, is of another tree, or names what is not registered;
             `FileMissingError`, `FilePermissionError` if it cannot be read.
-        ArgumentError: an argument is unusable.
+        ArgumentError: an argument is unusable; or what is to be quantised has numbers that are not
+            finite.
         SpecError: a selector does not fit `like`.
         UnfinishedError: `like` lacks sizes.
 
@@ -183,7 +197,7 @@ def load(
         ('layers.1.weight', 'layers.1.bias')
     """
     where = f"load({shown_path(path)})"
-    options = LoadOptions(strict, rename, missing, only, cast, restack)
+    options = LoadOptions(strict, rename, missing, only, cast, restack, quantize)
     with open_arrays(path, verify=verify) as file, depth_errors(where):
         about = description_of(file, where)
         if like is _NOTHING:
@@ -192,6 +206,7 @@ def load(
         # First: JAX's own walk would fail of a tree that is too deep without saying so.
         described = describe_tree(like, where)
         _check_is_tree(like, where)
+        matrices = [] if quantize is None else choose_matrices(like, quantize, where)
         read = SourceReader(file.read)
         try:
             plan = fit(table_of(file, about, where), described, like, options, read, where)
@@ -199,7 +214,7 @@ def load(
             if about is None:
                 error.add_note(_FROM_TORCH)
             raise
-        made = _carried_out(plan, file, read, like, where)
+        made = _carried_out(plan, file, read, like, matrices, where)
     return made if strict else (made, plan.report())
 
 
@@ -302,6 +317,7 @@ def _carried_out(
     file: Container,
     read: Callable[[Source], AnyArray],
     like: PyTree,
+    matrices: Sequence[ChosenMatrix],
     where: str,
 ) -> Any:
     """`like` with the leaves that were planned."""
@@ -313,10 +329,11 @@ def _carried_out(
         source = move.leaf.source
         first = source if isinstance(source, str) or source is None else first_name(source)
         order.append((entries[first].start if first in entries else -1, i, move))
-    with DeviceTransfers(leaves, where) as transfers:
+    with DeviceTransfers(leaves, where, matrices) as transfers:
         for _, _, move in sorted(order):
             _carry_out(move, plan, read, transfers, where)
-    return treedef.unflatten(leaves)
+    made = treedef.unflatten(leaves)
+    return with_quantized(made, transfers.quantized) if matrices else made
 
 
 def _carry_out(
@@ -402,15 +419,21 @@ class DeviceTransfers:
     """Puts arrays into the leaves of `like`, as what these are and where they are.
 
     Arrays of JAX wait for others: to put 10,000 small ones in one call takes a third of the time of
-    as many calls. `_WAITING = 0` switches that off.
+    as many calls. `_WAITING = 0` switches that off. What is to be quantised does not wait.
 
     Args:
-        leaves: of `like`; they are replaced.
+        leaves: of `like`; they are replaced, but for those that are to be quantised.
         where: the call, for errors.
+        matrices: what is to be quantised.
+
+    Attributes:
+        quantized: these, and what became of them; of those that were not put, the old ones.
     """
 
-    def __init__(self, leaves: list[Any], where: str):
+    def __init__(self, leaves: list[Any], where: str, matrices: Sequence[ChosenMatrix] = ()):
         self.leaves, self.where = leaves, where
+        self.quantized: list[tuple[ChosenMatrix, Any]] = []
+        self._matrices = {one.place: one for one in matrices}
         self._waiting: list[tuple[int, Any, Any, Name]] = []
         self._bytes = 0
 
@@ -425,10 +448,13 @@ class DeviceTransfers:
 
         Raises:
             FileError: there is no such generator of keys.
-            ArgumentError: an abstract leaf has a sharding that no array of its shape has.
+            ArgumentError: an abstract leaf has a sharding that no array of its shape has; or what
+                is to be quantised is not finite.
         """
         old = self.leaves[place]
-        if type(old) in PYTHON_SCALARS:
+        if place in self._matrices:
+            self._quantize(place, self._put_one(place, array, _sharding_of(old), name))
+        elif type(old) in PYTHON_SCALARS:
             self.leaves[place] = array.item()
         elif is_key(old):
             self.leaves[place] = _as_keys(array, impl, _sharding_of(old), self.where, name)
@@ -443,6 +469,10 @@ class DeviceTransfers:
             self._bytes += array.nbytes
             if self._bytes > _WAITING:
                 self._put_all()
+
+    def _quantize(self, place: int, array: Any) -> None:
+        one = self._matrices.pop(place)
+        self.quantized.append((one, quantized_leaf(one, array, self.where)))
 
     def _put_all(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
@@ -474,6 +504,8 @@ class DeviceTransfers:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._put_all()
+            for place in [*self._matrices]:
+                self._quantize(place, self.leaves[place])
 
 
 _WAITING = 1 << 24

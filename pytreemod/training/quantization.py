@@ -302,7 +302,7 @@ class _Refused(NamedTuple):
                 hint=[
                     "leave them as they are, or make arrays of them first:",
                     _rule(self.quantized[0], "None"),
-                    f"model = pm.resolve(model, {path!r})",
+                    f'model = pm.resolve(model, "{path}")',
                 ],
             )
         if self.computed:
@@ -315,7 +315,7 @@ class _Refused(NamedTuple):
                 hint=[
                     "leave it as it is, or make an array of it first:",
                     _rule(self.computed[0], "None"),
-                    f"model = pm.resolve(model, {path!r})",
+                    f'model = pm.resolve(model, "{path}")',
                 ],
             )
         if self.others:
@@ -387,7 +387,7 @@ def _is_of_training(loc: Location, nodes: Sequence[Any]) -> bool:
 
 def _rule(path: KeyPath, form: str) -> str:
     """A rule for a path, as code."""
-    return f"pm.by({{{pattern_text(path)!r}: {form}, ...: ...}})"
+    return f'pm.by({{"{pattern_text(path)}": {form}, ...: ...}})'
 
 
 def _shown(loc: Location) -> str:
@@ -410,10 +410,8 @@ def _check_groups(chosen: Sequence[ChosenMatrix], leaves: Sequence[Any], where: 
         shape = leaves[one.place].shape[one.members :]
         size, group = math.prod(shape[1:]), one.form.group_size
         if group is not None and size % group:
-            name = path_text(one.path)
-            wrong.append(
-                f"{name}: {describe(leaves[one.place])}, rows of {size}, groups of {group}"
-            )
+            text = f"{describe(leaves[one.place])}, rows of {size}, groups of {group}"
+            wrong[one.path] = f"{path_text(one.path)}: {text}"
     if wrong:
         raise ArgumentError(
             where,
@@ -485,7 +483,7 @@ def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
     name, group_size = one.form
 
     def encode(matrix: Any) -> tuple[Any, Any]:
-        numbers, scales, is_finite = _encoded(matrix, _BITS[name], group_size)
+        numbers, scales, is_finite = cast("Any", _encoded(matrix, _BITS[name], group_size))
         return Quantized(numbers, scales, name, tuple(matrix.shape)), is_finite
 
     fn: Any = encode
@@ -622,7 +620,7 @@ def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
         value = evaluate_each(node, path_text(path))
         if was.shape != value.shape:
             _refuse_other(where, path, f"{describe(was)} is quantised as {describe(value)}")
-        error = float(_relative_error(was, value))
+        error = float(cast("Any", _relative_error(was, value)))
         after = _count_bytes(node)
         row = plain_name(path), describe(was), node.form, _count_bytes(was), after, error
         rows.append(QuantizedRow(*row))
@@ -652,7 +650,7 @@ def _refuse_other(where: str, path: KeyPath, what: str) -> NoReturn:
 
 def _count_bytes(tree: PyTree) -> int:
     arrays = [leaf for leaf in jtu.tree_leaves(tree) if is_abstract(leaf)]
-    return sum(math.prod(leaf.shape) * cast("Any", leaf.dtype).itemsize for leaf in arrays)
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in arrays)
 
 
 @jax.jit
