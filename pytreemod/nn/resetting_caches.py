@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from pytreemod.errors import ArgumentError
 from pytreemod.module.field_kinds import as_sequence, check_size, check_sizes
+from pytreemod.module.reading import is_computed
+from pytreemod.module.resolving import resolve
 from pytreemod.nn.attention import MultiheadAttention
 from pytreemod.nn.kv_cache import check_ring
 from pytreemod.state.making import make_with_state
@@ -77,7 +81,7 @@ def _renewed(
     layer: MultiheadAttention, batch: tuple[int, ...], size: int | None, dtype: Any
 ) -> MultiheadAttention:
     """A layer whose token holds an empty cache."""
-    weight, token = layer.key_proj.weight, layer.cache
+    weight, token = _readable(layer.key_proj).weight, layer.cache
     # In a Stack the weights have an axis for the layers, and so has what each of them keeps.
     outer = weight.shape[:-2]
     held: Any = token.init if token is not None else None
@@ -86,3 +90,9 @@ def _renewed(
     check_ring("reset_cache(size)", layer.window, slots, hint)
     cache = layer.empty_cache((*outer, *batch), slots, weight.dtype if dtype is None else dtype)
     return layer.replace(cache=holding(token, cache))
+
+
+def _readable(layer: Any) -> Any:
+    """A layer, or its shapes: in a Stack what a weight is computed from has no value to be read."""
+    is_whole = not any(map(is_computed, jtu.tree_leaves(layer, is_leaf=is_computed)))
+    return layer if is_whole else jax.eval_shape(lambda: resolve(layer))

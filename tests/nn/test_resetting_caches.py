@@ -56,4 +56,37 @@ def test_it_may_be_done_in_compiled_code():
     assert state.get(layer.cache)[2].tolist() == [3, 3]
 
 
+class Layer(nn.StatefulLayer):
+    """Attention that a Stack may have: called with State or without."""
+
+    attention: nn.MultiheadAttention
+
+    def __init__(self, *, key):
+        self.attention = nn.MultiheadAttention(2, 4, is_causal=True, cache_size=8, key=key)
+
+    def needs_state(self):
+        return False
+
+    def __call__(self, x, state=None):
+        return self.attention(x) if state is None else self.attention(x, state=state)
+
+
+@pytest.mark.parametrize("change", ["lora", "quantize", "tie"])
+def test_weights_of_a_stack_may_be_computed(change):
+    """By what is added to them, from integers, or at another place: shapes are enough."""
+    stack, state = pm.make_with_state(nn.Stack)(Layer, 3, key=KEY)
+    if change == "tie":
+        stack = pm.tie(stack, "layer.attention.key_proj", to="layer.attention.query_proj")
+    elif change == "lora":
+        stack = pm.lora(stack, nn.Linear, 1, key=KEY)
+    else:
+        stack = pm.quantize(stack, "int8")
+    x = jnp.linspace(-1, 1, 2 * 5 * 4).reshape(2, 5, 4)
+    state = nn.reset_cache(stack, state, batch=2)
+    first, state = stack(x[:, :3], state)
+    second, _ = stack(x[:, 3:], state)
+
+    assert jnp.allclose(jnp.concatenate([first, second], 1), stack(x), atol=1e-5)
+
+
 test_refusals = refusals(globals())
