@@ -139,16 +139,17 @@ def fit(
         theirs, plan.renamed = renamed_table(numbered(theirs, rules.are_about_layers), rules)
     theirs, plan.migrated = migrated(theirs, described.nodes.values(), read, where)
     is_all = options.only is True or options.only is ...
+    chosen = _spots(described, ours, like, options, where)
+    wanted = [spot.name for spot in chosen]
     before = theirs
     theirs, plan.reshaped = restacked(
-        theirs, ours, where, ensembles=options.restack, part=not is_all
+        theirs, ours, where, ensembles=options.restack, chosen=None if is_all else wanted
     )
     theirs = constrained(theirs, ours, described.nodes, plan.renamed, where)
     theirs = based(theirs, described.nodes, plan.renamed)
-    chosen = _spots(described, ours, like, options, where)
     for spot in chosen:
         _fit_leaf(plan, spot, theirs, options.strict)
-    wanted, given = [spot.name for spot in chosen], [*theirs.leaves]
+    given = [*theirs.leaves]
     _fit_names(plan, theirs, {*wanted}, is_all, options.strict)
     concerned = None if is_all else _above(wanted)
     _fit_configuration(plan, theirs, ours, concerned, options.strict)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools as ft
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -84,7 +85,12 @@ def _is_below(names: Iterable[Name], tops: Iterable[Name]) -> bool:
 
 
 def restacked(
-    theirs: Table, ours: Table, where: str, *, ensembles: bool = False, part: bool = False
+    theirs: Table,
+    ours: Table,
+    where: str,
+    *,
+    ensembles: bool = False,
+    chosen: Sequence[Name] | None = None,
 ) -> tuple[Table, set[Name]]:
     """A file's table with its layers as `like` has them: as one `Stack`, or in a list.
 
@@ -93,15 +99,18 @@ def restacked(
         ours: that of `like`.
         where: the call, for errors.
         ensembles: whether the members of an `Ensemble` are such layers, too.
-        part: whether `like` may have fewer layers: the first ones.
+        chosen: the names of the leaves that were asked for, if these are not all: then `like` may
+            have fewer layers, the first ones; and others may be as they like.
 
     Returns:
         The table, and the names of the leaves that were stacked, or are a part of a stack.
 
     Raises:
-        FileError: layers that differ in more than their numbers cannot be one Stack.
+        FileError: a layer is missing, or layers that are to be one Stack differ in more than their
+            numbers.
     """
     kinds = (STACK, ENSEMBLE) if ensembles else (STACK,)
+    part = chosen is not None
     wanted = _held_in(ours, kinds)
     if _held_in(theirs, kinds) == wanted:
         return theirs, set()
@@ -113,7 +122,8 @@ def restacked(
         for name, held in wanted.items():
             there = _held_in(table, kinds).get(name)
             if there is None:
-                moved |= _stack_all(table, ours, name, held, shared, part, where)
+                asked = chosen is None or any(leaf[: len(name)] == name for leaf in chosen)
+                moved |= _stack_all(table, ours, name, held, shared, part, asked, where)
             elif there != held and (there.size == held.size or (part and there.size > held.size)):
                 moved |= _reform(table, ours, name, there, held, shared, where)
         for name, held in _held_in(table, kinds).items():
@@ -270,15 +280,18 @@ def _stack_all(
     held: _Held,
     shared: _Shared,
     part: bool,
+    asked: bool,
     where: str,
 ) -> set[Name]:
     """Make the items of a list one."""
     moved: set[Name] = set()
+    if asked:
+        _check_numbers(table, ours, name, held, part, where)
     for spot in _spots(name, ours, shared):
         items = _items(table.leaves, spot.name)
         # In a State, there may be something else with as many items.
         if len(items) == held.size or (part and len(items) > held.size > 0):
-            moved |= _stack(table, ours, spot, held, items[: held.size], part, where)
+            moved |= _stack(table, ours, spot, held, items[: held.size], part, asked, where)
     items = _items(table.classes, name)
     if items and (len(items) == held.size or (part and len(items) > held.size > 0)):
         _stack_config(table, ours, name, held, items[: held.size], where)
@@ -292,17 +305,22 @@ def _stack(
     held: _Held,
     items: Sequence[Name],
     part: bool,
+    asked: bool,
     where: str,
 ) -> set[Name]:
     layer = (*spot.name, held.field)
     if not items or not _below(ours.leaves, layer) or _below(table.leaves, layer):
         return set()
     members = _members(table.leaves, items)
+    if any(member.keys() != members[0].keys() for member in members):
+        if not asked:
+            return set()
+        raise _lack(members, items, where)
     made: dict[Name, Leaf] = {}
     for rest, first in members[0].items():
         layers = [member.get(rest) for member in members]
         name = layer + rest
-        if not all(leaf is not None and leaf[:3] == first[:3] for leaf in layers):
+        if not all(cast("Leaf", leaf)[:3] == first[:3] for leaf in layers):
             raise _differ(where, name, items)
         if spot.is_shared(name):
             if part:
@@ -318,15 +336,65 @@ def _stack(
     return {*made}
 
 
+def _check_numbers(
+    table: Table, ours: Table, name: Name, held: _Held, part: bool, where: str
+) -> None:
+    """Refuse layers of which one is not there, while one with a higher number is."""
+    if not _below(ours.leaves, (*name, held.field)):
+        return
+    for base in ((*name, "layers"), name):
+        n = len(base)
+        words = {name[n] for name in table.leaves if len(name) > n and name[:n] == base}
+        numbers = {int(word) for word in words if word.isdecimal()}
+        highest = max(numbers, default=-1)
+        count = min(held.size, highest) if part else highest
+        # A file may have any number: not all that are missing are counted.
+        lacking = [*islice((i for i in range(count) if i not in numbers), 8)]
+        if lacking:
+            places = [f"{shown_name((*base, str(i)))}: missing" for i in lacking]
+            expected = f"layers numbered from 0 on, for they are one {held.cls.rpartition('.')[2]}"
+            there = sorted(numbers)
+            got = f"{', '.join(map(str, there[:8]))}{', ...' * (len(there) > 8)}"
+            raise FileError(where, expected, got, places=places)
+
+
+def _lack(members: Sequence[Mapping[Name, Leaf]], items: Sequence[Name], where: str) -> FileError:
+    names = dict.fromkeys(rest for member in members for rest in member)
+    places = [
+        f"{shown_name(item + rest)}: missing"
+        for item, member in zip(items, members, strict=True)
+        for rest in names
+        if rest not in member
+    ]
+    return FileError(where, _ALIKE, "some with other leaves", places=places)
+
+
+_ALIKE = "layers that differ in their numbers only, for they are to be one Stack"
+
+
 def _stacked(first: Leaf, sources: tuple[Source, ...], axis: int) -> Leaf:
     shape = (*first.shape[:axis], len(sources), *first.shape[axis:])
-    return first._replace(shape=shape, source=Stacked(sources, axis))
+    return first._replace(shape=shape, source=_whole_of(sources, axis) or Stacked(sources, axis))
+
+
+def _whole_of(sources: tuple[Source, ...], axis: int) -> Source | None:
+    """The array that these are all parts of, in their order."""
+    first = sources[0]
+    if not isinstance(first, Unstacked) or (first.axis, first.size) != (axis, len(sources)):
+        return None
+    is_whole = all(
+        isinstance(source, Unstacked)
+        and source.whole is first.whole
+        and (source.axis, source.at) == (axis, i)
+        for i, source in enumerate(sources)
+    )
+    return first.whole if is_whole else None
 
 
 def _differ(where: str, name: Name, items: Sequence[Name]) -> FileError:
     return FileError(
         where,
-        "layers that differ in their numbers only, for they are to be one Stack",
+        _ALIKE,
         f"different ones at {shown_name(name)}",
         places=[f"in the file: {', '.join(map(shown_name, items[:4]))}"],
     )
@@ -421,7 +489,8 @@ def _unstack(table: Table, spot: _Spot, held: _Held, base: Name) -> set[Name]:
 
 def _part(leaf: Leaf, axis: int, index: int) -> Leaf:
     shape = (*leaf.shape[:axis], *leaf.shape[axis + 1 :])
-    return leaf._replace(shape=shape, source=Unstacked(cast("Source", leaf.source), axis, index))
+    source = Unstacked(cast("Source", leaf.source), axis, index, leaf.shape[axis])
+    return leaf._replace(shape=shape, source=source)
 
 
 def _reform(

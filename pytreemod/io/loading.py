@@ -315,7 +315,7 @@ def _check_is_tree(like: Any, where: str) -> None:
 def _carried_out(
     plan: LoadPlan,
     file: Container,
-    read: Callable[[Source], AnyArray],
+    read: SourceReader,
     like: PyTree,
     matrices: Sequence[ChosenMatrix],
     where: str,
@@ -323,6 +323,7 @@ def _carried_out(
     """`like` with the leaves that were planned."""
     leaves, treedef = jtu.tree_flatten(like)
     entries = file.entries
+    read.expect([move.leaf.source for move in plan.moves])
     # In the order of the file, and all parts of one array after another.
     order: list[tuple[int, int, Move]] = []
     for i, move in enumerate(plan.moves):

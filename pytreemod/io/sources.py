@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +43,23 @@ class SourceReader:
     ):
         self._read_array, self._read_part = read_array, read_part
         self._wholes: dict[Source, Any] = {}
+        self._groups: dict[int, list[Stacked]] = {}
+        self._ready: dict[int, Any] = {}
+
+    def expect(self, sources: Iterable[Source | None]) -> None:
+        """Say what will be asked for.
+
+        Stacks of parts of the same arrays, such as the thirds of packed matrices, are then read in
+        one pass, and no more than one such array is in memory.
+
+        Args:
+            sources: of leaves.
+        """
+        groups: dict[tuple[str, int], list[Stacked]] = {}
+        for source in sources:
+            if isinstance(source, Stacked) and _is_cut(source.parts[0]):
+                groups.setdefault((first_name(source), len(source.parts)), []).append(source)
+        self._groups = {id(source): group for group in groups.values() for source in group}
 
     def __call__(self, source: Source) -> Any:
         """The array that a source is; nothing else has its memory, unless `read_part` has.
@@ -53,13 +70,20 @@ class SourceReader:
         wholes = self._wholes
         if wholes and first_name(source) != first_name(next(iter(wholes))):
             wholes.clear()
-        return self._read_array(source) if isinstance(source, str) else self._read(source)
+        if isinstance(source, str):
+            return self._read_array(source)
+        if id(source) in self._groups:
+            if id(source) not in self._ready:
+                group = self._groups[id(source)]
+                self._ready.update(zip(map(id, group), self._stacked(group), strict=True))
+            return self._ready.pop(id(source))
+        return self._read(source)
 
     def _read(self, source: Source) -> Any:
         if isinstance(source, str):
             return self._read_array(source)
         if isinstance(source, Stacked):
-            return self._stacked(source)
+            return self._stacked([source])[0]
         if isinstance(source, Joined):
             return np.concatenate([self._read(part) for part in source.parts], source.axis)
         if isinstance(source, Converted):
@@ -75,13 +99,23 @@ class SourceReader:
         # A copy, or the whole would stay with each part.
         return np.array(part_of(self._wholes[source.whole], source))
 
-    def _stacked(self, source: Stacked) -> Any:
-        parts, axis = source
-        first: Any = self._read(parts[0])
-        made: Any = np.empty((*first.shape[:axis], len(parts), *first.shape[axis:]), first.dtype)
-        for i, part in enumerate(parts):
-            made[(*[slice(None)] * axis, i)] = self._read(part) if i else first
+    def _stacked(self, sources: Sequence[Stacked]) -> list[Any]:
+        """Stacks of as many parts: the first part of each, then the second, and so on."""
+        made: list[Any] = []
+        for i in range(len(sources[0].parts)):
+            for j, (parts, axis) in enumerate(sources):
+                part: Any = self(parts[i])
+                if not i:
+                    shape = (*part.shape[:axis], len(parts), *part.shape[axis:])
+                    made.append(np.empty(shape, part.dtype))
+                made[j][(*[slice(None)] * axis, i)] = part
         return made
+
+
+def _is_cut(source: Source | None) -> bool:
+    while isinstance(source, Converted):
+        source = source.value
+    return isinstance(source, Sliced)
 
 
 def part_of(whole: Any, source: PartSource) -> Any:
@@ -92,7 +126,7 @@ def part_of(whole: Any, source: PartSource) -> Any:
         source: says which part.
 
     Examples:
-        >>> part_of(np.arange(4).reshape(2, 2), Unstacked("whole", 1, 0))
+        >>> part_of(np.arange(4).reshape(2, 2), Unstacked("whole", 1, 0, 2))
         array([0, 2])
     """
     is_one = isinstance(source, Unstacked)

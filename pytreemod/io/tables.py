@@ -373,6 +373,8 @@ class Unstacked(NamedTuple):
     whole: Source
     axis: int
     at: int
+    size: int
+    """How many there are."""
 
 
 class Joined(NamedTuple):

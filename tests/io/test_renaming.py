@@ -9,6 +9,7 @@ import safetensors.numpy
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError
+from pytreemod.io.containers import Container
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
 from tests.io.files import OWN, header_of
@@ -140,3 +141,36 @@ def test_a_file_for_other_tools_says_nothing_of_the_tree(tmp_path):
     assert pm.read_metadata(path) == {"format": "pt", "by": "me"}
     like = {"b": jax.tree.map(jnp.zeros_like, linear), "n": 0}
     assert_same(pm.load(path, like), {"b": linear, "n": 3})
+
+
+def test_a_layer_that_is_missing_is_named(tmp_path):
+    """A number, or a leaf in one of them; also where all may be missing."""
+    theirs = tensors()
+    gap = {name.replace("h.1.", "h.5."): array for name, array in theirs.items()}
+    like = Net(key=jax.random.key(0))
+    for options in ({}, {"strict": False}, {"only": "blocks"}):
+        with pytest.raises(FileError, match=r"(?s)got 0, 2, 5\.\n  at blocks.1: missing"):
+            pm.load(written(tmp_path, gap), like, rename=NAMES, **options)
+    assert (
+        pm.load(written(tmp_path, gap), like, rename=NAMES, only="embedding").blocks == like.blocks
+    )
+
+    del theirs["transformer.h.2.attn.c_proj.bias"]
+    with pytest.raises(
+        FileError, match=r"got some with other leaves\.\n  at blocks.2.output.bias: m"
+    ):
+        pm.load(written(tmp_path, theirs), like, rename=NAMES)
+    theirs["transformer.h.1.attn.c_proj.other"] = np.zeros(1)
+    with pytest.raises(FileError, match=r"at blocks.0.output.other: missing"):
+        pm.load(written(tmp_path, theirs), like, rename=NAMES)
+
+
+def test_each_packed_matrix_is_read_once(tmp_path, monkeypatch):
+    """Each is read once, though three stacks are made of them."""
+    theirs, read = tensors(), []
+    real = Container.read
+    monkeypatch.setattr(Container, "read", lambda file, name: read.append(name) or real(file, name))
+    pm.load(written(tmp_path, theirs), Net(key=jax.random.key(0)), rename=NAMES)
+    wanted = [name for name in theirs if not name.endswith(".attn.bias")]
+
+    assert sorted(read) == sorted(wanted)
