@@ -6,7 +6,7 @@
     python3 tasks.py check                 run ruff and pyright
     python3 tasks.py bench [--quick]       measure against JAX, Equinox and Flax NNX
     python3 tasks.py docs                  build the documentation into site/
-    python3 tasks.py install peers         install PyTorch and Flax, which some tests use
+    python3 tasks.py install peers hub     install PyTorch, Flax and transformers, for some tests
     python3 tasks.py clean                 remove everything that was built
 
 What follows the task's name goes to the program that it runs. Each Python has a virtual environment

@@ -1,0 +1,301 @@
+"""The families of models read what transformers writes, say what it says, and peft reads ours."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from tests.helpers.examples import example
+
+pytestmark = pytest.mark.slow
+
+NEEDED = ("transformers", "peft", "torch", "safetensors")
+ABSENT = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+needs_hub = pytest.mark.skipif(
+    bool(ABSENT), reason=f"a folder is written by transformers; absent: {', '.join(ABSENT)}"
+)
+PROGRAM = Path(__file__).parents[1] / "helpers" / "hub_models.py"
+FAMILIES = ("llama", "gpt2", "vit", "resnet")
+LANGUAGE = ["llama", "llama-tied", "llama-linear", "gpt2"]
+IMAGES = ["vit", "resnet", "resnet-basic"]
+EXACT = 1e-4
+"""The largest difference of scores in float32, whose spread is about 1."""
+HALF = 0.05
+"""The root mean square of the differences in bfloat16, by that of the scores."""
+
+
+class Hub:
+    """The process that has transformers, and the folders that it has written."""
+
+    def __init__(self, folder, process):
+        self.folder, self.process = folder, process
+
+    def wait_for(self, word):
+        """Until the process has said a word."""
+        line = self.process.stdout.readline()
+        if line.strip() != word:
+            # What it has to say is on our stderr, which pytest shows.
+            pytest.fail(f"{PROGRAM.name} ended with {self.process.wait()}, and said {line!r}")
+
+    def scores_with(self, base, adapter):
+        """Those of a model with an adapter of peft."""
+        self.process.stdin.write(f"{self.folder / base}\t{adapter}\n")
+        self.process.stdin.flush()
+        self.wait_for("done")
+        return np.load(adapter / "scores.npy")
+
+    def expected(self, name):
+        """What a model was given, and what it said."""
+        return np.load(self.folder / name / "expected.npz")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """All folders, written by one process, which goes on until the tests are through."""
+    folder = tmp_path_factory.mktemp("hub")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, PROGRAM, folder], **pipes) as process:
+        found = Hub(folder, process)
+        found.wait_for("ready")
+        yield found
+        process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """The examples, by name."""
+    with (
+        example("llama") as llama,
+        example("gpt2") as gpt2,
+        example("vit") as vit,
+        example("resnet") as resnet,
+    ):
+        yield {"llama": llama, "gpt2": gpt2, "vit": vit, "resnet": resnet}
+
+
+def read(programs, folder, dtype=None):
+    """The model, its State if it has one, and the function that gives the scores."""
+    family = folder.name.partition("-")[0]
+    program = programs[family]
+    if family in ("llama", "gpt2"):
+        model, state = program.read(folder, dtype)
+    elif family == "vit":
+        model, state = program.read(folder, dtype)[0], None
+    else:
+        model, state, _ = program.read(folder, dtype)
+        model = pm.inference_mode(model)
+    call = pm.filter_jit(model)
+    score = (lambda x: call(x, state)[0]) if family == "resnet" else call
+    return model, state, score
+
+
+@needs_hub
+@pytest.mark.parametrize("name", LANGUAGE + IMAGES)
+def test_scores_are_those_of_transformers(hub, programs, name):
+    """In float32 and in bfloat16; what follows a text is the same, token for token."""
+    expected = hub.expected(name)
+    model, state, score = read(programs, hub.folder / name)
+    given = jnp.asarray(expected["given"])
+
+    np.testing.assert_allclose(score(given), expected["scores"], rtol=0, atol=EXACT)
+    if name in LANGUAGE:
+        program = programs[name.partition("-")[0]]
+        written, _ = program.generate(model, state, given, expected["written"].shape[1])
+        np.testing.assert_array_equal(written, expected["written"])
+    model, _, score = read(programs, hub.folder / name, "bfloat16")
+    given = given if name in LANGUAGE else given.astype(jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {jnp.dtype("bfloat16")}
+    half = np.asarray(score(given).astype(jnp.float32))
+    assert rms(half - expected["scores"]) < HALF * rms(expected["scores"])
+    assert rms(half - expected["half"]) < HALF * rms(expected["scores"])
+
+
+def rms(x):
+    """The root mean square."""
+    return float(np.sqrt(np.mean(x**2)))
+
+
+def arrays_in(folder):
+    """All arrays of a folder, as safetensors reads them."""
+    from safetensors.numpy import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: array for file in files for name, array in load_file(file).items()}
+
+
+@needs_hub
+@pytest.mark.parametrize("name", LANGUAGE + IMAGES)
+def test_the_table_of_names_serves_both_directions(hub, programs, tmp_path, name):
+    """What is written with it is what transformers wrote, array for array."""
+    model, state, _ = read(programs, hub.folder / name)
+    program = programs[name.partition("-")[0]]
+    names = dict(program.NAMES)
+    if name == "gpt2":
+        names = {f"transformer.{theirs}": ours for theirs, ours in names.items()}
+    if name == "llama-tied":
+        del names["lm_head.weight"]
+    tree = (model, state) if "resnet" in name else model
+    pm.save(tmp_path / "model.safetensors", tree, rename=pm.inverted_names(names))
+    wanted = arrays_in(hub.folder / name)
+    found = arrays_in(tmp_path)
+
+    assert {*found} == {theirs for theirs in wanted if "num_batches" not in theirs}
+    for theirs, array in found.items():
+        np.testing.assert_array_equal(array, wanted[theirs], err_msg=theirs)
+
+
+PEFT = {
+    f"layers.*.attention.{ours}_proj.weight.{part}": "base_model.model.model.layers.*.self_attn."
+    f"{theirs}_proj.lora_{part.upper()}.weight"
+    for ours, theirs in {"query": "q", "value": "v"}.items()
+    for part in "ab"
+}
+
+
+@needs_hub
+def test_peft_reads_what_was_fine_tuned(hub, programs, tmp_path):
+    """As `docs/how-to/fine-tune-with-lora.md` writes it: the scores are the same."""
+    model, _, _ = read(programs, hub.folder / "llama")
+    given = jnp.asarray(hub.expected("llama")["given"])
+    chosen = pm.select.path("**.query_proj.weight") | pm.select.path("**.value_proj.weight")
+    model = pm.lora(model, chosen, rank=2, alpha=8, key=jax.random.key(0))
+    wrt = pm.select.role("lora")
+    optimizer = optax.adam(0.03)
+    opt_state = optimizer.init(pm.trainable(model, wrt)[0])
+
+    def loss_fn(model):
+        scores = model(given[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(scores, given[:, 1:]).mean()
+
+    @pm.filter_jit
+    def step(model, opt_state):
+        loss, grads = pm.filter_value_and_grad(loss_fn, wrt=wrt)(model)
+        updates, opt_state = optimizer.update(grads, opt_state, pm.trainable(model, wrt)[0])
+        return pm.apply_updates(model, updates), opt_state, loss
+
+    losses = []
+    for _ in range(5):
+        model, opt_state, loss = step(model, opt_state)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] - 0.1
+
+    added, _ = pm.partition(model, wrt)
+    pm.save(tmp_path / "adapter_model.safetensors", added, rename=PEFT)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 8}
+    config["target_modules"] = ["q_proj", "v_proj"]
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    scores = pm.filter_jit(model)(given)
+    assert np.abs(scores - hub.expected("llama")["scores"]).max() > 0.1
+    np.testing.assert_allclose(scores, hub.scores_with("llama", tmp_path), rtol=0, atol=EXACT)
+
+
+def changed(folder, tmp_path, **changes):
+    """A folder with another `config.json`."""
+    shutil.copytree(folder, tmp_path / folder.name)
+    path = tmp_path / folder.name / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path.parent
+
+
+CONTRADICTIONS = {
+    "act": ("llama", {"hidden_act": "gelu"}, "hidden_act='silu', got 'gelu'"),
+    "kind": ("llama", {"model_type": "mistral"}, "model_type='llama', got 'mistral'"),
+    "bias": ("llama", {"attention_bias": True}, "attention_bias=False, got True"),
+    "yarn": ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "scaling.*got 'yarn'"),
+    "width": ("llama", {"intermediate_size": 50}, r"gate_proj.weight"),
+    "depth": ("llama", {"num_hidden_layers": 4}, r"layers"),
+    "tied": ("llama", {"tie_word_embeddings": True}, "lm_head.weight"),
+    "not tied": ("llama-tied", {"tie_word_embeddings": False}, "lm_head.weight|head.weight"),
+    "heads": ("llama", {"num_key_value_heads": 1}, "key_proj.weight"),
+    "places": ("gpt2", {"n_positions": 31}, "places.weight"),
+    "gelu": ("gpt2", {"activation_function": "relu"}, "activation_function='gelu_new'"),
+    "side": ("vit", {"image_size": 20}, "places"),
+    "classes": ("vit", {"id2label": {"0": "cat"}}, "head.weight"),
+    "no biases": ("vit", {"qkv_bias": False}, "query_proj.bias|query.bias"),
+    "layers": ("resnet", {"layer_type": "basic"}, "layer"),
+    "sizes": ("resnet", {"hidden_sizes": [16, 40]}, "conv.weight"),
+}
+
+
+@needs_hub
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_a_configuration_of_another_model_is_refused_by_name(hub, programs, tmp_path, case):
+    """Before anything is read."""
+    name, changes, text = CONTRADICTIONS[case]
+    folder = changed(hub.folder / name, tmp_path, **changes)
+
+    with pytest.raises(ValueError, match=text):
+        read(programs, folder)
+
+
+def test_both_versions_of_rotary_scaling_are_read(programs):
+    """Of `config.json`: transformers 5's, 4's, and those before."""
+    rotary_of, small = programs["llama"].rotary_of, programs["llama"].SMALL
+    rope = {"rope_type": "linear", "factor": 2.0}
+    five = rotary_of(small | {"rope_parameters": {**rope, "rope_theta": 50.0}})
+
+    assert (five.theta, dict(five.scaling)) == (50.0, rope)
+    assert rotary_of(small | {"rope_theta": 50.0, "rope_scaling": rope}) == five
+    older = {"type": "linear", "factor": 2.0}
+    assert rotary_of(small | {"rope_theta": 50.0, "rope_scaling": older}) == five
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    assert rotary_of(small | {"rope_parameters": plain}) == rotary_of(small)
+    assert rotary_of(small | {"rope_scaling": None}).scaling is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_program_runs_alone(programs, capsys, name):
+    """On random numbers, and prints what it finds."""
+    options = {"llama": ["--count", "3", "--quantize", "int8"], "gpt2": ["--count", "3"]}
+    programs[name].main(options.get(name, []))
+    printed = capsys.readouterr().out
+
+    assert re.search(r"^3 1 4 1 5 ->( \d+){3}$" if name in options else "^image 0: ", printed, re.M)
+    if name == "llama":
+        # Its bytes, and how far its scores are off.
+        assert "575232 bytes before" in printed
+        assert 0 < float(re.search("scores differ by ([0-9.]+)", printed)[1]) < 0.05
+
+
+@needs_hub
+def test_gpt2_of_the_hub_has_no_prefix_and_has_masks(hub, programs, tmp_path):
+    """As older versions wrote it."""
+    from safetensors.numpy import save_file
+
+    folder = shutil.copytree(hub.folder / "gpt2", tmp_path / "gpt2")
+    arrays = {name.removeprefix("transformer."): x for name, x in arrays_in(folder).items()}
+    masks = {f"h.{i}.attn.bias": np.tril(np.ones((1, 1, 32, 32), np.float32)) for i in range(2)}
+    save_file(arrays | masks, folder / "model.safetensors")
+
+    assert read(programs, folder)[0] == read(programs, hub.folder / "gpt2")[0]
+
+
+@needs_hub
+@pytest.mark.parametrize("name", ["llama", "vit"])
+def test_a_program_reads_a_folder(hub, programs, capsys, name):
+    """Given by `--folder`."""
+    programs[name].main(["--folder", str(hub.folder / name), "--dtype", "bfloat16"])
+    printed = capsys.readouterr().out
+
+    assert ("->" in printed) if name == "llama" else ("LABEL_" in printed)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_short(programs, name):
+    """The whole program, and its table of names."""
+    lines = Path(programs[name].__file__).read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("NAMES = {"))
+    end = lines.index("}", start)
+
+    assert len(lines) <= 150
+    assert end - start + 1 <= 25
