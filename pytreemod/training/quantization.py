@@ -107,10 +107,12 @@ def quantize(model: _M, form: Any) -> _M:
     [`pm.resolve`][pytreemod.resolve] gives arrays again; what rounding has lost stays lost.
 
     **Algorithm**: symmetric, by the largest absolute value (absmax), rounded to the nearest. With
-    $L = 127$ for `"int8"` and $L = 7$ for `"int4"`, each row, or each group of a row, has
+    $L = 127$ for `"int8"` and $L = 7$ for `"int4"`, each row, or each group of a row, has a scale
+    $s$ and integers $q_j$:
 
-    $$s = \max_j |w_j| / L, \qquad
-    q_j = \operatorname{clip}(\operatorname{round}(w_j / s), -L, L),$$
+    $$s = \max_j |w_j| / L$$
+
+    $$q_j = \mathrm{clip}(\mathrm{round}(w_j / s), -L, L)$$
 
     and reads as $q_j s$, so that no number is off by more than $s / 2$ before the last rounding.
     `s` is rounded to the dtype of the array before it is used; rounding to the nearest takes the

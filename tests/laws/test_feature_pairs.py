@@ -35,6 +35,7 @@ FEATURES = (
     "Stack",
     "Ensemble",
     "LoRA",
+    "quantized",
     "capture",
     "checkpoint",
 )
@@ -110,6 +111,11 @@ def adapted(model):
     return pm.tree_at("**.b", model, replace_fn=lambda b: b + jnp.float32(0.5))
 
 
+def quantized(model):
+    """With all matrices of its layers in integers of 8 bits."""
+    return pm.quantize(model, pm.by({nn.Linear: "int8", ...: None}))
+
+
 def tied(model):
     """The second matrix is the first one, transposed."""
     path = within(model)
@@ -143,6 +149,7 @@ MAKES: Any = {
     "save": after(loaded),
     "unfinished": finished,
     "LoRA": after(adapted),
+    "quantized": after(quantized),
     "precision": after(
         lambda model: pm.with_precision(model, "params=float32,compute=bfloat16,output=float32")
     ),
@@ -193,6 +200,7 @@ REFUSED = {
     ("save", "unfinished"): (UnfinishedError, r"save.*: expected a finished model"),
     ("precision", "unfinished"): (UnfinishedError, "with_precision: expected a finished model"),
     ("LoRA", "unfinished"): (UnfinishedError, "lora: expected a finished model"),
+    ("quantized", "unfinished"): (UnfinishedError, "quantize: expected a finished model"),
     # One layer is made under a map.
     ("save", "Stack"): (FileError, "arrays whose values are here, got one that is traced"),
     ("save", "Ensemble"): (FileError, "arrays whose values are here, got one that is traced"),
@@ -229,10 +237,17 @@ def made(order):
 
 def matrix(p, name):
     """A matrix, of nothing but arrays by their names."""
-    if f"{name}.weight" in p:
-        return p[f"{name}.weight"]
-    base, a, b = (p[f"{name}.weight.{part}"] for part in ("base", "a", "b"))
-    return base + 3.0 * b @ a
+    weight = f"{name}.weight"
+    if f"{weight}.a" in p:
+        return stored(p, f"{weight}.base") + 3.0 * p[f"{weight}.b"] @ p[f"{weight}.a"]
+    return stored(p, weight)
+
+
+def stored(p, name):
+    """An array, or what integers and scales are together."""
+    if name in p:
+        return p[name]
+    return p[f"{name}.numbers"].astype(jnp.float32) * p[f"{name}.scales"]
 
 
 def by_hand(p, x, features):
@@ -291,14 +306,15 @@ def test_two_features_give_what_plain_jax_gives(order):
         return grads, aux
 
     @jax.jit
-    def expected(leaves, x):
-        def loss(leaves, x):
-            outs = by_hand(leaves, x, features)
+    def expected(trained, others, x):
+        def loss(trained, x):
+            outs = by_hand({**trained, **others}, x, features)
             return jnp.sum(cotangent(outs[-1]) * outs[-1]), outs
 
-        return jax.grad(loss, (0, 1), has_aux=True)(leaves, x)
+        return jax.grad(loss, (0, 1), has_aux=True)(trained, x)
 
-    (by_leaves, by_x), outs = expected(leaves, x)
+    others = {n: leaves.pop(n) for n in [*leaves] if n.endswith((".numbers", ".scales"))}
+    (by_leaves, by_x), outs = expected(leaves, others, x)
     (slopes, slope), (out, _, seen) = ours(model, state, x)
     is_rounded = "precision" in features
 
@@ -324,6 +340,7 @@ def test_two_features_give_what_plain_jax_gives(order):
         check(jnp.concatenate([*seen.values()], -2).reshape(wanted.shape), wanted)
     for feature in {"save", "unfinished"} & features:
         without = pm.named_leaves(made([other for other in order if other != feature])[0])
+        leaves |= others
         assert without.keys() == leaves.keys()
         assert all(bool((without[name] == leaves[name]).all()) for name in leaves)
 

@@ -175,6 +175,29 @@ def test_the_matrices_among_what_is_chosen_are_quantised(form, quantized):
     assert_same(pm.quantize(model, form), made)
 
 
+def test_an_array_alone_is_a_model():
+    """Of which the root is quantised."""
+    made = small(jnp.asarray([[1.0, -127.0]]))
+
+    assert made.value().tolist() == [[1.0, -127.0]]
+    assert pm.resolve(made).tolist() == [[1.0, -127.0]]
+    assert [row.name for row in pm.quantization_report(pm.resolve(made), made).rows] == [""]
+
+
+class Bounded(pm.Module):
+    """A vector that is positive, and a matrix."""
+
+    length: jax.Array = pm.field(constraint=pm.constraints.positive)
+    w: jax.Array
+
+
+def test_a_vector_that_is_constrained_is_left_alone():
+    """It is computed, too; but no matrix."""
+    made = small(Bounded(jnp.ones(2), jnp.ones((2, 2))))
+
+    assert [*pm.named_leaves(made)] == ["length.unconstrained", "w.numbers", "w.scales"]
+
+
 class Kinds(pm.Module):
     """A matrix of each role."""
 
@@ -215,6 +238,25 @@ def test_a_model_reads_as_its_resolved_one():
         lambda m: pm.filter_checkpoint(lambda x: m(x))(X),
     ):
         np.testing.assert_allclose(call(model), call(resolved), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [None, "int8", "int4,group_size=64"])
+def test_a_read_takes_the_memory_of_one_matrix(form):
+    """As the documentation says: a product does, rows that are looked up do not."""
+
+    def bytes_of(method, tree, x):
+        compiled = jax.jit(method).lower(tree, x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    n = 512
+    linear, table = nn.Linear(n, n, key=KEY), nn.Embedding(n, n, key=KEY)
+    linear, table = (linear, table) if form is None else small((linear, table), form)
+    whole = 0 if form is None else 4 * n * n
+    taken = bytes_of(lambda layer, x: layer(x), linear, jnp.ones(n))
+    assert whole <= taken <= whole + 8 * n
+    assert bytes_of(lambda layer, i: layer(i), table, jnp.arange(4)) < 4 * n * n // 8
 
 
 @pytest.mark.usefixtures("optimized")
