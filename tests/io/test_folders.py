@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -17,12 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import FileAccessError, FileError, FileMissingError
 from tests.goldens import refusals
 from tests.io.files import array_of, header_of, write_plain
+from tests.io.test_containers import VALUES, damage, peak_of
 from tests.io.test_showing import diff_files, show_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -569,6 +573,132 @@ def test_of_two_that_write_at_once_one_wins_whole(tmp_path):
     grow_old(tmp_path)
     pm.save(tmp_path, numbers(9), shard_bytes=8)
     assert len(os.listdir(tmp_path)) == 4
+
+
+# ---- any damage
+
+
+def damage_folder(folder, rng):
+    """Something is wrong in a folder, or perhaps nothing."""
+    for _ in range(rng.choice([1, 1, 2])):
+        path, other = rng.sample(sorted(folder.iterdir()), 2)
+        kind = rng.randrange(8)
+        if kind == 0:
+            path.unlink()
+        elif kind == 1:
+            shutil.copy(path, other)
+        elif kind == 2:
+            beside = path.with_name("aside")
+            path.rename(beside)
+            other.rename(path)
+            beside.rename(other)
+        elif kind == 3:
+            path.rename(folder / SINGLE)
+        else:
+            path = path if kind < 7 else folder / INDEX
+            path.write_bytes(damage(path.read_bytes() if path.exists() else b"{}", rng))
+        if len([*folder.iterdir()]) < 2:
+            return
+
+
+def fuzz(folder, seeds):
+    """Damaged folders, with checksums and without; counts those that were read all the same."""
+    ours, plain = folder / "ours", folder / "plain"
+    pm.save(ours, ARRAYS, shard_bytes=20)
+    plain.mkdir()
+    write_folder(plain)
+    whole = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        broken = shutil.copytree(ours if seed % 3 else plain, folder / "broken")
+        damage_folder(broken, rng)
+
+        def read(broken=broken):
+            # Beside an index, a file may have become the single one.
+            with warnings.catch_warnings(), contextlib.suppress(FileError):
+                warnings.simplefilter("ignore", UserWarning)
+                return pm.load(broken)
+
+        # To measure takes fifty times as long as to read.
+        peak, arrays = peak_of(read) if seed % 25 == 0 else (0, read())
+        assert peak < 800_000
+        if arrays is not None and seed % 3 and not (broken / SINGLE).exists():
+            # No checksum binds one shard to another: what is whole may be another model's.
+            assert_same(arrays)
+        whole += arrays is not None
+        shutil.rmtree(broken)
+    return whole
+
+
+def test_damaged_folders_give_a_clear_error_or_the_right_arrays(tmp_path):
+    """A hundred of them; most give an error."""
+    assert fuzz(tmp_path, range(100)) < 35
+
+
+@pytest.mark.slow
+def test_many_damaged_folders_give_a_clear_error_or_the_right_arrays(tmp_path):
+    """Five thousand of them, other ones."""
+    assert fuzz(tmp_path, range(1_000, 6_000)) < 1_750
+
+
+NAMES = st.sampled_from([*ARRAYS, "x", ""]) | st.text(max_size=5)
+FILES = st.sampled_from([ONE, TWO, f"./{ONE}", f"../{ONE}", INDEX, "", ".", "/", "inner"])
+INDICES = st.fixed_dictionaries(
+    {"weight_map": st.dictionaries(NAMES, FILES | VALUES, max_size=6) | VALUES},
+    optional={"metadata": VALUES},
+)
+
+
+def check_lie(folder, content):
+    """An index that may say anything gives an error, or what it says."""
+    (folder / INDEX).write_text(json.dumps(content))
+    with contextlib.suppress(FileError):
+        arrays = pm.load(folder)
+        assert arrays.keys() == content["weight_map"].keys()
+        assert_same(arrays, {name: ARRAYS[name] for name in arrays})
+
+
+@given(INDICES | VALUES)
+@settings(max_examples=100)
+def test_indices_that_say_anything_give_an_error_or_what_is_there(tmp_path_factory, content):
+    """Right as JSON, and wrong in all other ways."""
+    folder = tmp_path_factory.getbasetemp() / "lies"
+    if not folder.exists():
+        folder.mkdir()
+        write_folder(folder)
+    check_lie(folder, content)
+
+
+@pytest.mark.slow
+@given(INDICES | VALUES)
+@settings(max_examples=3_000)
+def test_many_indices_that_say_anything_give_an_error_or_what_is_there(tmp_path_factory, content):
+    """More of them."""
+    folder = tmp_path_factory.getbasetemp() / "more-lies"
+    if not folder.exists():
+        folder.mkdir()
+        write_folder(folder)
+    check_lie(folder, content)
+
+
+def test_every_way_to_cut_an_index_off_is_noticed(folder):
+    """After each byte but the last, which ends a line."""
+    content = (folder / INDEX).read_bytes()
+    for length in range(len(content)):
+        (folder / INDEX).write_bytes(content[:length])
+        with pytest.raises(FileError, match=rf"{INDEX}: expected an index in JSON"):
+            pm.load(folder)
+
+
+def test_an_index_is_no_larger_than_a_header(folder):
+    """Before there is memory for it."""
+    os.truncate(folder / INDEX, 100_000_001)
+
+    def read():
+        with pytest.raises(FileError, match="at most 100,000,000 bytes, got 100,000,001"):
+            pm.load(folder)
+
+    assert peak_of(read)[0] < 400_000
 
 
 test_refusals = refusals(globals())
