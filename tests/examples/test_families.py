@@ -299,3 +299,12 @@ def test_a_family_is_short(programs, name):
 
     assert len(lines) <= 150
     assert end - start + 1 <= 25
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_page_has_the_table_of_names(programs, name):
+    """As it is in the program."""
+    text = Path(programs[name].__file__).read_text()
+    page = PROGRAM.parents[2] / "docs" / "how-to" / "load-pretrained-weights.md"
+
+    assert re.search("^NAMES = {.*?^}$", text, re.M | re.S)[0] in page.read_text()
