@@ -488,10 +488,12 @@ def test_what_fails_leaves_the_old_files_alone(tmp_path, monkeypatch, error, fir
                 pm.save(folder, numbers(2), shard_bytes=KINDS[then], durable=True)
             except error:
                 raised = True
-        if number_in(folder) == 1:
+        is_half_way = {SINGLE, INDEX} <= {*os.listdir(folder)}
+        if number_in(folder) == 1 and not is_half_way:
             assert raised
             assert sorted(os.listdir(folder)) == before
         else:
+            # What came too late to be undone is finished by the next one, as after a kill.
             grow_old(folder)
             pm.save(folder, numbers(3), shard_bytes=8)
             assert len(os.listdir(folder)) == 4
