@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Integer
 
 from pytreemod.errors import ArgumentError, SpecError, StructureError, describe
@@ -114,40 +115,38 @@ def quantize(model: _M, form: Any) -> _M:
 
     $$q_j = \mathrm{clip}(\mathrm{round}(w_j / s), -L, L)$$
 
-    and reads as $q_j s$, so that no number is off by more than $s / 2$ before the last rounding.
-    `s` is rounded to the dtype of the array before it is used; rounding to the nearest takes the
-    even of two. A row of zeros stays one. -128 and -8 are not used.
+    It reads as $q_j s$, rounded to the dtype of the array; before that, no number is off by more
+    than $s / 2$. $s$ is rounded to that dtype before it is used. Ties round to even. A row of zeros
+    stays one. -128 and -8 are not used.
 
     **Rows** are along the first axis: the outputs of `Linear` and `Conv`, the entries of an
     `Embedding`. All other axes are one row together. In a `Stack`, an `Ensemble`, or an `MLP` that
     scans, each layer has scales of its own.
 
-    **What is quantised** are arrays of two axes or more among what is chosen: floating ones of at
-    least 16 bits, whose rows have more than one number, and which their class does not declare a
-    buffer or of a role of its own. Vectors, integers, and the factors of [`lora`][pytreemod.lora]
-    are left alone; its base is quantised. A path that names one leaf is obeyed, or refused: of a
-    buffer the matrix is quantised, and a vector is an error. Where a path is tied to a matrix, both
-    read the quantised one.
+    **What is quantised**: of what is chosen, the floating arrays of at least 16 bits that have two
+    axes or more and rows of several numbers. Vectors and integers are left alone. So are buffers,
+    and what a class gives a role of its own, such as the factors of [`lora`][pytreemod.lora]; the
+    base of `lora` is quantised. If a path names a single leaf, this leaf is quantised even if it is
+    a buffer, and refused if it is a vector. Where a path is tied to a matrix, both read the
+    quantised one.
 
-    **Cost.** A matrix is computed as a whole wherever its attribute is read: memory is saved
-    between calls, not during the product. A compiled call of `Linear(1024, 1024)` in float32 takes
-    4,198,400 bytes for its time, the matrix and 4,096 more, where it took 4,096; the matrix itself
-    has 1,052,672 bytes instead of 4,194,304, or 528,384 with `"int4"`. A `Stack` computes one
-    layer's at a time. Where rows of an `Embedding` are looked up in a compiled function, these rows
-    alone are computed: no bytes more. (Measured on the CPU, by JAX's `memory_analysis`; a device
-    whose compiler fuses the product with the multiplication takes less.)
+    **Cost.** A read computes the whole matrix: memory is saved between calls, not during them. A
+    compiled call of `Linear(1024, 1024)` in float32 needs 4,198,400 bytes while it runs, the matrix
+    and 4,096 more, where it needed 4,096. What is stored takes 1,052,672 bytes instead of
+    4,194,304, or 528,384 with `"int4"`. A `Stack` computes one layer's matrix at a time. A compiled
+    lookup in an `Embedding` computes the rows that it gives, and needs no bytes more. (Measured on
+    the CPU, by JAX's `memory_analysis`.)
 
     Args:
         model: any tree; its arrays may be abstract, as
             [`filter_eval_shape`][pytreemod.filter_eval_shape] makes them.
         form: `"int8"` or `"int4"`, with a scale for each row; or `"int4,group_size=64"`, with one
-            for each 64 numbers of a row; or a [`by`][pytreemod.by] of these, with None for what is
-            left as it is.
+            for each 64 numbers of a row. It is for all matrices; or a [`by`][pytreemod.by] of such
+            forms, with None for what is left as it is.
 
     Returns:
-        A new model; what is not quantised is shared with the old one. While it is made, there is
-        one array more in memory at most. `pm.load(..., quantize=form)` never has the whole model
-        in floating numbers.
+        A new model; what is not quantised is shared with the old one. `pm.load(...,
+        quantize=form)` makes it of a file without having the whole model in floating numbers.
 
     Raises:
         ArgumentError: `form` is unusable; a group does not divide a row; or an array has numbers
@@ -174,9 +173,10 @@ def quantize(model: _M, form: Any) -> _M:
 
     Source:
         Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale",
-        https://arxiv.org/abs/2208.07339, section 2.1 (absmax, by row); groups as in Frantar et al.
-        2022, "GPTQ", https://arxiv.org/abs/2210.17323, section 4, rounded to the nearest as the
-        paper's baseline is. Two numbers in a byte as in ONNX's INT4.
+        https://arxiv.org/abs/2208.07339, sections 2.1 (absmax) and 3.1 (a scale for each row);
+        groups as in Frantar et al. 2022, "GPTQ", https://arxiv.org/abs/2210.17323, section 4, but
+        rounded to the nearest, as that paper's baseline is. Two numbers in a byte as in ONNX's
+        INT4.
     """
     where = "quantize"
     refuse_unfinished(where, model)
@@ -492,7 +492,7 @@ def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
     for _ in range(one.members):
         fn = filter_vmap(fn)
     if isinstance(array, jax.ShapeDtypeStruct):
-        return untyped_jax.eval_shape(fn, array)[0]
+        return _with_shardings(untyped_jax.eval_shape(fn, array)[0], array, one)
     made, is_finite = fn(jnp.asarray(array))
     # To ask is to wait for it: no second array is made meanwhile.
     if not isinstance(is_finite, Tracer) and not is_finite.all():
@@ -503,10 +503,28 @@ def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
             where,
             "finite numbers in what is quantised",
             "inf or nan",
-            places=[f"{path_text(one.path)}: {describe(array)}, in {shown}{more}"],
+            places=[f"{path_text(one.path)}: {describe(array)}, row {shown}{more}"],
             hint=["leave it as it is:", _rule(one.path, "None")],
         )
     return made
+
+
+def _with_shardings(made: Any, array: jax.ShapeDtypeStruct, one: ChosenMatrix) -> Any:
+    """Shapes on the devices of an array: rows where its rows are, columns if they are the same."""
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding):
+        return made
+    axes = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
+    upto = one.members + 1
+    is_same = one.form.name == "int8" and array.ndim == upto + 1
+    (numbers, scales), treedef = jtu.tree_flatten(made)
+    specs = [(numbers, axes if is_same else [*axes[:upto], None]), (scales, [*axes[:upto], None])]
+    return treedef.unflatten(
+        jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=NamedSharding(sharding.mesh, PartitionSpec(*spec))
+        )
+        for leaf, spec in specs
+    )
 
 
 def with_quantized(model: _M, made: Iterable[tuple[ChosenMatrix, Any]]) -> _M:

@@ -103,6 +103,28 @@ def test_arrays_are_where_like_has_them(tmp_path):
     )
 
 
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_shapes_on_devices_stay_there(form, tmp_path):
+    """Rows of each layer, and columns where each number has a byte."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("r", "c"))
+
+    def placed(leaf, *axes):
+        sharding = NamedSharding(mesh, P(*axes))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    like = pm.filter_eval_shape(stack)
+    like = pm.tree_at("layer.weight", like, replace_fn=lambda w: placed(w, None, "r", "c"))
+    path = saved(tmp_path, pm.quantize(stack(), form))
+    made = pm.load(path, pm.quantize(like, form))
+
+    assert made == pm.quantize(stack(), form)
+    leaves = pm.named_leaves(made)
+    columns = "c" if form == "int8" else None
+    for name, axes in (("numbers", (None, "r", columns)), ("scales", (None, "r", None))):
+        wanted = NamedSharding(mesh, P(*axes))
+        assert leaves[f"layer.weight.{name}"].sharding.is_equivalent_to(wanted, 3)
+
+
 def test_the_base_of_an_update_is_quantised(tmp_path):
     """The factors are those of the file, or of `like`."""
     adapted = pm.lora(mlp(), "**.weight", 1, key=KEY)
