@@ -54,8 +54,7 @@ class Block(pm.Module):
 
     def __init__(self, config: dict[str, Any], *, key: Array):
         keys, size = jax.random.split(key, 3), config["n_embd"]
-        norm = nn.LayerNorm(size, config.get("layer_norm_epsilon", 1e-5))
-        self.norms = (norm, norm)
+        self.norms = (nn.LayerNorm(size, config.get("layer_norm_epsilon", 1e-5)),) * 2
         has_bias = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
         options = {"is_causal": True, "cache_size": config["n_positions"], "key": keys[0]}
         self.attention = nn.MultiheadAttention(config["n_head"], size, **has_bias, **options)
@@ -133,13 +132,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="of config.json and model.safetensors")
     parser.add_argument("--tokens", default="3,1,4,1,5", help="the numbers of the text")
     parser.add_argument("--count", type=int, default=8, help="so many tokens are written")
-    parser.add_argument("--dtype", help="of the numbers, such as bfloat16; the file's if not given")
+    parser.add_argument("--dtype", help="of the numbers that are read, such as bfloat16")
     options = parser.parse_args(arguments)
     prompt = jnp.asarray([[int(number) for number in options.tokens.split(",")]])
     if options.folder:
         model, state = read(options.folder, options.dtype)
     else:
         model, state = pm.make_with_state(Gpt2)(SMALL, key=jax.random.key(0))
+    if not ((prompt >= 0) & (prompt < model.tokens.num_embeddings)).all():
+        parser.error(f"--tokens: expected numbers from 0 to {model.tokens.num_embeddings - 1}")
     if prompt.size + options.count > model.places.num_embeddings:
         parser.error(f"the model knows {model.places.num_embeddings} places, for text and count")
     print(*prompt[0].tolist(), "->", *generate(model, state, prompt, options.count)[0][0].tolist())

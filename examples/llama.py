@@ -55,8 +55,7 @@ class Block(pm.Module):
     def __init__(self, config: dict[str, Any], *, key: jax.Array):
         keys, rotary = jax.random.split(key, 4), rotary_of(config)
         size, wide = config["hidden_size"], config["intermediate_size"]
-        norm = nn.RMSNorm(size, config.get("rms_norm_eps", 1e-6), use_bias=False)
-        self.norms = (norm, norm)
+        self.norms = (nn.RMSNorm(size, config.get("rms_norm_eps", 1e-6), use_bias=False),) * 2
         sizes = dict.fromkeys(("qk_size", "vo_size"), rotary.embedding_size)
         sizes |= {"num_kv_heads": config.get("num_key_value_heads"), "cache_size": 1}
         heads, options = config["num_attention_heads"], {"is_causal": True, "rotary": rotary}
@@ -84,10 +83,9 @@ class Llama(pm.Module):
     def __init__(self, config: dict[str, Any], *, key: jax.Array):
         keys, rows, size = jax.random.split(key, 3), config["vocab_size"], config["hidden_size"]
         self.embed = nn.Embedding(rows, size, key=keys[0])
-        depth = config["num_hidden_layers"]
+        depth, is_tied = config["num_hidden_layers"], config.get("tie_word_embeddings", False)
         self.layers = nn.Stack(lambda key: Block(config, key=key), depth, key=keys[1])
         self.norm = nn.RMSNorm(size, config.get("rms_norm_eps", 1e-6), use_bias=False)
-        is_tied = config.get("tie_word_embeddings", False)
         self.head = None if is_tied else nn.Linear(size, rows, use_bias=False, key=keys[2])
 
     def __call__(self, tokens: jax.Array, state: nn.State | None = None) -> Any:
@@ -131,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="of config.json and the files of weights")
     parser.add_argument("--tokens", default="3,1,4,1,5", help="the numbers of the text")
     parser.add_argument("--count", type=int, default=8, help="so many tokens are written")
-    parser.add_argument("--dtype", help="of the numbers, such as bfloat16; the file's if not given")
+    parser.add_argument("--dtype", help="of the numbers that are read, such as bfloat16")
     parser.add_argument("--quantize", help="the matrices to int8 or int4, after they were read")
     options = parser.parse_args(arguments)
     prompt = jnp.asarray([[int(number) for number in options.tokens.split(",")]])
@@ -139,6 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
         model, state = read(options.folder, options.dtype)
     else:
         model, state = pm.make_with_state(Llama)(SMALL, key=jax.random.key(0))
+    if not ((prompt >= 0) & (prompt < model.embed.num_embeddings)).all():
+        parser.error(f"--tokens: expected numbers from 0 to {model.embed.num_embeddings - 1}")
     if options.quantize:
         exact, model = model, pm.quantize(model, options.quantize)
         error = jnp.abs(model(prompt) - exact(prompt)).max()

@@ -34,7 +34,7 @@ NAMES = {  # 0 is the model, 1 its State
     "classifier.1.*": "0.head.*",
 }
 KNOWN = {"model_type": "resnet", "hidden_act": "relu"}
-SMALL = {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 1]}
+SMALL = {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1]}
 
 
 class Unit(pm.Module):
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="of config.json and the files of weights")
     parser.add_argument("--images", type=Path, help="a file of NumPy's; noise if not given")
-    parser.add_argument("--dtype", help="of the numbers, such as bfloat16; the file's if not given")
+    parser.add_argument("--dtype", help="of the numbers that are read, such as bfloat16")
     options = parser.parse_args(arguments)
     if options.folder:
         model, state, config = read(options.folder, options.dtype)

@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="of config.json and the files of weights")
     parser.add_argument("--images", type=Path, help="a file of NumPy's; noise if not given")
-    parser.add_argument("--dtype", help="of the numbers, such as bfloat16; the file's if not given")
+    parser.add_argument("--dtype", help="of the numbers that are read, such as bfloat16")
     options = parser.parse_args(arguments)
     if options.folder:
         model, config = read(options.folder, options.dtype)
