@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import jax
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, describe
+from pytreemod.errors import ArgumentError, FileError, PytreemodError, describe
 from pytreemod.io.configuration import ConfigurationReader, Json, describe_json
 from pytreemod.io.containers import ArraySource, host_bytes
 from pytreemod.io.descriptions import Description
@@ -94,11 +95,13 @@ def texts_for_tools(metadata: Json, where: str) -> dict[str, str]:
 
 def _number_of(leaf: Leaf, name: Name, where: str) -> Any:
     """One of Python's numbers as an array; None for what is none that a file can hold."""
-    number = ConfigurationReader(where).read(leaf.form["value"], ".".join(name))
-    if type(number) not in PYTHON_SCALARS:
-        return None
-    array = np.asarray(number)
-    return array if can_be_written(array.dtype) else None
+    # What is no number may be what cannot be read, such as a function without a name.
+    with suppress(PytreemodError):
+        number = ConfigurationReader(where).read(leaf.form["value"], ".".join(name))
+        if type(number) in PYTHON_SCALARS:
+            array = np.asarray(number)
+            return array if can_be_written(array.dtype) else None
+    return None
 
 
 def _told(name: Name, leaf: Leaf) -> str:

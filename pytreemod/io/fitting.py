@@ -28,8 +28,10 @@ from pytreemod.io.tables import (
     Name,
     Source,
     Table,
+    first_name,
     in_order,
     mismatches,
+    parse,
     read_table,
     shown_name,
 )
@@ -147,6 +149,8 @@ def fit(
     )
     theirs = constrained(theirs, ours, described.nodes, plan.renamed, where)
     theirs = based(theirs, described.nodes, plan.renamed)
+    if plan.renamed and plan.reshaped:
+        _tell_of_stacks(plan, theirs)
     for spot in chosen:
         _fit_leaf(plan, spot, theirs, options.strict)
     given = [*theirs.leaves]
@@ -166,6 +170,16 @@ def fit(
     if is_other and options.missing is None:
         raise _nothing_fits(where, wanted, given)
     return plan
+
+
+def _tell_of_stacks(plan: LoadPlan, theirs: Table) -> None:
+    """Of layers that are one here, the report has the old name of the first."""
+    old_names = {*plan.renamed.values()}
+    for name in plan.reshaped:
+        source = theirs.leaves[name].source if name in theirs.leaves else None
+        old = None if source is None else parse(first_name(source))
+        if old in old_names:
+            plan.renamed[name] = old
 
 
 def _check_not_traced(leaves: Mapping[str, Any], where: str) -> None:

@@ -144,16 +144,17 @@ class Packed:
             array: of ours, of NumPy.
 
         Raises:
-            ValueError: it is not as long as this part.
+            ValueError, IndexError: it is not as long as this part.
         """
         given = np.asarray(array if self.to is None else self.to(array))
-        start, stop = self._span()
-        if given.ndim <= self.axis or given.shape[self.axis] != stop - start:
+        sizes, part = cast("Any", self.sizes), cast("int", self.part)
+        # (It raises what says that there is no such axis.)
+        if given.shape[self.axis] != sizes[part]:
             raise ValueError(given.shape)
         shape = [*given.shape]
-        shape[self.axis] = sum(cast("Any", self.sizes))
+        shape[self.axis] = sum(sizes)
         whole = np.zeros(shape, given.dtype)
-        whole[self._at(start, stop)] = given
+        self._cut(whole)[...] = given
         return (whole,)
 
     def part_of(self, whole: Any) -> Any:
@@ -162,16 +163,14 @@ class Packed:
         Args:
             whole: the file's array, of NumPy.
         """
-        found = whole[self._at(*self._span())]
+        found = self._cut(whole)
         return found if self.back is None else self.back(found)
 
-    def _span(self) -> tuple[int, int]:
+    def _cut(self, whole: Any) -> Any:
         sizes, part = cast("Any", self.sizes), cast("int", self.part)
         start = sum(sizes[:part])
-        return start, start + sizes[part]
-
-    def _at(self, start: int, stop: int) -> Any:
-        return (*[slice(None)] * self.axis, slice(start, stop))
+        place = slice(start, start + sizes[part])
+        return whole[(*[slice(None)] * (self.axis % whole.ndim), place)]
 
 
 def _assign(rule: Any, values: tuple[Any, ...]) -> None:

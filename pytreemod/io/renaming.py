@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, short_dtype
+from pytreemod.errors import ArgumentError, SpecError, describe, short_dtype
 from pytreemod.io.layout_rules import Packed, Relaid
 from pytreemod.io.tables import (
     Converted,
@@ -61,15 +61,19 @@ class _Pattern:
         self.text = text
         # As a file writes names; or as `select.path` takes them, with brackets.
         words = Words()
-        is_path = "[" in text
-        self.words = tuple(words[s] for s in parse_pattern(text)) if is_path else parse(text)
+        self.is_malformed = False
+        self.words = parse(text)
+        if "[" in text:
+            try:
+                self.words = tuple(words[step] for step in parse_pattern(text))
+            except SpecError:
+                self.is_malformed = True
         self.stars = sum(word.count("*") for word in self.words if word != "**")
         self.is_deep = "**" in self.words
         self.is_ended = self.words[-1:] == ("**",)
         """Else, it names what is below as well."""
-
-    def is_malformed(self) -> bool:
-        return self.words.count("**") > 1 or any("**" in word != "**" for word in self.words)
+        self.is_malformed |= self.words.count("**") > 1
+        self.is_malformed |= any("**" in word != "**" for word in self.words)
 
     def pieces(self) -> list[str]:
         """Its text, taken apart: literal at even places, and between them `*`, `**` or "below"."""
@@ -197,14 +201,14 @@ def parse_rules(rename: Any, where: str, *, is_saving: bool = False) -> NameRule
         else:
             names = () if target is None else (target.name if form else target,)
         pattern, others = _Pattern(old), [_Pattern(cast("str", name)) for name in names]
-        malformed += [repr(each.text) for each in (pattern, *others) if each.is_malformed()]
+        malformed += [repr(each.text) for each in (pattern, *others) if each.is_malformed]
         for other in others:
             if other.stars != pattern.stars or (other.is_deep and not pattern.is_deep):
                 uneven.append(f"{old!r}: {other.text!r}")
         if not malformed:
             rules.append(NameRule(pattern, (*others,), form))
     if malformed:
-        expected = "patterns with one ** at most, which is a step of its own"
+        expected = "steps with dots between them, one of which may be **"
         raise ArgumentError(where, expected, "others", places=malformed)
     if uneven:
         expected = "as many * on both sides, and ** in a new name only if it is in the old one"
@@ -323,7 +327,7 @@ class _Renaming:
             parts = self.parts[new] = {}
         part = cast("int", form.part)
         if part in parts:
-            raise self.is_taken((*new, f"part {part}"), parts[part][0], old)
+            raise self.is_taken((f"part {part} of {shown_name(new)}",), parts[part][0], old)
         parts[part] = (old, leaf, form)
 
     def is_taken(self, new: Name, one: Name, two: Name) -> ArgumentError:
@@ -599,7 +603,12 @@ def _not_there(lost: Sequence[NameRule], table: Table, rules: NameRules) -> Argu
     known = _all_names(table)
     side, other = ("the tree", "the file") if rules.is_saving else ("the file", "like")
     taken = _taken_by_others(lost, table, rules)
-    near = {rule.old.text: near_name(rule.old.text, known) for rule in lost if rule not in taken}
+    starred = [*dict.fromkeys(_NUMBER.sub("*", name) for name in known)]
+    near: dict[str, str] = {}
+    for rule in lost:
+        if rule not in taken:
+            text = rule.old.text
+            near[text] = near_name(text.removesuffix(".**"), starred if "*" in text else known)
     places = [
         f"{rule.old.text!r}: all are taken by {taken[rule]!r}, which comes before"
         if rule in taken
@@ -621,8 +630,12 @@ def _not_there(lost: Sequence[NameRule], table: Table, rules: NameRules) -> Argu
     elif taken:
         hint = "Put the pattern that takes less in front."
     verb = "is" if len(lost) == 1 else "are"
-    got = f"{len(lost)} that {verb} " + ("of none" if taken else "not in it")
-    return ArgumentError(rules.where, f"names in {side}", got, places=places, hint=hint)
+    got = f"{len(lost)} that {verb} not" + ("" if taken else " in it")
+    expected = f"names in {side}" + (" that no pattern before takes" if taken else "")
+    return ArgumentError(rules.where, expected, got, places=places, hint=hint)
+
+
+_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 
 
 def _taken_by_others(

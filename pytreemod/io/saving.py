@@ -116,7 +116,9 @@ def save(
     refuse_unfinished(where, tree)
     arrays = dict[str, Any]()
     for name, leaf in described.leaves.items():
-        check_has_values(name, leaf, where)
+        # Of what is none, `rename` may say that it is not to be written.
+        if rename is None or leaf_form(leaf):
+            check_has_values(name, leaf, where)
         if leaf_form(leaf):
             arrays[name] = _stored(leaf)
     sources: Mapping[str, Any] | list[ArraySource] = arrays

@@ -98,8 +98,12 @@ class TorchLayout:
         found = [(parse_name(path), rule) for path, rule in rules.items()]
         # A misspelt rule would else say nothing, unseen.
         absent = [path for path in rules if not hasattr(layer, parse_name(path)[0])]
+        where = f"register_torch_layout({type(layer).__name__})"
+        for _, rule in found:
+            if isinstance(rule, Packed) and (rule.part is None or rule.sizes is None):
+                expected = "which part each is, and the sizes of all: pm.Packed(name, part, sizes)"
+                raise ArgumentError(where, expected, describe(rule))
         if absent:
-            where = f"register_torch_layout({type(layer).__name__})"
             expected = "rules about what is in the layer"
             raise ArgumentError(where, expected, "others", places=absent)
         return found

@@ -1,16 +1,20 @@
 """Names by pattern, from a file to `like` and from a tree to a file; arrays in another form."""
 
 import os
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FileError
+from pytreemod.errors import ArgumentError, FileError, SpecError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
 from tests.io.files import OWN, header_of
@@ -180,3 +184,161 @@ def test_each_packed_matrix_is_read_once(tmp_path, monkeypatch):
     pm.load(path, Net(key=jax.random.key(0)), rename=NAMES)
     # The header is read in two steps.
     assert len(starts) == 2 + len([name for name in theirs if not name.endswith(".attn.bias")])
+
+
+words = st.sampled_from(["a", "b", "ab", "0", "1"])
+pattern_words = st.sampled_from(["a", "b", "a*", "*", "*b", "0", "**"])
+patterns = st.lists(pattern_words, min_size=1, max_size=4).filter(lambda x: x.count("**") < 2)
+nested = st.recursive(st.just(1), lambda x: st.dictionaries(words, x, max_size=3), max_leaves=12)
+
+
+@settings(max_examples=80)
+@given(st.dictionaries(words, nested, min_size=1), st.lists(patterns, min_size=1, max_size=3))
+def test_a_pattern_is_about_what_select_path_picks(tmp_path_factory, tree, several):
+    """For random trees and patterns: nothing is written of what they pick, and all else is."""
+    path = tmp_path_factory.mktemp("names") / "file"
+    rename = {".".join(pattern): None for pattern in several}
+    pm.save(path, tree, rename=rename)
+    left = {*pm.named_leaves(tree)}
+    for pattern in rename:
+        with suppress(SpecError):
+            picked = pm.select.path(pattern)(tree)
+            left -= {name for name, is_one in pm.named_leaves(picked).items() if is_one}
+
+    assert {*header_of(path)} - {"__metadata__"} == left
+
+
+class Layer(nn.StatefulLayer):
+    """Three matrices of one width, of which the last one has more rows, and two other arrays."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    bias: jax.Array
+    scale: jax.Array
+
+    def __init__(self, *, key):
+        shapes = {"query": (2, 3), "key": (2, 3), "value": (4, 3), "bias": (3,), "scale": ()}
+        for each, (name, shape) in zip(jax.random.split(key, 5), shapes.items(), strict=True):
+            setattr(self, name, jax.random.normal(each, shape))
+
+    def __call__(self, x, state):
+        return x, state
+
+
+def turned(array):
+    return np.flip(array, 0).T if np.ndim(array) else array
+
+
+def turned_back(array):
+    return np.flip(array.T, 0) if np.ndim(array) else array
+
+
+WAYS = {
+    "as it is": (lambda name: name, lambda x: x),
+    "transposed": (lambda name: pm.Relaid(name, jnp.transpose), np.transpose),
+    "turned": (lambda name: pm.Relaid(name, turned, turned_back), turned),
+}
+
+
+@settings(max_examples=40)
+@given(
+    depth=st.integers(1, 3),
+    is_stack=st.booleans(),
+    packed=st.sampled_from([(), ("query", "key"), ("query", "key", "value"), ("value", "query")]),
+    ways=st.lists(st.sampled_from([*WAYS]), min_size=6, max_size=6),
+    base=st.sampled_from(["h.*", "model.layers.*.inner", "layer*", "*.h"]),
+)
+def test_what_is_saved_is_loaded_for_random_tables(
+    tmp_path_factory, depth, is_stack, packed, ways, base
+):
+    """And the file has the names and the numbers that are made of the tree without any table."""
+    path = tmp_path_factory.mktemp("names") / "file"
+    stack = nn.Stack(Layer, depth, key=jax.random.key(0))
+    tree = {"net": {"blocks": stack if is_stack else stack.unstack()}, "rest": ramp(2)}
+    names = [name for name in ("query", "key", "value", "bias", "scale") if name not in packed]
+    table, wanted = {}, {"rest": np.asarray(tree["rest"])}
+
+    def make(name, way):
+        rule, function = WAYS[way]
+        table[f"{base}.{name}"] = rule(f"net.blocks.*.{name}")
+        for i, layer in enumerate(stack.unstack()):
+            wanted[f"{base}.{name}".replace("*", str(i))] = function(
+                np.asarray(getattr(layer, name))
+            )
+
+    for name, way in zip(names, ways, strict=False):
+        make(name, way)
+    if packed:
+        sizes = None if packed == ("query", "key") else [4 if n == "value" else 2 for n in packed]
+        targets = [f"net.blocks.*.{name}" for name in packed]
+        # The parts are transposed, so that they are one after the other along the other axis.
+        table[f"{base}.all"] = pm.Packed(targets, axis=1, sizes=sizes, to=jnp.transpose)
+        for i, layer in enumerate(stack.unstack()):
+            parts = [np.asarray(getattr(layer, name)).T for name in packed]
+            wanted[f"{base}.all".replace("*", str(i))] = np.concatenate(parts, axis=1)
+    pm.save(path, tree, rename=pm.inverted_names(table))
+    found = safetensors.numpy.load_file(path)
+
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+    zeros = jax.tree.map(jnp.zeros_like, tree)
+    assert_same(pm.load(path, zeros, rename=table), tree)
+    again = pm.inverted_names(pm.inverted_names(table))
+    assert_same(pm.load(path, zeros, rename=again), tree)
+
+
+@pytest.mark.parametrize("number", ["blocks.{}", "**.blocks[{}]"])
+def test_layers_of_a_stack_have_numbers_in_our_files_too(tmp_path, number):
+    """A file that describes a Stack has them as one; they may be exchanged, or go into a list."""
+    stack = nn.Stack(Layer, 3, key=jax.random.key(0))
+    pm.save(tmp_path / "file", {"blocks": stack})
+    rename = {number.format(old): f"layers.{2 - old}" for old in range(3)}
+    like = nn.Stack(Layer, 3, key=jax.random.key(1))
+    (loaded,) = pm.load(tmp_path / "file", {"layers": like}, rename=rename).values()
+    assert_same(loaded.unstack(), stack.unstack()[::-1])
+    (loaded,) = pm.load(tmp_path / "file", {"layers": like.unstack()}, rename=rename).values()
+    assert_same(loaded, stack.unstack()[::-1])
+
+
+def test_a_stack_may_be_named_as_the_tree_has_it(tmp_path):
+    """`blocks.layer.query` is what reports call the array; it is taken as it is, in both calls."""
+    stack = nn.Stack(Layer, 3, key=jax.random.key(0))
+    swap = {"blocks.layer.query": "blocks.layer.key", "blocks.layer.key": "blocks.layer.query"}
+    pm.save(tmp_path / "file", {"blocks": stack})
+    loaded = pm.load(tmp_path / "file", {"blocks": stack}, rename=swap)["blocks"]
+    assert_same((loaded.layer.key, loaded.layer.query), (stack.layer.query, stack.layer.key))
+    pm.save(tmp_path / "other", {"blocks": stack}, rename={"blocks.layer": "all"})
+    found = safetensors.numpy.load_file(tmp_path / "other")
+    np.testing.assert_array_equal(found["all.query"], stack.layer.query)
+
+
+def test_what_is_not_written_need_not_be_an_array(tmp_path):
+    """A table may leave out a function; else it is named."""
+    tree = {"fn": lambda x: x, "text": "a", "w": ramp(2), "key": jax.random.key(3), "z": 2 + 1j}
+    pm.save(tmp_path / "file", tree, rename={"fn": None, "text": None})
+    like = {"w": ramp(2, start=1), "key": jax.random.key(0), "z": 0j}
+    assert_same(pm.load(tmp_path / "file", like), {name: tree[name] for name in like})
+
+
+def test_a_report_has_old_names_of_stacks_too(tmp_path):
+    """Of the first layer."""
+    path = written(tmp_path, tensors())
+    _, report = pm.load(path, Net(key=jax.random.key(0)), rename=NAMES, strict=False)
+    renamed = dict(report.renamed)
+    assert renamed["embedding.weight"] == "transformer.wte.weight"
+    assert renamed["blocks.layer.key.weight"] == "transformer.h.0.attn.c_attn.weight"
+
+
+def load_into(folder, arrays, rename, like=None):
+    """A load from a file of other tools that has arrays of these shapes."""
+    path = written(folder, {name: np.zeros(shape, np.float32) for name, shape in arrays.items()})
+    return pm.load(path, {} if like is None else like, rename=rename)
+
+
+def save_from(folder, tree, rename, **options):
+    return pm.save(folder / "ours", tree, rename=rename, **options)
+
+
+test_refusals = refusals(globals())
