@@ -31,6 +31,7 @@ NAMES = {
     "h.*.attn.c_attn.bias": pm.Packed([f"{x}.bias" for x in HEADS]),
     "h.*.attn.c_proj.weight": pm.Relaid(f"{FROM_HEADS}.weight", to=np.transpose),
     "h.*.attn.c_proj.bias": f"{FROM_HEADS}.bias",
+    "h.*.attn.bias": None,  # a mask, in older files
     "h.*.ln_2.*": "blocks.*.norms.1.*",
     "h.*.mlp.c_fc.weight": pm.Relaid("blocks.*.up.weight", to=np.transpose),
     "h.*.mlp.c_fc.bias": "blocks.*.up.bias",
@@ -38,7 +39,6 @@ NAMES = {
     "h.*.mlp.c_proj.bias": "blocks.*.down.bias",
     "ln_f.*": "norm.*",
 }
-MASKS = {"h.*.attn.bias": None}  # in files that older versions wrote
 KNOWN = {"model_type": "gpt2", "activation_function": "gelu_new", "tie_word_embeddings": True}
 KNOWN |= {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 SMALL = {"vocab_size": 256, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4}
@@ -99,14 +99,12 @@ def read(folder: Path, dtype: Any = None) -> tuple[Gpt2, nn.State]:
     for name, value in KNOWN.items():
         if config.get(name, value) != value:
             raise ValueError(f"config.json: expected {name}={value!r}, got {config[name]!r}.")
-    make, key = pm.make_with_state(Gpt2), jax.random.key(0)
-    like, state = pm.filter_eval_shape(lambda: make(config, key=key))
+    like, state = pm.filter_eval_shape(pm.make_with_state(Gpt2), config, key=jax.random.key(0))
     # All names are in the header of the file: a number of 8 bytes, and so much JSON.
     with (folder / "model.safetensors").open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     prefix = "" if "wte.weight" in header else "transformer."
-    names = NAMES | (MASKS if f"{prefix}h.0.attn.bias" in header else {})
-    names = {prefix + name: ours for name, ours in names.items()}
+    names = {prefix + name: ours for name, ours in NAMES.items()}
     dtype = dtype or config.get("dtype") or config.get("torch_dtype")
     model = pm.load(folder, like, rename=names, cast=dtype)
     return model, nn.reset_cache(model, state)

@@ -24,6 +24,7 @@ NAMES = {
     "model.layers.*.self_attn.k_proj.weight": "layers.*.attention.key_proj.weight",
     "model.layers.*.self_attn.v_proj.weight": "layers.*.attention.value_proj.weight",
     "model.layers.*.self_attn.o_proj.weight": "layers.*.attention.output_proj.weight",
+    "model.layers.*.self_attn.rotary_emb.inv_freq": None,  # in older files; it is computed
     "model.layers.*.post_attention_layernorm.weight": "layers.*.norms.1.weight",
     "model.layers.*.mlp.*.weight": "layers.*.*.weight",
     "model.norm.weight": "norm.weight",
@@ -101,8 +102,7 @@ def read(folder: Path, dtype: Any = None) -> tuple[Llama, nn.State]:
     for name, value in KNOWN.items():
         if config.get(name, value) != value:
             raise ValueError(f"config.json: expected {name}={value!r}, got {config[name]!r}.")
-    make, key = pm.make_with_state(Llama), jax.random.key(0)
-    like, state = pm.filter_eval_shape(lambda: make(config, key=key))
+    like, state = pm.filter_eval_shape(pm.make_with_state(Llama), config, key=jax.random.key(0))
     names = {name: to for name, to in NAMES.items() if like.head or name != "lm_head.weight"}
     dtype = dtype or config.get("dtype") or config.get("torch_dtype")
     model = pm.load(folder, like, rename=names, cast=dtype)
