@@ -17,7 +17,9 @@ import os
 import sys
 from pathlib import Path
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+# Nothing from the network, and nothing into the user's folders.
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": f"{sys.argv[1]}/cache"}
+os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 import numpy as np
 import torch
@@ -128,6 +130,7 @@ def as_version_4(folder):
 
 def main():
     folder = Path(sys.argv[1])
+    hub.utils.logging.disable_progress_bar()
     with torch.no_grad():
         for name in MODELS:
             write(folder / name, name)
