@@ -24,6 +24,7 @@ from pytreemod.io.renaming import NameTable, parse_rules, renamed_table
 from pytreemod.io.sources import PartSource, SourceReader, part_of
 from pytreemod.io.tables import Leaf, Name, Unstacked, read_table, shown_name
 from pytreemod.tree.kinds import PYTHON_SCALARS
+from pytreemod.typing import untyped_jax
 
 
 def renamed_sources(
@@ -131,10 +132,10 @@ class _OnHost:
         with jax.transfer_guard_host_to_device("allow"):
             if isinstance(source, Unstacked):
                 at, axis = source.at, source.axis
-                found = jax.lax.dynamic_index_in_dim(array, at, axis, keepdims=False)
+                found = untyped_jax.lax.dynamic_index_in_dim(array, at, axis, keepdims=False)
             else:
                 size = source.stop - source.start
-                found = jax.lax.dynamic_slice_in_dim(array, source.start, size, source.axis)
+                found = untyped_jax.lax.dynamic_slice_in_dim(array, source.start, size, source.axis)
         return _on_host(name, found)
 
 

@@ -195,12 +195,14 @@ def parse_rules(rename: Any, where: str, *, is_saving: bool = False) -> NameRule
     malformed: list[str] = []
     uneven: list[str] = []
     for old, target in entries.items():
-        form = target if isinstance(target, _FORMS) else None
+        form = None if isinstance(target, str) else target
         if isinstance(target, Packed):
             names = target.names
+        elif isinstance(target, Relaid):
+            names = (target.name,)
         else:
-            names = () if target is None else (target.name if form else target,)
-        pattern, others = _Pattern(old), [_Pattern(cast("str", name)) for name in names]
+            names = () if target is None else (target,)
+        pattern, others = _Pattern(old), [_Pattern(name) for name in names]
         malformed += [repr(each.text) for each in (pattern, *others) if each.is_malformed]
         for other in others:
             if other.stars != pattern.stars or (other.is_deep and not pattern.is_deep):
@@ -381,13 +383,12 @@ def _joined(
     found = [parts[i] for i in range(count) if i in parts]
     first, form = found[0][1], found[0][2]
     axis = _axis_of(first, form.axis)
-    lengths = None if axis is None else tuple(leaf.shape[axis : axis + 1] for _, leaf, _ in found)
-    fitting = axis is not None and len(found) == count
-    if axis is not None:
-        rests = {(leaf.dtype, leaf.shape[:axis], leaf.shape[axis + 1 :]) for _, leaf, _ in found}
-        sizes = form.sizes or tuple(leaf.shape[axis] for _, leaf, _ in found)
-        fitting = fitting and len(rests) == 1 and [*lengths] == [(size,) for size in sizes]
-    if axis is None or not fitting:
+    after = None if axis is None else axis + 1
+    kinds = {
+        (each.sizes, each.axis, leaf.dtype, leaf.shape[:axis], leaf.shape[after:])
+        for _, leaf, each in found
+    }
+    if axis is None or len(found) < count or len(kinds) > 1 or not _are_as_long(found, axis):
         sizes = "" if form.sizes is None else f" of {form.sizes}"
         expected = f"{count} parts{sizes} along axis {form.axis} for {shown_name(new)}"
         places = [f"part {i}: missing" for i in range(count) if i not in parts]
@@ -397,6 +398,12 @@ def _joined(
     sources = tuple(cast("Source", leaf.source) for _, leaf, _ in found)
     shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
     return first._replace(shape=shape, source=Joined(sources, axis))
+
+
+def _are_as_long(found: Sequence[tuple[Name, Leaf, Packed]], axis: int) -> bool:
+    sizes = found[0][2].sizes
+    lengths = [leaf.shape[axis] for _, leaf, _ in found]
+    return lengths == [*sizes] if sizes is not None else True
 
 
 def _axis_of(leaf: Leaf, axis: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -46,7 +46,7 @@ class SourceReader:
         self._groups: dict[int, list[Stacked]] = {}
         self._ready: dict[int, Any] = {}
 
-    def expect(self, sources: Iterable[Source | None]) -> None:
+    def expect(self, sources: Sequence[Source | None]) -> None:
         """Say what will be asked for.
 
         Stacks of parts of the same arrays, such as the thirds of packed matrices, are then read in
@@ -55,6 +55,9 @@ class SourceReader:
         Args:
             sources: of leaves.
         """
+        # (Without a call for each.)
+        if Stacked not in map(type, sources):
+            return
         groups: dict[tuple[str, int], list[Stacked]] = {}
         for source in sources:
             if isinstance(source, Stacked) and _is_cut(source.parts[0]):

@@ -416,9 +416,10 @@ def first_name(source: Source) -> str:
     while not isinstance(source, str):
         if isinstance(source, Converted):
             source = source.value or ""
+        elif isinstance(source, (Stacked, Joined)):
+            source = source.parts[0]
         else:
-            is_several = isinstance(source, (Stacked, Joined))
-            source = source.parts[0] if is_several else source.whole
+            source = source.whole
     return source
 
 

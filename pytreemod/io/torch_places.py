@@ -257,7 +257,7 @@ def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:
     for place in spots:
         if isinstance(place.form, Packed):
             for name in place.names:
-                parts.setdefault(name, set()).add(place.form.part)
+                parts.setdefault(name, set()).add(place.form.part or 0)
                 counts[name] = len(place.form.sizes or ())
     wrong = [
         f"{name}: {len(found)} of {counts[name]} parts"

@@ -322,6 +322,18 @@ def test_what_is_not_written_need_not_be_an_array(tmp_path):
     assert_same(pm.load(tmp_path / "file", like), {name: tree[name] for name in like})
 
 
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="arrays on two devices")
+def test_layers_may_be_on_several_devices(tmp_path):
+    """Each is a part of what the host sees of them."""
+    stack = nn.Stack(Layer, 2, key=jax.random.key(0))
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    spread = jax.tree.map(lambda x: jax.device_put(x, sharding), stack)
+    pm.save(tmp_path / "one", stack, rename={"*.query": "*.q"})
+    pm.save(tmp_path / "two", spread, rename={"*.query": "*.q"})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
 def test_a_report_has_old_names_of_stacks_too(tmp_path):
     """Of the first layer."""
     path = written(tmp_path, tensors())
