@@ -84,7 +84,7 @@ from pytreemod.tree.pending import (
     has_own_attribute,
     open_to_waiting,
 )
-from pytreemod.tree.printing import tree_pformat
+from pytreemod.tree.printing import short_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.typing import class_of, jtu
 
@@ -589,7 +589,7 @@ class Module(Record, metaclass=ModuleMeta):
         return type(self).replace(self, **changes)
 
     def __repr__(self) -> str:
-        return tree_pformat(self)
+        return short_text(self)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and are_equal(self, other)

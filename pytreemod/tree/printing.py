@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
 import numpy as np
 
 from pytreemod.errors import short_dtype
-from pytreemod.tree.stored_fields import reading_stored
-from pytreemod.typing import PyTree
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, RoleHere, own_class, record_of
+from pytreemod.tree.stored_fields import reading_stored, stored
+from pytreemod.typing import PyTree, class_of, jtu
 
 _WRAPPERS: tuple[type, ...] = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
 
@@ -47,24 +52,206 @@ def tree_pformat(
     def custom(node: Any) -> Any:
         if truncate_leaf is not None and truncate_leaf(node):
             return wl.TextDoc(f"{type(node).__name__}(...)")
-        if isinstance(node, _WRAPPERS):
-            # JAX shows where in memory they lie, which says nothing and is never the same twice.
-            return custom(node.__wrapped__) or wl.pdoc(node.__wrapped__)
-        if struct_as_array and isinstance(node, jax.ShapeDtypeStruct):
-            return wl.array_summary(node.shape, short_dtype(node.dtype), None)
-        if short_arrays and isinstance(node, (jax.Array, np.ndarray)):
-            return array_doc(node)
-        return None
+        return _leaf_doc(node, custom, short_arrays, struct_as_array)
+
+    return _printed(pytree, width, indent, custom, short_arrays)
+
+
+def _printed(tree: PyTree, width: int, indent: int, custom: Any, short_arrays: bool) -> str:
+    import wadler_lindig as wl
 
     # What a tree is, not what is computed from it.
     with reading_stored():
         return wl.pformat(
-            pytree,
-            width=width,
-            indent=indent,
-            custom=custom,
-            short_arrays=short_arrays,
+            tree, width=width, indent=indent, custom=custom, short_arrays=short_arrays
         )
+
+
+def _leaf_doc(node: Any, custom: Any, short_arrays: bool, struct_as_array: bool) -> Any:
+    import wadler_lindig as wl
+
+    if isinstance(node, _WRAPPERS):
+        # JAX shows where in memory they lie, which says nothing and is never the same twice.
+        return custom(node.__wrapped__) or wl.pdoc(node.__wrapped__)
+    if struct_as_array and isinstance(node, jax.ShapeDtypeStruct):
+        return wl.array_summary(node.shape, short_dtype(node.dtype), None)
+    if short_arrays and isinstance(node, (jax.Array, np.ndarray)):
+        return array_doc(node)
+    return None
+
+
+def short_text(tree: PyTree) -> str:
+    """A tree in as few lines as say what it is: what `print` shows of a Module.
+
+    Left out are fields that are None, and configuration that is the default of the constructor.
+    Items of a list that read the same are one, with their number. An array says its role, if that
+    is not `"param"`; what is tied says to what. Where a node has values for a model (an optimizer),
+    trees of the model's structure are counted. [`tree_pformat`][pytreemod.tree_pformat] has all.
+
+    Args:
+        tree: any tree.
+
+    Returns:
+        The text.
+
+    Examples:
+        >>> import jax
+        >>> from pytreemod import nn
+        >>> short_text({"out": nn.Linear(2, 3, use_bias=False, key=jax.random.key(0))})
+        "{'out': Linear(weight=f32[3,2], in_features=2, out_features=3, use_bias=False)}"
+    """
+    return _printed(tree, _SHORT_WIDTH, 2, _Short().doc, True)
+
+
+_SHORT_WIDTH = 100
+"""Characters in a line: a layer with its arrays and sizes fits."""
+
+_AROUND: ContextVar[str] = ContextVar("around", default="")
+
+
+@contextmanager
+def noted(text: str) -> Generator[str]:
+    """Print something to which a note belongs, which all that is in it has as well.
+
+    Args:
+        text: the note; empty for none of its own.
+
+    Yields:
+        What is to be printed behind it: nothing, if the note is that of what is around.
+    """
+    around = _AROUND.get()
+    token = _AROUND.set(text or around)
+    try:
+        yield "" if text == around else text
+    finally:
+        _AROUND.reset(token)
+
+
+class _Short:
+    """What `short_text` makes of nodes; the printer asks it of each, from the root."""
+
+    def __init__(self) -> None:
+        self._here = RoleHere()
+        self._is_counted = False
+        self._seen: set[int] = set()
+
+    def doc(self, node: Any) -> Any:
+        """How a node is printed; None for as everything else."""
+        import wadler_lindig as wl
+
+        found = _leaf_doc(node, self.doc, True, False)
+        if found is not None:
+            role = self._here.role
+            return found if role == DEFAULT_ROLE else found + wl.TextDoc(f" ({role})")
+        kind, record = class_of(node), record_of(node)
+        if kind in (list, tuple):
+            return self._doc_of_items(node) if node else None
+        if kind is dict:
+            return self._doc_of_dict(node) if node else None
+        if record is None or not isinstance(record, AbstractRecord):
+            return None
+        if record.is_hole:
+            return wl.TextDoc(f"tied to {stored(node, 'to')}")
+        if self._is_counted:
+            count = len(jtu.tree_leaves(node))
+            return wl.TextDoc(f"{own_class(node).__name__}({count} leaves)")
+        # A Module that prints itself, or that a user has given a text.
+        return None if hasattr(kind, "__pdoc__") else self._doc_of_record(node, record)
+
+    def _doc_of_record(self, node: Any, record: AbstractRecord) -> Any:
+        import wadler_lindig as wl
+
+        was, self._is_counted = self._is_counted, hasattr(own_class(node), "__holds_values__")
+        data, defaults = {*record.data_names(node)}, _defaults_of(own_class(node))
+        rows: list[Any] = []
+        beside: list[Any] = []
+        for name in _shown_names(node, record):
+            value = stored(node, name)
+            if value is None or (name not in data and _is_default(value, name, defaults)):
+                continue
+            text = wl.TextDoc(f"{name}=") + self._doc_of_child(node, jtu.GetAttrKey(name), value)
+            if name in data:
+                rows += [*_in_a_row(beside), text.group()]
+                beside = []
+            else:
+                beside.append(text.group())
+        rows += _in_a_row(beside)
+        self._is_counted = was
+        begin, end = wl.TextDoc(f"{own_class(node).__name__}("), wl.TextDoc(")")
+        return wl.bracketed(begin=begin, docs=rows, sep=wl.comma, end=end, indent=2)
+
+    def _doc_of_child(self, node: Any, key: Any, child: Any) -> Any:
+        import wadler_lindig as wl
+
+        here, self._here = self._here, self._here.of_child(node, key)
+        try:
+            return wl.pdoc(child, custom=self.doc, seen_ids=self._seen)
+        finally:
+            self._here = here
+
+    def _doc_of_items(self, node: Any) -> Any:
+        import wadler_lindig as wl
+
+        docs: list[Any] = []
+        texts: list[str] = []
+        for i, item in enumerate(node):
+            doc = self._doc_of_child(node, jtu.SequenceKey(i), item)
+            # Numbers are read one by one; what repeats is what takes lines.
+            text = wl.pformat(doc, width=_SHORT_WIDTH) if record_of(item) is not None else ""
+            if text and texts and texts[-1] == text:
+                docs[-1][1] += 1
+            else:
+                docs.append([doc, 1])
+                texts.append(text)
+        items = [
+            doc if count == 1 else wl.TextDoc(f"{count} \N{MULTIPLICATION SIGN} ") + doc
+            for doc, count in docs
+        ]
+        begin, end = ("[", "]") if class_of(node) is list else ("(", ")")
+        end = f",{end}" if class_of(node) is tuple and len(node) == 1 else end
+        return wl.bracketed(
+            begin=wl.TextDoc(begin), docs=items, sep=wl.comma, end=wl.TextDoc(end), indent=2
+        )
+
+    def _doc_of_dict(self, node: Any) -> Any:
+        import wadler_lindig as wl
+
+        docs = [
+            wl.TextDoc(f"{key!r}: ") + self._doc_of_child(node, jtu.DictKey(key), value)
+            for key, value in node.items()
+        ]
+        begin, end = wl.TextDoc("{"), wl.TextDoc("}")
+        return wl.bracketed(begin=begin, docs=docs, sep=wl.comma, end=end, indent=2)
+
+
+def _in_a_row(docs: list[Any]) -> list[Any]:
+    """Configuration, on one line if there is room."""
+    import wadler_lindig as wl
+
+    return [wl.join(wl.comma, docs).group()] if docs else []
+
+
+def _shown_names(node: Any, record: AbstractRecord) -> list[str]:
+    """The fields that are printed."""
+    hidden = {
+        field.name for field in getattr(node, "__dataclass_fields__", {}).values() if not field.repr
+    }
+    return [name for name in record.names(node) if name not in hidden]
+
+
+def _defaults_of(cls: Any) -> dict[str, Any]:
+    """The defaults of a class's constructor, and of its fields."""
+    fields = getattr(cls, "__dataclass_fields__", {}).values()
+    defaults = {field.name: field.default for field in fields}
+    try:
+        parameters = inspect.signature(cls.__init__).parameters
+    except (TypeError, ValueError):
+        return defaults
+    return defaults | {name: each.default for name, each in parameters.items()}
+
+
+def _is_default(value: Any, name: str, defaults: dict[str, Any]) -> bool:
+    return name in defaults and are_one(value, defaults[name])
 
 
 def array_doc(array: Any, shape: Sequence[int] | None = None) -> Any:

@@ -170,8 +170,8 @@ def test_text_names_the_constraint():
     model = kernel()
 
     assert repr(model) == (
-        "Kernel(\n  scale=positive(weak_f32[]),\n  noise=interval(0.0, 0.5)(f32[]),\n"
-        "  shares=simplex(f32[3]),\n  plain=f32[]\n)"
+        "Kernel(\n  scale=positive(weak_f32[]), noise=interval(0.0, 0.5)(f32[]),"
+        " shares=simplex(f32[3]), plain=f32[]\n)"
     )
     text = pm.tree_pformat(Constrained(jnp.zeros(1), simplex), short_arrays=False)
     numbers = "Array([0.5, 0.5], dtype=float32), unconstrained=Array([0.], dtype=float32)"

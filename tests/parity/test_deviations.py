@@ -49,6 +49,15 @@ def activated(eqx):
     return Activated(ramp(2), jnp.tanh, "train")
 
 
+def test_repr_leaves_out_defaults():
+    """Equinox shows every field; here `tree_pformat` does."""
+    ours, theirs = (eqx.nn.Linear(2, 3, use_bias=False, key=KEY) for eqx in (pytreemod, equinox))
+    assert "bias=None" in repr(theirs)
+
+    assert repr(ours) == "Linear(weight=f32[3,2], in_features=2, out_features=3, use_bias=False)"
+    assert "bias=None" in pytreemod.tree_pformat(ours)
+
+
 def test_functions_and_strings_in_fields_are_configuration():
     """Equinox makes leaves of them; in pytreemod the arrays are the only leaves."""
     assert len(jtu.tree_leaves(activated(equinox))) == 3

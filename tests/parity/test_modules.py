@@ -368,8 +368,8 @@ def test_equality_with_arrays_is_true_or_false_in_an_if(eqx):
 
 
 @same_under_both_imports
-def test_repr_is_the_printed_tree(eqx):
-    """`repr` shows fields with arrays by shape and dtype; `field(repr=False)` hides one."""
+def test_the_printed_tree(eqx):
+    """Fields with arrays by shape and dtype; `field(repr=False)` hides one."""
 
     class Layer(eqx.Module):
         weight: jax.Array
@@ -378,4 +378,5 @@ def test_repr_is_the_printed_tree(eqx):
         children: tuple = ()
 
     inner = Layer(ramp(2, 3), 3)
-    return repr(inner), str(inner), repr(Layer(jnp.int32(1), 2, children=(inner, {"a": None})))
+    outer = Layer(jnp.int32(1), 2, children=(inner, {"a": None}))
+    return eqx.tree_pformat(inner), eqx.tree_pformat(outer)

@@ -1,11 +1,15 @@
 """Trees as text."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import pytreemod as pm
+from pytreemod.tree.printing import short_text
 from tests.helpers.trees import (
     Affine,
     Defaults,
@@ -62,12 +66,106 @@ def test_fields_with_their_default_are_left_out():
 
 
 @every_module
-def test_repr_is_the_pretty_printed_tree(make):
-    """repr(m) == tree_pformat(m), for every class; str is the same."""
+def test_repr_shows_every_leaf(make):
+    """Of every class; str is the same, and `tree_pformat` has at least as much."""
     module = make()
+    text = repr(module)
 
-    assert repr(module) == pm.tree_pformat(module) == str(module)
-    assert type(module).__name__ in repr(module)
+    assert text == str(module)
+    assert text.startswith(type(module).__name__)
+    short = {part for part in re.findall(r"\w+\[[\d,]*\]", text)}
+    full = {part for part in re.findall(r"\w+\[[\d,]*\]", pm.tree_pformat(module))}
+    assert short == full
+
+
+KEY = jax.random.key(0)
+
+
+class Scaled(pm.Module):
+    weight: jax.Array
+    scale: jax.Array = pm.buffer(default_factory=lambda: jnp.ones(2))
+    activation: object = jax.nn.relu
+    rest: object = None
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        (Scaled(ramp(3)), "Scaled(weight=f32[3], scale=f32[2] (buffer))"),
+        (
+            Scaled(ramp(3), activation=jnp.tanh, rest=[1, {"a": None, "b": ramp(2)}, (1,)]),
+            "Scaled(\n  weight=f32[3],\n  scale=f32[2] (buffer),\n  activation=<function tanh>,\n"
+            "  rest=[1, {'a': None, 'b': f32[2]}, (1,)]\n)",
+        ),
+        (
+            pm.nn.Linear(2, 3, use_bias=False, key=KEY),
+            "Linear(weight=f32[3,2], in_features=2, out_features=3, use_bias=False)",
+        ),
+        (
+            pm.nn.Linear(2, 3, key=KEY),
+            "Linear(weight=f32[3,2], bias=f32[3], in_features=2, out_features=3)",
+        ),
+        (pm.nn.Dropout(0.1), "Dropout(p=0.1)"),
+        (
+            pm.with_role(pm.nn.Linear(2, 3, key=KEY), "bias", "buffer"),
+            "Linear(weight=f32[3,2], bias=f32[3] (buffer), in_features=2, out_features=3)",
+        ),
+        (
+            pm.with_precision(Holder([affine(), affine()]), "bfloat16"),
+            "Holder(content=[2 \N{MULTIPLICATION SIGN} Affine(weight=bf16[2,3], bias=bf16[2])]) in bfloat16",
+        ),
+        (
+            Holder([affine(), affine(), None, affine()]),
+            "Holder(\n  content=[\n    2 \N{MULTIPLICATION SIGN} Affine(weight=f32[2,3], bias=f32[2]), None,"
+            " Affine(weight=f32[2,3], bias=f32[2])\n  ]\n)",
+        ),
+        (Holder([1, 1, 1]), "Holder(content=[1, 1, 1])"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_repr_says_what_is_no_default(tree, text):
+    """None and defaults are left out; what repeats is counted; roles and precision are marked."""
+    assert repr(tree) == text
+
+
+class Block(pm.Module):
+    norm: pm.nn.LayerNorm
+    attention: pm.nn.MultiheadAttention
+    mlp: pm.nn.MLP
+
+    def __init__(self, key):
+        self.norm = pm.nn.LayerNorm(8)
+        self.attention = pm.nn.MultiheadAttention(2, 8, key=key)
+        self.mlp = pm.nn.MLP(8, 8, 16, 1, key=key)
+
+
+class Model(pm.Module):
+    embed: pm.nn.Embedding
+    blocks: list[Block]
+    head: pm.nn.Linear
+
+    def __init__(self, key):
+        self.embed = pm.nn.Embedding(10, 8, key=key)
+        self.blocks = [Block(key) for _ in range(3)]
+        self.head = pm.nn.Linear(8, 10, use_bias=False, key=key)
+
+
+def test_real_models_and_optimizers_take_thirty_lines():
+    """`tree_pformat` takes 110 and 170."""
+    model = pm.tie(Model(KEY), "head.weight", to="embed.weight")
+    opt = pm.Optimizer(optax.adamw(1e-3), before=optax.clip_by_global_norm(1.0)).init(model)
+    assert len(repr(model).splitlines()) <= 30
+    assert "head=Linear(weight=tied to embed.weight, in_features=8" in repr(model)
+    assert len(repr(opt).splitlines()) <= 30
+    assert "mu=Model(" in repr(opt)
+    low_rank = pm.lora(model, "blocks.*.mlp.**.weight", 2, key=KEY)
+    assert "weight=LowRank(base=f32[16,8], a=f32[2,8] (lora), b=f32[16,2] (lora)" in repr(low_rank)
+
+
+def test_a_list_in_itself_is_printed():
+    loop = [affine()]
+    loop.append(loop)
+    assert "<recursive>" in short_text(loop)
 
 
 def test_long_trees_are_broken_and_indented():

@@ -37,6 +37,7 @@ from pytreemod.transform.boundary.signatures import passing_on
 from pytreemod.transform.boundary.wrapping import Transformed
 from pytreemod.transform.interception.chosen_modules import Path, choose_modules, rebuilt
 from pytreemod.tree.kinds import kind_of
+from pytreemod.tree.printing import noted
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.traces import current_trace, traced_apart
@@ -322,15 +323,14 @@ class _Surrounded(Variant):
         numbers = {"__annotations__": {_NUMBERS: Any}, _NUMBERS: field(init=False, repr=False)}
         return {**numbers, name: _asking(original, name)}
 
-    def __pdoc__(self, *, seen_ids: set[int], shown_around: str = "", **kwargs: Any) -> Any:
+    def __pdoc__(self, **kwargs: Any) -> Any:
         import wadler_lindig as wl  # Here, as in `tree.printing`.
 
         rules = [wrapper.rule for wrapper in _wrappers_of(self) if wrapper.level == 0]
-        text = "".join(dict.fromkeys(rule.shown() for rule in rules)) or shown_around
-        # As of its own class. Of this object the printer has taken note already.
-        doc = wl.pdoc(_with_wrappers(self, ()), seen_ids=seen_ids, shown_around=text, **kwargs)
-        # Once, around all that it holds for.
-        return doc if text == shown_around else doc + wl.TextDoc(text)
+        # Once, around all that it is true of.
+        with noted("".join(dict.fromkeys(rule.shown() for rule in rules))) as text:
+            # As of its own class. Of this object the printer has taken note already.
+            return wl.pdoc(_with_wrappers(self, ()), **kwargs) + wl.TextDoc(text)
 
     __reduce__ = Module.__reduce__
 
