@@ -264,7 +264,7 @@ def tree_deserialise_leaves(
         >>> tree_serialise_leaves(path, make(jax.random.key(0), 0.3))
         >>> like = pm.filter_eval_shape(make, jax.random.key(1), 0.5)
         >>> tree_deserialise_leaves(path, like).layers[1]
-        Dropout(p=0.3, inference=False)
+        Dropout(p=0.3)
     """
     where = _title("tree_deserialise_leaves", path_or_file)
     with depth_errors(where):

@@ -43,9 +43,7 @@ def resolve(model: _T, selector: Any = ...) -> _T:
         >>> linear = pm.nn.Linear(2, 2, key=jax.random.key(0))
         >>> half = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, 0.5))
         >>> pm.resolve(half)
-        Linear(
-          weight=f32[2,2], bias=f32[2], in_features=2, out_features=2, use_bias=True
-        )
+        Linear(weight=f32[2,2], bias=f32[2], in_features=2, out_features=2)
     """
     model = with_new_containers(model)
     if selector is ...:

@@ -84,7 +84,7 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     Examples:
         >>> from pytreemod import nn
         >>> nn.inference_mode([nn.Dropout(0.5)])
-        [Dropout(p=0.5, inference=True)]
+        [Dropout(inference=True)]
     """
     value = check_flag("inference_mode(value)", value)
     refuse_unfinished("inference_mode", pytree)

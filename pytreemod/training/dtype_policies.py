@@ -65,7 +65,7 @@ class Precision(Module):
     Examples:
         >>> import pytreemod as pm
         >>> pm.Precision("f32", "bf16")
-        Precision(params='float32', compute='bfloat16', output='bfloat16')
+        Precision(compute='bfloat16', output='bfloat16')
 
     Source:
         The policies of jmp, https://github.com/google-deepmind/jmp.
@@ -93,7 +93,7 @@ def as_precision(where: str, spec: Any) -> Precision | None:
 
     Examples:
         >>> as_precision("f(spec)", "params=f32,compute=bf16,output=f32")
-        Precision(params='float32', compute='bfloat16', output='float32')
+        Precision(compute='bfloat16', output='float32')
     """
     if spec is None or isinstance(spec, Precision):
         return spec

@@ -98,9 +98,7 @@ def lora(
         >>> [name for name in pm.named_leaves(trained) if "0" in name]
         ['layers.0.weight.a', 'layers.0.weight.b']
         >>> pm.resolve(adapted).layers[0]
-        Linear(
-          weight=f32[32,64], bias=f32[32], in_features=64, out_features=32, use_bias=True
-        )
+        Linear(weight=f32[32,64], bias=f32[32], in_features=64, out_features=32)
 
     Source:
         Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",

@@ -83,7 +83,8 @@ def _leaf_doc(node: Any, custom: Any, short_arrays: bool, struct_as_array: bool)
 def short_text(tree: PyTree) -> str:
     """A tree in as few lines as say what it is: what `print` shows of a Module.
 
-    Left out are fields that are None, and configuration that is the default of the constructor.
+    Left out is configuration that is the default of the constructor, and a field that is None where
+    its annotation says that it may be.
     Items of a list that read the same are one, with their number. An array says its role, if that
     is not `"param"`; what is tied says to what. Where a node has values for a model (an optimizer),
     trees of the model's structure are counted. [`tree_pformat`][pytreemod.tree_pformat] has all.
@@ -167,7 +168,9 @@ class _Short:
         beside: list[Any] = []
         for name in _shown_names(node, record):
             value = stored(node, name)
-            if value is None or (name not in data and _is_default(value, name, defaults)):
+            if value is None and (_may_be_none(node, name) or defaults.get(name, 0) is None):
+                continue
+            if name not in data and _is_default(value, name, defaults):
                 continue
             text = wl.TextDoc(f"{name}=") + self._doc_of_child(node, jtu.GetAttrKey(name), value)
             if name in data:
@@ -248,6 +251,12 @@ def _defaults_of(cls: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         return defaults
     return defaults | {name: each.default for name, each in parameters.items()}
+
+
+def _may_be_none(node: Any, name: str) -> bool:
+    """Whether a field's annotation says that it may be None, so that None is nothing to look at."""
+    field = getattr(node, "__dataclass_fields__", {}).get(name)
+    return field is not None and ("None" in str(field.type) or "Optional" in str(field.type))
 
 
 def _is_default(value: Any, name: str, defaults: dict[str, Any]) -> bool:

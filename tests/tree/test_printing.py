@@ -73,12 +73,12 @@ def test_repr_shows_every_leaf(make):
 
     assert text == str(module)
     assert text.startswith(type(module).__name__)
-    short = {part for part in re.findall(r"\w+\[[\d,]*\]", text)}
-    full = {part for part in re.findall(r"\w+\[[\d,]*\]", pm.tree_pformat(module))}
-    assert short == full
+    every = re.compile(r"\w+\[[\d,]*\]")
+    assert {*every.findall(text)} == {*every.findall(pm.tree_pformat(module))}
 
 
 KEY = jax.random.key(0)
+TIMES = " \N{MULTIPLICATION SIGN} "
 
 
 class Scaled(pm.Module):
@@ -106,18 +106,20 @@ class Scaled(pm.Module):
             "Linear(weight=f32[3,2], bias=f32[3], in_features=2, out_features=3)",
         ),
         (pm.nn.Dropout(0.1), "Dropout(p=0.1)"),
+        # None where there should be an array is what `filter` leaves.
+        (pm.filter(affine(), "bias"), "Affine(weight=None, bias=f32[2])"),
         (
             pm.with_role(pm.nn.Linear(2, 3, key=KEY), "bias", "buffer"),
             "Linear(weight=f32[3,2], bias=f32[3] (buffer), in_features=2, out_features=3)",
         ),
         (
             pm.with_precision(Holder([affine(), affine()]), "bfloat16"),
-            "Holder(content=[2 \N{MULTIPLICATION SIGN} Affine(weight=bf16[2,3], bias=bf16[2])]) in bfloat16",
+            f"Holder(content=[2{TIMES}Affine(weight=bf16[2,3], bias=bf16[2]) in bfloat16])",
         ),
         (
             Holder([affine(), affine(), None, affine()]),
-            "Holder(\n  content=[\n    2 \N{MULTIPLICATION SIGN} Affine(weight=f32[2,3], bias=f32[2]), None,"
-            " Affine(weight=f32[2,3], bias=f32[2])\n  ]\n)",
+            f"Holder(\n  content=[2{TIMES}Affine(weight=f32[2,3], bias=f32[2]), None,"
+            " Affine(weight=f32[2,3], bias=f32[2])]\n)",
         ),
         (Holder([1, 1, 1]), "Holder(content=[1, 1, 1])"),
     ],
