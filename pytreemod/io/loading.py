@@ -183,6 +183,16 @@ def load(
         >>> pm.load("model.safetensors") == model
         True
 
+        A file of other tools, with names of its own:
+
+        >>> names = {"fc*.w": "layers.*.weight", "fc*.b": "layers.*.bias"}
+        >>> pm.save("theirs.safetensors", model, rename=pm.inverted_names(names))
+        >>> sorted(pm.load("theirs.safetensors"))
+        ['fc0.b', 'fc0.w', 'fc1.b', 'fc1.w']
+        >>> again = pm.load("theirs.safetensors", pm.filter_eval_shape(lambda: model), rename=names)
+        >>> again == model
+        True
+
         Another head, in half precision:
 
         >>> like = pm.nn.MLP(3, 5, 8, 1, key=jax.random.key(1))

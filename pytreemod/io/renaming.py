@@ -544,7 +544,9 @@ class _Change:
     def made(self, array: Any, *, shape: tuple[int, ...], dtype: Any, name: Name) -> Any:
         made = np.asarray(self.called(self.forth, array, name))
         if made.shape != shape or made.dtype != dtype:
-            raise self.refused(name, "one result for arrays of one shape", describe(made))
+            # Such as 32 bits instead of 64, which JAX has only if told so.
+            wanted = jax.ShapeDtypeStruct(shape, dtype)
+            raise self.refused(name, f"{describe(wanted)} of the function", describe(made))
         return made
 
     def result_of(self, leaf: Leaf, name: Name) -> tuple[tuple[int, ...], Any]:

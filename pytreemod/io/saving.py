@@ -97,6 +97,12 @@ def save(
         >>> pm.load("model.safetensors", like) == model
         True
 
+        For other tools, with names that they have for it:
+
+        >>> pm.save("theirs.safetensors", model, rename={"weight": "fc.weight", "bias": None})
+        >>> [*pm.load("theirs.safetensors")]
+        ['fc.weight']
+
         With what training needs to go on:
 
         >>> import optax
