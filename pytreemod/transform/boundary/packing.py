@@ -425,6 +425,15 @@ def unpack(packed: Any) -> PyTree:
     return plan.build(arrays)
 
 
+def unpack_structs(packed: Any) -> PyTree:
+    """The same of a result with structs for arrays, which are none.
+
+    Built by JAX: what `unpack` makes has them for arrays, and a transform would take them for some.
+    """
+    leaves, treedef = jtu.tree_flatten(unpack(packed))
+    return treedef.unflatten(leaves)
+
+
 class Grouped(NamedTuple):
     """A packed result in groups; unpacked like the one of `pack`.
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 
 from pytreemod.errors import StructureError
-from pytreemod.transform.boundary.packing import pack, pack_call, unpack
+from pytreemod.transform.boundary.packing import pack, pack_call, unpack_structs
 from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.compilation.programs import Program, Signature
@@ -54,7 +54,7 @@ def filter_eval_shape(fun: Callable[..., _R] = _BY_KEYWORD, /, *args: Any, **kwa
     def run(values: list[Any]) -> Any:
         return pack_call(*structure.assemble(values))
 
-    return unpack(jax.eval_shape(run, arrays))
+    return unpack_structs(jax.eval_shape(run, arrays))
 
 
 class _MakeJaxpr(Transformed):
@@ -81,7 +81,7 @@ def _trace(
         return pack(finish(call_tracked(fn, *structure.assemble(values))))
 
     jaxpr, packed = jax.make_jaxpr(run, return_shape=True)(*arrays)
-    return jaxpr, unpack(packed)
+    return jaxpr, unpack_structs(packed)
 
 
 def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTree, PyTree]]:

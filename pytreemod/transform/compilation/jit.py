@@ -23,6 +23,7 @@ from pytreemod.transform.boundary.packing import (
     split_other,
     unhashable,
     unpack,
+    unpack_structs,
 )
 from pytreemod.transform.boundary.signatures import check_options, place_keywords, positions_of
 from pytreemod.transform.boundary.wrapping import (
@@ -264,7 +265,7 @@ class Jitted(Transformed):
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """The result's tree with `jax.ShapeDtypeStruct`s for arrays."""
-        return unpack(self._stage("eval_shape", args, kwargs)[0])
+        return unpack_structs(self._stage("eval_shape", args, kwargs)[0])
 
     def stage_bound(self, what: str, instance: Any) -> Callable[..., Any]:
         """`lower`, `trace` or `eval_shape` of the method that is bound to an instance."""

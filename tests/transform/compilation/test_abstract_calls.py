@@ -46,6 +46,19 @@ def test_eval_shape_of_a_maker_gives_the_skeleton(make):
             assert type(x) is type(y)
 
 
+@every_module
+def test_a_skeleton_goes_beside_a_module_through_a_transform(make):
+    """Its structs are configuration, and no arrays of the program."""
+    skeleton, module = pm.filter_eval_shape(make), make()
+    for other in (pm.filter_jit(make).eval_shape(), pm.filter_make_jaxpr(make)()[1]):
+        assert pm.filter_jit(lambda one, other: 1)(module, other) == 1
+    found, same = pm.filter_jit(lambda one, other: (one, other))(module, skeleton)
+
+    assert type(found) is type(module)
+    assert types(same) == types(skeleton)
+    assert jax.tree.structure(same) == jax.tree.structure(skeleton)
+
+
 def test_eval_shape_computes_nothing():
     """Arrays are never made, however large; structs may stand for arguments."""
     huge = pm.filter_eval_shape(lambda n: {"x": jnp.ones((n, n)), "n": n, "f": double}, 10**9)
