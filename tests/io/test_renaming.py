@@ -314,6 +314,43 @@ def test_a_stack_may_be_named_as_the_tree_has_it(tmp_path):
     np.testing.assert_array_equal(found["all.query"], stack.layer.query)
 
 
+def test_stacks_in_stacks_and_their_states_have_numbers(tmp_path):
+    """Of a State, the names are those of its tokens; members of an Ensemble stay one."""
+
+    class Norm(nn.StatefulLayer):
+        norm: nn.BatchNorm
+
+        def __init__(self, *, key):
+            self.norm = nn.BatchNorm(3)
+
+        def __call__(self, x, state):
+            return self.norm(x, state)
+
+    def inner(key):
+        return nn.Stack(lambda key: nn.Linear(2, 2, key=key), 2, key=key)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    model, state = pm.make_with_state(lambda: nn.Stack(Norm, 2, key=keys[0]))()
+    nets = nn.Ensemble(lambda key: nn.Linear(2, 2, key=key), 2, key=keys[1])
+    tree = {"m": model, "s": state, "in": nn.Stack(inner, 3, key=keys[2]), "nets": nets}
+    names = {
+        "l.*.bn.running_mean": "s.*.norm.state_index.0",
+        "l.*.bn.running_var": "s.*.norm.state_index.1",
+        "l.*.bn.**": "m.*.norm.**",
+        "outer.*.inner.*.**": "in.*.*.**",
+    }
+    pm.save(tmp_path / "file", tree, rename=pm.inverted_names(names))
+    found = {*header_of(tmp_path / "file")}
+    assert {
+        "l.1.bn.running_var",
+        "l.0.bn.weight",
+        "outer.2.inner.1.bias",
+        "nets.member.bias",
+    } < found
+    like = jax.tree.map(jnp.zeros_like, tree)
+    assert_same(pm.load(tmp_path / "file", like, rename=names), tree)
+
+
 def test_what_is_not_written_need_not_be_an_array(tmp_path):
     """A table may leave out a function; else it is named."""
     tree = {"fn": lambda x: x, "text": "a", "w": ramp(2), "key": jax.random.key(3), "z": 2 + 1j}
