@@ -82,7 +82,7 @@ def open_arrays(path: StrPath, verify: bool = True) -> Container:
         return Container.open(path, verify)
     with suppress(FileError):
         return _open_folder(path, verify)
-    # It is damaged, or it was being replaced: it is not replaced now.
+    # It is damaged, or was being replaced; under the lock no other process replaces it.
     with locked_folder(path):
         return _open_folder(path, verify)
 
@@ -384,7 +384,7 @@ class _NewFolder:
         # A new one may have the name of an old one that was gone.
         for name in {*old} - {*names}:
             remove_file(self.path(name))
-        # Last, for each of them names the shards that a killed process would leave behind.
+        # Last: each of the two names the shards that a killed process would leave behind.
         remove_file(self.beside(_REPLACED) if len(self.names) > 1 else self.path(INDEX))
 
     def _commit_shards(self, index: io.FileIO, old: list[str]) -> list[str]:

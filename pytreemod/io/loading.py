@@ -109,8 +109,8 @@ def load(
 ) -> Any:
     """Read a tree from a file that [`save`][pytreemod.save] wrote, or any file of safetensors.
 
-    Or from a folder, as Hugging Face lays it out: of `model.safetensors`, or of the files that
-    `model.safetensors.index.json` names. The arrays of all of them are one table.
+    Or from a folder in the layout of Hugging Face: `model.safetensors`, or all files that
+    `model.safetensors.index.json` names, as if they were one.
 
     With `like`, the result is `like` with the file's values, by name. Unless told otherwise, every
     leaf of one must be in the other, with the same shape and dtype, and the configuration that the

@@ -71,11 +71,11 @@ def save(
             which nothing is said have their own names. The file does not describe the tree, and
             `metadata` is a dict of texts. [`inverted_names`][pytreemod.inverted_names] makes such a
             table of one for `load`.
-        shard_bytes: how many bytes of arrays a file has at most, for a folder of several files, as
-            Hugging Face lays it out: `model-00001-of-00008.safetensors` and so on, and
-            `model.safetensors.index.json`; or `model.safetensors`, if one is enough. A larger array
-            has a file of its own. The folder is made if it is not there. What another such save has
-            left in it is replaced in one step, and nothing else is touched.
+        shard_bytes: how many bytes of arrays a file has at most, for a folder in the layout of
+            Hugging Face: `model-00001-of-00008.safetensors` and so on, and
+            `model.safetensors.index.json`; or `model.safetensors` alone, if one file is enough. A
+            larger array gets a file of its own. The folder is made if it is not there. A model that
+            is in it is replaced in one step; other files are not touched.
         durable: whether to wait until the disk has everything. If not, the system may take its
             time, as with any file: one of the two is there whole if the process is killed, but
             after a failure of power the new one may be damaged, which its checksums tell.

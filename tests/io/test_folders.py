@@ -323,6 +323,19 @@ def test_safetensors_reads_each_shard(tmp_path):
     assert index_of(tmp_path)["weight_map"].keys() == read.keys()
 
 
+def test_other_tools_are_told_in_each_shard(tmp_path):
+    """Of a model under their names; it is said to be one of PyTorch's, which transformers asks."""
+    tree = [np.full(2, i, np.float32) for i in range(3)]
+    pm.save(tmp_path, tree, {"by": "me"}, shard_bytes=8, rename={"*": "h.*.weight"})
+
+    assert index_of(tmp_path)["weight_map"].keys() == {f"h.{i}.weight" for i in range(3)}
+    for shard in shards_in(tmp_path):
+        metadata = header_of(tmp_path / shard)["__metadata__"]
+        assert metadata["format"] == "pt"
+        assert "pytreemod.tree" not in metadata
+    assert pm.load(tmp_path, tree, rename={"h.*.weight": "*"})[2].tolist() == [2, 2]
+
+
 def test_a_byte_that_changes_is_noticed_unless_nobody_looks(tmp_path):
     """In any of the shards."""
     pm.save(tmp_path, {"x": np.zeros(8, np.int8), "y": np.zeros(8, np.int8)}, shard_bytes=8)
