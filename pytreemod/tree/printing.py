@@ -149,7 +149,7 @@ class _Short:
             return self._doc_of_items(node) if node else None
         if kind is dict:
             return self._doc_of_dict(node) if node else None
-        if record is None or not isinstance(record, AbstractRecord):
+        if record is None:
             return None
         if record.is_hole:
             return wl.TextDoc(f"tied to {stored(node, 'to')}")
