@@ -15,5 +15,10 @@ from pytreemod.debug.counting import get_num_traces as get_num_traces
 from pytreemod.debug.explaining import explain_retraces as explain_retraces
 from pytreemod.debug.flops import Flops as Flops
 from pytreemod.debug.flops import count_flops as count_flops
+from pytreemod.debug.probing import announce_transform as announce_transform
+from pytreemod.debug.probing import backward_nan as backward_nan
+from pytreemod.debug.probing import breakpoint_if as breakpoint_if
+from pytreemod.debug.probing import inspect_dce as inspect_dce
+from pytreemod.debug.probing import store_dce as store_dce
 from pytreemod.debug.summaries import Summary as Summary
 from pytreemod.debug.summaries import SummaryRow as SummaryRow

@@ -147,7 +147,7 @@ def largest_difference(a: Any, b: Any) -> tuple[float, float, int, int] | None:
     return largest, relative, count, x.size
 
 
-def _on_host(array: Any) -> np.ndarray[Any, Any]:
+def _on_host(array: Any) -> np.ndarray[Any, np.dtype[Any]]:
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array)

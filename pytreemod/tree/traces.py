@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 
@@ -165,3 +165,78 @@ def decided_late(
     primitive.def_abstract_eval(lambda: jax.typeof(unlowered))
     mlir.register_lowering(primitive, lower)
     return primitive.bind
+
+
+@ft.cache
+def _watched() -> Any:
+    """A primitive that gives back what it is given, and reports what JAX does with it."""
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching, mlir
+
+    zero: Any = ad.Zero
+
+    def bind(values: Any, steps: tuple[str, ...], report: Report) -> list[Any]:
+        return primitive.bind(*values, steps=steps, report=report) if values else []
+
+    def give_back(*values: Any, steps: tuple[str, ...], report: Report) -> list[Any]:
+        report((*steps, "impl"), True)
+        return [*values]
+
+    def give_types(*avals: Any, steps: tuple[str, ...], report: Report) -> list[Any]:
+        report((*steps, "abstract"), True)
+        return [*avals]
+
+    def map_over(values: Any, axes: Any, *, steps: tuple[str, ...], report: Report) -> Any:
+        report((*steps, "vmap"), False)
+        return bind(values, (*steps, "vmap"), report), axes
+
+    def differentiate(primals: Any, tangents: Any, *, steps: Any, report: Report) -> Any:
+        report((*steps, "jvp"), False)
+        out = bind(primals, (*steps, "jvp_p"), report)
+        moving = [t for t in tangents if type(t) is not zero]
+        moved = iter(bind(moving, (*steps, "jvp_t"), report))
+        return out, [t if type(t) is zero else next(moved) for t in tangents]
+
+    def transpose(cotangents: Any, *values: Any, steps: Any, report: Report) -> Any:
+        report((*steps, "transpose"), False)
+        moving = [ct for ct in cotangents if type(ct) is not zero]
+        moved = iter(bind(moving, (*steps, "transpose"), report))
+        return [None if type(ct) is zero else next(moved) for ct in cotangents]
+
+    def lower(context: Any, *values: Any, steps: tuple[str, ...], report: Report) -> Any:
+        report((*steps, "mlir"), True)
+        return values
+
+    primitive: Any = Primitive("watched")
+    primitive.multiple_results = True
+    primitive.def_impl(give_back)
+    primitive.def_abstract_eval(give_types)
+    cast("Any", batching).primitive_batchers[primitive] = map_over
+    cast("Any", ad).primitive_jvps[primitive] = differentiate
+    cast("Any", ad).primitive_transposes[primitive] = transpose
+    mlir.register_lowering(primitive, cast("Any", lower))
+    return primitive
+
+
+Report: TypeAlias = Callable[[tuple[str, ...], bool], object]
+"""Told what JAX does, outermost transform first, and whether that is the end of it: `impl` or
+`abstract` evaluation, or `mlir`, the lowering into a program."""
+
+
+def watched(values: Sequence[Any], report: Report) -> list[Any]:
+    """The values themselves, through a primitive that reports each transform of it.
+
+    If JAX took no primitives of others, `custom_jvp` and `custom_vmap` would report two of them;
+    lowering, and so what of a program is dead code, could not be seen.
+
+    Args:
+        values: arrays.
+        report: called for each transform, evaluation and lowering.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> y = jax.vmap(lambda x: watched([x], lambda steps, is_end: print(steps))[0])(jnp.ones(2))
+        ('vmap',)
+        ('vmap', 'impl')
+    """
+    return _watched().bind(*values, steps=(), report=report)
