@@ -12,6 +12,7 @@ snapshot, and its nodes are built when somebody reads a field.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -143,6 +144,9 @@ def divide(
 
 # Weakly: a structure goes with the last tree, or compiled function, that has it.
 _structures: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
+# When Python ends, a structure would be removed by a comparison with others, which fails, and is
+# printed, for the modules that it needs are gone.
+atexit.register(_structures.clear)
 # Reentrant: static values are compared under it, by code that may flatten a tree itself.
 _interning = threading.RLock()
 

@@ -5,6 +5,8 @@ import enum
 import functools as ft
 import gc
 import operator
+import subprocess
+import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
 
@@ -436,3 +438,22 @@ def test_trees_that_jax_calls_equal_stay_what_they_are(name, wrap):
     for passed in PASSING.values():
         found = [passed(tree) for tree in (one, other, one)]
         assert [told(tree) for tree in found] == [told(one), told(other), told(one)]
+
+
+AT_THE_END = """
+import jax
+import pytreemod as pm
+from pytreemod.tree.snapshots import structure_of
+
+mlp = pm.nn.MLP(2, 3, 4, 1, key=jax.random.key(0))
+adapted = pm.lora(mlp, "**.weight", 1, key=jax.random.key(1))
+kept = [structure_of(*jax.tree.flatten(layer)) for layer in adapted.layers]
+"""
+
+
+def test_nothing_is_printed_when_python_ends():
+    """Structures that live as long as the program are not compared when its modules are gone."""
+    command = [sys.executable, "-c", AT_THE_END]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stderr == ""
