@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import FrozenInstanceError
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -240,6 +241,24 @@ def explain(
     hint = [hint] if isinstance(hint, str) else list(hint)
     lines += [f"  {hint[0]}", *(f"      {line}" for line in hint[1:])] if hint else []
     return "\n".join(lines)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What is appended to an unknown name: the one that may have been meant, if there is one.
+
+    Args:
+        name: as it was written.
+        known: the names that there are.
+
+    Returns:
+        The text; empty if none is near.
+
+    Examples:
+        >>> nearest("modle", ["model", "x"]), nearest("y", ["model", "x"])
+        (" (is it 'model'?)", '')
+    """
+    close = get_close_matches(name, [*known], n=1)
+    return f" (is it {close[0]!r}?)" if close else ""
 
 
 def explain_depth(where: str, places: Iterable[str] = ()) -> str:

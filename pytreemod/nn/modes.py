@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, with_article
+from pytreemod.errors import ArgumentError, describe, nearest, with_article
 from pytreemod.module.field_kinds import check_flag
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.tokens import AbstractToken
@@ -185,11 +184,9 @@ def _kind(value: Any) -> str:
 
 def _refuse_unknown(name: str, seen: set[str]) -> None:
     names = sorted(seen)
-    close = difflib.get_close_matches(name, names, n=1)
     shown = some_of(names)
     raise ArgumentError(
         f"with_mode({name})",
         f"a field that the model has ({shown or 'it has none that can be set'})",
-        f"{name!r}, which occurs nowhere in it",
-        hint=f"did you mean {close[0]!r}?" if close else (),
+        f"{name!r}, which occurs nowhere in it{nearest(name, names)}",
     )

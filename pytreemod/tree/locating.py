@@ -29,6 +29,7 @@ from pytreemod.tree.nodes import (
     own_class,
     record_of,
     stop_below,
+    with_meant,
 )
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
 from pytreemod.tree.pending import PRIVATE, AbstractSource, source_of
@@ -369,12 +370,10 @@ def _refuse_made(target: Target, made: Any, name: str, above: KeyPath | None) ->
 def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
     targets = tuple(_matching(parse_pattern(pattern), tree, ()))
     if not targets:
-        raise SpecError(
-            name,
-            "a path that is in the tree",
-            f"{pattern!r}, which matches no node",
-            hint=leaves_shown(list(locations(tree))),
-        )
+        locs = list(locations(tree))
+        hint = with_meant(leaves_shown(locs), parse_pattern(pattern), locs)
+        got = f"{pattern!r}, which matches no node"
+        raise SpecError(name, "a path that is in the tree", got, hint=hint)
     return Found(targets, single=len(targets) == 1)
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from operator import is_
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe
-from pytreemod.tree.paths import pattern_text, some_of, step_name
+from pytreemod.tree.paths import matches, pattern_text, some_of, step_name, step_names
 from pytreemod.tree.pending import FLAT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
@@ -239,6 +240,36 @@ def leaves_shown(locs: Sequence[Location]) -> list[str]:
         hint = "a layer lacks a size: give it, or finish the model first:"
         shown = [f"{shown[0]}; {hint}", "model = pm.materialize(model, x)"]
     return shown
+
+
+def with_meant(
+    shown: Sequence[str], pattern: tuple[str, ...], locs: Sequence[Location]
+) -> list[str]:
+    """A hint that shows what there is, and what a pattern that matches nothing may have been.
+
+    Args:
+        shown: the hint so far.
+        pattern: its steps.
+        locs: the leaves, or nodes, that there are.
+    """
+    meant = _meant_by(pattern, locs)
+    return [*shown] if meant is None else [f"{shown[0]}; perhaps it is", repr(meant)]
+
+
+def _meant_by(pattern: tuple[str, ...], locs: Sequence[Location]) -> str | None:
+    """Deeper in the tree, or misspelt."""
+    starts: dict[str, tuple[str, ...]] = {}
+    for loc in locs:
+        for length in range(1, len(loc.path) + 1):
+            start = loc.path[:length]
+            starts[pattern_text(start)] = step_names(start)
+    words = {step for steps in starts.values() for step in steps}
+    spelt = [(get_close_matches(step, words, n=1, cutoff=0.75) or [step])[0] for step in pattern]
+    for wanted in (("**", *pattern), tuple(spelt), ("**", *spelt)):
+        found = [name for name, steps in starts.items() if matches(wanted, steps, exactly=True)]
+        if found:
+            return found[0] if len(found) == 1 else ".".join(wanted)
+    return None
 
 
 def locations(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Location]:

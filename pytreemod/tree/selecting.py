@@ -29,6 +29,7 @@ from pytreemod.tree.nodes import (
     leaves_shown,
     locations,
     record_of,
+    with_meant,
 )
 from pytreemod.tree.paths import matches, parse_pattern, pattern_text, step_names
 from pytreemod.tree.predicates import is_inexact_array
@@ -178,30 +179,10 @@ def refuse_unmatched(
             )
         if reached:
             continue
-        hint, meant = leaves_shown(locs), _meant_by(pattern, locs)
-        if meant is not None:
-            hint = [f"{hint[0]}; perhaps it is", repr(meant)]
+        hint = with_meant(leaves_shown(locs), pattern.steps, locs)
         raise SpecError(
             repr(pattern), "a pattern that matches at least one leaf", "none", hint=hint
         )
-
-
-def _meant_by(pattern: PathSelector, locs: Sequence[Location]) -> str | None:
-    """What a pattern that matches nothing may have been: deeper in the tree, or misspelt."""
-    starts: dict[str, tuple[str, ...]] = {}
-    for loc in locs:
-        for length in range(1, len(loc.path) + 1):
-            start = loc.path[:length]
-            starts[pattern_text(start)] = step_names(start)
-    words = {step for steps in starts.values() for step in steps}
-    spelt = [
-        (get_close_matches(step, words, n=1, cutoff=0.75) or [step])[0] for step in pattern.steps
-    ]
-    for wanted in (("**", *pattern.steps), tuple(spelt), ("**", *spelt)):
-        found = [name for name, steps in starts.items() if matches(wanted, steps, exactly=True)]
-        if found:
-            return found[0] if len(found) == 1 else ".".join(wanted)
-    return None
 
 
 def _refuse_misspelt(role: str, found: set[str]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pytreemod.errors import ArgumentError, ShapeError, describe
+from pytreemod.errors import ArgumentError, ShapeError, describe, nearest
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu
@@ -63,12 +62,11 @@ def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence
         return
     further = [name for name in taken[1:] if name not in ("state", "key")]
     takes = ", ".join(further) or "it has no further ones"
-    close = difflib.get_close_matches(unknown[0], [*further, *also], n=1)
+    known = [*further, *also]
     raise ArgumentError(
         title,
         f"arguments of {type(member).__name__} ({takes})",
-        ", ".join(map(repr, unknown)),
-        hint=f"did you mean {close[0]!r}?" if close else (),
+        ", ".join(f"{name!r}{nearest(name, known)}" for name in unknown),
     )
 
 

@@ -13,7 +13,7 @@ import jax
 import jaxtyping
 import numpy as np
 
-from pytreemod.errors import ArgumentError
+from pytreemod.errors import ArgumentError, nearest
 from pytreemod.module.classes import ModuleMeta
 from pytreemod.transform.boundary.wrapping import Transformed, function_name
 from pytreemod.typing import class_of
@@ -229,7 +229,7 @@ def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
         raise ArgumentError(
             where,
             f"names of arguments of {function_name(fn)} ({', '.join(known)})",
-            ", ".join(map(repr, unknown)),
+            ", ".join(f"{name!r}{nearest(name, known)}" for name in unknown),
         )
 
 
@@ -245,12 +245,13 @@ def check_options(where: str, options: Iterable[str], function: Callable[..., An
         ArgumentError: it has no such option.
     """
     # Now: JAX itself would complain in the first call only, and of a function of ours.
-    unknown = [name for name in options if name not in _options_of(function)]
+    known = _options_of(function)
+    unknown = [name for name in options if name not in known]
     if unknown:
         raise ArgumentError(
             where,
             f"its own options and those of jax.{function_name(function)}",
-            ", ".join(f"{name}=" for name in unknown),
+            ", ".join(f"{name}={nearest(name, known)}" for name in unknown),
         )
 
 

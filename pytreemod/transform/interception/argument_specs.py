@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from pytreemod.errors import ArgumentError, SpecError, describe
+from pytreemod.errors import ArgumentError, SpecError, describe, nearest
 from pytreemod.transform.boundary.wrapping import argument_name
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
@@ -92,7 +92,8 @@ def specs_by_argument(
         # A dict that is the only argument may have a dict for its spec, with keys of its own.
         if len(every) != 1 or not issubclass(class_of(trees[0]), dict):
             expected = f"names of arguments of this call ({', '.join(every)})"
-            raise ArgumentError(terms.where, expected, ", ".join(map(repr, unknown)))
+            got = ", ".join(f"{name!r}{nearest(name, every)}" for name in unknown)
+            raise ArgumentError(terms.where, expected, got)
         return [spec]
     is_sequence = class_of(spec) in (tuple, list)
     if is_sequence and len(spec) == positional:

@@ -14,7 +14,7 @@ from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.boundary.wrapping import Transformed
-from pytreemod.tree.nodes import Location, RoleHere, children_of, record_of
+from pytreemod.tree.nodes import Location, RoleHere, children_of, record_of, with_meant
 from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
@@ -55,7 +55,7 @@ def choose_modules(
     places = Locations(place for argument in arguments for place in argument.candidates)
     for pattern in selector.paths():
         if not any(pattern.pick(places, None, None)):
-            raise SpecError(_explain_none(where, repr(pattern), places))
+            raise SpecError(_explain_none(where, repr(pattern), places, pattern.steps))
     if not any(argument.names for argument in arguments):
         raise errors[0] if errors else SpecError(_explain_none(where, repr(selector), places))
     _align(arguments)
@@ -82,7 +82,7 @@ def choose_values(
     for selector in rule.selectors:
         for pattern in selector.paths():
             if not any(pattern.pick(places, None, None)):
-                raise SpecError(_explain_none(where, repr(pattern), places))
+                raise SpecError(_explain_none(where, repr(pattern), places, pattern.steps))
         picks.append(selector.pick(places, argument.inner, None))
         if isinstance(selector, TypeSelector) and not any(picks[-1]):
             raise SpecError(_explain_none(where, repr(selector), places))
@@ -243,14 +243,12 @@ def _classes(node: Any, path: Path) -> list[Any]:
 # ---- refusals
 
 
-def _explain_none(where: str, what: str, places: Sequence[Location]) -> str:
-    paths = [pattern_text(place.path) for place in places]
-    shown = some_of(paths)
-    return explain(
-        f"{where}({what})",
-        "a selector of at least one Module that can be called, in the arguments",
-        "none",
-        hint=f"they have: {shown}"
-        if shown
-        else "pass the model as an argument: one that fn has from elsewhere cannot be chosen",
-    )
+def _explain_none(
+    where: str, what: str, places: Sequence[Location], steps: tuple[str, ...] = ()
+) -> str:
+    shown = some_of([pattern_text(place.path) for place in places])
+    hint = ["pass the model as an argument: one that fn has from elsewhere cannot be chosen"]
+    if shown:
+        hint = with_meant([f"they have: {shown}"], steps, places)
+    expected = "a selector of at least one Module that can be called, in the arguments"
+    return explain(f"{where}({what})", expected, "none", hint=hint)
