@@ -252,7 +252,7 @@ def with_meant(
         pattern: its steps.
         locs: the leaves, or nodes, that there are.
     """
-    meant = _meant_by(pattern, locs)
+    meant = _meant_by(pattern, locs) if pattern else None
     return [*shown] if meant is None else [f"{shown[0]}; perhaps it is", repr(meant)]
 
 
