@@ -214,7 +214,8 @@ def test_reprs_of_items(eqx):
         result: Any
         steps: int
 
-    inside = [repr(Solution(base.success, 3)), eqx.tree_pformat([base.failure])]
+    trees = (Solution(base.success, 3), [base.failure])
+    inside = [eqx.tree_pformat(tree) for tree in trees]
     return [str(item) for item in (base.success, base.failure, mapped)] + traced + inside
 
 
