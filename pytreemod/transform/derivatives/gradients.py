@@ -116,7 +116,10 @@ class _Grad(Transformed):
             (value, collected), aux = chosen.collect(fn, diffs, kwargs), None
             if options.has_aux:
                 value, aux = pair_of(value, self._where(), "loss, aux", reason=", for has_aux=True")
-            losses.append(value)
+            # Not a good one, which JAX would take for a tracer that has leaked.
+            is_good = isinstance(value, jax.Array) and value.shape == ()
+            if not is_good or not jnp.issubdtype(value.dtype, jnp.floating):
+                losses.append(value)
             is_alone = not options.has_aux and collected is None
             return value, None if is_alone else pack(with_collected(aux, collected))
 
