@@ -24,7 +24,7 @@ _ELEMENTWISE = """
 _REDUCTIONS = """
     argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce_max reduce_min reduce_prod
     reduce_sum reduce_window_max reduce_window_min reduce_window_sum
-""".split()  # noqa: SIM905
+""".split()  # noqa: SIM905  (a table to be read)
 
 
 class Flops(NamedTuple):

@@ -293,7 +293,7 @@ def remove_file(path: str) -> None:
 
 
 def name_beside(target: str, token: str | None = None) -> str:
-    """A name that nobody guesses, in the same folder: only there a rename is one step.
+    """A name that cannot be guessed, in the same folder: only there a rename is one step.
 
     Args:
         target: the path that the file will get.

@@ -95,7 +95,7 @@ def texts_for_tools(metadata: Json, where: str) -> dict[str, str]:
 
 
 def _number_of(leaf: Leaf, name: Name, where: str) -> Any:
-    """One of Python's numbers as an array; None for what is none that a file can hold."""
+    """One of Python's numbers as an array; None for everything that a file cannot have."""
     # What is no number may be what cannot be read, such as a function without a name.
     with suppress(PytreemodError):
         number = ConfigurationReader(where).read(leaf.form["value"], ".".join(name))

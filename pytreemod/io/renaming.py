@@ -443,7 +443,7 @@ def inverted_names(table: NameTable) -> dict[str, str | Relaid | Packed | None]:
         >>> pm.inverted_names(names)
         {'blocks.*.mlp.up.**': 'h.*.mlp.c_fc.**', 'embedding': 'wte'}
 
-        The parts of a matrix are told one by one:
+        Each part of a matrix has its own name:
 
         >>> packed = pm.Packed(["query", "key"], axis=1, to=jax.numpy.transpose)
         >>> inverted = pm.inverted_names({"query_key": packed})

@@ -122,7 +122,7 @@ def save(
     refuse_unfinished(where, tree)
     arrays = dict[str, Any]()
     for name, leaf in described.leaves.items():
-        # Of what is none, `rename` may say that it is not to be written.
+        # `rename` may say of any other leaf that it is not to be written.
         if rename is None or leaf_form(leaf):
             check_has_values(name, leaf, where)
         if leaf_form(leaf):

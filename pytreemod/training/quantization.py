@@ -152,7 +152,7 @@ def quantize(model: _M, form: Any) -> _M:
         ArgumentError: `form` is unusable; a group does not divide a row; or an array has numbers
             that are not finite. In a function that is traced they are not looked at: such a row
             reads as nan.
-        SpecError: a rule picks no matrix, or names what is none; or some are computed already.
+        SpecError: a rule picks no matrix, or names another leaf; or some are computed already.
         UnfinishedError: the model lacks sizes.
 
     Examples:
@@ -216,7 +216,7 @@ def choose_matrices(model: PyTree, form: Any, where: str) -> list[ChosenMatrix]:
 
     Raises:
         ArgumentError: `form` is unusable, or a group does not divide a row.
-        SpecError: a rule picks no matrix, or names what is none; or some are computed already.
+        SpecError: a rule picks no matrix, or names another leaf; or some are computed already.
     """
     rule = form if isinstance(form, By) else by({...: form})
     forms = [parse_form(value, where) for _, value in rule.items]
