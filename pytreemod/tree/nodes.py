@@ -245,15 +245,15 @@ def leaves_shown(locs: Sequence[Location]) -> list[str]:
 def with_meant(
     shown: Sequence[str], pattern: tuple[str, ...], locs: Sequence[Location]
 ) -> list[str]:
-    """A hint that shows what there is, and what a pattern that matches nothing may have been.
+    """A hint that says what a pattern that matches nothing may have been, or else what there is.
 
     Args:
-        shown: the hint so far.
+        shown: the hint if no name is near.
         pattern: its steps.
         locs: the leaves, or nodes, that there are.
     """
     meant = _meant_by(pattern, locs) if pattern else None
-    return [*shown] if meant is None else [f"{shown[0]}; perhaps it is", repr(meant)]
+    return [*shown] if meant is None else ["perhaps it is", repr(meant)]
 
 
 def _meant_by(pattern: tuple[str, ...], locs: Sequence[Location]) -> str | None:

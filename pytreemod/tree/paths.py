@@ -11,7 +11,7 @@ from typing import Any
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.typing import jtu
 
-_NAMED = 8
+_NAMED = 10
 
 
 def step_name(key: Any) -> str:

@@ -233,13 +233,21 @@ def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
         )
 
 
-def check_options(where: str, options: Iterable[str], function: Callable[..., Any]) -> None:
+def check_options(
+    where: str,
+    options: Iterable[str],
+    function: Callable[..., Any],
+    own: Callable[..., Any],
+    refused: Iterable[str] = (),
+) -> None:
     """Refuse options that JAX's own transform does not have.
 
     Args:
         where: our transform.
         options: the names of what was given for JAX's.
         function: JAX's transform.
+        own: ours, whose options may have been meant.
+        refused: options of JAX's that ours does not take, so that no error suggests them.
 
     Raises:
         ArgumentError: it has no such option.
@@ -248,10 +256,11 @@ def check_options(where: str, options: Iterable[str], function: Callable[..., An
     known = _options_of(function)
     unknown = [name for name in options if name not in known]
     if unknown:
+        meant = (known | _options_of(own)).difference(refused)
         raise ArgumentError(
             where,
             f"its own options and those of jax.{function_name(function)}",
-            ", ".join(f"{name}={nearest(name, known)}" for name in unknown),
+            ", ".join(f"{name}={nearest(name, sorted(meant))}" for name in unknown),
         )
 
 

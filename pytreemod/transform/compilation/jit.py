@@ -487,7 +487,7 @@ def _check_options(options: dict[str, Any]) -> None:
                     '@pm.filter_jit(donate=("model", "opt_state"), static="size")',
                 ],
             )
-    check_options("filter_jit", options, untyped_jax.jit)
+    check_options("filter_jit", options, untyped_jax.jit, filter_jit, _REFUSED)
 
 
 def clear_caches() -> None:

@@ -193,7 +193,7 @@ def _make(
     where = cls.transform_name
     # Before there is a function: a decorator's mistake is reported where it is written.
     argnums = as_argnums(where, argnums)
-    check_options(where, gradkwargs, untyped_jax.value_and_grad)
+    check_options(where, gradkwargs, untyped_jax.value_and_grad, filter_grad)
     if fun is None:
         given = {"wrt": wrt, "argnums": argnums, "has_aux": has_aux, "gradkwargs": gradkwargs}
         return ft.partial(_make, cls, **given)

@@ -175,7 +175,8 @@ def _make(
     where = cls.transform_name
     # Before there is a function: a decorator's mistake is reported where it is written.
     argnums = as_argnums(where, argnums)
-    check_options(where, jaxkwargs, getattr(untyped_jax, where.removeprefix("filter_")))
+    function = getattr(untyped_jax, where.removeprefix("filter_"))
+    check_options(where, jaxkwargs, function, filter_jacfwd)
     if fun is None:
         given = {"has_aux": has_aux, "argnums": argnums, "wrt": wrt, "jaxkwargs": jaxkwargs}
         return ft.partial(_make, cls, **given)

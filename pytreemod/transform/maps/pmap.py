@@ -38,6 +38,7 @@ from pytreemod.typing import AxesSpec, AxisName, untyped_jax
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _DONATE = ("all", "warn", "none")
+_REFUSED = ("static_broadcasted_argnums", "donate_argnums")
 
 
 class _Pmapped(Vmapped):
@@ -263,7 +264,7 @@ def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
     if donate not in _DONATE:
         expected = f"one of {', '.join(map(repr, _DONATE))}"
         raise ArgumentError("filter_pmap(donate)", expected, describe(donate))
-    for name in ("static_broadcasted_argnums", "donate_argnums"):
+    for name in _REFUSED:
         if name in pmapkwargs:
             raise ArgumentError(
                 "filter_pmap",
@@ -271,7 +272,7 @@ def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
                 f"{name}=",
                 hint="anything but an array is static; donate='all' donates",
             )
-    check_options("filter_pmap", pmapkwargs, untyped_jax.pmap)
+    check_options("filter_pmap", pmapkwargs, untyped_jax.pmap, filter_pmap, _REFUSED)
     devices = pmapkwargs.get("devices")
     if devices is not None and not isinstance(devices, Sequence):
         raise ArgumentError("filter_pmap(devices)", "a list", describe(devices))

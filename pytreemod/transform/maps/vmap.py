@@ -510,7 +510,7 @@ def filter_vmap(
             **vmapkwargs,
         )
     check_callable("filter_vmap", fun)
-    check_options("filter_vmap", vmapkwargs, jax.vmap)
+    check_options("filter_vmap", vmapkwargs, jax.vmap, filter_vmap)
     check_axis_name("filter_vmap", axis_name)
     if axis_size is not None:
         check_count("filter_vmap(axis_size)", axis_size)
