@@ -18,6 +18,7 @@ from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.errors import SharedParameterWarning as SharedParameterWarning
 from pytreemod.errors import SharedStreamWarning as SharedStreamWarning
 from pytreemod.errors import SurplusStepsWarning as SurplusStepsWarning
+from pytreemod.errors import UnusedParameterWarning as UnusedParameterWarning
 from pytreemod.module.classes import Module as Module
 from pytreemod.module.classes import StrictConfig as StrictConfig
 from pytreemod.module.fields import AbstractClassVar as AbstractClassVar

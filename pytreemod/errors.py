@@ -174,6 +174,10 @@ class SharedParameterWarning(UserWarning):
     """A model enters training with one parameter at two paths: it becomes two parameters."""
 
 
+class UnusedParameterWarning(UserWarning):
+    """A loss gives no gradient to a parameter: it does not use it, or cuts it off."""
+
+
 class FieldWarning(UserWarning):
     """A Module class, or an instance, is made in a way that is rarely meant."""
 

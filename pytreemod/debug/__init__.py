@@ -15,6 +15,9 @@ from pytreemod.debug.counting import get_num_traces as get_num_traces
 from pytreemod.debug.explaining import explain_retraces as explain_retraces
 from pytreemod.debug.flops import Flops as Flops
 from pytreemod.debug.flops import count_flops as count_flops
+from pytreemod.debug.gradient_reports import GradientReport as GradientReport
+from pytreemod.debug.gradient_reports import GradientRow as GradientRow
+from pytreemod.debug.gradient_reports import gradient_report as gradient_report
 from pytreemod.debug.probing import announce_transform as announce_transform
 from pytreemod.debug.probing import backward_nan as backward_nan
 from pytreemod.debug.probing import breakpoint_if as breakpoint_if

@@ -19,7 +19,6 @@ from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import are_same, describe_json
 from pytreemod.io.containers import Container
 from pytreemod.io.descriptions import describe_tree
-from pytreemod.io.fitting import report_text
 from pytreemod.io.folders import open_arrays
 from pytreemod.io.loading import description_of, table_of
 from pytreemod.io.tables import (
@@ -32,6 +31,7 @@ from pytreemod.io.tables import (
     shown_name,
 )
 from pytreemod.tree.comparison import largest_difference
+from pytreemod.tree.reports import report_text
 from pytreemod.typing import PyTree, Tracer
 
 

@@ -39,6 +39,7 @@ from pytreemod.io.versions import migrated
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.paths import some_of
 from pytreemod.tree.prefixes import By
+from pytreemod.tree.reports import report_text
 from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import FilterSpec, PyTree, Tracer, class_of, jtu, untyped_jax
 
@@ -529,10 +530,6 @@ def _dtype(value: Any, where: str) -> Any:
     return dtype
 
 
-_SHOWN = 10
-"""How many of each kind are printed."""
-
-
 @dataclass(frozen=True, repr=False)
 class LoadReport:
     """What [`load`][pytreemod.load] did; the second value of `load(..., strict=False)`.
@@ -590,33 +587,6 @@ class LoadReport:
         return report_text("LoadReport", rows, always="loaded")
 
     __str__ = __repr__
-
-
-def report_text(
-    name: str, rows: Mapping[str, Sequence[str]], rest: Sequence[str] = (), always: str = ""
-) -> str:
-    """A report as text: how many of each kind, and the first few of them.
-
-    Args:
-        name: of the report.
-        rows: a list for each kind.
-        rest: what is counted besides.
-        always: the kind that is counted even if there is none.
-
-    Examples:
-        >>> print(report_text("Report", {"added": ["a", "b"], "removed": []}, ["3 equal"]))
-        Report: 2 added, 3 equal
-          added
-            a
-            b
-    """
-    counts = [f"{len(items)} {kind}" for kind, items in rows.items() if items or kind == always]
-    lines = [f"{name}: {', '.join([*counts, *rest])}"]
-    for kind, items in rows.items():
-        lines += [f"  {kind}"] if items else []
-        lines += [f"    {item}" for item in items[:_SHOWN]]
-        lines += [f"    and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
-    return "\n".join(lines)
 
 
 def _line(item: str | tuple[str, str]) -> str:

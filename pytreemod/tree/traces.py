@@ -83,6 +83,27 @@ def run_again(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[
     return run(*values)
 
 
+def needed_inputs(jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
+    """Which inputs of a program are not dead code, for some of its results.
+
+    If JAX did not drop dead code, `zero_tangents` would say for one input in each trace whether a
+    result's derivative depends on it, and nothing would say whether the result does.
+
+    Args:
+        jaxpr: the program.
+        wanted: for each of its results, whether it is wanted.
+
+    Examples:
+        >>> closed = jax.make_jaxpr(lambda x, y: (2 * x, x + y))(1.0, 1.0)
+        >>> needed_inputs(closed.jaxpr, [True, False])
+        [True, False]
+    """
+    from jax.interpreters import partial_eval
+
+    drop: Any = cast("Any", partial_eval).dce_jaxpr
+    return list(drop(jaxpr, list(wanted))[1])
+
+
 @ft.cache
 def _look() -> Any:
     """A primitive that computes nothing; only its derivative is ever asked for, and takes notes."""

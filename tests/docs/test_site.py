@@ -33,6 +33,8 @@ WITHOUT_ARGUMENTS = {
     "Constraint",
     "Enumeration",
     "Flops",
+    "GradientReport",
+    "GradientRow",
     "Layer",
     "Module",
     "RNNCellBase",

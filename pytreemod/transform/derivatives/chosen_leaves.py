@@ -120,6 +120,20 @@ class Chosen:
                 if is_used:
                     state.__use_up__(by)
 
+    def apart(
+        self, fn: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
+        """The call of `collect`, for one run more, which changes nothing that the caller has.
+
+        The States in it are others, so that those of the caller can be used once more.
+        """
+        arrays, structure = divide((fn, self._args, kwargs))
+        fn, args, kwargs = structure.assemble(arrays)
+        chosen = set(self.structure.positions or ())
+        mask = [i in chosen for i in range(self.structure.treedef.num_leaves)]
+        twin = Chosen(args, self._indices, mask, self._several)
+        return lambda values: twin.collect(fn, values, kwargs)
+
     def place(self, derivatives: Sequence[Any]) -> PyTree:
         """Trees like the arguments, with a derivative for each chosen leaf and None elsewhere.
 
@@ -254,8 +268,17 @@ def _refuse_missing(
     )
 
 
-def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any) -> None:
+def refuse_nothing(
+    where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any, hint: Sequence[str] = ()
+) -> None:
     """Raise the error for a call in which there is nothing to differentiate, if there is not.
+
+    Args:
+        where: the transform's name.
+        fn: the function that is called.
+        chosen: what was chosen.
+        wrt: by what.
+        hint: what to do, if that is not to differentiate another argument.
 
     Raises:
         ArgumentError: no leaf was chosen; what there was is listed.
@@ -270,7 +293,8 @@ def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any)
         "at least one floating array to differentiate",
         "none" if wrt is None else f"none picked by wrt={wrt!r}",
         places=[f"{place}: {describe(leaf)}" for place, leaf in chosen.named(fn)],
-        hint=[
+        hint=hint
+        or [
             "differentiate another argument, or pass arrays:",
             f"pm.{where}(f, argnums=1)",
         ],

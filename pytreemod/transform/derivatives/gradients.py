@@ -23,7 +23,6 @@ from typing import (
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, with_article
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.shared_parameters import tell_shared
@@ -33,14 +32,14 @@ from pytreemod.transform.boundary.wrapping import Transformed, check_callable, f
 from pytreemod.transform.derivatives.chosen_leaves import (
     as_argnums,
     choose,
+    chosen_places,
     refuse_nothing,
     trainable_mask,
 )
-from pytreemod.transform.derivatives.results import pair_of
+from pytreemod.transform.derivatives.reaching import Unused, check_unused, reach_of, tell_unused
+from pytreemod.transform.derivatives.results import explain_loss, pair_of
 from pytreemod.transform.host.failures import raises_checks
-from pytreemod.tree.nodes import children_of
-from pytreemod.tree.predicates import is_array_like
-from pytreemod.typing import FilterSpec, class_of, jtu, untyped_jax
+from pytreemod.typing import FilterSpec, jtu, untyped_jax
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -92,6 +91,7 @@ class _Options(NamedTuple):
     wrt: FilterSpec | None
     argnums: int | tuple[int, ...] | None
     has_aux: bool
+    unused: Unused
     gradkwargs: tuple[tuple[str, Any], ...]
 
 
@@ -110,6 +110,8 @@ class _Grad(Transformed):
         chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
         refuse_nothing(name, fn, chosen, options.wrt)
 
+        unused = options.unused
+        again = None if unused == "ignore" else chosen.apart(fn, kwargs)
         losses: list[Any] = []
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
@@ -128,11 +130,17 @@ class _Grad(Transformed):
             (value, packed), grads = differentiate(chosen.values)
         except TypeError as error:
             for loss in losses:
-                self._explain_loss(loss, error)
+                is_holomorphic = bool(dict(options.gradkwargs).get("holomorphic"))
+                explain_loss(name, fn, loss, error, is_holomorphic=is_holomorphic)
             raise
         finally:
             # What is traced must not outlive the trace.
             losses.clear()
+        if again is not None:
+            reach = reach_of(
+                lambda diffs: _loss_of(again(diffs)[0], options.has_aux), chosen.values
+            )
+            tell_unused(self._where(), unused, chosen_places(fn, chosen), reach)
         aux = None if packed is None else unpack(packed)
         chosen.pass_on_use(name)
         return self.result(value, aux, chosen.place(grads), options.has_aux)
@@ -145,36 +153,9 @@ class _Grad(Transformed):
     def _where(self) -> str:
         return f"{self.transform_name} of {function_name(self.fn)}"
 
-    def _explain_loss(self, value: Any, error: TypeError) -> None:
-        """Raise a better error than JAX's, if the loss is none."""
-        if not is_array_like(value):
-            is_nested = children_of(value) is not None and value is not None
-            raise ArgumentError(
-                self._where(),
-                "a scalar loss",
-                with_article(class_of(value).__name__) if is_nested else describe(value),
-                hint=[
-                    "return the loss alone, or a pair and say so:",
-                    "pm.filter_grad(f, has_aux=True)",
-                ],
-            ) from error
-        if jnp.shape(value) != ():
-            raise ShapeError(
-                self._where(),
-                "a scalar loss",
-                describe(value),
-                hint=["reduce it, for instance by", "return jnp.mean(loss)"],
-            ) from error
-        kind = jnp.inexact if dict(self.options.gradkwargs).get("holomorphic") else jnp.floating
-        if not jnp.issubdtype(jnp.result_type(value), kind):
-            option = f"pm.{self.transform_name}(f, holomorphic=True)"
-            is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
-            raise ArgumentError(
-                self._where(),
-                "a scalar loss, a floating number",
-                describe(value),
-                hint=["of a holomorphic function:", option] if is_complex else (),
-            ) from error
+
+def _loss_of(value: Any, has_aux: bool) -> Any:
+    return value[0] if has_aux else value
 
 
 class _OnlyGrad(_Grad):
@@ -188,17 +169,29 @@ class _OnlyGrad(_Grad):
 
 
 def _make(
-    cls: type[_Grad], fun: Any, wrt: Any, argnums: Any, has_aux: bool, gradkwargs: dict[str, Any]
+    cls: type[_Grad],
+    fun: Any,
+    wrt: Any,
+    argnums: Any,
+    has_aux: bool,
+    unused: Any,
+    gradkwargs: dict[str, Any],
 ) -> Any:
     where = cls.transform_name
     # Before there is a function: a decorator's mistake is reported where it is written.
     argnums = as_argnums(where, argnums)
     check_options(where, gradkwargs, untyped_jax.value_and_grad, filter_grad)
+    check_unused(where, unused)
+    kinds = tuple(sorted(gradkwargs.items()))
+    options = _Options(wrt, argnums, has_aux, unused, kinds)
     if fun is None:
-        given = {"wrt": wrt, "argnums": argnums, "has_aux": has_aux, "gradkwargs": gradkwargs}
-        return ft.partial(_make, cls, **given)
-    check_callable(where, fun)
-    return cls(fun, _Options(wrt, argnums, has_aux, tuple(sorted(gradkwargs.items()))))
+        return ft.partial(_under, cls, options)
+    return _under(cls, options, fun)
+
+
+def _under(cls: type[_Grad], options: _Options, fun: Any) -> _Grad:
+    check_callable(cls.transform_name, fun)
+    return cls(fun, options)
 
 
 @overload
@@ -208,6 +201,7 @@ def filter_value_and_grad(
     wrt: FilterSpec | None = ...,
     argnums: Literal[0] | None = ...,
     has_aux: Literal[False] = ...,
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> _Function[_X, _P, tuple[_V, _X]]: ...
 @overload
@@ -217,6 +211,7 @@ def filter_value_and_grad(
     wrt: FilterSpec | None = ...,
     argnums: Literal[0] | None = ...,
     has_aux: Literal[True],
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> _Function[_X, _P, tuple[tuple[_V, _A], _X]]: ...
 @overload
@@ -226,6 +221,7 @@ def filter_value_and_grad(
     wrt: FilterSpec | None = ...,
     argnums: int | Sequence[int],
     has_aux: bool = ...,
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> Callable[_P, Any]: ...
 @overload
@@ -234,6 +230,7 @@ def filter_value_and_grad(
     wrt: FilterSpec | None = ...,
     argnums: Literal[0] | None = ...,
     has_aux: Literal[False] = ...,
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> Callable[[_Function[_X, _P, _V]], _Function[_X, _P, tuple[_V, _X]]]: ...
 @overload
@@ -242,6 +239,7 @@ def filter_value_and_grad(
     wrt: FilterSpec | None = ...,
     argnums: Literal[0] | None = ...,
     has_aux: Literal[True],
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> Callable[[_Function[_X, _P, tuple[_V, _A]]], _Function[_X, _P, tuple[tuple[_V, _A], _X]]]: ...
 @overload
@@ -250,6 +248,7 @@ def filter_value_and_grad(
     wrt: FilterSpec | None = ...,
     argnums: int | Sequence[int],
     has_aux: bool = ...,
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]: ...
 def filter_value_and_grad(
@@ -258,6 +257,7 @@ def filter_value_and_grad(
     wrt: FilterSpec | None = None,
     argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
+    unused: Unused = "ignore",
     **gradkwargs: Any,
 ) -> Any:
     """Like [`filter_grad`][pytreemod.filter_grad], returning the value as well.
@@ -267,6 +267,7 @@ def filter_value_and_grad(
         wrt: which leaves to differentiate; see `filter_grad`.
         argnums: which arguments; see `filter_grad`.
         has_aux: whether `fun` returns a pair `(loss, aux)`.
+        unused: what to do about parameters without a gradient; see `filter_grad`.
         **gradkwargs: for `jax.value_and_grad` (`holomorphic`, `allow_int`, ...).
 
     Returns:
@@ -276,6 +277,7 @@ def filter_value_and_grad(
         ArgumentError: as for `filter_grad`.
         ShapeError: as for `filter_grad`.
         SpecError: as for `filter_grad`.
+        DerivativeError: as for `filter_grad`.
 
     Examples:
         >>> f = filter_value_and_grad(lambda m, x: m["w"] * x)
@@ -283,7 +285,7 @@ def filter_value_and_grad(
         (Array(6., dtype=float32, weak_type=True),
          {'name': None, 'w': Array(3., dtype=float32, weak_type=True)})
     """
-    return _make(_Grad, fun, wrt, argnums, has_aux, gradkwargs)
+    return _make(_Grad, fun, wrt, argnums, has_aux, unused, gradkwargs)
 
 
 @overload
@@ -293,6 +295,7 @@ def filter_grad(
     wrt: FilterSpec | None = ...,
     argnums: Literal[0] | None = ...,
     has_aux: Literal[False] = ...,
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> _Function[_X, _P, _X]: ...
 @overload
@@ -302,6 +305,7 @@ def filter_grad(
     wrt: FilterSpec | None = ...,
     argnums: Literal[0] | None = ...,
     has_aux: Literal[True],
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> _Function[_X, _P, tuple[_X, _A]]: ...
 @overload
@@ -311,6 +315,7 @@ def filter_grad(
     wrt: FilterSpec | None = ...,
     argnums: int | Sequence[int],
     has_aux: bool = ...,
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> Callable[_P, Any]: ...
 @overload
@@ -319,6 +324,7 @@ def filter_grad(
     wrt: FilterSpec | None = ...,
     argnums: Literal[0] | None = ...,
     has_aux: Literal[False] = ...,
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> Callable[[_Function[_X, _P, Any]], _Function[_X, _P, _X]]: ...
 @overload
@@ -327,6 +333,7 @@ def filter_grad(
     wrt: FilterSpec | None = ...,
     argnums: Literal[0] | None = ...,
     has_aux: Literal[True],
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> Callable[[_Function[_X, _P, tuple[Any, _A]]], _Function[_X, _P, tuple[_X, _A]]]: ...
 @overload
@@ -335,6 +342,7 @@ def filter_grad(
     wrt: FilterSpec | None = ...,
     argnums: int | Sequence[int],
     has_aux: bool = ...,
+    unused: Unused = ...,
     **gradkwargs: Any,
 ) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]: ...
 def filter_grad(
@@ -343,6 +351,7 @@ def filter_grad(
     wrt: FilterSpec | None = None,
     argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
+    unused: Unused = "ignore",
     **gradkwargs: Any,
 ) -> Any:
     """The gradient of a scalar function of any trees.
@@ -361,6 +370,10 @@ def filter_grad(
             Floating arrays only, in any case.
         argnums: which arguments: an int (the gradient is a tree), or several (a tuple of trees).
         has_aux: whether `fun` returns a pair `(loss, aux)`; `aux` may be any tree.
+        unused: what to do if the loss does not use a leaf, or cuts it off (`stop_gradient`,
+            rounding, comparisons): `"error"`, `"warn"`, or `"ignore"`. Looking costs one more trace
+            of `fun`. A gradient that is zero for other reasons is none of these: see
+            [`gradient_report`][pytreemod.debug.gradient_report].
         **gradkwargs: for `jax.grad` (`holomorphic`, `allow_int`, ...).
 
     Returns:
@@ -371,8 +384,10 @@ def filter_grad(
             differentiate, or `fun` does not return what `has_aux` says.
         ShapeError: the loss is no scalar.
         SpecError: `wrt` does not fit the arguments.
+        DerivativeError: with `unused="error"`, leaves get no gradient; all are named.
 
     Warns:
+        UnusedParameterWarning: with `unused="warn"`, leaves get no gradient.
         SharedParameterWarning: one parameter is at two paths of what is differentiated:
             each path has a gradient of its own.
         LostUpdateWarning: `fun` uses a State up, and does not return what replaces it.
@@ -382,4 +397,4 @@ def filter_grad(
         >>> grad({"w": jnp.asarray(2.0), "name": "a"}, 3.0)
         {'name': None, 'w': Array(3., dtype=float32, weak_type=True)}
     """
-    return _make(_OnlyGrad, fun, wrt, argnums, has_aux, gradkwargs)
+    return _make(_OnlyGrad, fun, wrt, argnums, has_aux, unused, gradkwargs)

@@ -1,10 +1,15 @@
-"""What a differentiated function, or a rule, returns: a pair, where there have to be two."""
+"""What a differentiated function, or a rule, has to return: a scalar loss, or a pair."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pytreemod.errors import ArgumentError, PytreemodError, describe
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, PytreemodError, ShapeError, describe, with_article
+from pytreemod.transform.boundary.wrapping import function_name
+from pytreemod.tree.nodes import children_of
+from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import class_of
 
 
@@ -38,3 +43,57 @@ def pair_of(
         hint = ["return both:", f"return {pair}"]
         raise error(where, f"a pair ({pair}){reason}", got, hint=hint)
     return values[0], values[1]
+
+
+def explain_loss(
+    where: str,
+    fn: Any,
+    value: Any,
+    error: Exception | None,
+    *,
+    call: str = "",
+    is_holomorphic: bool = False,
+) -> None:
+    """Raise a better error than JAX's, if a loss is none.
+
+    Args:
+        where: the transform's name.
+        fn: the function that returned it.
+        value: the loss, or its type.
+        error: what JAX has raised, if it was asked.
+        call: how the transform is written in code, behind `pm.`, if not by its name alone.
+        is_holomorphic: whether the loss is to be complex.
+
+    Raises:
+        ArgumentError: it is no floating number.
+        ShapeError: it is no scalar.
+    """
+    title = f"{where} of {function_name(fn)}"
+    if not is_array_like(value):
+        is_nested = children_of(value) is not None and value is not None
+        raise ArgumentError(
+            title,
+            "a scalar loss",
+            with_article(class_of(value).__name__) if is_nested else describe(value),
+            hint=[
+                "return the loss alone, or a pair and say so:",
+                f"pm.{call or where}(f, has_aux=True)",
+            ],
+        ) from error
+    if jnp.shape(value) != ():
+        raise ShapeError(
+            title,
+            "a scalar loss",
+            describe(value),
+            hint=["reduce it, for instance by", "return jnp.mean(loss)"],
+        ) from error
+    kind = jnp.inexact if is_holomorphic else jnp.floating
+    if not jnp.issubdtype(jnp.result_type(value), kind):
+        option = f"pm.{where}(f, holomorphic=True)"
+        is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
+        raise ArgumentError(
+            title,
+            "a scalar loss, a floating number",
+            describe(value),
+            hint=["of a holomorphic function:", option] if is_complex else (),
+        ) from error

@@ -1,0 +1,37 @@
+"""How a report of what was found is printed: by kind, a line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def report_text(
+    name: str,
+    rows: Mapping[str, Sequence[str]],
+    rest: Sequence[str] = (),
+    always: str = "",
+    most: int | None = 10,
+) -> str:
+    """A report as text: how many of each kind, and the first few of them.
+
+    Args:
+        name: of the report.
+        rows: a list for each kind.
+        rest: what is counted besides.
+        always: the kind that is counted even if there is none.
+        most: how many of each kind are printed; None for all.
+
+    Examples:
+        >>> print(report_text("Report", {"added": ["a", "b"], "removed": []}, ["3 equal"]))
+        Report: 2 added, 3 equal
+          added
+            a
+            b
+    """
+    counts = [f"{len(items)} {kind}" for kind, items in rows.items() if items or kind == always]
+    lines = [f"{name}: {', '.join([*counts, *rest])}"]
+    for kind, items in rows.items():
+        lines += [f"  {kind}"] if items else []
+        lines += [f"    {item}" for item in items[:most]]
+        lines += [f"    and {len(items) - most} more"] if most and len(items) > most else []
+    return "\n".join(lines)
