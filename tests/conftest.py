@@ -1,12 +1,24 @@
 """The strictest JAX that users may have: what passes here passes everywhere."""
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Generator
 
 # Before JAX starts: eight virtual devices, for sharding and pmap.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+# What one process has compiled, the others read, and the processes that tests start: half of all
+# programs of a run are the same. Of this run alone, so that none sees an older JAX's.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _compiled = tempfile.mkdtemp(prefix="pytreemod-compiled-")
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import hypothesis
 import jax
