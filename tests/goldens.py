@@ -76,11 +76,16 @@ def raised(row: Row, names: dict[str, Any]) -> str:
         try:
             exec(row.call, scope)
         except Exception as error:
-            notes = (note for note in getattr(error, "__notes__", ()) if JAXS_OWN not in note)
-            text = "\n".join([f"{type(error).__name__}: {error}", *notes])
+            text = text_of(error)
             text = text.replace(folder, FOLDER) if folder else text
             return re.sub("(?m)^$", EMPTY, text)
     return "nothing"
+
+
+def text_of(error: Exception) -> str:
+    """What Python shows last of an error: its class, what it says, and its notes."""
+    notes = (note for note in getattr(error, "__notes__", ()) if JAXS_OWN not in note)
+    return "\n".join([f"{type(error).__name__}: {error}", *notes])
 
 
 def same(found: str, expected: str) -> bool:

@@ -30,7 +30,11 @@ def name_of(page: Path) -> str:
 
 def blocks_of(page: Path) -> list[Block]:
     """All fenced blocks of a page, in order."""
-    text = page.read_text(encoding="utf-8")
+    return blocks_in(page.read_text(encoding="utf-8"))
+
+
+def blocks_in(text: str) -> list[Block]:
+    """All fenced blocks of a text, in order."""
     return [
         Block(
             found["language"].strip(),

@@ -38,8 +38,8 @@ def listed(page):
 
 
 def taken(page):
-    """The files in which one of the words stands, those about adding things aside."""
-    about = {*WORKED, "test_contributing.py"}
+    """The files in which one of the words stands, but those about adding things, and mistakes."""
+    about = {*WORKED, "test_contributing.py", "mistakes.md"}
     files = [path for glob in FILES.get(page, EVERYWHERE) for path in ROOT.glob(glob)]
     word = re.compile(rf"\b({WORKED[page]})\b")
     found = [path for path in files if path.suffix in SUFFIXES and path.name not in about]

@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.docs.mistakes import PAGE as MISTAKES
 from tests.docs.pages import PAGES, ROOT, Block, blocks_of, name_of
 
 # Every page compiles what it shows, and takes a second: in the slow run.
@@ -28,7 +29,12 @@ RUN = ("python", "pycon", "console")
 NOT_RUN = ("sh", "text")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
-WITH_CODE = [page for page in PAGES if any(block.language in RUN for block in blocks_of(page))]
+# What is on the page of mistakes stops with an error: run by `test_mistakes.py`.
+WITH_CODE = [
+    page
+    for page in PAGES
+    if page != MISTAKES and any(block.language in RUN for block in blocks_of(page))
+]
 
 
 def execute(block: Block, page: Path, namespace: dict) -> None:
