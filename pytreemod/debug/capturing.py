@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from pytreemod.transform.boundary.sowing import EVERY_CAPTURE, Collector, Label, capturing, note
+from pytreemod.transform.boundary.sowing import (
+    EVERY_CAPTURE,
+    Collector,
+    Label,
+    capturing,
+    note,
+    shown_names,
+)
+from pytreemod.transform.boundary.supplying import handing, next_call, with_values
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
@@ -128,6 +136,8 @@ class _Captured(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function; returns what it returns, and what was captured."""
         selector = self.options
+        # It is a transform to those around it, from which values may come.
+        pairs = next_call() if handing else []
         with capturing() as collector, surrounding() as level:
             trees = [self.fn, *args, *kwargs.values()]
             if selector is not None:
@@ -136,7 +146,7 @@ class _Captured(Transformed):
             fn, *rest = trees
             named = dict(zip(kwargs, rest[len(args) :], strict=True))
             try:
-                out = fn(*rest[: len(args)], **named)
+                out = with_values(fn, pairs)(*rest[: len(args)], **named)
             except (TypeError, ValueError) as error:
                 self._explain(error)
                 raise
@@ -158,16 +168,4 @@ def _seen(collector: Collector) -> dict[str, Any]:
     pairs = zip(collector.labels, collector.values, strict=True)
     levels = (EVERY_CAPTURE, collector.level)
     found = [(label.name, value) for label, value in pairs if label.level in levels]
-    # The first value of a name has that name, whatever the others are called.
-    taken = {name for name, _ in found}
-    seen: dict[str, Any] = {}
-    counts: dict[str, int] = {}
-    for name, value in found:
-        count = counts.get(name, 0) + 1
-        while count > 1 and f"{name}#{count}" in taken:
-            count += 1
-        shown = name if count == 1 else f"{name}#{count}"
-        counts[name] = count
-        taken.add(shown)
-        seen[shown] = value
-    return seen
+    return dict(zip(shown_names([name for name, _ in found]), (v for _, v in found), strict=True))

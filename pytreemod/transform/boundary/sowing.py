@@ -11,6 +11,8 @@ Without a capture none of this happens: functions are called as they are. Which 
 belongs to the key of all caches of JAX, so that what was traced without a capture is traced once
 more for the first capture, and neither is ever taken for the other.
 
+Values go in the same way (see `supplying`), and it is the collectors from which they are taken.
+
 A collector remembers the trace in which it was opened. What is recorded in another one (inside of
 plain `jax.vmap`, of a while loop) could not come out, and is refused.
 """
@@ -40,10 +42,13 @@ class Label(NamedTuple):
     Attributes:
         level: the capture that it is for, counted from the outside; or `EVERY_CAPTURE`.
         name: its name.
+        route: which transforms it came out of, outermost first: the number of each among those that
+            were called in the same function. Known while a function is planned alone.
     """
 
     level: int
     name: str
+    route: tuple[int, ...] = ()
 
 
 class Collected:
@@ -57,7 +62,7 @@ class Collected:
 
     def sorted(self) -> Collected:
         """The same by name: branches may come to it in different orders."""
-        pairs = sorted(zip(self.labels, self.values, strict=True), key=lambda pair: pair[0])
+        pairs = sorted(zip(self.labels, self.values, strict=True), key=lambda pair: pair[0][:2])
         return Collected([label for label, _ in pairs], [value for _, value in pairs])
 
 
@@ -90,22 +95,42 @@ jtu.register_pytree_with_keys(WithCollected, _flatten_with, _unflatten_with)
 
 
 class Collector:
-    """Where values are collected while one function runs.
+    """Where values are collected while one function runs, and from where it takes values.
 
     Attributes:
         level: how many captures there are around it, in this thread.
+        is_captured: whether there is one.
+        is_planned: whether the function runs only to see what is recorded in it.
         labels: of the values so far.
         values: the values so far.
+        calls: how many transforms were called in it, while values are handed in.
+        waiting: the values that are handed in, by their labels, and that nothing has taken so far.
+        within: those that go into the transforms that are called in it, by the number of the call.
     """
 
-    __slots__ = ("labels", "level", "trace", "values")
+    __slots__ = (
+        "calls",
+        "is_captured",
+        "is_planned",
+        "labels",
+        "level",
+        "trace",
+        "values",
+        "waiting",
+        "within",
+    )
 
-    def __init__(self, level: int):
+    def __init__(self, level: int = 0, is_captured: bool = False, is_planned: bool = False):
         self.level = level
+        self.is_captured = is_captured
+        self.is_planned = is_planned
         # Of now: what is sown in the function that is about to run comes out of this very trace.
         self.trace = current_trace()
         self.labels: list[Label] = []
         self.values: list[PyTree] = []
+        self.calls = 0
+        self.waiting: dict[Label, list[PyTree]] = {}
+        self.within: dict[int, list[tuple[Label, PyTree]]] = {}
 
     def add(self, label: Label, value: PyTree) -> None:
         """Record a value.
@@ -148,8 +173,36 @@ _active: set[Collector] = set()
 
 
 def is_collecting() -> bool:
-    """Whether a capture is active in this thread."""
-    return bool(_active and _collectors.stack)
+    """Whether what is recorded in this thread is collected: by a capture, or to plan one."""
+    collector = innermost()
+    return collector is not None and (collector.is_captured or collector.is_planned)
+
+
+def innermost() -> Collector | None:
+    """The innermost collector of this thread, if there is one."""
+    return _collectors.stack[-1] if _active and _collectors.stack else None
+
+
+@contextmanager
+def opened(*, is_captured: bool = False, is_planned: bool = False) -> Generator[Collector]:
+    """Collect, in this thread, until the end; what was collected is not passed on.
+
+    The level is one more than around it. What is true of those around it is true of this one.
+
+    Args:
+        is_captured: see `Collector`.
+        is_planned: see `Collector`.
+    """
+    outer = innermost() or Collector()
+    collector = Collector(
+        1 + outer.level, is_captured or outer.is_captured, is_planned or outer.is_planned
+    )
+    _active.add(collector)
+    try:
+        with _within(collector):
+            yield collector
+    finally:
+        _active.discard(collector)
 
 
 @contextmanager
@@ -164,7 +217,7 @@ def _within(collector: Collector) -> Generator[Collector]:
 @contextmanager
 def closed() -> Generator[None]:
     """Refuse to record anything in this thread, until the end."""
-    collector = Collector(0)
+    collector = Collector(is_captured=True)
     # No trace is equal to it.
     collector.trace = None
     with _within(collector):
@@ -177,20 +230,13 @@ def capturing() -> Generator[Collector]:
 
     What is for captures around this one is passed on to them.
     """
-    stack = _collectors.stack
-    level = 1 + (stack[-1].level if stack else 0)
-    collector = Collector(level)
-    _active.add(collector)
-    try:
-        # Under another key of JAX's caches: what was traced without a capture returns less.
-        with traced_apart("capture"), _within(collector):
-            yield collector
-    finally:
-        _active.discard(collector)
-    for label, value in zip(collector.labels, collector.values, strict=True):
-        # After the collector is closed, so that the one around is the innermost.
-        if label.level < level:
-            note(label, value)
+    # Under another key of JAX's caches: what was traced without a capture returns less.
+    with traced_apart("capture"), opened(is_captured=True) as collector:
+        yield collector
+    # After the collector is closed, so that the one around is the innermost.
+    pairs = zip(collector.labels, collector.values, strict=True)
+    for_others = [pair for pair in pairs if pair[0].level < collector.level]
+    add_collected(Collected(*zip(*for_others, strict=True)) if for_others else None)
 
 
 def note(label: Label, value: PyTree) -> None:
@@ -200,7 +246,10 @@ def note(label: Label, value: PyTree) -> None:
         CaptureError: it could not come out of the transform that it is in.
     """
     if _active and _collectors.stack:
-        _collectors.stack[-1].add(label, value)
+        collector = _collectors.stack[-1]
+        # Sown values are for captures: no plan is made for them without one.
+        if collector.is_captured or (collector.is_planned and label.level != EVERY_CAPTURE):
+            collector.add(label, value)
 
 
 def collect(
@@ -224,7 +273,8 @@ def collect(
     # The count first: without a capture, no thread asks for its stack.
     if not (_active and _collectors.stack):
         return call_tracked(fn, args, kwargs, drawn), None
-    with _within(Collector(_collectors.stack[-1].level)) as collector:
+    outer = _collectors.stack[-1]
+    with _within(Collector(outer.level, outer.is_captured, outer.is_planned)) as collector:
         result = call_tracked(fn, args, kwargs, drawn)
     return result, Collected(collector.labels, collector.values) if collector.labels else None
 
@@ -257,8 +307,25 @@ def add_collected(collected: Collected | None) -> None:
         CaptureError: it cannot come out of the next transform.
     """
     if collected is not None:
+        outer = innermost()
+        # Of the transform that was called last, because it is this one that has ended.
+        step = (outer.calls - 1,) if outer is not None and outer.is_planned else ()
         for label, value in zip(collected.labels, collected.values, strict=True):
-            note(label, value)
+            note(label._replace(route=(*step, *label.route)), value)
+
+
+def shown_names(names: Sequence[str]) -> list[str]:
+    """The names under which several values are shown: for a second one `name#2`, and so on."""
+    # The first value of a name has that name, whatever the others are called.
+    taken, counts, shown = set(names), dict[str, int](), list[str]()
+    for name in names:
+        count = counts.get(name, 0) + 1
+        while count > 1 and f"{name}#{count}" in taken:
+            count += 1
+        counts[name] = count
+        shown.append(name if count == 1 else f"{name}#{count}")
+        taken.add(shown[-1])
+    return shown
 
 
 def with_collected(result: Any, collected: Collected | None) -> Any:

@@ -10,6 +10,7 @@ import jax
 from pytreemod.errors import StructureError
 from pytreemod.transform.boundary.packing import pack, pack_call, unpack_structs
 from pytreemod.transform.boundary.sowing import call_tracked
+from pytreemod.transform.boundary.supplying import supplied
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.compilation.programs import Program, Signature
 from pytreemod.tree.differences import Slot, compare
@@ -49,7 +50,7 @@ def filter_eval_shape(fun: Callable[..., _R] = _BY_KEYWORD, /, *args: Any, **kwa
     """
     fun = kwargs.pop("fun", None) if fun is _BY_KEYWORD else fun
     check_callable("filter_eval_shape", fun)
-    arrays, structure = divide((fun, args, kwargs), is_abstract)
+    arrays, structure = divide((supplied(fun), args, kwargs), is_abstract)
 
     def run(values: list[Any]) -> Any:
         return pack_call(*structure.assemble(values))

@@ -26,6 +26,7 @@ from pytreemod.transform.boundary.packing import (
     unpack_structs,
 )
 from pytreemod.transform.boundary.signatures import check_options, place_keywords, positions_of
+from pytreemod.transform.boundary.supplying import handing, supplied
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
@@ -93,7 +94,7 @@ class Jitted(Transformed):
         # known per structure is found by its key; what is left is one walk over the arguments,
         # written out here because one function call more is a tenth of the whole
         # (benchmarks/dispatch.py). Whatever is out of the ordinary takes the longer road.
-        if self.is_slow:
+        if self.is_slow or handing:
             return self._call_slowly(args, kwargs)
         if kwargs:
             # As `place_keywords`, but Python has made this dict for us alone.
@@ -227,7 +228,12 @@ class Jitted(Transformed):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], tuple[Any, ...]]:
         """A call's arrays and its key."""
-        arrays, key = split_call((self.fn,) if self.is_tree else (), args, kwargs)
+        return self._split((self.fn,) if self.is_tree else (), args, kwargs)
+
+    def _split(
+        self, head: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], tuple[Any, ...]]:
+        arrays, key = split_call(head, args, kwargs)
         if self.asks:
             key = (*key, self.store.answers(self.names, self.fn, args, kwargs, arrays))
         return arrays, key
@@ -238,12 +244,14 @@ class Jitted(Transformed):
         Raises:
             ArgumentError: a static value cannot be hashed; its path is named.
         """
+        fn = supplied(self.fn)
+        # With the values that are supplied, if there are any, it is a tree.
+        head = (fn,) if self.is_tree or fn is not self.fn else ()
         try:
-            arrays, key = self.split(args, kwargs)
+            arrays, key = self._split(head, args, kwargs)
             entry = self.entries.get(key)
             if entry is None:
-                head = (self.fn,) if self.is_tree else ()
-                entry = self.store.add(key, self.names, self.fn, head, args, kwargs)
+                entry = self.store.add(key, self.names, fn, head, args, kwargs)
         # Some of ours are TypeErrors, too; they say what is wrong already.
         except PytreemodError:
             raise

@@ -19,6 +19,7 @@ from pytreemod.transform.boundary.packing import pack
 from pytreemod.transform.boundary.shared_parameters import Aliases, aliases_among, knowing
 from pytreemod.transform.boundary.signatures import parameters_of
 from pytreemod.transform.boundary.sowing import WithCollected, collecting, is_collecting
+from pytreemod.transform.boundary.supplying import as_values
 from pytreemod.transform.boundary.wrapping import function_name, in_words_of
 from pytreemod.transform.compilation.donation import (
     Donation,
@@ -203,7 +204,10 @@ class Store:
         options: dict[str, Any] = {}
         if donation is not None:
             # The function's own arrays come first.
-            flags = [donation.gives_own] * (len(arrays) - count_arrays((args, kwargs)))
+            more = len(as_values(fn))
+            own = len(arrays) - more - count_arrays((args, kwargs))
+            # And behind these what is supplied, which the caller goes on to use.
+            flags = [donation.gives_own] * own + [False] * more
             flags += donation.flags(names, args, kwargs)
             entry.separate, join = separation(flags)
             run = _taking_two(run, join)
@@ -316,7 +320,7 @@ class Store:
             head, args, kwargs = structure.assemble(values)
             if static:
                 args, kwargs = give_back(static, names, args, kwargs)
-            fn = head[0] if reference is None else reference()
+            fn = head[0] if head or reference is None else reference()
             with knowing(aliases, values), Effects() as effects:
                 result = collecting(fn)(*args, **kwargs)
             effects.pass_on()

@@ -30,6 +30,7 @@ from pytreemod.transform.boundary.sowing import (
     take_result,
     with_collected,
 )
+from pytreemod.transform.boundary.supplying import handing, next_call, with_values
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.weak_functions import (
     Parts,
@@ -161,6 +162,9 @@ def _run(
     operands: tuple[Any, ...],
     choose: Callable[..., Any],
 ) -> PyTree:
+    # One call, whose branches are given the same.
+    pairs = next_call() if handing else []
+    fns = [with_values(fn, pairs) for fn in fns]
     callee, split = functions(fns), Parts(operands)
 
     def make() -> _Branches:
@@ -360,8 +364,8 @@ def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: 
     if of_first == of_second:
         return
     only = [
-        *(f"{names[0]}: {name!r}" for _, name in of_first if (_, name) not in of_second),
-        *(f"{names[1]}: {name!r}" for _, name in of_second if (_, name) not in of_first),
+        *(f"{names[0]}: {label.name!r}" for label in of_first if label not in of_second),
+        *(f"{names[1]}: {label.name!r}" for label in of_second if label not in of_first),
     ]
     raise CaptureError(
         where,

@@ -18,6 +18,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import call_tracked, collect, collecting, with_collected
+from pytreemod.transform.boundary.supplying import as_values, check_slices, of_values, supplied
 from pytreemod.transform.boundary.wrapping import check_callable, check_count, function_name
 from pytreemod.transform.compilation.weak_functions import (
     Parts,
@@ -106,6 +107,7 @@ def filter_scan(
         ({'name': 'sum', 'total': Array(6, dtype=int32)}, Array([0, 1, 3, 6], dtype=int32))
     """
     check_callable("filter_scan", f, "f")
+    f = supplied(f)
     refuse_unroll("filter_scan", unroll)
     if not isinstance(reverse, (bool, np.bool_)):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError("filter_scan(reverse)", "a bool", describe(reverse))
@@ -117,6 +119,7 @@ def filter_scan(
 
     return _scan(
         "filter_scan",
+        f,
         functions([f]),
         call,
         Parts(init, is_value),
@@ -173,9 +176,10 @@ def filter_map(
     where = f"filter_map of {function_name(f)}"
     # `jax.lax.map` and `vmap` call the function in each call, and so see what else it reads, such
     # as a global that has changed; `jax.lax.scan`, which keeps its program, does not.
+    f = supplied(f)
     fns = functions([f])
     fns.key = None
-    return _scan("filter_map", fns, _call_on_element, Parts(None), elements, out_axes, where)[1]
+    return _scan("filter_map", f, fns, _call_on_element, Parts(None), elements, out_axes, where)[1]
 
 
 def _call_on_element(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
@@ -185,14 +189,17 @@ def _call_on_element(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, An
 def _map_batches(
     f: Callable[..., Any], elements: _Elements, batch_size: int, out_axes: AxesSpec
 ) -> PyTree:
-    restore = elements.restorer()
+    restore, count = elements.restorer(), len(elements.sliced)
+    f = supplied(f)
+    check_slices("filter_map", f, elements.length)
 
     def run(sliced: Any) -> Any:
         element = restore(sliced, elements.whole)
-        return _pack_for_stack("filter_map", out_axes, collecting(f)(element))
+        own = of_values(f, sliced[count:])
+        return _pack_for_stack("filter_map", out_axes, collecting(own)(element))
 
     # Nothing is cached: `jax.lax.map` makes its step anew for each call.
-    return unpack(_lax.map(run, elements.sliced, batch_size=batch_size))
+    return unpack(_lax.map(run, [*elements.sliced, *as_values(f)], batch_size=batch_size))
 
 
 _Step = Callable[[Callable[..., Any], Any, Any], tuple[Any, Any]]
@@ -200,6 +207,7 @@ _Step = Callable[[Callable[..., Any], Any, Any], tuple[Any, Any]]
 
 def _scan(
     name: str,
+    f: Callable[..., Any],
     fns: Parts,
     call: _Step,
     carry: Parts,
@@ -208,6 +216,11 @@ def _scan(
     where: str,
     **options: Any,
 ) -> tuple[PyTree, PyTree]:
+    # What is supplied for each step is the last of what the functions have.
+    more = as_values(f)
+    check_slices(where, f, elements.length)
+    own_count, sliced_count = len(fns.values) - len(more), len(elements.sliced)
+
     def make() -> Callable[[Any, Any], Any]:
         fns_of, structure_of, restore_element = fns.weakly(), carry.weakly(), elements.restorer()
         weak = weak_ids(fns, carry, elements)
@@ -215,7 +228,7 @@ def _scan(
         def step(state: Any, sliced: Any) -> Any:
             own, whole, values = state
             structure = structure_of()
-            (f,) = fns_of().assemble(own)
+            (f,) = fns_of().assemble([*own, *sliced[sliced_count:]])
             arguments = (f, structure.assemble(values), restore_element(sliced, whole))
             (after, y), collected = collect(call, arguments, {})
             values = returned(where, "carry", structure, values, after)
@@ -227,9 +240,9 @@ def _scan(
     key = (name, elements.axes, spec_key(out_axes), where)
     step = cached(key, fns, [carry, elements], make)
     # What does not change is carried, too: JAX takes it out of the loop again.
-    state = (fns.values, elements.whole, carry.values)
+    state = (fns.values[:own_count], elements.whole, carry.values)
     (_, _, values), packed = _lax.scan(
-        step, state, elements.sliced, length=elements.length, **options
+        step, state, [*elements.sliced, *more], length=elements.length, **options
     )
     return carry.structure.assemble(values), unpack(packed)
 

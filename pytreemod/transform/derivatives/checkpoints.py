@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, overload
 
 from pytreemod.transform.boundary.packing import pack_call, unpack
+from pytreemod.transform.boundary.supplying import supplied
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable
 from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.snapshots import divide
@@ -30,7 +31,7 @@ class _Checkpointed(Transformed):
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # The function, too: what a Module holds is differentiated as its arguments are.
-        arrays, structure = divide((self.fn, args, kwargs))
+        arrays, structure = divide((supplied(self.fn), args, kwargs))
 
         def run(values: list[Any]) -> Any:
             return pack_call(*structure.assemble(values))

@@ -28,6 +28,7 @@ from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.shared_parameters import tell_shared
 from pytreemod.transform.boundary.signatures import check_options
 from pytreemod.transform.boundary.sowing import with_collected
+from pytreemod.transform.boundary.supplying import supplied
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.derivatives.chosen_leaves import (
     as_argnums,
@@ -109,6 +110,7 @@ class _Grad(Transformed):
         name, fn, options = self.transform_name, self.fn, self.options
         chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
         refuse_nothing(name, fn, chosen, options.wrt)
+        fn = supplied(fn)
 
         unused = options.unused
         again = None if unused == "ignore" else chosen.apart(fn, kwargs)

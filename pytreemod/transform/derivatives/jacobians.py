@@ -20,6 +20,7 @@ from pytreemod.errors import ArgumentError, DerivativeError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.signatures import check_options
 from pytreemod.transform.boundary.sowing import with_collected
+from pytreemod.transform.boundary.supplying import supplied
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.derivatives.chosen_leaves import (
     as_argnums,
@@ -63,6 +64,7 @@ class _Jacobian(Transformed):
         if is_real and self.of == "arguments":
             # Here, where there are paths: JAX's own error names no leaf.
             self._refuse_complex(where, chosen_places(fn, chosen))
+        fn = supplied(fn)
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
             (result, collected), aux = chosen.collect(fn, diffs, kwargs), None

@@ -27,6 +27,7 @@ from pytreemod.module.methods import bind
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.signatures import parameters_of, positional_names
 from pytreemod.transform.boundary.sowing import with_collected
+from pytreemod.transform.boundary.supplying import supplied
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
@@ -80,7 +81,7 @@ class _Jvp(Transformed):
         found = self._tangents(args, _as_sequence(tangents, "tangents"))
         mask = [tangent is not None for tangent in found]
         chosen = Chosen(args, tuple(range(len(args))), mask, several=True)
-        fn = self.fn
+        fn = supplied(self.fn)
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
             result, collected = chosen.collect(fn, diffs, kwargs)
@@ -295,6 +296,7 @@ class _Linearizing(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         name, fn, has_aux = self.transform_name, self.fn, self.options.has_aux
         chosen = choose(name, fn, args, kwargs, self.options.wrt, tuple(range(len(args))))
+        fn = supplied(fn)
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
             (result, collected), aux = chosen.collect(fn, diffs, kwargs), None

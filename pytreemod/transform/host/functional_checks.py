@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import collecting
+from pytreemod.transform.boundary.supplying import supplied
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.nodes import is_node
@@ -30,12 +31,13 @@ class _Checkified(Transformed):
         from jax.experimental import checkify
 
         errors = checkify.user_checks if self.options is None else self.options
-        head = (self.fn,) if is_node(self.fn) else ()
+        fn = supplied(self.fn)
+        head = (fn,) if is_node(fn) else ()
         arrays, structure = divide((head, args, kwargs))
 
         def run(values: list[Any]) -> Any:
             head, args, kwargs = structure.assemble(values)
-            return pack(collecting(head[0] if head else self.fn)(*args, **kwargs))
+            return pack(collecting(head[0] if head else fn)(*args, **kwargs))
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         error, packed = checkify.checkify(run, errors=errors)(arrays)

@@ -13,6 +13,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.transform.boundary.packing import Grouped, split_call, unhashable, unpack
 from pytreemod.transform.boundary.signatures import check_options, place_keywords
 from pytreemod.transform.boundary.sowing import collecting
+from pytreemod.transform.boundary.supplying import refuse_values
 from pytreemod.transform.boundary.wrapping import (
     check_axis_name,
     check_callable,
@@ -75,6 +76,7 @@ class _Pmapped(Vmapped):
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
         """The pmapped function for a call, and the call's arrays."""
+        refuse_values("filter_pmap", self.fn)
         args, kwargs = place_keywords(self.places, args, kwargs)
         axes, leaves, _ = self.inputs(args, kwargs)
         mapped = [

@@ -20,6 +20,7 @@ from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.transform.boundary.packing import Grouped, group, unpack
 from pytreemod.transform.boundary.signatures import parameters_of, place_keywords, positions_of
 from pytreemod.transform.boundary.sowing import Collected, WithCollected, collecting
+from pytreemod.transform.boundary.supplying import refuse_values
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.compilation.placements import (
     SPECS,
@@ -86,6 +87,7 @@ class _ShardMapped(Transformed):
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        refuse_values("filter_shard_map", self.fn)
         args, kwargs = place_keywords(self.places, args, kwargs)
         # A function that is a tree goes in with the arguments: its arrays are the same everywhere.
         head = (self.fn,) if is_node(self.fn) else ()

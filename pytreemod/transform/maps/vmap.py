@@ -23,6 +23,13 @@ from pytreemod.errors import ShapeError, SpecError, describe
 from pytreemod.transform.boundary.packing import Grouped, group, pack, unpack
 from pytreemod.transform.boundary.signatures import check_options, place_keywords, positions_of
 from pytreemod.transform.boundary.sowing import WithCollected, collecting
+from pytreemod.transform.boundary.supplying import (
+    as_values,
+    check_slices,
+    handing,
+    of_values,
+    supplied,
+)
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_axis_name,
@@ -254,16 +261,21 @@ class Vmapped(Transformed):
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         treatments, on_axis_0 = self.treatments, self.on_axis_0
         drawn: set[Any] = set()
-        fn = collecting(self.fn, drawn)
+        fn = supplied(self.fn) if handing else self.fn
+        more, count = as_values(fn), len(mapped)
+        if more:
+            sizes = (leaves[i].shape[axes[i]] for i in mapped)
+            check_slices(f"filter_vmap of {function_name(self.fn)}", fn, next(sizes, axis_size))
         # For an error that JAX raises when the function is done, and nothing else.
         unmapped: list[Any] = []
 
         def run(values: list[Any]) -> Any:
             full = list(leaves)
-            for i, value in zip(mapped, values, strict=True):
+            for i, value in zip(mapped, values, strict=False):
                 full[i] = value
             args, kwargs = treedef.unflatten(full)
-            result = fn(*args, **kwargs)
+            own = of_values(fn, values[count:]) if more else fn
+            result = collecting(own, drawn)(*args, **kwargs)
             if on_axis_0:
                 return pack(result)
             return group_by_axis("filter_vmap(out_axes)", result, out_axes, treatments, unmapped)
@@ -271,9 +283,12 @@ class Vmapped(Transformed):
         options: dict[str, Any] = {} if axis_size is None else {"axis_size": axis_size}
         if self.options.axis_name is not None:
             options["axis_name"] = self.options.axis_name
-        options |= {"in_axes": ([axes[i] for i in mapped],), **dict(self.options.jaxkwargs)}
+        options |= {
+            "in_axes": ([*(axes[i] for i in mapped), *([0] * len(more))],),
+            **dict(self.options.jaxkwargs),
+        }
         out = 0 if on_axis_0 else Grouped(None, treatments)
-        values = [leaves[i] for i in mapped]
+        values = [*(leaves[i] for i in mapped), *more]
         try:
             result = unpack(jax.vmap(run, out_axes=out, **options)(values))
         except ValueError as error:
