@@ -2,29 +2,29 @@
 
 The rows come from the tree alone: one for each Module. If there is an example, the model is traced
 with it, with a rule around the call of each Module (`transform.interception.surrounded_calls`) that
-writes down the shapes of what is returned.
+writes down the shapes of what is returned. How they are shown is in `summary_tables`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import html
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pytreemod.debug.flops import Flops, count_flops
-from pytreemod.errors import ArgumentError, PytreemodError, describe, short_dtype
+from pytreemod.debug.summary_tables import Summary, SummaryRow
+from pytreemod.errors import ArgumentError, PytreemodError, describe, nearest, short_dtype
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, ties_of
 from pytreemod.state.tokens import is_token
 from pytreemod.training.optimizers import Optimizer
 from pytreemod.transform.compilation.abstract_calls import filter_make_jaxpr
+from pytreemod.transform.interception.chosen_modules import unwrapped
 from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
     CallSite,
@@ -77,157 +77,6 @@ def param_count(model: PyTree, selector: FilterSpec | None = None) -> int:
     pairs = zip(locs, chosen, strict=True)
     arrays = [loc.leaf for loc, is_chosen in pairs if is_chosen and _has_shape(loc.leaf)]
     return sum(math.prod(array.shape) for array in arrays)
-
-
-class SummaryRow(NamedTuple):
-    """One Module of a model.
-
-    Attributes:
-        path: as a selector takes it; `<root>` for the model itself.
-        cls: the name of its class.
-        shape: what its first call returned, `jax.ShapeDtypeStruct`s for arrays, without State; None
-            if it was not called.
-        params: how many numbers in it, and in the Modules in it, are trained.
-        bytes: of all arrays in it, trained or not.
-        dtype: of the arrays in it that are its own: `f32`, or several.
-        depth: how many Modules it is in.
-        layers: how many layers, or members, it has as one, if it is the part of a `Stack` or an
-            `Ensemble` that is stacked; else 1.
-        calls: how often it was called.
-        precision: what `with_precision` gave it, if that differs from the Module that it is in.
-        roles: of its own arrays, where these are not all parameters: `buffer`.
-        trained_by: the selectors of the optimizer's rules for its own arrays.
-        ties: which of its arrays are those of another path.
-        computed: which of its arrays are computed from others, and the class that does it.
-        sharding: the partition specs of its own arrays that are on several devices.
-        device_bytes: of all arrays in it, on one device.
-    """
-
-    path: str
-    cls: str
-    shape: Any = None
-    params: int = 0
-    bytes: int = 0
-    dtype: str = ""
-    depth: int = 0
-    layers: int = 1
-    calls: int = 0
-    precision: str = ""
-    roles: str = ""
-    trained_by: str = ""
-    ties: tuple[str, ...] = ()
-    computed: tuple[str, ...] = ()
-    sharding: str = ""
-    device_bytes: int = 0
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Summary:
-    """What [`summary`][pytreemod.summary] gives: printed, it is a table.
-
-    Fields:
-        rows: one for each Module, those that it is in first.
-        params: how many numbers are trained.
-        bytes: of all arrays.
-        state: a line for each value of the State in the example, streams among them.
-        flops: floating-point operations of a call; None if not asked for.
-        flops_per_step: those of one step of each loop whose number of steps is not known: `flops`
-            counts one step.
-    """
-
-    rows: tuple[SummaryRow, ...]
-    params: int
-    bytes: int
-    state: tuple[str, ...] = ()
-    flops: int | None = None
-    flops_per_step: tuple[int, ...] = ()
-
-    def __repr__(self) -> str:
-        columns = _columns(self.rows)
-        lines = [[name for name, _ in columns]]
-        for row, count in _collapsed(self.rows):
-            cells = [cell(row) for _, cell in columns]
-            cells[0] = "  " * row.depth + _repeated(count) + cells[0]
-            lines.append(cells)
-        return "\n".join(
-            [*_aligned(lines, [name in _NUMBERS for name, _ in columns]), *self._end()]
-        )
-
-    __str__ = __repr__
-
-    def to_markdown(self) -> str:
-        """The table as Markdown.
-
-        Examples:
-            >>> import jax
-            >>> import pytreemod as pm
-            >>> linear = pm.nn.Linear(3, 4, key=jax.random.key(0))
-            >>> print(pm.summary(linear).to_markdown())
-            | path | class | params | bytes | dtype |
-            |:---|:---|---:|---:|:---|
-            | `<root>` | Linear | 16 | 64 | f32 |
-            <BLANKLINE>
-            16 parameters, 64 bytes
-        """
-        columns = _columns(self.rows)
-        lines = ["| " + " | ".join(name for name, _ in columns) + " |"]
-        lines.append("|" + "".join("---:|" if n in _NUMBERS else ":---|" for n, _ in columns))
-        for row, count in _collapsed(self.rows):
-            path, *cells = (cell(row).replace("|", "\\|") for _, cell in columns)
-            start = _repeated(count)
-            lines.append("| " + " | ".join([f"{start}`{path}`", *cells]) + " |")
-        return "\n".join([*lines, "", *self._end()])
-
-    def mermaid(self) -> str:
-        """The Modules as a diagram, in the language of Mermaid, which many sites draw.
-
-        Examples:
-            >>> import jax
-            >>> import pytreemod as pm
-            >>> linear = pm.nn.Linear(3, 4, key=jax.random.key(0))
-            >>> print(pm.summary([linear]).mermaid())
-            flowchart TD
-              m0["[0]: Linear<br>16 parameters"]
-        """
-        lines, above = ["flowchart TD"], list[tuple[int, int]]()
-        for number, (row, count) in enumerate(_collapsed(self.rows)):
-            above = [(depth, other) for depth, other in above if depth < row.depth]
-            text = f"{_repeated(count)}{row.path}: {row.cls}<br>"
-            text += f"{row.params:,} parameters" + (f"<br>{_output(row)}" if row.calls else "")
-            lines.append(f'  m{number}["{text.replace(chr(34), "&quot;")}"]')
-            if above:
-                lines.append(f"  m{above[-1][1]} --> m{number}")
-            above.append((row.depth, number))
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        """Boxes in boxes, which notebooks show; without any script."""
-        columns = _columns(self.rows)
-        parts, opened = [_STYLE, '<div class="pm-summary">'], list[int]()
-        for row, count in _collapsed(self.rows):
-            while opened and opened[-1] >= row.depth:
-                opened.pop()
-                parts.append("</details>")
-            head, *cells = ((name, cell(row)) for name, cell in columns)
-            title = html.escape(_repeated(count) + head[1])
-            texts = [f"<b>{title}</b> {html.escape(cells[0][1])}"]
-            texts += [
-                f"<span><i>{n}</i> {html.escape(text)}</span>" for n, text in cells[1:] if text
-            ]
-            parts.append(f"<details open><summary>{' '.join(texts)}</summary>")
-            opened.append(row.depth)
-        parts += ["</details>"] * len(opened)
-        parts += [f"<p>{html.escape(line)}</p>" for line in self._end()]
-        return "\n".join([*parts, "</div>"])
-
-    def _end(self) -> list[str]:
-        text = f"{self.params:,} parameters, {_bytes(self.bytes)}"
-        if self.flops is not None:
-            text += f", {self.flops:,} FLOPs"
-        if self.flops_per_step:
-            steps = ", ".join(f"{step:,}" for step in self.flops_per_step)
-            text += f" (loops of unknown length count one step: {steps})"
-        return [text, *(["State"] if self.state else []), *(f"  {line}" for line in self.state)]
 
 
 def summary(
@@ -284,7 +133,12 @@ def summary(
     if flops and not (example or options):
         hint = ["give one, or its shape:", "pm.summary(model, x, flops=True)"]
         raise ArgumentError("summary(flops=True)", "an example", "none", hint=hint)
-    found = _Rows(model, opt)
+    _, inner = unwrapped(model)
+    if children_of(inner) is None and not _has_shape(inner):
+        hint = ["hand over the model; filters go around it as they are, transforms of JAX hide it:"]
+        code = ["pm.summary(model, x)", "pm.summary(pm.filter_vmap(model), x)"]
+        raise ArgumentError("summary(model)", "a model", describe(inner), hint=hint + code)
+    found = _Rows(inner, opt)
     calls, counted = _Calls(), Flops(0)
     if example or options:
         if not callable(model):
@@ -565,7 +419,7 @@ def _traced(
             jaxpr, *_ = filter_make_jaxpr(_call)(trees[0], example, options)
         return jaxpr
     except Exception as error:
-        _explain(error, calls, found)
+        _explain(error, options, calls, found)
         raise
     finally:
         del _RUNNING[serial]
@@ -575,11 +429,14 @@ def _call(model: Any, example: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return model(*example, **options)
 
 
-def _explain(error: Exception, calls: _Calls, found: _Rows) -> None:
+def _explain(error: Exception, options: dict[str, Any], calls: _Calls, found: _Rows) -> None:
     """Append the path of the layer that raised, and the table as far as it came, to the text."""
     done = [row for row in found.rows(calls) if row.calls]
     path = calls.failed
     text = f"In summary(model, ...), at {path or '<root>'}"
+    # What summary does not know goes to the model, an option of its own that is misspelt, too.
+    unknown = next((name for name in options if f"argument '{name}'" in str(error)), "")
+    text += nearest(unknown, ("depth", "opt", "flops")) if unknown else ""
     if done:
         table = repr(Summary(tuple(row._replace(depth=0) for row in done), 0, 0)).split("\n")[:-1]
         text = "\n  ".join([f"{text}, after:", *table[-_SHOWN:]])
@@ -591,137 +448,3 @@ def _explain(error: Exception, calls: _Calls, found: _Rows) -> None:
 
 _SHOWN = 20
 """Lines of a table in an error."""
-
-# ---- the table
-
-_NUMBERS = ("params", "bytes", "bytes/device")
-
-
-def _columns(rows: Sequence[SummaryRow]) -> list[tuple[str, Callable[[SummaryRow], str]]]:
-    """The columns that there is something to say in."""
-    is_split = any(row.sharding for row in rows)
-    every: list[tuple[str, Callable[[SummaryRow], str], bool]] = [
-        ("path", lambda row: row.path, True),
-        ("class", _class_text, True),
-        ("output", _output, any(row.calls for row in rows)),
-        ("params", lambda row: f"{row.params:,}", True),
-        ("bytes", lambda row: f"{row.bytes:,}", True),
-        ("dtype", lambda row: row.dtype, True),
-        ("precision", lambda row: row.precision, any(row.precision for row in rows)),
-        ("role", lambda row: row.roles, any(row.roles for row in rows)),
-        ("trained by", lambda row: row.trained_by, any(row.trained_by for row in rows)),
-        ("notes", _notes, any(row.ties or row.computed for row in rows)),
-        ("sharding", lambda row: row.sharding, is_split),
-        ("bytes/device", lambda row: f"{row.device_bytes:,}", is_split),
-    ]
-    return [(name, cell) for name, cell, is_shown in every if is_shown]
-
-
-def _class_text(row: SummaryRow) -> str:
-    return _repeated(row.layers) + row.cls
-
-
-def _repeated(count: int) -> str:
-    return f"{count} \N{MULTIPLICATION SIGN} " if count > 1 else ""
-
-
-def _notes(row: SummaryRow) -> str:
-    return ", ".join([*(f"tied: {tie}" for tie in row.ties), *row.computed])
-
-
-def _output(row: SummaryRow) -> str:
-    if not row.calls:
-        return ""
-    text = _shape_text(row.shape)
-    return text if row.calls == 1 else f"{text} (1 of {row.calls} calls)"
-
-
-def _shape_text(shape: Any) -> str:
-    if isinstance(shape, jax.ShapeDtypeStruct):
-        return describe(shape)
-    children = children_of(shape)
-    if shape is None or children is None:
-        return describe(shape)
-    if class_of(shape) in (tuple, list):
-        inside = ", ".join(_shape_text(child) for _, child in children)
-        return f"({inside})" if class_of(shape) is tuple else f"[{inside}]"
-    inside = ", ".join(f"{pattern_text((key,))}={_shape_text(child)}" for key, child in children)
-    return f"{class_of(shape).__name__}({inside})"
-
-
-def _collapsed(rows: Sequence[SummaryRow]) -> Iterator[tuple[SummaryRow, int]]:
-    """The rows, with those of equal neighbours as one, and how many there are."""
-    at = 0
-    blocks = _blocks(rows)
-    while at < len(rows):
-        length = blocks[at]
-        count, form = 1, _forms(rows[at : at + length])
-        end = at + length
-        while (
-            length
-            and end < len(rows)
-            and blocks[end] == length
-            and _is_next(rows[at].path, rows[end].path)
-            and _forms(rows[end : end + length]) == form
-        ):
-            count, end = count + 1, end + length
-        yield rows[at], count
-        if count > 1:
-            inner = rows[at + 1 : at + length]
-            yield from _collapsed(inner)
-            at = end
-        else:
-            at += 1
-
-
-def _blocks(rows: Sequence[SummaryRow]) -> list[int]:
-    """For each row, how many rows it is with those inside of it."""
-    sizes, opened = [0] * len(rows), list[int]()
-    for i, row in enumerate(rows):
-        while opened and rows[opened[-1]].depth >= row.depth:
-            first = opened.pop()
-            sizes[first] = i - first
-        opened.append(i)
-    for first in opened:
-        sizes[first] = len(rows) - first
-    return sizes
-
-
-def _is_next(one: str, other: str) -> bool:
-    """Whether two paths differ in the index at their ends alone."""
-    head, _, last = one.rpartition("[")
-    return bool(_) and last.endswith("]") and other.rpartition("[")[0] == head
-
-
-def _forms(rows: Sequence[SummaryRow]) -> list[Any]:
-    """What rows say, with paths from the first of them."""
-    start = len(rows[0].path) if rows else 0
-    return [(row.path[start:], repr(row.shape), row._replace(path="", shape=None)) for row in rows]
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= 10 * size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count:,} bytes"
-
-
-def _aligned(lines: Sequence[Sequence[str]], are_right: Sequence[bool]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(line, widths, are_right, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
-
-
-_STYLE = """<style>
-.pm-summary { font: 13px/1.5 ui-monospace, monospace; overflow-x: auto; }
-.pm-summary details { margin: 3px 0 3px 12px; padding: 2px 8px; border: 1px solid #8886;
-  border-radius: 5px; }
-.pm-summary summary { cursor: pointer; }
-.pm-summary span { margin-left: 1em; opacity: 0.8; white-space: nowrap; }
-.pm-summary i { opacity: 0.7; }
-</style>"""

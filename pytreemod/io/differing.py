@@ -7,9 +7,9 @@ are read one leaf at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -22,6 +22,7 @@ from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.folders import open_arrays
 from pytreemod.io.loading import description_of, table_of
 from pytreemod.io.tables import (
+    ROOT_NAME,
     Leaf,
     Name,
     Source,
@@ -30,7 +31,11 @@ from pytreemod.io.tables import (
     read_table,
     shown_name,
 )
+from pytreemod.module.schema import ROLES
+from pytreemod.training.precision_rules import PRECISION
 from pytreemod.tree.comparison import largest_difference
+from pytreemod.tree.differences import compare
+from pytreemod.tree.paths import plain_name
 from pytreemod.tree.reports import report_text
 from pytreemod.typing import PyTree, Tracer
 
@@ -91,7 +96,8 @@ class Diff:
             return f"Diff: none in {self.equal} leaves"
         if not self.equal and self.added and self.removed and not (self.values or self.shapes):
             # Of two trees that have nothing in common, a list of both would say no more.
-            both = f"{len(self.removed)} leaves and {len(self.added)}"
+            counts = len(self.removed), len(self.added)
+            both = " and ".join(f"{n} lea{'f' if n == 1 else 'ves'}" for n in counts)
             return f"Diff: all differs: {both}, without a common name"
         rows = {title: rows for title, rows in vars(self).items() if title != "equal"}
         rows["values"] = [_line_of(each) for each in self.values]
@@ -105,8 +111,9 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
 
     Leaves have the names of [`named_leaves`][pytreemod.named_leaves]. Numbers are compared one
     array at a time, on the host; of two arrays that are one object, or in two files with one
-    checksum, no number is read. Where an array is abstract (`jax.ShapeDtypeStruct`), shape and
-    dtype are compared. NaN equals NaN.
+    checksum, no number is read. Of two trees, functions are compared as objects, and kinds of
+    containers, too; of files, functions by name, and lists equal tuples. Where an array is abstract
+    (`jax.ShapeDtypeStruct`), shape and dtype are compared. NaN equals NaN.
 
     Args:
         a: a tree; or the path of a file, or of a folder of files, of this library or another.
@@ -133,7 +140,31 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
     """
     with ExitStack() as stack:
         one, two = (_side(tree, name, stack) for tree, name in ((a, "a"), (b, "b")))
-        return _compared(one, two)
+        found = _compared(one, two)
+        if isinstance(one, _FileSide) or isinstance(two, _FileSide):
+            return found
+        return replace(found, configuration=(*found.configuration, *_beside(a, b, found)))
+
+
+def _beside(a: PyTree, b: PyTree, found: Diff) -> list[str]:
+    """What differs in two trees and in no table: kinds of containers, functions of one name.
+
+    Args:
+        a: a tree.
+        b: another.
+        found: how their tables differ.
+    """
+    texts = (*found.added, *found.removed, *found.classes, *found.configuration)
+    names = [text.partition(": ")[0].removeprefix(ROOT_NAME) for text in texts]
+    lines: list[str] = []
+    # Of arrays the tables have said it, and a leaf that is no array is configuration.
+    for each in compare(a, b, lambda x, y: True):
+        name = plain_name(each.path)
+        inside = f"{name}." if name else ""
+        if each.kind != "value" and not any(n == name or n.startswith(inside) for n in names):
+            sides = each.line().removeprefix(f"{each.where()}: ")
+            lines.append(f"{name or ROOT_NAME}: {sides}")
+    return lines
 
 
 class _Side:
@@ -189,7 +220,9 @@ def _side(tree: Any, name: str, stack: ExitStack) -> _Side:
 def _compared(one: _Side, two: _Side) -> Diff:
     ours, theirs = one.table.leaves, two.table.leaves
     shapes, dtypes, values = list[str](), list[str](), list[ChangedValues]()
-    configuration = _others(one.table.config, two.table.config, describe_json)
+    both = one.table.classes.keys() & two.table.classes.keys()
+    configuration = _others(one.table.config, two.table.config, describe_json, both)
+    configuration += _others(one.table.precisions, two.table.precisions, _precision_text, both)
     equal = 0
     for name, leaf in ours.items():
         if name not in theirs:
@@ -221,14 +254,39 @@ def _compared(one: _Side, two: _Side) -> Diff:
     )
 
 
-def _others(ours: Any, theirs: Any, text: Callable[[Any], str]) -> list[str]:
-    """What differs in what both have."""
-    common = [name for name in ours if name in theirs]
-    return [
-        _both(name, text(ours[name]), text(theirs[name]))
-        for name in common
-        if not are_same(ours[name], theirs[name])
-    ]
+def _others(
+    ours: Mapping[Name, Any],
+    theirs: Mapping[Name, Any],
+    text: Callable[[Any], str],
+    nodes: Set[Name] = frozenset(),
+) -> list[str]:
+    """What differs in what both have, and what one has of nodes that both have.
+
+    Args:
+        ours: configuration, or classes.
+        theirs: those of the other side.
+        text: what is shown of one.
+        nodes: what both have, so that a role or a precision that only one was given is a
+            difference.
+    """
+    lines: list[str] = []
+    for name in {**ours, **theirs}:
+        is_both = name in ours and name in theirs
+        if is_both and not are_same(ours[name], theirs[name]):
+            lines.append(_both(name, text(ours[name]), text(theirs[name])))
+        elif not is_both and name and name[:-1] in nodes and name[-1] in (ROLES, PRECISION):
+            sides = [text(side[name]) if name in side else "nothing" for side in (ours, theirs)]
+            lines.append(_both(name, *sides))
+    return lines
+
+
+def _precision_text(value: Any) -> str:
+    texts: list[str] = []
+    for method, dtypes in (pair["list"] for pair in value["list"]):
+        roles = zip(("params", "compute", "output"), (dtypes or {"list": ()})["list"], strict=False)
+        text = ",".join(f"{role}={dtype}" for role, dtype in roles) or "none"
+        texts.append(text if method == "__call__" else f"{method}: {text}")
+    return "; ".join(texts)
 
 
 def _class_text(cls: str) -> str:

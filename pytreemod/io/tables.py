@@ -476,10 +476,18 @@ class Table:
     versions: dict[Name, int] = field(default_factory=dict[Name, int])
     """The version of each node's class, where that is not 1."""
 
+    precisions: dict[Name, Json] = field(default_factory=dict[Name, Json])
+    """The precision that each node was given; a load leaves that of `like`."""
+
     def copy(self) -> Table:
         """The same table, to be changed."""
         return Table(
-            {**self.leaves}, {**self.config}, {**self.classes}, [*self.states], {**self.versions}
+            {**self.leaves},
+            {**self.config},
+            {**self.classes},
+            [*self.states],
+            {**self.versions},
+            {**self.precisions},
         )
 
 
@@ -549,10 +557,13 @@ class _Reading(NamedTuple):
                 if key == CLASS_VERSION:
                     self.table.versions[name] = index(value)
                     continue
+                if key == PRECISION:
+                    self.table.precisions[(*name, key)] = value
+                    continue
                 # A token's mark is its place in the model that its State was made with, and as much
                 # the business of `like` as the place is.
-                # So is in which dtypes is computed, and what several are made as one.
-                if cls not in _TOKENS and key not in (PRECISION, MEMBERS):
+                # So is what several are made as one.
+                if cls not in _TOKENS and key != MEMBERS:
                     self.table.config[(*name, words[key])] = value
             return [((words[key],), child) for key, child in content[1].items()]
         if kind not in ("named", "node"):

@@ -1,7 +1,5 @@
 """summary and param_count: what a model is, without running it."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,36 +196,6 @@ def test_bytes_on_one_device():
     assert row.sharding == ("P('data',)" if len(devices) > 1 else "")
 
 
-def test_depth_ends_the_table_and_no_sum():
-    summary = pm.summary(NET, depth=1)
-    assert {row.depth for row in summary.rows} == {0, 1}
-    assert summary.params == pm.summary(NET).params
-
-
-def test_equal_neighbours_are_one_row():
-    """Only neighbours in one list, and only if all that is in them is equal."""
-    layers = [nn.Linear(2, 2, key=KEY)] * 2 + [nn.Linear(2, 3, key=KEY), nn.Linear(2, 2, key=KEY)]
-    lines = str(pm.summary(layers)).split("\n")
-    assert [line.split("  ")[0] for line in lines[1:-1]] == [
-        "2 \N{MULTIPLICATION SIGN} [0]",
-        "[2]",
-        "[3]",
-    ]
-
-
-def test_other_forms():
-    summary = pm.summary(NET, TOKENS)
-    html, text, markdown = summary._repr_html_(), summary.mermaid(), summary.to_markdown()
-
-    assert html.count("<details") == html.count("</details>") == len(str(summary).split("\n")) - 2
-    assert "<script" not in html
-    assert "http" not in html
-    assert text.startswith("flowchart TD\n")
-    nodes = re.findall(r"^  (m\d+)\[", text, re.M)
-    assert len(re.findall("-->", text)) == len(nodes) - 1
-    assert markdown.count("\n|") == len(str(summary).split("\n")) - 1
-
-
 def test_an_example_that_does_not_fit_says_where():
     broken = pm.tree_at(lambda m: m.blocks[1].mlp.layers[1], NET, nn.Linear(7, 4, key=KEY))
     with pytest.raises(
@@ -253,6 +221,23 @@ def test_param_count_takes_selectors():
     assert pm.param_count(NET, nn.LayerNorm) == 5 * 8
     assert pm.param_count(NET, "**.bias") == 5 * (4 + 8 + 4)
     assert pm.param_count(pm.filter_eval_shape(lambda: Net(key=KEY))) == pm.param_count(NET)
+
+
+@pytest.mark.parametrize("wrap", [pm.filter_jit, pm.filter_vmap, lambda model: model.__call__])
+def test_a_wrapped_model_is_the_model(wrap):
+    """Paths start at the model, and what is called in it is seen."""
+    mlp = nn.MLP(3, 2, 8, 1, key=KEY)
+    opt = pm.Optimizer(optax.sgd(0.1)).init(mlp)
+    summary = pm.summary(wrap(mlp), STRUCT((5, 3), jnp.float32), opt=opt)
+    assert [row.path for row in summary.rows] == ["<root>", "layers[0]", "layers[1]"]
+    assert row_of(summary, "layers[1]").calls == 1
+
+
+def test_a_misspelt_option_is_named():
+    """It would go to the model, which does not know it."""
+    with pytest.raises(TypeError, match="dpth") as raised:
+        pm.summary(NET, TOKENS, dpth=1)
+    assert raised.value.__notes__[-1] == "In summary(model, ...), at <root> (is it 'depth'?)"
 
 
 test_refusals = refusals(globals())

@@ -107,9 +107,41 @@ def test_shapes_alone_compare_as_shapes():
     assert pm.diff(skeleton, nn.MLP(3, 2, 5, 1, key=KEY)).shapes
 
 
+def test_what_was_given_to_modules_is_a_difference(tmp_path):
+    """Roles and precisions are in no leaf; files have them, too."""
+    role = pm.with_role(MODEL, "layers.0.weight", "buffer")
+    mixed = "params=float32,compute=bfloat16,output=float32"
+    precision = pm.with_precision(MODEL, pm.by({"layers.1": mixed, ...: None}))
+    expected = {
+        "role": ("layers.0.<roles>: nothing -> ((('weight',), 'buffer'),)",),
+        "precision": (f"layers.1.<precision>: nothing -> {mixed}",),
+    }
+    for name, model in {"role": role, "precision": precision}.items():
+        pm.save(tmp_path / name, model)
+        for other in (model, tmp_path / name):
+            found = pm.diff(MODEL, other)
+            assert found.configuration == expected[name]
+            assert (found.equal, found.values) == (4, ())
+        assert not pm.diff(tmp_path / name, model)
+
+
+def test_what_is_in_no_table_is_a_difference_of_trees():
+    """Functions of one name, kinds of containers, empty ones."""
+    one, two = (nn.Lambda(lambda x, y=number: x + y) for number in (1, 2))
+    (line,) = pm.diff([one], [two]).configuration
+    assert line.startswith("0.fn: test_what_is_in_no_table")
+    assert line.endswith(", another")
+    assert not pm.diff([one], [one])
+    assert pm.diff((1,), [1]).configuration == ("<root>: tuple of 1 -> list of 1",)
+    assert pm.diff({"a": None}, {"a": []}).configuration == ("a: None -> list of 0",)
+    # Said once.
+    other = pm.with_mode(MODEL, activation=jax.nn.gelu)
+    assert pm.diff([MODEL], [other]).configuration == ("0.activation: jax.nn.relu -> jax.nn.gelu",)
+
+
 def test_unrelated_trees_are_one_line():
     text = str(pm.diff(MODEL, {"a": jnp.ones(2), "b": jnp.ones(2)}))
-    assert text == "Diff: all differs: 4 leaves and 2, without a common name"
+    assert text == "Diff: all differs: 4 leaves and 2 leaves, without a common name"
 
 
 def test_a_long_report_is_short():

@@ -62,6 +62,21 @@ def choose_modules(
     return [argument.names_by_path() for argument in arguments]
 
 
+def unwrapped(tree: PyTree) -> tuple[Path, PyTree]:
+    """What is called, without what it is wrapped in, and where it is in that.
+
+    Paths start at the model, however it is called: as a method of it, under a transform.
+
+    Args:
+        tree: a function, or an argument of one.
+    """
+    path: Path = ()
+    while isinstance(tree, (BoundMethod, Transformed)):
+        ((key, child),) = children_of(tree) or [(None, None)]
+        path, tree = (*path, key), child
+    return path, tree
+
+
 def choose_values(
     where: str, rule: By, tree: PyTree, is_offered: Callable[[Any], bool]
 ) -> dict[Path, Any]:
@@ -144,13 +159,8 @@ class _Argument:
     """An argument of a call, or the function that is called."""
 
     def __init__(self, tree: PyTree, has_method: Callable[[Any], bool]):
-        path, inner = (), tree
-        # Wrappers are passed by: paths start at the model, however it is called.
-        while isinstance(inner, (BoundMethod, Transformed)):
-            ((key, child),) = children_of(inner) or [(None, None)]
-            path, inner = (*path, key), child
+        self.prefix, inner = unwrapped(tree)
         self.inner = inner
-        self.prefix: Path = path
         self.locs = list(_spots(inner, (), 0, RoleHere()))
         self.candidates = Locations(
             Location(loc.path, loc.node, (), loc.role, is_node=True)
