@@ -127,6 +127,15 @@ class By(Rule):
     def __repr__(self) -> str:
         return f"by({{{', '.join(f'{s!r}: {v!r}' for s, v in self.items)}}})"
 
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        import wadler_lindig as wl  # As in `tree.printing`.
+
+        names = ["..." if s == _DEFAULT else repr(s) for s in self.selectors]
+        values = [wl.pdoc(value, **kwargs) for _, value in self.items]
+        docs = [wl.TextDoc(f"{name}: ") + value for name, value in zip(names, values, strict=True)]
+        begin, end = wl.TextDoc("by({"), wl.TextDoc("})")
+        return wl.bracketed(begin=begin, docs=docs, sep=wl.comma, end=end, indent=kwargs["indent"])
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, By) and self.items == other.items
 

@@ -180,8 +180,7 @@ class _Short:
                 beside.append(text.group())
         rows += _in_a_row(beside)
         self._is_counted = was
-        begin, end = wl.TextDoc(f"{own_class(node).__name__}("), wl.TextDoc(")")
-        return wl.bracketed(begin=begin, docs=rows, sep=wl.comma, end=end, indent=2)
+        return _in_brackets(f"{own_class(node).__name__}(", rows, ")")
 
     def _doc_of_child(self, node: Any, key: Any, child: Any) -> Any:
         import wadler_lindig as wl
@@ -212,9 +211,7 @@ class _Short:
         ]
         begin, end = ("[", "]") if class_of(node) is list else ("(", ")")
         end = f",{end}" if class_of(node) is tuple and len(node) == 1 else end
-        return wl.bracketed(
-            begin=wl.TextDoc(begin), docs=items, sep=wl.comma, end=wl.TextDoc(end), indent=2
-        )
+        return _in_brackets(begin, items, end)
 
     def _doc_of_dict(self, node: Any) -> Any:
         import wadler_lindig as wl
@@ -223,15 +220,31 @@ class _Short:
             wl.TextDoc(f"{key!r}: ") + self._doc_of_child(node, jtu.DictKey(key), value)
             for key, value in node.items()
         ]
-        begin, end = wl.TextDoc("{"), wl.TextDoc("}")
-        return wl.bracketed(begin=begin, docs=docs, sep=wl.comma, end=end, indent=2)
+        return _in_brackets("{", docs, "}")
+
+
+def _in_brackets(begin: str, docs: list[Any], end: str) -> Any:
+    import wadler_lindig as wl
+
+    if len(docs) == 1:
+        # What is alone needs no lines for its brackets.
+        return wl.TextDoc(begin) + docs[0] + wl.TextDoc(end)
+    return wl.bracketed(
+        begin=wl.TextDoc(begin), docs=docs, sep=wl.comma, end=wl.TextDoc(end), indent=2
+    )
 
 
 def _in_a_row(docs: list[Any]) -> list[Any]:
-    """Configuration, on one line if there is room."""
+    """Configuration, as much on each line as there is room for."""
     import wadler_lindig as wl
 
-    return [wl.join(wl.comma, docs).group()] if docs else []
+    if not docs:
+        return []
+    row = docs[0]
+    for doc in docs[1:]:
+        # A group of its own, so that a line is broken only before what does not fit.
+        row = row + wl.TextDoc(",") + (wl.BreakDoc(" ") + doc).group()
+    return [row]
 
 
 def _shown_names(node: Any, record: AbstractRecord) -> list[str]:

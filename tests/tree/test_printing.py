@@ -118,8 +118,8 @@ class Scaled(pm.Module):
         ),
         (
             Holder([affine(), affine(), None, affine()]),
-            f"Holder(\n  content=[2{TIMES}Affine(weight=f32[2,3], bias=f32[2]), None,"
-            " Affine(weight=f32[2,3], bias=f32[2])]\n)",
+            f"Holder(content=[\n  2{TIMES}Affine(weight=f32[2,3], bias=f32[2]), None,"
+            " Affine(weight=f32[2,3], bias=f32[2])\n])",
         ),
         (Holder([1, 1, 1]), "Holder(content=[1, 1, 1])"),
     ],
@@ -162,6 +162,28 @@ def test_real_models_and_optimizers_take_thirty_lines():
     assert "mu=Model(" in repr(opt)
     low_rank = pm.lora(model, "blocks.*.mlp.**.weight", 2, key=KEY)
     assert "weight=LowRank(base=f32[16,8], a=f32[2,8] (lora), b=f32[16,2] (lora)" in repr(low_rank)
+
+
+def test_configuration_fills_its_lines():
+    """A line is broken before what has no room, and what is alone adds no line of its own."""
+    attention = pm.nn.MultiheadAttention(4, 1600, key=KEY)
+    lines = repr(Holder([Holder([attention, affine()])])).splitlines()
+    assert lines[0] == "Holder(content=[Holder(content=["
+    assert lines[-1] == "])])"
+    sizes = [line for line in lines if "num_heads" in line or "qk_size" in line]
+    assert len(sizes) <= 2
+    assert all(len(line) <= 100 for line in lines)
+
+
+def test_rules_are_printed_without_addresses():
+    rules = pm.by({pm.nn.LayerNorm: None, ...: optax.adam(1e-3)})
+    opt = pm.Optimizer(pm.by({"bias": None, ...: optax.adam(1e-3)})).init(affine())
+    for text in (repr(opt), pm.tree_pformat(opt), pm.tree_pformat({"rules": rules})):
+        assert " at 0x" not in text
+        assert "...: GradientTransformationExtraArgs(" in text
+    assert pm.tree_pformat(pm.by({"a": 1, ...: jnp.ones(2)})) == (
+        "by({select.path('a'): 1, ...: f32[2]})"
+    )
 
 
 def test_a_list_in_itself_is_printed():
