@@ -110,6 +110,7 @@ EquinoxTracetimeError = CheckError
 
 _LATER = {
     "all_finite": "pytreemod.training.loss_scaling:all_finite",
+    "axis_names": "pytreemod.module.naming_axes:axis_names",
     "capture": "pytreemod.debug.capturing:capture",
     "Computed": "pytreemod.module.computed_leaves:Computed",
     "computed": "pytreemod.module.computed_leaves:computed",
@@ -159,6 +160,7 @@ _LATER = {
     "tree_inference": "pytreemod.nn.modes:inference_mode",
     "tree_serialise_leaves": "pytreemod.io.equinox_files:tree_serialise_leaves",
     "untie": "pytreemod.module.ties:untie",
+    "with_axis_names": "pytreemod.module.naming_axes:with_axis_names",
     "with_mode": "pytreemod.nn.modes:with_mode",
     "with_precision": "pytreemod.training.precision_rules:with_precision",
 }
@@ -200,6 +202,8 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.versions import migration as migration
     from pytreemod.module.computed_leaves import Computed as Computed
     from pytreemod.module.computed_leaves import computed as computed
+    from pytreemod.module.naming_axes import axis_names as axis_names
+    from pytreemod.module.naming_axes import with_axis_names as with_axis_names
     from pytreemod.module.resolving import resolve as resolve
     from pytreemod.module.ties import tie as tie
     from pytreemod.module.ties import untie as untie

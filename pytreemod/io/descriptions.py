@@ -55,8 +55,9 @@ from pytreemod.io.versions import check_version
 from pytreemod.module.classes import Module, file_version_of
 from pytreemod.module.constraining import take_in_change
 from pytreemod.module.construction import fill_defaults
+from pytreemod.module.flattening import note_of
 from pytreemod.module.reading import MADE, count_made_as_one, is_computed
-from pytreemod.module.schema import ROLES
+from pytreemod.module.schema import AXES, ROLES
 from pytreemod.module.ties import members_of_ties, observe_one, retie
 from pytreemod.state.forms import ranks_of
 from pytreemod.state.rows import Row
@@ -67,7 +68,6 @@ from pytreemod.training.precision_rules import PRECISION, precisions_of, with_pr
 from pytreemod.tree.nodes import (
     DECLARED_ROLES,
     AbstractRecord,
-    GivenRoles,
     children_of,
     is_plain_tuple,
     own_class,
@@ -168,9 +168,9 @@ class _Writer:
         path: KeyPath,
     ) -> Json:
         fields = self._fields(node, keys, written, record.names(node))
-        given = record.given_roles(node)
-        if given:
-            fields[2][ROLES] = self.configuration.write(given)
+        for note in (ROLES, AXES):
+            if said := note_of(node, note):
+                fields[2][note] = self.configuration.write(said)
         precisions = precisions_of(node)
         if precisions:
             pairs = [
@@ -428,10 +428,11 @@ class _Rebuilder:
             raise FileError(schema.refusal)
         self.has_ties = self.has_ties or schema.is_hole
         check_version(cls, config.get(CLASS_VERSION, 1), path, self.where)
-        roles = self._given_roles(config, path)
+        said = {note: self._said(config, note, path) for note in (ROLES, AXES) if note in config}
+        DECLARED_ROLES.update(role for _, role in said.get(ROLES, ()))
         precisions = self._precisions(config, path)
         members = self._members(config, path)
-        notes = (ROLES, PRECISION, MEMBERS, CLASS_VERSION)
+        notes = (ROLES, AXES, PRECISION, MEMBERS, CLASS_VERSION)
         config = {f: value for f, value in config.items() if f not in notes}
         values = self._values(cls, data, config, path, schema.fields)
         told = set(values)
@@ -445,7 +446,7 @@ class _Rebuilder:
         config = (*config, *later)
         if schema.computes and members:
             values[MADE] = observe_one(cls, values, config, members)
-        made = restore_checked(cls, {**values, **roles}, config, self.where, path)
+        made = restore_checked(cls, {**values, **said}, config, self.where, path)
         if schema.is_hole and members:
             self.members[id(made)] = members
         try:
@@ -470,16 +471,13 @@ class _Rebuilder:
         except PytreemodError as error:
             raise FileError(str(error)) from error
 
-    def _given_roles(self, config: dict[str, Any], path: str) -> dict[str, GivenRoles]:
-        """The roles that the node was given, as it keeps them; empty if there are none."""
-        if ROLES not in config:
-            return {}
-        given = self.reader.read(config[ROLES], path)
-        # Whoever asks for a role relies on the form.
-        if not all(role and isinstance(role, str) and _are_steps(steps) for steps, role in given):
-            raise self.reader.malformed(path or "<root>", given)
-        DECLARED_ROLES.update(role for _, role in given)
-        return {ROLES: given}
+    def _said(self, config: dict[str, Any], note: str, path: str) -> tuple[Any, ...]:
+        """What the node says of its leaves, in the form in which it stores that."""
+        said = self.reader.read(config[note], path)
+        # Its readers rely on the form.
+        if not all(text and isinstance(text, str) and _are_steps(steps) for steps, text in said):
+            raise self.reader.malformed(path or "<root>", said)
+        return said
 
     def _constrain(self, cls: Any, values: dict[str, Any], told: set[str], path: str) -> None:
         """Bring in a file's constrained value: the field was not constrained yet, or resolved."""

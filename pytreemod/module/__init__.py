@@ -2,10 +2,10 @@
 
 Owns: declaring fields, dividing them into data and configuration, building and freezing
 instances, telling JAX how to flatten them, bound methods, how the functions in fields are pickled,
-fields that are not read as they are stored, and the roles that single instances were given. The
-walk is `fields` → `division` → `flattening` → `reading` → `schema` → `overriding` → `methods` →
-`records` → `construction` → `pickling` → `classes`; on it stand `computed_leaves`, `ties`,
-`resolving` and `roles`.
+fields that are not read as they are stored, the roles that single instances were given, and the
+names of axes. The walk is `fields` → `division` → `flattening` → `reading` → `schema` →
+`overriding` → `methods` → `records` → `construction` → `pickling` → `classes`; what builds on it:
+`computed_leaves`, `ties`, `resolving`, `roles` and `naming_axes`.
 
 May import `tree` and what that may import.
 

@@ -54,11 +54,11 @@ class Contract:
         self._sources: dict[str, tuple[str, bool | None]] = {}
         for name, field in cls.__record__.fields.items():
             try:
-                annotation = _evaluated(cls, field)
+                annotation = evaluated(cls, field)
             except Exception as error:
                 unread[name] = f"{field.type}  # {error}"
                 continue
-            options = _options(annotation)
+            options = options_of(annotation)
             dims = [kind.dim_str for kind in options if _is_array(kind)]
             sizes = [self._size(token, used) for token in dims[0].split()] if dims else []
             if not dims or None in sizes:
@@ -122,7 +122,7 @@ class Contract:
         return self._scope.pop("read")
 
 
-def _evaluated(cls: type, field: Any) -> Any:
+def evaluated(cls: type, field: Any) -> Any:
     """A field's annotation; one that is a text is read where the class that declares it is."""
     if not isinstance(field.type, str):
         return field.type
@@ -130,7 +130,8 @@ def _evaluated(cls: type, field: Any) -> Any:
     return eval(field.type, dict(vars(sys.modules[owner.__module__])))
 
 
-def _options(annotation: Any) -> tuple[Any, ...]:
+def options_of(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; of anything else, that alone."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     return typing.get_args(annotation) if is_union else (annotation,)
 

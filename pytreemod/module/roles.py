@@ -7,34 +7,19 @@ stored beside its fields: it goes wherever the Module goes, and other instances 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.module.construction import with_notes
+from pytreemod.module.said_of_leaves import depth_of_holder, with_said
 from pytreemod.module.schema import ROLES
-from pytreemod.tree.nodes import (
-    DECLARED_ROLES,
-    GivenRoles,
-    Location,
-    StandsFor,
-    children_of,
-    leaves_shown,
-    locations,
-    record_of,
-)
-from pytreemod.tree.paths import path_text, step_name
+from pytreemod.tree.nodes import DECLARED_ROLES, Location, leaves_shown, locations
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.surgery import with_children
-from pytreemod.typing import FilterSpec, class_of
+from pytreemod.typing import FilterSpec
 
 _T = TypeVar("_T")
-_Steps = tuple[str, ...]
-
-# For each Module that is to change, by its path: what becomes of its leaves, by their steps.
-_Changes = dict[tuple[Any, ...], dict[_Steps, str | None]]
 
 _OF_TRAINING = ("param", "buffer")
 _SYNONYMS = {
@@ -98,51 +83,15 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
         _refuse_nothing(selector, locs)
     _refuse_unheld(picked)
     # First without: only then is it known which of them have that role anyway.
-    bare = _given(model, ((loc, None) for loc in picked))
+    bare = with_said(model, ROLES, ((loc, None) for loc in picked))
     if role is None:
         return bare
     DECLARED_ROLES.add(role)
     now = zip(locations(bare), mask, strict=True)
-    new = _given(bare, ((loc, role) for loc, is_picked in now if is_picked and loc.role != role))
+    given = ((loc, role) for loc, is_picked in now if is_picked and loc.role != role)
+    new = with_said(bare, ROLES, given)
     _check_roles(new, locs, mask, role)
     return new
-
-
-def _given(model: _T, roles: Iterable[tuple[Location, str | None]]) -> _T:
-    """The model with roles given to places, or taken from them."""
-    changes: _Changes = {}
-    for loc, role in roles:
-        depth = _depth_of_holder(loc)
-        steps = tuple(map(step_name, loc.path[depth:]))
-        changes.setdefault(loc.path[:depth], {})[steps] = role
-    above = {path[:i] for path in changes for i in range(len(path) + 1)}
-    return _changed(model, (), changes, above)
-
-
-def _depth_of_holder(loc: Location) -> int:
-    """How many steps there are to the innermost Module above a leaf; -1 if there is none."""
-    nodes = [node for node in loc.nodes if class_of(node) is not StandsFor]
-    return max((i for i, node in enumerate(nodes) if record_of(node) is not None), default=-1)
-
-
-def _changed(
-    node: Any, path: tuple[Any, ...], changes: _Changes, above: set[tuple[Any, ...]]
-) -> Any:
-    if path not in above:
-        return node
-    children = children_of(node) or []
-    below = [_changed(child, (*path, key), changes, above) for key, child in children]
-    node = with_children(node, children, below)
-    return _holding(node, changes[path]) if path in changes else node
-
-
-def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
-    """A Module with other roles; itself, if nothing changes."""
-    old: GivenRoles = class_of(node).__record__.given_roles(node)
-    now: dict[_Steps, str | None] = {**dict(old), **changes}
-    # In order, so that it is no matter in which one they were given.
-    new: GivenRoles = tuple(sorted((s, role) for s, role in now.items() if role is not None))
-    return node if new == old else with_notes(node, {ROLES: new})
 
 
 # ---- refusals
@@ -183,7 +132,7 @@ def _refuse_nothing(selector: Any, locs: list[Location]) -> NoReturn:
 
 
 def _refuse_unheld(picked: list[Location]) -> None:
-    lost = [path_text(loc.path) for loc in picked if _depth_of_holder(loc) < 0]
+    lost = [path_text(loc.path) for loc in picked if depth_of_holder(loc) < 0]
     if lost:
         raise SpecError(
             "with_role(selector)",

@@ -50,6 +50,8 @@ from pytreemod.typing import class_of
 
 # The note of roles that an instance was given (see `roles`).
 ROLES = "<roles>"
+# Of names of axes that an instance was given (see `naming_axes`).
+AXES = "<axes>"
 # And of the rules around its methods (see `transform.interception.surrounded_calls`).
 CALL_RULES = "<rings>"
 

@@ -158,6 +158,14 @@ class LinearGeneral(Layer):
         """The shape of the weight: in_features, then out_features."""
         return (*self.in_features, *self.out_features)
 
+    def __axis_names__(self) -> dict[str, tuple[str | None, ...]]:
+        ends = (("in_features", self.in_features), ("out_features", self.out_features))
+        ins, outs = (
+            (name,) if len(sizes) == 1 else tuple(f"{name}_{i}" for i in range(len(sizes)))
+            for name, sizes in ends
+        )
+        return {"weight": (*ins, *outs), "bias": outs}
+
     @ignores_key
     @in_scope("pm.nn.LinearGeneral")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
@@ -246,6 +254,11 @@ class Einsum(Layer):
         self.weight = initial_factors(self, weight_init, weight_key, dtype)
         start = jax.nn.initializers.zeros if bias_init is None else bias_init
         self.bias = initial_bias(self, start, bias_key, dtype)
+
+    def __axis_names__(self) -> dict[str, tuple[str | None, ...]]:
+        _, second, out = _terms(self.equation)
+        count = 0 if self.bias_shape is None else len(self.bias_shape)
+        return {"weight": (*second,), "bias": (*out.replace("...", "")[-count:],) if count else ()}
 
     @ignores_key
     @in_scope("pm.nn.Einsum")

@@ -49,6 +49,9 @@ class LowRank(Computed):
         """The matrix that it reads as."""
         return self.base + self.scale * (self.b @ self.a)
 
+    def __part_axis_names__(self, names: Any) -> dict[str, Any]:
+        return {"a": (None, names[1]), "b": (names[0], None)}
+
 
 def lora(
     model: _M, selector: Any, rank: int = 8, *, key: KeyLike, alpha: float | None = None

@@ -90,6 +90,10 @@ class Quantized(Computed):
     def __value_shape__(self) -> tuple[int, ...] | None:
         return self.shape
 
+    def __part_axis_names__(self, names: Any) -> dict[str, Any]:
+        # Along a row, bytes and groups are not the entries that the name is of.
+        return {"numbers": (names[0], None), "scales": (names[0], None)}
+
 
 class IntegerForm(NamedTuple):
     """How a matrix is stored."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.field_kinds import checked, size
 from pytreemod.nn.calling import in_scope, uses_key_if, wants_key
-from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_keywords
+from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_keywords, check_name
 from pytreemod.nn.members.layer import Members
 from pytreemod.nn.members.making import make_members
 from pytreemod.nn.members.sharing import check_shared, refuse_kept_state, shared_paths
@@ -61,6 +61,7 @@ class Ensemble(Members[_M]):
         key: split between the members; or what `init_keys` gave.
         shared: a selector on a member: a path, a class, or what `pm.select` makes. What it picks is
             the first member's.
+        axis_name: what [`axis_names`][pytreemod.axis_names] calls the leading axis.
 
     State and randomness: is stateful if its members are, or have tokens without saying so. Each
         value in the State has a leading axis of size n; values that come from elsewhere may be read
@@ -96,6 +97,7 @@ class Ensemble(Members[_M]):
     member: _M
     n: int = size(1)
     shared: tuple[str, ...] = checked(check_shared)
+    axis_name: str = checked(check_name, default="members")
 
     def __init__(
         self,
@@ -104,8 +106,9 @@ class Ensemble(Members[_M]):
         *,
         key: KeyLike | None = None,
         shared: FilterSpec | None = None,
+        axis_name: str = "members",
     ):
-        self.n = n
+        self.n, self.axis_name = n, axis_name
         found: list[tuple[str, ...]] = []
 
         def look(member: Any) -> None:
@@ -182,7 +185,11 @@ class Ensemble(Members[_M]):
 
     @classmethod
     def from_members(
-        cls, members: Iterable[_M], *, shared: FilterSpec | None = None
+        cls,
+        members: Iterable[_M],
+        *,
+        shared: FilterSpec | None = None,
+        axis_name: str = "members",
     ) -> Ensemble[_M]:
         """An Ensemble of members that exist, which differ in their arrays' values alone.
 
@@ -195,6 +202,7 @@ class Ensemble(Members[_M]):
         Args:
             members: at least one.
             shared: as for `Ensemble`; what it picks must be the same in all of them.
+            axis_name: as for `Ensemble`.
 
         Returns:
             The Ensemble.
@@ -212,7 +220,8 @@ class Ensemble(Members[_M]):
         paths = shared_paths(members[0], shared)
         # What `__init__` would make is there already.
         blank: Any = Ensemble(Identity, 1)
-        return blank.replace(member=stack_members(members, paths), n=len(members), shared=paths)
+        made = stack_members(members, paths)
+        return blank.replace(member=made, n=len(members), shared=paths, axis_name=axis_name)
 
 
 def _axes(

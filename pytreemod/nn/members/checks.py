@@ -36,6 +36,17 @@ STACK = Owner("Stack", "layer", "make_layer", "stack", "depth", 0)
 ENSEMBLE = Owner("Ensemble", "member", "make", "nets", "n", 1)
 
 
+def check_name(where: str, name: Any) -> str:
+    """Refuse what is no name of an axis of members.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if isinstance(name, str) and name.isidentifier():
+        return name
+    raise ArgumentError(where, "a name, such as 'layers'", describe(name))
+
+
 def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence[str] = ()) -> None:
     """Refuse arguments that members do not take: before they are called, in their owner's name.
 

@@ -18,7 +18,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.field_kinds import check_size, checked, size
 from pytreemod.nn.arguments import required_state
 from pytreemod.nn.calling import ABSENT, Absence, Absent, in_scope, uses_key_if, wants_key
-from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading
+from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading, check_name
 from pytreemod.nn.members.layer import MemberCall, Members
 from pytreemod.nn.members.making import make_members
 from pytreemod.nn.members.stacking import stack_members
@@ -71,6 +71,7 @@ class Stack(Members[_L]):
         remat: whether to recompute what each layer computed, in the backward pass, instead of
             storing it; or a policy that says what may be stored, see `jax.checkpoint_policies`.
         unroll: how many layers to write out in each step of the scan; True for all.
+        axis_name: what [`axis_names`][pytreemod.axis_names] calls the leading axis.
 
     State and randomness: is stateful if its layer is, or has tokens without saying so. Each value
         in the State has a leading axis of size depth. Each random stream is one, split between the
@@ -101,6 +102,7 @@ class Stack(Members[_L]):
     depth: int = size()
     remat: bool | Callable[..., Any] = checked(_check_remat)
     unroll: int | bool = checked(_check_unroll)
+    axis_name: str = checked(check_name, default="layers")
 
     def __init__(
         self,
@@ -110,8 +112,9 @@ class Stack(Members[_L]):
         key: KeyLike | None = None,
         remat: bool | Callable[..., Any] = False,
         unroll: int | bool = 1,
+        axis_name: str = "layers",
     ):
-        self.depth, self.remat, self.unroll = depth, remat, unroll
+        self.depth, self.remat, self.unroll, self.axis_name = depth, remat, unroll, axis_name
         self.layer = make_members(STACK, make_layer, self.depth, key)
 
     @overload
@@ -196,6 +199,7 @@ class Stack(Members[_L]):
         *,
         remat: bool | Callable[..., Any] = False,
         unroll: int | bool = 1,
+        axis_name: str = "layers",
     ) -> Stack[_L]:
         """A Stack of layers that exist, which differ in nothing but the values of their arrays.
 
@@ -209,6 +213,7 @@ class Stack(Members[_L]):
             layers: at least one.
             remat: as for `Stack`.
             unroll: as for `Stack`.
+            axis_name: as for `Stack`.
 
         Returns:
             The Stack.
@@ -222,7 +227,7 @@ class Stack(Members[_L]):
             hint = ("A Stack of none is made by", "nn.Stack(make_layer, 0)")
             raise ArgumentError("Stack.from_layers", "at least one layer", "none", hint=hint)
         # What `__init__` would make is there already.
-        blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll)
+        blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll, axis_name=axis_name)
         return blank.replace(layer=stack_members(layers), depth=len(layers))
 
     def _recomputing(self, step: _Step) -> Callable[..., Any]:

@@ -1,0 +1,419 @@
+"""Names of the axes of a model's arrays, read from the annotations of their fields.
+
+`weight: Float[Array, "heads embed"]` names two axes. Nothing is stored for that: the names are read
+where they are asked for, from the class, so that they cannot disagree with the arrays after a
+transform. What a class cannot say in an annotation, it says in a method `__axis_names__`; what
+holds several layers as one (`Stack`, `Ensemble`) names its own axis; and `with_axis_names` says
+more of the leaves of one model.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+from jaxtyping import AbstractArray
+
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
+from pytreemod.module.array_shapes import evaluated, options_of
+from pytreemod.module.flattening import note_of
+from pytreemod.module.reading import is_computed, made_of
+from pytreemod.module.said_of_leaves import depth_of_holder, with_said
+from pytreemod.module.schema import AXES
+from pytreemod.tree.members import holds_of
+from pytreemod.tree.nodes import Location, StandsFor, locations, record_of
+from pytreemod.tree.paths import path_text, step_name
+from pytreemod.tree.prefixes import By
+from pytreemod.tree.renewing import with_new_containers
+from pytreemod.typing import PyTree, class_of, jtu
+
+_T = TypeVar("_T")
+
+AxisNames: TypeAlias = tuple[str | None, ...]
+"""A name, or None, for each axis of an array."""
+
+
+def axis_names(tree: PyTree) -> PyTree:
+    """The names of the axes of each leaf, from the annotations of the fields.
+
+    `weight: Float[Array, "out_features in_features"]` has the names `("out_features",
+    "in_features")`. An axis without a name has None: one of fixed size (`"3"`), `_`, `...`, an
+    expression, or what a variadic part (`*shape`) covers; so have all axes of a field whose
+    annotation names none, and of what no Module holds. Of a union, the first alternative counts
+    that fits the leaf's rank and fixed sizes. In a list, tuple or dict, the annotation of its
+    elements counts. If a name appears twice in one leaf, the first axis has it.
+
+    What annotations cannot say:
+
+    - a class whose axes depend on its configuration has a method `__axis_names__(self)`, which
+      gives a dict from the name of a field to a tuple of names;
+    - [`nn.Stack`][pytreemod.nn.Stack] and [`nn.Ensemble`][pytreemod.nn.Ensemble] name their own
+      axis: `"layers"`, `"members"`, or what their `axis_name=` says;
+    - [`with_axis_names`][pytreemod.with_axis_names] names axes of single leaves.
+
+    The parts of a computed leaf that have its shape have the names of the field; of a
+    [`lora`][pytreemod.lora] update, each factor has the name of the axis that it shares.
+    Gradients, an [`Optimizer`][pytreemod.Optimizer] and moving averages of a model have the model's
+    names, for they have its classes.
+
+    Args:
+        tree: a model, or what has the structure of one; abstract arrays do.
+
+    Returns:
+        A tree of the structure of `tree`, in which each leaf is a tuple as long as its rank.
+
+    Raises:
+        ShapeError: the annotation of a leaf names axes, and does not fit its rank, or a fixed size
+            in it another; by path.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> from pytreemod import nn
+        >>> linear = nn.Linear(3, 2, key=jax.random.key(0))
+        >>> names = pm.axis_names(linear)
+        >>> names.weight, names.bias
+        (('out_features', 'in_features'), ('out_features',))
+        >>> stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=jax.random.key(0))
+        >>> pm.axis_names(stack).layer.weight
+        ('layers', 'out_features', 'in_features')
+    """
+    found = [names_of(loc) for loc in locations(tree)]
+    unfit = [
+        f"{path_text(loc.path)}: {describe(loc.leaf)}, and {each.reason}"
+        for loc, each in zip(locations(tree), found, strict=True)
+        if each.is_unfit
+    ]
+    if unfit:
+        raise ShapeError(
+            "axis_names",
+            "arrays that fit the annotations of their fields",
+            f"{len(unfit)} that do{'es' * (len(unfit) == 1)} not",
+            places=unfit,
+            hint=[
+                "an axis that a map has added has to be named:",
+                'pm.with_axis_names(model, pm.by({"**": "layers ..."}))',
+            ],
+        )
+    return jtu.tree_structure(tree).unflatten([each.names for each in found])
+
+
+def with_axis_names(model: _T, names: By) -> _T:
+    """Name the axes of chosen leaves of one model.
+
+    For what no annotation says, above all the axis that a vmapped construction has added. Like
+    roles, the names are configuration: transforms, surgery, copies, pickles and files preserve
+    them. Where a leaf has another rank, as inside a map over that axis, the annotation answers.
+
+    Args:
+        model: a model, or any tree of Modules.
+        names: a [`by`][pytreemod.by] with a text for each selector: one name for each axis of the
+            leaf, `_` for none, and at most one `...` for the names that the axes have already, as
+            in `"layers ..."`. None leaves a leaf as it is.
+
+    Returns:
+        A new tree. The arrays in it are the same.
+
+    Raises:
+        ArgumentError: `names` is no `by`, or a value is not such a text.
+        SpecError: a leaf has another rank; no Module holds it; or what `by` refuses.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> from pytreemod import nn
+        >>> keys = jax.random.split(jax.random.key(0), 5)
+        >>> nets = pm.filter_vmap(lambda key: nn.Linear(3, 2, key=key))(keys)
+        >>> nets = pm.with_axis_names(nets, pm.by({"**": "nets ..."}))
+        >>> pm.axis_names(nets).weight
+        ('nets', 'out_features', 'in_features')
+    """
+    if not isinstance(names, By):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+        hint = ["name the leaves by selectors:", 'pm.by({"**": "layers ..."})']
+        raise ArgumentError("with_axis_names(names)", "pm.by({...})", describe(names), hint=hint)
+    model = with_new_containers(model)
+    locs = list(locations(model))
+    said = [text and _checked(text) for text in names.values(model, root="model")]
+    pairs = [(loc, each) for loc, each in zip(locs, said, strict=True) if each is not None]
+    _refuse_unheld([loc for loc, _ in pairs])
+    made = with_said(model, AXES, pairs)
+    _refuse_unfit(made, [each is not None for each in said])
+    return made
+
+
+# ---- one leaf
+
+
+class LeafNames(NamedTuple):
+    """The names of a leaf's axes.
+
+    Attributes:
+        names: as many as it has axes.
+        reason: why there are none, or what does not fit; empty if there is nothing to say.
+        is_unfit: whether what the annotation says does not fit the leaf.
+    """
+
+    names: AxisNames
+    reason: str = ""
+    is_unfit: bool = False
+
+
+def names_of(loc: Location) -> LeafNames:
+    """The names of the axes of a leaf of any tree.
+
+    Args:
+        loc: the leaf, and how it is reached.
+    """
+    leaf = _Leaf(loc)
+    if not leaf.shape or leaf.depth < 0:
+        return LeafNames((None,) * len(leaf.shape), "no Module holds it" if leaf.shape else "")
+    names = leaf.said()
+    found = leaf.annotated(leaf.shape) if names is None else LeafNames(names)
+    # Under a model's classes an optimizer may have arrays of its own, such as factored moments.
+    is_own = found.is_unfit and any(map(_mirrors, leaf.nodes))
+    return found._replace(names=_once(found.names), is_unfit=found.is_unfit and not is_own)
+
+
+class _Leaf:
+    """A leaf of a tree, and what is above it.
+
+    Attributes:
+        nodes: the nodes above it, the root first: one for each step of its path.
+        depth: how many steps there are to the innermost Module above it.
+        steps: from there to the leaf.
+        front: the names of the axes of layers and members.
+    """
+
+    def __init__(self, loc: Location):
+        self.path = loc.path
+        self.shape: tuple[int, ...] = tuple(getattr(loc.leaf, "shape", ()))
+        self.nodes = [node for node in loc.nodes if class_of(node) is not StandsFor]
+        self.depth = depth_of_holder(loc)
+        self.steps = tuple(map(step_name, loc.path[self.depth :]))
+        self.front = tuple(_axis_name(self.nodes[len(hold.path)]) for hold in holds_of(loc))
+
+    def said(self) -> AxisNames | None:
+        """What `with_axis_names` said; None if that is nothing, or does not fit the rank."""
+        text: str | None = dict(note_of(self.nodes[self.depth], AXES)).get(self.steps)
+        if text is None:
+            return None
+        said: tuple[Any, ...] = tuple(_WORDS.get(word, word) for word in text.split())
+        if ... not in said:
+            # Of one layer, if several are held as one.
+            return next(
+                (n for n in (said, (*self.front, *said)) if len(n) == len(self.shape)), None
+            )
+        at, count = said.index(...), len(self.shape) - len(said) + 1
+        rest = None if count < 0 else self.annotated(self.shape[at : at + count])
+        if rest is None or rest.is_unfit:
+            return None
+        return (*said[:at], *rest.names, *said[at + 1 :])
+
+    def annotated(self, shape: tuple[int, ...]) -> LeafNames:
+        """What classes say of an array of this shape in the leaf's place."""
+        refused = LeafNames((None,) * len(shape))
+        # With the axes of layers that are there: in a map they are not, though the tree says so.
+        for count in range(min(len(self.front), len(shape)), -1, -1):
+            own = self._of_class_or_part(shape[count:])
+            if not own.is_unfit:
+                return own._replace(names=(*self.front[len(self.front) - count :], *own.names))
+            refused = refused._replace(reason=refused.reason or own.reason, is_unfit=True)
+        return refused
+
+    def _of_class_or_part(self, shape: tuple[int, ...]) -> LeafNames:
+        holder = self.nodes[self.depth]
+        part = self._of_part(holder, shape) if is_computed(holder) else None
+        return _of_class(holder, self.steps, shape) if part is None else LeafNames(part)
+
+    def _of_part(self, holder: Any, shape: tuple[int, ...]) -> AxisNames | None:
+        """What the field says that reads as the array which the leaf is a part of."""
+        above = max((i for i in range(self.depth) if record_of(self.nodes[i])), default=-1)
+        value = made_of(holder).shape
+        if above < 0 or value is None:
+            return None
+        steps = tuple(map(step_name, self.path[above : self.depth]))
+        names = _of_class(self.nodes[above], steps, value).names
+        of_parts = getattr(class_of(holder), "__part_axis_names__", None)
+        part = None if of_parts is None else of_parts(holder, names).get(self.steps[0])
+        if part is None and shape == value:
+            part = names
+        return part if part is not None and any(part) and len(part) == len(shape) else None
+
+
+def _of_class(holder: Any, steps: tuple[str, ...], shape: tuple[int, ...]) -> LeafNames:
+    """What the class of a Module says of an array of this shape, at these steps below it."""
+    name, *rest = steps
+    nothing = (None,) * len(shape)
+    of_instance = getattr(class_of(holder), "__axis_names__", None)
+    names = None if of_instance is None else of_instance(holder).get(name)
+    if names is not None:
+        shown = f"{class_of(holder).__qualname__}.__axis_names__ gives {tuple(names)}"
+        fits = len(names) == len(shape)
+        return LeafNames(tuple(names)) if fits else LeafNames(nothing, shown, is_unfit=True)
+    annotation = _annotations(class_of(holder)).get(name)
+    if isinstance(annotation, Exception):
+        return LeafNames(nothing, f"its annotation cannot be evaluated: {annotation}")
+    for step in rest:
+        annotation = _element(annotation, step)
+    options = [kind.dim_str for kind in options_of(_plain(annotation)) if _is_array(kind)]
+    fitting = (_fitting(option.split(), shape) for option in options)
+    names = next((each for each in fitting if each is not None), None)
+    if names is not None:
+        return LeafNames(names)
+    if not options:
+        return LeafNames(nothing, "its annotation names no axes")
+    shown = " or ".join(repr(option.strip()) for option in options)
+    return LeafNames(nothing, f"its annotation says {shown}", is_unfit=True)
+
+
+def _axis_name(node: Any) -> str | None:
+    """What a node that holds several layers as one calls their axis."""
+    name = getattr(node, "axis_name", None)
+    if isinstance(name, str):
+        return name
+    return "members" if getattr(class_of(node), "__has_independent_members__", False) else "layers"
+
+
+def _mirrors(node: Any) -> bool:
+    """Whether what is below a node follows a model, as an optimizer's state does."""
+    is_plain = record_of(node) is not None or class_of(node) in (list, tuple, dict)
+    return hasattr(class_of(node), "__holds_values__") or not is_plain
+
+
+def _once(names: AxisNames) -> AxisNames:
+    return tuple(None if name in names[:i] else name for i, name in enumerate(names))
+
+
+# ---- annotations
+
+
+# Weak, so that a class of a notebook cell that was run again is let go.
+_READ: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
+
+
+def _annotations(cls: Any) -> dict[str, Any]:
+    """The annotations of a class's fields; of one that cannot be evaluated, the error."""
+    cls = cls.__record__.original.cls
+    found = _READ.get(cls)
+    if found is None:
+        found = {}
+        for name, field in cls.__record__.fields.items():
+            try:
+                found[name] = evaluated(cls, field)
+            except Exception as error:
+                found[name] = error
+        _READ[cls] = found
+    return found
+
+
+def _plain(annotation: Any) -> Any:
+    """An annotation without what is around it: an alias, `Annotated`."""
+    while True:
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation = typing.get_args(annotation)[0]
+        elif hasattr(annotation, "__value__"):
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
+def _is_array(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, AbstractArray)
+
+
+def _element(annotation: Any, step: str) -> Any:
+    """The annotation of an element of a container; None if it says nothing of that."""
+    for option in options_of(_plain(annotation)):
+        origin, args = typing.get_origin(option), typing.get_args(option)
+        if origin is tuple and args[1:] != (...,):
+            return args[int(step)] if step.isdigit() and int(step) < len(args) else None
+        if origin in (list, tuple, *_SEQUENCES) and args:
+            return args[0]
+        if origin in (dict, *_MAPPINGS) and len(args) == 2:
+            return args[1]
+    return None
+
+
+_SEQUENCES = tuple(typing.get_origin(t[Any]) for t in (typing.Sequence, typing.Iterable))
+_MAPPINGS = (typing.get_origin(typing.Mapping[Any, Any]), types.MappingProxyType)
+
+
+def _fitting(tokens: Sequence[str], shape: tuple[int, ...]) -> AxisNames | None:
+    """The names that the tokens of an annotation give to a shape; None if they do not fit it."""
+    many = next((i for i, token in enumerate(tokens) if _is_variadic(token)), None)
+    if many is not None:
+        covered = len(shape) - len(tokens) + 1
+        tokens = [*tokens[:many], *["_"] * covered, *tokens[many + 1 :]]
+    if len(tokens) != len(shape):
+        return None
+    fixed = [token.rpartition("=")[2] for token in tokens]
+    if any(f.isdigit() and int(f) != size for f, size in zip(fixed, shape, strict=True)):
+        return None
+    return tuple(map(_name, tokens))
+
+
+def _is_variadic(token: str) -> bool:
+    return token == "..." or "*" in token[: len(token) - len(token.lstrip("#?*_"))]
+
+
+def _name(token: str) -> str | None:
+    """The name of one axis: none for a fixed size, an anonymous one, or an expression."""
+    name = token.lstrip("#?")
+    return name if name.isidentifier() and not name.startswith("_") else None
+
+
+# ---- what is said of single leaves
+
+
+# What is none of the names in a text.
+_WORDS = {"...": ..., "_": None}
+
+
+def _checked(text: Any) -> str:
+    """A text that names axes, with one blank between names."""
+    names = text.split() if isinstance(text, str) else []
+    is_word = [name == "..." or name.isidentifier() for name in names]
+    if not names or not all(is_word) or names.count("...") > 1:
+        raise ArgumentError(
+            "with_axis_names(names)",
+            "one name for each axis, `_` for none, and at most one `...`",
+            describe(text),
+            hint=["write, for instance", 'pm.by({"blocks.*.up.weight": "mlp embed", ...: None})'],
+        )
+    return " ".join(names)
+
+
+# ---- refusals
+
+
+def _refuse_unheld(locs: Sequence[Location]) -> None:
+    lost = [path_text(loc.path) for loc in locs if depth_of_holder(loc) < 0]
+    if lost:
+        raise SpecError(
+            "with_axis_names(names)",
+            "leaves of Modules, whose configuration has the names",
+            "leaves of which no Module is above",
+            places=lost,
+        )
+
+
+def _refuse_unfit(made: Any, is_said: Sequence[bool]) -> None:
+    unfit = [
+        f"{path_text(loc.path)}: {describe(loc.leaf)}"
+        for loc, said in zip(locations(made), is_said, strict=True)
+        if said and _Leaf(loc).said() is None
+    ]
+    if unfit:
+        raise SpecError(
+            "with_axis_names(names)",
+            "a name for each axis of a leaf",
+            f"another number for {len(unfit)}",
+            places=unfit,
+            hint=[
+                "leave out those that have other axes:",
+                'pm.by({path: None, "**": "layers ..."})',
+            ],
+        )
