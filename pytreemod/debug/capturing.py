@@ -8,14 +8,16 @@ classes again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 
+from pytreemod.transform.boundary.cotangents import Cotangent, WithCotangent, look
 from pytreemod.transform.boundary.sowing import (
     EVERY_CAPTURE,
     Collector,
     Label,
     capturing,
     note,
+    offered,
     shown_names,
 )
 from pytreemod.transform.boundary.supplying import handing, next_call, with_values
@@ -28,7 +30,7 @@ from pytreemod.transform.interception.surrounded_calls import (
     surrounding,
 )
 from pytreemod.tree.effects import is_state
-from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.selecting import Selector, as_selector
 from pytreemod.typing import FilterSpec, class_of, jtu
 
 _P = ParamSpec("_P")
@@ -36,7 +38,7 @@ _R = TypeVar("_R")
 
 
 def capture(
-    fn: Callable[_P, _R], selector: FilterSpec | None = None
+    fn: Callable[_P, _R], selector: FilterSpec | None = None, *, cotangents: bool = False
 ) -> Callable[_P, tuple[_R, dict[str, Any]]]:
     """Call a function, and see what chosen submodules return and what is sown on the way.
 
@@ -52,6 +54,13 @@ def capture(
     Captures may be nested: each takes the submodules that it chose, and the outer one also sees
     what is sown inside the inner one.
 
+    With `cotangents=True`, everything is shown as a pair: the value, and its cotangent in the
+    backward pass of a [`filter_grad`][pytreemod.filter_grad],
+    [`filter_value_and_grad`][pytreemod.filter_value_and_grad] or
+    [`filter_vjp`][pytreemod.filter_vjp] inside `fn`, whatever is differentiated there. Cotangents
+    are stacked as the values are. The function that is differentiated is traced once more. Of
+    nested derivatives, the innermost counts.
+
     **Law.** `capture(fn, s)(*args)[0]` equals `fn(*args)`.
 
     Args:
@@ -60,6 +69,7 @@ def capture(
             (`"blocks.*.attention"`), `select.at(lambda m: m.head)`, a predicate on Modules, or a
             combination of these. None for what is sown alone. A path is that of the Module itself
             in its argument.
+        cotangents: whether to show cotangents, too.
 
     Returns:
         A function of the same arguments that returns a pair: what `fn` returns, and a dict, in the
@@ -67,7 +77,8 @@ def capture(
         argument itself) and the names given to [`sow`][pytreemod.sow]; for a second value it is
         `name#2`, and so on, unless that is itself a name that was sown. A State is left out: of a
         layer that returns `(out, state)`, the value is `out`. A submodule that was not called is
-        not there.
+        not there. With `cotangents=True` each is a pair `(value, cotangent)`: a tree like the
+        value, with None for what is no floating array; None alone where nothing is differentiated.
 
     Raises:
         ArgumentError: `fn` is not callable.
@@ -82,9 +93,16 @@ def capture(
         >>> out, seen = pm.capture(net, nn.Linear)(jax.numpy.ones(2))
         >>> jax.tree.map(jax.numpy.shape, seen)
         {'layers[0]': (8,), 'layers[1]': (1,)}
+
+        >>> grad = pm.filter_grad(lambda net, x: jax.numpy.sum(net(x)))
+        >>> _, seen = pm.capture(grad, "layers.1", cotangents=True)(net, jax.numpy.ones(2))
+        >>> value, cotangent = seen["layers[1]"]
+        >>> cotangent
+        Array([1.], dtype=float32)
     """
     check_callable("capture", fn, "fn")
-    return _Captured(fn, None if selector is None else as_selector(selector))
+    chosen = None if selector is None else as_selector(selector)
+    return _Captured(fn, _Options(chosen, bool(cotangents)))
 
 
 # ---- what a Module shows
@@ -106,8 +124,10 @@ class _Showing(AbstractCallRule):
     ) -> Any:
         """Make the call, and show what it returns."""
         out = call(*args, **kwargs)
-        note(Label(self.level, where.path), _without_state(out))
-        return out
+        label, shown = Label(self.level, where.path), _without_state(out)
+        note(label, shown)
+        zeros = offered(label)
+        return out if zeros is None else _with_shown(out, look(shown, zeros))
 
 
 def _without_state(out: Any) -> Any:
@@ -123,7 +143,25 @@ def _without_state(out: Any) -> Any:
     return jtu.tree_map(hide, out, is_leaf=is_state)
 
 
+def _with_shown(out: Any, shown: Any) -> Any:
+    """`out` with another value for what `_without_state` gave of it."""
+    if class_of(out) is tuple and any(map(is_state, out)):
+        rest = [i for i, x in enumerate(out) if not is_state(x)]
+        parts, new = list(out), [shown] if len(rest) == 1 else shown
+        for i, part in zip(rest, new, strict=True):
+            parts[i] = _with_shown(out[i], part)
+        return tuple(parts)
+    leaves, treedef = jtu.tree_flatten(out, is_leaf=is_state)
+    new = iter(jtu.tree_leaves(shown))
+    return treedef.unflatten([x if is_state(x) else next(new) for x in leaves])
+
+
 # ---- the call
+
+
+class _Options(NamedTuple):
+    selector: Selector | None
+    cotangents: bool
 
 
 class _Captured(Transformed):
@@ -131,14 +169,16 @@ class _Captured(Transformed):
 
     __slots__ = ()
 
+    options: _Options
+
     transform_name = "capture"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function; returns what it returns, and what was captured."""
-        selector = self.options
+        selector, cotangents = self.options
         # It is a transform to those around it, from which values may come.
         pairs = next_call() if handing else []
-        with capturing() as collector, surrounding() as level:
+        with capturing(cotangents=cotangents) as collector, surrounding() as level:
             trees = [self.fn, *args, *kwargs.values()]
             if selector is not None:
                 rule = _Showing(collector.level)
@@ -152,11 +192,13 @@ class _Captured(Transformed):
                 raise
             out = released(out, level)
             collector.values = [released(value, level) for value in collector.values]
-        return out, _seen(collector)
+        return out, _seen(collector, cotangents)
 
     def _explain(self, error: Exception) -> None:
         # JAX has no class for these errors, but says it, with a capital or without.
-        if self.options is not None and ("ustom node" in str(error) or "pytree" in str(error)):
+        if self.options.selector is not None and (
+            "ustom node" in str(error) or "pytree" in str(error)
+        ):
             error.add_note(
                 f"Inside capture of {function_name(self.fn)}, chosen Modules bear their names in "
                 "their structure, so that models that have other names, or none, cannot be mapped "
@@ -164,8 +206,29 @@ class _Captured(Transformed):
             )
 
 
-def _seen(collector: Collector) -> dict[str, Any]:
-    pairs = zip(collector.labels, collector.values, strict=True)
+def _seen(collector: Collector, cotangents: bool) -> dict[str, Any]:
     levels = (EVERY_CAPTURE, collector.level)
-    found = [(label.name, value) for label, value in pairs if label.level in levels]
-    return dict(zip(shown_names([name for name, _ in found]), (v for _, v in found), strict=True))
+    found: list[tuple[str, Any]] = []
+    for label, value in zip(collector.labels, collector.values, strict=True):
+        if label.level in levels:
+            if isinstance(value, Cotangent):
+                _give(found, label.name, value)
+            else:
+                found.append((label.name, value))
+    shown = (_pair(value) if cotangents else _pair(value)[0] for _, value in found)
+    return dict(zip(shown_names([name for name, _ in found]), shown, strict=True))
+
+
+def _give(found: list[tuple[str, Any]], name: str, cotangent: Cotangent) -> None:
+    """Give a cotangent to the last value of a name that waits for one with its mark."""
+    for i, (other, value) in reversed([*enumerate(found)]):
+        is_meant = other == name and isinstance(value, WithCotangent)
+        if is_meant and value.mark == cotangent.mark:
+            found[i] = name, WithCotangent(value.value, cotangent.value)
+            return
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, WithCotangent):
+        return value.value, value.cotangent
+    return value, None

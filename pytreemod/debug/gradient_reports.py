@@ -181,9 +181,9 @@ class _Report(Transformed):
         # Of what is passed on nothing is used up: it is called as it is for the training step.
         arrays, structure = divide((fn, args, kwargs))
         fn, args, kwargs = structure.assemble(arrays)
-        value, gradient = filter_jit(filter_value_and_grad(fn, wrt=wrt, has_aux=has_aux))(
-            *args, **kwargs
-        )
+        differentiate = filter_jit(filter_value_and_grad(fn, wrt=wrt, has_aux=has_aux))
+        value: Any
+        value, gradient = differentiate(*args, **kwargs)
         loss = value[0] if has_aux else value
         return GradientReport(_rows(chosen, reach, jtu.tree_leaves(gradient)), float(loss))
 
@@ -257,12 +257,13 @@ def gradient_report(
 def _rows(chosen: Chosen, reach: list[Any], gradients: list[Any]) -> tuple[GradientRow, ...]:
     (model,) = chosen.trees()
     named, axes = jtu.tree_leaves_with_path(model), jtu.tree_leaves(layer_axes(model))
+    measure: Any = _norms
     rows: list[GradientRow] = []
     positions = chosen.structure.positions or ()
     for i, way, gradient in zip(positions, reach, gradients, strict=True):
         path, parameter = named[i]
-        norms = np.asarray(_norms(gradient, axes[i]), np.float64)
-        whole = float(np.asarray(_norms(parameter, 0)))
+        norms = np.asarray(measure(gradient, axes[i]), np.float64)
+        whole = float(measure(parameter, 0))
         norm = float(np.sqrt(np.sum(norms * norms)))
         kind = way
         if way == "reaches":
@@ -273,7 +274,7 @@ def _rows(chosen: Chosen, reach: list[Any], gradients: list[Any]) -> tuple[Gradi
 
 
 @ft.partial(jax.jit, static_argnums=1)
-def _norms(array: Any, axes: int) -> Any:
+def _norms(array: Any, axes: int) -> jax.Array:
     """The norm of an array, for each index of its first axes; not finite where a number is not."""
     rest = tuple(range(axes, array.ndim))
     size = jnp.abs(array)

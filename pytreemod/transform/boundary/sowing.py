@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
+from pytreemod.transform.boundary.cotangents import look
 from pytreemod.transform.boundary.lost_updates import tell_lost_updates
 from pytreemod.tree.effects import Effects
 from pytreemod.tree.traces import current_trace, traced_apart
@@ -170,6 +171,8 @@ class _Collectors(threading.local):
 _collectors = _Collectors()
 # The captures in all threads: without one, no thread asks for its stack.
 _active: set[Collector] = set()
+watching: set[Collector] = set()
+"""Those of them that ask for cotangents: derivatives look whether there is one."""
 
 
 def is_collecting() -> bool:
@@ -205,6 +208,18 @@ def opened(*, is_captured: bool = False, is_planned: bool = False) -> Generator[
         _active.discard(collector)
 
 
+def watched_levels() -> list[int]:
+    """The levels of the captures in this thread that ask for cotangents."""
+    return [collector.level for collector in _collectors.stack if collector in watching]
+
+
+def offered(label: Label) -> PyTree:
+    """What a derivative around supplies for a value that is being recorded; None if nothing."""
+    collector = innermost()
+    waiting = collector.waiting.get(label) if collector is not None else None
+    return waiting.pop(0) if waiting else None
+
+
 @contextmanager
 def _within(collector: Collector) -> Generator[Collector]:
     _collectors.stack.append(collector)
@@ -225,14 +240,23 @@ def closed() -> Generator[None]:
 
 
 @contextmanager
-def capturing() -> Generator[Collector]:
+def capturing(*, cotangents: bool = False) -> Generator[Collector]:
     """Collect, in this thread, what is recorded until the end.
 
     What is for captures around this one is passed on to them.
+
+    Args:
+        cotangents: whether derivatives inside are to record the cotangents, too.
     """
     # Under another key of JAX's caches: what was traced without a capture returns less.
-    with traced_apart("capture"), opened(is_captured=True) as collector:
-        yield collector
+    flag = "cotangents" if cotangents else "capture"
+    with traced_apart(flag), opened(is_captured=True) as collector:
+        if cotangents:
+            watching.add(collector)
+        try:
+            yield collector
+        finally:
+            watching.discard(collector)
     # After the collector is closed, so that the one around is the innermost.
     pairs = zip(collector.labels, collector.values, strict=True)
     for_others = [pair for pair in pairs if pair[0].level < collector.level]
@@ -396,6 +420,10 @@ def sow(name: str, value: _T) -> _T:
     if _active:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise ArgumentError("sow(name)", "a string", describe(name))
+        label = Label(EVERY_CAPTURE, name)
         # Containers are copied, for the function may change them later on.
-        note(Label(EVERY_CAPTURE, name), jtu.tree_map(_same, value))
+        note(label, jtu.tree_map(_same, value))
+        zeros = offered(label) if watching else None
+        if zeros is not None:
+            return look(value, zeros)
     return value

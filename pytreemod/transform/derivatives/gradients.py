@@ -27,7 +27,7 @@ from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.shared_parameters import tell_shared
 from pytreemod.transform.boundary.signatures import check_options
-from pytreemod.transform.boundary.sowing import with_collected
+from pytreemod.transform.boundary.sowing import watching, with_collected
 from pytreemod.transform.boundary.supplying import supplied
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.derivatives.chosen_leaves import (
@@ -39,6 +39,7 @@ from pytreemod.transform.derivatives.chosen_leaves import (
 )
 from pytreemod.transform.derivatives.reaching import Unused, check_unused, reach_of, tell_unused
 from pytreemod.transform.derivatives.results import explain_loss, pair_of
+from pytreemod.transform.derivatives.watching import watch
 from pytreemod.transform.host.failures import raises_checks
 from pytreemod.typing import FilterSpec, jtu, untyped_jax
 
@@ -110,26 +111,33 @@ class _Grad(Transformed):
         name, fn, options = self.transform_name, self.fn, self.options
         chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
         refuse_nothing(name, fn, chosen, options.wrt)
+        seen = watch(fn, args, kwargs) if watching else None
         fn = supplied(fn)
-
         unused = options.unused
         again = None if unused == "ignore" else chosen.apart(fn, kwargs)
         losses: list[Any] = []
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
-            (value, collected), aux = chosen.collect(fn, diffs, kwargs), None
+            called = fn
+            if seen is not None:
+                diffs, zeros = seen.divided(diffs)
+                called = seen.supply(fn, zeros)
+            (value, collected), aux = chosen.collect(called, diffs, kwargs), None
             if options.has_aux:
                 value, aux = pair_of(value, self._where(), "loss, aux", reason=", for has_aux=True")
             # Not a good one, which JAX would take for a tracer that has leaked.
             is_good = isinstance(value, jax.Array) and value.shape == ()
             if not is_good or not jnp.issubdtype(value.dtype, jnp.floating):
                 losses.append(value)
+            if seen is not None:
+                return value, pack(seen.hold(aux, collected))
             is_alone = not options.has_aux and collected is None
             return value, None if is_alone else pack(with_collected(aux, collected))
 
         differentiate = jax.value_and_grad(run, has_aux=True, **dict(options.gradkwargs))
         try:
-            (value, packed), grads = differentiate(chosen.values)
+            zeros = [] if seen is None else seen.zeros
+            (value, packed), grads = differentiate([*chosen.values, *zeros])
         except TypeError as error:
             for loss in losses:
                 is_holomorphic = bool(dict(options.gradkwargs).get("holomorphic"))
@@ -144,6 +152,9 @@ class _Grad(Transformed):
             )
             tell_unused(self._where(), unused, chosen_places(fn, chosen), reach)
         aux = None if packed is None else unpack(packed)
+        if seen is not None:
+            grads, cotangents = seen.divided(grads)
+            aux = seen.show(aux, cotangents)
         chosen.pass_on_use(name)
         return self.result(value, aux, chosen.place(grads), options.has_aux)
 

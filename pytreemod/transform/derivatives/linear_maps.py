@@ -16,7 +16,7 @@ import functools as ft
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.methods import bind
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.signatures import parameters_of, positional_names
-from pytreemod.transform.boundary.sowing import with_collected
+from pytreemod.transform.boundary.sowing import watching, with_collected
 from pytreemod.transform.boundary.supplying import supplied
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
@@ -37,6 +37,7 @@ from pytreemod.transform.boundary.wrapping import (
 from pytreemod.transform.derivatives.chosen_leaves import Chosen, as_derivatives, choose
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside
+from pytreemod.transform.derivatives.watching import watch
 from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.snapshots import Structure, divide
@@ -291,23 +292,37 @@ class _Linearizing(Transformed):
     __slots__ = ()
 
     options: _Options
+    is_backward: ClassVar[bool]
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         name, fn, has_aux = self.transform_name, self.fn, self.options.has_aux
         chosen = choose(name, fn, args, kwargs, self.options.wrt, tuple(range(len(args))))
+        # Of forward maps there are no cotangents.
+        seen = watch(fn, args, kwargs) if watching and self.is_backward else None
         fn = supplied(fn)
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
-            (result, collected), aux = chosen.collect(fn, diffs, kwargs), None
+            called = fn
+            if seen is not None:
+                diffs, zeros = seen.divided(diffs)
+                called = seen.supply(fn, zeros)
+            (result, collected), aux = chosen.collect(called, diffs, kwargs), None
             if has_aux:
                 where = f"{name} of {function_name(fn)}"
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
             outs, structure = self.divide(marker, result)
-            return outs, pack(with_collected((result, aux, _space(structure, outs)), collected))
+            whole = result, aux, _space(structure, outs)
+            if seen is not None:
+                return outs, pack(seen.hold(whole, collected))
+            return outs, pack(with_collected(whole, collected))
 
-        outs, apply, packed = self.linearize(run, chosen.values)
-        result, aux, space = unpack(packed)
+        zeros = [] if seen is None else seen.zeros
+        outs, apply, packed = self.linearize(run, [*chosen.values, *zeros])
+        whole = unpack(packed)
+        if seen is not None:
+            whole, apply = seen.show_later(whole, apply)
+        result, aux, space = whole
         chosen.pass_on_use(name)
         linear = self.make(apply, _space(chosen.structure, chosen.values), space)
         result = space.fill(result, outs)
@@ -332,6 +347,7 @@ class _Vjp(_Linearizing):
     __slots__ = ()
 
     transform_name = "filter_vjp"
+    is_backward = True
 
     @staticmethod
     def divide(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
@@ -350,6 +366,7 @@ class _Linearize(_Linearizing):
     __slots__ = ()
 
     transform_name = "filter_linearize"
+    is_backward = False
 
     @staticmethod
     def divide(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:

@@ -16,6 +16,7 @@ import jax
 
 from pytreemod.errors import ArgumentError, DerivativeError, UnusedParameterWarning, describe, warn
 from pytreemod.tree.traces import needed_inputs
+from pytreemod.typing import untyped_jax
 
 Reach: TypeAlias = Literal["reaches", "cut off", "unused"]
 Unused: TypeAlias = Literal["error", "warn", "ignore"]
@@ -35,7 +36,7 @@ def reach_of(run: Callable[[list[Any]], Any], values: Sequence[Any]) -> list[Rea
     """
 
     def both(values: list[Any], tangents: list[Any]) -> tuple[Any, Any]:
-        loss, along = jax.linearize(run, values)
+        loss, along = untyped_jax.linearize(run, values)
         return loss, along(tangents)
 
     values = list(values)
