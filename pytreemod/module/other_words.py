@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from pytreemod.errors import ArgumentError, MissingNameError
@@ -225,7 +226,7 @@ that only other libraries have.
 def refuse_other_words(
     call: Callable[..., Any], owner: str, given: Iterable[str], error: TypeError
 ) -> None:
-    """Say how an argument is called here, if that is why Python refused a call.
+    """Say how an argument is called here, or is spelt, if that is why Python refused a call.
 
     Args:
         call: the function that was called.
@@ -234,7 +235,7 @@ def refuse_other_words(
         error: Python's.
 
     Raises:
-        ArgumentError: an argument has another name here.
+        ArgumentError: an argument has another name here, or is misspelt.
     """
     text = str(error)
     for word in given:
@@ -252,6 +253,11 @@ def refuse_other_words(
                 if word in _OPPOSITE:
                     hint = ("It says the opposite here:", f"{ours}=not {word}")
                 raise _refusal(owner, word, f"{ours}=", hint) from error
+        meant = get_close_matches(word, names.keys() - {*given}, n=1)
+        if meant and word not in names:
+            # Python 3.13 says so itself.
+            hint = ("perhaps it is", f"{meant[0]}=...")
+            raise _refusal(owner, word, "its own arguments", hint) from error
 
 
 def _refusal(owner: str, word: str, expected: str, hint: tuple[str, ...]) -> ArgumentError:
