@@ -124,6 +124,7 @@ _LATER = {
     "from_named": "pytreemod.io.tables:from_named",
     "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
+    "intervene": "pytreemod.debug.intervening:intervene",
     "inverted_names": "pytreemod.io.renaming:inverted_names",
     "load": "pytreemod.io.loading:load",
     "LossScale": "pytreemod.training.loss_scaling:LossScale",
@@ -171,6 +172,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod import nn as nn
     from pytreemod.debug import testing as testing
     from pytreemod.debug.capturing import capture as capture
+    from pytreemod.debug.intervening import intervene as intervene
     from pytreemod.debug.summaries import param_count as param_count
     from pytreemod.debug.summaries import summary as summary
     from pytreemod.io.configuration import register_for_files as register_for_files

@@ -18,6 +18,7 @@ from pytreemod.debug.flops import count_flops as count_flops
 from pytreemod.debug.gradient_reports import GradientReport as GradientReport
 from pytreemod.debug.gradient_reports import GradientRow as GradientRow
 from pytreemod.debug.gradient_reports import gradient_report as gradient_report
+from pytreemod.debug.intervening import intervene as intervene
 from pytreemod.debug.probing import announce_transform as announce_transform
 from pytreemod.debug.probing import backward_nan as backward_nan
 from pytreemod.debug.probing import breakpoint_if as breakpoint_if

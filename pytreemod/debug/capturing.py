@@ -20,7 +20,7 @@ from pytreemod.transform.boundary.sowing import (
     offered,
     shown_names,
 )
-from pytreemod.transform.boundary.supplying import handing, next_call, with_values
+from pytreemod.transform.boundary.supplying import Handed, handing, next_call, with_values
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
@@ -124,17 +124,17 @@ class _Showing(AbstractCallRule):
     ) -> Any:
         """Make the call, and show what it returns."""
         out = call(*args, **kwargs)
-        label, shown = Label(self.level, where.path), _without_state(out)
+        label, shown = Label(self.level, where.path), without_state(out)
         note(label, shown)
         zeros = offered(label)
         return out if zeros is None else _with_shown(out, look(shown, zeros))
 
 
-def _without_state(out: Any) -> Any:
+def without_state(out: Any) -> Any:
     """What a layer returned, without State: of `(out, state)`, `out`."""
     if class_of(out) is tuple and any(map(is_state, out)):
         rest = tuple(x for x in out if not is_state(x))
-        return _without_state(rest[0] if len(rest) == 1 else rest)
+        return without_state(rest[0] if len(rest) == 1 else rest)
 
     def hide(node: Any) -> Any:
         return None if is_state(node) else node
@@ -144,7 +144,7 @@ def _without_state(out: Any) -> Any:
 
 
 def _with_shown(out: Any, shown: Any) -> Any:
-    """`out` with another value for what `_without_state` gave of it."""
+    """`out` with another value for what `without_state` gave of it."""
     if class_of(out) is tuple and any(map(is_state, out)):
         rest = [i for i, x in enumerate(out) if not is_state(x)]
         parts, new = list(out), [shown] if len(rest) == 1 else shown
@@ -177,7 +177,7 @@ class _Captured(Transformed):
         """Call the function; returns what it returns, and what was captured."""
         selector, cotangents = self.options
         # It is a transform to those around it, from which values may come.
-        pairs = next_call() if handing else []
+        handed = next_call() if handing else Handed()
         with capturing(cotangents=cotangents) as collector, surrounding() as level:
             trees = [self.fn, *args, *kwargs.values()]
             if selector is not None:
@@ -186,7 +186,7 @@ class _Captured(Transformed):
             fn, *rest = trees
             named = dict(zip(kwargs, rest[len(args) :], strict=True))
             try:
-                out = with_values(fn, pairs)(*rest[: len(args)], **named)
+                out = with_values(fn, handed)(*rest[: len(args)], **named)
             except (TypeError, ValueError) as error:
                 self._explain(error)
                 raise

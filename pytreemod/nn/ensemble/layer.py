@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
+import jax.numpy as jnp
+
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.field_kinds import checked, size
 from pytreemod.nn.calling import in_scope, uses_key_if, wants_key
@@ -162,7 +164,10 @@ class Ensemble(Members[_M]):
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         call, parts, shared, after = self._parts(title, state, key, list(inputs.values()))
 
-        def call_one(own: Any, values: Any, key: Any, given: list[Any]) -> Any:
+        # For rules around the members, if there are any.
+        numbers = None if call.outer is None else jnp.arange(n)
+
+        def call_one(own: Any, values: Any, key: Any, number: Any, given: list[Any]) -> Any:
             entries = dict(zip(mapped, given, strict=True))
             trees = treedef.unflatten([entries.get(i, x) for i, x in enumerate(leaves)])
 
@@ -171,13 +176,13 @@ class Ensemble(Members[_M]):
                 positional = [each[i] for i in range(len(args))]
                 return member(*positional, **{name: each[name] for name in kwargs}, **options)
 
-            out, values, read = call(invoke, own, values, shared, key)
+            out, values, read = call(invoke, own, values, shared, key, number)
             _check_read(title, shared, read)
             return out, values
 
-        spec = (0, ON_AXIS_0, 0, [axes[i] for i in mapped])
+        spec = (0, ON_AXIS_0, 0, 0, [axes[i] for i in mapped])
         over_members = filter_vmap(call_one, in_axes=spec, axis_size=n)
-        out, values = over_members(*parts, [leaves[i] for i in mapped])
+        out, values = over_members(*parts, numbers, [leaves[i] for i in mapped])
         if after is None:
             return out
         # Not from inside of the map: every member gave its State back as it was.

@@ -26,7 +26,7 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.making import delete_init_state
 from pytreemod.state.tokens import RngStream, tokens_of
 from pytreemod.state.values import State
-from pytreemod.transform.interception.surrounded_calls import with_numbers, without_numbers
+from pytreemod.transform.interception.surrounded_calls import Numbers, with_numbers, without_numbers
 from pytreemod.transform.maps.stacking import unstack
 from pytreemod.tree.partitioning import combine
 from pytreemod.typing import jtu
@@ -39,8 +39,9 @@ class MemberCall(Module):
     """What calls one member, given its part of everything."""
 
     rest: Any
-    outer: tuple[Any, ...] | None
+    outer: Numbers | None
     title: str
+    kind: str
     form: Form | None = field(static=True)
 
     def __call__(
@@ -60,12 +61,12 @@ class MemberCall(Module):
             values: its values in State.
             shared: those that all members share.
             key: None if it uses none.
-            number: which layer it is, for rules around it.
+            number: which one it is, for rules around it.
 
         Returns:
             The output; the values, None if the State came back as it was; and those shared.
         """
-        outer = self.outer if number is None else (*(self.outer or ()), number)
+        outer = self.outer if number is None else (self.outer or Numbers()).add(self.kind, number)
         member = with_numbers(combine(own, self.rest), outer)
         options = {} if key is None else {"key": key}
         if self.form is None:
@@ -220,9 +221,14 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         if key is not None and wants_key(held):
             keys = jax.random.split(check_key(title, key), n)
         if not isinstance(state, State):
-            return MemberCall(rest, outer, title, None), (own, (), keys), (), None
+            return (
+                MemberCall(rest, outer, title, self.owner.member, None),
+                (own, (), keys),
+                (),
+                None,
+            )
         states = MemberStates(self.owner, title, member, n, others, state)
-        call = MemberCall(rest, outer, title, states.form)
+        call = MemberCall(rest, outer, title, self.owner.member, states.form)
         return call, (own, states.own, keys), states.shared, states.after
 
 

@@ -26,7 +26,7 @@ from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.transform.boundary.agreement import may_be_promoted
-from pytreemod.transform.control_flow.scans import filter_scan
+from pytreemod.transform.control_flow.scans import scan_steps
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
 from pytreemod.tree.differences import Difference, aval_of, compare
 
@@ -181,7 +181,7 @@ class Stack(Members[_L]):
         call, parts, shared, after = self._parts(title, given, key, same)
         # Rules around the layers, if there are any, are given the number of the layer.
         numbers = None if call.outer is None else jnp.arange(depth)
-        (x, shared), values = filter_scan(
+        (x, shared), values = scan_steps(
             self._recomputing(_Step(call, same)),
             (x, shared),
             (*parts, extra, numbers),

@@ -107,6 +107,7 @@ class Collector:
         calls: how many transforms were called in it, while values are handed in.
         waiting: the values that are handed in, by their labels, and that nothing has taken so far.
         within: those that go into the transforms that are called in it, by the number of the call.
+        whole: what goes into each of them as it is, by labels.
     """
 
     __slots__ = (
@@ -118,6 +119,7 @@ class Collector:
         "trace",
         "values",
         "waiting",
+        "whole",
         "within",
     )
 
@@ -132,6 +134,7 @@ class Collector:
         self.calls = 0
         self.waiting: dict[Label, list[PyTree]] = {}
         self.within: dict[int, list[tuple[Label, PyTree]]] = {}
+        self.whole: dict[Label, PyTree] = {}
 
     def add(self, label: Label, value: PyTree) -> None:
         """Record a value.
@@ -142,9 +145,25 @@ class Collector:
         # A tracer of an inner trace would be led out of it, and JAX would complain later,
         # elsewhere.
         if self.trace != current_trace():
+            # A plan that is for no capture is for values.
+            if self.is_planned and not self.is_captured:
+                raise CaptureError(explain_no_way_in(f"value for {label.name!r}"))
             raise CaptureError(_explain_unreachable(label))
         self.labels.append(label)
         self.values.append(value)
+
+
+def explain_no_way_in(what: str, inside: str = "a transform that takes none in") -> str:
+    """The text of the error for a value that cannot go into a transform."""
+    return explain(
+        what,
+        "a place that values can go into",
+        f"one inside {inside}",
+        hint=[
+            "use what takes them in, in the place of jax.jit, jax.vmap, jax.lax.scan, ...:",
+            "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
+        ],
+    )
 
 
 def _explain_unreachable(label: Label) -> str:

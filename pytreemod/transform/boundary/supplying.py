@@ -13,6 +13,10 @@ counts again. A transform that values go into calls `Supplied`, a pytree of the 
 values, instead of the function. So they are data of the program, and other values of the same
 shapes are no new program.
 
+Two kinds of values have no label of a `note`. What is supplied *whole* goes into every transform as
+it is, and may be asked for anywhere (`whole`): arrays that belong to a rule. So does the number of
+a step of `filter_scan`, which each step is given (`numbered_steps`).
+
 For a transform this is one line, `fn = supplied(self.fn)`, before JAX's own is called. One that has
 several members or steps gives each its part (`as_values`, `of_values`). While nothing is supplied,
 in any thread, `handing` is empty.
@@ -20,11 +24,13 @@ in any thread, `handing` is empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from pytreemod.errors import CaptureError, ShapeError, describe, explain
 from pytreemod.transform.boundary.sowing import (
@@ -32,6 +38,7 @@ from pytreemod.transform.boundary.sowing import (
     Collector,
     Label,
     add_collected,
+    explain_no_way_in,
     innermost,
     opened,
     shown_names,
@@ -44,6 +51,10 @@ from pytreemod.typing import PyTree, jtu
 
 handing: set[Collector] = set()
 """The calls, in all threads, that plan or supply values: transforms ask whether there is one."""
+
+
+STEP = Label(-1, "at.step")
+"""What the number of a step is supplied under."""
 
 
 # ---- planning
@@ -144,14 +155,22 @@ class Supplied:
         fn: the function.
         labels: what the values are for, with routes from here on.
         values: trees of arrays; along axis 0, what is for each member or step.
+        whole: trees of arrays for all of them.
     """
 
-    __slots__ = ("__dict__", "fn", "labels", "values")
+    __slots__ = ("__dict__", "fn", "labels", "values", "whole")
 
-    def __init__(self, fn: Callable[..., Any], labels: Sequence[Label], values: Sequence[PyTree]):
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        labels: Sequence[Label],
+        values: Sequence[PyTree],
+        whole: Mapping[Label, PyTree],
+    ):
         self.fn = fn
         self.labels = tuple(labels)
         self.values = tuple(values)
+        self.whole = dict(whole)
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(fn, name):
                 self.__dict__[name] = getattr(fn, name)
@@ -165,8 +184,11 @@ class Supplied:
         """Call the function; what notes in it takes the values."""
         collector = innermost()
         assert collector is not None, "to be called by collect, or call_supplied"
+        collector.whole.update(self.whole)
         for label, value in zip(self.labels, self.values, strict=True):
-            if label.route:
+            if label == STEP:
+                collector.whole[STEP] = value
+            elif label.route:
                 step, *rest = label.route
                 inner = label._replace(route=tuple(rest))
                 collector.within.setdefault(step, []).append((inner, value))
@@ -188,16 +210,18 @@ class Supplied:
 
 def _flatten(node: Supplied) -> tuple[tuple[Any, ...], Any]:
     # The function, too, if it is no tree: what is cached for it must not keep it alive.
-    return (node.fn, node.values), node.labels
+    return (node.fn, (*node.whole.values(),), node.values), (node.labels, (*node.whole,))
 
 
 def _flatten_with_keys(node: Supplied) -> tuple[tuple[Any, ...], Any]:
-    keys = jtu.GetAttrKey("__wrapped__"), jtu.GetAttrKey("supplied")
-    return tuple(zip(keys, (node.fn, node.values), strict=True)), node.labels
+    children, aux = _flatten(node)
+    keys = map(jtu.GetAttrKey, ("__wrapped__", "whole", "supplied"))
+    return tuple(zip(keys, children, strict=True)), aux
 
 
-def _unflatten(labels: Any, children: Any) -> Supplied:
-    return Supplied(children[0], labels, children[1])
+def _unflatten(aux: Any, children: Any) -> Supplied:
+    (labels, names), (fn, whole, values) = aux, children
+    return Supplied(fn, labels, values, dict(zip(names, whole, strict=True)))
 
 
 jtu.register_pytree_with_keys(Supplied, _flatten_with_keys, _unflatten, _flatten)
@@ -209,10 +233,12 @@ def call_supplied(
     kwargs: dict[str, Any],
     labels: Sequence[Label] = (),
     values: Sequence[PyTree] = (),
+    whole: Mapping[Label, PyTree] | None = None,
 ) -> Any:
     """Call a function with values for what is noted in it.
 
-    To those around it this is a transform. Values that nothing takes are an error.
+    To those around it this is a transform. Values that nothing takes are an error. Steps of
+    `filter_scan` are numbered in it.
 
     Args:
         fn: the function.
@@ -220,6 +246,7 @@ def call_supplied(
         kwargs: its arguments by keyword.
         labels: from a plan, with their routes, in the order of the plan.
         values: for each of these, None or a tree of arrays.
+        whole: trees of arrays that go everywhere.
 
     Raises:
         CaptureError: a value cannot go into the transform that is to take it; or the function does
@@ -227,7 +254,7 @@ def call_supplied(
     """
     fn = supplied(fn)
     with traced_apart("supplied"), _handing() as collector:
-        out = Supplied(fn, labels, values)(*args, **kwargs)
+        out = Supplied(fn, labels, values, whole or {})(*args, **kwargs)
     if collector.labels:
         add_collected(Collected(collector.labels, collector.values))
     return out
@@ -250,14 +277,37 @@ def take(label: Label) -> PyTree:
         return None
     waiting = collector.waiting.get(label) if collector is not None else None
     if not waiting or collector is None or collector.trace != current_trace():
-        raise CaptureError(_explain_unreachable(label))
+        raise CaptureError(explain_no_way_in(_value(label)))
     return waiting.pop(0)
+
+
+def whole(label: Label) -> PyTree:
+    """What was supplied whole under a label; None if nothing was.
+
+    Raises:
+        CaptureError: it cannot come into the transform that this is in.
+    """
+    collector = innermost()
+    found = None if collector is None else collector.whole.get(label)
+    if found is None or collector is None:
+        return None
+    # It would stay in JAX's caches.
+    if collector.trace != current_trace():
+        raise CaptureError(explain_no_way_in(label.name))
+    return found
 
 
 # ---- what transforms do
 
 
-def next_call() -> list[tuple[Label, PyTree]]:
+class Handed(NamedTuple):
+    """What goes into a transform, or its part for a function: values with labels, and the whole."""
+
+    pairs: Sequence[tuple[Label, PyTree]] = ()
+    whole: Mapping[Label, PyTree] = MappingProxyType({})
+
+
+def next_call() -> Handed:
     """The values that go into the transform that is about to be called: count that call.
 
     To be asked only if something is in `handing`; by every transform that hands out what is noted
@@ -267,19 +317,34 @@ def next_call() -> list[tuple[Label, PyTree]]:
     # In another trace, that of a loop of JAX's, say, nothing goes in or comes out. Its inside may
     # be traced once more, or not at all: it is not counted.
     if collector is None or collector.trace != current_trace():
-        return []
+        return Handed()
     collector.calls += 1
-    return collector.within.pop(collector.calls - 1, [])
+    return Handed(collector.within.pop(collector.calls - 1, ()), collector.whole)
 
 
-def with_values(fn: Any, pairs: Sequence[tuple[Label, PyTree]]) -> Any:
+def with_values(fn: Any, handed: Handed) -> Any:
     """A function with values for what is noted in it; itself, if there are none."""
-    return Supplied(fn, *zip(*pairs, strict=True)) if pairs else fn
+    if not handed.pairs and not handed.whole:
+        return fn
+    labels, values = [label for label, _ in handed.pairs], [value for _, value in handed.pairs]
+    return Supplied(fn, labels, values, handed.whole)
 
 
 def supplied(fn: Any) -> Any:
     """What a transform is to call instead of a function, with the values that go in there."""
     return with_values(fn, next_call()) if handing else fn
+
+
+def numbered_steps(fn: Any, length: int) -> Any:
+    """A step of a loop with its number, among the values that are taken apart."""
+    collector = innermost() if handing else None
+    if collector is None or collector.trace != current_trace():
+        return fn
+    given = fn if type(fn) is Supplied else Supplied(fn, (), (), {})
+    # That of a loop around it is not asked for any more.
+    rest = {label: value for label, value in given.whole.items() if label != STEP}
+    steps = jnp.arange(length)
+    return Supplied(given.fn, (*given.labels, STEP), (*given.values, steps), rest)
 
 
 @contextmanager
@@ -303,7 +368,8 @@ def of_values(fn: Any, arrays: Sequence[Any]) -> Any:
     """A function with other arrays than those of `as_values`: the part of one member or step."""
     if type(fn) is not Supplied:
         return fn
-    return Supplied(fn.fn, fn.labels, jtu.tree_structure(fn.values).unflatten(arrays))
+    values = jtu.tree_structure(fn.values).unflatten(arrays)
+    return Supplied(fn.fn, fn.labels, values, fn.whole)
 
 
 def check_slices(where: str, fn: Any, size: int | None) -> None:
@@ -334,24 +400,16 @@ def refuse_values(where: str, fn: Any) -> Any:
         CaptureError: some are.
     """
     fn = supplied(fn)
-    if type(fn) is Supplied:
-        raise CaptureError(_explain_unreachable(fn.labels[0], where))
+    if type(fn) is Supplied and fn.labels:
+        raise CaptureError(explain_no_way_in(_value(fn.labels[0]), where))
     return fn
 
 
 # ---- refusals
 
 
-def _explain_unreachable(label: Label, inside: str = "a transform that takes none in") -> str:
-    return explain(
-        f"value for {label.name!r}",
-        "a place that values can go into",
-        f"one inside {inside}",
-        hint=[
-            "use what takes them in, in the place of jax.jit, jax.vmap, jax.lax.scan, ...:",
-            "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
-        ],
-    )
+def _value(label: Label) -> str:
+    return f"value for {label.name!r}"
 
 
 def _explain_left(labels: Sequence[Label]) -> str:

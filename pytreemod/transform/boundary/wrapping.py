@@ -45,8 +45,10 @@ class Transformed:
     # As the reader knows it: `filter_jit`.
     transform_name: ClassVar[str]
 
-    def __init_subclass__(cls) -> None:
-        jtu.register_pytree_with_keys(cls, _flatten_with_keys, _unflatten, _flatten)
+    def __init_subclass__(cls, *, has_data: bool = False) -> None:
+        # One that has data besides the function is registered where it is defined.
+        if not has_data:
+            jtu.register_pytree_with_keys(cls, _flatten_with_keys, _unflatten, _flatten)
 
     def __init__(self, fn: Callable[..., Any], options: Any):
         self.fn = fn

@@ -30,7 +30,7 @@ from pytreemod.transform.boundary.sowing import (
     take_result,
     with_collected,
 )
-from pytreemod.transform.boundary.supplying import handing, next_call, with_values
+from pytreemod.transform.boundary.supplying import Handed, handing, next_call, with_values
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.weak_functions import (
     Parts,
@@ -163,8 +163,8 @@ def _run(
     choose: Callable[..., Any],
 ) -> PyTree:
     # One call, whose branches are given the same.
-    pairs = next_call() if handing else []
-    fns = [with_values(fn, pairs) for fn in fns]
+    handed = next_call() if handing else Handed()
+    fns = [with_values(fn, handed) for fn in fns]
     callee, split = functions(fns), Parts(operands)
 
     def make() -> _Branches:

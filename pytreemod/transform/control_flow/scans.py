@@ -18,7 +18,14 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import call_tracked, collect, collecting, with_collected
-from pytreemod.transform.boundary.supplying import as_values, check_slices, of_values, supplied
+from pytreemod.transform.boundary.supplying import (
+    as_values,
+    check_slices,
+    handing,
+    numbered_steps,
+    of_values,
+    supplied,
+)
 from pytreemod.transform.boundary.wrapping import check_callable, check_count, function_name
 from pytreemod.transform.compilation.weak_functions import (
     Parts,
@@ -51,7 +58,6 @@ _Tree = TypeVar("_Tree")
 _lax: Any = jax.lax
 
 
-@raises_checks
 def filter_scan(
     f: Callable[[_Carry, Any], tuple[_Carry, _Out]],
     init: _Carry,
@@ -106,6 +112,25 @@ def filter_scan(
         >>> carry, totals
         ({'name': 'sum', 'total': Array(6, dtype=int32)}, Array([0, 1, 3, 6], dtype=int32))
     """
+    return scan_steps(
+        f, init, xs, length, reverse, unroll, in_axes=in_axes, out_axes=out_axes, are_numbered=True
+    )
+
+
+@raises_checks
+def scan_steps(
+    f: Callable[..., Any],
+    init: PyTree,
+    xs: PyTree,
+    length: int | None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    *,
+    in_axes: AxesSpec = ON_AXIS_0,
+    out_axes: AxesSpec = ON_AXIS_0,
+    are_numbered: bool = False,
+) -> tuple[PyTree, PyTree]:
+    """`filter_scan`, whose steps have numbers if `are_numbered`: layers have their own."""
     check_callable("filter_scan", f, "f")
     f = supplied(f)
     refuse_unroll("filter_scan", unroll)
@@ -113,6 +138,8 @@ def filter_scan(
         raise ArgumentError("filter_scan(reverse)", "a bool", describe(reverse))
     where = f"filter_scan of {function_name(f)}"
     elements = _Elements("filter_scan", in_axes, xs, length)
+    if are_numbered and handing:
+        f = numbered_steps(f, elements.length)
 
     def call(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
         return as_pair(where, f(carry, x))

@@ -23,7 +23,7 @@ from pytreemod.transform.boundary.sowing import (
     note,
     watched_levels,
 )
-from pytreemod.transform.boundary.supplying import planned, with_values
+from pytreemod.transform.boundary.supplying import Handed, planned, with_values
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.typing import PyTree, jtu
 
@@ -58,7 +58,8 @@ class Watch:
     def supply(self, fn: Callable[..., Any], zeros: Sequence[Any]) -> Callable[..., Any]:
         """The function with zeros for what is noted in it, to be called by `collect`."""
         pairs = zip(self._labels, self._ranges, strict=True)
-        return with_values(fn, [(label, [zeros[i] for i in ids]) for label, ids in pairs if ids])
+        given = [(label, [zeros[i] for i in ids]) for label, ids in pairs if ids]
+        return with_values(fn, Handed(given))
 
     def hold(self, result: Any, collected: Collected | None) -> tuple[Any, Any]:
         """Inside: what goes out instead of `WithCollected`, for `show` or `show_later`."""

@@ -72,7 +72,8 @@ def unwrapped(tree: PyTree) -> tuple[Path, PyTree]:
     """
     path: Path = ()
     while isinstance(tree, (BoundMethod, Transformed)):
-        ((key, child),) = children_of(tree) or [(None, None)]
+        # The first child is what is called; another is what goes into it.
+        key, child = next(iter(children_of(tree) or [(None, None)]))
         path, tree = (*path, key), child
     return path, tree
 

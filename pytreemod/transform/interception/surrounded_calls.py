@@ -34,6 +34,7 @@ from pytreemod.module.references import referred
 from pytreemod.module.schema import CALL_RULES
 from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.transform.boundary.signatures import passing_on
+from pytreemod.transform.boundary.supplying import STEP, whole
 from pytreemod.transform.boundary.wrapping import Transformed
 from pytreemod.transform.interception.chosen_modules import Path, choose_modules, rebuilt
 from pytreemod.tree.kinds import kind_of
@@ -53,22 +54,40 @@ class CallSite:
     Attributes:
         path: of the Module, in the argument in which it was chosen; `<root>` for that itself.
         method: the name of the method.
-        count: how many calls of that method at that path there were before, in this call: of
+        call: how many calls of that method at that path there were before, in this call: of
             whatever is `surrounding`, or else of the outermost method with a rule. What a transform
             traces counts anew, for it is traced once and called often.
         layers: the numbers of the layers of the Stacks that the Module is in, outermost first;
             traced. None of them where no Stack runs, or the rule does not use them.
+        members: the same of Ensembles.
     """
 
     path: str
     method: str
-    count: int
-    layers: tuple[Any, ...]
+    call: int
+    layers: tuple[Any, ...] = ()
+    members: tuple[Any, ...] = ()
 
     @property
     def layer(self) -> Any:
         """The number of the layer in the innermost Stack; None where there is none."""
         return self.layers[-1] if self.layers else None
+
+    @property
+    def member(self) -> Any:
+        """The number of the member in the innermost Ensemble; None where there is none."""
+        return self.members[-1] if self.members else None
+
+    @property
+    def step(self) -> Any:
+        """The number of the step of the innermost `filter_scan`, or of an RNN; None in no loop.
+
+        Known where steps are numbered: see `call_supplied`.
+
+        Raises:
+            CaptureError: it is that of a loop around a transform of plain JAX.
+        """
+        return whole(STEP)
 
 
 class AbstractCallRule(Module):
@@ -78,8 +97,8 @@ class AbstractCallRule(Module):
     ones. They are configuration, and hold no arrays.
 
     Attributes:
-        uses_layer: whether `where.layers` is asked for; the numbers of the layers are not passed
-            along for a rule that says False.
+        uses_layer: whether `where.layers` or `where.members` is asked for; these numbers are not
+            passed along for a rule that says False.
     """
 
     uses_layer: ClassVar[bool] = True
@@ -192,15 +211,38 @@ def surround_all(
         ArgumentError: `rule` is no rule, or holds what cannot be configuration.
     """
     _check_rule(where, rule)
-    has = ft.partial(has_method, name=method)
-    chosen = choose_modules(where, as_selector(selector), trees, has)
-    kinds = kind_of(tuple(jtu.tree_leaves(rule)))
+    chosen = choose_modules(
+        where, as_selector(selector), trees, ft.partial(has_method, name=method)
+    )
+    return put_around(trees, chosen, lambda name: rule, method, level)
 
-    def add(tree: PyTree, names: dict[Path, str]) -> PyTree:
+
+def put_around(
+    trees: Sequence[PyTree],
+    chosen: Sequence[Mapping[Path, str]],
+    rule_for: Callable[[str], AbstractCallRule],
+    method: str = "__call__",
+    level: int = 0,
+) -> list[PyTree]:
+    """Put a rule around a method of Modules that were chosen before.
+
+    Args:
+        trees: the arguments, with the function itself as the first.
+        chosen: for each of them, the names of the Modules by their paths.
+        rule_for: from the name of a Module to its rule.
+        method: the name of the method.
+        level: see `surround_all`.
+
+    Returns:
+        The arguments.
+    """
+
+    def add(tree: PyTree, names: Mapping[Path, str]) -> PyTree:
         def change(node: Any, path: Path) -> Any:
             if path not in names:
                 return node
-            new = _Ring(rule, kinds, names[path], method, level)
+            rule = rule_for(names[path])
+            new = _Ring(rule, kind_of(tuple(jtu.tree_leaves(rule))), names[path], method, level)
             return _with_wrappers(node, sorted([new, *_wrappers_of(node)], key=_Ring.order))
 
         return rebuilt(tree, change) if names else tree
@@ -289,6 +331,22 @@ def _is_own(wrapper: _Ring, kind: type) -> bool:
 _NUMBERS = "<numbers>"
 
 
+class Numbers(NamedTuple):
+    """The numbers of the layers, and of the members, that a Module is in; outermost first."""
+
+    layers: tuple[Any, ...] = ()
+    members: tuple[Any, ...] = ()
+
+    def add(self, kind: str, number: Any) -> Numbers:
+        """With one more, that of a "layer" or of a "member"."""
+        if kind == "layer":
+            return self._replace(layers=(*self.layers, number))
+        return self._replace(members=(*self.members, number))
+
+
+_NONE = Numbers()
+
+
 class _Ring(NamedTuple):
     """A rule around a method, as an instance stores it; named by pickles."""
 
@@ -368,10 +426,10 @@ def _asking(cls: Any, name: str) -> Any:
             return call(*args, **kwargs)
         call = ft.partial(_leave, call, steps)
         with _counted():
-            layers = getattr(self, _NUMBERS, ())
+            numbers: Numbers = getattr(self, _NUMBERS, _NONE)
             counts = {wrapper.path: _count(wrapper.path, name) for wrapper in wrappers}
             for wrapper in reversed(wrappers):
-                where = CallSite(wrapper.path, name, counts[wrapper.path], layers)
+                where = CallSite(wrapper.path, name, counts[wrapper.path], *numbers)
                 call = ft.partial(_ask, wrapper.rule, call, where)
             return call(*args, **kwargs)
 
@@ -395,7 +453,7 @@ def _ask(
     rule: AbstractCallRule, call: Callable[..., Any], where: CallSite, /, *args: Any, **kwargs: Any
 ) -> Any:
     if not rule.uses_layer:
-        where = dataclasses.replace(where, layers=())
+        where = dataclasses.replace(where, layers=(), members=())
     return rule.around(call, args, kwargs, where)
 
 
@@ -451,24 +509,24 @@ def _count(path: str, method: str) -> int:
     return count
 
 
-# ---- layers of a Stack
+# ---- layers of a Stack, members of an Ensemble
 
 
-def without_numbers(tree: PyTree) -> tuple[PyTree, tuple[Any, ...] | None]:
-    """Take off the numbers of the layers that a tree is in.
+def without_numbers(tree: PyTree) -> tuple[PyTree, Numbers | None]:
+    """Take off the numbers of the layers and members that a tree is in.
 
     Returns:
         The tree, and the numbers; None for these if no rule in the tree uses them.
     """
     # A walk through the whole tree, which is of no use where no Module has a rule.
     nodes = jtu.tree_leaves(tree, is_leaf=_uses_numbers) if _Surrounded.__subclasses__() else ()
-    found = [stored(node, _NUMBERS, ()) for node in nodes if _uses_numbers(node)]
+    found = [stored(node, _NUMBERS, _NONE) for node in nodes if _uses_numbers(node)]
     if not found:
         return tree, None
-    return with_numbers(tree, ()) if found[0] else tree, found[0]
+    return with_numbers(tree, _NONE) if any(found[0]) else tree, found[0]
 
 
-def with_numbers(tree: PyTree, numbers: tuple[Any, ...] | None) -> PyTree:
+def with_numbers(tree: PyTree, numbers: Numbers | None) -> PyTree:
     """A tree whose rules get these numbers; with None, the tree as it is."""
 
     def change(node: Any, path: Path) -> Any:

@@ -145,7 +145,7 @@ def test_any_method_can_be_named():
     assert asked(encoding, X) == []
     same(encoding.encode(X), 2 * PAIR.encode(X))
     sites = asked(ft.partial(encoding.encode, twice=True), X)
-    assert [(where.method, where.count) for _, where in sites] == [("encode", 0), ("encode", 1)]
+    assert [(where.method, where.call) for _, where in sites] == [("encode", 0), ("encode", 1)]
     both = surround(encoding, Pair, Plus())
     same(both(X), 1 + PAIR(X))
     same(both.encode(X), 2 * PAIR.encode(X))
@@ -310,7 +310,7 @@ def test_calls_are_counted_in_what_surrounds_them():
     model = surround(PAIR, "first", Times(1.0))
 
     def counts():
-        return [where.count for _, where in asked(model, X)]
+        return [where.call for _, where in asked(model, X)]
 
     assert counts() == [0, 0]
     with surrounding():
@@ -333,7 +333,7 @@ def test_the_count_goes_on_after_what_was_traced_meanwhile():
 
     with surrounding():
         sites = [*asked(call, model, X), *asked(call, model, X)]
-    assert [where.count for _, where in sites] == [0, 0, 1, 1, 0, 1]
+    assert [where.call for _, where in sites] == [0, 0, 1, 1, 0, 1]
 
 
 def test_each_thread_counts_for_itself():
@@ -344,7 +344,7 @@ def test_each_thread_counts_for_itself():
     def work(name):
         with surrounding():
             barrier.wait()
-            found[name] = [where.count for _, where in asked(model, X)]
+            found[name] = [where.call for _, where in asked(model, X)]
 
     barrier = threading.Barrier(2)
     threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
@@ -361,7 +361,7 @@ def test_a_compiled_function_counts_its_own_calls(jit):
 
     A count that went on from outside would stay in the compiled function.
     """
-    model = surround(PAIR, "first", Numbered("count"))
+    model = surround(PAIR, "first", Numbered("call"))
     fn = jit(lambda model, x: (model.first(x), model.first(x)))
     first = PAIR.first(X)
 
