@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import functools as ft
 import inspect
+from collections.abc import Callable
 from types import BuiltinFunctionType
 from typing import Any, TypeVar, cast, dataclass_transform
 
@@ -86,6 +87,7 @@ from pytreemod.tree.pending import (
 )
 from pytreemod.tree.printing import short_text
 from pytreemod.tree.renewing import with_new_containers
+from pytreemod.tree.rich_printing import rich_doc
 from pytreemod.typing import class_of, jtu
 
 _R = TypeVar("_R", bound=Record)
@@ -590,6 +592,9 @@ class Module(Record, metaclass=ModuleMeta):
 
     def __repr__(self) -> str:
         return short_text(self)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Callable[..., Any]) -> Any:
+        return rich_doc(self, path, subtree_renderer)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and are_equal(self, other)

@@ -13,7 +13,7 @@ and substates in `history`, and the errors in `refusals`.
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
@@ -41,6 +41,7 @@ from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.renewing import EDITABLE
+from pytreemod.tree.rich_printing import rich_rows, rich_text
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractState, Snapshot, Structure, take_snapshot
 from pytreemod.typing import PyTree, jtu
@@ -611,6 +612,13 @@ class State(AbstractState):
             end=wl.TextDoc(")"),
             indent=kwargs["indent"],
         )
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Callable[..., Any]) -> Any:
+        if self._used:
+            return rich_text(f"State(<used up by {self._user()}>)")
+        # What is in it is asked for by tokens, for which there is no code.
+        rows = [(row.name, self._values[row.marker], "") for row in self._rows]
+        return rich_rows(State, rows, None, subtree_renderer)
 
 
 class _Unseeded:

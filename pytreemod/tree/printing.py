@@ -166,7 +166,7 @@ class _Short:
         data, defaults = {*record.data_names(node)}, _defaults_of(own_class(node))
         rows: list[Any] = []
         beside: list[Any] = []
-        for name in _shown_names(node, record):
+        for name in printed_names(node, record):
             value = stored(node, name)
             if value is None and (_may_be_none(node, name) or defaults.get(name, 0) is None):
                 continue
@@ -247,7 +247,7 @@ def _in_a_row(docs: list[Any]) -> list[Any]:
     return [row]
 
 
-def _shown_names(node: Any, record: AbstractRecord) -> list[str]:
+def printed_names(node: Any, record: AbstractRecord) -> list[str]:
     """The fields that are printed."""
     hidden = {
         field.name for field in getattr(node, "__dataclass_fields__", {}).values() if not field.repr

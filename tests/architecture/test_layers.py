@@ -24,7 +24,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 DEPENDENCIES = {"jax", "jaxlib", "jaxtyping", "numpy", "typing_extensions", "wadler_lindig"}
 """What the package needs at run time (NumPy comes with JAX)."""
 
-OPTIONAL = {"pytreemod.io": {"safetensors", "orbax", "torch"}, "pytreemod.debug": {"treescope"}}
+OPTIONAL = {"pytreemod.io": {"safetensors", "orbax", "torch"}, "pytreemod.tree": {"treescope"}}
 """Extras, each with the one room that may import it."""
 
 

@@ -238,19 +238,3 @@ def test_printing_under_a_trace():
     jax.make_jaxpr(lambda m: seen.append(repr(m)))(affine())
 
     assert seen == ["Affine(weight=f32[2,3], bias=f32[2])"]
-
-
-# It looks at all that NumPy has, and NumPy says of some of it that it will go.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_treescope_shows_modules():
-    """The rich display of notebooks needs nothing of ours: fields by name, text or HTML."""
-    treescope = pytest.importorskip("treescope", reason="an optional display, which Flax installs")
-    text = treescope.render_to_text(OwnInit(2))
-
-    assert text.startswith("OwnInit(\n")
-    assert [line.split("=")[0].strip() for line in text.splitlines()[1:-1]] == [
-        "weight",
-        "bias",
-        "size",
-    ]
-    assert "OwnInit" in treescope.render_to_html(OwnInit(2), compressed=False)

@@ -39,6 +39,7 @@ from pytreemod.transform.boundary.wrapping import Transformed
 from pytreemod.transform.interception.chosen_modules import Path, choose_modules, rebuilt
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.printing import noted
+from pytreemod.tree.rich_printing import rich_doc
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.traces import current_trace, traced_apart
@@ -389,6 +390,11 @@ class _Surrounded(Variant):
         with noted("".join(dict.fromkeys(rule.shown() for rule in rules))) as text:
             # As of its own class. Of this object the printer has taken note already.
             return wl.pdoc(_with_wrappers(self, ()), **kwargs) + wl.TextDoc(text)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Callable[..., Any]) -> Any:
+        rules = [wrapper.rule for wrapper in _wrappers_of(self) if wrapper.level == 0]
+        note = "".join(dict.fromkeys(rule.shown() for rule in rules)).strip()
+        return rich_doc(_with_wrappers(self, ()), path, subtree_renderer, note)
 
     __reduce__ = Module.__reduce__
 

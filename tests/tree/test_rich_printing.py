@@ -1,0 +1,90 @@
+"""What treescope shows of Modules and States."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from tests.helpers.trees import OwnInit
+
+treescope = pytest.importorskip("treescope", reason="an optional display, which Flax installs")
+# It looks at all that NumPy has, and NumPy says of some of it that it will go.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+KEY = jax.random.key(0)
+
+
+class Net(pm.Module):
+    first: nn.Linear
+    second: nn.Linear
+    norm: nn.BatchNorm
+    drop: nn.Dropout
+    rest: list[jax.Array]
+
+    def __init__(self, key):
+        self.first = nn.Linear(2, 2, key=key)
+        self.second = nn.Linear(2, 2, key=key)
+        self.norm = nn.BatchNorm(2)
+        self.drop = nn.Dropout(stream=pm.RngStream())
+        self.rest = [jnp.ones(1), jnp.ones(1)]
+
+
+def lines_of(tree):
+    """The text, of which arrays are left out, line by line."""
+    with treescope.active_autovisualizer.set_scoped(None):
+        return treescope.render_to_text(tree).splitlines()
+
+
+def line_of(tree, start):
+    (line,) = {line.strip() for line in lines_of(tree) if line.strip().startswith(start)}
+    return line
+
+
+def test_fields_by_name():
+    lines = lines_of(OwnInit(2))
+    assert lines[0] == "OwnInit("
+    assert [line.split("=")[0].strip() for line in lines[1:-1]] == ["weight", "bias", "size"]
+    assert "OwnInit" in treescope.render_to_html(OwnInit(2), compressed=False)
+
+
+def test_fields_roles_ties_and_computed_leaves():
+    model, _ = nn.make_with_state(Net)(KEY)
+    model = pm.tie(model, "second.weight", to="first.weight")
+    model = pm.with_role(pm.with_role(model, "first.bias", "buffer"), "rest.0", "buffer")
+    model = pm.lora(model, "first.weight", 1, key=KEY)
+    assert "weight=tied to first.weight," in [line.strip() for line in lines_of(model)]
+    assert line_of(model.first, "bias=").endswith(",  # buffer")
+    assert line_of(model, "rest=").endswith(",  # 0: buffer")
+    # What it is made of, and not the sum of it.
+    assert line_of(model.first, "weight=").startswith("weight=LowRank(")
+    low_rank = pm.lora({"w": jnp.ones((1, 2))}, "w", 1, key=KEY)["w"]
+    assert line_of(low_rank, "a=").endswith(",  # lora")
+    html = treescope.render_to_html(model, compressed=False)
+    assert all(text in html for text in ("tied to first.weight", "# buffer", "LowRank"))
+
+
+def test_precision_is_a_note():
+    mixed = pm.with_precision(nn.Linear(2, 2, key=KEY), "bfloat16")
+    assert lines_of(mixed)[0] == "Linear(  # in bfloat16"
+
+
+def test_tokens_and_their_state():
+    model, state = nn.make_with_state(Net)(KEY)
+    assert "state_index=StateIndex(marker='norm.state_index'" in line_of(model, "norm=")
+    assert "stream=RngStream(marker='drop.stream'" in line_of(model, "drop=")
+    shown = lines_of(state)
+    assert shown[0] == "State("
+    assert any(line.startswith("  norm.state_index=") for line in shown)
+    assert any(line.startswith("  drop.stream=Stream(") for line in shown)
+    state.set(model.norm.state_index, state.get(model.norm.state_index))
+    assert lines_of(state) == ["State(<used up by set(norm.state_index)>)"]
+
+
+def test_a_class_may_show_itself():
+    class Own(pm.Module):
+        size: int
+
+        def __treescope_repr__(self, path, subtree_renderer):
+            return treescope.rendering_parts.text(f"<{self.size} of mine>")
+
+    assert lines_of([Own(3)]) == ["[<3 of mine>]"]
