@@ -17,8 +17,11 @@ def example(name: str) -> Iterator[ModuleType]:
     module = importlib.util.module_from_spec(spec)
     # Entered as an import would: dataclasses look their module up by its name.
     sys.modules[spec.name] = module
+    # As Python does for a script: it may import another.
+    sys.path.insert(0, str(FOLDER))
     try:
         spec.loader.exec_module(module)
         yield module
     finally:
+        sys.path.remove(str(FOLDER))
         del sys.modules[spec.name]
