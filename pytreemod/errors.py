@@ -265,6 +265,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (is it {close[0]!r}?)" if close else ""
 
 
+def meant(names: Iterable[str], known: Iterable[str], line: str) -> list[str]:
+    """A hint with the line to write, if what was meant by a misspelt name can be told.
+
+    Args:
+        names: as they were written; the first that is near to something counts.
+        known: the names that there are.
+        line: the code, with `{}` for the name.
+
+    Returns:
+        The hint; empty if nothing is near.
+
+    Examples:
+        >>> meant(["modle"], ["model", "x"], 'donate="{}"')
+        ['did you mean', 'donate="model"']
+    """
+    known = [*known]
+    close = [near for name in names for near in get_close_matches(str(name), known, n=1)]
+    return ["did you mean", line.replace("{}", close[0])] if close else []
+
+
 def explain_depth(where: str, places: Iterable[str] = ()) -> str:
     """Lay out an error text for a tree that is nested deeper than Python's stack.
 

@@ -143,7 +143,8 @@ def summary(
     if example or options:
         if not callable(model):
             expected = "a model that can be called with the example"
-            raise ArgumentError("summary(model)", expected, describe(model))
+            hint = ["without an example it lists what there is:", "pm.summary(model)"]
+            raise ArgumentError("summary(model)", expected, describe(model), hint=hint)
         jaxpr = _traced(model, example, options, calls, found)
         counted = count_flops(jaxpr) if flops else counted
     rows = [row for row in found.rows(calls) if depth is None or row.depth <= depth]

@@ -30,6 +30,7 @@ from pytreemod.errors import (
     describe,
     explain,
     explain_depth,
+    meant,
 )
 
 try:
@@ -141,7 +142,11 @@ def _hint_missing(path: str, is_new: bool) -> Sequence[str]:
     folder = os.path.dirname(path)
     if is_new and folder and not os.path.lexists(folder):
         return ("make its folder first:", f"os.makedirs({shown(folder)!r}, exist_ok=True)")
-    return ()
+    if is_new or not os.path.isdir(folder or os.curdir):
+        return ()
+    # What is near, among the files of the folder.
+    there = [os.path.join(folder, name) for name in os.listdir(folder or os.curdir)]
+    return meant([path], there, '"{}"')
 
 
 HINT_SHELL = ("only shells know what ~ is:", "os.path.expanduser(path)")

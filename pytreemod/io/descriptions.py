@@ -284,10 +284,12 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
         if not leaf_form(leaf) and _is_opaque(ConfigurationWriter().write(leaf)):
             raise _opaque(name, leaf, where)
         return
+    hint: list[str] | str
     if isinstance(leaf, jax.ShapeDtypeStruct):
         got, hint = "shapes alone", "save the tree that has them"
     elif isinstance(leaf, Tracer):
-        got, hint = "one that is traced", "save outside of filter_jit, or in a filter_io_callback"
+        got = "one that is traced"
+        hint = ["save what filter_jit returns, or in a callback:", "pm.save(path, step(model))"]
     elif leaf.is_deleted():
         got, hint = "one that was donated", "save what the step returned, not what it was given"
     elif not is_whole_here(leaf):

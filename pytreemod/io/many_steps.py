@@ -448,7 +448,8 @@ def _checked_metrics(metrics: Any, goal: Goal | None, where: str) -> dict[str, A
     # One that is misspelt would let no step ever be the best.
     if named and goal is not None and goal.metric not in named:
         got = ", ".join(map(repr, named))
-        raise ArgumentError(f"{where}, metrics", f"{goal.metric!r} among them", got)
+        hint = ["by which the best step is known:", f"metrics={{{goal.metric!r}: ...}}"]
+        raise ArgumentError(f"{where}, metrics", f"{goal.metric!r} among them", got, hint=hint)
     return named
 
 

@@ -638,6 +638,9 @@ def _not_there(lost: Sequence[NameRule], table: Table, rules: NameRules) -> Argu
         hint = ["it has, for instance:", *[".".join(name) for name in table.leaves][:3]]
     elif taken:
         hint = "Put the pattern that takes less in front."
+    elif near:
+        first = next(iter(near.values())).removeprefix(" (is it ").removesuffix("?)")
+        hint = ["did you mean", f"rename={{{first}: ...}}"]
     verb = "is" if len(lost) == 1 else "are"
     got = f"{len(lost)} that {verb} not" + ("" if taken else " in it")
     expected = f"names in {side}" + (" that no pattern before takes" if taken else "")

@@ -447,6 +447,10 @@ def _hint(
         for name, part in zip(names, _given(place) or [None] * len(names), strict=True)
     }
     given = {name: _shape(value) for name, value in state_dict.items()}
+    turned = [n for n in wanted if n in given and given[n] != wanted[n] == given[n][::-1]]
+    if turned:
+        line = f"state_dict[{turned[0]!r}] = state_dict[{turned[0]!r}].T"
+        return ("The other way round it fits:", line)
     found = mapping_by_order(places, given, wanted)
     if not found:
         return ()

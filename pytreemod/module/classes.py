@@ -46,7 +46,13 @@ from pytreemod.module.field_kinds import (
     size,
     sizes,
 )
-from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
+from pytreemod.module.fields import (
+    buffer,
+    field,
+    refuse_mutable_default,
+    refuse_not_called,
+    static_field,
+)
 from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, as_method, is_method
 from pytreemod.module.other_words import (
@@ -266,7 +272,11 @@ def _collect_fields(cls: type, kw_only: bool) -> dict[str, str]:
     cls.__doc__ = doc or "."
     type.__setattr__(cls, "__annotations__", annotations)
     replaces = "__replace__" in vars(cls)
-    dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+    try:
+        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+    except ValueError as error:
+        refuse_mutable_default(cls, error)
+        raise
     if "__replace__" in vars(cls) and not replaces:
         del cls.__replace__  # pyright: ignore[reportAttributeAccessIssue]
     type.__setattr__(cls, "__annotations__", whole)

@@ -17,7 +17,7 @@ from operator import is_
 from types import CodeType
 from typing import Any
 
-from pytreemod.errors import FieldError, describe, nearest
+from pytreemod.errors import FieldError, describe, meant, nearest
 from pytreemod.module.constraining import take_in
 from pytreemod.module.division import hides_arrays, is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
@@ -500,6 +500,7 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
                 f"{name}={describe(changes[name])}{nearest(name, schema.fields)}"
                 for name in unknown
             ),
+            hint=meant(unknown, schema.fields, "model.replace({}=...)"),
         )
     if not schema.accepts.keys().isdisjoint(changes):
         changes = dict(changes)

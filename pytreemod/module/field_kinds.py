@@ -163,7 +163,13 @@ def check_size(where: str, value: Any, minimum: int = 0, *words: str) -> Any:
     if isinstance(value, str) and value in words:
         return value
     expected = " or ".join([f"an integer of at least {minimum}", *map(repr, words)])
-    raise ArgumentError(where, expected, describe(value))
+    name, hint = where.partition("(")[2].rstrip(")") or "size", tuple[str, ...]()
+    if is_traced(value):
+        why = "Sizes are part of the program. Pass an int of Python, static for filter_jit:"
+        hint = (why, f"{name}=4")
+    elif isinstance(value, float) and value.is_integer() and value >= minimum:
+        hint = ("write the integer:", f"{name}={int(value)}")
+    raise ArgumentError(where, expected, describe(value), hint=hint)
 
 
 def as_integer(value: Any) -> int | None:

@@ -264,6 +264,28 @@ def refuse_not_called(cls: type) -> None:
             )
 
 
+def refuse_mutable_default(cls: type, error: ValueError) -> None:
+    """Say which default it is that `dataclasses` refuses, for all instances would share it.
+
+    Raises:
+        FieldError: there is one.
+    """
+    for name, value in vars(cls).items():
+        default: Any = getattr(value, "default", value)
+        if name in inspect.get_annotations(cls) and type(default).__hash__ is None:
+            kind = type(default).__name__
+            made = kind if isinstance(default, (list, dict, set)) and not default else "lambda: ..."
+            raise FieldError(
+                f"{cls.__qualname__}.{name}",
+                "a default that instances may share",
+                f"a mutable default, {describe(default)}",
+                hint=[
+                    "make one for each instance:",
+                    f"{name}: {kind} = pm.field(default_factory={made})",
+                ],
+            ) from error
+
+
 def refuse_declaration(cls: type, name: str) -> NoReturn:
     """Raise the error for a field declaration that was assigned to an instance.
 

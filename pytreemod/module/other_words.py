@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from pytreemod.errors import ArgumentError, MissingNameError
+from pytreemod.errors import ArgumentError, MissingNameError, RngError
 from pytreemod.tree.pending import Waiting, has_attribute
 
 OURS: dict[str, tuple[str, ...]] = {
@@ -108,6 +108,18 @@ OTHER_MEMBERS: dict[str, tuple[str, ...]] = {
         "y = model(x)",
         "model = pm.tree_at(nn.Linear, model, replace_fn=function)",
     ),
+    "fit": (
+        "The loop is yours; a step of it is",
+        "grads = pm.filter_grad(loss)(model, x, y)",
+        "model, opt = opt.update(model, grads)",
+    ),
+    "compile": (
+        "A model has no optimizer and no loss; what is compiled is a step:",
+        "opt = pm.Optimizer(optax.adam(1e-3)).init(model)",
+        "step = pm.filter_jit(step)",
+    ),
+    "predict": ("A model is called:", "y = model(x)"),
+    "summary": ("It is a function:", "pm.summary(model, x)"),
     "init": (
         "A model has its parameters once it is made:",
         "model = nn.Linear(3, 4, key=jax.random.key(0))",
@@ -115,6 +127,8 @@ OTHER_MEMBERS: dict[str, tuple[str, ...]] = {
 }
 """Attributes of models of PyTorch and Flax, and what to write here."""
 
+_FILTERS = "Transforms that divide arrays from the rest have another name:"
+_TREE = "A model is a tree, which goes through JAX as it is:"
 _FUNCTIONS = "Functions are layers by"
 _LOSSES = "Losses are functions, such as those of optax:"
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
@@ -141,6 +155,17 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "BatchNorm3d": ("One class is for images of all ranks:", "nn.BatchNorm(3)"),
     "LSTM": ("A cell, step by step:", "nn.RNN(nn.LSTMCell(3, 4, key=jax.random.key(0)))"),
     "GRU": ("A cell, step by step:", "nn.RNN(nn.GRUCell(3, 4, key=jax.random.key(0)))"),
+    "jit": (_FILTERS, "pm.filter_jit(f)"),
+    "grad": (_FILTERS, "pm.filter_grad(loss)"),
+    "value_and_grad": (_FILTERS, "pm.filter_value_and_grad(loss)"),
+    "vmap": (_FILTERS, "pm.filter_vmap(f)"),
+    "pmap": (_FILTERS, "pm.filter_pmap(f)"),
+    "scan": (_FILTERS, "pm.filter_scan(f, init, xs)"),
+    "cond": (_FILTERS, "pm.filter_cond(pred, f, g, x)"),
+    "remat": (_FILTERS, "pm.filter_checkpoint(f)"),
+    "split": (_TREE, "leaves, structure = jax.tree.flatten(model)"),
+    "merge": (_TREE, "model = jax.tree.unflatten(structure, leaves)"),
+    "no_grad": ("A gradient is taken where it is asked for alone:", "y = model(x)"),
     "ReLU": (_FUNCTIONS, "nn.Lambda(jax.nn.relu)"),
     "GELU": (_FUNCTIONS, "nn.Lambda(jax.nn.gelu)"),
     "SiLU": (_FUNCTIONS, "nn.Lambda(jax.nn.silu)"),
@@ -183,6 +208,7 @@ class OtherMember(Waiting):
         return MissingNameError(where, "an attribute", _GOT, hint=hint)
 
 
+_KEY = ("Pass a random key:", "key=jax.random.key(0)")
 _GOT = "a name that only other libraries have"
 
 
@@ -236,8 +262,11 @@ def refuse_other_words(
 
     Raises:
         ArgumentError: an argument has another name here, or is misspelt.
+        RngError: the random key is missing, and nothing else.
     """
     text = str(error)
+    if text == f"{call.__qualname__}() missing 1 required keyword-only argument: 'key'":
+        raise RngError(f"{owner}(key)", "a random key", "none", hint=_KEY) from error
     for word in given:
         if f"unexpected keyword argument '{word}'" not in text:
             continue

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn, cast
 
-from pytreemod.errors import FieldError, FrozenError, describe
+from pytreemod.errors import FieldError, FrozenError, describe, meant
 from pytreemod.module.flattening import Flattened
 from pytreemod.module.methods import BoundMethod
 from pytreemod.module.overriding import is_bound, refuse_overridden
@@ -291,12 +291,16 @@ def _is_in_init(node: Any) -> bool:
 def refuse_undeclared(node: Any, name: str) -> None:
     """Raise the error for an attribute that no field declares."""
     cls = type(node).__qualname__
-    fields = ", ".join(class_of(node).__record__.fields) or "none"
+    known = class_of(node).__record__.fields
+    fields = ", ".join(known) or "none"
+    hint = ["declare it in the class body:", *_declaration(cls, name)]
+    if near := meant([name], known, "self.{} = ..."):
+        hint = ["set the one that is declared, or declare another:", near[1], *hint[1:]]
     raise FrozenError(
         f"{cls}.{name}",
         f"a declared field ({fields})",
         f"an undeclared attribute {name!r}",
-        hint=["declare it in the class body:", *_declaration(cls, name)],
+        hint=hint,
     )
 
 

@@ -351,7 +351,8 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
     except TypeError:
         accepted = False
     if not accepted:
-        raise ArgumentError(where, "a floating dtype", describe(dtype))
+        hint = ("write, for instance", "dtype=jnp.float32")
+        raise ArgumentError(where, "a floating dtype", describe(dtype), hint=hint)
     return available_dtype(where, dtype)
 
 
@@ -538,11 +539,12 @@ def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> Non
     """
     # A slice: x may have no axes.
     if x.shape[-1:] != (size,):
-        hint = _last_axis_hint(x.shape, size, argument)
+        made = f"{str(where).partition('(')[0]}({argument}={x.shape[-1] if x.shape else size}, ...)"
+        hint = _last_axis_hint(x.shape, size, made)
         raise ShapeError(where, f"x of shape (..., {size})", describe(x), hint=hint)
 
 
-def _last_axis_hint(shape: tuple[int, ...], size: int, argument: str) -> Sequence[str]:
+def _last_axis_hint(shape: tuple[int, ...], size: int, made: str) -> Sequence[str]:
     """What would make an array of `shape` end in an axis of `size`."""
     if shape == ():
         if size == 1:
@@ -557,7 +559,7 @@ def _last_axis_hint(shape: tuple[int, ...], size: int, argument: str) -> Sequenc
         if math.prod(shape[axis:]) == size:
             flat = "jnp.ravel(x)" if axis == 0 else f"x.reshape((*x.shape[:{axis}], {size}))"
             return (f"The axes from {axis} on fit once flattened:", f"layer({flat})")
-    return f"No axis of x fits; for such arrays the layer needs {argument}={shape[-1]}."
+    return ("No axis of x fits; for such arrays, make the layer with", made)
 
 
 SPATIAL_AXES = ((), ("length",), ("height", "width"), ("depth", "height", "width"))

@@ -25,7 +25,9 @@ def _accept_channels(where: str, channels: Any, layer: GroupNorm) -> int | None:
         raise ArgumentError(where, "how many there are, for weight and bias", "None", hint=hint)
     count = check_size(where, channels)
     if count % layer.groups != 0:
-        raise ArgumentError(where, f"a multiple of groups={layer.groups}", str(count))
+        most = next(each for each in range(layer.groups, 0, -1) if count % each == 0)
+        hint = ("Groups have the same number of channels each:", f"GroupNorm({most}, {count})")
+        raise ArgumentError(where, f"a multiple of groups={layer.groups}", str(count), hint=hint)
     return count
 
 

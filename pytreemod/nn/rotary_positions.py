@@ -60,7 +60,8 @@ SCALINGS: dict[str, tuple[str, ...]] = {
 def _check_even(where: str, size: Any) -> int:
     count = check_size(where, size)
     if count % 2 != 0:
-        raise ArgumentError(where, "an even number, for pairs", str(count))
+        hint = ("write, for instance", f"RotaryPositionalEmbedding({count + 1})")
+        raise ArgumentError(where, "an even number, for pairs", str(count), hint=hint)
     return count
 
 

@@ -81,7 +81,10 @@ def check_form(where: str, name: str, old: Any, new: Any) -> None:
             "a value of the structure, shapes and dtypes of the present one",
             "another",
             places=[each.line(name) for each in found],
-            hint="shape and dtype of a value cannot change; cast or reshape the new one",
+            hint=[
+                "shape and dtype of a value cannot change; cast or reshape the new one:",
+                "state.set(token, value.reshape(...).astype(...))",
+            ],
         )
 
 

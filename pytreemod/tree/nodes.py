@@ -167,8 +167,9 @@ def _sorted(names: Any) -> list[Any]:
     try:
         return sorted(names)
     except TypeError as error:
+        hint = ["for instance, text alone:", "{str(key): value for key, value in tree.items()}"]
         raise SpecError(
-            "dict in a tree", "keys that can be sorted", f"{describe(names)}"
+            "dict in a tree", "keys that can be sorted", f"{describe(names)}", hint=hint
         ) from error
 
 

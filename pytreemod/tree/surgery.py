@@ -157,10 +157,17 @@ def _as_many(replace: Any, count: int) -> list[Any]:
     news: Sequence[Any] = replace
     # An array has a length, too, but is one node.
     if not isinstance(replace, (list, tuple)):
-        raise ArgumentError("tree_at(replace)", f"a sequence of {count} nodes", describe(replace))
+        expected = f"a sequence of {count} nodes"
+        raise ArgumentError("tree_at(replace)", expected, describe(replace), hint=_each(count))
     if len(news) != count:
-        raise ArgumentError("tree_at(replace)", f"{count} nodes, as where names", f"{len(news)}")
+        expected = f"{count} nodes, as where names"
+        raise ArgumentError("tree_at(replace)", expected, f"{len(news)}", hint=_each(count))
     return list(news)
+
+
+def _each(count: int) -> list[str]:
+    news = ", ".join(f"new{i + 1}" for i in range(count)) if count < 5 else "new1, new2, ..."
+    return ["one for each node:", f"tree_at(where, tree, ({news}))"]
 
 
 def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> PyTree:
@@ -222,7 +229,11 @@ def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
         "each node once",
         "the same node twice" if outer == inner else "a node and something inside it",
         places=dict.fromkeys([path_text(outer), path_text(inner)]),
+        hint=["name it once; what is done in turn takes two calls:", _TWICE],
     )
+
+
+_TWICE = "tree_at(where2, tree_at(where1, tree, new1), new2)"
 
 
 def _rebuild(node: PyTree, trie: Any, news: Sequence[Any], is_given: bool) -> PyTree:

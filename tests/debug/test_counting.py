@@ -11,7 +11,10 @@ from pytreemod.errors import RetraceError
 from tests.goldens import refusals
 from tests.helpers.trees import affine, ramp
 
-HINT = "\n  keep what is named here the same from call to call, or pass it as an array"
+HINT = (
+    "\n  keep what is named here the same from call to call, or pass it as an array:"
+    "\n      jnp.asarray(number)"
+)
 
 
 def counted(max_traces=None):

@@ -141,6 +141,7 @@ def test_the_code_of_each_hint_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = Net(nn.Linear(3, 3, key=KEY))
     pm.save("model.safetensors", model)
+    opt = pm.Optimizer(optax.sgd(0.1)).init(model)
     space = {
         "pm": pm,
         "nn": nn,
@@ -152,7 +153,18 @@ def test_the_code_of_each_hint_runs(code, tmp_path, monkeypatch):
         "device": jax.devices()[0],
         "state_dict": pm.to_torch(model),
         "function": lambda layer: layer,
-        "loss": lambda model, x: model(x).sum(),
+        "loss": lambda model, x, y=0.0: (model(x) - y).sum(),
+        "y": jnp.ones(3),
+        "opt": opt,
+        "grads": model,
+        "step": lambda model: model,
+        "f": lambda *args: args,
+        "g": lambda *args: args,
+        "init": 0.0,
+        "xs": jnp.ones(3),
+        "pred": True,
+        "leaves": jax.tree.leaves(model),
+        "structure": jax.tree.structure(model),
         "predictions": jnp.ones(3),
         "targets": jnp.ones(3),
         "logits": jnp.ones((2, 3)),

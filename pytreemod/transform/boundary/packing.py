@@ -239,10 +239,17 @@ def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
                     "a hashable value",
                     describe(place.leaf),
                     places=[path_text(place.path, root)],
-                    hint="anything but an array is part of the program, found by its hash; "
-                    "give its class __hash__ and __eq__, or register it as a pytree",
+                    hint=_hashable_form(place.leaf),
                 )
     return error
+
+
+def _hashable_form(value: Any) -> list[str] | str:
+    why = "anything but an array is part of the program, found by its hash; "
+    if isinstance(value, (set, bytearray)):
+        kind = "frozenset" if isinstance(value, set) else "bytes"
+        return [f"{why}this has none, but", f"{kind}(...)"]
+    return f"{why}give its class __hash__ and __eq__, or register it as a pytree"
 
 
 Make = Callable[[list[Any]], Any]

@@ -166,7 +166,7 @@ def check_placements(
             "specs with at most one entry for each axis of the array",
             "longer ones",
             places=longer,
-            hint="an axis that has no entry is left whole, and P() leaves all of them whole",
+            hint=["an axis that has no entry is left whole, and so are all of them by", "P()"],
         )
     uneven: list[str] = []
     for (place, array, value), spec in specs:
@@ -182,7 +182,7 @@ def check_placements(
             "axes that the mesh divides evenly",
             "others",
             places=uneven,
-            hint="pad the array, or leave the axis whole: None for it in the spec",
+            hint=["pad the array; or leave axis 0 whole, for instance:", "P(None, ...)"],
         )
 
 
@@ -220,6 +220,7 @@ def check_axis_names(
             f"axes of the mesh ({', '.join(map(repr, sizes))})",
             ", ".join(map(repr, unknown)),
             places=[place],
+            hint=["write, for instance", f"P({next(iter(sizes))!r})"] if sizes else (),
         ) from error
 
 

@@ -124,7 +124,10 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
         f"at most {max_traces} {plural} (max_traces)",
         "a call that needs another",
         places=changes,
-        hint="keep what is named here the same from call to call, or pass it as an array",
+        hint=[
+            "keep what is named here the same from call to call, or pass it as an array:",
+            "jnp.asarray(number)",
+        ],
     )
 
 

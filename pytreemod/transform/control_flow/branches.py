@@ -355,7 +355,8 @@ def _refuse_index(index: Any) -> None:
     aval = aval_of(index) if is_value(index) else None
     if aval is None or aval.shape != () or not jnp.issubdtype(aval.dtype, jnp.integer):
         got = index if aval is None or is_number(index) else aval
-        raise ArgumentError("filter_switch(index)", "an integer scalar", describe(got))
+        hint = ("write", "index.astype(int)") if aval is not None and aval.shape == () else ()
+        raise ArgumentError("filter_switch(index)", "an integer scalar", describe(got), hint=hint)
 
 
 def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: Any) -> None:
@@ -398,7 +399,9 @@ def _hint(entry: Difference) -> list[str]:
         aval = arrays[0] if arrays else aval_of(entry.old)
         return ["cast what one of them returns:", f"jnp.asarray(x, jnp.{aval.dtype.name})"]
     if entry.of_arrays:
-        return ["the array that is chosen has one shape, whichever it is"]
+        advice = "the array that is chosen has one shape, whichever it is"
+        shapes: list[Any] = sorted((aval.shape for aval in arrays), key=len)
+        return [f"{advice}:", f"jnp.broadcast_to(x, {shapes[-1]})"] if () in shapes else [advice]
     if arrays and (None in sides or MISSING in sides):
         aval = arrays[0]
         return [

@@ -75,14 +75,22 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
                 f'jax.lax.pcast({path_text(entry.path, root)}, ({axes},), to="varying")',
             ]
     if all(entry.of_arrays for entry in found):
-        return ["arrays keep their shapes from step to step"]
+        advice = "arrays keep their shapes from step to step"
+        return (
+            [f"{advice}; what grows is collected beside it:", "return carry, y"]
+            if root == "carry"
+            else [advice]
+        )
     if any(entry.of_structure for entry in found):
         advice = f"the {root} has one structure, from what the loop starts with to the last step"
         # In a scan alone is there something beside it.
         if root != "carry":
             return [advice]
         return [f"{advice}; what is collected goes beside it:", "return carry, y"]
-    return ["static values are part of the program, which is the same for every step"]
+    return [
+        "static values are part of the program: change them before the loop, or carry arrays:",
+        "jnp.asarray(value)",
+    ]
 
 
 def _casts(place: str, entry: Difference) -> list[str]:

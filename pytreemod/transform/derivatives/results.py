@@ -95,5 +95,7 @@ def explain_loss(
             title,
             "a scalar loss, a floating number",
             describe(value),
-            hint=["of a holomorphic function:", option] if is_complex else (),
+            hint=["a loss is real; of a holomorphic function:", "return jnp.abs(loss)", option]
+            if is_complex
+            else (),
         ) from error

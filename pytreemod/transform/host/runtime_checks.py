@@ -477,7 +477,8 @@ def _mode(where: str, on_error: str) -> str:
     if on_error == "default":
         source, on_error = _setting(ON_ERROR, "raise")
     if on_error not in _MODES:
-        raise OptionError(source, f"one of {', '.join(_MODES)}", describe(on_error))
+        hint = ["write, for instance", f"{'on_error' if '(' in source else source}='raise'"]
+        raise OptionError(source, f"one of {', '.join(_MODES)}", describe(on_error), hint=hint)
     return on_error
 
 

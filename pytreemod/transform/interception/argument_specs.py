@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from pytreemod.errors import ArgumentError, SpecError, describe, nearest
+from pytreemod.errors import ArgumentError, SpecError, describe, meant, nearest
 from pytreemod.transform.boundary.wrapping import argument_name
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
@@ -93,14 +93,16 @@ def specs_by_argument(
         if len(every) != 1 or not issubclass(class_of(trees[0]), dict):
             expected = f"names of arguments of this call ({', '.join(every)})"
             got = ", ".join(f"{name!r}{nearest(name, every)}" for name in unknown)
-            raise ArgumentError(terms.where, expected, got)
+            hint = meant(unknown, every, f'{terms.option}={{"{{}}": {terms.example}}}')
+            raise ArgumentError(terms.where, expected, got, hint=hint)
         return [spec]
     is_sequence = class_of(spec) in (tuple, list)
     if is_sequence and len(spec) == positional:
         return [*spec, *[terms.default] * (len(every) - positional)]
     is_one = children_of(spec) is None or terms.stops(spec)
     # A tuple could be one spec for all of several arguments, or one for each: it is never guessed.
-    if len(every) == 1 or (is_one and not is_sequence):
+    is_array = len(every) == 1 and is_sequence and not is_one and children_of(trees[0]) is None
+    if (len(every) == 1 and not is_array) or (is_one and not is_sequence):
         return [spec] * len(every)
     _refuse(spec, is_sequence, every, positional, terms)
     return []

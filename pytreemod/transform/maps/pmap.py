@@ -170,7 +170,10 @@ class _Pmapped(Vmapped):
                 f"filter_pmap of {function_name(self.fn)}",
                 f"at most {count} members, one for each device",
                 str(sizes[0]),
-                hint="filter_vmap maps over any number of members, on one device",
+                hint=[
+                    "to map over any number of members, on one device:",
+                    "pm.filter_vmap(f)",
+                ],
             )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
+from pytreemod.tree.nodes import record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.typing import KeyPath, PyTree, jtu
 
@@ -60,6 +61,8 @@ def _error(
         # Of the first that lacks its axis, or else of the last.
         if whole is not None and None not in places:
             last = ["what is the same for all members has no axis:", whole(name, path, axis)]
+            if leaf.ndim and not fits:
+                last = ["name an axis that it has:", whole(name, path, axis).replace("None", "0")]
         places.setdefault(leaf.shape[axis] if fits else None, []).append(place)
     if None in places:
         expected, got = "arrays with the axis that they are mapped over", "others"
@@ -68,7 +71,14 @@ def _error(
         expected, got = "an array with an axis to map over", "none"
         if option:
             expected, got = f"{expected}, or {option}", "neither"
+            hint = ["say how many there are:", option.replace("=n", "=8")]
+            return ArgumentError(where, expected, got, hint=hint)
         return ArgumentError(where, expected, got)
+    models = [name for name, tree in named if record_of(tree) is not None]
+    if whole is not None and len(models) == 1 and len(named) > 1 and not size:
+        # Whether one model is meant, or one for each member, nothing says.
+        line = whole(models[0], (), 0)
+        last += [f"{line}  # one model"] if line not in last else []
     more = {
         size: f" (and {len(of) - 1} more)" if len(of) > 1 else "" for size, of in places.items()
     }

@@ -105,7 +105,7 @@ def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
         places=[entry.line("tree", f"{{}} in trees[0], {{}} in trees[{index}]") for entry in found],
         hint=["what is to differ from member to member has to be an array:", "jnp.asarray(value)"]
         if any(entry.of_arrays and is_number(entry.new) for entry in found)
-        else (),
+        else ["make the members alike, for instance:", "pm.filter_vmap(make)(keys)"],
     )
 
 
