@@ -191,7 +191,8 @@ class _Rows:
         self.found: list[tuple[str, SummaryRow]] = []
         self.rules = _rules_by_path(model, opt)
         self.leaves = {loc.path: loc for loc in locations(model)}
-        self.ties: dict[KeyPath, list[str]] = {}
+        # Those that no row has yet; that of the innermost Module around takes one.
+        self.ties: list[tuple[KeyPath, KeyPath]] = []
         self.total = self._visit(model, (), _Outer())
 
     def rows(self, calls: _Calls) -> Iterator[SummaryRow]:
@@ -205,8 +206,7 @@ class _Rows:
         if children is None:
             return self._sums_of_leaf(path, node)
         for tie in ties_of(node):
-            place, source = (*path, *tie.place), pattern_text((*path, *tie.source))
-            self.ties.setdefault(place[:-1], []).append(f"{pattern_text(place[-1:])} = {source}")
+            self.ties.append(((*path, *tie.place), (*path, *tie.source)))
         nodes = (*outer.nodes, node)
         if not _is_row(node):
             return self._sums_of(children, path, outer._replace(nodes=nodes))
@@ -246,6 +246,8 @@ class _Rows:
                 computed.append(f"{pattern_text(place[len(path) :])}: {class_of(child).__name__}")
                 inside = [(*place, *below) for below, _ in jtu.tree_leaves_with_path(child)]
             own += [self.leaves[each] for each in inside if each in self.leaves]
+        ties = [tie for tie in self.ties if tie[0][: len(path)] == path]
+        self.ties = [tie for tie in self.ties if tie not in ties]
         arrays = [loc for loc in own if _has_shape(loc.leaf)]
         roles = _joined(loc.role for loc in arrays)
         return SummaryRow(
@@ -256,7 +258,10 @@ class _Rows:
             dtype=_joined(short_dtype(loc.leaf.dtype) for loc in arrays),
             roles="" if roles == DEFAULT_ROLE else roles,
             trained_by=_joined(self.rules.get(loc.path, "") for loc in arrays),
-            ties=tuple(self.ties.get(path, ())),
+            ties=tuple(
+                f"{pattern_text(place[len(path) :])} = {pattern_text(source)}"
+                for place, source in ties
+            ),
             computed=tuple(computed),
             sharding=_joined(_spec(loc.leaf) for loc in arrays),
             device_bytes=sums.device_bytes,

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import explain
+from pytreemod.errors import ArgumentError, explain
 from pytreemod.tree.comparison import largest_difference
 from pytreemod.tree.differences import compare
 from pytreemod.tree.kinds import are_one
@@ -16,7 +16,7 @@ from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import pattern_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.selecting import Locations, as_selector
-from pytreemod.typing import FilterSpec, PyTree, jtu
+from pytreemod.typing import FilterSpec, PyTree, Tracer, jtu
 
 _TOLERANCES = {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-5, "complex64": 1e-5}
 """Relative and absolute, by dtype; for what is narrower that of bfloat16, for wider ones 1e-10."""
@@ -38,12 +38,14 @@ def assert_trees_close(
 
     Raises:
         AssertionError: they do not; each path is named.
+        ArgumentError: an array is traced.
 
     Examples:
         >>> import jax.numpy as jnp
         >>> import pytreemod as pm
         >>> pm.testing.assert_trees_close({"a": jnp.ones(2)}, {"a": jnp.ones(2) + 1e-7})
     """
+    _refuse_traced("assert_trees_close", actual, expected)
     found = [each.line() for each in compare(actual, expected, _have_one_type)]
     if not found:
         pairs = zip(jtu.tree_leaves_with_path(actual), jtu.tree_leaves(expected), strict=True)
@@ -68,6 +70,7 @@ def assert_changed(
         AssertionError: another leaf has changed, or none of those that should have; each path is
             named.
         SpecError: `only` does not fit the tree.
+        ArgumentError: an array is traced.
 
     Examples:
         >>> import jax
@@ -82,7 +85,7 @@ def assert_changed(
     masks = [as_selector(spec).mask(before) for spec in specs]
     rows = [*zip(locs, changed, *masks, strict=True)]
     outside = [pattern_text(loc.path) for loc, has, *chosen in rows if has and not any(chosen)]
-    expected = f"changes in {', '.join(map(_shown, specs))} alone"
+    expected = f"changes in {', '.join(map(_shown, specs)) or 'no leaf'} alone"
     _fail_if(outside, where, expected, "other change")
     for spec, mask in zip(specs, masks, strict=True):
         picked = [pair for pair, is_in in zip(rows, mask, strict=True) if is_in]
@@ -103,6 +106,7 @@ def assert_unchanged(before: PyTree, after: PyTree, selector: FilterSpec = ...) 
     Raises:
         AssertionError: one has changed; each path is named.
         SpecError: the selector does not fit the tree.
+        ArgumentError: an array is traced.
 
     Examples:
         >>> import jax
@@ -121,6 +125,7 @@ def assert_unchanged(before: PyTree, after: PyTree, selector: FilterSpec = ...) 
 
 def _changes(where: str, before: PyTree, after: PyTree) -> tuple[Locations, list[bool]]:
     """The leaves of a tree, and whether each has other numbers now."""
+    _refuse_traced(where, before, after)
     others = [d.line() for d in compare(before, after, _have_one_type)]
     _fail_if(others, where, "trees of one structure", "difference")
     locs = Locations(locations(before))
@@ -166,6 +171,15 @@ def _fail_if(found: Sequence[str], where: str, expected: str, noun: str) -> None
     if found:
         got = f"{len(found)} {noun}{'s' * (len(found) > 1)}"
         raise AssertionError(explain(where, expected, got, places=found, most=_SHOWN))
+
+
+def _refuse_traced(where: str, *trees: PyTree) -> None:
+    pairs = [pair for tree in trees for pair in jtu.tree_leaves_with_path(tree)]
+    places = dict.fromkeys(pattern_text(path) for path, leaf in pairs if isinstance(leaf, Tracer))
+    if places:
+        hint = "compare outside of filter_jit and other transforms"
+        expected, got = "arrays with values", "some that are traced"
+        raise ArgumentError(where, expected, got, places=places, hint=hint)
 
 
 _SHOWN = 20

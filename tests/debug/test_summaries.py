@@ -161,6 +161,15 @@ def test_columns_for_what_there_is_to_say():
     ]
 
 
+def test_a_tie_is_noted_at_the_module_around():
+    """Of a whole layer in a list there is no row; the owner of the list says it."""
+    layers = nn.Sequential([nn.Linear(2, 2, key=KEY), nn.Linear(2, 2, key=KEY)])
+    whole = pm.summary(pm.tie(layers, "layers.1", to="layers.0"))
+    assert [row.ties for row in whole.rows] == [("layers[1] = layers[0]",), ()]
+    one = pm.summary(pm.tie(layers, "layers.1.weight", to="layers.0.weight"))
+    assert [row.ties for row in one.rows] == [(), (), ("weight = layers[0].weight",)]
+
+
 def test_state_and_streams_are_listed():
     def make(key):
         return nn.Sequential(
