@@ -7,7 +7,7 @@ not what is below them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, explain
@@ -111,18 +111,27 @@ def choose_values(
     }
 
 
-def rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) -> PyTree:
+def rebuilt(
+    tree: PyTree,
+    change: Callable[[Any, Path], Any],
+    path: Path = (),
+    within: Container[Path] | None = None,
+) -> PyTree:
     """A tree with its nodes changed, those below a node before the node itself.
 
     Args:
         tree: any tree.
         change: from a node, and where it is, to the new node.
         path: where the tree itself is.
+        within: the paths of the nodes to change, and of those above them; others stay as they are.
+            None for all of them.
     """
+    if within is not None and path not in within:
+        return tree
     children = _children(tree)
     if children is None:
         return tree
-    parts = [rebuilt(child, change, (*path, key)) for key, child in children]
+    parts = [rebuilt(child, change, (*path, key), within) for key, child in children]
     return change(with_children(tree, children, parts), path)
 
 

@@ -246,7 +246,9 @@ def put_around(
             new = _Ring(rule, kind_of(tuple(jtu.tree_leaves(rule))), names[path], method, level)
             return _with_wrappers(node, sorted([new, *_wrappers_of(node)], key=_Ring.order))
 
-        return rebuilt(tree, change) if names else tree
+        # Most of a model is as it was: a walk through all of it takes as long as a block's trace.
+        within = {path[:i] for path in names for i in range(len(path) + 1)}
+        return rebuilt(tree, change, within=within) if names else tree
 
     return [add(tree, names) for tree, names in zip(trees, chosen, strict=True)]
 
