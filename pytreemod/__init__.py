@@ -110,6 +110,7 @@ EquinoxTracetimeError = CheckError
 
 _LATER = {
     "all_finite": "pytreemod.training.loss_scaling:all_finite",
+    "AxisRules": "pytreemod.parallel.axis_rules:AxisRules",
     "axis_names": "pytreemod.module.naming_axes:axis_names",
     "capture": "pytreemod.debug.capturing:capture",
     "Computed": "pytreemod.module.computed_leaves:Computed",
@@ -139,6 +140,7 @@ _LATER = {
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "Packed": "pytreemod.io.layout_rules:Packed",
     "param_count": "pytreemod.debug.summaries:param_count",
+    "partition_specs": "pytreemod.parallel.axis_rules:partition_specs",
     "per_layer": "pytreemod.training.layered.rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",
     "quantization_report": "pytreemod.training.quantization:quantization_report",
@@ -151,6 +153,9 @@ _LATER = {
     "resolve": "pytreemod.module.resolving:resolve",
     "save": "pytreemod.io.saving:save",
     "select_tree": "pytreemod.training.loss_scaling:select_tree",
+    "ShardingTable": "pytreemod.parallel.sharding_tables:ShardingTable",
+    "sharding_table": "pytreemod.parallel.sharding_tables:sharding_table",
+    "shardings": "pytreemod.parallel.axis_rules:shardings",
     "stateful": "pytreemod.nn.nets:stateful",
     "summary": "pytreemod.debug.summaries:summary",
     "Summed": "pytreemod.io.torch_layouts:Summed",
@@ -214,6 +219,11 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful
     from pytreemod.nn.reinitializing import reinitialize as reinitialize
+    from pytreemod.parallel.axis_rules import AxisRules as AxisRules
+    from pytreemod.parallel.axis_rules import partition_specs as partition_specs
+    from pytreemod.parallel.axis_rules import shardings as shardings
+    from pytreemod.parallel.sharding_tables import ShardingTable as ShardingTable
+    from pytreemod.parallel.sharding_tables import sharding_table as sharding_table
     from pytreemod.training import constraints as constraints
     from pytreemod.training.dtype_policies import Precision as Precision
     from pytreemod.training.layered.rules import per_layer as per_layer

@@ -16,6 +16,7 @@ import jax
 from pytreemod.errors import describe
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import pattern_text
+from pytreemod.tree.reports import aligned
 from pytreemod.typing import class_of
 
 
@@ -89,9 +90,7 @@ class Summary:
             cells = [cell(row) for _, cell in columns]
             cells[0] = "  " * row.depth + _repeated(count) + cells[0]
             lines.append(cells)
-        return "\n".join(
-            [*_aligned(lines, [name in _NUMBERS for name, _ in columns]), *self._end()]
-        )
+        return "\n".join([*aligned(lines, [name in _NUMBERS for name, _ in columns]), *self._end()])
 
     __str__ = __repr__
 
@@ -283,17 +282,6 @@ def _bytes(count: int) -> str:
         if count >= 10 * size:
             return f"{count / size:,.1f} {unit}"
     return f"{count:,} bytes"
-
-
-def _aligned(lines: Sequence[Sequence[str]], are_right: Sequence[bool]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(line, widths, are_right, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
 
 
 # Labels are HTML, in which a path in angle brackets would be an unknown element.

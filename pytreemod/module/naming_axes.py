@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections import abc
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -81,23 +82,7 @@ def axis_names(tree: PyTree) -> PyTree:
         >>> pm.axis_names(stack).layer.weight
         ('layers', 'out_features', 'in_features')
     """
-    found = [names_of(loc) for loc in locations(tree)]
-    unfit = [
-        f"{path_text(loc.path)}: {describe(loc.leaf)}, and {each.reason}"
-        for loc, each in zip(locations(tree), found, strict=True)
-        if each.is_unfit
-    ]
-    if unfit:
-        raise ShapeError(
-            "axis_names",
-            "arrays that fit the annotations of their fields",
-            f"{len(unfit)} that do{'es' * (len(unfit) == 1)} not",
-            places=unfit,
-            hint=[
-                "an axis that a map has added has to be named:",
-                'pm.with_axis_names(model, pm.by({"**": "layers ..."}))',
-            ],
-        )
+    found = fitting_names("axis_names", list(locations(tree)))
     return jtu.tree_structure(tree).unflatten([each.names for each in found])
 
 
@@ -159,6 +144,21 @@ class LeafNames(NamedTuple):
     names: AxisNames
     reason: str = ""
     is_unfit: bool = False
+
+
+def fitting_names(where: str, locs: Sequence[Location]) -> list[LeafNames]:
+    """The names of the axes of leaves.
+
+    Args:
+        where: the call, for errors.
+        locs: the leaves.
+
+    Raises:
+        ShapeError: as `axis_names`.
+    """
+    found = [names_of(loc) for loc in locs]
+    _refuse_unnamed(where, locs, found)
+    return found
 
 
 def names_of(loc: Location) -> LeafNames:
@@ -337,8 +337,8 @@ def _element(annotation: Any, step: str) -> Any:
     return None
 
 
-_SEQUENCES = tuple(typing.get_origin(t[Any]) for t in (typing.Sequence, typing.Iterable))
-_MAPPINGS = (typing.get_origin(typing.Mapping[Any, Any]), types.MappingProxyType)
+_SEQUENCES = (abc.Sequence, abc.Iterable)
+_MAPPINGS = (abc.Mapping, types.MappingProxyType)
 
 
 def _fitting(tokens: Sequence[str], shape: tuple[int, ...]) -> AxisNames | None:
@@ -387,6 +387,25 @@ def _checked(text: Any) -> str:
 
 
 # ---- refusals
+
+
+def _refuse_unnamed(where: str, locs: Sequence[Location], found: Sequence[LeafNames]) -> None:
+    unfit = [
+        f"{path_text(loc.path)}: {describe(loc.leaf)}, and {each.reason}"
+        for loc, each in zip(locs, found, strict=True)
+        if each.is_unfit
+    ]
+    if unfit:
+        raise ShapeError(
+            where,
+            "arrays that fit the annotations of their fields",
+            f"{len(unfit)} that do{'es' * (len(unfit) == 1)} not",
+            places=unfit,
+            hint=[
+                "an axis that a map has added has to be named:",
+                'pm.with_axis_names(model, pm.by({"**": "layers ..."}))',
+            ],
+        )
 
 
 def _refuse_unheld(locs: Sequence[Location]) -> None:

@@ -35,3 +35,27 @@ def report_text(
         lines += [f"    {item}" for item in items[:most]]
         lines += [f"    and {len(items) - most} more"] if most and len(items) > most else []
     return "\n".join(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]], are_right: Sequence[bool] = ()) -> list[str]:
+    r"""Lines of cells as text, with columns of one width.
+
+    Args:
+        lines: of equally many cells.
+        are_right: whether a column is flush right; those that are left out are flush left.
+
+    Examples:
+        >>> print("\n".join(aligned([["path", "size"], ["a.b", "3"]], [False, True])))
+        path  size
+        a.b      3
+    """
+    columns = list(zip(*lines, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    sides = [*are_right, *[False] * (len(columns) - len(are_right))]
+    return [
+        "  ".join(
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(line, widths, sides, strict=True)
+        ).rstrip()
+        for line in lines
+    ]

@@ -14,7 +14,7 @@ LAYERS = [
     {"module"},
     {"transform", "state"},
     {"nn", "training"},
-    {"io", "debug"},
+    {"io", "debug", "parallel"},
     {""},
 ]
 """From the ground up; rooms of one layer are peers, which may not import each other."""

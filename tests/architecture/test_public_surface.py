@@ -22,7 +22,7 @@ NAMESPACES = {
 }
 
 # Rooms and files, which a package bears as attributes once they were imported.
-ROOMS = {"errors", "typing", "version", "tree", "module", "transform", "state", "io"}
+ROOMS = {"errors", "typing", "version", "tree", "module", "transform", "state", "io", "parallel"}
 
 
 def public_names(namespace):

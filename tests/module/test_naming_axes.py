@@ -197,6 +197,35 @@ def test_an_axis_of_a_map_is_named(key: jax.Array):
     assert inside == [("out_features", "in_features")]
 
 
+class Kernel(pm.Module):
+    """A kernel whose second axis has no name."""
+
+    w: Float[Array, "a _"]
+
+
+def test_names_of_what_is_made_inside_a_map():
+    """The founding guide's program: four kernels along axis 1, under the name b."""
+    inside: list[Any] = []
+
+    def make() -> Kernel:
+        kernel = Kernel(jnp.ones((3, 5)))
+        inside.append((kernel.w.shape, pm.axis_names(kernel).w))
+        return kernel
+
+    kernels = pm.filter_vmap(make, axis_size=4, out_axes=1)()
+    kernels = pm.with_axis_names(kernels, pm.by({"w": "a b _"}))
+
+    def look(kernel: Kernel) -> jax.Array:
+        inside.append((kernel.w.shape, pm.axis_names(kernel).w))
+        return kernel.w
+
+    pm.filter_vmap(look, in_axes=1)(kernels)
+
+    assert inside == [((3, 5), ("a", None))] * 2
+    assert kernels.w.shape == (3, 4, 5)
+    assert pm.axis_names(kernels).w == ("a", "b", None)
+
+
 def test_names_are_configuration(key: jax.Array, tmp_path: Any):
     """They survive what roles survive; and the innermost Module has them."""
     net = pm.with_axis_names({"net": _nets(key)}, pm.by({"**.weight": "_ a b", ...: "n ..."}))

@@ -1,0 +1,314 @@
+"""`AxisRules`: from the names of a model's axes to the axes of a mesh.
+
+A model says what its axes are called (`axis_names`), a program says on which axis of a mesh each
+name is split. Both are plain values, so a model that trains on one device trains on eight with one
+table more, and nothing in the model can disagree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, nearest
+from pytreemod.module.naming_axes import LeafNames, fitting_names
+from pytreemod.tree.nodes import Location, locations
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.prefixes import By
+from pytreemod.typing import PyTree, class_of, jtu
+
+MeshAxes: TypeAlias = str | tuple[str, ...] | None
+"""An axis of a mesh; several, over which one axis of an array is split; or None."""
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class AxisRules:
+    """A table from names of axes to axes of a mesh.
+
+    Args:
+        rules: by the name of an axis, the axis of the mesh over which it is split; a tuple of
+            several, the outermost first; or None. A name without a rule is not split, either.
+
+    Raises:
+        ArgumentError: a name, or an axis of a mesh, is no text; or one mesh axis is twice in a
+            tuple.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> rules = pm.AxisRules({"embed": "fsdp", "mlp": ("fsdp", "tensor"), "layers": None})
+        >>> rules["mlp"], rules["heads"]
+        (('fsdp', 'tensor'), None)
+
+    Source:
+        The tables of `flax.linen.logical_axis_rules`, and of T5X before it.
+    """
+
+    rules: tuple[tuple[str, MeshAxes], ...]
+
+    def __init__(self, rules: Mapping[str, MeshAxes]):
+        if not isinstance(rules, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+            raise ArgumentError("AxisRules(rules)", "a dict by names of axes", describe(rules))
+        checked = tuple((_check_name(name), _check_axes(name, to)) for name, to in rules.items())
+        object.__setattr__(self, "rules", checked)
+
+    def __getitem__(self, name: str | None) -> MeshAxes:
+        """The axis of a mesh for a name; None if it has no rule."""
+        return next((axes for own, axes in self.rules if own == name), None)
+
+    def __repr__(self) -> str:
+        return f"AxisRules({dict(self.rules)})"
+
+
+def partition_specs(tree: PyTree, rules: Any) -> PyTree:
+    """A `PartitionSpec` for each leaf of a tree, from the names of its axes.
+
+    Of a model, and of what has its structure or its classes: gradients, an
+    [`Optimizer`][pytreemod.Optimizer], moving averages. Scalars, and arrays that no annotation
+    names, are whole on each device. The result goes wherever a tree of specs goes: `in_shardings`
+    and `out_shardings` of [`filter_jit`][pytreemod.filter_jit] under a mesh,
+    [`filter_shard`][pytreemod.filter_shard], `in_specs` of
+    [`filter_shard_map`][pytreemod.filter_shard_map].
+
+    Args:
+        tree: the tree; abstract arrays do.
+        rules: [`AxisRules`][pytreemod.AxisRules]; or [`by`][pytreemod.by] with one, or a
+            `PartitionSpec`, for each selector.
+
+    Returns:
+        A tree of the structure of `tree`.
+
+    Raises:
+        ArgumentError: `rules` is neither.
+        ShapeError: an annotation does not fit its leaf.
+        SpecError: two axes of one leaf are for one axis of the mesh; or a name that has one is the
+            name of no axis.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> linear = pm.nn.Linear(4, 8, key=jax.random.key(0))
+        >>> specs = pm.partition_specs(linear, pm.AxisRules({"out_features": "tensor"}))
+        >>> specs.weight, specs.bias
+        (PartitionSpec('tensor', None), PartitionSpec('tensor',))
+    """
+    rows = rows_of("partition_specs", tree, rules)
+    return jtu.tree_structure(tree).unflatten([row.spec for row in rows])
+
+
+def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
+    """A `NamedSharding` for each leaf of a tree, from the names of its axes.
+
+    [`partition_specs`][pytreemod.partition_specs] on a mesh, with sizes checked. The result goes
+    wherever a tree of shardings goes, `load(like=)` and orbax included.
+
+    Args:
+        tree: as for `partition_specs`.
+        mesh: the mesh.
+        rules: as for `partition_specs`.
+
+    Returns:
+        A tree of the structure of `tree`.
+
+    Raises:
+        ArgumentError: `mesh` is none.
+        ShapeError: a mesh axis does not divide the axis that is split over it; by path, with sizes.
+        SpecError: a rule names an axis that the mesh has not; or as for `partition_specs`.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> mesh = jax.make_mesh((1,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> linear = pm.nn.Linear(4, 8, key=jax.random.key(0))
+        >>> rules = pm.AxisRules({"out_features": "tensor"})
+        >>> pm.shardings(linear, mesh, rules).bias.spec
+        PartitionSpec('tensor',)
+        >>> model = pm.filter_shard(linear, pm.shardings(linear, mesh, rules))
+    """
+    rows = rows_of("shardings", tree, rules)
+    check_mesh("shardings", rows, mesh)
+    made = [NamedSharding(mesh, row.spec) for row in rows]
+    return jtu.tree_structure(tree).unflatten(made)
+
+
+# ---- one leaf
+
+
+class Row(NamedTuple):
+    """A leaf with the names of its axes, and how it is split.
+
+    Attributes:
+        loc: the leaf.
+        names: of its axes.
+        spec: how it is split.
+    """
+
+    loc: Location
+    names: LeafNames
+    spec: PartitionSpec
+
+    @property
+    def path(self) -> str:
+        """The leaf's path."""
+        return path_text(self.loc.path)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The leaf's shape."""
+        return tuple(getattr(self.loc.leaf, "shape", ()))
+
+
+def rows_of(where: str, tree: PyTree, rules: Any) -> list[Row]:
+    """How rules split each leaf of a tree.
+
+    Args:
+        where: the call, for errors.
+        tree: the tree.
+        rules: as for `partition_specs`.
+
+    Raises:
+        ArgumentError, ShapeError, SpecError: as `partition_specs`.
+    """
+    locs = list(locations(tree))
+    names = fitting_names(where, locs)
+    each = rules.values(tree) if isinstance(rules, By) else [rules] * len(locs)
+    pairs = list(zip(locs, names, each, strict=True))
+    for _, _, rule in pairs:
+        _check_rule(where, rule)
+    rows = [Row(loc, own, _spec(loc, own, rule)) for loc, own, rule in pairs]
+    _refuse_shared(where, rows)
+    _refuse_unused(where, [(own.names, rule) for _, own, rule in pairs])
+    return rows
+
+
+def _spec(loc: Location, names: LeafNames, rule: Any) -> PartitionSpec:
+    if isinstance(rule, PartitionSpec):
+        return rule
+    return PartitionSpec(*(rule[name] for name in names.names))
+
+
+def mesh_axes(entry: Any) -> tuple[Any, ...]:
+    """The axes of a mesh in an entry of a spec."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return entry if class_of(entry) is tuple else (entry,)
+
+
+def check_mesh(where: str, rows: Iterable[Row], mesh: Any) -> None:
+    """Refuse rules that do not fit a mesh.
+
+    Raises:
+        ArgumentError, ShapeError, SpecError: as `shardings`.
+    """
+    if not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise ArgumentError(f"{where}(mesh)", "a mesh", describe(mesh), hint=_MESH)
+    sizes: dict[Any, int] = dict(mesh.shape)
+    unknown: dict[str, None] = {}
+    unfit: list[str] = []
+    for row in rows:
+        for i, entry in enumerate(row.spec):
+            axes = mesh_axes(entry)
+            missing = [axis for axis in axes if axis not in sizes]
+            unknown.update(dict.fromkeys(missing))
+            parts = _product(sizes.get(axis, 1) for axis in axes)
+            if not missing and i < len(row.shape) and row.shape[i] % parts:
+                shown = " x ".join(f"{axis}={sizes[axis]}" for axis in axes)
+                named = "" if row.names.names[i] is None else f" ({row.names.names[i]})"
+                unfit.append(
+                    f"{row.path}: {describe(row.loc.leaf)}, axis {i}{named} of {row.shape[i]}"
+                    f" over {shown}"
+                )
+    if unknown:
+        got = ", ".join(f"{axis!r}{nearest(axis, map(str, sizes))}" for axis in unknown)
+        known = ", ".join(map(repr, sizes))
+        raise SpecError(f"{where}(rules)", f"axes of the mesh ({known})", got)
+    if unfit:
+        raise ShapeError(
+            where,
+            "axes that the mesh divides",
+            f"{len(unfit)} that it does not",
+            places=unfit,
+            hint=["do not split them, by name or by path:", "pm.by({path: P(), ...: rules})"],
+        )
+
+
+_MESH = [
+    "make one, with the types of its axes:",
+    'jax.make_mesh((8,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))',
+]
+
+
+def _product(sizes: Iterable[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+# ---- refusals
+
+
+def _check_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise ArgumentError("AxisRules(rules)", "names of axes, which are texts", describe(name))
+    return name
+
+
+def _check_axes(name: str, axes: Any) -> MeshAxes:
+    several: Any = axes if class_of(axes) is tuple else () if axes is None else (axes,)
+    if not all(isinstance(axis, str) for axis in several):
+        expected = "an axis of a mesh, a tuple of several, or None"
+        raise ArgumentError(f"AxisRules({name!r})", expected, describe(axes))
+    if len({*several}) < len(several):
+        expected = "each axis of the mesh once"
+        raise ArgumentError(f"AxisRules({name!r})", expected, repr(axes))
+    return axes or None
+
+
+def _check_rule(where: str, rule: Any) -> None:
+    if not isinstance(rule, (AxisRules, PartitionSpec)):
+        hint = ["write, for instance", 'pm.AxisRules({"embed": "fsdp", "layers": None})']
+        expected = "AxisRules, or pm.by with AxisRules and PartitionSpecs"
+        raise ArgumentError(f"{where}(rules)", expected, describe(rule), hint=hint)
+
+
+def _refuse_shared(where: str, rows: Sequence[Row]) -> None:
+    """Refuse an axis of the mesh that two axes of one leaf are for."""
+    places: list[str] = []
+    for row in rows:
+        used = [axis for entry in row.spec for axis in mesh_axes(entry)]
+        twice = next((axis for axis in used if used.count(axis) > 1), None)
+        if twice is not None:
+            own = [
+                str(name)
+                for name, entry in zip(row.names.names, row.spec, strict=False)
+                if twice in mesh_axes(entry)
+            ]
+            places.append(f"{row.path}: {describe(row.loc.leaf)}, {' and '.join(own)} over {twice}")
+    if places:
+        raise SpecError(
+            f"{where}(rules)",
+            "one axis of a leaf for each axis of the mesh",
+            f"two in {len(places)}",
+            places=places,
+            hint=["say by path which one is split:", 'pm.by({path: P("fsdp", None), ...: rules})'],
+        )
+
+
+def _refuse_unused(where: str, pairs: Sequence[tuple[Sequence[str | None], Any]]) -> None:
+    """Refuse a name that has an axis of the mesh, and that no leaf has."""
+    tables: dict[int, AxisRules] = {id(r): r for _, r in pairs if isinstance(r, AxisRules)}
+    known = {name for names, _ in pairs for name in names if name is not None}
+    used = {name for rules in tables.values() for name, axes in rules.rules if axes is not None}
+    unused = sorted(used - known)
+    if unused and pairs:
+        got = ", ".join(f"{name!r}{nearest(name, known)}" for name in unused)
+        shown = ", ".join(sorted(known)) or "none"
+        raise SpecError(
+            f"{where}(rules)",
+            f"names that axes of the tree have ({shown})",
+            got,
+            hint=["a name that this model lacks is not split:", f"{{{unused[0]!r}: None}}"],
+        )

@@ -1,0 +1,123 @@
+"""`sharding_table`: what each device has of each leaf, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from pytreemod.module.naming_axes import AxisNames
+from pytreemod.parallel.axis_rules import Row, check_mesh, mesh_axes, rows_of
+from pytreemod.tree.reports import aligned
+from pytreemod.typing import PyTree
+
+
+class ShardingRow(NamedTuple):
+    """A leaf in a table of shardings.
+
+    Attributes:
+        path: of the leaf.
+        shape: of the whole array.
+        names: of its axes; None for an axis without one.
+        spec: how it is split.
+        bytes: on each device.
+        reason: why its axes have no names, if none has.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    names: AxisNames
+    spec: PartitionSpec
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class ShardingTable:
+    """What [`sharding_table`][pytreemod.sharding_table] returns; prints as a table.
+
+    Attributes:
+        rows: one for each leaf that is an array.
+        bytes: on each device, in all.
+        bytes_whole: of all arrays, if they were on one device.
+    """
+
+    rows: tuple[ShardingRow, ...]
+    bytes: int
+    bytes_whole: int
+
+    def __str__(self) -> str:
+        lines = [["path", "shape", "names", "spec", "bytes/device"]]
+        for row in self.rows:
+            named = " ".join(name or "_" for name in row.names)
+            shown = named if any(row.names) or not row.reason else f"({row.reason})"
+            shape = ",".join(map(str, row.shape))
+            lines.append([row.path, f"[{shape}]", shown, _spec_text(row.spec), f"{row.bytes:,}"])
+        end = f"{self.bytes:,} bytes on each device, of {self.bytes_whole:,}"
+        return "\n".join([*aligned(lines, [False] * 4 + [True]), end])
+
+    __repr__ = __str__
+
+
+def sharding_table(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> ShardingTable:
+    """What each device has of each array: path, shape, names of axes, spec, bytes.
+
+    Abstract: it moves nothing, and takes `ShapeDtypeStruct`s, so that a model can be looked at
+    which no machine here has room for.
+
+    Args:
+        tree: as for [`partition_specs`][pytreemod.partition_specs].
+        mesh: as for [`shardings`][pytreemod.shardings].
+        rules: as for `partition_specs`.
+
+    Returns:
+        A value that prints as a table.
+
+    Raises:
+        ArgumentError, ShapeError, SpecError: as [`shardings`][pytreemod.shardings].
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> types = (jax.sharding.AxisType.Auto,)
+        >>> mesh = jax.sharding.AbstractMesh((4,), ("tensor",), axis_types=types)
+        >>> linear = pm.nn.Linear(4, 8, key=jax.random.key(0))
+        >>> pm.sharding_table(linear, mesh, pm.AxisRules({"out_features": "tensor"}))
+        path    shape  names                     spec            bytes/device
+        weight  [8,4]  out_features in_features  ('tensor', None)          32
+        bias    [8]    out_features              ('tensor',)                8
+        40 bytes on each device, of 160
+    """
+    found = [row for row in rows_of("sharding_table", tree, rules) if _has_bytes(row)]
+    check_mesh("sharding_table", found, mesh)
+    sizes: dict[Any, int] = dict(mesh.shape)
+    rows = tuple(_shown(row, sizes) for row in found)
+    whole = sum(_bytes(row) for row in found)
+    return ShardingTable(rows, sum(row.bytes for row in rows), whole)
+
+
+def _shown(row: Row, sizes: dict[Any, int]) -> ShardingRow:
+    parts = 1
+    for entry in row.spec:
+        for axis in mesh_axes(entry):
+            parts *= sizes[axis]
+    names = row.names
+    return ShardingRow(
+        row.path, row.shape, names.names, row.spec, _bytes(row) // parts, names.reason
+    )
+
+
+def _spec_text(spec: PartitionSpec) -> str:
+    return repr(tuple(spec)) if any(entry is not None for entry in spec) else "whole"
+
+
+def _has_bytes(row: Row) -> bool:
+    return hasattr(row.loc.leaf, "dtype") and hasattr(row.loc.leaf, "shape")
+
+
+def _bytes(row: Row) -> int:
+    count = 1
+    for size in row.shape:
+        count *= size
+    return count * row.loc.leaf.dtype.itemsize
