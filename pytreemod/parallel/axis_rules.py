@@ -92,7 +92,7 @@ def partition_specs(tree: PyTree, rules: Any) -> PyTree:
         >>> linear = pm.nn.Linear(4, 8, key=jax.random.key(0))
         >>> specs = pm.partition_specs(linear, pm.AxisRules({"out_features": "tensor"}))
         >>> specs.weight, specs.bias
-        (PartitionSpec('tensor', None), PartitionSpec('tensor',))
+        (P('tensor', None), P('tensor',))
     """
     rows = rows_of("partition_specs", tree, rules)
     return jtu.tree_structure(tree).unflatten([row.spec for row in rows])
@@ -124,7 +124,7 @@ def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
         >>> linear = pm.nn.Linear(4, 8, key=jax.random.key(0))
         >>> rules = pm.AxisRules({"out_features": "tensor"})
         >>> pm.shardings(linear, mesh, rules).bias.spec
-        PartitionSpec('tensor',)
+        P('tensor',)
         >>> model = pm.filter_shard(linear, pm.shardings(linear, mesh, rules))
     """
     rows = rows_of("shardings", tree, rules)
@@ -136,7 +136,7 @@ def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
 # ---- one leaf
 
 
-class Row(NamedTuple):
+class SplitLeaf(NamedTuple):
     """A leaf with the names of its axes, and how it is split.
 
     Attributes:
@@ -160,7 +160,7 @@ class Row(NamedTuple):
         return tuple(getattr(self.loc.leaf, "shape", ()))
 
 
-def rows_of(where: str, tree: PyTree, rules: Any) -> list[Row]:
+def rows_of(where: str, tree: PyTree, rules: Any) -> list[SplitLeaf]:
     """How rules split each leaf of a tree.
 
     Args:
@@ -177,7 +177,7 @@ def rows_of(where: str, tree: PyTree, rules: Any) -> list[Row]:
     pairs = list(zip(locs, names, each, strict=True))
     for _, _, rule in pairs:
         _check_rule(where, rule)
-    rows = [Row(loc, own, _spec(loc, own, rule)) for loc, own, rule in pairs]
+    rows = [SplitLeaf(loc, own, _spec(loc, own, rule)) for loc, own, rule in pairs]
     _refuse_shared(where, rows)
     _refuse_unused(where, [(own.names, rule) for _, own, rule in pairs])
     return rows
@@ -196,7 +196,7 @@ def mesh_axes(entry: Any) -> tuple[Any, ...]:
     return entry if class_of(entry) is tuple else (entry,)
 
 
-def check_mesh(where: str, rows: Iterable[Row], mesh: Any) -> None:
+def check_mesh(where: str, rows: Iterable[SplitLeaf], mesh: Any) -> None:
     """Refuse rules that do not fit a mesh.
 
     Raises:
@@ -274,7 +274,7 @@ def _check_rule(where: str, rule: Any) -> None:
         raise ArgumentError(f"{where}(rules)", expected, describe(rule), hint=hint)
 
 
-def _refuse_shared(where: str, rows: Sequence[Row]) -> None:
+def _refuse_shared(where: str, rows: Sequence[SplitLeaf]) -> None:
     """Refuse an axis of the mesh that two axes of one leaf are for."""
     places: list[str] = []
     for row in rows:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from pytreemod.module.naming_axes import AxisNames
-from pytreemod.parallel.axis_rules import Row, check_mesh, mesh_axes, rows_of
+from pytreemod.parallel.axis_rules import SplitLeaf, check_mesh, mesh_axes, rows_of
 from pytreemod.tree.reports import aligned
 from pytreemod.typing import PyTree
 
@@ -41,6 +41,15 @@ class ShardingTable:
         rows: one for each leaf that is an array.
         bytes: on each device, in all.
         bytes_whole: of all arrays, if they were on one device.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> types = (jax.sharding.AxisType.Auto,)
+        >>> mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=types)
+        >>> table = pm.sharding_table(pm.nn.LayerNorm(4), mesh, pm.AxisRules({}))
+        >>> table.rows[0].path, table.rows[0].bytes, table.bytes
+        ('weight', 16, 32)
     """
 
     rows: tuple[ShardingRow, ...]
@@ -97,7 +106,7 @@ def sharding_table(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> Shard
     return ShardingTable(rows, sum(row.bytes for row in rows), whole)
 
 
-def _shown(row: Row, sizes: dict[Any, int]) -> ShardingRow:
+def _shown(row: SplitLeaf, sizes: dict[Any, int]) -> ShardingRow:
     parts = 1
     for entry in row.spec:
         for axis in mesh_axes(entry):
@@ -112,11 +121,11 @@ def _spec_text(spec: PartitionSpec) -> str:
     return repr(tuple(spec)) if any(entry is not None for entry in spec) else "whole"
 
 
-def _has_bytes(row: Row) -> bool:
+def _has_bytes(row: SplitLeaf) -> bool:
     return hasattr(row.loc.leaf, "dtype") and hasattr(row.loc.leaf, "shape")
 
 
-def _bytes(row: Row) -> int:
+def _bytes(row: SplitLeaf) -> int:
     count = 1
     for size in row.shape:
         count *= size
