@@ -59,6 +59,28 @@ def current_trace() -> Any:
     return (untyped_jax.core.get_opaque_trace_state if find is None else find)()
 
 
+@ft.cache
+def _no_trace() -> Any:
+    with jax.ensure_compile_time_eval():
+        return current_trace()
+
+
+def is_tracing() -> bool:
+    """Whether what is computed now becomes part of a trace.
+
+    If JAX did not say, a check that has failed in an earlier call would be raised in a trace that
+    has nothing to do with it.
+
+    Examples:
+        >>> import jax
+        >>> is_tracing()
+        False
+        >>> jax.jit(lambda: print(is_tracing()))()
+        True
+    """
+    return current_trace() != _no_trace()
+
+
 def run_again(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """Run what a trace has recorded, with other constants.
 

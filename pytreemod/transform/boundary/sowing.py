@@ -15,6 +15,10 @@ Values go in the same way (see `supplying`), and it is the collectors from which
 
 A collector remembers the trace in which it was opened. What is recorded in another one (inside of
 plain `jax.vmap`, of a while loop) could not come out, and is refused.
+
+What checks record comes out in the same way where it is asked for (`collect_checks`, by
+`filter_jit(checks="later")`), whether there is a capture or not; and out of loops, which hand out
+nothing else.
 """
 
 from __future__ import annotations
@@ -22,34 +26,55 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
 from pytreemod.transform.boundary.cotangents import look
 from pytreemod.transform.boundary.lost_updates import tell_lost_updates
 from pytreemod.tree.effects import Effects
 from pytreemod.tree.traces import current_trace, traced_apart
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, Tracer, jtu
 
 _T = TypeVar("_T")
 
 EVERY_CAPTURE = 0
 """The level of what `sow` records."""
 
+CHECKS = -1
+"""The level of what checks record."""
+
+
+class AbstractSource:
+    """A check that has recorded a value, which it understands."""
+
+    def refuse(self) -> NoReturn:
+        """Refuse to be where the value cannot come out."""
+        raise NotImplementedError
+
+    def settle(self, value: Any) -> None:
+        """Raise, if the value is known, and is a failure."""
+        raise NotImplementedError
+
+    def in_step(self, axis: int) -> AbstractSource:
+        """The same for values of several steps, on one more axis: at this position from the end."""
+        raise NotImplementedError
+
 
 class Label(NamedTuple):
     """What a value is recorded under.
 
     Attributes:
-        level: the capture that it is for, counted from the outside; or `EVERY_CAPTURE`.
+        level: the capture that it is for, counted from the outside; or `EVERY_CAPTURE`, `CHECKS`.
         name: its name.
         route: which transforms it came out of, outermost first: the number of each among those that
             were called in the same function. Known while a function is planned alone.
+        source: the check that has recorded it; None for all others.
     """
 
     level: int
     name: str
     route: tuple[int, ...] = ()
+    source: AbstractSource | None = None
 
 
 class Collected:
@@ -63,8 +88,28 @@ class Collected:
 
     def sorted(self) -> Collected:
         """The same by name: branches may come to it in different orders."""
-        pairs = sorted(zip(self.labels, self.values, strict=True), key=lambda pair: pair[0][:2])
-        return Collected([label for label, _ in pairs], [value for _, value in pairs])
+        pairs = zip(self.labels, self.values, strict=True)
+        return _from_pairs(sorted(pairs, key=lambda pair: pair[0][:2]))
+
+    def in_steps(self) -> Collected:
+        """The same under labels for the values of several steps, which JAX will stack."""
+        pairs = zip(self.labels, self.values, strict=True)
+        return _from_pairs([(_label_in_step(label, value), value) for label, value in pairs])
+
+    def divide(self) -> tuple[Collected, Collected]:
+        """What checks have recorded, and the rest."""
+        pairs = [*zip(self.labels, self.values, strict=True)]
+        checks = _from_pairs([pair for pair in pairs if pair[0].source is not None])
+        return checks, _from_pairs([pair for pair in pairs if pair[0].source is None])
+
+
+def _from_pairs(pairs: Sequence[tuple[Label, PyTree]]) -> Collected:
+    return Collected([label for label, _ in pairs], [value for _, value in pairs])
+
+
+def _label_in_step(label: Label, value: Any) -> Label:
+    source = label.source
+    return label if source is None else label._replace(source=source.in_step(value.ndim))
 
 
 class WithCollected:
@@ -102,6 +147,8 @@ class Collector:
         level: how many captures there are around it, in this thread.
         is_captured: whether there is one.
         is_planned: whether the function runs only to see what is recorded in it.
+        takes_checks: whether checks record here, and do not call the host.
+        is_loop: whether nothing but checks may record here.
         labels: of the values so far.
         values: the values so far.
         calls: how many transforms were called in it, while values are handed in.
@@ -113,9 +160,11 @@ class Collector:
     __slots__ = (
         "calls",
         "is_captured",
+        "is_loop",
         "is_planned",
         "labels",
         "level",
+        "takes_checks",
         "trace",
         "values",
         "waiting",
@@ -123,10 +172,18 @@ class Collector:
         "within",
     )
 
-    def __init__(self, level: int = 0, is_captured: bool = False, is_planned: bool = False):
+    def __init__(
+        self,
+        level: int = 0,
+        is_captured: bool = False,
+        is_planned: bool = False,
+        takes_checks: bool = False,
+    ):
         self.level = level
         self.is_captured = is_captured
         self.is_planned = is_planned
+        self.takes_checks = takes_checks
+        self.is_loop = False
         # Of now: what is sown in the function that is about to run comes out of this very trace.
         self.trace = current_trace()
         self.labels: list[Label] = []
@@ -144,7 +201,10 @@ class Collector:
         """
         # A tracer of an inner trace would be led out of it, and JAX would complain later,
         # elsewhere.
-        if self.trace != current_trace():
+        is_reached = self.trace == current_trace()
+        if label.source is not None and not is_reached:
+            label.source.refuse()
+        if label.source is None and (self.is_loop or not is_reached):
             # A plan that is for no capture is for values.
             if self.is_planned and not self.is_captured:
                 raise CaptureError(explain_no_way_in(f"value for {label.name!r}"))
@@ -188,7 +248,7 @@ class _Collectors(threading.local):
 
 
 _collectors = _Collectors()
-# The captures in all threads: without one, no thread asks for its stack.
+# The captures in all threads, and what collects checks: without one, no thread asks for its stack.
 _active: set[Collector] = set()
 watching: set[Collector] = set()
 """Those of them that ask for cotangents: derivatives look whether there is one."""
@@ -198,6 +258,12 @@ def is_collecting() -> bool:
     """Whether what is recorded in this thread is collected: by a capture, or to plan one."""
     collector = innermost()
     return collector is not None and (collector.is_captured or collector.is_planned)
+
+
+def collects_checks() -> bool:
+    """Whether checks that are traced here, in this thread, are to record what they find."""
+    collector = innermost()
+    return collector is not None and collector.takes_checks
 
 
 def innermost() -> Collector | None:
@@ -216,9 +282,10 @@ def opened(*, is_captured: bool = False, is_planned: bool = False) -> Generator[
         is_planned: see `Collector`.
     """
     outer = innermost() or Collector()
-    collector = Collector(
-        1 + outer.level, is_captured or outer.is_captured, is_planned or outer.is_planned
-    )
+    collector = _like(outer)
+    collector.level += 1
+    collector.is_captured |= is_captured
+    collector.is_planned |= is_planned
     _active.add(collector)
     try:
         with _within(collector):
@@ -237,6 +304,11 @@ def offered(label: Label) -> PyTree:
     collector = innermost()
     waiting = collector.waiting.get(label) if collector is not None else None
     return waiting.pop(0) if waiting else None
+
+
+def _like(outer: Collector) -> Collector:
+    """A collector inside another."""
+    return Collector(outer.level, outer.is_captured, outer.is_planned, outer.takes_checks)
 
 
 @contextmanager
@@ -287,12 +359,20 @@ def note(label: Label, value: PyTree) -> None:
 
     Raises:
         CaptureError: it could not come out of the transform that it is in.
+        CheckError: it is that of a check, and is known: a failure.
     """
-    if _active and _collectors.stack:
-        collector = _collectors.stack[-1]
-        # Sown values are for captures: no plan is made for them without one.
-        if collector.is_captured or (collector.is_planned and label.level != EVERY_CAPTURE):
-            collector.add(label, value)
+    if not (_active and _collectors.stack):
+        return
+    collector = _collectors.stack[-1]
+    if label.source is not None and not isinstance(value, Tracer):
+        label.source.settle(value)
+    # Sown values are for captures: no plan is made for them without one.
+    elif (
+        label.source is not None
+        or collector.is_captured
+        or (collector.is_planned and label.level != EVERY_CAPTURE)
+    ):
+        collector.add(label, value)
 
 
 def collect(
@@ -316,10 +396,44 @@ def collect(
     # The count first: without a capture, no thread asks for its stack.
     if not (_active and _collectors.stack):
         return call_tracked(fn, args, kwargs, drawn), None
-    outer = _collectors.stack[-1]
-    with _within(Collector(outer.level, outer.is_captured, outer.is_planned)) as collector:
+    with _within(_like(_collectors.stack[-1])) as collector:
         result = call_tracked(fn, args, kwargs, drawn)
     return result, Collected(collector.labels, collector.values) if collector.labels else None
+
+
+def collect_checks(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, Collected]:
+    """Call a function inside a transform, and collect its checks, which would call the host.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        kwargs: its arguments by keyword.
+
+    Returns:
+        Its result, `WithCollected` if something else was recorded; and what the checks recorded.
+    """
+    collector = _like(innermost() or Collector())
+    collector.takes_checks = True
+    _active.add(collector)
+    try:
+        # Under another key of JAX's caches: what was traced without returns less.
+        with traced_apart("checks"), _within(collector):
+            result = call_tracked(fn, args, kwargs)
+    finally:
+        _active.discard(collector)
+    checks, rest = Collected(collector.labels, collector.values).divide()
+    return with_collected(result, rest if rest.labels else None), checks
+
+
+def collect_from_step(fn: Callable[[], Any]) -> tuple[Any, Collected]:
+    """Call a function in the step of a loop, which hands out nothing but what checks record."""
+    collector = _like(_collectors.stack[-1])
+    collector.is_loop = True
+    with _within(collector):
+        result = fn()
+    return result, Collected(collector.labels, collector.values)
 
 
 def call_tracked(

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, overload
 import jax
 import numpy as np
 
-from pytreemod.errors import ArgumentError, PytreemodError, describe
+from pytreemod.errors import ArgumentError, PytreemodError, describe, nearest
 from pytreemod.transform.boundary.packing import (
     handlers,
     split_call,
@@ -64,6 +64,9 @@ _REFUSED = (
     "kwargs",
     "out",
 )
+
+
+_CHECKS = ("wait", "later")
 
 
 class Jitted(Transformed):
@@ -361,6 +364,21 @@ class Jitted(Transformed):
             layout.explain(assigned, error)
 
 
+class JittedLater(Jitted):
+    """A function under `filter_jit(checks="later")`."""
+
+    __slots__ = ("pending",)
+
+    def __init__(self, fn: Callable[..., Any], options: Options):
+        super().__init__(fn, options)
+        self.pending: Any = self.store.pending_of(fn)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Raise what has failed in an earlier call, or else call the function, compiled."""
+        self.pending.begin()
+        return Jitted.__call__(self, *args, **kwargs)
+
+
 def _runs_later(arrays: list[Any]) -> bool:
     """Whether a call is part of another trace."""
     return any(isinstance(array, Tracer) for array in arrays)
@@ -375,6 +393,7 @@ def filter_jit(
     in_shardings: ShardingSpec = None,
     out_shardings: ShardingSpec = None,
     max_traces: int | None = None,
+    checks: str = "wait",
     **jitkwargs: Any,
 ) -> _F: ...
 @overload
@@ -385,6 +404,7 @@ def filter_jit(
     in_shardings: ShardingSpec = None,
     out_shardings: ShardingSpec = None,
     max_traces: int | None = None,
+    checks: str = "wait",
     **jitkwargs: Any,
 ) -> Callable[[_F], _F]: ...
 def filter_jit(
@@ -395,6 +415,7 @@ def filter_jit(
     in_shardings: ShardingSpec = None,
     out_shardings: ShardingSpec = None,
     max_traces: int | None = None,
+    checks: str = "wait",
     **jitkwargs: Any,
 ) -> Any:
     """`jax.jit` for functions of any trees: arrays are traced, everything else is static.
@@ -458,6 +479,9 @@ def filter_jit(
         The idea of filtered transforms: Kidger & Garcia 2021 (see `Module`).
     """
     _check_options(jitkwargs)
+    if checks not in _CHECKS:
+        near = nearest(checks, _CHECKS) if isinstance(checks, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+        raise ArgumentError("filter_jit(checks)", '"wait" or "later"', describe(checks) + near)
     if fun is None:
         return ft.partial(
             filter_jit,
@@ -466,6 +490,7 @@ def filter_jit(
             in_shardings=in_shardings,
             out_shardings=out_shardings,
             max_traces=max_traces,
+            checks=checks,
             **jitkwargs,
         )
     # After the options, so that a decorator's mistake is reported where it is written.
@@ -478,9 +503,10 @@ def filter_jit(
         None if in_shardings is None else ArgumentPlacements(in_shardings),
         None if out_shardings is None else ResultPlacements(out_shardings),
         as_static(static, fun),
+        checks,
         tuple(sorted(jitkwargs.items())),
     )
-    return Jitted(fun, options)
+    return (JittedLater if checks == "later" else Jitted)(fun, options)
 
 
 def _check_options(options: dict[str, Any]) -> None:

@@ -205,6 +205,8 @@ class Compiled(_Stage):
             places = self._changes(args, kwargs)
             self._refuse("arguments with the structure and static values", places)
         entry = self._entry
+        if entry.pending is not None:
+            entry.pending.begin()
         call = ft.partial(self._made, *entry.arguments(arrays))
         try:
             if not entry.checks:

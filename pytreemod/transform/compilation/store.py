@@ -18,7 +18,14 @@ import jax
 from pytreemod.transform.boundary.packing import pack
 from pytreemod.transform.boundary.shared_parameters import Aliases, aliases_among, knowing
 from pytreemod.transform.boundary.signatures import parameters_of
-from pytreemod.transform.boundary.sowing import WithCollected, collecting, is_collecting
+from pytreemod.transform.boundary.sowing import (
+    Collected,
+    WithCollected,
+    collect_checks,
+    collecting,
+    collects_checks,
+    is_collecting,
+)
 from pytreemod.transform.boundary.supplying import as_values
 from pytreemod.transform.boundary.wrapping import function_name, in_words_of
 from pytreemod.transform.compilation.donation import (
@@ -29,6 +36,7 @@ from pytreemod.transform.compilation.donation import (
     separation,
     without_warning,
 )
+from pytreemod.transform.compilation.later_calls import prefix_with_checks, with_checks
 from pytreemod.transform.compilation.retraces import Trace, TraceLog
 from pytreemod.transform.compilation.shardings import (
     ArgumentPlacements,
@@ -40,6 +48,7 @@ from pytreemod.transform.compilation.shardings import (
 from pytreemod.transform.compilation.static_arguments import give_back
 from pytreemod.transform.compilation.successors import Successions, successions_in
 from pytreemod.transform.compilation.weak_functions import WeakTable
+from pytreemod.transform.host.later_checks import Pending
 from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
 from pytreemod.transform.interception.argument_specs import Assigned
 from pytreemod.tree.effects import Effects
@@ -63,6 +72,7 @@ class Options(NamedTuple):
     in_shardings: ArgumentPlacements | None = None
     out_shardings: ResultPlacements | None = None
     static: tuple[str, ...] = ()
+    checks: str = "wait"
     jit: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -85,6 +95,7 @@ class Entry:
         "is_special",
         "jitted",
         "key",
+        "pending",
         "quiet",
         "separate",
         "successions",
@@ -99,6 +110,8 @@ class Entry:
         # Which States among the arguments are replaced by a call; None if none is.
         self.successions: Successions | None = None
         self.checks: frozenset[str] = frozenset()
+        # What else there is of checks, if no call waits for them.
+        self.pending: Pending | None = None
         # Whether a call may not be made again: it gives arrays away, or does more than compute.
         self.is_once = False
         # The threads that have traced it, and not looked for checks in it since. (In none it is as
@@ -161,7 +174,7 @@ class Entry:
 class Store:
     """The compiled functions of one function under one set of options."""
 
-    __slots__ = ("__weakref__", "entries", "logs", "options", "reference")
+    __slots__ = ("__weakref__", "entries", "logs", "options", "pending", "reference")
 
     def __init__(self, reference: Callable[[], Any] | None, options: Any):
         self.reference = reference
@@ -169,6 +182,8 @@ class Store:
         self.entries: dict[tuple[Any, ...], Entry] = {}
         # By name: callables that are pytrees share a store.
         self.logs: dict[str, TraceLog] = {}
+        # The same, of checks that no call waits for.
+        self.pending: dict[str, Pending] = {}
 
     def clear(self) -> None:
         """Forget what was compiled, and how often."""
@@ -179,6 +194,15 @@ class Store:
     def log_of(self, fn: Any) -> TraceLog:
         """The traces of a function."""
         return self.logs.setdefault(_full_name(fn), TraceLog())
+
+    def pending_of(self, fn: Any) -> Pending | None:
+        """The checks of a function that no call has looked at yet; None if calls wait for them."""
+        if self.options.checks != "later":
+            return None
+        name = _full_name(fn)
+        found = self.pending.get(name)
+        # Of two threads, the second takes what the first has made.
+        return found or self.pending.setdefault(name, Pending(function_name(fn)))
 
     def add(
         self,
@@ -199,6 +223,7 @@ class Store:
         donation = self.options.donation
         entry = Entry(key, quiet=donation is not None and donation.quiet)
         aliases = aliases_among((head, args, kwargs))
+        entry.pending = self.pending_of(fn)
         run = self._runner(structure, aliases, entry, names, function_name(fn), self.log_of(fn))
         labels = [f"values[{i}]" for i in range(len(arrays))]
         options: dict[str, Any] = {}
@@ -270,7 +295,9 @@ class Store:
     def _jit(self, run: Callable[..., Any], options: dict[str, Any]) -> Any:
         out = self.options.out_shardings
         if out is not None:
-            options = {**options, "out_shardings": out.prefix}
+            is_later = self.options.checks == "later"
+            prefix = prefix_with_checks(out.prefix) if is_later else out.prefix
+            options = {**options, "out_shardings": prefix}
         return jax.jit(run, **options, **dict(self.options.jit))
 
     def _jit_laid_out(
@@ -314,22 +341,32 @@ class Store:
             # Whatever the road, for another thread may have changed it meanwhile; all end it.
             entry.begin()
             entry.unseen.add(threading.get_ident())
-            # With jit disabled, calls are no traces; and a capture is no retrace.
-            if not (cast("Any", jax.config).jax_disable_jit or is_collecting()):
+            # With jit disabled, calls are no traces; and one for a capture is no retrace.
+            is_inside = is_collecting() or collects_checks()
+            if not (cast("Any", jax.config).jax_disable_jit or is_inside):
                 log.add(Trace.of(names, structure, values), name, max_traces)
             head, args, kwargs = structure.assemble(values)
             if static:
                 args, kwargs = give_back(static, names, args, kwargs)
             fn = head[0] if head or reference is None else reference()
+            # Inside of a program that hands them out already, by the way of everything else.
+            pending = None if collects_checks() else entry.pending
+            found = Collected((), ())
             with knowing(aliases, values), Effects() as effects:
-                result = collecting(fn)(*args, **kwargs)
+                if pending is None:
+                    result = collecting(fn)(*args, **kwargs)
+                else:
+                    result, found = collect_checks(fn, args, kwargs)
             effects.pass_on()
             given, returned = (
                 (head, args, kwargs),
                 result.result if type(result) is WithCollected else result,
             )
             entry.successions = successions_in(name, names, given, returned, effects)
-            return pack(result) if out is None else out.pack(result)
+            packed = pack(result) if out is None else out.pack(result)
+            if entry.pending is None:
+                return packed
+            return with_checks(packed, found, entry.pending, is_laid_out=out is not None)
 
         run.__name__ = run.__qualname__ = name
         return run

@@ -25,7 +25,10 @@ from pytreemod.errors import (
 from pytreemod.transform.boundary.agreement import agreeing_dtype
 from pytreemod.transform.boundary.packing import unpack
 from pytreemod.transform.boundary.sowing import (
+    Collected,
+    WithCollected,
     collect,
+    collects_checks,
     labels_of,
     take_result,
     with_collected,
@@ -182,6 +185,8 @@ class _Branches:
         self.own = own
         # Those that return arrays of the same dtypes, by these.
         self.cast: dict[Any, list[_Branch]] = {}
+        # Those that return what the checks of all have recorded, by that.
+        self.joined: dict[Any, _Branches] = {}
 
     @ft.cached_property
     def traced(self) -> list[Any]:
@@ -191,7 +196,23 @@ class _Branches:
     def run(self, where: str, labels: Sequence[str], choose: Any, values: Any) -> _Packed:
         """Choose a branch; if JAX refuses them, once more, with results that it takes for one."""
         # Where jit is disabled, JAX runs one branch alone, and compares nothing.
-        is_alone, refused = _config.jax_disable_jit, None
+        is_alone = _config.jax_disable_jit
+        if collects_checks() and not is_alone:
+            return self._with_checks(values)._run(where, labels, choose, values, is_alone)
+        return self._run(where, labels, choose, values, is_alone)
+
+    def _with_checks(self, values: Any) -> _Branches:
+        """The branches, each returning what the checks of all of them have recorded."""
+        found = tuple(_checks_of(branch.eval_shape(*values)) for branch in self.traced)
+        if not any(found):
+            return self
+        joined = _Branches([_join_checks(i, b, found) for i, b in enumerate(self.traced)])
+        return self.joined.setdefault(found, joined)
+
+    def _run(
+        self, where: str, labels: Sequence[str], choose: Any, values: Any, is_alone: bool
+    ) -> _Packed:
+        refused = None
         if is_alone or not self.cast:
             try:
                 return choose(self.own, *values)
@@ -251,6 +272,45 @@ def _branch(
         return {_Returned(structure, weak): arrays}
 
     return branch
+
+
+_Checks = tuple[tuple[Any, tuple[int, ...]], ...]
+"""What the checks of a branch record: labels and shapes."""
+
+
+def _checks_of(shapes: _Packed) -> _Checks:
+    result = _result_of(shapes)
+    if not any(type(leaf) is Slot for leaf in result.statics):
+        return ()
+    tree = result.assemble(())
+    if type(tree) is not WithCollected:
+        return ()
+    checks, _ = tree.collected.divide()
+    return tuple(
+        (label, slot.aval.shape) for label, slot in zip(checks.labels, checks.values, strict=True)
+    )
+
+
+def _join_checks(index: int, branch: _Branch, found: Sequence[_Checks]) -> _Branch:
+    """The branch, returning what the checks of all branches record: in the others none fails."""
+
+    def run(own: Any, values: Any) -> _Packed:
+        ((returned, arrays),) = branch(own, values).items()
+        tree = returned.structure().assemble(arrays)
+        result, collected = tree, Collected((), ())
+        if type(tree) is WithCollected:
+            result, collected = tree.result, tree.collected
+        checks, rest = collected.divide()
+        labels = [label for of_branch in found for label, _ in of_branch]
+        codes: list[Any] = []
+        for i, of_branch in enumerate(found):
+            zeros = (jnp.zeros(shape, jnp.int32) for _, shape in of_branch)
+            codes += checks.values if i == index else zeros
+        both = Collected([*rest.labels, *labels], [*rest.values, *codes])
+        arrays, structure = divide(WithCollected(result, both))
+        return {_Returned(structure, returned.weak): arrays}
+
+    return run
 
 
 def _cast(branch: _Branch, dtypes: Sequence[Any]) -> _Branch:

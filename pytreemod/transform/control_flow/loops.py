@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools as ft
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.transform.boundary.sowing import call_tracked
+from pytreemod.transform.boundary.sowing import (
+    Collected,
+    Label,
+    add_collected,
+    call_tracked,
+    collect_from_step,
+    collects_checks,
+)
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.weak_functions import Parts, cached, functions
 from pytreemod.transform.control_flow.carries import returned
@@ -20,6 +28,7 @@ from pytreemod.tree.differences import aval_of, is_number, is_value
 _Carry = TypeVar("_Carry")
 
 _lax: Any = jax.lax
+_config: Any = jax.config
 
 
 @raises_checks
@@ -57,23 +66,29 @@ def filter_while_loop(
     fns_of, structure_of = fns.weakly(), carry.weakly()
     names = function_name(cond_fun), function_name(body_fun)
 
-    def goes_on(state: Any) -> Any:
-        own, values = state
+    def ask(own: Any, values: Any, call: _Call) -> Any:
         cond_fun, _ = fns_of().assemble(own)
-        args = (structure_of().assemble(values),)
-        return _as_condition(names[0], call_tracked(cond_fun, args, {}))
+        return _as_condition(names[0], call(cond_fun, structure_of().assemble(values)))
 
-    def step(state: Any) -> Any:
-        own, values = state
+    def move(own: Any, values: Any, call: _Call) -> Any:
         structure = structure_of()
         _, body_fun = fns_of().assemble(own)
-        after = call_tracked(body_fun, (structure.assemble(values),), {})
+        after = call(body_fun, structure.assemble(values))
         where = f"filter_while_loop of {names[1]}"
-        return own, returned(where, "val", structure, values, after)
+        return returned(where, "val", structure, values, after)
 
+    def goes_on(state: Any) -> Any:
+        return ask(*state, _call)
+
+    def step(state: Any) -> Any:
+        return state[0], move(*state, _call)
+
+    state = (fns.values, carry.values)
+    if collects_checks() and not _config.jax_disable_jit:
+        return carry.structure.assemble(_loop_with_checks(ask, move, state))
     made = cached(("filter_while_loop", names), fns, [carry], lambda: (goes_on, step))
     # The functions' own arrays are carried: captured, they would be constants of a cached program.
-    _, values = _lax.while_loop(*made, (fns.values, carry.values))
+    _, values = _lax.while_loop(*made, state)
     return carry.structure.assemble(values)
 
 
@@ -119,16 +134,107 @@ def filter_fori_loop(
     fns_of, structure_of = fns.weakly(), carry.weakly()
     where = f"filter_fori_loop of {function_name(body_fun)}"
 
-    def step(i: Any, state: Any) -> Any:
-        own, values = state
+    def move(i: Any, own: Any, values: Any, call: _Call) -> Any:
         structure = structure_of()
         (body_fun,) = fns_of().assemble(own)
-        after = call_tracked(body_fun, (i, structure.assemble(values)), {})
-        return own, returned(where, "val", structure, values, after)
+        after = call(body_fun, i, structure.assemble(values))
+        return returned(where, "val", structure, values, after)
 
+    def step(i: Any, state: Any) -> Any:
+        return state[0], move(i, *state, _call)
+
+    state = (fns.values, carry.values)
+    if collects_checks() and not _config.jax_disable_jit:
+        moved = ft.partial(move, lower)
+        codes = _Codes.of(moved, state)
+
+        def step_with_checks(i: Any, state: Any) -> Any:
+            own, values, found = state
+            after, found = codes.collect(ft.partial(move, i), found, own, values)
+            return own, after, found
+
+        made, state = step_with_checks, (*state, codes.zeros)
+        _, values, found = _lax.fori_loop(lower, upper, made, state, unroll=unroll)
+        codes.note(found)
+        return carry.structure.assemble(values)
     made = cached((where,), fns, [carry], lambda: step)
-    _, values = _lax.fori_loop(lower, upper, made, (fns.values, carry.values), unroll=unroll)
+    _, values = _lax.fori_loop(lower, upper, made, state, unroll=unroll)
     return carry.structure.assemble(values)
+
+
+_Call = Callable[..., Any]
+
+
+def _call(fn: Callable[..., Any], *args: Any) -> Any:
+    return call_tracked(fn, args, {})
+
+
+def _loop_with_checks(ask: Callable[..., Any], move: Callable[..., Any], state: Any) -> Any:
+    """A `while` loop whose checks come out of it: what they record is carried.
+
+    Args:
+        ask: says whether to go on, from `state` and how to call a function.
+        move: gives the next values, from the same.
+        state: what the loop begins with.
+    """
+
+    # A condition hands out nothing: it is asked at the end of each step.
+    def step(own: Any, values: Any, call: _Call) -> Any:
+        after = move(own, values, call)
+        return after, ask(own, after, call)
+
+    codes = _Codes.of(step, state)
+
+    def run(state: Any) -> Any:
+        own, values, _, found = state
+        (after, is_on), found = codes.collect(step, found, own, values)
+        return own, after, is_on, found
+
+    is_on = ask(*state, _call)
+    begin = (*state, is_on, codes.zeros)
+    _, values, _, found = _lax.while_loop(lambda state: state[2], run, begin)
+    codes.note(found)
+    return values
+
+
+class _Codes:
+    """What the checks in a step record, to be carried: the first failure of each."""
+
+    def __init__(self, labels: Sequence[Label], zeros: list[Any]):
+        self.labels = labels
+        self.zeros = zeros
+
+    @classmethod
+    def of(cls, step: Callable[..., Any], state: Any) -> _Codes:
+        """Those of a step, which is traced for this.
+
+        Args:
+            step: a function of `state` and of how to call a function.
+            state: what the step gets.
+        """
+        labels: list[Label] = []
+
+        def run(state: Any) -> Any:
+            after, collected = _collect(step, state)
+            labels[:] = collected.labels
+            return after, collected.values
+
+        _, codes = jax.eval_shape(run, state)
+        return cls(labels, [jnp.zeros(code.shape, code.dtype) for code in codes])
+
+    def collect(self, step: Callable[..., Any], found: Any, *state: Any) -> Any:
+        """The result of a step, and what was found up to here."""
+        after, collected = _collect(step, state)
+        pairs = zip(found, collected.values, strict=True)
+        return after, [jnp.where(old == 0, new, old) for old, new in pairs]
+
+    def note(self, found: Any) -> None:
+        """Record, outside of the loop, what the checks inside have found."""
+        add_collected(Collected(self.labels, found))
+
+
+def _collect(step: Callable[..., Any], state: Any) -> tuple[Any, Collected]:
+    return collect_from_step(lambda: step(*state, _call))
 
 
 def _as_condition(name: str, value: Any) -> Any:

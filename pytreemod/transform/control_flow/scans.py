@@ -258,6 +258,8 @@ def _scan(
             (f,) = fns_of().assemble([*own, *sliced[sliced_count:]])
             arguments = (f, structure.assemble(values), restore_element(sliced, whole))
             (after, y), collected = collect(call, arguments, {})
+            if collected is not None and name == "filter_scan":
+                collected = collected.in_steps()
             values = returned(where, "carry", structure, values, after)
             packed = _pack_for_stack(name, out_axes, with_collected(y, collected), weak())
             return (own, whole, values), packed

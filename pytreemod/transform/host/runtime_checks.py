@@ -10,13 +10,11 @@ Who raises what the callback has found is a story of its own: see `failures`.
 from __future__ import annotations
 
 import functools as ft
+import math
 import os
-import sys
 import threading
-import traceback
 import zlib
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, TypeVar, cast
 
 import jax
@@ -26,13 +24,15 @@ from jax.custom_batching import custom_vmap
 
 from pytreemod.errors import (
     ArgumentError,
-    CheckError,
     MessageError,
     OptionError,
     ShapeError,
     describe,
 )
+from pytreemod.transform.boundary.sowing import collects_checks
+from pytreemod.transform.host.check_texts import CheckText, print_error, user_line
 from pytreemod.transform.host.failures import raise_into_jax, record_failure
+from pytreemod.transform.host.later_checks import Source, record_later
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import decided_late
@@ -156,7 +156,8 @@ def _check(
     if mode == "off" or (not isinstance(failed, Tracer) and not failed.any()):
         return x
     arrays, structure = divide(x)
-    check = _Check(messages, structure if mode == "breakpoint" else None)
+    text = CheckText(messages, user_line())
+    check = _Check(text, structure if mode == "breakpoint" else None)
     # What a debugger shows must go to the host with the failure: only where one is wanted.
     seen = arrays if mode == "breakpoint" else []
     if is_known and mode != "nan" and not isinstance(index, Tracer):
@@ -171,9 +172,45 @@ def _check(
     if mode == "nan":
         arrays = [jnp.asarray(array) for array in arrays]
         return structure.assemble(_poisoned(arrays, jnp.any(failed)))
+    if mode == "raise" and collects_checks():
+        record_later(check.name, text, failed, index)
+        return x
     guard = _make_guard(check)
     guarded = cast("list[Any]", _guarded(guard, arrays, *_first_of(failed, index), seen))
     return structure.assemble(guarded)
+
+
+def check_again(
+    arrays: list[Any], source: Source, shape: tuple[int, ...], numbers: Any
+) -> list[Any]:
+    """Check what a program says of a check in it, inside of another program.
+
+    Args:
+        arrays: what goes through the check.
+        source: what the check says.
+        shape: of what it has recorded.
+        numbers: its part of the program's summary.
+
+    Returns:
+        The arrays.
+    """
+    code = numbers[0]
+    index = jnp.where(code > 0, code - 1, code)
+    # The first that failed; in steps, which have no number here, whichever.
+    failed = code != 0
+    if shape and not source.steps:
+        position = jnp.arange(math.prod(shape), dtype=numbers.dtype) == numbers[1]
+        failed = (failed & position).reshape(shape)
+    check = _Check(source.text)
+    if collects_checks():
+        record_later(check.name, source.text, failed, index)
+        return arrays
+    if not arrays:
+        return arrays
+    guard = _make_guard(check)
+    return cast(
+        "list[Any]", _guarded(guard, arrays, failed, jnp.broadcast_to(index, failed.shape), [])
+    )
 
 
 def _first_of(failed: Any, index: Any) -> tuple[Any, Any]:
@@ -193,11 +230,10 @@ def _is_traced(value: Any) -> bool:
 class _Check:
     """A check: what to say, and what to do, when it fails."""
 
-    def __init__(self, messages: tuple[str, ...], structure: Structure | None):
-        self.messages = messages
-        self.site = _site()
+    def __init__(self, text: CheckText, structure: Structure | None = None):
+        self.text = text
         # The same for each trace of the same line.
-        self.name = f"{_MARK}{zlib.crc32(repr((messages, self.site)).encode()):08x}"
+        self.name = f"{_MARK}{zlib.crc32(repr((*text,)).encode()):08x}"
         # What the debugger shows `x` with; None if there is to be no debugger.
         self.structure = structure
         self.frames = 0 if structure is None else _frames()
@@ -226,7 +262,7 @@ class _Check:
 
     def report(self, failed: Any, index: Any, manner: Any) -> Any:
         """On the host: note the failure, or raise."""
-        make_error = ft.partial(self.error, failed, index, is_batch=True)
+        make_error = ft.partial(self.text.error, failed, index, is_batch=True)
         # A program that no call waits for is none of those who wait for the same check.
         count = record_failure(self.name, make_error) if manner & _AWAITED else 0
         # A loop that the check was to end may never end.
@@ -235,67 +271,28 @@ class _Check:
         if not count:
             error = make_error()
             error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
-            _print(error)
+            print_error(error)
         return np.asarray(False)
 
     def announce(self, failed: Any, index: Any, manner: Any) -> Any:
         """On the host, before the debugger opens: note the failure, and say it."""
-        make_error = ft.partial(self.error, failed, index, is_batch=True)
+        make_error = ft.partial(self.text.error, failed, index, is_batch=True)
         if manner & _AWAITED:
             record_failure(self.name, make_error)
-        _print(make_error())
+        print_error(make_error())
         return np.asarray(failed)
 
     def raise_now(self, failed: Any, index: Any, seen: list[Any], *, is_batch: bool) -> None:
         """Raise from the line of the check itself, for everything is known there."""
-        error = self.error(failed, index, is_batch=is_batch)
+        error = self.text.error(failed, index, is_batch=is_batch)
         if self.structure is not None:
-            _print(error)
+            print_error(error)
             try:
                 self.stop(jnp.asarray(failed), self.structure.assemble(seen))
             # Quitting must not hide why the debugger was opened.
             except RuntimeError as quit_debugger:
                 raise error from quit_debugger
         raise error
-
-    def error(self, failed: Any, index: Any, *, is_batch: bool) -> CheckError:
-        """The error for a failure, with where it happened as notes below the message."""
-        failed, index = np.broadcast_arrays(failed, index)
-        places = np.argwhere(failed)
-        first = tuple(int(i) for i in places[0])
-        error = CheckError(self.message(int(index[first])))
-        if first and is_batch:
-            others = f", and {len(places) - 1} more" if len(places) > 1 else ""
-            error.add_note(f"for the batch index {_in_words(first)}{others}")
-        if self.site:
-            error.add_note(f"checked at {self.site}")
-        return error
-
-    def message(self, index: int) -> str:
-        """The message with this index, which may be anything where it was traced."""
-        count = len(self.messages)
-        known = -count <= index < count
-        return self.messages[index] if known else f"message {index} of {count} (no such message)"
-
-
-def _in_words(index: Sequence[int]) -> str:
-    return str(index[0]) if len(index) == 1 else f"({', '.join(map(str, index))})"
-
-
-def _print(error: CheckError) -> None:
-    print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
-
-
-def _site() -> str:
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (public in effect)
-    # The first frame that is not of this package: that is where a user looks.
-    here = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    ours = (here, "<generated for ")
-    while frame is not None and frame.f_code.co_filename.startswith(ours):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
 
 
 def _make_guard(check: _Check) -> Any:

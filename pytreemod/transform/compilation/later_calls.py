@@ -1,0 +1,93 @@
+"""How the checks of a program come out of it, and into the queue of its function.
+
+Their summary is one more array of the packed result. Whoever unpacks the result (a call, or a
+compiled program) takes it off again: that is part of the result's plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import jax
+
+from pytreemod.transform.boundary.packing import Grouped
+from pytreemod.transform.boundary.sowing import Collected
+from pytreemod.transform.host.later_checks import Checks, Pending, Recorded, summarize
+from pytreemod.transform.host.runtime_checks import check_again
+from pytreemod.typing import Tracer, jtu
+
+
+def prefix_with_checks(prefix: Any) -> Grouped:
+    """`out_shardings` of a result, for what `with_checks` makes of it; the summary lies anywhere.
+
+    Args:
+        prefix: a sharding, or one for each group.
+    """
+    groups = prefix.groups if type(prefix) is Grouped else [prefix]
+    return Grouped(None, [*groups, None])
+
+
+def with_checks(packed: Any, found: Collected, pending: Pending, *, is_laid_out: bool) -> Any:
+    """A packed result with the summary of its checks.
+
+    Args:
+        packed: what `pack` or `group` gave.
+        found: what the checks have recorded.
+        pending: the queue of the function.
+        is_laid_out: whether JAX expects the groups that `prefix_with_checks` speaks of.
+    """
+    ((plan, arrays),) = packed.items()
+    if found.values:
+        pairs = zip(found.labels, found.values, strict=True)
+        recorded = [Recorded(cast("Any", label.source), code.shape) for label, code in pairs]
+        checks, summary = Checks(recorded), [summarize(found.values)]
+    elif not is_laid_out:
+        return packed
+    else:
+        checks, summary = Checks(()), [[]]
+    is_one = is_laid_out and type(packed) is not Grouped
+    plan.regroup(_Taking(pending, checks, is_one=is_one))
+    groups = [arrays] if is_one else arrays
+    return Grouped({plan: []}, [*groups, *summary]) if is_laid_out else {plan: [*arrays, *summary]}
+
+
+class _Taking:
+    """Takes the summary off the arrays of a result."""
+
+    def __init__(self, pending: Pending, checks: Checks, *, is_one: bool):
+        self.pending = pending
+        self.checks = checks
+        # The class of JAX's arrays, as soon as one was there.
+        self.kind: Any = None
+        # Whether the result is one group, and no list of groups.
+        self.is_one = is_one
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Taking):
+            return NotImplemented
+        mine, others = (self.checks, self.is_one), (other.checks, other.is_one)
+        return self.pending is other.pending and mine == others
+
+    def __hash__(self) -> int:
+        return hash(self.checks)
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        # JAX has made the list for us alone.
+        summary = arrays.pop()
+        if type(summary) is self.kind:
+            self.pending.add(summary, self.checks)
+        elif isinstance(summary, Tracer):
+            arrays = self.hand_on(arrays, summary)
+        # Of what is not run there is nothing but the type.
+        elif isinstance(summary, jax.Array):
+            # Once: `isinstance` takes longer.
+            self.kind = type(summary)
+            self.pending.add(summary, self.checks)
+        return arrays[0] if self.is_one else arrays
+
+    def hand_on(self, arrays: list[Any], summary: Any) -> list[Any]:
+        """Inside of another program: its caller is to learn of failures, in its own way."""
+        leaves, treedef = jtu.tree_flatten(arrays)
+        for each, part in self.checks.parts(summary):
+            leaves = check_again(leaves, each.source, each.shape, part)
+        return treedef.unflatten(leaves)

@@ -1,0 +1,365 @@
+"""Checks that no call waits for: their failures come out of the program as numbers.
+
+Under `filter_jit(checks="later")` a check is no callback. It records an integer (`record_later`):
+0, or which message there is for a failure. The number comes out of every filtered transform, as
+what `sow` records does, and is one of the program's results (`compilation.later_calls`). Each
+function has a queue of such results (`Pending`). Its next call looks which of them are there, and
+raises what has failed; what is not there yet is for a later call.
+
+What is in the queue when its function dies is still reported, by `raise_errors` or at exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, reshard
+
+from pytreemod.errors import CaptureError, CheckError, explain
+from pytreemod.transform.boundary.plain_transforms import plain_transform
+from pytreemod.transform.boundary.sowing import CHECKS, AbstractSource, Label, note
+from pytreemod.transform.host.check_texts import CheckText, print_error
+from pytreemod.tree.traces import is_tracing
+
+# ---- while a program is traced
+
+
+class Source(AbstractSource):
+    """What the number means that a check has recorded; equal for each trace of the same line.
+
+    Attributes:
+        text: what the check says.
+        steps: which axes of the number are those of loops, counted from the last.
+    """
+
+    __slots__ = ("steps", "text")
+
+    def __init__(self, text: CheckText, steps: tuple[int, ...] = ()):
+        self.text = text
+        self.steps = steps
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Source) and (self.text, self.steps) == (other.text, other.steps)
+
+    def __hash__(self) -> int:
+        return hash((self.text, self.steps))
+
+    def in_step(self, axis: int) -> Source:
+        """The same for values of several steps, on one more axis: at this position from the end."""
+        return Source(self.text, (*self.steps, axis))
+
+    def settle(self, value: Any) -> None:
+        """Raise, if the value is known, and is a failure.
+
+        Raises:
+            CheckError: it is.
+        """
+        # Of what is not run, there is nothing but the type.
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return
+        codes = np.asarray(value)
+        if codes.any():
+            failed, index = codes != 0, _index_of(codes)
+            raise self.text.error(failed, index, is_batch=True, steps=self.steps)
+
+    def refuse(self) -> NoReturn:
+        """Refuse to be where the value cannot come out.
+
+        Raises:
+            CaptureError: always.
+        """
+        plain = plain_transform()
+        hint = [
+            "use what hands them out, in the place of jax.jit, jax.vmap, jax.lax.scan, ...:",
+            "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_while_loop",
+        ]
+        if plain is not None:
+            hint = [f"in the place of {plain.name}:", plain.instead]
+        inside = "a transform that hands none out" if plain is None else plain.name
+        raise CaptureError(
+            explain(
+                f'a check under filter_jit(checks="later"), {self.text.messages[0]!r}',
+                "a place that checks can come out of",
+                f"one inside {inside}",
+                places=[self.text.site] if self.text.site else [],
+                hint=hint,
+            )
+        )
+
+
+def record_later(name: str, text: CheckText, failed: Any, index: Any) -> None:
+    """Record whether a check failed, for the call of `filter_jit` to hand out.
+
+    Args:
+        name: that of the check.
+        text: what it says.
+        failed: whether, a bool; or several, of which any is a failure.
+        index: that of the message; or several, of a shape that broadcasts against `failed`.
+
+    Raises:
+        CaptureError: it cannot come out.
+    """
+    # 0 is success; the index from the front is counted from 1, the one from the back from -1.
+    numbers = np if isinstance(index, np.ndarray) else jnp
+    codes = numbers.where(index < 0, index, index + 1).astype(np.int32)
+    if codes.ndim:
+        # Each element may have a message of its own: that of the first that failed.
+        failed, codes = jnp.broadcast_arrays(failed, codes)
+        codes = codes.reshape(-1)[jnp.argmax(failed.reshape(-1))]
+    if np.ndim(failed):
+        failed = jnp.any(failed)
+    code = jax.lax.select(failed, jnp.asarray(codes), jnp.zeros((), np.int32))
+    note(Label(CHECKS, name, source=Source(text)), code)
+
+
+def _index_of(code: Any) -> Any:
+    return np.where(code > 0, code - 1, code)
+
+
+# ---- when the program has run
+
+
+class Recorded(NamedTuple):
+    """One check of a program.
+
+    Attributes:
+        source: what it says.
+        shape: of the numbers that it recorded: the axes of maps and loops around it.
+    """
+
+    source: Source
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers of the summary are its own."""
+        return 3 if self.shape else 1
+
+    def error(self, numbers: Any) -> CheckError:
+        """The error for its part of a summary."""
+        code, position, count = (*map(int, numbers), 0, 1)[:3]
+        failed = np.zeros(self.shape, bool)
+        failed[np.unravel_index(position, self.shape) if self.shape else ()] = True
+        steps = self.source.steps
+        index = _index_of(code)
+        return self.source.text.error(failed, index, is_batch=True, steps=steps, more=count - 1)
+
+
+def summarize(codes: Sequence[Any]) -> Any:
+    """What checks have recorded, as one small array: all zero exactly if none has failed.
+
+    Args:
+        codes: of each check, a number, or one for each member of a batch: then its summary is the
+            first that is not zero, its position, and how many there are.
+
+    Returns:
+        The array, of the dtype int32.
+    """
+    return jnp.concatenate([_summary(code) for code in codes])
+
+
+def _summary(code: Any) -> Any:
+    if code.ndim == 0:
+        return code[None]
+    if code.size == 0:
+        return jnp.zeros(3, jnp.int32)
+    sharding: Any = jax.typeof(code).sharding
+    if any(sharding.spec):
+        # In an explicit mesh: each device is to see all of it.
+        code = reshard(code, NamedSharding(sharding.mesh, PartitionSpec()))
+    code = code.reshape(-1)
+    failed = code != 0
+    position = jnp.argmax(failed)
+    parts = code[position], position, jnp.sum(failed)
+    return jnp.stack([part.astype(jnp.int32) for part in parts])
+
+
+class Checks(tuple[Recorded, ...]):
+    """The checks of a program, in the order of their summaries."""
+
+    zeros: bytes
+
+    def __new__(cls, recorded: Iterable[Recorded]) -> Checks:
+        made = super().__new__(cls, recorded)
+        # What is in the memory of a summary if nothing has failed.
+        made.zeros = np.zeros(sum(each.size for each in made), np.int32).tobytes()
+        return made
+
+    def parts(self, summary: Any) -> Iterable[tuple[Recorded, Any]]:
+        """Each check with its part of a summary."""
+        at = 0
+        for each in self:
+            yield each, summary[at : at + each.size]
+            at += each.size
+
+
+class _Failure(NamedTuple):
+    """A check that has failed."""
+
+    function: int
+    call: int
+    name: str
+    recorded: Recorded
+    numbers: Any
+
+
+class _Local(threading.local):
+    number = 0
+
+
+_lock = threading.Lock()
+_serials = itertools.count()
+# Those of functions that are there, and of functions that are gone.
+_pending: weakref.WeakSet[Pending] = weakref.WeakSet()
+_orphans: list[Pending] = []
+
+
+class Pending:
+    """The summaries of a function's calls that were not looked at yet."""
+
+    __slots__ = ("__weakref__", "_failed", "_local", "_numbers", "name", "queue", "serial")
+
+    def __init__(self, name: str):
+        self.name = name
+        # With the number of the call, and its checks.
+        self.queue: deque[tuple[int, Any, Checks]] = deque()
+        self._numbers = itertools.count(1)
+        self._local = _Local()
+        self._failed: list[_Failure] = []
+        with _lock:
+            self.serial = next(_serials)
+            _pending.add(self)
+            if self.serial == 0:
+                atexit.register(_print_at_exit)
+
+    def __del__(self) -> None:
+        if self.queue or self._failed:
+            _orphans.append(self)
+
+    def begin(self) -> None:
+        """Before a call: count it, and raise what has failed in those before.
+
+        Raises:
+            CheckError: a check has failed.
+        """
+        self._local.number = next(self._numbers)
+        # As `take`, for what mostly comes: a call that has finished, and in which nothing failed.
+        queue = self.queue
+        while queue:
+            try:
+                entry = queue.popleft()
+            # Another thread was here.
+            except IndexError:
+                break
+            _, summary, checks = entry
+            is_there = summary.is_ready()
+            try:
+                # Without NumPy, which takes three times as long to say that all are zero.
+                if is_there and memoryview(summary).tobytes() == checks.zeros:
+                    continue
+            # Not in the memory of the host, or not computed for an error.
+            except (BufferError, TypeError, RuntimeError, ValueError):
+                pass
+            queue.appendleft(entry)
+            if is_there:
+                self._raise_finished()
+            break
+        if self._failed:
+            self._raise_finished()
+
+    def _raise_finished(self) -> None:
+        failed = self.take(wait=False)
+        if failed and is_tracing():
+            # It would end a trace that has nothing to do with it.
+            self._failed += failed
+        elif failed:
+            raise _error_of(failed)
+
+    def add(self, summary: Any, checks: Checks) -> None:
+        """After a call: there will be a summary."""
+        self.queue.append((self._local.number, summary, checks))
+
+    def take(self, *, wait: bool) -> list[_Failure]:
+        """What has failed, which is forgotten then.
+
+        Args:
+            wait: whether to wait for the calls that have not finished.
+        """
+        found, self._failed = self._failed, []
+        queue = self.queue
+        # Not those that other threads add meanwhile.
+        for _ in range(len(queue)):
+            try:
+                entry = queue.popleft()
+            except IndexError:
+                break
+            number, summary, checks = entry
+            # They finish in the order of the calls.
+            if not (wait or summary.is_ready()):
+                queue.appendleft(entry)
+                break
+            numbers = _failures_in(summary)
+            if numbers is not None:
+                parts = checks.parts(numbers)
+                found += [
+                    _Failure(self.serial, number, self.name, recorded, part)
+                    for recorded, part in parts
+                    if part[0]
+                ]
+        return found
+
+
+def _failures_in(summary: Any) -> Any:
+    """A summary as numbers; None if nothing has failed."""
+    try:
+        whole = summary if summary.is_fully_addressable else summary.addressable_data(0)
+        numbers = np.asarray(whole)
+    except RuntimeError:
+        # The program itself has failed, which whoever reads its results is to know.
+        return None
+    return numbers if numbers.any() else None
+
+
+def _error_of(failed: Sequence[_Failure]) -> CheckError:
+    """The error for the first failure; the others are counted."""
+    first = min(failed, key=lambda one: (one.function, one.call))
+    error = first.recorded.error(first.numbers)
+    more = len(failed) - 1
+    others = f", and {more} more failure{'s' * (more > 1)}" if more else ""
+    error.add_note(f"in call {first.call} of {first.name}{others}")
+    return error
+
+
+def _take_all() -> list[_Failure]:
+    with _lock:
+        pending = [*_orphans, *_pending]
+        _orphans.clear()
+    return [failure for one in pending for failure in one.take(wait=True)]
+
+
+def raise_pending() -> None:
+    """Wait for all calls of functions under `filter_jit(checks="later")`; raise what has failed.
+
+    Raises:
+        CheckError: a check has failed.
+    """
+    failed = _take_all()
+    if failed:
+        raise _error_of(failed)
+
+
+def _print_at_exit() -> None:
+    failed = _take_all()
+    if failed:
+        error = _error_of(failed)
+        error.add_note("printed at exit, for no call came after it")
+        print_error(error)
