@@ -24,5 +24,6 @@ from pytreemod.debug.probing import backward_nan as backward_nan
 from pytreemod.debug.probing import breakpoint_if as breakpoint_if
 from pytreemod.debug.probing import inspect_dce as inspect_dce
 from pytreemod.debug.probing import store_dce as store_dce
+from pytreemod.debug.raising import raise_errors as raise_errors
 from pytreemod.debug.summary_tables import Summary as Summary
 from pytreemod.debug.summary_tables import SummaryRow as SummaryRow

@@ -423,8 +423,9 @@ def filter_jit(
     The function may take and return Modules, containers, numbers, strings, functions: whatever.
     It is traced again when something static changes (by `==`, type included) or when an array
     changes shape or dtype. A call returns as soon as `jax.jit`'s would: it waits for the
-    device only if the function contains a check ([`error_if`][pytreemod.error_if]). `fun` may
-    itself be a pytree (a Module, a bound method): its arrays are traced, too.
+    device only if the function contains a check ([`error_if`][pytreemod.error_if]), and not even
+    then with `checks="later"`. `fun` may itself be a pytree (a Module, a bound method): its arrays
+    are traced, too.
 
     **Law.** `filter_jit(f)(*args)` equals `f(*args)`, for every `f` without side effects.
 
@@ -449,6 +450,17 @@ def filter_jit(
         out_shardings: where the result is to lie: one such spec.
         max_traces: how often the function may be traced; one trace more raises, and the text says
             what differed (see [`explain_retraces`][pytreemod.debug.explain_retraces]).
+        checks: when a check that failed is raised. `"wait"`: by the call, which waits for its
+            results. `"later"`: no call waits. A call raises what has failed in the calls before it
+            that have finished, instead of running; `pm.debug.raise_errors()` waits for all, and
+            raises; what is left is printed at exit. What a donated argument was overwritten with is
+            what went on from the failure, and the value before is gone. All checks are in effect,
+            whether what `error_if` returned is used or not. They come out of every filtered
+            transform, but not out of one of plain JAX, where they are refused; nor out of a rule
+            of one's own for derivatives. Called in another function that is traced, the function
+            has no say: its checks are that function's. (`on_error="breakpoint"` calls the host, and
+            so a call with such a check waits. A program that was compiled by `lower(...).compile()`
+            reports, too; one that was exported cannot.)
         **jitkwargs: for `jax.jit` (`inline`, `keep_unused`, `compiler_options`, ...).
 
     Returns:
@@ -466,6 +478,10 @@ def filter_jit(
         ShapeError: when called: a sharding does not fit its array.
         RetraceError: when called: a trace more than `max_traces` is needed.
         DonatedError: when called: an argument's memory was donated to an earlier call.
+        CheckError: when called: a check failed; with `checks="later"`, in an earlier call, which a
+            note counts from 1.
+        CaptureError: when traced, with `checks="later"`: a check is inside a transform that does
+            not hand it out.
 
     Examples:
         >>> import jax.numpy as jnp

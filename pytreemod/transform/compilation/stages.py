@@ -159,6 +159,10 @@ class Lowered(_Stage):
         # The places of the arrays, in their stead: they must come out in order, and alone.
         result = unpack(tree.unflatten(list(map(_Place, range(tree.num_leaves)))))
         found = _leaves([("result", result)])
+        if len(found) < tree.num_leaves:
+            # Nobody would look at what they say.
+            hint = ["without it, they call the host:", f"export(pm.filter_jit({self._name}))"]
+            self._refuse("checks in the program", 'checks="later"', (), hint)
         others = [place for leaf, place in found if type(leaf) is not _Place]
         if [leaf.index for leaf, _ in found if type(leaf) is _Place] != list(range(len(found))):
             others = others or [place for _, place in found]

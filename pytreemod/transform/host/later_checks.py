@@ -189,6 +189,7 @@ class Checks(tuple[Recorded, ...]):
     zeros: bytes
 
     def __new__(cls, recorded: Iterable[Recorded]) -> Checks:
+        """Those that were recorded."""
         made = super().__new__(cls, recorded)
         # What is in the memory of a summary if nothing has failed.
         made.zeros = np.zeros(sum(each.size for each in made), np.int32).tobytes()

@@ -1,6 +1,7 @@
 """Checks inside compiled code: `error_if`.
 
-A check is a host callback behind a conditional: a program whose checks hold never leaves the
+A check is a host callback behind a conditional (or, where no call is to wait for it, a number that
+comes out of the program: see `later_checks`): a program whose checks hold never leaves the
 device for them. The callback cannot be vectorized away, for `jax.vmap` hands it the whole batch of
 predicates, so that the message can say which member failed.
 
@@ -57,7 +58,8 @@ def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
     does not return before it is done (on a CPU it does not). Under plain `jax.jit`, JAX reports it
     in its own way, when a result is waited for. (On several devices, where raising would leave the
     others waiting, only `filter_jit` raises; else the error is printed and the result is NaN.)
-    Only a function that contains a check pays for it: such a call of `filter_jit` waits.
+    Only a function that contains a check pays for it: such a call of `filter_jit` waits. With
+    [`filter_jit(checks="later")`][pytreemod.filter_jit] it does not: a later call raises.
 
     What is a Python bool is known: True raises at once, while the function is traced, and False
     leaves nothing in the program. To mark a branch that must not be reached when the program runs,
