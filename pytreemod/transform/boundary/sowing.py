@@ -44,7 +44,7 @@ CHECKS = -1
 """The level of what checks record."""
 
 
-class AbstractSource:
+class AbstractNotedCheck:
     """A check that has recorded a value, which it understands."""
 
     def refuse(self) -> NoReturn:
@@ -55,7 +55,7 @@ class AbstractSource:
         """Raise, if the value is known, and is a failure."""
         raise NotImplementedError
 
-    def in_step(self, axis: int) -> AbstractSource:
+    def in_step(self, axis: int) -> AbstractNotedCheck:
         """The same for values of several steps, on one more axis: at this position from the end."""
         raise NotImplementedError
 
@@ -74,7 +74,7 @@ class Label(NamedTuple):
     level: int
     name: str
     route: tuple[int, ...] = ()
-    source: AbstractSource | None = None
+    source: AbstractNotedCheck | None = None
 
 
 class Collected:

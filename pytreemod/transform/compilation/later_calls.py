@@ -40,15 +40,15 @@ def with_checks(packed: Any, found: Collected, pending: Pending, *, is_laid_out:
     if found.values:
         pairs = zip(found.labels, found.values, strict=True)
         recorded = [Recorded(cast("Any", label.source), code.shape) for label, code in pairs]
-        checks, summary = Checks(recorded), [summarize(found.values)]
+        checks, summary = Checks(recorded), summarize(found.values)
     elif not is_laid_out:
         return packed
     else:
-        checks, summary = Checks(()), [[]]
+        checks, summary = Checks(()), list[Any]()
     is_one = is_laid_out and type(packed) is not Grouped
     plan.regroup(_Taking(pending, checks, is_one=is_one))
     groups = [arrays] if is_one else arrays
-    return Grouped({plan: []}, [*groups, *summary]) if is_laid_out else {plan: [*arrays, *summary]}
+    return Grouped({plan: []}, [*groups, summary]) if is_laid_out else {plan: [*arrays, summary]}
 
 
 class _Taking:

@@ -78,10 +78,10 @@ def filter_while_loop(
         return returned(where, "val", structure, values, after)
 
     def goes_on(state: Any) -> Any:
-        return ask(*state, _call)
+        return ask(state[0], state[1], _call)
 
     def step(state: Any) -> Any:
-        return state[0], move(*state, _call)
+        return state[0], move(state[0], state[1], _call)
 
     state = (fns.values, carry.values)
     if collects_checks() and not _config.jax_disable_jit:
@@ -141,7 +141,7 @@ def filter_fori_loop(
         return returned(where, "val", structure, values, after)
 
     def step(i: Any, state: Any) -> Any:
-        return state[0], move(i, *state, _call)
+        return state[0], move(i, state[0], state[1], _call)
 
     state = (fns.values, carry.values)
     if collects_checks() and not _config.jax_disable_jit:
@@ -187,12 +187,14 @@ def _loop_with_checks(ask: Callable[..., Any], move: Callable[..., Any], state: 
 
     def run(state: Any) -> Any:
         own, values, _, found = state
-        (after, is_on), found = codes.collect(step, found, own, values)
-        return own, after, is_on, found
+        (after, goes_on), found = codes.collect(step, found, own, values)
+        return own, after, goes_on, found
 
-    is_on = ask(*state, _call)
-    begin = (*state, is_on, codes.zeros)
-    _, values, _, found = _lax.while_loop(lambda state: state[2], run, begin)
+    def is_on(state: Any) -> Any:
+        return state[2]
+
+    begin = (*state, ask(*state, _call), codes.zeros)
+    _, values, _, found = _lax.while_loop(is_on, run, begin)
     codes.note(found)
     return values
 

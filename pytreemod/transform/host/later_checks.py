@@ -22,18 +22,21 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, reshard
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pytreemod.errors import CaptureError, CheckError, explain
 from pytreemod.transform.boundary.plain_transforms import plain_transform
-from pytreemod.transform.boundary.sowing import CHECKS, AbstractSource, Label, note
+from pytreemod.transform.boundary.sowing import CHECKS, AbstractNotedCheck, Label, note
 from pytreemod.transform.host.check_texts import CheckText, print_error
 from pytreemod.tree.traces import is_tracing
+from pytreemod.typing import untyped_jax
+
+_numpy: Any = np
 
 # ---- while a program is traced
 
 
-class Source(AbstractSource):
+class NotedCheck(AbstractNotedCheck):
     """What the number means that a check has recorded; equal for each trace of the same line.
 
     Attributes:
@@ -48,14 +51,17 @@ class Source(AbstractSource):
         self.steps = steps
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Source) and (self.text, self.steps) == (other.text, other.steps)
+        return isinstance(other, NotedCheck) and (self.text, self.steps) == (
+            other.text,
+            other.steps,
+        )
 
     def __hash__(self) -> int:
         return hash((self.text, self.steps))
 
-    def in_step(self, axis: int) -> Source:
+    def in_step(self, axis: int) -> NotedCheck:
         """The same for values of several steps, on one more axis: at this position from the end."""
-        return Source(self.text, (*self.steps, axis))
+        return NotedCheck(self.text, (*self.steps, axis))
 
     def settle(self, value: Any) -> None:
         """Raise, if the value is known, and is a failure.
@@ -109,8 +115,8 @@ def record_later(name: str, text: CheckText, failed: Any, index: Any) -> None:
         CaptureError: it cannot come out.
     """
     # 0 is success; the index from the front is counted from 1, the one from the back from -1.
-    numbers = np if isinstance(index, np.ndarray) else jnp
-    codes = numbers.where(index < 0, index, index + 1).astype(np.int32)
+    numbers: Any = np if isinstance(index, np.ndarray) else jnp
+    codes: Any = numbers.where(index < 0, index, index + 1).astype(np.int32)
     if codes.ndim:
         # Each element may have a message of its own: that of the first that failed.
         failed, codes = jnp.broadcast_arrays(failed, codes)
@@ -118,11 +124,11 @@ def record_later(name: str, text: CheckText, failed: Any, index: Any) -> None:
     if np.ndim(failed):
         failed = jnp.any(failed)
     code = jax.lax.select(failed, jnp.asarray(codes), jnp.zeros((), np.int32))
-    note(Label(CHECKS, name, source=Source(text)), code)
+    note(Label(CHECKS, name, source=NotedCheck(text)), code)
 
 
 def _index_of(code: Any) -> Any:
-    return np.where(code > 0, code - 1, code)
+    return _numpy.where(code > 0, code - 1, code)
 
 
 # ---- when the program has run
@@ -136,7 +142,7 @@ class Recorded(NamedTuple):
         shape: of the numbers that it recorded: the axes of maps and loops around it.
     """
 
-    source: Source
+    source: NotedCheck
     shape: tuple[int, ...]
 
     @property
@@ -175,7 +181,7 @@ def _summary(code: Any) -> Any:
     sharding: Any = jax.typeof(code).sharding
     if any(sharding.spec):
         # In an explicit mesh: each device is to see all of it.
-        code = reshard(code, NamedSharding(sharding.mesh, PartitionSpec()))
+        code = untyped_jax.sharding.reshard(code, NamedSharding(sharding.mesh, PartitionSpec()))
     code = code.reshape(-1)
     failed = code != 0
     position = jnp.argmax(failed)

@@ -33,7 +33,7 @@ from pytreemod.errors import (
 from pytreemod.transform.boundary.sowing import collects_checks
 from pytreemod.transform.host.check_texts import CheckText, print_error, user_line
 from pytreemod.transform.host.failures import raise_into_jax, record_failure
-from pytreemod.transform.host.later_checks import Source, record_later
+from pytreemod.transform.host.later_checks import NotedCheck, record_later
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import decided_late
@@ -183,7 +183,7 @@ def _check(
 
 
 def check_again(
-    arrays: list[Any], source: Source, shape: tuple[int, ...], numbers: Any
+    arrays: list[Any], source: NotedCheck, shape: tuple[int, ...], numbers: Any
 ) -> list[Any]:
     """Check what a program says of a check in it, inside of another program.
 
