@@ -129,7 +129,10 @@ def page_of(mistakes: list[Mistake]) -> str:
         for mistake in them:
             parts.append(f"### {mistake.title}\n")
             parts.append(f"```python\n{mistake.program}\n```\n")
+            # Long lines are broken there, so that all of the text is seen at once.
+            parts.append('<div class="pm-seen" markdown>\n')
             parts.append(f"```text\n{mistake.seen}\n```\n")
+            parts.append("</div>\n")
             parts.append(f"{mistake.why} Instead:\n")
             parts.append(f"```python\n{mistake.instead}\n```\n")
             if mistake.value:
