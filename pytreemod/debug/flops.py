@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from pytreemod.errors import ArgumentError, describe
+
 # One operation for each element of the result.
 _ELEMENTWISE = """
     abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp cos
@@ -54,13 +56,20 @@ def count_flops(jaxpr: Any) -> Flops:
     Returns:
         The total, and the steps of loops of unknown length.
 
+    Raises:
+        ArgumentError: it is no jaxpr.
+
     Examples:
         >>> import jax
         >>> count_flops(jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))).total
         48
     """
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    if not hasattr(inner, "eqns"):
+        hint = ["trace the function first:", "count_flops(jax.make_jaxpr(f)(x))"]
+        raise ArgumentError("count_flops(jaxpr)", "a jaxpr", describe(jaxpr), hint=hint)
     steps: list[int] = []
-    total = _count(getattr(jaxpr, "jaxpr", jaxpr), steps)
+    total = _count(inner, steps)
     return Flops(total, tuple(steps))
 
 

@@ -105,7 +105,8 @@ def summary(
         opt: an optimizer that was initialized for the model.
         flops: whether to count floating-point operations of a call with the example; see
             [`count_flops`][pytreemod.debug.count_flops].
-        **options: by keyword, what the model is called with.
+        **options: by keyword, what the model is called with. One that has a name of those above is
+            given to the model by `pm.Partial(model, depth=...)`.
 
     Returns:
         A value that prints as the table; `.rows` has its records, `.params`, `.bytes` and `.flops`

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-from pytreemod.errors import ArgumentError
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import are_same, describe_json
 from pytreemod.io.containers import Container
@@ -123,7 +123,7 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
         A value that is false if nothing differs, and prints as a report.
 
     Raises:
-        ArgumentError: an array is traced.
+        ArgumentError: an array is traced, or was donated.
         FileError: a file is damaged, or there is none.
 
     Examples:
@@ -177,6 +177,12 @@ class _Side:
             expected, got = "arrays with values, or shapes alone", "some that are traced"
             hint = "compare outside of filter_jit and other transforms"
             raise ArgumentError(where, expected, got, places=traced, hint=hint)
+        arrays = [(name, x) for name, x in described.leaves.items() if isinstance(x, jax.Array)]
+        deleted = [f"{name}: {describe(x)}" for name, x in arrays if x.is_deleted()]
+        if deleted:
+            expected, got = "arrays with values", "some that were donated"
+            hint = "compare what the step returned, not what it was given"
+            raise ArgumentError(where, expected, got, places=deleted, hint=hint)
         self.table = read_table(described.tree, described.leaves)
         self._leaves = described.leaves
 

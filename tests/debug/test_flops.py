@@ -6,6 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
+from pytreemod.errors import ArgumentError
 from tests.helpers.trees import ramp
 
 KEY = jax.random.key(0)
@@ -78,3 +79,8 @@ def test_a_transposed_convolution_multiplies_no_zeros():
 def test_moving_data_and_counting_integers_is_free():
     assert count(lambda x: jnp.transpose(x).reshape(-1)[::2], ramp(4, 4)).total == 0
     assert count(lambda n: n * n + 1, jnp.arange(8)).total == 0
+
+
+def test_a_function_is_no_jaxpr():
+    with pytest.raises(ArgumentError, match=r"a jaxpr, got the function .*\n.*\n.*make_jaxpr"):
+        pm.debug.count_flops(jnp.tanh)
