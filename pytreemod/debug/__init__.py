@@ -9,6 +9,8 @@ it.
 Promises: nothing here changes what a program computes.
 """
 
+from pytreemod.debug.bad_values import FirstBad as FirstBad
+from pytreemod.debug.bad_values import first_bad as first_bad
 from pytreemod.debug.capturing import capture as capture
 from pytreemod.debug.counting import assert_max_traces as assert_max_traces
 from pytreemod.debug.counting import get_num_traces as get_num_traces

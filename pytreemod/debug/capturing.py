@@ -7,7 +7,7 @@ classes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 
 from pytreemod.transform.boundary.cotangents import Cotangent, WithCotangent, look
@@ -127,7 +127,7 @@ class _Showing(AbstractCallRule):
         label, shown = Label(self.level, where.path), without_state(out)
         note(label, shown)
         zeros = offered(label)
-        return out if zeros is None else _with_shown(out, look(shown, zeros))
+        return out if zeros is None else with_shown(out, look(shown, zeros))
 
 
 def without_state(out: Any) -> Any:
@@ -143,13 +143,13 @@ def without_state(out: Any) -> Any:
     return jtu.tree_map(hide, out, is_leaf=is_state)
 
 
-def _with_shown(out: Any, shown: Any) -> Any:
+def with_shown(out: Any, shown: Any) -> Any:
     """`out` with another value for what `without_state` gave of it."""
     if class_of(out) is tuple and any(map(is_state, out)):
         rest = [i for i, x in enumerate(out) if not is_state(x)]
         parts, new = list(out), [shown] if len(rest) == 1 else shown
         for i, part in zip(rest, new, strict=True):
-            parts[i] = _with_shown(out[i], part)
+            parts[i] = with_shown(out[i], part)
         return tuple(parts)
     leaves, treedef = jtu.tree_flatten(out, is_leaf=is_state)
     new = iter(jtu.tree_leaves(shown))
@@ -208,23 +208,29 @@ class _Captured(Transformed):
 
 def _seen(collector: Collector, cotangents: bool) -> dict[str, Any]:
     levels = (EVERY_CAPTURE, collector.level)
-    found: list[tuple[str, Any]] = []
-    for label, value in zip(collector.labels, collector.values, strict=True):
-        if label.level in levels:
-            if isinstance(value, Cotangent):
-                _give(found, label.name, value)
-            else:
-                found.append((label.name, value))
+    pairs = zip(collector.labels, collector.values, strict=True)
+    found = with_later([(label, value) for label, value in pairs if label.level in levels])
     shown = (_pair(value) if cotangents else _pair(value)[0] for _, value in found)
-    return dict(zip(shown_names([name for name, _ in found]), shown, strict=True))
+    return dict(zip(shown_names([label.name for label, _ in found]), shown, strict=True))
 
 
-def _give(found: list[tuple[str, Any]], name: str, cotangent: Cotangent) -> None:
-    """Give a cotangent to the last value of a name that waits for one with its mark."""
+def with_later(pairs: Iterable[tuple[Label, Any]]) -> list[tuple[Label, Any]]:
+    """What was noted, with the cotangents that were noted later, by a pullback."""
+    found: list[tuple[Label, Any]] = []
+    for label, value in pairs:
+        if isinstance(value, Cotangent):
+            _give(found, label, value)
+        else:
+            found.append((label, value))
+    return found
+
+
+def _give(found: list[tuple[Label, Any]], label: Label, cotangent: Cotangent) -> None:
+    """Give a cotangent to the last value under a label that waits for one with its mark."""
     for i, (other, value) in reversed([*enumerate(found)]):
-        is_meant = other == name and isinstance(value, WithCotangent)
+        is_meant = other[:2] == label[:2] and isinstance(value, WithCotangent)
         if is_meant and value.mark == cotangent.mark:
-            found[i] = name, WithCotangent(value.value, cotangent.value)
+            found[i] = other, WithCotangent(value.value, cotangent.value)
             return
 
 

@@ -32,6 +32,7 @@ WITHOUT_ARGUMENTS = {
     "Computed",
     "Constraint",
     "Enumeration",
+    "FirstBad",
     "Flops",
     "GradientReport",
     "GradientRow",

@@ -18,6 +18,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import call_tracked, collect, collecting, with_collected
+from pytreemod.transform.boundary.stacked_notes import AxisKind, result_along, stacked_along
 from pytreemod.transform.boundary.supplying import (
     as_values,
     check_slices,
@@ -223,7 +224,8 @@ def _map_batches(
     def run(sliced: Any) -> Any:
         element = restore(sliced, elements.whole)
         own = of_values(f, sliced[count:])
-        return _pack_for_stack("filter_map", out_axes, collecting(own)(element))
+        result = result_along("loop", collecting(own)(element))
+        return _pack_for_stack("filter_map", out_axes, result)
 
     # Nothing is cached: `jax.lax.map` makes its step anew for each call.
     return unpack(_lax.map(run, [*elements.sliced, *as_values(f)], batch_size=batch_size))
@@ -248,6 +250,8 @@ def _scan(
     check_slices(where, f, elements.length)
     own_count, sliced_count = len(fns.values) - len(more), len(elements.sliced)
 
+    kind: AxisKind = "reversed loop" if options.get("reverse") else "loop"
+
     def make() -> Callable[[Any, Any], Any]:
         fns_of, structure_of, restore_element = fns.weakly(), carry.weakly(), elements.restorer()
         weak = weak_ids(fns, carry, elements)
@@ -261,12 +265,13 @@ def _scan(
             if collected is not None and name == "filter_scan":
                 collected = collected.in_steps()
             values = returned(where, "carry", structure, values, after)
-            packed = _pack_for_stack(name, out_axes, with_collected(y, collected), weak())
+            noted = stacked_along(kind, collected)
+            packed = _pack_for_stack(name, out_axes, with_collected(y, noted), weak())
             return (own, whole, values), packed
 
         return step
 
-    key = (name, elements.axes, spec_key(out_axes), where)
+    key = (name, elements.axes, spec_key(out_axes), where, kind)
     step = cached(key, fns, [carry, elements], make)
     # What does not change is carried, too: JAX takes it out of the loop again.
     state = (fns.values[:own_count], elements.whole, carry.values)

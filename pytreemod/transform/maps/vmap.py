@@ -23,6 +23,7 @@ from pytreemod.errors import ShapeError, SpecError, describe
 from pytreemod.transform.boundary.packing import Grouped, group, pack, unpack
 from pytreemod.transform.boundary.signatures import check_options, place_keywords, positions_of
 from pytreemod.transform.boundary.sowing import WithCollected, collecting
+from pytreemod.transform.boundary.stacked_notes import result_along
 from pytreemod.transform.boundary.supplying import (
     as_values,
     check_slices,
@@ -275,7 +276,7 @@ class Vmapped(Transformed):
                 full[i] = value
             args, kwargs = treedef.unflatten(full)
             own = of_values(fn, values[count:]) if more else fn
-            result = collecting(own, drawn)(*args, **kwargs)
+            result = result_along("map", collecting(own, drawn)(*args, **kwargs))
             if on_axis_0:
                 return pack(result)
             return group_by_axis("filter_vmap(out_axes)", result, out_axes, treatments, unmapped)
