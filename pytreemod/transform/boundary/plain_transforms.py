@@ -53,6 +53,7 @@ def plain_transform() -> PlainTransform | None:
     """The innermost transform of plain JAX that runs in this thread; None if it is not known."""
     jax_folder = os.path.dirname(jax.__file__) + os.sep
     own_folder = os.path.dirname(__file__) + os.sep
+    derivatives = os.path.join(os.path.dirname(own_folder[:-1]), "derivatives") + os.sep
     found: PlainTransform | None = None
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (public in effect)
     while frame is not None:
@@ -64,9 +65,12 @@ def plain_transform() -> PlainTransform | None:
             if known is not None and (found is None or code.co_name != "cache_miss"):
                 found = known
         # A transform of ours that hands values out: what is around it is not to blame.
-        elif found is not None or (
-            code.co_filename.startswith(own_folder) and code.co_name.startswith("collect")
-        ):
+        elif code.co_filename.startswith(own_folder) and code.co_name.startswith("collect"):
             break
+        elif found is not None:
+            # In a backward pass, what our own derivatives are made of is still on the stack.
+            if found.instead == _RULE or not code.co_filename.startswith(derivatives):
+                break
+            found = None
         frame = frame.f_back
     return found

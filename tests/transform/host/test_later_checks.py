@@ -403,6 +403,22 @@ def test_a_filtered_transform_inside_of_a_plain_one_is_refused():
         f(GOOD[None])
 
 
+def test_a_rule_for_derivatives_hands_nothing_out():
+    """Ours are named, too; a backward pass in a loop has no name."""
+    custom = pm.filter_custom_jvp(check)
+    custom.def_jvp(lambda primals, tangents: (*primals, *tangents))
+    with pytest.raises(CaptureError, match="got one inside a function with a custom_jvp"):
+        later(lambda x: custom(x))(GOOD)
+
+    @pm.filter_grad
+    def loss(x):
+        step = lambda x, _: (pm.debug.backward_nan(x) ** 2, None)  # noqa: E731
+        return pm.filter_scan(step, x, None, length=2)[0].sum()
+
+    with pytest.raises(CaptureError, match="got one inside a transform that hands none out"):
+        later(loss)(GOOD)
+
+
 def test_nothing_else_comes_out_of_a_loop():
     """A capture is refused there, with checks and without."""
     f = later(lambda x: pm.filter_fori_loop(0, 2, lambda i, x: pm.sow("x", check(x)), x))
