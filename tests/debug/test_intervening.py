@@ -306,6 +306,47 @@ def test_state_is_left_out():
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.allclose(a, b)), new, expected))
 
 
+def test_transforms_in_a_function_take_nothing():
+    """They are not among those that values go into."""
+
+    def fn(model, x):
+        return pm.filter_vmap(model.head)(model.head(x))
+
+    def change(out, at, value):
+        out = pm.filter_vmap(lambda row: row + 0)(out[None])[0]
+        return out if value is None else 0 * out + value
+
+    rows = jnp.array([[1.0], [2.0]]) * jnp.ones((1, 4))
+    found = pm.intervene(fn, pm.by({"head": change}), values={"head#2": rows})(NET, X)
+    assert_close(found, rows)
+
+
+def test_a_capture_of_cotangents_inside_and_outside():
+    """Both take values into the same calls."""
+    add, given = pm.by({CHOSEN: lambda out, at, value: out + value}), {CHOSEN: jnp.arange(3.0)}
+
+    def added(model):
+        return loss(pm.intervene(lambda m: m(X), add, values=given))(model)
+
+    expected = pm.filter_grad(added)(NET)
+    outside, seen = pm.capture(pm.filter_grad(added), "head", cotangents=True)(NET)
+    inner = pm.capture(pm.filter_grad(loss(lambda m: m(X))), "head", cotangents=True)
+    inside, _ = pm.intervene(inner, add, values=given)(NET)
+    assert_close((outside, inside), (expected, expected))
+    assert [len(pair) for pair in seen.values()] == [2, 2]
+
+
+def test_what_is_weak_goes_on_as_what_came():
+    """Weak types are free, and none comes in where there was none."""
+
+    def two(out, at, value):
+        return jnp.broadcast_to(jnp.asarray(2.0), out.shape)
+
+    found = pm.intervene(NET, pm.by({"head": two}))(X)
+    assert_close(found, jnp.full((2, 4), 2.0))
+    assert not jax.typeof(found).weak_type
+
+
 # ---- numbers
 
 

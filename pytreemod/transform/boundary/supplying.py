@@ -8,12 +8,12 @@ go in.
 
 Which transform a value has to go into is known beforehand: the function runs once with shapes alone
 (`planned`), and a label that comes out of a transform gets the number of that transform, among
-those that the same function calls, in front of its *route*. A run with values (`call_supplied`)
+those that the same function calls, in front of its route. A run with values (`call_supplied`)
 counts again. A transform that values go into calls `Supplied`, a pytree of the function and its
 values, instead of the function. So they are data of the program, and other values of the same
 shapes are no new program.
 
-Two kinds of values have no label of a `note`. What is supplied *whole* goes into every transform as
+Two kinds of values have no label of a `note`. What is supplied whole goes into every transform as
 it is, and may be asked for anywhere (`whole`): arrays that belong to a rule. So does the number of
 a step of `filter_scan`, which each step is given (`numbered_steps`).
 
@@ -350,13 +350,13 @@ def numbered_steps(fn: Any, length: int) -> Any:
 @contextmanager
 def not_counted() -> Generator[None]:
     """Transforms that are called meanwhile are none of those that values go into."""
-    collector = innermost()
-    calls = collector.calls if collector else 0
+    collector = innermost() or Collector()
+    calls, within = collector.calls, collector.within
+    collector.within = {}
     try:
         yield
     finally:
-        if collector:
-            collector.calls = calls
+        collector.calls, collector.within = calls, within
 
 
 def as_values(fn: Any) -> list[Any]:
