@@ -274,6 +274,23 @@ def test_captures_around_each_other_see_their_own(shown):
     assert first["first"].shape == head["hidden"][1].shape
 
 
+def test_beside_an_intervention_the_cotangent_is_of_what_is_shown():
+    """The outer of the two sees what the inner one did."""
+    layer, x = nn.Linear(2, 2, key=KEY), X[1]
+    out = np.asarray(layer(x))
+    change = pm.by({...: lambda out, at, value: 3 * out + value})
+    values = {"<root>": jnp.ones(2)}
+    grad = pm.filter_grad(lambda layer, x: jnp.sum(layer(x) ** 2))
+    inside = pm.capture(pm.intervene(grad, change, values=values), nn.Linear, cotangents=True)
+    value, cotangent = inside(layer, x)[1]["<root>"]
+    close(value, 3 * out + 1)
+    close(cotangent, 2 * (3 * out + 1))
+    around = pm.intervene(pm.capture(grad, nn.Linear, cotangents=True), change, values=values)
+    value, cotangent = around(layer, x)[1]["<root>"]
+    close(value, out)
+    close(cotangent, 6 * (3 * out + 1))
+
+
 def test_a_plain_capture_and_none_are_traced_apart():
     """A compiled step gives each what it asked for, and is traced once for each."""
     calls = []
