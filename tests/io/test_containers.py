@@ -531,8 +531,8 @@ def test_damaged_files_give_a_clear_error_or_the_right_arrays(path):
 
 @pytest.mark.slow
 def test_many_damaged_files_give_a_clear_error_or_the_right_arrays(path):
-    """Ten thousand of them, other ones."""
-    assert fuzz(path, range(1_000, 11_000)) < 3_000
+    """Three thousand of them, other ones. (Ten thousand passed once.)"""
+    assert fuzz(path, range(1_000, 4_000)) < 900
 
 
 VALUES = st.recursive(
@@ -572,7 +572,7 @@ def test_headers_that_say_anything_give_an_error_or_what_is_there(tmp_path_facto
 
 @pytest.mark.slow
 @given(HEADERS, st.binary(max_size=20))
-@settings(max_examples=3_000)
+@settings(max_examples=1_000)
 def test_many_headers_that_say_anything_give_an_error_or_what_is_there(
     tmp_path_factory, content, data
 ):
