@@ -259,7 +259,7 @@ def _of_class(holder: Any, steps: tuple[str, ...], shape: tuple[int, ...]) -> Le
     for step in rest:
         annotation = _element(annotation, step)
     options = [kind.dim_str for kind in options_of(_plain(annotation)) if _is_array(kind)]
-    fitting = (_fitting(option.split(), shape) for option in options)
+    fitting = (_fitting(holder, option.split(), shape) for option in options)
     names = next((each for each in fitting if each is not None), None)
     if names is not None:
         return LeafNames(names)
@@ -341,11 +341,15 @@ _SEQUENCES = (abc.Sequence, abc.Iterable)
 _MAPPINGS = (abc.Mapping, types.MappingProxyType)
 
 
-def _fitting(tokens: Sequence[str], shape: tuple[int, ...]) -> AxisNames | None:
+def _fitting(holder: Any, tokens: Sequence[str], shape: tuple[int, ...]) -> AxisNames | None:
     """The names that the tokens of an annotation give to a shape; None if they do not fit it."""
     many = next((i for i, token in enumerate(tokens) if _is_variadic(token)), None)
     if many is not None:
         covered = len(shape) - len(tokens) + 1
+        # One that is named after sizes covers as many axes: an axis of a map is none of them.
+        sizes = getattr(holder, tokens[many].lstrip("#?*_"), None)
+        if class_of(sizes) is tuple:
+            covered = len(sizes)
         tokens = [*tokens[:many], *["_"] * covered, *tokens[many + 1 :]]
     if len(tokens) != len(shape):
         return None

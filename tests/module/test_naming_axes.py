@@ -226,6 +226,26 @@ def test_names_of_what_is_made_inside_a_map():
     assert pm.axis_names(kernels).w == ("a", "b", None)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda k: nn.Conv2d(1, 2, 3, key=k),
+        lambda k: nn.LayerNorm(3),
+        lambda k: nn.Einsum("...i,io->...o", (3, 4), key=k),
+        lambda k: nn.LinearGeneral(3, (2, 4), key=k),
+    ],
+)
+def test_an_axis_of_a_map_is_none_of_a_layers_sizes(make: Any, key: jax.Array):
+    """Nor where the annotation is of any number of axes: the layer knows how many it has."""
+    layer = make(key)
+    layers = pm.filter_vmap(make)(jax.random.split(key, 2))
+    named = pm.with_axis_names(layers, pm.by({"**": "nets ..."}))
+
+    with pytest.raises(ValueError, match="axis_names: expected arrays that fit the annotations"):
+        pm.axis_names(layers)
+    assert pm.axis_names(named).weight == ("nets", *pm.axis_names(layer).weight)
+
+
 def test_names_are_configuration(key: jax.Array, tmp_path: Any):
     """They survive what roles survive; and the innermost Module has them."""
     net = pm.with_axis_names({"net": _nets(key)}, pm.by({"**.weight": "_ a b", ...: "n ..."}))
