@@ -29,7 +29,7 @@ def raise_errors() -> None:
         Traceback (most recent call last):
             ...
         pytreemod.errors.CheckError: x must not be negative
-        checked at ..., in root
+        checked at ...
         in call 1 of root
         >>> pm.debug.raise_errors()
     """

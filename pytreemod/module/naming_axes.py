@@ -348,7 +348,7 @@ def _fitting(holder: Any, tokens: Sequence[str], shape: tuple[int, ...]) -> Axis
         covered = len(shape) - len(tokens) + 1
         # One that is named after sizes covers as many axes: an axis of a map is none of them.
         sizes = getattr(holder, tokens[many].lstrip("#?*_"), None)
-        if class_of(sizes) is tuple:
+        if isinstance(sizes, tuple):
             covered = len(sizes)
         tokens = [*tokens[:many], *["_"] * covered, *tokens[many + 1 :]]
     if len(tokens) != len(shape):
