@@ -13,7 +13,7 @@ import types
 import typing
 from collections import abc
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from jaxtyping import AbstractArray
@@ -347,9 +347,9 @@ def _fitting(holder: Any, tokens: Sequence[str], shape: tuple[int, ...]) -> Axis
     if many is not None:
         covered = len(shape) - len(tokens) + 1
         # One that is named after sizes covers as many axes: an axis of a map is none of them.
-        sizes = getattr(holder, tokens[many].lstrip("#?*_"), None)
+        sizes = cast("object", getattr(holder, tokens[many].lstrip("#?*_"), None))
         if isinstance(sizes, tuple):
-            covered = len(sizes)
+            covered = len(cast("tuple[Any, ...]", sizes))
         tokens = [*tokens[:many], *["_"] * covered, *tokens[many + 1 :]]
     if len(tokens) != len(shape):
         return None
