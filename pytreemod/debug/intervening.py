@@ -9,6 +9,7 @@ on which captured ones come out (`transform.boundary.supplying`), and the arrays
 from __future__ import annotations
 
 import functools as ft
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -124,6 +125,8 @@ def intervene(
         hint = ["say for which Modules:", 'pm.by({"blocks.*.attention": f})']
         raise ArgumentError("intervene(by)", "a rule made by pm.by", describe(by), hint=hint)
     fns = tuple(_as_function(selector, f) for selector, f in by.items)
+    for selector, f in by.items:
+        _check_parameters(f"intervene(by: {selector!r})", f)
     selectors = tuple(selector for selector, _ in by.items)
     given = None if values is None else _as_arrays(values)
     return cast("Any", _Intervened(fn, _Options(selectors, inputs), fns, given))
@@ -144,6 +147,26 @@ def _as_function(selector: Selector, fn: Any) -> Any:
     except TypeError as error:
         hint = ["arrays are data:", "pm.Partial(lambda array, out, at, value: out + array, array)"]
         raise ArgumentError(where, "a function with a hash", describe(fn), hint=hint) from error
+
+
+def _check_parameters(where: str, fn: Any) -> None:
+    """Refuse a function that does not take three arguments, before anything is traced."""
+    if fn is None:
+        return
+    inner, args, named = fn, (), {}
+    if type(fn) is Partial:
+        inner, args, named = fn.func, fn.args, fn.keywords
+    try:
+        signature = inspect.signature(inner)
+    except (TypeError, ValueError):
+        return  # A callable that does not say what it takes.
+    try:
+        signature.bind(*args, None, None, None, **named)
+    except TypeError as error:
+        hint = ["it is called with three, value being None without values=:"]
+        hint += ["lambda out, at, value: 0 * out"]
+        got = f"parameters {signature}"
+        raise ArgumentError(where, "a function of (out, at, value)", got, hint=hint) from error
 
 
 def _as_arrays(values: Any) -> dict[str, PyTree]:
