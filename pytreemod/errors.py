@@ -266,7 +266,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def meant(names: Iterable[str], known: Iterable[str], line: str) -> list[str]:
-    """A hint with the line to write, if what was meant by a misspelt name can be told.
+    """A hint with the line to write, if a misspelt name is near a known one.
 
     Args:
         names: as they were written; the first that is near to something counts.

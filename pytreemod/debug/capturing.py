@@ -78,7 +78,7 @@ def capture(
         `name#2`, and so on, unless that is itself a name that was sown. A State is left out: of a
         layer that returns `(out, state)`, the value is `out`. A submodule that was not called is
         not there. With `cotangents=True` each is a pair `(value, cotangent)`: a tree like the
-        value, with None for what is no floating array; None alone where nothing is differentiated.
+        value, with None for other than floating arrays; None alone where nothing is differentiated.
 
     Raises:
         ArgumentError: `fn` is not callable.

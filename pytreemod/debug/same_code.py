@@ -20,7 +20,7 @@ class SameCode:
     """A function, compared by what it does.
 
     Args:
-        fn: any function; what is no plain one is compared as it compares itself.
+        fn: any function; a callable of another kind is compared by its own `==`.
 
     Raises:
         TypeError: it has no hash.

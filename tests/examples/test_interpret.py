@@ -83,5 +83,6 @@ def test_the_command_prints_pictures(program, model, capsys, monkeypatch, tmp_pa
     assert lines[0] == "bits per byte more without a head, at most 0.200"
     assert lines[1:4] == ["  layer 1 |@:|", "  layer 0 | =|", " " * 11]
     assert lines[5:8] == ["  layer 1 |@=|", "  layer 0 | @|", f"{' ' * 11}ab"]
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         program.main(["runs", "--prompt", "a", "--other", "bc"])
+    assert "the same number of bytes" in capsys.readouterr().err

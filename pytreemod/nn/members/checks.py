@@ -37,7 +37,7 @@ ENSEMBLE = Owner("Ensemble", "member", "make", "nets", "n", 1)
 
 
 def check_name(where: str, name: Any) -> str:
-    """Refuse what is no name of an axis of members.
+    """Refuse anything but a name for the axis of members.
 
     Raises:
         ArgumentError: it is not.

@@ -220,7 +220,7 @@ def explain_no_way_in(what: str, inside: str = "a transform that takes none in")
         "a place that values can go into",
         f"one inside {inside}",
         hint=[
-            "use what takes them in, in the place of jax.jit, jax.vmap, jax.lax.scan, ...:",
+            "use what takes them in instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
             "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
         ],
     )
@@ -233,7 +233,7 @@ def _explain_unreachable(label: Label) -> str:
         "a place that values can come out of",
         "one inside a transform that hands none out",
         hint=[
-            "use what hands them out, in the place of jax.jit, jax.vmap, jax.lax.scan, ...:",
+            "use what hands them out instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
             "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
             "or return the value; from a while loop, in its carry",
         ],

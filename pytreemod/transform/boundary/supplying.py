@@ -86,7 +86,7 @@ class SupplyPlan(NamedTuple):
 def planned(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> SupplyPlan:
     """See what a function notes, and in which transforms, without computing anything.
 
-    Whoever notes may ask `is_planned()`. What is noted is passed on to no capture around.
+    A rule that notes may ask `is_planned()`. Captures around see nothing of what is noted.
 
     Args:
         fn: the function.
@@ -149,7 +149,7 @@ def _handing(*, is_planned: bool = False) -> Generator[Collector]:
 class Supplied:
     """A function with values for what is noted in it; a pytree of both.
 
-    To be called by a transform, through `collect`, in the place of the function.
+    Transforms call it through `collect`, instead of the function.
 
     Args:
         fn: the function.

@@ -1,7 +1,7 @@
 """How the checks of a program come out of it, and into the queue of its function.
 
-Their summary is one more array of the packed result. Whoever unpacks the result (a call, or a
-compiled program) takes it off again: that is part of the result's plan.
+Their summary is one more array of the packed result. The caller that unpacks the result (a call, or
+a compiled program) takes it off again: that is part of the result's plan.
 """
 
 from __future__ import annotations

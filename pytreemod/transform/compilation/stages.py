@@ -160,7 +160,7 @@ class Lowered(_Stage):
         result = unpack(tree.unflatten(list(map(_Place, range(tree.num_leaves)))))
         found = _leaves([("result", result)])
         if len(found) < tree.num_leaves:
-            # Nobody would look at what they say.
+            # Their failures would not be read.
             hint = ["without it, they call the host:", f"export(pm.filter_jit({self._name}))"]
             self._refuse("checks in the program", 'checks="later"', (), hint)
         others = [place for leaf, place in found if type(leaf) is not _Place]

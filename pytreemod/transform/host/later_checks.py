@@ -85,11 +85,11 @@ class NotedCheck(AbstractNotedCheck):
         """
         plain = plain_transform()
         hint = [
-            "use what hands them out, in the place of jax.jit, jax.vmap, jax.lax.scan, ...:",
+            "use what hands them out instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
             "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_while_loop",
         ]
         if plain is not None:
-            hint = [f"in the place of {plain.name}:", plain.instead]
+            hint = [f"instead of {plain.name}:", plain.instead]
         inside = "a transform that hands none out" if plain is None else plain.name
         raise CaptureError(
             explain(
@@ -331,7 +331,7 @@ def _failures_in(summary: Any) -> Any:
         whole = summary if summary.is_fully_addressable else summary.addressable_data(0)
         numbers = np.asarray(whole)
     except RuntimeError:
-        # The program itself has failed, which whoever reads its results is to know.
+        # The program itself has failed: reading its results raises that error.
         return None
     return numbers if numbers.any() else None
 
