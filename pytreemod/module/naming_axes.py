@@ -9,12 +9,12 @@ more of the leaves of one model.
 
 from __future__ import annotations
 
+import functools as ft
 import types
 import typing
 from collections import abc
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from jaxtyping import AbstractArray
 
@@ -253,7 +253,7 @@ def _of_class(holder: Any, steps: tuple[str, ...], shape: tuple[int, ...]) -> Le
         shown = f"{class_of(holder).__qualname__}.__axis_names__ gives {tuple(names)}"
         fits = len(names) == len(shape)
         return LeafNames(tuple(names)) if fits else LeafNames(nothing, shown, is_unfit=True)
-    annotation = _annotations(class_of(holder)).get(name)
+    annotation = _annotations(class_of(holder).__record__.original.cls).get(name)
     if isinstance(annotation, Exception):
         return LeafNames(nothing, f"its annotation cannot be evaluated: {annotation}")
     for step in rest:
@@ -290,22 +290,17 @@ def _once(names: AxisNames) -> AxisNames:
 # ---- annotations
 
 
-# Weak, so that a class of a notebook cell that was run again is let go.
-_READ: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
-
-
+# As long as the process, for so long JAX holds the classes of its pytrees.
+@ft.cache
 def _annotations(cls: Any) -> dict[str, Any]:
     """The annotations of a class's fields; of one that cannot be evaluated, the error."""
-    cls = cls.__record__.original.cls
-    found = _READ.get(cls)
-    if found is None:
-        found = {}
-        for name, field in cls.__record__.fields.items():
-            try:
-                found[name] = evaluated(cls, field)
-            except Exception as error:
-                found[name] = error
-        _READ[cls] = found
+    found: dict[str, Any] = {}
+    for name, field in cls.__record__.fields.items():
+        try:
+            found[name] = evaluated(cls, field)
+        except Exception as error:
+            # Without its frames, which hold whatever the caller has.
+            found[name] = error.with_traceback(None)
     return found
 
 

@@ -1,6 +1,7 @@
 """Names of axes from annotations, from configuration, and from what is said of single leaves."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -174,6 +175,20 @@ def test_a_tie_has_one_leaf(key: jax.Array):
     names = pm.axis_names(pm.tie(net, "head.weight", to="embed.weight"))
 
     assert _leaves(names) == [("num_embeddings", "embedding_size")]
+
+
+def test_threads_read_the_same():
+    """What a class says is read once, by whichever comes first."""
+
+    class Cell(pm.Module):
+        a: Float[Array, "a b"]
+        unread: "Nowhere[Array]"
+
+    model = Cell(jnp.ones((2, 3)), jnp.ones(2))
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda _: pm.axis_names(model).a, range(200))]
+
+    assert {*found} == {("a", "b")}
 
 
 # ---- names that are said of single leaves
