@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
+from pytreemod.nn.functional.explicit_meshes import factors
 from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import promote, with_shared
 
@@ -48,8 +49,11 @@ def linear(
         The layout of `torch.nn.functional.linear`.
     """
     rows, matrix, offset = promote(x, weight, bias)
+    batch = range(rows.ndim - 1)
+    rows, matrix, to = factors(rows, matrix, ((*batch, "in"), ("out", "in"), (*batch, "out")))
     # Not `x @ weight.T`: the transposition would be an operation of its own in the program.
-    y = lax.dot_general(rows, matrix, (((rows.ndim - 1,), (1,)), ((), ())))
+    sums = (((rows.ndim - 1,), (1,)), ((), ()))
+    y = lax.dot_general(rows, matrix, sums, out_sharding=to)
     return with_shared(lax.add, y, offset, y.ndim - 1)
 
 
@@ -95,7 +99,11 @@ def linear_general(
     """
     x, weight, bias = promote(x, weight, bias)
     ours = tuple(i % x.ndim for i in axis)
-    y = lax.dot_general(x, weight, ((ours, tuple(range(len(ours)))), ((), ())))
+    others = [i for i in range(x.ndim) if i not in ours]
+    out = [f"out {i}" for i in range(len(ours), weight.ndim)]
+    x, weight, to = factors(x, weight, (range(x.ndim), (*ours, *out), (*others, *out)))
+    sums = ((ours, tuple(range(len(ours)))), ((), ()))
+    y = lax.dot_general(x, weight, sums, out_sharding=to)
     return _plus(y, bias)
 
 

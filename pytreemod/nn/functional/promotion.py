@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError
+from pytreemod.nn.functional.explicit_meshes import laid_like
 
 
 def promote(*arrays: Any) -> tuple[Any, ...]:
@@ -144,7 +145,7 @@ def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Sh
         Array([[0, 0, 0],
                [1, 1, 1]], dtype=int32)
     """
-    values = _as_dtype(values, like.dtype)
+    values = laid_like(_as_dtype(values, like.dtype), like, axis)
     # It is for all axes: nothing is left to broadcast, and the program gets no operation.
     if values.shape == like.shape:
         return values

@@ -1,0 +1,159 @@
+"""What the layers do where arrays lie on a mesh of explicit axes.
+
+On such a mesh each array's type says how it is split, and an operation whose operands are split
+over the same mesh axis in different ways has no type: JAX asks instead of choosing. The layers
+choose by one rule. *The first operand, x, leads*: the result has the mesh axes of x where it has
+the axes of x, and those of the weight where it has the axes of the weight. A mesh axis that both
+have is gathered from the weight, never from activations. Sums over an axis that both split alike
+are completed over all devices.
+
+Elsewhere nothing here does anything: no operation is added, and no argument is passed on. As types
+are known while tracing, a formula that is `traced_once` decides at its first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
+from jaxtyping import Array, Shaped
+
+Entries: TypeAlias = tuple[tuple[str, ...], ...]
+"""The names of mesh axes that split each axis of an array: a spec as long as the array's rank."""
+
+
+def explicit_mesh(*arrays: Any) -> Any:
+    """The mesh with explicit axes that arrays lie on; None if there is none.
+
+    Args:
+        arrays: JAX arrays, or None.
+
+    Returns:
+        The first such mesh: as the types of arrays have it, without devices, while there is a
+        trace; else with them.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> explicit_mesh(jnp.ones(3)) is None
+        True
+    """
+    found = None
+    for array in arrays:
+        if array is None:
+            continue
+        mesh: Any = jax.typeof(array).sharding.mesh
+        if AxisType.Explicit not in mesh.axis_types:
+            continue
+        if isinstance(array, jax.core.Tracer):
+            return mesh
+        found = found or array.sharding.mesh
+    return found
+
+
+def entries(x: Shaped[Array, ...]) -> Entries:
+    """How the type of an array says that it is split.
+
+    Args:
+        x: an array.
+
+    Returns:
+        For each axis of x, the mesh axes that split it.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> entries(jnp.ones((3, 4)))
+        ((), ())
+    """
+    spec = tuple(jax.typeof(x).sharding.spec)
+    found = tuple((at,) if isinstance(at, str) else tuple(at or ()) for at in spec)
+    return found + ((),) * (x.ndim - len(found))
+
+
+def sharding(mesh: Any, wanted: Sequence[tuple[str, ...]]) -> NamedSharding:
+    """The sharding with these entries, for `out_sharding=`.
+
+    Args:
+        mesh: a mesh.
+        wanted: the mesh axes for each axis.
+
+    Returns:
+        The sharding.
+    """
+    return NamedSharding(
+        mesh, PartitionSpec(*(at if len(at) > 1 else (*at, None)[0] for at in wanted))
+    )
+
+
+def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]) -> Any:
+    """Lay an array out on a mesh; the array itself if it lies so.
+
+    What lies on no mesh is taken as whole. The gradient lies as x did.
+
+    Args:
+        x: an array.
+        mesh: a mesh with explicit axes, as `explicit_mesh` has it.
+        wanted: the mesh axes for each axis of x.
+
+    Returns:
+        The same numbers.
+    """
+    if explicit_mesh(x) is not None and entries(x) == tuple(wanted):
+        return x
+    return reshard(x, sharding(mesh, wanted))
+
+
+def laid_like(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Any:
+    """Lay out what is added to, or multiplied with, another array, such as a bias, as that lies.
+
+    Args:
+        values: an array of at most `like.ndim - axis` axes.
+        like: what it is combined with.
+        axis: where the first axis of `values` belongs, counted from the front.
+
+    Returns:
+        The same numbers; the array itself where `like` is on no mesh with explicit axes.
+    """
+    mesh = explicit_mesh(like)
+    if mesh is None:
+        return values
+    theirs = entries(like)[axis : axis + values.ndim]
+    sizes = like.shape[axis : axis + values.ndim]
+    pairs = zip(values.shape, sizes, theirs, strict=True)
+    return laid_out(values, mesh, [at if mine == size else () for mine, size, at in pairs])
+
+
+def factors(
+    x: Shaped[Array, ...],
+    weight: Shaped[Array, ...],
+    terms: tuple[Sequence[Hashable], Sequence[Hashable], Sequence[Hashable]],
+) -> tuple[Any, Any, NamedSharding | None]:
+    """Lay out the two factors of a sum of products so that the sum is one that JAX accepts.
+
+    Args:
+        x: the factor that leads.
+        weight: the factor that is gathered where both have a mesh axis.
+        terms: a label for each axis of x, of the weight, and of the result, as the letters of
+            an equation of `einsum`.
+
+    Returns:
+        x, the weight, and the `out_sharding` of their product: what was given, and None, where
+        neither is on a mesh with explicit axes.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> x, weight = jnp.ones((2, 3)), jnp.ones((4, 3))
+        >>> factors(x, weight, ("bi", "oi", "bo"))[2] is None
+        True
+    """
+    mesh = explicit_mesh(x, weight)
+    if mesh is None:
+        return x, weight, None
+    at = dict(zip(terms[0], entries(x), strict=True))
+    taken = {name for names in at.values() for name in names}
+    for label, names in zip(terms[1], entries(weight), strict=True):
+        # An axis that only the weight splits is split in both: of x each device has that part.
+        at[label] = at.get(label) or tuple(name for name in names if name not in taken)
+    ours, theirs, result = ([at[label] for label in term] for term in terms)
+    return laid_out(x, mesh, ours), laid_out(weight, mesh, theirs), sharding(mesh, result)

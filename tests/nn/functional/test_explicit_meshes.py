@@ -1,0 +1,67 @@
+"""Sums of products of arrays that lie on a mesh of explicit axes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod import nn
+from tests.helpers.meshes import EXPLICIT, lies, on
+
+X = np.arange(8 * 16, dtype=np.float32).reshape(8, 16) / 64 - 1
+WEIGHT = np.cos(np.arange(32 * 16, dtype=np.float32)).reshape(32, 16)
+BIAS = np.arange(32, dtype=np.float32)
+
+
+def put(array: Any, spec: Any) -> jax.Array:
+    """On the mesh by a spec; on no mesh if that is None."""
+    array = jnp.asarray(array)
+    return array if spec is None else jax.device_put(array, on(*spec, mesh=EXPLICIT))
+
+
+# How x and the weight lie; then the product. A mesh axis that both have is the weight's to give up.
+WAYS: list[tuple[Any, Any, Any]] = [
+    (("data",), None, ("data",)),
+    (("data",), (), ("data",)),
+    (("data",), ("model",), ("data", "model")),
+    (("data",), (None, "model"), ("data",)),
+    (("data",), ("data",), ("data",)),
+    (("data",), (None, "data"), ("data",)),
+    (("data",), (("data", "model"),), ("data", "model")),
+    (("data",), ("model", "data"), ("data", "model")),
+    (("data", "model"), (), ("data",)),
+    (("data", "model"), (None, "model"), ("data",)),
+    (("data", "model"), (None, "data"), ("data",)),
+    (("data", "model"), ("model",), ("data",)),
+    (("data", "model"), None, ("data",)),
+    ((("data", "model"),), ("data", "model"), (("data", "model"),)),
+    (None, ("model",), (None, "model")),
+    (None, (None, "model"), ()),
+]
+
+
+@pytest.mark.parametrize(("x_at", "weight_at", "y_at"), WAYS, ids=str)
+def test_a_product_and_its_gradient_are_those_of_one_device(x_at: Any, weight_at: Any, y_at: Any):
+    """However both lie; and gradients lie as the arrays that they are of."""
+
+    def loss(weight: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = nn.functional.linear(x, weight, bias)
+        return (y**2).sum(), y
+
+    x, weight = put(X, x_at), put(WEIGHT, weight_at)
+    # As FSDP splits it, along the axis of the batch.
+    bias = put(BIAS, ("data",))
+    step = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+    gradients, y = step(weight, bias, x)
+
+    expected = X @ WEIGHT.T + BIAS
+    assert lies(y) == y_at
+    assert lies(nn.functional.linear(x, weight, bias)) == y_at
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    of_all = (2 * expected.T @ X, 2 * expected.sum(0), 2 * expected @ WEIGHT)
+    for gradient, right, array in zip(gradients, of_all, (weight, bias, x), strict=True):
+        np.testing.assert_allclose(gradient, right, rtol=1e-4, atol=1e-3)
+        if isinstance(array.sharding, jax.NamedSharding):
+            assert lies(gradient) == lies(array)
