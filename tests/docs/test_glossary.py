@@ -7,8 +7,11 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-PAGE = (ROOT / "docs" / "explanation" / "glossary.md").read_text(encoding="utf-8")
-WORDS = re.findall(r"^\| \*\*([^*]+)\*\* \|", PAGE, re.M)
+TABLES = [
+    re.findall(r"^\| \*\*([^*]+)\*\* \|", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M)
+    for page in ("explanation/glossary.md", "contributing/words.md")
+]
+WORDS = [word for table in TABLES for word in table]
 SOURCE = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in sorted((ROOT / "pytreemod").rglob("*.py"))
@@ -41,6 +44,7 @@ def test_each_word_is_used(word):
 def test_no_word_stands_twice():
     """It has one meaning."""
     assert len({word.lower() for word in WORDS}) == len(WORDS) > 25
+    assert len(TABLES[0]) <= 40
 
 
 @pytest.mark.parametrize("name", [name for name, text in SOURCE.items() if introduced(text)])
