@@ -12,7 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.transform.interception.argument_specs import Assigned, Terms, assign
@@ -289,10 +296,35 @@ def constrain(array: Any, value: Any) -> Any:
     return jax.lax.with_sharding_constraint(array, value)
 
 
+def _for_parts(value: Any) -> Any:
+    """A placement for what one device has of an array, inside `filter_shard_map`.
+
+    The manual axes of the mesh fall away: along them the array is split already.
+    """
+    mesh, spec = context_mesh(), _spec_of(value)
+    if mesh is None or spec is None or AxisType.Manual not in mesh.axis_types:
+        return value
+    if isinstance(value, NamedSharding) and dict(value.mesh.shape) != dict(mesh.shape):
+        return value
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    manual = [name for name, kind in types if kind == AxisType.Manual]
+    if len(manual) == len(mesh.axis_names):
+        return None
+    return NamedSharding(mesh, PartitionSpec(*(_without(entry, manual) for entry in spec)))
+
+
+def _without(entry: Any, names: Collection[Any]) -> Any:
+    """An entry of a spec without some mesh axes."""
+    if isinstance(entry, tuple):
+        return tuple(name for name in _names_in(entry) if name not in names) or None
+    return None if entry in names else entry
+
+
 def _lay(array: Any, value: Any) -> Any:
     if value is None:
         return array
-    if isinstance(array, Tracer):
+    # Onto a part of a mesh nothing can be moved.
+    if isinstance(array, Tracer) or isinstance(getattr(value, "mesh", None), AbstractMesh):
         return constrain(array, value)
     moved = jax.device_put(array, value)
     # A constant inside a traced function: there, to put it somewhere is no more than a hint.
@@ -320,6 +352,8 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     """Lay the arrays of a tree out on devices; leave everything else as it is.
 
     Outside compiled code the arrays are moved; inside, the compiler is given where they have to be.
+    Inside [`filter_shard_map`][pytreemod.filter_shard_map] a spec speaks of the part of an array
+    that a device has: the mesh axes over which the function is mapped fall away in it.
 
     **Law.** `filter_shard(x, s)` equals `x`: only where its numbers are changes.
 
@@ -351,11 +385,15 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     """
     where = "filter_shard(device_or_shardings)"
     assigned = assign(device_or_shardings, x, "x", placement_terms(where))
-    converted = convert_values(assigned, as_sharding, where, PLACEMENTS)
+    converted = [
+        each._replace(value=_for_parts(each.value))
+        for each in convert_values(assigned, as_sharding, where, PLACEMENTS)
+    ]
     leaves, treedef = jtu.tree_flatten(x)
     try:
         laid = iter([_lay(array, value) for _, array, value in converted])
-    except (ValueError, RuntimeError) as error:
+    # The last: JAX says so of a spec that is too long for an Explicit mesh.
+    except (ValueError, RuntimeError, AssertionError) as error:
         explain_placements(converted, where, error)
         _explain_no_mesh(converted, where, error)
         raise

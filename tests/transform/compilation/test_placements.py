@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 from jax.sharding import SingleDeviceSharding
 
 import pytreemod as pm
+from pytreemod.errors import ShapeError
 from pytreemod.transform.compilation.placements import (
     SpecOption,
     as_spec,
@@ -112,6 +113,44 @@ def test_through_grad_and_vmap():
 
     assert_close(grad, 2 * ramp(8))
     assert_close(mapped, ramp(3, 4) + 1)
+
+
+@pytest.mark.parametrize("mesh", [MESH, EXPLICIT])
+@pytest.mark.parametrize("axis_names", [{"data"}, {"data", "model"}])
+@pytest.mark.parametrize("named", [True, False])
+def test_manual_axes_of_the_mesh_fall_away(mesh, axis_names, named):
+    """Inside `filter_shard_map` an array is a part; the other axes of the mesh mean what they do.
+
+    A constant of the function is laid out as its arguments are.
+    """
+    spec = {"x": P("data", "model"), "constant": P(("data", "model"))}
+    spec = jax.tree.map(lambda s: on(*s, mesh=mesh), spec) if named else spec
+    types = []
+
+    def part(x):
+        laid = pm.filter_shard({"x": x, "constant": np.ones((2, 8), np.float32)}, spec)
+        types.append([jax.typeof(laid[name]).sharding.spec for name in ("x", "constant")])
+        return laid["x"] + pm.filter_shard(laid["constant"], spec["x"])
+
+    of_parts = pm.filter_shard_map(
+        part, mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names=axis_names
+    )
+    x = pm.filter_shard(ramp(8, 8), on("data", mesh=mesh))
+
+    assert_same(pm.filter_jit(of_parts)(x), ramp(8, 8) + 1)
+    is_split = mesh is EXPLICIT and axis_names == {"data"}
+    assert types[0] == [P(None, "model"), P("model", None)] if is_split else [P(None, None)] * 2
+
+
+def test_errors_inside_a_shard_map_speak_of_parts():
+    """A part of two rows is not divided by four devices, which have two rows each."""
+
+    @pm.filter_shard_map(mesh=EXPLICIT, in_specs=P("data"), out_specs=P("data"), axis_names="data")
+    def part(x):
+        return pm.filter_shard(x, P("data", None, "model"))
+
+    with pytest.raises(ShapeError, match=r"x: f32\[2,8\] with P\(None, None, 'model'\)"):
+        part(pm.filter_shard(ramp(8, 8), on("data", mesh=EXPLICIT)))
 
 
 def test_one_equation_for_each_array():
