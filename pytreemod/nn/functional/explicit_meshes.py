@@ -86,6 +86,24 @@ def sharding(mesh: Any, wanted: Sequence[tuple[str, ...]]) -> NamedSharding:
     )
 
 
+def lies(x: Shaped[Array, ...]) -> NamedSharding | None:
+    """How an array lies on a mesh with explicit axes, for `out_sharding=`; None if it is on none.
+
+    Args:
+        x: an array.
+
+    Returns:
+        The sharding.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> lies(jnp.ones(3)) is None
+        True
+    """
+    mesh = explicit_mesh(x)
+    return None if mesh is None else sharding(mesh, entries(x))
+
+
 def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]) -> Any:
     """Lay an array out on a mesh; the array itself if it lies so.
 
