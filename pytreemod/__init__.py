@@ -43,6 +43,8 @@ from pytreemod.transform.compilation.abstract_calls import (
 )
 from pytreemod.transform.compilation.abstract_calls import filter_eval_shape as filter_eval_shape
 from pytreemod.transform.compilation.abstract_calls import filter_make_jaxpr as filter_make_jaxpr
+from pytreemod.transform.compilation.axis_rules import AxisRules as AxisRules
+from pytreemod.transform.compilation.axis_rules import use_rules as use_rules
 from pytreemod.transform.compilation.jit import clear_caches as clear_caches
 from pytreemod.transform.compilation.jit import filter_jit as filter_jit
 from pytreemod.transform.compilation.placements import filter_shard as filter_shard
@@ -110,7 +112,6 @@ EquinoxTracetimeError = CheckError
 
 _LATER = {
     "all_finite": "pytreemod.training.loss_scaling:all_finite",
-    "AxisRules": "pytreemod.parallel.axis_rules:AxisRules",
     "axis_names": "pytreemod.module.naming_axes:axis_names",
     "capture": "pytreemod.debug.capturing:capture",
     "Computed": "pytreemod.module.computed_leaves:Computed",
@@ -140,7 +141,7 @@ _LATER = {
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "Packed": "pytreemod.io.layout_rules:Packed",
     "param_count": "pytreemod.debug.summaries:param_count",
-    "partition_specs": "pytreemod.parallel.axis_rules:partition_specs",
+    "partition_specs": "pytreemod.parallel.tree_specs:partition_specs",
     "per_layer": "pytreemod.training.layered.rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",
     "quantization_report": "pytreemod.training.quantization:quantization_report",
@@ -155,7 +156,7 @@ _LATER = {
     "select_tree": "pytreemod.training.loss_scaling:select_tree",
     "ShardingTable": "pytreemod.parallel.sharding_tables:ShardingTable",
     "sharding_table": "pytreemod.parallel.sharding_tables:sharding_table",
-    "shardings": "pytreemod.parallel.axis_rules:shardings",
+    "shardings": "pytreemod.parallel.tree_specs:shardings",
     "stateful": "pytreemod.nn.nets:stateful",
     "summary": "pytreemod.debug.summaries:summary",
     "Summed": "pytreemod.io.torch_layouts:Summed",
@@ -219,11 +220,10 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful
     from pytreemod.nn.reinitializing import reinitialize as reinitialize
-    from pytreemod.parallel.axis_rules import AxisRules as AxisRules
-    from pytreemod.parallel.axis_rules import partition_specs as partition_specs
-    from pytreemod.parallel.axis_rules import shardings as shardings
     from pytreemod.parallel.sharding_tables import ShardingTable as ShardingTable
     from pytreemod.parallel.sharding_tables import sharding_table as sharding_table
+    from pytreemod.parallel.tree_specs import partition_specs as partition_specs
+    from pytreemod.parallel.tree_specs import shardings as shardings
     from pytreemod.training import constraints as constraints
     from pytreemod.training.dtype_policies import Precision as Precision
     from pytreemod.training.layered.rules import per_layer as per_layer

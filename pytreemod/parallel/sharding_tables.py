@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from pytreemod.module.naming_axes import AxisNames
-from pytreemod.parallel.axis_rules import SplitLeaf, check_mesh, mesh_axes, rows_of
+from pytreemod.parallel.tree_specs import SplitLeaf, check_mesh, rows_of
+from pytreemod.transform.compilation.axis_rules import mesh_axes
 from pytreemod.tree.reports import aligned
 from pytreemod.typing import PyTree
 

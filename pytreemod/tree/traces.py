@@ -8,7 +8,7 @@ it uses went.
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias, cast
 
 import jax
@@ -19,15 +19,17 @@ from pytreemod.typing import untyped_jax
 # time that importing pytreemod would take.
 
 
-# Part of the key of JAX's caches. Made here, once: JAX does not allow it while others use JAX.
+# Part of the key of JAX's caches: names and values. Made here, once: JAX does not allow it while
+# others use JAX.
 _context: Any = jax.make_user_context(frozenset())
 
 
-def traced_apart(flag: str) -> Any:
-    """A context: what was traced in it is not taken for what was traced without the flag, or back.
+def traced_apart(name: str, value: Hashable = True) -> Any:
+    """A context: what was traced in it is not taken for what was traced without it, or back.
 
     Args:
-        flag: beside those of the contexts around.
+        name: beside those of the contexts around; of two of one name, the inner one is in effect.
+        value: what `value_apart` reads.
 
     Examples:
         >>> f = jax.jit(lambda x: print("traced") or x)
@@ -37,7 +39,22 @@ def traced_apart(flag: str) -> Any:
         >>> y = f(1.0)
         traced
     """
-    return _context(_context.value | {flag})
+    others = {pair for pair in _context.value if pair[0] != name}
+    return _context(frozenset({*others, (name, value)}))
+
+
+def value_apart(name: str) -> Any:
+    """The value of the innermost context of a name, in this thread; None if there is none.
+
+    Args:
+        name: as for `traced_apart`.
+
+    Examples:
+        >>> with traced_apart("size", 3):
+        ...     value_apart("size")
+        3
+    """
+    return next((value for own, value in _context.value if own == name), None)
 
 
 def current_trace() -> Any:

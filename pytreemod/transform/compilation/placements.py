@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import compress
 from typing import Any, TypeVar
 
 import jax
@@ -22,6 +23,7 @@ from jax.sharding import (
 )
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
+from pytreemod.transform.compilation.axis_rules import lay_by_names
 from pytreemod.transform.interception.argument_specs import Assigned, Terms, assign
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
@@ -275,25 +277,35 @@ def spec_text(spec: PartitionSpec) -> str:
     return f"P({', '.join(map(repr, spec))})"
 
 
-def _is_explicit(value: Any) -> bool:
-    """Whether a placement speaks of mesh axes of type Explicit, whose arrays are resharded."""
-    spec = _spec_of(value)
-    mesh = value.mesh if isinstance(value, NamedSharding) else context_mesh()
-    if spec is None or mesh is None:
-        return False
-    # A spec that names no axis speaks of all of them: of arrays that are to be whole.
-    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    concerned = axes_in(spec) or list(types)
-    return all(types.get(name) == AxisType.Explicit for name in concerned)
-
-
 def constrain(array: Any, value: Any) -> Any:
     """Have a traced array laid out as a placement says."""
     if value is None:
         return array
-    if _is_explicit(value):
-        return untyped_jax.sharding.reshard(array, value)
-    return jax.lax.with_sharding_constraint(array, value)
+    spec = _spec_of(value)
+    mesh = value.mesh if isinstance(value, NamedSharding) else context_mesh()
+    if spec is None or mesh is None:
+        return jax.lax.with_sharding_constraint(array, value)
+    types = {*mesh.axis_types}
+    # For the axes of each type there is a function; it takes a spec that names no others.
+    if AxisType.Explicit in types:
+        own = value if len(types) == 1 else _of_type(AxisType.Explicit, spec, mesh)
+        array = untyped_jax.sharding.reshard(array, own)
+    if AxisType.Auto in types:
+        own = value if len(types) == 1 else _of_type(AxisType.Auto, spec, mesh)
+        array = jax.lax.with_sharding_constraint(array, own)
+    return array
+
+
+def _of_type(kind: AxisType, spec: PartitionSpec, mesh: Any) -> NamedSharding:
+    """What a spec says of the mesh axes of one type."""
+    own = {n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == kind}
+    return NamedSharding(mesh, PartitionSpec(*(_only(own, entry) for entry in spec)))
+
+
+def _only(names: Collection[Any], entry: Any) -> Any:
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return entry
+    return tuple(name for name in _names_in(entry) if name in names) or None
 
 
 def _for_parts(value: Any) -> Any:
@@ -331,8 +343,8 @@ def _lay(array: Any, value: Any) -> Any:
     return constrain(array, value) if isinstance(moved, Tracer) else moved
 
 
-def _explain_no_mesh(assigned: Sequence[Assigned], where: str, error: Exception) -> None:
-    """Raise a better error if there is no mesh for a spec."""
+def _explain_meshes(assigned: Sequence[Assigned], where: str, error: Exception) -> None:
+    """Raise a better error if the mesh is missing, or is another than the arrays lie on."""
     # JAX has no class of error for it, and two texts.
     found = [each for each in assigned if isinstance(each.value, PartitionSpec)]
     if found and "mesh" in str(error) and context_mesh() is None:
@@ -346,6 +358,52 @@ def _explain_no_mesh(assigned: Sequence[Assigned], where: str, error: Exception)
                 f"NamedSharding(mesh, {spec_text(found[0].value)})",
             ],
         ) from error
+    for place, array, value in assigned:
+        if not isinstance(value, NamedSharding):
+            continue
+        if isinstance(value.mesh, AbstractMesh) and not isinstance(array, Tracer):
+            expected = "a mesh of devices, for arrays outside compiled code"
+            raise ArgumentError(where, expected, "an abstract one", places=[place]) from error
+        own: Any = untyped_jax.typeof(array).sharding.mesh
+        if not own.empty and dict(own.shape) != dict(value.mesh.shape):
+            raise ArgumentError(
+                where,
+                f"arrays that lie on the mesh of their shardings ({_mesh_text(value.mesh)})",
+                f"one on another ({_mesh_text(own)})",
+                places=[f"{place}: {describe(array)}"],
+                hint=["move it before, outside compiled code:", "x = pm.filter_shard(x, sharding)"],
+            ) from error
+
+
+def _mesh_text(mesh: Any) -> str:
+    return ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+
+
+def _explain_twice(
+    assigned: Sequence[Assigned], where: str, error: Exception, *, have_names: bool
+) -> None:
+    """Raise a better error if a map around is split along a mesh axis that a spec names."""
+    # JAX's class has no public name. In a spec itself no axis is twice.
+    if type(error).__name__ != "DuplicateSpecError":
+        return
+    found = [
+        (axis, f"{place}: {describe(array)} with {spec_text(spec)}")
+        for place, array, value in assigned
+        if (spec := _spec_of(value)) is not None
+        for axis in axes_in(spec)
+        if f"`{axis}`" in str(error)
+    ]
+    if found:
+        raise SpecError(
+            where,
+            "mesh axes along which no map around is split",
+            repr(found[0][0]),
+            places=[line for _, line in found],
+            hint=[
+                "leave that axis of the array whole, for instance:",
+                'pm.filter_shard(x, "_ embed")' if have_names else "P(None, ...)",
+            ],
+        ) from error
 
 
 def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
@@ -355,14 +413,18 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     Inside [`filter_shard_map`][pytreemod.filter_shard_map] a spec speaks of the part of an array
     that a device has: the mesh axes over which the function is mapped fall away in it.
 
+    Names of axes, `"batch seq embed"`, are laid out by the rules of the innermost
+    [`use_rules`][pytreemod.use_rules]; without one, they do nothing. All arrays they are for have
+    as many axes as there are names; an axis without a name is `_`, and is not split.
+
     **Law.** `filter_shard(x, s)` equals `x`: only where its numbers are changes.
 
     Args:
         x: any tree.
         device_or_shardings: where to put them: a device, a sharding, a `PartitionSpec` for the mesh
-            in context (`jax.set_mesh`), None for "as it is", a function from an array to one of
-            these, [`by`][pytreemod.by], a Module that holds these instead of its data, or a
-            prefix tree of these.
+            in context (`jax.set_mesh`), names of axes, None for "as it is", a function from an
+            array to one of these, [`by`][pytreemod.by], a Module that holds these instead of its
+            data, or a prefix tree of these.
 
     Returns:
         The tree with its arrays laid out.
@@ -370,31 +432,44 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     Raises:
         ArgumentError: there is no mesh in context for a `PartitionSpec`.
         ShapeError: a spec has more entries than its array has axes, or (outside compiled code)
-            does not divide it evenly; the path is named.
-        SpecError: the spec is no prefix of the tree, or holds something else than placements.
+            does not divide it evenly, or there are not as many names as axes; the path is named.
+        SpecError: the spec is no prefix of the tree, or holds something else than placements; a
+            name has no rule, or two names have one axis of the mesh.
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> import numpy as np
-        >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
-        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> import pytreemod as pm
+        >>> from jax.sharding import AxisType, NamedSharding, PartitionSpec
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
         >>> split = NamedSharding(mesh, PartitionSpec("data"))
         >>> batch = filter_shard({"x": jnp.ones((4, 2)), "name": "train"}, split)
         >>> batch["x"].sharding == split, batch["name"]
         (True, 'train')
+
+        By the names of axes:
+
+        >>> with pm.use_rules(mesh, pm.AxisRules({"batch": "data"})):
+        ...     filter_shard(jnp.ones((4, 2)), "batch _").sharding.spec
+        P('data', None)
     """
     where = "filter_shard(device_or_shardings)"
     assigned = assign(device_or_shardings, x, "x", placement_terms(where))
+    by_name = [isinstance(each.value, str) for each in assigned]
+    if any(by_name):
+        assigned = lay_by_names(assigned, where)
     converted = [
         each._replace(value=_for_parts(each.value))
         for each in convert_values(assigned, as_sharding, where, PLACEMENTS)
     ]
+    # In compiled code JAX pads what it cannot divide, on a mesh of some types.
+    check_placements(list(compress(converted, by_name)), where)
     leaves, treedef = jtu.tree_flatten(x)
     try:
         laid = iter([_lay(array, value) for _, array, value in converted])
-    # The last: JAX says so of a spec that is too long for an Explicit mesh.
-    except (ValueError, RuntimeError, AssertionError) as error:
+    # Of a spec that is too long, and of an axis twice, JAX says so in classes that have no name.
+    except Exception as error:
         explain_placements(converted, where, error)
-        _explain_no_mesh(converted, where, error)
+        _explain_meshes(converted, where, error)
+        _explain_twice(converted, where, error, have_names=any(by_name))
         raise
     return treedef.unflatten([next(laid) if is_array(leaf) else leaf for leaf in leaves])

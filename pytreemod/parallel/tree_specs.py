@@ -1,65 +1,23 @@
-"""`AxisRules`: from the names of a model's axes to the axes of a mesh.
+"""`partition_specs` and `shardings`: how rules split each leaf of a tree.
 
 A model says what its axes are called (`axis_names`), a program says on which axis of a mesh each
-name is split. Both are plain values, so a model that trains on one device trains on eight with one
-table more, and nothing in the model can disagree with it.
+name is split (`AxisRules`). Nothing in the model can disagree with either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, nearest
 from pytreemod.module.naming_axes import LeafNames, fitting_names
+from pytreemod.transform.compilation.axis_rules import AxisRules, check_is_mesh, mesh_axes
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By
-from pytreemod.typing import PyTree, class_of, jtu
-
-MeshAxes: TypeAlias = str | tuple[str, ...] | None
-"""An axis of a mesh; several, over which one axis of an array is split; or None."""
-
-
-@dataclass(frozen=True, init=False, repr=False)
-class AxisRules:
-    """A table from names of axes to axes of a mesh.
-
-    Args:
-        rules: by the name of an axis, the axis of the mesh over which it is split; a tuple of
-            several, the outermost first; or None. A name without a rule is not split, either.
-
-    Raises:
-        ArgumentError: a name, or an axis of a mesh, is no text; or one mesh axis is twice in a
-            tuple.
-
-    Examples:
-        >>> import pytreemod as pm
-        >>> rules = pm.AxisRules({"embed": "fsdp", "mlp": ("fsdp", "tensor"), "layers": None})
-        >>> rules["mlp"], rules["heads"]
-        (('fsdp', 'tensor'), None)
-
-    Source:
-        The tables of `flax.linen.logical_axis_rules`, and of T5X before it.
-    """
-
-    rules: tuple[tuple[str, MeshAxes], ...]
-
-    def __init__(self, rules: Mapping[str, MeshAxes]):
-        if not isinstance(rules, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-            raise ArgumentError("AxisRules(rules)", "a dict by names of axes", describe(rules))
-        checked = tuple((_check_name(name), _check_axes(name, to)) for name, to in rules.items())
-        object.__setattr__(self, "rules", checked)
-
-    def __getitem__(self, name: str | None) -> MeshAxes:
-        """The axis of a mesh for a name; None if it has no rule."""
-        return next((axes for own, axes in self.rules if own == name), None)
-
-    def __repr__(self) -> str:
-        return f"AxisRules({dict(self.rules)})"
+from pytreemod.typing import PyTree, jtu
 
 
 def partition_specs(tree: PyTree, rules: Any) -> PyTree:
@@ -189,21 +147,13 @@ def _spec(loc: Location, names: LeafNames, rule: Any) -> PartitionSpec:
     return PartitionSpec(*(rule[name] for name in names.names))
 
 
-def mesh_axes(entry: Any) -> tuple[Any, ...]:
-    """The axes of a mesh in an entry of a spec."""
-    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
-        return ()
-    return entry if class_of(entry) is tuple else (entry,)
-
-
 def check_mesh(where: str, rows: Iterable[SplitLeaf], mesh: Any) -> None:
     """Refuse rules that do not fit a mesh.
 
     Raises:
         ArgumentError, ShapeError, SpecError: as `shardings`.
     """
-    if not isinstance(mesh, (Mesh, AbstractMesh)):
-        raise ArgumentError(f"{where}(mesh)", "a mesh", describe(mesh), hint=_MESH)
+    check_is_mesh(where, mesh)
     sizes: dict[Any, int] = dict(mesh.shape)
     unknown: dict[str, None] = {}
     unfit: list[str] = []
@@ -234,12 +184,6 @@ def check_mesh(where: str, rows: Iterable[SplitLeaf], mesh: Any) -> None:
         )
 
 
-_MESH = [
-    "make one, with the types of its axes:",
-    'jax.make_mesh((8,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))',
-]
-
-
 def _product(sizes: Iterable[int]) -> int:
     product = 1
     for size in sizes:
@@ -248,23 +192,6 @@ def _product(sizes: Iterable[int]) -> int:
 
 
 # ---- refusals
-
-
-def _check_name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise ArgumentError("AxisRules(rules)", "names of axes, which are texts", describe(name))
-    return name
-
-
-def _check_axes(name: str, axes: Any) -> MeshAxes:
-    several: Any = axes if class_of(axes) is tuple else () if axes is None else (axes,)
-    if not all(isinstance(axis, str) for axis in several):
-        expected = "an axis of a mesh, a tuple of several, or None"
-        raise ArgumentError(f"AxisRules({name!r})", expected, describe(axes))
-    if len({*several}) < len(several):
-        expected = "each axis of the mesh once"
-        raise ArgumentError(f"AxisRules({name!r})", expected, repr(axes))
-    return axes or None
 
 
 def _check_rule(where: str, rule: Any) -> None:
