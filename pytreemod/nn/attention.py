@@ -47,6 +47,7 @@ from pytreemod.nn.calling import (
 )
 from pytreemod.nn.dropout import Dropout
 from pytreemod.nn.functional.attention import dot_product_attention
+from pytreemod.nn.functional.explicit_meshes import divided, laid_like
 from pytreemod.nn.functional.kv_caches import Cache, Extended, after, empty_cache, extend_cache
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.kv_cache import (
@@ -592,7 +593,7 @@ class MultiheadAttention(StatefulLayer):
                 f"layer = layer.replace({name}={name}, num_heads=..., qk_size=..., vo_size=...)",
             )
             raise ShapeError(where, expected, describe(y), hint=hint)
-        return y.reshape((*x.shape[:-1], heads, size))
+        return divided(y, -1, (heads, size))
 
     def _dropped(self, where: Title, key: KeyLike | None, weights: Array) -> Array:
         """Weights of which some are dropped; each head by a key of its own, as in Equinox."""
@@ -603,6 +604,7 @@ class MultiheadAttention(StatefulLayer):
             # That something is dropped was decided by whoever calls this.
             return self.dropout(head, key=key, inference=False)
 
+        keys = laid_like(keys, weights, weights.ndim - 3)
         return jax.vmap(drop, (-3, 0), -3)(weights, keys)
 
 

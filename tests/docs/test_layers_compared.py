@@ -72,7 +72,7 @@ def test_every_layer_of_flax_is_in_its_column():
     }
 
     assert [name for name in theirs - NEWER if not hasattr(nnx, name)] == []
-    assert layers - theirs - {"RNNCellBase"} == paragraph("Of Flax without")
+    assert layers - theirs - {"RNNCellBase"} == paragraph("Flax's layers without")
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Shaped
 
 from pytreemod.errors import ArgumentError
+from pytreemod.nn.functional.explicit_meshes import divided, factors, laid_like, terms_of
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import countable, promote, wide_dtype
 
@@ -118,21 +119,31 @@ def _attention_weights(query: Array, key: Array, mask: Array | None, bias: Array
     # The queries and not the products, of which there are more.
     scaled = query.astype(wide) / math.sqrt(query.shape[-1])
     if groups == 1:
-        logits = jnp.einsum("...qhd,...khd->...hqk", scaled, key.astype(wide))
+        logits = _products("...qhd,...khd->...hqk", scaled, key.astype(wide))
     else:
-        kv_heads, heads = key.shape[-2], query.shape[-2]
         # The queries in groups, not the keys repeated, which would copy them for each head. And
         # with all sizes said: of an empty batch none could be found out.
-        scaled = scaled.reshape((*scaled.shape[:-2], kv_heads, groups, scaled.shape[-1]))
-        logits = jnp.einsum("...qhgd,...khd->...hgqk", scaled, key.astype(wide))
-        logits = logits.reshape((*logits.shape[:-4], heads, *logits.shape[-2:]))
+        scaled = divided(scaled, -2, (key.shape[-2], groups))
+        logits = _products("...qhgd,...khd->...hgqk", scaled, key.astype(wide))
+        logits = logits.reshape((*logits.shape[:-4], query.shape[-2], *logits.shape[-2:]))
     if bias is not None:
-        logits = logits + jnp.broadcast_to(bias.astype(wide), logits.shape)
+        logits = logits + _spread(bias.astype(wide), logits)
     if mask is not None:
         # Not -inf: a row of nothing else would become nan, and its gradient, too.
         about: Any = jnp.finfo
-        logits = jnp.where(jnp.broadcast_to(mask, logits.shape), logits, about(wide).min)
+        logits = jnp.where(_spread(mask, logits), logits, about(wide).min)
     return jax.nn.softmax(logits, axis=-1).astype(query.dtype)
+
+
+def _spread(x: Array, logits: Array) -> Array:
+    """A mask or a bias for all products."""
+    return jnp.broadcast_to(laid_like(x, logits, logits.ndim - x.ndim), logits.shape)
+
+
+def _products(equation: str, x: Array, other: Array, dtype: Any = None) -> Array:
+    """Sums of products, each head for itself; heads lie as those of the first array do."""
+    x, other, to = factors(x, other, terms_of(equation, x, other))
+    return jnp.einsum(equation, x, other, preferred_element_type=dtype, out_sharding=to)
 
 
 def weighted_values(
@@ -179,12 +190,11 @@ def _weighted_values(weights: Array, value: Array) -> Array:
     # The sums, and not what is summed, are wide: no copies of weights and values are made.
     groups = _groups(weights.shape[-3], value.shape[-2])
     if groups == 1:
-        summed = jnp.einsum("...hqk,...khd->...qhd", weights, value, preferred_element_type=wide)
+        summed = _products("...hqk,...khd->...qhd", weights, value, wide)
     else:
         heads, kv_heads = weights.shape[-3], value.shape[-2]
-        weights = weights.reshape((*weights.shape[:-3], kv_heads, groups, *weights.shape[-2:]))
-        equation = "...hgqk,...khd->...qhgd"
-        summed = jnp.einsum(equation, weights, value, preferred_element_type=wide)
+        weights = divided(weights, -3, (kv_heads, groups))
+        summed = _products("...hgqk,...khd->...qhgd", weights, value, wide)
         summed = summed.reshape((*summed.shape[:-3], heads, summed.shape[-1]))
     return lax.convert_element_type(summed, value.dtype)
 
@@ -294,6 +304,11 @@ def _of_jax(
     # For its error: JAX would speak of axes that are not those of the call.
     _groups(query.shape[-2], key.shape[-2])
     query, key, value = promote(query, key, value)
+    # Groups of queries are JAX's to make: here heads are only laid out alike.
+    alike = "...qhd,...khd->...hqk"
+    if key.shape[-2] == query.shape[-2]:
+        query, key, _ = factors(query, key, terms_of(alike, query, key))
+        query, value, _ = factors(query, value, terms_of("...qhd,...khe->...hqke", query, value))
     lead = query.shape[:-3]
     size = math.prod(lead)
 

@@ -8,9 +8,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, ArrayLike, Integer, Shaped
 
 from pytreemod.errors import ArgumentError, describe
+from pytreemod.nn.functional.explicit_meshes import factors
 from pytreemod.nn.functional.inlining import as_arrays
 from pytreemod.nn.functional.promotion import wide_dtype, widen
 
@@ -50,6 +52,7 @@ def embedding(
     """
     (weight,) = as_arrays(weight)
     rows = _row_numbers(x, weight.shape[0])
+    rows, weight, _ = _laid(rows, weight)
     read = _read if wide_dtype(weight.dtype) == weight.dtype else _read_narrow
     return read(weight, rows)
 
@@ -79,9 +82,17 @@ def _bits(dtype: Any) -> int:
     return int(jnp.iinfo(dtype).bits) if jnp.issubdtype(dtype, jnp.integer) else 0
 
 
-def _read(weight: Array, rows: Array) -> Array:
+def _laid(rows: Array, weight: Array) -> tuple[Any, Any, NamedSharding | None]:
+    batch = range(rows.ndim)
+    return factors(rows, weight, (batch, ("num", "size"), (*batch, "size")))
+
+
+def _read(weight: Array, rows: Array, fill: Any = None) -> Array:
     # Not `weight[rows]`, which takes a number out of range for that of the last row.
-    return jnp.take(weight, rows, axis=0, mode="fill")
+    *_, to = _laid(rows, weight)
+    if to is None:
+        return jnp.take(weight, rows, axis=0, mode="fill", fill_value=fill)
+    return weight.at[rows].get(mode="fill", fill_value=fill, out_sharding=to)
 
 
 @jax.custom_jvp
@@ -95,5 +106,5 @@ def _tangent_of_narrow(
 ) -> tuple[Array, Array]:
     """In float32: backwards this adds up what each reading of a row contributes."""
     weight, rows = primals
-    change = jnp.take(widen(tangents[0]), rows, axis=0, mode="fill", fill_value=0)
+    change = _read(widen(tangents[0]), rows, 0)
     return _read_narrow(weight, rows), change.astype(weight.dtype)

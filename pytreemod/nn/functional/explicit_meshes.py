@@ -13,6 +13,7 @@ are known while tracing, a formula that is `traced_once` decides at its first ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -86,6 +87,24 @@ def sharding(mesh: Any, wanted: Sequence[tuple[str, ...]]) -> NamedSharding:
     )
 
 
+def lies(x: Shaped[Array, ...]) -> NamedSharding | None:
+    """How an array lies on a mesh with explicit axes, for `out_sharding=`; None if it is on none.
+
+    Args:
+        x: an array.
+
+    Returns:
+        The sharding.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> lies(jnp.ones(3)) is None
+        True
+    """
+    mesh = explicit_mesh(x)
+    return None if mesh is None else sharding(mesh, entries(x))
+
+
 def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]) -> Any:
     """Lay an array out on a mesh; the array itself if it lies so.
 
@@ -99,9 +118,14 @@ def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]
     Returns:
         The same numbers.
     """
-    if explicit_mesh(x) is not None and entries(x) == tuple(wanted):
-        return x
-    return reshard(x, sharding(mesh, wanted))
+    if explicit_mesh(x) is None:
+        return reshard(x, sharding(mesh, wanted))
+    have, wanted = entries(x), tuple(wanted)
+    names = {name for at in wanted for name in at}
+    # In two steps where mesh axes go and others come: XLA knows no way for both at once.
+    for then in (tuple(tuple(n for n in at if n in names) for at in have), wanted):
+        x = x if then == entries(x) else reshard(x, sharding(mesh, then))
+    return x
 
 
 def laid_like(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Any:
@@ -157,3 +181,70 @@ def factors(
         at[label] = at.get(label) or tuple(name for name in names if name not in taken)
     ours, theirs, result = ([at[label] for label in term] for term in terms)
     return laid_out(x, mesh, ours), laid_out(weight, mesh, theirs), sharding(mesh, result)
+
+
+def terms_of(
+    equation: str, x: Shaped[Array, ...], weight: Shaped[Array, ...]
+) -> tuple[Sequence[Hashable], Sequence[Hashable], Sequence[Hashable]]:
+    """The labels of an equation of two arrays, as `factors` takes them.
+
+    Args:
+        equation: as `jnp.einsum` takes it; the axes of "..." are known by their distance from the
+            last of them.
+        x: the first array.
+        weight: the second one.
+
+    Returns:
+        A label for each axis of x, of the weight, and of the result.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> terms_of("...i,oi->...o", jnp.ones((7, 2, 3)), jnp.ones((4, 3)))
+        ((-2, -1, 'i'), ('o', 'i'), (-2, -1, 'o'))
+    """
+    inputs, arrow, out = "".join(equation.split()).partition("->")
+    first, _, second = inputs.partition(",")
+    if not arrow:
+        # Batch axes come first, then the letters that occur once, in the alphabet's order.
+        letters = sorted({*inputs} - {*".,"})
+        once = "".join(letter for letter in letters if inputs.count(letter) == 1)
+        out = ("..." if "..." in inputs else "") + once
+    counts = [
+        array.ndim - len(term.replace("...", "")) if "..." in term else 0
+        for term, array in ((first, x), (second, weight))
+    ]
+    counts.append(max(counts))
+    found: list[tuple[Hashable, ...]] = []
+    for term, count in zip((first, second, out), counts, strict=True):
+        before, dots, after = term.partition("...")
+        found.append((*before, *(range(-count, 0) if dots else ()), *after))
+    return found[0], found[1], found[2]
+
+
+def divided(x: Shaped[Array, ...], axis: int, sizes: tuple[int, int]) -> Any:
+    """Divide an axis into two, such as that of all heads' numbers.
+
+    The first of the two is split as the axis was. Where its size does not divide by the number of
+    devices, it is gathered: there is no way to split what would be parts of its entries.
+
+    Args:
+        x: an array.
+        axis: which axis, from the end.
+        sizes: of the two that come of it.
+
+    Returns:
+        An array of one more axis.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> divided(jnp.ones((5, 6)), -1, (3, 2)).shape
+        (5, 3, 2)
+    """
+    mesh = explicit_mesh(x)
+    if mesh is not None:
+        at = list(entries(x))
+        if sizes[0] % math.prod(mesh.shape[name] for name in at[axis]):
+            at[axis] = ()
+            x = laid_out(x, mesh, at)
+    axis += x.ndim
+    return x.reshape((*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))

@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Int, Shaped
 
 from pytreemod.nn.functional.attention import attention_mask
+from pytreemod.nn.functional.explicit_meshes import entries, explicit_mesh, laid_out
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import countable
 
@@ -116,6 +117,7 @@ def _extend_cache(
     dtypes = (key.dtype, value.dtype)
     # A cache may be kept in fewer bits than are computed with.
     key, value = key.astype(keys.dtype), value.astype(values.dtype)
+    (keys, values, length), key, value, lengths = _laid(cache, key, value, lengths)
     count, slots = key.shape[-3], keys.shape[-2]
     # As many slots as a query sees: what is overwritten no later query looks at.
     is_ring = window == slots
@@ -154,6 +156,32 @@ def _extend_cache(
         for old, new in ((keys, key), (values, value))
     )
     return new_cache, *_found(both, dtypes), mask, places, held
+
+
+def _laid(
+    cache: Cache, key: Array, value: Array, lengths: Array | None
+) -> tuple[Cache, Array, Array, Array | None]:
+    """A cache, and what is written in it, which on a mesh with explicit axes lie alike.
+
+    A cache that is on a mesh stays as it lies, so that a loop can hand it on; another one lies as
+    the first keys and values do.
+    """
+    keys, values, length = cache
+    mesh = explicit_mesh(keys, values, key, value)
+    if mesh is None:
+        return cache, key, value, lengths
+    batch: Any = None
+    both: list[tuple[Array, Array]] = []
+    for old, new in ((keys, key), (values, value)):
+        *lead, seq, heads, size = entries(new)
+        if explicit_mesh(old) is not None:
+            *lead, heads, seq, size = entries(old)
+        batch = batch or lead
+        new = laid_out(new, mesh, (*batch, (), heads, size))
+        both.append((laid_out(old, mesh, (*batch, heads, seq, size)), new))
+    length = laid_out(length, mesh, batch)
+    lengths = None if lengths is None else laid_out(lengths, mesh, batch)
+    return (both[0][0], both[1][0], length), both[0][1], both[1][1], lengths
 
 
 def after(length: Array, count: int) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
-from pytreemod.nn.functional.explicit_meshes import factors
+from pytreemod.nn.functional.explicit_meshes import explicit_mesh, factors, terms_of
 from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import promote, with_shared
 
@@ -179,13 +179,20 @@ def einsum(
         `flax.nnx.Einsum`.
     """
     x, weight, bias = promote(x, weight, bias)
-    y = jnp.einsum(*_summed_alone(equation, x, weight))
+    left, *arrays = _summed_alone(equation, x, weight)
+    y = jnp.einsum(left, *arrays) if explicit_mesh(*arrays) is None else _laid_sums(left, *arrays)
     return _plus(y, bias)
 
 
 def _plus(y: Array, bias: Array | None) -> Array:
     """A bias for the last axes."""
     return y if bias is None else with_shared(lax.add, y, bias, y.ndim - bias.ndim)
+
+
+def _laid_sums(equation: str, x: Array, weight: Array) -> Array:
+    """The sums of arrays that lie on a mesh with explicit axes."""
+    x, weight, to = factors(x, weight, terms_of(equation, x, weight))
+    return jnp.einsum(equation, x, weight, out_sharding=to)
 
 
 def _summed_alone(equation: str, *arrays: Array) -> tuple[Any, ...]:

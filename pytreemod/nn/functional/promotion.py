@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError
-from pytreemod.nn.functional.explicit_meshes import laid_like
+from pytreemod.nn.functional.explicit_meshes import laid_like, lies
 
 
 def promote(*arrays: Any) -> tuple[Any, ...]:
@@ -149,7 +149,11 @@ def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Sh
     # It is for all axes: nothing is left to broadcast, and the program gets no operation.
     if values.shape == like.shape:
         return values
-    return lax.broadcast_in_dim(values, like.shape, range(axis, axis + values.ndim))
+    # As `like` lies: its gradient would be gathered for what is whole, before it is summed.
+    to = lies(like)
+    return lax.broadcast_in_dim(
+        values, like.shape, range(axis, axis + values.ndim), out_sharding=to
+    )
 
 
 def with_shared(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
+from tests.helpers.counting_collectives import collectives
 from tests.helpers.meshes import EXPLICIT, lies, on
 
 X = np.arange(8 * 16, dtype=np.float32).reshape(8, 16) / 64 - 1
@@ -65,3 +66,14 @@ def test_a_product_and_its_gradient_are_those_of_one_device(x_at: Any, weight_at
         np.testing.assert_allclose(gradient, right, rtol=1e-4, atol=1e-3)
         if isinstance(array.sharding, jax.NamedSharding):
             assert lies(gradient) == lies(array)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(16, 32, key=jax.random.key(0)), nn.LayerNorm(16)])
+def test_the_gradient_of_a_bias_gathers_no_activations(layer: Any):
+    """Each device sums over its own part of the batch; what is added up has the bias's size."""
+    layer, x = jax.device_put(layer, on(mesh=EXPLICIT)), put(X, ("data",))
+    gradient = jax.jit(jax.grad(lambda layer, x: (layer(x) ** 2).sum()))
+    found = collectives(gradient.lower(layer, x).compile().as_text())
+
+    assert {*found.numbers} == {"all-reduce"}
+    assert found.size == sum(leaf.size for leaf in jax.tree.leaves(layer))
