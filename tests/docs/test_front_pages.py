@@ -31,21 +31,31 @@ def test_ratios_are_the_measured_ones():
     ratios = re.findall(r"([\d.]+) \(", row)
 
     assert ratios == [equinox, nnx, ours]
+    assert f"42 arrays costs {ours} times" in text_of("docs/index.md")
 
 
-def test_home_links_every_lesson_and_how_to():
-    """Whoever reads the files, and not the site, has no menu; README has the lessons."""
-    lessons, how_tos = (
-        {f"{room}/{page.name}" for page in (ROOT / "docs" / room).glob("*.md")}
-        for room in ("tutorial", "how-to")
-    )
-    home, readme = (
-        {link.removeprefix("docs/") for link in re.findall(r"\]\(([^)#]+)\)", text_of(name))}
-        for name in ("docs/index.md", "README.md")
-    )
+def links_of(name):
+    """The links of a page, with their texts."""
+    return {link: shown for shown, link in re.findall(r"\[([^\]]+)\]\(([^)#]+)\)", text_of(name))}
 
-    assert lessons | how_tos <= home
-    assert lessons <= readme
+
+def test_home_and_readme_link_every_lesson():
+    """Files that are read without the site have no menu."""
+    lessons = {f"tutorial/{page.name}" for page in (ROOT / "docs/tutorial").glob("*.md")}
+
+    assert lessons <= {*links_of("docs/index.md")}
+    assert lessons <= {link.removeprefix("docs/") for link in links_of("README.md")}
+
+
+def test_how_tos_are_listed_by_their_titles():
+    """In the menu's groups, each once."""
+    pages = {p.name: p for p in (ROOT / "docs/how-to").glob("*.md") if p.name != "index.md"}
+    titles = {
+        name: re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), re.M)[1]
+        for name, page in pages.items()
+    }
+
+    assert links_of("docs/how-to/index.md") == titles
 
 
 def test_the_citation_is_of_this_version():
