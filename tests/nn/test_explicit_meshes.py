@@ -1,0 +1,175 @@
+"""Every layer on an explicit mesh of eight devices, by how its batch and its weights are split.
+
+`test_explicit_meshes.txt` says, for each layer and each way to split, how the result lies:
+`(data, -, model)` is split over the mesh axis `data` on its first axis, and over `model` on its
+last. A page of the documentation is made from it. With UPDATE_GOLDEN=1 a run writes what has
+changed: read the diff.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from tests.nn.catalogue import CATALOGUE
+from tests.nn.even_catalogue import EVEN_CATALOGUE, EvenEntry
+from tests.nn.numbers_to_compare import assert_close
+
+MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+TABLE = Path(__file__).with_suffix(".txt")
+
+
+class Way(NamedTuple):
+    """A way to split the weights; the batch is split over `data` in all of them."""
+
+    out: str | None = None  # the mesh axis of the weights' rows: of the features of the result
+    into: str | None = None  # that of what is summed over
+    features: str | None = None  # that of the features of x
+    on_mesh: bool = True  # whether weights and State lie on the mesh at all
+
+
+WAYS = {
+    "on one device": Way(on_mesh=False),
+    "whole": Way(),
+    "out": Way(out="model"),
+    "in": Way(into="model"),
+    "in, and x": Way(into="model", features="model"),
+    "out, by the batch's axis": Way(out="data"),
+    "in, by the batch's axis": Way(into="data"),
+}
+"""Weights by what of them is split. Of `in, and x`, both sides of the sum are split alike."""
+
+
+def table() -> dict[str, list[str]]:
+    """The rows of the text file, by layer."""
+    lines = [line.split(" | ") for line in TABLE.read_text(encoding="utf-8").splitlines()]
+    return {name: cells for name, *cells in lines}
+
+
+def split(array: jax.Array, axes: dict[int, str | None]) -> jax.Array:
+    """The array on the mesh, split on those of the axes that it has, and that divide."""
+    spec: list[str | None] = [None] * array.ndim
+    for axis, name in axes.items():
+        if name and -array.ndim <= axis < array.ndim and array.shape[axis] % MESH.shape[name] == 0:
+            spec[axis] = name
+    return jax.device_put(array, NamedSharding(MESH, PartitionSpec(*spec)))
+
+
+def laid_out(entry: EvenEntry, way: Way) -> tuple[Any, Any, Any]:
+    """The layer, x and the State, as the way says."""
+    layer, state = entry.build()
+    x = split(jnp.asarray(entry.x), {entry.features: way.features, 0: "data"})
+    if way.on_mesh:
+        axes = {entry.out: way.out, entry.into: way.into}
+        layer = jax.tree.map(lambda leaf: split(leaf, axes), layer)
+        state = jax.tree.map(lambda leaf: split(leaf, {}), state)
+    return layer, x, state
+
+
+def step_of(entry: EvenEntry) -> Callable[..., Any]:
+    """A function to compile: the result, the State, and the gradient of layer and input."""
+
+    def loss(layer: Any, x: Any, state: Any) -> Any:
+        out, state = entry.apply(layer, state, x)
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(out)), (out, state)
+
+    argnums = (0, 1) if jnp.issubdtype(entry.x.dtype, jnp.inexact) else 0
+    return jax.jit(jax.value_and_grad(loss, argnums, has_aux=True, allow_int=True))
+
+
+def shown(array: Any) -> str:
+    """How an array of that type lies: `(data, -)`."""
+    names = ("+".join(a) if isinstance(a, tuple) else a for a in array.sharding.spec)
+    return f"({', '.join(name or '-' for name in names)})"
+
+
+def cell_of(entry: EvenEntry, way: Way) -> str:
+    """What the table says of a layer and a way: how the result lies, or the error."""
+    try:
+        traced = step_of(entry).trace(*laid_out(entry, way))
+    except Exception as error:  # Of JAX's own there are many, and some are in no public module.
+        return type(error).__name__
+    # Of value and gradient, the value; of that, after the sum, the result.
+    return shown(traced.jaxpr.out_avals[1])
+
+
+def ways_of(entry: EvenEntry) -> list[Way]:
+    """All ways; of a layer without weights one."""
+    return list(WAYS.values())[: None if jax.tree.leaves(entry.build()[0]) else 1]
+
+
+@pytest.mark.parametrize("entry", EVEN_CATALOGUE, ids=lambda entry: entry.name)
+def test_how_results_lie(entry):
+    """The result has the leading axes of x and the rows of the weight, as the table says."""
+    found = [cell_of(entry, way) for way in ways_of(entry)]
+
+    if found != table().get(entry.name) and os.environ.get("UPDATE_GOLDEN"):
+        rows = {**table(), entry.name: found}
+        ordered = [(each.name, rows[each.name]) for each in EVEN_CATALOGUE if each.name in rows]
+        text = "\n".join(" | ".join([name, *cells]) for name, cells in ordered)
+        TABLE.write_text(text + "\n", encoding="utf-8")
+    else:
+        assert found == table()[entry.name]
+
+
+def numbers_to_check():
+    """Every layer and way that works; for every run one of each class, each with another way."""
+    met, found = set(), []
+    for i, entry in enumerate(EVEN_CATALOGUE):
+        cells = table()[entry.name]
+        kind = entry.name.split()[0].rstrip("123d")
+        for j, (way, cell) in enumerate(zip(WAYS, cells, strict=False)):
+            if cell.startswith("("):
+                sampled = kind not in met and j == i % len(cells)
+                marks = [] if sampled else [pytest.mark.slow]
+                if "over time" in entry.name or entry.name == "Bidirectional":
+                    marks.append(pytest.mark.xfail(raises=TypeError, strict=True))
+                found.append(pytest.param(entry, way, id=f"{entry.name}, {way}", marks=marks))
+        met.add(kind)
+    return found
+
+
+@pytest.mark.parametrize(("entry", "way"), numbers_to_check())
+def test_numbers_are_those_of_one_device(entry, way):
+    """Result, State and gradients; and a gradient lies as what it is the gradient of."""
+    layer, x, state = laid_out(entry, WAYS[way])
+    step = step_of(entry)
+    with jax.set_mesh(MESH):
+        found = step(layer, x, state)
+
+    whole, its_state = entry.build()
+    assert_trees_close(found, step(whole, jnp.asarray(entry.x), its_state))
+    gradients = found[1] if isinstance(found[1], tuple) else (found[1],)
+    for gradient, primal in zip(gradients, (layer, x), strict=False):
+        jax.tree.map(assert_lies_alike, gradient, primal)
+
+
+def assert_lies_alike(gradient, primal):
+    """Each device has the part of the gradient that belongs to its part of the array."""
+    on_mesh = isinstance(primal.sharding, NamedSharding)
+    assert not on_mesh or gradient.sharding.is_equivalent_to(primal.sharding, primal.ndim)
+
+
+def assert_trees_close(found, expected):
+    """Same structure, same numbers."""
+    jax.tree.map(lambda *leaves: assert_close(*map(as_numbers, leaves)), found, expected)
+
+
+def as_numbers(leaf):
+    """A random key as its bits, anything else as it is."""
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def test_every_layer_of_the_catalogue_is_here():
+    """By class: a new layer is to be tried on a mesh, too."""
+    classes = {entry.name.split()[0] for entry in CATALOGUE}
+
+    assert {entry.name.split()[0] for entry in EVEN_CATALOGUE} == classes
+    assert list(table()) == [entry.name for entry in EVEN_CATALOGUE]
