@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools as ft
+import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import reshard
 from jaxtyping import Array
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe
@@ -26,6 +28,13 @@ from pytreemod.nn.arguments import (
     instance,
 )
 from pytreemod.nn.calling import accepts_key, in_scope, uses_key_if, wants_key
+from pytreemod.nn.functional.explicit_meshes import (
+    entries,
+    explicit_mesh,
+    laid_like,
+    laid_out,
+    sharding,
+)
 from pytreemod.nn.functional.promotion import widen
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
 from pytreemod.nn.recurrent_cells import RNNCellBase
@@ -171,8 +180,9 @@ class RNN(Module):
         if key is not None and wants_key(cell):
             keys = jax.random.split(check_key(f"{where}(key)", key), x.shape[0])
         takes_key = accepts_key(cell)
-        cell_of_step = _widened(cell)
         carry = _varying_alike(carry, (x, cell, lengths))
+        cell, carry = _laid_out(cell, carry, x)
+        cell_of_step = _widened(cell)
 
         def advance(carry: Any, now: tuple[Any, Any, Any]) -> tuple[Any, Any]:
             x, key, step = now
@@ -183,9 +193,11 @@ class RNN(Module):
             new = cell_of_step()(x, carry, **({"key": key} if takes_key else {}))
             _check_dtypes(where, carry, new)
             # What is of another structure the scan refuses, which knows where it is.
-            if running is not None and jtu.tree_structure(new) == jtu.tree_structure(carry):
+            if jtu.tree_structure(new) != jtu.tree_structure(carry):
+                return new, cell.output_of(new)
+            if running is not None:
                 new = jtu.tree_map(ft.partial(_kept, running), new, carry)
-            return new, cell.output_of(new)
+            return jtu.tree_map(_lying_like, new, carry), cell.output_of(new)
 
         steps = None if lengths is None else jnp.arange(x.shape[0], dtype=lengths.dtype)
         return filter_scan(advance, carry, (x, keys, steps), **options)
@@ -203,6 +215,40 @@ def _varying_alike(carry: Any, others: Any) -> Any:
     return jtu.tree_map(vary, carry) if axes else carry
 
 
+def _laid_out(cell: RNNCellBase, carry: Any, x: Array) -> tuple[RNNCellBase, Any]:
+    """Where axes of a mesh are explicit: a carry that lies as x does, and a cell that fits to both.
+
+    Each step would gather the weights that are split as the batch is; so that is done before.
+    """
+    leaves, treedef = jtu.tree_flatten(cell)
+    mesh = explicit_mesh(x, *filter(is_array, leaves))
+    if mesh is None:
+        return cell, carry
+    sizes, batch = x.shape[1:-1], entries(x)[1:-1]
+    taken = {name for names in batch for name in names}
+
+    def gathered(leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        return laid_out(leaf, mesh, [taken.isdisjoint(at) * at for at in entries(leaf)])
+
+    def begun(leaf: Any) -> Any:
+        # What was passed may lie otherwise, and stays there.
+        if not is_array(leaf) or explicit_mesh(leaf) is not None:
+            return leaf
+        is_of_batch = leaf.shape[: len(sizes)] == sizes
+        rest = ((),) * (leaf.ndim - len(sizes))
+        return laid_out(leaf, mesh, (*batch, *rest) if is_of_batch else ((),) * leaf.ndim)
+
+    return treedef.unflatten(map(gathered, leaves)), jtu.tree_map(begun, carry)
+
+
+def _lying_like(new: Any, old: Any) -> Any:
+    """What a step has made, on a mesh as it was before."""
+    fits = is_array(new) and is_array(old) and new.shape == old.shape
+    return laid_like(new, old, 0) if fits else new
+
+
 def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
     """What gives a cell in each step, of arrays that are in wide dtypes outside of the loop.
 
@@ -212,7 +258,15 @@ def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
     leaves, treedef = jtu.tree_flatten(cell)
     wide = [widen(leaf) if is_inexact_array(leaf) else leaf for leaf in leaves]
     pairs = list(zip(wide, leaves, strict=True))
-    return lambda: treedef.unflatten([w if w is x else w.astype(x.dtype) for w, x in pairs])
+
+    def narrowed(wide: Any, leaf: Any) -> Any:
+        leaf = wide if wide is leaf else wide.astype(leaf.dtype)
+        # JAX 0.12 forgets how an array of outside lies, in the gradient of a scan without a mesh
+        # in context; and knows it of what was made in the step.
+        mesh = explicit_mesh(leaf) if is_inexact_array(leaf) else None
+        return leaf if mesh is None else reshard(leaf, sharding(mesh, entries(leaf)))
+
+    return lambda: treedef.unflatten(itertools.starmap(narrowed, pairs))
 
 
 def _kept(running: Array, new: Any, old: Any) -> Any:
@@ -220,8 +274,9 @@ def _kept(running: Array, new: Any, old: Any) -> Any:
     # What is of another kind, or no array, is for the scan to refuse or to keep as well.
     if not is_array_like(new) or not is_array_like(old) or _kind(new) != _kind(old):
         return new
+    new = _lying_like(new, old)
     mask = lax.broadcast_in_dim(running, jnp.shape(new), range(running.ndim))
-    return lax.select(mask, new, old)
+    return lax.select(_lying_like(mask, new), new, old)
 
 
 def _kind(array: Any) -> Any:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
@@ -364,3 +365,22 @@ def test_a_cell_that_gives_another_dtype_is_refused_by_the_network(key):
 
 
 test_refusals = refusals(globals())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_lengths_of_a_batch_that_is_split_over_devices(reverse):
+    """The same as on one device, where the axis of the mesh is explicit, and no mesh in context."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    rnn = nn.RNN(nn.LSTMCell(3, 2, key=jax.random.key(0)), reverse=reverse)
+    x, lengths = wave(4, 3, 3), jnp.array([3, 1, 0, 2])
+    by_batch = NamedSharding(mesh, P("data"))
+
+    def loss(rnn, x, lengths):
+        carry, y = rnn(x, seq_lengths=lengths, return_carry=True)
+        return jnp.sum(jnp.sin(y)) + jnp.sum(carry[1]), y
+
+    step = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+    found = step(rnn, jax.device_put(x, by_batch), jax.device_put(lengths, by_batch))
+
+    assert found[0][1].sharding.spec == P("data", None, None)
+    jax.tree.map(assert_close, found, step(rnn, jnp.asarray(x), lengths))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import functools as ft
 import math
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.module.field_kinds import check_choice, check_sizes
+from pytreemod.nn.functional.explicit_meshes import (
+    Entries,
+    entries,
+    explicit_mesh,
+    factors,
+    laid_out,
+    sharding,
+)
 from pytreemod.nn.functional.promotion import promote, with_shared
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents, resolve_padding
 
@@ -82,7 +92,7 @@ def conv(
     # JAX's convolution pads with zeros only.
     if mode != "ZEROS":
         x, pads = _pad(x, pads, mode), ((0, 0),) * dims
-    y = _convolve(x, weight, stride, pads, dilation, groups)
+    y = convolved(x, weight, stride, pads, dilation, groups)
     return with_shared(lax.add, y, bias, y.ndim - dims - 1)
 
 
@@ -91,19 +101,101 @@ def _pad(x: Array, pads: Pads, mode: str) -> Array:
     return jnp.pad(x, widths, mode=PADDING_MODES[mode])
 
 
-def _convolve(
-    x: Array,
-    weight: Array,
+def convolved(
+    x: Shaped[Array, ...],
+    weight: Shaped[Array, ...],
     stride: tuple[int, ...],
-    pads: Pads,
+    pads: Sequence[tuple[int, int]],
     dilation: tuple[int, ...],
     groups: int,
-) -> Array:
-    """JAX's convolution, which wants exactly one batch axis, with any number of them."""
+    *,
+    spread: tuple[int, ...] | None = None,
+) -> Shaped[Array, ...]:
+    """JAX's convolution, which wants exactly one batch axis, with any number of them.
+
+    Args:
+        x: (..., in_channels, *spatial)
+        weight: (out_channels, in_channels // groups, *kernel_size)
+        stride: step of the kernel on each axis.
+        pads: (low, high) for each axis.
+        dilation: distance between the kernel's taps on each axis.
+        groups: number of groups of channels.
+        spread: distance that the entries of x are moved apart to, on each axis.
+
+    Returns:
+        (..., out_channels, *spatial_out)
+
+    Examples:
+        >>> convolved(jnp.ones((1, 3)), jnp.ones((4, 1, 2)), (1,), ((0, 0),), (1,), 1).shape
+        (4, 2)
+    """
     batch, image = x.shape[: 1 - weight.ndim], x.shape[1 - weight.ndim :]
-    # With one batch axis the program has no reshape, as if it were written by hand.
-    flat = x if len(batch) == 1 else x.reshape((math.prod(batch), *image))
-    y = lax.conv_general_dilated(
-        flat, weight, stride, pads, rhs_dilation=dilation, feature_group_count=groups
+    apply = ft.partial(
+        lax.conv_general_dilated,
+        window_strides=stride,
+        padding=pads,
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        feature_group_count=groups,
     )
-    return y if len(batch) == 1 else y.reshape((*batch, *y.shape[1:]))
+    mesh = explicit_mesh(x, weight)
+    if mesh is not None:
+        return _on_mesh(mesh, x, weight, groups, apply)
+    if len(batch) == 1:
+        # With one batch axis the program has no reshape, as if it were written by hand.
+        return apply(x, weight)
+    y = apply(x.reshape((math.prod(batch), *image)), weight)
+    return y.reshape((*batch, *y.shape[1:]))
+
+
+# ---- on a mesh with explicit axes
+
+
+def _on_mesh(mesh: Any, x: Array, weight: Array, groups: int, apply: Callable[..., Array]) -> Array:
+    """A convolution of parts: each device has its part of the batch, and of the channels."""
+    n = x.ndim - weight.ndim + 1
+    batch, lies = x.shape[:n], entries(x)
+    # Axes of the batch that are split come first: what is merged then stays on its device.
+    order = sorted(range(n), key=lambda axis: not lies[axis])
+    merged = tuple(name for axis in order for name in lies[axis])
+    flat = lax.reshape(
+        lax.transpose(x, (*order, *range(n, x.ndim))),
+        (math.prod(batch), *x.shape[n:]),
+        out_sharding=sharding(mesh, (merged, *lies[n:])),
+    )
+    flat, weight, to = _factors(mesh, flat, weight, groups, apply)
+    y = apply(flat, weight, out_sharding=sharding(mesh, to))
+    y = lax.reshape(
+        y,
+        (*(batch[axis] for axis in order), *y.shape[1:]),
+        out_sharding=sharding(mesh, (*(lies[axis] for axis in order), *to[1:])),
+    )
+    return lax.transpose(y, (*map(order.index, range(n)), *range(n, y.ndim)))
+
+
+def _factors(
+    mesh: Any, x: Array, weight: Array, groups: int, apply: Callable[..., Array]
+) -> tuple[Array, Array, Entries]:
+    """Both operands as they are to lie, and how the result does."""
+    theirs, spatial = entries(weight), range(2, x.ndim)
+    taps, whole = [f"tap {axis}" for axis in spatial], ((),) * (weight.ndim - 2)
+    if groups == 1:
+        weight = laid_out(weight, mesh, (*theirs[:2], *whole))
+        terms = (("batch", "in", *spatial), ("out", "in", *taps), ("batch", "out", *spatial))
+        x, weight, _ = factors(x, weight, terms)
+        wanted = (entries(x)[0], entries(weight)[0], *entries(x)[2:])
+    else:
+        # JAX has no gradient with respect to a weight that is split: it would divide the groups.
+        weight = laid_out(weight, mesh, ((), (), *whole))
+        wanted = entries(x)
+        of_groups = groups % _parts(mesh, wanted[1]) == 0
+        wanted = (wanted[0], wanted[1] if of_groups else (), *wanted[2:])
+    sizes = jax.eval_shape(apply, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, weight)))
+    # Windows need not leave as many entries as there are devices.
+    pairs = zip(sizes.shape, wanted, strict=True)
+    return x, weight, tuple(at if size % _parts(mesh, at) == 0 else () for size, at in pairs)
+
+
+def _parts(mesh: Any, names: tuple[str, ...]) -> int:
+    """Over how many devices these axes of a mesh split."""
+    return math.prod(mesh.shape[name] for name in names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError
 from pytreemod.module.field_kinds import check_choice, check_sizes
+from pytreemod.nn.functional.convolution import convolved
 from pytreemod.nn.functional.promotion import promote, with_shared
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents
 
@@ -195,22 +195,11 @@ def _spread(
 ) -> Array:
     """A convolution over x with `stride - 1` zeros between its entries."""
     dims = len(cuts)
-    batch, image = x.shape[: -dims - 1], x.shape[-dims - 1 :]
     window = extents(weight.shape[2:], dilation)
     pads: list[tuple[int, int]] = []
-    for cut, n, extent, step in zip(cuts, image[1:], window, stride, strict=True):
+    for cut, n, extent, step in zip(cuts, x.shape[-dims:], window, stride, strict=True):
         low = extent - 1 - cut.low
         # Of `low + entries + high` positions, `extent - 1` are no beginning of a window.
         pads.append((low, cut.size + extent - 1 - low - ((n - 1) * step + 1)))
-    flat = x if len(batch) == 1 else x.reshape((math.prod(batch), *image))
-    y = lax.conv_general_dilated(
-        flat,
-        weight,
-        # The stride is in the distance of the entries; the window moves one by one.
-        (1,) * dims,
-        pads,
-        lhs_dilation=stride,
-        rhs_dilation=dilation,
-        feature_group_count=groups,
-    )
-    return y if len(batch) == 1 else y.reshape((*batch, *y.shape[1:]))
+    # The stride is in the distance of the entries; the window moves one by one.
+    return convolved(x, weight, (1,) * dims, pads, dilation, groups, spread=stride)
