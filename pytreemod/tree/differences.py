@@ -20,6 +20,7 @@ from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array
 from pytreemod.tree.snapshots import are_one_treedef
+from pytreemod.tree.split_arrays import split_text
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
@@ -259,7 +260,7 @@ def side_text(value: Any) -> str:
         aval = aval_of(value)
         varying = sorted(map(str, varying_axes(aval)))
         return (
-            describe(aval)
+            split_text(aval)
             + (" (weak)" if getattr(aval, "weak_type", False) else "")
             + (f" varying over {', '.join(varying)}" if varying else "")
         )

@@ -13,8 +13,15 @@ from typing import Any, cast
 
 import jax
 
-from pytreemod.errors import RetraceError, explain, with_article
-from pytreemod.tree.differences import Difference, Slot, compare, leaf_text, side_text
+from pytreemod.errors import RetraceError, describe, explain, with_article
+from pytreemod.tree.differences import (
+    Difference,
+    Slot,
+    compare,
+    leaf_text,
+    side_text,
+    varying_axes,
+)
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure
@@ -175,15 +182,23 @@ def _differences(old: Trace, new: Trace) -> Iterator[str]:
 
 
 def _line(found: Difference, root: str) -> str:
+    if _lies_otherwise(found.old, found.new):
+        sides = (f"{describe(side)} {_lie(side.sharding)}" for side in (found.old, found.new))
+        return f"{found.where(root)}: {' -> '.join(sides)}"
     old, new = found.texts
     if old != new:
         why = " (a weak type comes from a Python number)" if f"{old} (weak)" == new else ""
         return found.line(root) + why
-    if isinstance(found.old, Slot):
-        old, new = f"{old} {_lie(found.old.sharding)}", f"{new} {_lie(found.new.sharding)}"
-        return f"{found.where(root)}: {old} -> {new}"
     why = _why(found.old, found.new)
     return f"{found.where(root)}: {old} -> {new}{f' ({why})' if why else ''}"
+
+
+def _lies_otherwise(old: Any, new: Any) -> bool:
+    """Whether nothing but where they lie makes the types of two arrays different."""
+    if not isinstance(old, Slot) or not isinstance(new, Slot):
+        return False
+    ours, theirs = ((x.shape, x.dtype, x.weak_type, varying_axes(x)) for x in (old.aval, new.aval))
+    return ours == theirs and old.sharding != new.sharding
 
 
 def _lie(sharding: Any) -> str:

@@ -35,6 +35,7 @@ from pytreemod.transform.boundary.sowing import (
 )
 from pytreemod.transform.boundary.supplying import Handed, handing, next_call, with_values
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
+from pytreemod.transform.compilation.placements import spec_text
 from pytreemod.transform.compilation.weak_functions import (
     Parts,
     cached,
@@ -56,6 +57,7 @@ from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, are_one_treedef, divide
+from pytreemod.tree.split_arrays import split_axes
 from pytreemod.typing import PyTree, jtu
 
 _Out = TypeVar("_Out")
@@ -370,7 +372,9 @@ def _fits(first: Any, second: Any) -> bool:
     if is_number(first) and is_number(second) and are_one(first, second):
         return True
     a, b = aval_of(first), aval_of(second)
-    return a.shape == b.shape and (a.dtype == b.dtype or agreeing_dtype([a, b]) is not None)
+    if a.shape != b.shape or split_axes(a) != split_axes(b):
+        return False
+    return a.dtype == b.dtype or agreeing_dtype([a, b]) is not None
 
 
 def _may_be_joined(one: Structure, other: Structure) -> bool:
@@ -458,6 +462,10 @@ def _hint(entry: Difference) -> list[str]:
     if entry.of_dtypes:
         aval = arrays[0] if arrays else aval_of(entry.old)
         return ["cast what one of them returns:", f"jnp.asarray(x, jnp.{aval.dtype.name})"]
+    if entry.of_arrays and aval_of(entry.old).shape == aval_of(entry.new).shape:
+        spec = spec_text(arrays[0].sharding.spec)
+        advice = "lay out what one of them returns as the other is:"
+        return [advice, f"pm.filter_shard(x, NamedSharding(mesh, {spec}))"]
     if entry.of_arrays:
         advice = "the array that is chosen has one shape, whichever it is"
         shapes: list[Any] = sorted((aval.shape for aval in arrays), key=len)

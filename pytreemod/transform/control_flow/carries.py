@@ -12,6 +12,7 @@ from typing import Any
 
 from pytreemod.errors import StructureError, explain
 from pytreemod.transform.boundary.agreement import may_be_promoted
+from pytreemod.transform.compilation.placements import spec_text
 from pytreemod.tree.differences import (
     Difference,
     aval_of,
@@ -21,6 +22,7 @@ from pytreemod.tree.differences import (
 )
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.snapshots import Structure
+from pytreemod.tree.split_arrays import split_axes
 from pytreemod.typing import PyTree, jtu
 
 
@@ -47,7 +49,7 @@ def returned(where: str, root: str, structure: Structure, values: Any, after: Py
 def _fits(before: Any, after: Any) -> bool:
     """Whether JAX takes `after` for what was `before`, possibly by promoting the latter."""
     a, b = aval_of(before), aval_of(after)
-    if a.shape != b.shape or varying_axes(a) != varying_axes(b):
+    if a.shape != b.shape or varying_axes(a) != varying_axes(b) or split_axes(a) != split_axes(b):
         return False
     # JAX starts a loop from a weak value with the dtype that comes out of its step.
     return a.dtype == b.dtype or may_be_promoted(a, b) not in (None, a.dtype)
@@ -69,6 +71,8 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
         if entry.of_dtypes:
             return _casts(path_text(entry.path, root), entry)
         if entry.of_arrays and aval_of(entry.old).shape == aval_of(entry.new).shape:
+            if split_axes(aval_of(entry.old)) != split_axes(aval_of(entry.new)):
+                return _layouts(path_text(entry.path, root), entry)
             axes = ", ".join(map(repr, sorted(varying_axes(aval_of(entry.new)), key=str)))
             return [
                 "start from an array that varies over the same axes of the mesh:",
@@ -91,6 +95,19 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
         "static values are part of the program: change them before the loop, or carry arrays:",
         "jnp.asarray(value)",
     ]
+
+
+def _layouts(place: str, entry: Difference) -> list[str]:
+    before, after = aval_of(entry.old), aval_of(entry.new)
+    return [
+        "lay out what the step returns, or what the loop starts from:",
+        f"pm.filter_shard({place}, {_sharding_text(before)})   # in the step",
+        f"pm.filter_shard({place}, {_sharding_text(after)})   # before the loop",
+    ]
+
+
+def _sharding_text(aval: Any) -> str:
+    return f"NamedSharding(mesh, {spec_text(aval.sharding.spec)})"
 
 
 def _casts(place: str, entry: Difference) -> list[str]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
 
 from pytreemod.errors import (
     ArgumentError,
+    ShapeError,
     SpecError,
     StructureError,
     describe,
 )
 from pytreemod.transform.boundary.wrapping import check_count
-from pytreemod.typing import Tracer, class_of
+from pytreemod.transform.compilation.placements import spec_text
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.split_arrays import split_axes, split_text
+from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
 
 def refuse_unroll(where: str, unroll: Any) -> None:
@@ -38,6 +47,44 @@ def as_length(where: str, length: Any) -> Any:
     if isinstance(length, int) and length < 0:
         raise ArgumentError(f"{where}(length)", "a count", str(length))
     return length
+
+
+def refuse_split(
+    where: str, root: str, tree: PyTree, axes: Sequence[int | None], error: Exception
+) -> None:
+    """Raise a better error than JAX's, if it came from arrays that a loop cannot take apart.
+
+    Args:
+        where: what to call the loop in errors.
+        root: what to call the tree.
+        tree: what is taken apart.
+        axes: along which axis, for each of its arrays; None for what each step gets whole.
+        error: JAX's.
+
+    Raises:
+        ShapeError: there are arrays that are split over a mesh along that axis.
+    """
+    arrays = [(path, x) for path, x in jtu.tree_leaves_with_path(tree) if is_array(x)]
+    split = [
+        (path_text(path, root), array, axis)
+        for (path, array), axis in zip(arrays, axes, strict=True)
+        if axis is not None and split_axes(array) and split_axes(array)[axis]
+    ]
+    if not split:
+        return
+    place, array, axis = split[0]
+    spec = [*jax.typeof(array).sharding.spec]
+    spec[axis] = None
+    raise ShapeError(
+        where,
+        "arrays that each device has whole along the axis that is taken apart",
+        f"{len(split)} split over a mesh",
+        places=[f"{place}: {split_text(array)}, axis {axis}" for place, array, axis in split],
+        hint=[
+            "gather them first:",
+            f"pm.filter_shard({place}, NamedSharding(mesh, {spec_text(PartitionSpec(*spec))}))",
+        ],
+    ) from error
 
 
 def as_pair(where: str, result: Any) -> tuple[Any, Any]:

@@ -40,6 +40,7 @@ from pytreemod.transform.control_flow.refusals import (
     as_length,
     as_pair,
     axis_in_stack,
+    refuse_split,
     refuse_unroll,
 )
 from pytreemod.transform.host.failures import raises_checks
@@ -228,7 +229,12 @@ def _map_batches(
         return _pack_for_stack("filter_map", out_axes, result)
 
     # Nothing is cached: `jax.lax.map` makes its step anew for each call.
-    return unpack(_lax.map(run, [*elements.sliced, *as_values(f)], batch_size=batch_size))
+    try:
+        mapped = _lax.map(run, [*elements.sliced, *as_values(f)], batch_size=batch_size)
+    except Exception as error:
+        elements.refuse_split(error)
+        raise
+    return unpack(mapped)
 
 
 _Step = Callable[[Callable[..., Any], Any, Any], tuple[Any, Any]]
@@ -275,9 +281,13 @@ def _scan(
     step = cached(key, fns, [carry, elements], make)
     # What does not change is carried, too: JAX takes it out of the loop again.
     state = (fns.values[:own_count], elements.whole, carry.values)
-    (_, _, values), packed = _lax.scan(
-        step, state, [*elements.sliced, *more], length=elements.length, **options
-    )
+    try:
+        (_, _, values), packed = _lax.scan(
+            step, state, [*elements.sliced, *more], length=elements.length, **options
+        )
+    except Exception as error:
+        elements.refuse_split(error)
+        raise
     return carry.structure.assemble(values), unpack(packed)
 
 
@@ -289,18 +299,20 @@ class _Elements(Parts):
         sliced: the arrays that are taken apart, along their first axis.
         whole: the others.
         length: how many elements there are.
+        where: what to call them in errors.
     """
 
-    __slots__ = ("axes", "length", "sliced", "whole")
+    __slots__ = ("axes", "length", "sliced", "where", "whole")
 
     def __init__(self, where: str, spec: AxesSpec, tree: PyTree, length: Any):
         super().__init__(tree)
+        self.where = f"{where}(xs)"
         axes = axes_of(spec, tree, f"{where}(in_axes)", "xs")
         # Of `filter_map`'s signature, a length is no part.
         option = "length=n" if where == "filter_scan" else ""
         length = None if length is None else as_length(where, length)
         self.length = common_size(
-            f"{where}(xs)",
+            self.where,
             [("xs", tree)],
             jtu.tree_leaves(tree),
             axes,
@@ -323,6 +335,10 @@ class _Elements(Parts):
             return structure_of().assemble([next(rest if a is None else own) for a in axes])
 
         return restore
+
+    def refuse_split(self, error: Exception) -> None:
+        """Raise a better error than JAX's, if arrays are split along the axis that is scanned."""
+        refuse_split(self.where, "xs", self.structure.assemble(self.values), self.axes, error)
 
 
 def _to_front(array: Any, axis: int) -> Any:
@@ -401,7 +417,12 @@ def filter_associative_scan(
         after = call_tracked(fn, (structure.assemble(a), structure.assemble(b)), {})
         return returned(where, "elems", structure, a, after)
 
-    return structure.assemble(_scan_arrays(combine, arrays, reverse, axis))
+    try:
+        return structure.assemble(_scan_arrays(combine, arrays, reverse, axis))
+    except Exception as error:
+        where = "filter_associative_scan(elems)"
+        refuse_split(where, "elems", elems, [axis] * len(arrays), error)
+        raise
 
 
 def _scan_arrays(

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from pytreemod.errors import ShapeError, SpecError, describe
+from pytreemod.errors import PytreemodError, ShapeError, SpecError, describe
 from pytreemod.transform.boundary.packing import Grouped, group, pack, unpack
 from pytreemod.transform.boundary.signatures import check_options, place_keywords, positions_of
 from pytreemod.transform.boundary.sowing import WithCollected, collecting
@@ -44,6 +44,7 @@ from pytreemod.transform.interception.argument_specs import (
     named_arguments,
     specs_by_argument,
 )
+from pytreemod.transform.maps.refusals import explain_split
 from pytreemod.transform.maps.shared_streams import tell_shared_streams
 from pytreemod.transform.maps.sizes import common_size
 from pytreemod.tree.nodes import is_node
@@ -292,9 +293,10 @@ class Vmapped(Transformed):
         values = [*(leaves[i] for i in mapped), *more]
         try:
             result = unpack(jax.vmap(run, out_axes=out, **options)(values))
-        except ValueError as error:
-            # JAX has no class of error for it.
-            if "out_axes" not in str(error) or not unmapped:
+        except Exception as error:
+            # JAX has no class of error for it, nor for the next.
+            self._explain_split(args, kwargs, axes, error)
+            if not isinstance(error, ValueError) or "out_axes" not in str(error) or not unmapped:
                 raise
             raise SpecError(
                 f"filter_vmap of {function_name(self.fn)}",
@@ -311,6 +313,16 @@ class Vmapped(Transformed):
             spec = self.options.in_axes
             tell_shared_streams(self.fn, drawn, args, kwargs, are_mapped, spec, self.terms)
         return result
+
+    def _explain_split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], axes: list[Any], error: Exception
+    ) -> None:
+        """Raise a better error than JAX's, if it came from how arrays are split over a mesh."""
+        if isinstance(error, PytreemodError):
+            return
+        where = f"{self.transform_name} of {function_name(self.fn)}"
+        named = named_arguments(self.names, args, kwargs)
+        explain_split(where, self.fn, named, axes, error)
 
     def inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

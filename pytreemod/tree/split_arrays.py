@@ -1,0 +1,64 @@
+"""Arrays that are split over a mesh: as far as their types say, which is along its explicit axes.
+
+What a transform or a layer may do with an array depends on its type, and so on how it is split.
+Axes of a mesh that are automatic are the compiler's business, and in no type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from pytreemod.errors import describe, short_dtype
+
+
+def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
+    """The explicit mesh axes over which each axis of an array is split.
+
+    Args:
+        value: an array, or the type of one.
+
+    Returns:
+        The names for each axis; an empty tuple for an array that is not split at all.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> split_axes(jnp.ones((2, 3)))
+        ()
+    """
+    # To ask JAX for a type takes microseconds, and nearly all arrays are on one device.
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        if isinstance(value.sharding, SingleDeviceSharding):
+            return ()
+        value = jax.typeof(value)
+    elif isinstance(value, jax.core.Tracer):
+        value = jax.typeof(value)
+    spec = getattr(getattr(value, "sharding", None), "spec", None) or ()
+    found = tuple((at,) if isinstance(at, str) else tuple(at or ()) for at in spec)
+    return found if any(found) else ()
+
+
+def split_text(value: Any) -> str:
+    """An array in short form, with the mesh axes that split it, as JAX writes it: `f32[8@data,3]`.
+
+    Args:
+        value: an array, or the type of one.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> split_text(jnp.ones((2, 3)))
+        'f32[2,3]'
+    """
+    axes = split_axes(value)
+    if not axes:
+        return describe(value)
+    sizes = [_size_text(size, names) for size, names in zip(value.shape, axes, strict=True)]
+    return f"{short_dtype(value.dtype)}[{','.join(sizes)}]"
+
+
+def _size_text(size: int, names: tuple[str, ...]) -> str:
+    if not names:
+        return str(size)
+    return f"{size}@{names[0]}" if len(names) == 1 else f"{size}@({','.join(names)})"
