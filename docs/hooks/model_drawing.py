@@ -10,9 +10,9 @@ WIDTH, HEIGHT = 380.0, 262.0
 def draw_model() -> str:
     """The tree at the left, a transform at the right."""
     caption = (
-        "<b>A model is a tree.</b> Arrays are its leaves; what is no array belongs to its"
-        " structure. <b>A transform goes round it:</b> the arrays go through the compiled"
-        " program, the structure says which program it is, and what comes back is a new model."
+        "<b>A model is a tree.</b> Its leaves are arrays; everything else is its structure."
+        " <b>A transform passes the arrays through a compiled program</b>, which the structure"
+        " selects, and returns a new model."
     )
     return figure(caption, _tree(), _transform())
 
@@ -73,7 +73,7 @@ def _transform() -> str:
         line("M52 168V186Q52 204 70 204H310Q328 204 328 186V174", "pm-config pm-thick"),
         tip(328, 166, -90, "pm-config"),
         words(190, 196, "configuration", "pm-small"),
-        words(190, 225, "says which program it is", "pm-small"),
+        words(190, 225, "selects the program", "pm-small"),
     )
 
 

@@ -1,15 +1,15 @@
 """Which pages a search finds first.
 
-Who types the name of a class wants its entry, not one of the many pages that use it: the reference
-weighs more. The page on the founding documents names everything and explains nothing: it is left
-out, and so is source code that the reference shows.
+A search for the name of a class should find its entry first, not one of the many pages that use it,
+so the reference weighs more. The page of mistakes names everything, so it weighs less. The page on
+the founding documents and the source code in the reference are left out.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-BOOST = {"reference/": 4.0, "contributing/": 0.3}
+BOOST = {"reference/mistakes": 0.3, "reference/": 4.0, "contributing/": 0.3}
 LEFT_OUT = ("explanation/founding-documents.md",)
 
 _SOURCE = '<details class="mkdocstrings-source"'
