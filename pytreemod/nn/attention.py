@@ -47,7 +47,7 @@ from pytreemod.nn.calling import (
 )
 from pytreemod.nn.dropout import Dropout
 from pytreemod.nn.functional.attention import dot_product_attention
-from pytreemod.nn.functional.explicit_meshes import divided, laid_like
+from pytreemod.nn.functional.explicit_meshes import divided, explicit_mesh, laid_like, shared
 from pytreemod.nn.functional.kv_caches import Cache, Extended, after, empty_cache, extend_cache
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.kv_cache import (
@@ -407,10 +407,11 @@ class MultiheadAttention(StatefulLayer):
         batch, count = key_.shape[:-2], key_.shape[-2]
         lengths = check_lengths(where, "lengths", lengths, batch, count, check)
         is_causal = self.is_causal if is_causal is None else check_flag(str(where), is_causal)
+        looking, looked_at, found_there = self._shared(query, key_, value)
         heads = (
-            self._projected(where, "query_proj", query, self.num_heads, self.qk_size),
-            self._projected(where, "key_proj", key_, self._kv_heads, self.qk_size),
-            self._projected(where, "value_proj", value, self._kv_heads, self.vo_size),
+            self._projected(where, "query_proj", looking, self.num_heads, self.qk_size),
+            self._projected(where, "key_proj", looked_at, self._kv_heads, self.qk_size),
+            self._projected(where, "value_proj", found_there, self._kv_heads, self.vo_size),
         )
         # After the layer's own arrays were looked at: of several as one, the cache is stacked, too.
         cache = None
@@ -582,6 +583,18 @@ class MultiheadAttention(StatefulLayer):
         key = self._turned(key, after(cache[2], key.shape[-3]))
         return extend_cache(cache, key, value, lengths, window=self.window)
 
+    def _shared(self, *sequences: Array) -> tuple[Array, ...]:
+        """The sequences; one that is projected more than once has its gradient summed once."""
+        projections = (self.query_proj, self.key_proj, self.value_proj)
+        # Others do with a sequence what they like.
+        if explicit_mesh(*sequences) is None or not all(map(_is_linear, projections)):
+            return sequences
+        uses: dict[int, list[Array]] = {}
+        for x, projection in zip(sequences, projections, strict=True):
+            uses.setdefault(id(x), []).append(projection.weight)
+        marked = {id(x): shared(x, uses[id(x)]) for x in sequences}
+        return tuple(marked[id(x)] for x in sequences)
+
     def _projected(self, where: Title, name: str, x: Array, heads: int, size: int) -> Array:
         """The heads of a sequence: (..., seq, heads, size)."""
         y = getattr(self, name)(x)
@@ -606,6 +619,10 @@ class MultiheadAttention(StatefulLayer):
 
         keys = laid_like(keys, weights, weights.ndim - 3)
         return jax.vmap(drop, (-3, 0), -3)(weights, keys)
+
+
+def _is_linear(projection: Any) -> bool:
+    return isinstance(projection, Linear) and type(projection).__call__ is Linear.__call__
 
 
 def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:

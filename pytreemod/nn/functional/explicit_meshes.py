@@ -67,7 +67,9 @@ def entries(x: Shaped[Array, ...]) -> Entries:
         >>> entries(jnp.ones((3, 4)))
         ((), ())
     """
-    spec = tuple(jax.typeof(x).sharding.spec)
+    spec = jax.typeof(x).sharding.spec
+    # Asked for by its name where a gradient is to be summed later: see `shared`.
+    spec = tuple(getattr(spec, "partitions", spec))
     found = tuple((at,) if isinstance(at, str) else tuple(at or ()) for at in spec)
     return found + ((),) * (x.ndim - len(found))
 
@@ -181,6 +183,39 @@ def factors(
         at[label] = at.get(label) or tuple(name for name in names if name not in taken)
     ours, theirs, result = ([at[label] for label in term] for term in terms)
     return laid_out(x, mesh, ours), laid_out(weight, mesh, theirs), sharding(mesh, result)
+
+
+def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "out in"]]) -> Any:
+    """Mark an x that several weights are multiplied with, so that its gradient is summed once.
+
+    Where outputs are split, each device has a part of the sum that is the gradient of x. Of a
+    marked x, the parts of all weights are added first, and then summed over the devices.
+
+    Args:
+        x: the array, its last axis that of the weights' inputs.
+        weights: matrices, rows first.
+
+    Returns:
+        The same numbers; x itself where there is nothing to sum.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.ones((2, 3))
+        >>> shared(x, [jnp.ones((4, 3)), jnp.ones((5, 3))]) is x
+        True
+    """
+    mesh = explicit_mesh(x)
+    # There are gradients of what is traced alone.
+    if mesh is None or len(weights) < 2 or not isinstance(x, jax.core.Tracer):
+        return x
+    taken = {name for names in entries(x) for name in names}
+    splits = [entries(weight) for weight in weights]
+    outer, inner = ({name for split in splits for name in split[i]} - taken for i in (0, 1))
+    # An x that is to be split along its last axis has parts of the gradient, not summands.
+    if not outer or inner:
+        return x
+    to = PartitionSpec(*sharding(mesh, entries(x)).spec, reduced=outer)
+    return reshard(x, NamedSharding(mesh, to))
 
 
 def terms_of(

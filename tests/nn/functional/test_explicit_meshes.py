@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
 from tests.helpers.counting_collectives import collectives
 from tests.helpers.meshes import EXPLICIT, lies, on
@@ -77,3 +78,38 @@ def test_the_gradient_of_a_bias_gathers_no_activations(layer: Any):
 
     assert {*found.numbers} == {"all-reduce"}
     assert found.size == sum(leaf.size for leaf in jax.tree.leaves(layer))
+
+
+# Each device has some of the heads.
+BY_HEADS = pm.by(
+    {
+        "output_proj.**": pm.AxisRules({"in_features": "model"}),
+        ...: pm.AxisRules({"out_features": "model"}),
+    }
+)
+
+
+@pytest.mark.parametrize("of", ["two", "vmap", "lora"])
+def test_the_gradient_of_what_is_projected_three_times_is_summed_once(of: str):
+    """Over the devices; those of queries, keys and values are added before."""
+    layer = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+    layer = pm.lora(layer, pm.matrices, rank=2, key=jax.random.key(1)) if of == "lora" else layer
+    x = jnp.cos(jnp.arange(4.0 * 3 * 8)).reshape(4, 3, 8)
+
+    def loss(x: jax.Array, layer: Any) -> Any:
+        called = jax.vmap(layer) if of == "vmap" else layer
+        # What goes in is no argument, so that its gradient is not what is asked for alone.
+        y = called(x, x[:, 1:]) if of == "two" else called(jnp.tanh(x))
+        return (y**2).sum()
+
+    gradient = jax.jit(jax.grad(loss))
+    split = jax.device_put(layer, pm.shardings(layer, EXPLICIT, BY_HEADS))
+    put_x = jax.device_put(x, on(mesh=EXPLICIT) if of == "vmap" else on("data", mesh=EXPLICIT))
+    found = gradient(put_x, split)
+    program = gradient.lower(put_x, split).compile().as_text()
+
+    expected = jax.grad(loss)(x, layer)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    # Forward the last projection, backward x; with keys of another sequence, those as well.
+    rows = {"two": 3 + 3 + 2, "vmap": 4 * 6}.get(of, 6)
+    assert collectives(program).elements == {"all-reduce": rows * 8}
