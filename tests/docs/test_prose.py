@@ -14,7 +14,9 @@ from tests.docs.prose import (
     proselint_findings,
 )
 
-SOURCES = sorted([*(ROOT / "pytreemod").rglob("*.py"), *(ROOT / "examples").glob("*.py")])
+FOLDERS = ("pytreemod", "examples", "docs/hooks")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+BESIDE = [ROOT / "CHANGELOG.md", ROOT / "examples/README.md", ROOT / "benchmarks/README.md"]
 MADE = {"docs/reference/mistakes.md"}
 """Pages that another file makes: what they say is read there."""
 
@@ -25,7 +27,7 @@ UNEDITED = {
 }
 """Files that are not edited yet. The list only shrinks."""
 
-EVERY = [path for path in [*PAGES, *SOURCES] if name_of(path) not in MADE]
+EVERY = [path for path in [*PAGES, *BESIDE, *SOURCES] if name_of(path) not in MADE]
 EDITED = [path for path in EVERY if name_of(path) not in UNEDITED]
 
 
