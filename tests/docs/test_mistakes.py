@@ -24,7 +24,7 @@ NOT_OURS = {
     "`forward`",
     "`loss.backward()`",
     "`setup`",
-    "I looked words up on an explicit mesh",
+    "I multiplied two split arrays on an explicit mesh",
     "A check inside jit found something",
 }
 """Where the text is JAX's, Python's, optax's or the user's own."""

@@ -23,6 +23,10 @@ WANTED = {
     "Optimizer": "reference/training/",
     "StateIndex": "reference/state/",
     "make_with_state": "reference/state/",
+    "FSDP": "how-to/shard-parameters/",
+    "tensor parallel": "how-to/split-layers-over-devices/",
+    "pipeline": "how-to/run-a-pipeline/",
+    "shard_map": "how-to/write-shard-map-code/",
 }
 """What is typed into the search, and the page that comes first."""
 

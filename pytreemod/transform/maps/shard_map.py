@@ -421,9 +421,9 @@ def filter_shard_map(
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> import numpy as np
-        >>> from jax.sharding import Mesh, PartitionSpec as P
-        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> from jax.sharding import AxisType, PartitionSpec as P
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+
         >>> @filter_shard_map(mesh=mesh, in_specs={"batch": P("data")}, out_specs=None)
         ... def total(batch, how):
         ...     part = jnp.sum(batch["x"]) if how == "sum" else jnp.max(batch["x"])
