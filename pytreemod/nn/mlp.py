@@ -27,6 +27,7 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.linear import Linear
+from pytreemod.nn.members.laying import gathered, laid_as
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.maps.vmap import filter_vmap
@@ -211,7 +212,7 @@ class MLP(Module):
             first, inner, last = self.layers
             x = _activated(_at(self.activation, 0), first(x))
             rest = _at(self.activation, slice(1, None))
-            x, _ = filter_scan(_step, x, (inner, rest), length=self.depth - 1)
+            x, _ = filter_scan(_step, x, gathered((inner, rest)), length=self.depth - 1)
         else:
             *hidden, last = self.layers
             for number, layer in enumerate(hidden):
@@ -222,7 +223,7 @@ class MLP(Module):
 def _step(x: Array, each: tuple[Linear, Callable[..., Any]]) -> tuple[Array, None]:
     """A step of the scan: a hidden layer and its activation."""
     layer, activation = each
-    return _activated(activation, layer(x)), None
+    return laid_as(_activated(activation, layer(x)), x), None
 
 
 def _is_plain(activation: Any) -> bool:

@@ -16,6 +16,7 @@ from pytreemod.module.field_kinds import checked, size
 from pytreemod.nn.calling import in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_keywords, check_name
 from pytreemod.nn.members.layer import Members
+from pytreemod.nn.members.laying import laid_alike
 from pytreemod.nn.members.making import make_members
 from pytreemod.nn.members.sharing import check_shared, refuse_kept_state, shared_paths
 from pytreemod.nn.members.stacking import split_members, stack_members
@@ -43,6 +44,9 @@ class Ensemble(Members[_M]):
 
     Indexing gives a member, slicing an `Ensemble`; `len` and iteration work. Edit what is inside as
     anywhere: `tree_at(lambda e: e.member.weight, nets, replace_fn=lambda w: w.at[2].set(0))`.
+
+    On a mesh with explicit axes, members that are split over one axis are computed there, each by
+    the devices that have it; members are gathered where the inputs are split over the same axis.
 
     **Law.** `nets(x)[i] == nets[i](x)`, and `nets(xs, in_axes=0)[i] == nets[i](xs[i])`.
 
@@ -166,6 +170,7 @@ class Ensemble(Members[_M]):
 
         # For rules around the members, if there are any.
         numbers = None if call.outer is None else jnp.arange(n)
+        own, (call, shared), leaves = laid_alike((*parts, numbers), (call, shared), leaves, axes)
 
         def call_one(own: Any, values: Any, key: Any, number: Any, given: list[Any]) -> Any:
             entries = dict(zip(mapped, given, strict=True))
@@ -182,7 +187,7 @@ class Ensemble(Members[_M]):
 
         spec = (0, ON_AXIS_0, 0, 0, [axes[i] for i in mapped])
         over_members = filter_vmap(call_one, in_axes=spec, axis_size=n)
-        out, values = over_members(*parts, numbers, [leaves[i] for i in mapped])
+        out, values = over_members(*own, [leaves[i] for i in mapped])
         if after is None:
             return out
         # Not from inside of the map: every member gave its State back as it was.

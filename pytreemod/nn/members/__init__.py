@@ -10,6 +10,7 @@ Owns:
     making      made as one
     stacking    taken apart, and put together
     sharing     what the members of an `Ensemble` share, found by a selector
+    laying      how they lie on a mesh with explicit axes
     state       a State taken apart for the members, and put together after them
 
 May import what `nn` may, and the files of `nn` that all layers share.

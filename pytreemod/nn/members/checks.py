@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, nearest
+from pytreemod.transform.compilation.placements import manual_axes
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu
@@ -22,6 +23,7 @@ class Owner(NamedTuple):
         call: what an instance is called in code that an error shows.
         number: the field with their number.
         least: how many there are at least.
+        part: what calls some of them, in code that an error shows.
     """
 
     name: str
@@ -30,10 +32,13 @@ class Owner(NamedTuple):
     call: str
     number: str
     least: int
+    part: str
 
 
-STACK = Owner("Stack", "layer", "make_layer", "stack", "depth", 0)
-ENSEMBLE = Owner("Ensemble", "member", "make", "nets", "n", 1)
+_SCAN = "x, _ = pm.filter_scan(lambda x, layer: (layer(x), None), x, stack.layer)"
+_MAP = "y = pm.filter_vmap(lambda member: member(x))(nets.member)"
+STACK = Owner("Stack", "layer", "make_layer", "stack", "depth", 0, _SCAN)
+ENSEMBLE = Owner("Ensemble", "member", "make", "nets", "n", 1, _MAP)
 
 
 def check_name(where: str, name: Any) -> str:
@@ -94,6 +99,8 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
         f"Several {owner.name}s as one are called mapped:",
         f"pm.filter_vmap(lambda m: m(x))({owner.name.lower()}s)",
     )
+    if manual_axes():
+        hint = (f"Inside a shard_map a device has some of the {owner.member}s:", owner.part)
     raise ShapeError(
         title,
         f"arrays with a leading axis of {n}",

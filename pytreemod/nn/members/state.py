@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 from pytreemod.errors import StateError, describe
 from pytreemod.nn.members.checks import Owner, without_leading_axis
+from pytreemod.nn.members.laying import laid_as
 from pytreemod.state import streams
 from pytreemod.state.refusals import split_stream
 from pytreemod.state.tokens import RngStream, tokens_of
@@ -51,7 +52,8 @@ class MemberStates:
     def after(self, own: Sequence[Any], shared: Sequence[Any]) -> State:
         """The State after all members; what `later` says is not for them to change."""
         values = iter(own)
-        new = [next(values) if later is None else later for later in self.later]
+        rows = zip(self.own, self.later, strict=True)
+        new = [laid_as(next(values), old) if later is None else later for old, later in rows]
         return self.whole.update(self.form.state(new, shared))
 
 

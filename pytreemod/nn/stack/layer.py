@@ -20,6 +20,7 @@ from pytreemod.nn.arguments import required_state
 from pytreemod.nn.calling import ABSENT, Absence, Absent, in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading, check_name
 from pytreemod.nn.members.layer import MemberCall, Members
+from pytreemod.nn.members.laying import gathered, laid_as
 from pytreemod.nn.members.making import make_members
 from pytreemod.nn.members.stacking import stack_members
 from pytreemod.nn.sequential import Identity
@@ -52,6 +53,10 @@ class Stack(Members[_L]):
 
     Indexing gives a layer, slicing a `Stack`; `len` and iteration work. Edit what is inside as
     anywhere: `tree_at(lambda s: s.layer.weight, stack, replace_fn=lambda w: w.at[2].set(0))`.
+
+    On a mesh with explicit axes, the output is laid out as x is. Arrays that are split along the
+    layers are gathered once, before the scan, for all layers: split another axis to save memory
+    while the layers run.
 
     **Law.** `stack(x)` is `x` after `for layer in stack: x = layer(x)`; with State, the same holds
     for the list of layers and the State that `unstack` shows how to make.
@@ -184,7 +189,7 @@ class Stack(Members[_L]):
         (x, shared), values = scan_steps(
             self._recomputing(_Step(call, same)),
             (x, shared),
-            (*parts, extra, numbers),
+            (*gathered((*parts, extra)), numbers),
             length=depth,
             unroll=self.unroll,
         )
@@ -265,8 +270,10 @@ class _Step(Module):
             args = (x,) if state is None else (x, state)
             return layer(*args, **self.same, **extra, **options)
 
-        out, values, shared = self.call(invoke, own, values, shared, key, number)
-        return (_as_before(self.call.title, x, out), shared), values
+        out, values, after = self.call(invoke, own, values, shared, key, number)
+        out = _as_before(self.call.title, x, out)
+        # The scan has one type for what goes from layer to layer, and a mesh is a part of it.
+        return laid_as((out, after), (x, shared)), values
 
 
 def _as_before(title: str, x: Any, out: Any) -> Any:

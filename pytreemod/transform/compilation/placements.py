@@ -260,6 +260,15 @@ def context_mesh() -> Any:
     return None if mesh.empty else mesh
 
 
+def manual_axes() -> list[Any]:
+    """The mesh axes over which a `shard_map` around is mapped; none outside of one."""
+    mesh = context_mesh()
+    if mesh is None:
+        return []
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return [name for name, kind in types if kind == AxisType.Manual]
+
+
 def _names_in(entry: Any) -> Iterator[Any]:
     if isinstance(entry, tuple):
         yield from entry
@@ -313,13 +322,11 @@ def _for_parts(value: Any) -> Any:
 
     The manual axes of the mesh fall away: along them the array is split already.
     """
-    mesh, spec = context_mesh(), _spec_of(value)
-    if mesh is None or spec is None or AxisType.Manual not in mesh.axis_types:
+    mesh, spec, manual = context_mesh(), _spec_of(value), manual_axes()
+    if spec is None or not manual:
         return value
     if isinstance(value, NamedSharding) and dict(value.mesh.shape) != dict(mesh.shape):
         return value
-    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    manual = [name for name, kind in types if kind == AxisType.Manual]
     if len(manual) == len(mesh.axis_names):
         return None
     return NamedSharding(mesh, PartitionSpec(*(_without(entry, manual) for entry in spec)))
