@@ -1,4 +1,4 @@
-"""The example trains alike on one device and on eight, and splits what it says to be split."""
+"""The example trains alike on one device and on eight, and eight talk no more than by hand."""
 
 import contextlib
 import io
@@ -8,84 +8,106 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
-from pytreemod import nn
+from tests.helpers.counting_collectives import collectives
 from tests.helpers.examples import FOLDER
 
 # Run with the slow ones: each of these programs takes seconds to compile.
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("sklearn", reason="examples/parallel.py reads scikit-learn's digits")
-pytest.importorskip("tqdm", reason="examples/parallel.py shows tqdm's progress bar")
+pytest.importorskip("optax", reason="examples/parallel.py trains with optax")
+
+MODES = ["data", "fsdp", "tensor", "pipeline"]
+SIZE, STEPS = 16, 20
 
 
 @pytest.fixture(scope="module")
-def short_run(program):
+def run(program):
     """One run of the command: what it printed, and what it returned."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        results = program.main(["--epochs", "2", "--width", "32", "--learning-rate", "0.3"])
+        results = program.main(["--size", str(SIZE), "--steps", str(STEPS)])
     return printed.getvalue(), results
 
 
-def test_all_ways_train_alike(short_run):
+def test_all_modes_train_alike(run):
     """Loss by loss and weight by weight; and they learn."""
-    _, results = short_run
+    _, results = run
     reference = results["one device"]
 
-    assert list(results) == ["one device", "filter_jit", "filter_shard_map", "weights split"]
-    assert reference.losses[-1] < 0.9 * reference.losses[0]
+    assert list(results) == ["one device", *MODES]
+    assert len(reference.losses) == STEPS
+    assert reference.losses[-1] < 0.8 * reference.losses[0]
     for trained in results.values():
-        np.testing.assert_allclose(trained.losses, reference.losses, atol=1e-5)
+        np.testing.assert_allclose(trained.losses, reference.losses, atol=2e-5)
         for leaves in zip(*map(jax.tree.leaves, (trained.model, reference.model)), strict=True):
-            np.testing.assert_allclose(*leaves, atol=1e-5)
+            np.testing.assert_allclose(*leaves, atol=1e-4)
 
 
-def test_things_lie_where_is_said(short_run):
-    """On one device, or on all eight; a weight that is split has an eighth on each."""
-    models = {name: trained.model for name, trained in short_run[1].items()}
+def test_things_lie_where_the_rules_say(run):
+    """Before the step and after it."""
+    found = {}
+    for name, trained in run[1].items():
+        blocks = trained.model.blocks
+        up = (blocks.stack if name == "pipeline" else blocks).layer.up.weight
+        found[name] = len(up.devices()), up.addressable_shards[0].data.shape
 
-    weights = {name: model.layers[1].weight for name, model in models.items()}
-    parts = {name: weight.addressable_shards[0].data.shape for name, weight in weights.items()}
-    assert [len(weight.devices()) for weight in weights.values()] == [1, 8, 8, 8]
-    assert list(parts.values()) == [(32, 32), (32, 32), (32, 32), (32, 4)]
-
-
-def test_what_each_device_holds_is_counted(short_run):
-    """Numbers and their momenta: all of them, or an eighth of the weights, and all biases."""
-    held = [trained.bytes_on_each for trained in short_run[1].values()]
-
-    weights, biases = 64 * 32 + 32 * 32 + 32 * 10, 32 + 32 + 10
-    whole, split = 2 * 4 * (weights + biases), 2 * 4 * (weights // 8 + biases)
-    assert held == [whole, whole, whole, split]
+    assert found == {
+        "one device": (1, (8, 64, 16)),
+        "data": (8, (8, 64, 16)),
+        "fsdp": (8, (8, 64, 2)),
+        "tensor": (8, (8, 8, 16)),
+        "pipeline": (8, (1, 64, 16)),
+    }
 
 
-def test_what_is_printed_is_what_came(short_run):
-    """A line for each way; and how wrong the mean of the gradients is."""
-    printed, results = short_run
+def test_what_each_device_has_is_counted(run):
+    """Weights and their momenta."""
+    held = {name: trained.bytes_on_each for name, trained in run[1].items()}
+
+    e, v = SIZE, 128
+    matrices, biases = 4 * e * e + 8 * e * e, 4 * e
+    norms_and_down = 5 * e
+    outside, both = 2 * v * e, 2 * e + v
+    layers = 8 * (matrices + biases + norms_and_down)
+    each = {
+        "one device": layers + outside + both,
+        "data": layers + outside + both,
+        "fsdp": (8 * matrices + outside) / 8 + 8 * (biases + norms_and_down) + both,
+        "tensor": matrices + biases + 8 * norms_and_down + outside + both,
+        "pipeline": layers / 8 + outside + both,
+    }
+    assert held == {name: 2 * 4 * count for name, count in each.items()}
+
+
+def test_what_is_printed_is_what_came(run):
+    """A line for each mode."""
+    printed, results = run
 
     for name, trained in results.items():
-        line = rf"^{name} +{trained.losses[-1]:.6f} +\S+ +{trained.accuracy:.2%} +\d+\.\d  "
+        line = rf"^{name} +{trained.losses[-1]:.6f} +\S+ +{trained.bytes_on_each:,}   \w"
         assert re.search(line, printed, re.MULTILINE)
-    assert "pmean(grad(loss)) is 8.0000 times as large as grad(pmean(loss))\n" in printed
 
 
-def test_the_gradient_by_hand_is_the_gradient(program):
-    """And the other one is that eight times, not otherwise wrong."""
-    mesh = Mesh(np.array(jax.devices()[:8]), (program.AXIS,))
-    model, (data, _) = nn.MLP(64, 10, 8, 1, key=jax.random.key(0)), program.load_data(0)
-    batch = data.images[:16], data.labels[:16]
+@pytest.mark.parametrize("mode", MODES)
+def test_devices_talk_no_more_than_by_hand(program, run, mode):
+    """How often in a step, and about how many numbers; and both programs train alike."""
+    trained = run[1][mode]
+    losses, text = by_hand(program, mode)
+    ours, theirs = collectives(trained.program), collectives(text)
 
-    expected = jax.jit(jax.grad(program.loss_fn))(model, *batch)
-    found = jax.jit(lambda m: program.gradient_by_hand(mesh)(m, *batch))(model)[1]
-    wrong = jax.jit(lambda m: program.gradient_by_hand(mesh, wrong=True)(m, *batch))(model)[1]
-
-    for right, by_hand, too_large in zip(*map(jax.tree.leaves, (expected, found, wrong))):
-        np.testing.assert_allclose(by_hand, right, atol=1e-6)
-        np.testing.assert_allclose(too_large, 8 * right, atol=1e-5)
+    np.testing.assert_allclose(trained.losses, losses, atol=2e-5)
+    assert ours.number <= theirs.number
+    assert ours.size <= theirs.size
+    # A sum of which each device takes its part is a reduce-scatter by hand; here it is XLA's to
+    # make one, which it does not do for these devices.
+    assert {*ours.numbers} == {*theirs.numbers} - {"reduce-scatter"}
 
 
 def test_too_few_devices_are_an_error(program, monkeypatch):
@@ -97,28 +119,171 @@ def test_too_few_devices_are_an_error(program, monkeypatch):
         program.main([])
 
 
-def test_the_losses_are_a_picture(program, short_run, tmp_path):
-    """`--plot` saves a PNG, on a machine without a display too."""
-    pytest.importorskip("matplotlib", reason="the picture is drawn with matplotlib")
-    path = tmp_path / "losses.png"
-
-    program.plot(short_run[1], path)
-
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_as_a_program_it_has_eight_devices(program):
-    """Where nobody has asked for them: it does so itself."""
+def test_as_a_program_it_has_eight_devices():
+    """Where nothing has asked for them, it does so itself."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, FOLDER / "parallel.py", "--epochs", "1", "--width", "16"]
+    arguments = ["--mode", "tensor", "--size", "16", "--steps", "2"]
 
     printed = subprocess.run(
-        command,
+        [sys.executable, FOLDER / "parallel.py", *arguments],
         capture_output=True,
         text=True,
         check=True,
         env={**environment, "PYTHONPATH": str(FOLDER.parent)},
     ).stdout
 
-    assert "pmean(grad(loss)) is 8.0000 times" in printed
+    assert printed.splitlines()[-1].endswith("   4 all-reduce")
+
+
+# --- the same by hand, in plain JAX ---------------------------------------------------------------
+
+AXIS = "devices"
+
+
+def by_hand(program, mode):
+    """Losses and compiled text of a step that says all that devices do."""
+    model = program.make_model(SIZE, 8, key=jax.random.key(0))
+    params, specs = parameters(model), all_specs(mode)
+    batch = P(AXIS) if mode in ("data", "fsdp") else P()
+    mesh = jax.make_mesh((8,), (AXIS,), axis_types=(AxisType.Explicit,))
+
+    def step(params, momentum, text):
+        def loss(params, text):
+            return mean_loss(params, text, mode)
+
+        loss = jax.shard_map(loss, in_specs=(specs, batch), out_specs=P())
+        value, grads = jax.value_and_grad(loss)(params, text)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, value
+
+    losses, compiled = [], None
+    with jax.set_mesh(mesh):
+        params = {name: jax.device_put(value, specs[name]) for name, value in params.items()}
+        momentum = jax.tree.map(jnp.zeros_like, params)
+        for text in program.batches(STEPS):
+            text = jax.device_put(text, batch)
+            compiled = compiled or jax.jit(step).lower(params, momentum, text).compile()
+            params, momentum, value = compiled(params, momentum, text)
+            losses.append(float(value))
+    return losses, compiled.as_text()
+
+
+def parameters(model):
+    """The arrays of the model, by names of their own; `layer_` is of all layers at once."""
+    block = model.blocks.layer
+    attention = block.attention
+    return {
+        "embedding": model.embedding.weight,
+        "head": model.head.weight,
+        "head_bias": model.head.bias,
+        "norm": jnp.stack([model.norm.weight, model.norm.bias]),
+        "layer_norm1": jnp.stack([block.norms[0].weight, block.norms[0].bias], 1),
+        "layer_norm2": jnp.stack([block.norms[1].weight, block.norms[1].bias], 1),
+        "layer_q": attention.query_proj.weight,
+        "layer_k": attention.key_proj.weight,
+        "layer_v": attention.value_proj.weight,
+        "layer_o": attention.output_proj.weight,
+        "layer_up": block.up.weight,
+        "layer_up_bias": block.up.bias,
+        "layer_down": block.down.weight,
+        "layer_down_bias": block.down.bias,
+    }
+
+
+def all_specs(mode):
+    """How each of these arrays is split."""
+    # Axes of a matrix: outputs, inputs.
+    rows, columns = P(None, AXIS, None), P(None, None, AXIS)
+    first, last = ["layer_q", "layer_k", "layer_v", "layer_up"], ["layer_o", "layer_down"]
+    biases = ["layer_up_bias", "layer_down_bias", "layer_norm1", "layer_norm2"]
+    specs = dict.fromkeys(["embedding", "head", "head_bias", "norm", *first, *last, *biases], P())
+    if mode == "fsdp":
+        specs |= dict.fromkeys(first, columns) | dict.fromkeys(last, rows)
+        specs |= dict.fromkeys(["embedding", "head"], P(None, AXIS))
+    if mode == "tensor":
+        specs |= dict.fromkeys(first, rows) | dict.fromkeys(last, columns)
+        specs |= {"layer_up_bias": P(None, AXIS)}
+    if mode == "pipeline":
+        specs |= dict.fromkeys([*first, *last, *biases], P(AXIS))
+    return specs
+
+
+def mean_loss(params, text, mode):
+    """What a device does of the loss."""
+
+    def whole(matrix, axis):
+        # FSDP's part of it: gathered where it is used.
+        return lax.all_gather(matrix, AXIS, axis=axis, tiled=True) if mode == "fsdp" else matrix
+
+    layers = {name: value for name, value in params.items() if name.startswith("layer_")}
+    tokens, expected = text[:, :-1], text[:, 1:]
+    x = whole(params["embedding"], 1)[tokens]
+    x = (pipeline if mode == "pipeline" else all_layers)(x, layers, mode, whole)
+    scores = linear(normalized(x, params["norm"]), whole(params["head"], 1)) + params["head_bias"]
+    right = jnp.take_along_axis(jax.nn.log_softmax(scores), expected[..., None], -1)
+    return lax.pmean(-right.mean(), AXIS) if mode in ("data", "fsdp") else -right.mean()
+
+
+def all_layers(x, layers, mode, whole):
+    """One after the other."""
+
+    def body(x, layer):
+        return one_layer(x, layer, mode, whole), None
+
+    if mode == "fsdp":
+        # Gathered again in the backward pass, not stored.
+        def policy(primitive, *_, **__):
+            return primitive.name != "all_gather"
+
+        body = jax.checkpoint(body, prevent_cse=False, policy=policy)
+    return lax.scan(body, x, layers)[0]
+
+
+def one_layer(x, layer, mode, whole):
+    """Attention, and two affine maps; in the mode "tensor" a part of each."""
+
+    def given(y):
+        # So that the gradients of all that it is given to are added before they are summed.
+        return lax.pcast(y, AXIS, to="varying") if mode == "tensor" else y
+
+    def total(y):
+        return lax.psum(y, AXIS) if mode == "tensor" else y
+
+    y = given(normalized(x, layer["layer_norm1"]))
+    matrices = (whole(layer[f"layer_{name}"], 1) for name in "qkv")
+    q, k, v = (linear(y, w).reshape(*y.shape[:2], -1, SIZE // 8) for w in matrices)
+    seen = jnp.tril(jnp.ones((y.shape[1],) * 2, bool))
+    products = jnp.einsum("bqhd,bkhd->bhqk", q, k) / (SIZE // 8) ** 0.5
+    weights = jax.nn.softmax(jnp.where(seen, products, -1e30))
+    found = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(*y.shape[:2], -1)
+    x = x + total(linear(found, whole(layer["layer_o"], 0)))
+    y = given(normalized(x, layer["layer_norm2"]))
+    y = jax.nn.gelu(linear(y, whole(layer["layer_up"], 1)) + layer["layer_up_bias"])
+    return x + total(linear(y, whole(layer["layer_down"], 0))) + layer["layer_down_bias"]
+
+
+def pipeline(x, layers, mode, whole):
+    """Parts of the batch go from device to device."""
+    device, count = lax.axis_index(AXIS), lax.axis_size(AXIS)
+    parts = lax.pcast(x.reshape(8, -1, *x.shape[1:]), AXIS, to="varying")
+
+    def tick(passed, number):
+        y = jnp.where(device == 0, parts[jnp.minimum(number, 7)], passed)
+        y = all_layers(y, layers, mode, whole)
+        return lax.ppermute(y, AXIS, [(i, i + 1) for i in range(count - 1)]), y
+
+    _, done = lax.scan(tick, jnp.zeros_like(parts[0]), jnp.arange(count + 7))
+    done = lax.psum(jnp.where(device == count - 1, done[count - 1 :], 0), AXIS)
+    return done.reshape(-1, *done.shape[2:])
+
+
+def linear(x, matrix):
+    """As a product that is not transposed first: the gathered matrix is what is not stored."""
+    return lax.dot_general(x, matrix, (((x.ndim - 1,), (1,)), ((), ())))
+
+
+def normalized(x, scale_and_shift):
+    """Mean zero, variance one; then a scale and a shift."""
+    x = x - x.mean(-1, keepdims=True)
+    x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+    return x * scale_and_shift[0] + scale_and_shift[1]
