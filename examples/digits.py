@@ -193,7 +193,7 @@ def train(data: Split, *, epochs: int, batch_size: int, seed: int) -> tuple[Digi
                 scores.append(score)
                 bar.update()
             loss, accuracy = np.mean(jax.device_get(scores), axis=0)
-            tqdm.write(f"epoch {epoch:2d}   loss {loss:.4f}   accuracy {accuracy:7.2%}")
+            tqdm.write(f"epoch {epoch:2d}   train loss {loss:.4f}   train accuracy {accuracy:7.2%}")
     return model, state
 
 
@@ -247,3 +247,4 @@ def main(arguments: Sequence[str] | None = None) -> float:
 
 if __name__ == "__main__":
     main()
+    print("next: read docs/tutorial/1-first-module.md, or examples/README.md for other programs")

@@ -19,7 +19,8 @@ def test_short_run_learns(program, capsys):
     accuracy = program.main(["--epochs", "4"])
 
     printed = capsys.readouterr().out
-    epochs = re.findall(r"^epoch +(\d+)   loss \d\.\d{4}   accuracy +\d+\.\d\d%$", printed, re.M)
+    line = r"^epoch +(\d+)   train loss \d\.\d{4}   train accuracy +\d+\.\d\d%$"
+    epochs = re.findall(line, printed, re.M)
     assert epochs == ["1", "2", "3", "4"]
     assert f"test accuracy {accuracy:.2%}\n" in printed
     assert accuracy >= 0.9
