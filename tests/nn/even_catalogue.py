@@ -22,6 +22,7 @@ class EvenEntry:
     x: Any  # the first axis is the batch
     out: int = 0  # the axis of the weights that becomes the features of the result
     into: int = 1  # the axis of the weights that is summed over
+    stacked: str | None = None  # where arrays have an axis more, before those
     features: int = -1  # the axis of x that the weights are summed over
     axis_name: str | None = None  # whether x is mapped over, under that name
     keyed: bool = True  # whether it is called with a key
@@ -30,7 +31,10 @@ class EvenEntry:
     def build(self) -> tuple[Any, nn.State]:
         """The layer and its State, of arrays with the right shapes; to draw them takes longer."""
         layer, state = jax.eval_shape(self._make)
-        return jax.tree.map(_filled, (layer, state))
+        # A variance is positive; and sums of what is not are of the size of their terms.
+        return jax.tree.map(ft.partial(_filled, 0.0), layer), jax.tree.map(
+            ft.partial(_filled, 0.75), state
+        )
 
     def _make(self) -> tuple[Any, nn.State]:
         layer, state = nn.make_with_state(self.make)(jax.random.key(0))
@@ -48,11 +52,11 @@ class EvenEntry:
         return mapped(x, state)
 
 
-def _filled(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """Positive numbers without a pattern, as a variance must be; a key, or zeros."""
+def _filled(mean: float, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    """Numbers without a pattern around a mean; a key, or zeros."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(2), leaf.shape)
-    values = 0.5 + wave(*leaf.shape) / 8
+    values = mean + wave(*leaf.shape) / 4
     return jnp.asarray(
         values if jnp.issubdtype(leaf.dtype, jnp.floating) else 0 * values, leaf.dtype
     )
@@ -111,8 +115,14 @@ EVEN_CATALOGUE = [
         "MLP with a Module between",
         lambda key: nn.MLP(8, "scalar", 4, 2, Slope(jnp.array(0.1)), jnp.tanh, key=key),
         VECTORS,
+        stacked=".activation",
     ),
-    EvenEntry("MLP that scans", lambda key: nn.MLP(8, 4, 8, 3, scan=True, key=key), VECTORS),
+    EvenEntry(
+        "MLP that scans",
+        lambda key: nn.MLP(8, 4, 8, 3, scan=True, key=key),
+        VECTORS,
+        stacked=".layers[1]",
+    ),
     EvenEntry("Conv1d", lambda key: nn.Conv1d(8, 4, 2, key=key), LINES, features=1),
     EvenEntry("Conv2d", lambda key: nn.Conv2d(8, 4, 3, 2, "SAME", key=key), IMAGES, features=1),
     EvenEntry(
@@ -244,11 +254,13 @@ EVEN_CATALOGUE = [
         "Ensemble",
         lambda key: nn.Ensemble(ft.partial(nn.Linear, 8, 4), 2, key=key),
         VECTORS,
-        1,
-        2,
+        stacked="",
     ),
     EvenEntry(
-        "Stack", lambda key: nn.Stack(ft.partial(nn.Linear, 8, 8), 2, key=key), VECTORS, 1, 2
+        "Stack",
+        lambda key: nn.Stack(ft.partial(nn.Linear, 8, 8), 2, key=key),
+        VECTORS,
+        stacked="",
     ),
     EvenEntry("Sequential", small_net, wave(4, 4, 4, 4), features=1),
 ]

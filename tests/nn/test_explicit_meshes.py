@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.tree_util import keystr
 
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.even_catalogue import EVEN_CATALOGUE, EvenEntry
@@ -65,9 +66,13 @@ def laid_out(entry: EvenEntry, way: Way) -> tuple[Any, Any, Any]:
     """The layer, x and the State, as the way says."""
     layer, state = entry.build()
     x = split(jnp.asarray(entry.x), {entry.features: way.features, 0: "data"})
+
+    def split_weight(path: Any, leaf: jax.Array) -> jax.Array:
+        is_stacked = entry.stacked is not None and keystr(path).startswith(entry.stacked)
+        return split(leaf, {entry.out + is_stacked: way.out, entry.into + is_stacked: way.into})
+
     if way.on_mesh:
-        axes = {entry.out: way.out, entry.into: way.into}
-        layer = jax.tree.map(lambda leaf: split(leaf, axes), layer)
+        layer = jax.tree_util.tree_map_with_path(split_weight, layer)
         state = jax.tree.map(lambda leaf: split(leaf, {}), state)
     return layer, x, state
 
@@ -136,7 +141,7 @@ def numbers_to_check():
 
 @pytest.mark.parametrize(("entry", "way"), numbers_to_check())
 def test_numbers_are_those_of_one_device(entry, way):
-    """Result, State and gradients; and a gradient lies as what it is the gradient of.
+    """Result, State and gradients. A gradient lies as what it is of, and the State stays.
 
     Without a mesh in context: what there is to know is in the types of the arrays.
     """
@@ -146,15 +151,16 @@ def test_numbers_are_those_of_one_device(entry, way):
 
     whole, its_state = entry.build()
     assert_trees_close(found, step(whole, jnp.asarray(entry.x), its_state))
-    gradients = found[1] if isinstance(found[1], tuple) else (found[1],)
-    for gradient, primal in zip(gradients, (layer, x), strict=False):
-        jax.tree.map(assert_lies_alike, gradient, primal)
+    ((_, (_, state_after)), gradients) = found
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+    for after, before in zip((state_after, *gradients), (state, layer, x), strict=False):
+        jax.tree.map(assert_lies_alike, after, before)
 
 
-def assert_lies_alike(gradient, primal):
-    """Each device has the part of the gradient that belongs to its part of the array."""
-    on_mesh = isinstance(primal.sharding, NamedSharding)
-    assert not on_mesh or gradient.sharding.is_equivalent_to(primal.sharding, primal.ndim)
+def assert_lies_alike(after, before):
+    """Each device has the part of the one that belongs to its part of the other."""
+    on_mesh = isinstance(before.sharding, NamedSharding)
+    assert not on_mesh or after.sharding.is_equivalent_to(before.sharding, before.ndim)
 
 
 def assert_trees_close(found, expected):

@@ -14,7 +14,6 @@ from jaxtyping import Array, Shaped
 
 from pytreemod.module.field_kinds import check_choice, check_sizes
 from pytreemod.nn.functional.explicit_meshes import (
-    Entries,
     entries,
     explicit_mesh,
     factors,
@@ -140,7 +139,7 @@ def convolved(
     )
     mesh = explicit_mesh(x, weight)
     if mesh is not None:
-        return _on_mesh(mesh, x, weight, groups, apply)
+        return _on_mesh(mesh, x, weight, groups > 1, apply)
     if len(batch) == 1:
         # With one batch axis the program has no reshape, as if it were written by hand.
         return apply(x, weight)
@@ -151,7 +150,9 @@ def convolved(
 # ---- on a mesh with explicit axes
 
 
-def _on_mesh(mesh: Any, x: Array, weight: Array, groups: int, apply: Callable[..., Array]) -> Array:
+def _on_mesh(
+    mesh: Any, x: Array, weight: Array, grouped: bool, apply: Callable[..., Array]
+) -> Array:
     """A convolution of parts: each device has its part of the batch, and of the channels."""
     n = x.ndim - weight.ndim + 1
     batch, lies = x.shape[:n], entries(x)
@@ -163,37 +164,47 @@ def _on_mesh(mesh: Any, x: Array, weight: Array, groups: int, apply: Callable[..
         (math.prod(batch), *x.shape[n:]),
         out_sharding=sharding(mesh, (merged, *lies[n:])),
     )
-    flat, weight, to = _factors(mesh, flat, weight, groups, apply)
-    y = apply(flat, weight, out_sharding=sharding(mesh, to))
+    y = (_grouped if grouped else _whole)(mesh, flat, weight, apply)
     y = lax.reshape(
         y,
         (*(batch[axis] for axis in order), *y.shape[1:]),
-        out_sharding=sharding(mesh, (*(lies[axis] for axis in order), *to[1:])),
+        out_sharding=sharding(mesh, (*(lies[axis] for axis in order), *entries(y)[1:])),
     )
     return lax.transpose(y, (*map(order.index, range(n)), *range(n, y.ndim)))
 
 
-def _factors(
-    mesh: Any, x: Array, weight: Array, groups: int, apply: Callable[..., Array]
-) -> tuple[Array, Array, Entries]:
-    """Both operands as they are to lie, and how the result does."""
-    theirs, spatial = entries(weight), range(2, x.ndim)
-    taps, whole = [f"tap {axis}" for axis in spatial], ((),) * (weight.ndim - 2)
-    if groups == 1:
-        weight = laid_out(weight, mesh, (*theirs[:2], *whole))
-        terms = (("batch", "in", *spatial), ("out", "in", *taps), ("batch", "out", *spatial))
-        x, weight, _ = factors(x, weight, terms)
-        wanted = (entries(x)[0], entries(weight)[0], *entries(x)[2:])
-    else:
-        # JAX has no gradient with respect to a weight that is split: it would divide the groups.
-        weight = laid_out(weight, mesh, ((), (), *whole))
-        wanted = entries(x)
-        of_groups = groups % _parts(mesh, wanted[1]) == 0
-        wanted = (wanted[0], wanted[1] if of_groups else (), *wanted[2:])
+def _whole(mesh: Any, x: Array, weight: Array, apply: Callable[..., Array]) -> Array:
+    """One group of channels: a sum of products over channels and taps, of which taps stay whole."""
+    spatial = range(2, x.ndim)
+    taps = [f"tap {axis}" for axis in spatial]
+    weight = laid_out(weight, mesh, (*entries(weight)[:2], *((),) * len(taps)))
+    terms = (("batch", "in", *spatial), ("out", "in", *taps), ("batch", "out", *spatial))
+    x, weight, _ = factors(x, weight, terms)
+    lies = (entries(x)[0], entries(weight)[0], *entries(x)[2:])
     sizes = jax.eval_shape(apply, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, weight)))
     # Windows need not leave as many entries as there are devices.
-    pairs = zip(sizes.shape, wanted, strict=True)
-    return x, weight, tuple(at if size % _parts(mesh, at) == 0 else () for size, at in pairs)
+    pairs = zip(sizes.shape, lies, strict=True)
+    to = [names if size % _parts(mesh, names) == 0 else () for size, names in pairs]
+    return apply(x, weight, out_sharding=sharding(mesh, to))
+
+
+def _grouped(mesh: Any, x: Array, weight: Array, apply: Callable[..., Array]) -> Array:
+    """Several groups of channels: each device convolves its own, of its part of the batch.
+
+    Device by device, because XLA's gradient of the weight is wrong where a batch is split, and the
+    mesh has another axis: it is multiplied by the size of that (in JAX 0.10 and 0.12).
+    """
+    groups = x.shape[1] // weight.shape[1]
+    batch, channels = entries(x)[:2]
+    free = tuple(name for name in entries(weight)[0] if name not in batch)
+    channels = channels or free
+    channels = channels if groups % _parts(mesh, channels) == 0 else ()
+    rest = ((),) * (x.ndim - 2)
+    x = laid_out(x, mesh, (batch, channels, *rest))
+    weight = laid_out(weight, mesh, (channels, (), *rest))
+    local = ft.partial(apply, feature_group_count=groups // _parts(mesh, channels))
+    specs = [sharding(mesh, entries(array)).spec for array in (x, weight)]
+    return jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=specs[0])(x, weight)
 
 
 def _parts(mesh: Any, names: tuple[str, ...]) -> int:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
 
+from pytreemod.nn.functional.explicit_meshes import explicit_mesh, laid_like, laid_out
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import computing_dtype, narrow, place
 from pytreemod.typing import TracedNumber
@@ -278,7 +279,11 @@ def _moments(
 def _mean_over(names: tuple[Hashable, ...], value: Array) -> Array:
     """The mean over mapped axes of these names."""
     # Each part of a mapped axis has as many entries: the mean of their means is that of all.
-    return lax.pmean(value, names) if names else value
+    if not names:
+        return value
+    # JAX fails to average over the axis of a `vmap` what is split over a mesh on another axis.
+    mesh = explicit_mesh(value)
+    return lax.pmean(value if mesh is None else laid_out(value, mesh, ((),) * value.ndim), names)
 
 
 @traced_once("channel_axis")
@@ -475,6 +480,7 @@ def moving_average(
         Array([2.], dtype=float32)
     """
     running, new = as_arrays(running, new)
+    new = laid_like(new, running, 0)
     # A State takes values of the dtype that it has, and no others.
     new = new.astype(running.dtype)
     # Not from zeros on, for which an average would have to be corrected in every later call.
@@ -485,6 +491,8 @@ def moving_average(
 def _average(
     running: Array, new: Array, *, old_share: TracedNumber, new_share: TracedNumber
 ) -> Array:
+    # On a mesh the average stays as it lies, or a second call would be one of other types.
+    new = laid_like(new, running, 0)
     # A gradient through what is kept for later would reach from one step into the next.
     return old_share * running + new_share * lax.stop_gradient(new).astype(running.dtype)
 

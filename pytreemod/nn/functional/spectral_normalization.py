@@ -9,6 +9,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
+from pytreemod.nn.functional.explicit_meshes import (
+    entries,
+    explicit_mesh,
+    factors,
+    laid_like,
+    laid_out,
+    sharding,
+)
 from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.typing import TracedNumber
@@ -62,14 +70,27 @@ def power_iteration(
     # The vectors count as constants, as in PyTorch: the gradient of the norm is u v^T then.
     matrix = lax.stop_gradient(_matrix(weight))
     for _ in range(num_iterations):
-        u = _unit(matrix @ v, eps)
-        v = _unit(matrix.T @ u, eps)
+        u = _unit(_times(matrix, v), eps)
+        v = _unit(_times(matrix.T, u), eps)
     return u, v
 
 
 def _matrix(weight: Array) -> Array:
     wide = weight.astype(computing_dtype(weight.dtype))
-    return wide if wide.ndim == 2 else jnp.reshape(wide, (wide.shape[0], -1))
+    if wide.ndim == 2:
+        return wide
+    mesh = explicit_mesh(wide)
+    if mesh is not None:
+        # What is made one axis is split on its first part, if at all.
+        wide = laid_out(wide, mesh, (*entries(wide)[:2], *((),) * (wide.ndim - 2)))
+    return jnp.reshape(wide, (wide.shape[0], -1))
+
+
+def _times(matrix: Array, vector: Array) -> Array:
+    """The product, which all devices of a mesh have as a whole: a vector is small."""
+    vector, matrix, to = factors(vector, matrix, (("in",), ("out", "in"), ("out",)))
+    whole = None if to is None else sharding(to.mesh, ((),))
+    return jnp.matmul(matrix, vector, out_sharding=whole)
 
 
 def _unit(vector: Array, eps: TracedNumber) -> Array:
@@ -112,5 +133,6 @@ def divide_by_spectral_norm(
         Miyato et al. 2018, https://arxiv.org/abs/1802.05957, eq. (8).
     """
     matrix = _matrix(weight)
-    normed = matrix / jnp.vdot(u, matrix @ v)
+    image = _times(matrix, v)
+    normed = matrix / jnp.vdot(laid_like(u, image, 0), image)
     return jnp.reshape(normed, weight.shape).astype(weight.dtype)
