@@ -14,6 +14,8 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from tests.docs.pages import ROOT
+from tests.nn.test_explicit_meshes import WAYS
+from tests.nn.test_explicit_meshes import table as laid_out_by_tests
 
 HOOKS = ROOT / "docs" / "hooks"
 
@@ -265,3 +267,21 @@ def test_the_settings_of_the_site_are_said_once():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     keys = re.findall(r"^(\w+):", text, re.M)
     assert sorted(keys) == sorted({*keys})
+
+
+def test_the_table_of_meshes_has_what_the_tests_have_found(hook):
+    """Each way of the tests is a column, and each layer is named once."""
+    made = hook("mesh_table")
+    page = ROOT / "docs" / "reference" / "layers-on-meshes.md"
+    shown = made.on_page_markdown(page.read_text(encoding="utf-8"))
+    rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\|.*\|$", shown, re.M)]
+
+    assert list(made.WAYS) == list(WAYS)
+    assert made.MARK not in shown
+    found = {name: cells for name, *cells in rows[2:]}
+    for name, cells in laid_out_by_tests().items():
+        if len(cells) == 1:
+            assert f"`{name}`" in shown
+            continue
+        assert [re.sub(r"`|\[|\]\(.*", "", cell) for cell in found.pop(name)] == cells
+    assert not found

@@ -81,7 +81,7 @@ def _matrix(weight: Array) -> Array:
         return wide
     mesh = explicit_mesh(wide)
     if mesh is not None:
-        # What is made one axis is split on its first part, if at all.
+        # Axes that are merged into one can be split along the first of them alone.
         wide = laid_out(wide, mesh, (*entries(wide)[:2], *((),) * (wide.ndim - 2)))
     return jnp.reshape(wide, (wide.shape[0], -1))
 
