@@ -1,7 +1,7 @@
-"""The errors that pytreemod raises, and the grammar that their texts follow.
+"""The errors that pytreemod raises, and the grammar of their messages.
 
-Owns: one class per kind of mistake, and [`explain`][pytreemod.errors.explain], which lays out a
-text as *where: expected, got; places; hint as code*. Imports nothing of pytreemod.
+Owns: one class for each kind of mistake, and [`explain`][pytreemod.errors.explain], which formats a
+message as *where: expected, got; paths; hint as code*. Imports nothing of pytreemod.
 
 Every class also derives from the built-in that a Python user would catch, and all of them from
 `PytreemodError`.
@@ -20,14 +20,14 @@ from typing import Any
 
 
 class PytreemodError(Exception):
-    """Base of every error that pytreemod raises on its own account.
+    """Base of every error that pytreemod itself raises.
 
     Args:
-        where: the layer's repr, or `function(argument)`; or the whole message, alone.
-        expected: what would have been right.
-        got: what was given, in short form (`f32[7,3]`, never a whole array).
+        where: the layer's repr, or `function(argument)`; or only the complete message.
+        expected: what would have been correct.
+        got: the given value, in short form (`f32[7,3]`, never a complete array).
         **options: `places=`, one line for each path; `hint=`, a sentence and then lines of code;
-            `most=`, how many paths are shown.
+            `most=`, the maximal number of paths shown.
 
     Examples:
         >>> raise PytreemodError("f(x)", "an array", "'a'", hint="write f(jnp.array(x))")
@@ -45,15 +45,15 @@ class PytreemodError(Exception):
 
 
 class ShapeError(PytreemodError, ValueError, TypeError):
-    """An array has the wrong shape for the layer or function that it was given to."""
+    """An array has the wrong shape for the layer or function that received it."""
 
 
 class ArgumentError(PytreemodError, ValueError, TypeError):
-    """An argument is missing, misspelt, of the wrong type or out of range."""
+    """An argument is missing, misspelled, of the wrong type or out of range."""
 
 
 class OptionError(ArgumentError, RuntimeError):
-    """An unknown choice of what checks do on an error."""
+    """The option for the reaction of checks to an error is unknown."""
 
 
 class MessageError(ArgumentError, IndexError):
@@ -61,15 +61,15 @@ class MessageError(ArgumentError, IndexError):
 
 
 class FieldError(PytreemodError, TypeError, ValueError):
-    """A Module class is declared wrongly, or an instance was built wrongly."""
+    """A Module class is declared incorrectly, or an instance was built incorrectly."""
 
 
 class MissingNameError(PytreemodError, AttributeError):
-    """An attribute was read that other libraries have, and this one does not."""
+    """Code read an attribute that other libraries have, but this one does not."""
 
 
 class FrozenError(PytreemodError, FrozenInstanceError):
-    """Something was assigned to, or deleted from, a finished Module."""
+    """Code assigned to a finished Module, or deleted from it."""
 
 
 class SpecError(PytreemodError, ValueError, TypeError):
@@ -89,21 +89,21 @@ class StructureError(PytreemodError, ValueError):
 
 
 class DerivativeError(PytreemodError, RuntimeError, ValueError, TypeError):
-    """A tangent or gradient does not fit what it is for, or a rule for one is missing or wrong."""
+    """A tangent or gradient does not fit its value, or a rule for one is missing or wrong."""
 
 
 class RuleError(DerivativeError, AttributeError):
-    """A function with a derivative of its own has not been given the rule for it."""
+    """A function with a custom derivative has no rule for it."""
 
 
 class StateError(PytreemodError, RuntimeError, ValueError):
-    """A State was used twice, asked for a token it does not hold, or given a misfit value."""
+    """A State was used twice, has no value for a token, or was given a value that does not fit."""
 
 
 class TokenError(StateError, KeyError):
-    """A State was asked for a token that it does not hold."""
+    """A State has no value for a token."""
 
-    # KeyError would show the text as a repr, with its line breaks escaped.
+    # KeyError would show the message as a repr, with its line breaks escaped.
     __str__ = Exception.__str__
 
 
@@ -112,7 +112,7 @@ class RngError(PytreemodError, TypeError, ValueError, RuntimeError):
 
 
 class RetraceError(PytreemodError, RuntimeError):
-    """A function had to be traced more often than it may be."""
+    """A function had to be traced more often than allowed."""
 
 
 class CheckError(PytreemodError, RuntimeError):
@@ -124,26 +124,26 @@ class CaptureError(PytreemodError, RuntimeError):
 
 
 class DonatedError(PytreemodError, RuntimeError):
-    """An array was used whose memory an earlier call had given away."""
+    """Code used an array whose memory an earlier call had donated."""
 
 
 class FileError(PytreemodError, ValueError):
-    """A file is damaged, is of another kind than it should be, or cannot hold what it is given."""
+    """A file is damaged, is of another kind than expected, or cannot store a value."""
 
 
 class FileAccessError(FileError, OSError):
     """The system refuses to read or write a file: it is a folder, the disk is full."""
 
-    # OSError would show the number of the error alone, once that is set.
+    # OSError would show only the number of the error, once that is set.
     __str__ = Exception.__str__
 
 
 class FileMissingError(FileAccessError, FileNotFoundError):
-    """There is no file, or no folder to put it in."""
+    """A file is missing, or the folder to write it to."""
 
 
 class FilePermissionError(FileAccessError, PermissionError):
-    """A file may not be read or written by this user."""
+    """This user may not read or write a file."""
 
 
 class EquinoxFileError(FileError, RuntimeError):
@@ -151,7 +151,7 @@ class EquinoxFileError(FileError, RuntimeError):
 
 
 class DamagedFileWarning(UserWarning):
-    """The newest file of a training run is damaged, and the one before it was taken."""
+    """The newest file of a training run is damaged, and the one before it was loaded."""
 
 
 class SurplusStepsWarning(UserWarning):
@@ -159,10 +159,10 @@ class SurplusStepsWarning(UserWarning):
 
 
 class LostUpdateWarning(UserWarning):
-    """A State was used up, and what replaced it is lost.
+    """A State was used up, and its successor is lost.
 
-    Inside a transform: it does not come out. Outside: it came out of a jitted call, was neither
-    read nor passed on, and the same function is called with the old State again.
+    Inside a transform: the successor is not returned. Outside: a jitted call returned it, it was
+    neither read nor passed on, and the same function is called with the old State again.
     """
 
 
@@ -187,8 +187,8 @@ def warn(category: type[Warning], where: object, *rest: str, **options: Any) -> 
 
     Args:
         category: the class of the warning.
-        where: as [`explain`][pytreemod.errors.explain] takes it; or the whole message, alone.
-        *rest: what was expected, and what was given.
+        where: as for [`explain`][pytreemod.errors.explain]; or only the complete message.
+        *rest: the expected and the given value.
         **options: `places=`, `hint=` and `most=`.
     """
     text = explain(where, *rest, **options) if rest else str(where)
@@ -199,7 +199,7 @@ def warn(category: type[Warning], where: object, *rest: str, **options: Any) -> 
 
 
 def _is_machinery(file: str) -> bool:
-    """Whether a file is of this package, of what it calls users' functions through, or Python's."""
+    """Whether a file is of this package, of a package that calls users' functions, or Python's."""
     packages = [sys.modules.get(name) for name in ("pytreemod", "jax", "jaxtyping")]
     ours = [os.path.dirname(package.__file__ or "") for package in packages if package is not None]
     is_python = file.startswith(os.path.dirname(os.__file__)) and "site-packages" not in file
@@ -218,18 +218,18 @@ def explain(
     hint: str | Sequence[str] = (),
     most: int = MAX_PLACES,
 ) -> str:
-    """Lay out an error text: `{where}: expected {expected}, got {got}.`, places, then the hint.
+    """Format an error message: `{where}: expected {expected}, got {got}.`, paths, then the hint.
 
     Args:
         where: the layer's repr, or `function(argument)`.
-        expected: what would have been right.
-        got: what came instead, in short form (`f32[7,3]`, never a whole array).
-        places: one line for each place concerned; after `most`, "and N more".
+        expected: what would have been correct.
+        got: the given value, in short form (`f32[7,3]`, never a complete array).
+        places: one line for each path; after `most`, "and N more".
         hint: a sentence, then lines of code that the reader can paste.
-        most: how many places are shown: more than five where they are a table to work through.
+        most: the maximal number of paths shown: more than five in a table to work through.
 
     Returns:
-        The text, several lines long.
+        The message, with several lines.
 
     Examples:
         >>> print(explain("f(x)", "an array", "'a'", hint="write", places=["x[0]: 'a'"]))
@@ -248,14 +248,14 @@ def explain(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What is appended to an unknown name: the one that may have been meant, if there is one.
+    """Return a suggestion for an unknown name, if a known one is similar.
 
     Args:
-        name: as it was written.
-        known: the names that there are.
+        name: the unknown name.
+        known: the known names.
 
     Returns:
-        The text; empty if none is near.
+        A string to append to the name; empty if no name is similar.
 
     Examples:
         >>> nearest("modle", ["model", "x"]), nearest("y", ["model", "x"])
@@ -266,15 +266,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def meant(names: Iterable[str], known: Iterable[str], line: str) -> list[str]:
-    """A hint with the line to write, if a misspelt name is near a known one.
+    """Return a hint with a line to write, if a misspelled name is similar to a known one.
 
     Args:
-        names: as they were written; the first that is near to something counts.
-        known: the names that there are.
+        names: the given names; the first one with a similar name is used.
+        known: the known names.
         line: the code, with `{}` for the name.
 
     Returns:
-        The hint; empty if nothing is near.
+        The hint; empty if no name is similar.
 
     Examples:
         >>> meant(["modle"], ["model", "x"], 'donate="{}"')
@@ -286,14 +286,14 @@ def meant(names: Iterable[str], known: Iterable[str], line: str) -> list[str]:
 
 
 def explain_depth(where: str, places: Iterable[str] = ()) -> str:
-    """Lay out an error text for a tree that is nested deeper than Python's stack.
+    """Format an error message for a tree that is nested deeper than Python's recursion limit.
 
     Args:
         where: the function.
-        places: the way to what is too deep.
+        places: the path of the part that is too deep.
 
     Returns:
-        The text, several lines long.
+        The message, with several lines.
     """
     return explain(
         where,
@@ -314,7 +314,7 @@ _SHORT_DTYPES = (
 
 
 def describe(value: Any) -> str:
-    """A value in short form for an error text: `f32[7,3]` for arrays, a clipped repr otherwise.
+    """Return a value in short form for a message: `f32[7,3]` for arrays, a clipped repr otherwise.
 
     Args:
         value: anything.
@@ -343,7 +343,7 @@ def describe(value: Any) -> str:
 
 
 def with_article(name: str) -> str:
-    """A class's name after `a` or `an`, as pronounced.
+    """Return a class's name after `a` or `an`, as pronounced.
 
     Args:
         name: the name of a class.
@@ -352,15 +352,15 @@ def with_article(name: str) -> str:
         >>> with_article("Linear"), with_article("Embedding"), with_article("MLP")
         ('a Linear', 'an Embedding', 'an MLP')
     """
-    # What begins with two capitals, or with a word of consonants, is spelled: an em-el-pee, an
-    # ar-en-gee.
+    # A name that begins with two capitals, or with a word of consonants, is spelled out: an
+    # em-el-pee, an ar-en-gee.
     is_spelled = re.match(r"[A-Z]([A-Z]|[^aeiouyA-Z]+([A-Z]|$))", name)
     vowels = "AEFHILMNORSX" if is_spelled else "AEIOaeio"
     return f"an {name}" if name[:1] in tuple(vowels) else f"a {name}"
 
 
 def short_dtype(dtype: Any) -> str:
-    """`float32` as `f32`, `bfloat16` as `bf16`, and so on.
+    """Return `float32` as `f32`, `bfloat16` as `bf16`, and so on.
 
     Args:
         dtype: a NumPy or JAX dtype.

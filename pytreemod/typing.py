@@ -1,7 +1,7 @@
-"""Names for the types that pytreemod's signatures speak of.
+"""Names for the types in pytreemod's signatures.
 
-Owns: aliases, and what of JAX and Python a strict type checker stumbles over, under names that it
-accepts. Imports nothing of pytreemod.
+Owns: aliases, and the parts of JAX and Python that a strict type checker rejects, under names that
+it accepts. Imports nothing of pytreemod.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import jax
 import jax.core
 from jaxtyping import Array, ArrayLike, Key, Shaped, UInt32
 
-# JAX annotates its functions in part only, and a strict checker passes each gap on to every
-# caller. What goes through its tree functions is any tree anyway; `untyped_jax` is for those whose
+# JAX annotates its functions only in part, and a strict checker passes each gap on to every caller.
+# The arguments of its tree functions are any trees anyway; `untyped_jax` is for functions whose
 # results would have no type at all.
 jtu: Any = jax.tree_util
 untyped_jax: Any = jax
 
-# A generic class in JAX's annotations, and not in its code.
+# A generic class in JAX's annotations, but not in its code.
 Tracer: type[Any] = jax.core.Tracer
 
 PyTree: TypeAlias = Any
@@ -29,10 +29,10 @@ IsLeaf: TypeAlias = Callable[[Any], bool] | None
 """A predicate that says where to stop descending, or None."""
 
 Where: TypeAlias = Callable[[Any], Any]
-"""A function from a tree to the node, or the sequence of nodes, that is meant."""
+"""A function from a tree to a node, or to a sequence of nodes."""
 
 KeyPath: TypeAlias = tuple[Any, ...]
-"""The keys on the way to a node, as `jax.tree_util` gives them."""
+"""The keys from the root to a node, as in `jax.tree_util`."""
 
 AxisName: TypeAlias = Any
 """The name of a mapped axis: any hashable."""

@@ -1,12 +1,12 @@
 """Room `io`: trees on disk.
 
-Owns: checkpoint files (what is in one, how it is written whole or not at all, what a load does for
-each leaf), and the other doors to the same table of paths: Equinox's files, dicts of leaves by
-name, PyTorch's state dicts.
+Owns: checkpoint files (their contents, the atomic write, the checks of a load for each leaf), and
+the other formats of the same table of paths: Equinox's files, dicts of leaves by name, PyTorch's
+state dicts.
 
-May import everything below it (`nn`, `transform`, `state`, `module`, `tree`); nothing imports it
-but the front door, which does so when one of its names is first asked for.
+May import everything below it (`nn`, `transform`, `state`, `module`, `tree`). Only the top-level
+package imports it, when one of its names is first requested.
 
-Promises: nothing is imported or executed because a file says so; a file that is damaged, or of
-another model, is told with its path, and leaves nothing half loaded.
+Promises: no file can make anything be imported or executed. A file that is damaged, or of another
+model, raises an error with its path, and leaves nothing half loaded.
 """

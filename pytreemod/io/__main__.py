@@ -1,9 +1,9 @@
 """`python -m pytreemod.io show FILE`, `python -m pytreemod.io diff FILE FILE`.
 
-What is in a file, or in a folder of files, as a table to be read; and how two differ.
+The first prints the contents of a file, or of a folder of files, as a table; the second prints how
+two of them differ.
 
-No array is read to show a file. To tell whether two arrays are the same their checksums do, where
-both files have them.
+Showing a file reads no array. Two arrays are compared by their checksums if both files have them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pytreemod.io.tables import Leaf, Table, form_text, shown_name
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line.
+    """Run the command line.
 
     Args:
-        arguments: what stands behind the name of the program.
+    arguments: the arguments after the name of the program.
 
     Returns:
         0; 1 if two files differ; 2 for a file that cannot be read.
@@ -56,14 +56,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show_file(path: StrPath, *, config: bool = False) -> str:
-    """The table of a file: name, dtype and shape of each leaf, and its size.
+    """Return the table of a file: name, dtype and shape of each leaf, and its size.
 
     Args:
-        path: of the file or folder.
-        config: whether to list the classes and the configuration as well.
+    path: the path of the file or folder.
+    config: whether to list the classes and the configuration, too.
 
     Raises:
-        FileError: the file is damaged, or there is none.
+    FileError: if the file is damaged or missing.
     """
     where = f"show({shown_path(path)})"
     with open_arrays(path) as file, depth_errors(where):
@@ -86,7 +86,7 @@ def show_file(path: StrPath, *, config: bool = False) -> str:
 
 
 def _classes_in(table: Table) -> list[tuple[str, str]]:
-    # The mark of a name that is not registered is for a load without `like`.
+    # The mark of an unregistered name matters only for a load without `like`.
     pairs = table.classes.items()
     return [(shown_name(name), str(cls).removeprefix("?")) for name, cls in pairs]
 

@@ -1,9 +1,9 @@
-"""The file system: opening a file, replacing one in a single step, removing what a kill left.
+"""The file system: open a file, replace one in a single step, remove what a killed process left.
 
-Owns: the only way to open a file for reading, and the translation of the system's errors. A path is
-only ever that of a regular file: opening a pipe would wait for ever, and replacing a device would
+Owns: the only way to open a file for reading, and the translation of the system's errors. A path
+always leads to a regular file: opening a pipe would wait forever, and replacing a device would
 remove it. [`replacement`][pytreemod.io.access.replacement] writes another file and renames it: a
-reader of the path sees the old file or the new one, whole, also after a kill.
+reader of the path sees all of the old file or all of the new one, even after a kill.
 [`remove_leftovers`][pytreemod.io.access.remove_leftovers] removes files that a killed process was
 writing; a living process shows that it is alive by a lock on its file.
 """
@@ -35,7 +35,7 @@ from pytreemod.errors import (
 
 try:
     import fcntl
-except ImportError:  # Windows, which lets nobody remove a file that is open
+except ImportError:  # Windows, which does not allow an open file to be removed
     fcntl = None
 
 StrPath = str | os.PathLike[str]
@@ -45,22 +45,22 @@ _CLASSES = ((FileNotFoundError, FileMissingError), (PermissionError, FilePermiss
 
 
 def checked_path(path: Any, *, or_folder: bool = False) -> str:
-    """The path of a file as a string.
+    """Return the path of a file as a string.
 
     Args:
-        path: a string, or what `os.PathLike` describes.
-        or_folder: whether it may be the path of a folder.
+        path: a string or an `os.PathLike`.
+        or_folder: whether the path of a folder is accepted.
 
     Returns:
         The string.
 
     Raises:
-        ArgumentError: it is no path.
-        FileAccessError: it can only be one of a folder.
+        ArgumentError: if it is no path.
+        FileAccessError: if it can only be the path of a folder.
     """
     text = os.fspath(cast(str, path)) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or "\0" in text:
-        hint = ["the path comes first, as a text:", 'pm.save("model.safetensors", tree)']
+        hint = ["the path comes first, as a string:", 'pm.save("model.safetensors", tree)']
         raise ArgumentError("path", "the path of a file", describe(path), hint=hint)
     if not os.path.basename(text) and not (or_folder and text):
         raise FileAccessError(shown(text) or "''", "the path of a file", "a folder")
@@ -68,10 +68,10 @@ def checked_path(path: Any, *, or_folder: bool = False) -> str:
 
 
 def shown(text: str) -> str:
-    """A path, or the name of an array, as an error shows it: as it is, if that is readable.
+    """Return a path, or the name of an array, for an error: unchanged if it is readable.
 
     Args:
-        text: which may come from anywhere, and hold anything.
+        text: any string, from any source.
 
     Returns:
         A single line.
@@ -80,28 +80,28 @@ def shown(text: str) -> str:
 
 
 def shown_path(path: Any) -> str:
-    """The path of a file or folder as errors show it: `'model.safetensors'`.
+    """Return the path of a file or folder as errors show it: `'model.safetensors'`.
 
     Raises:
-        ArgumentError: it is no path.
+        ArgumentError: if it is no path.
     """
     return repr(shown(checked_path(path, or_folder=True)))
 
 
 @contextmanager
 def system_errors(path: str, expected: str, *, is_new: bool = False) -> Generator[None]:
-    """Raise what the system refuses inside the block as an error of this library.
+    """Raise the system's errors inside the block as errors of this library.
 
     Args:
-        path: the file that the reader asked for, whatever file the system refused.
-        expected: what would have been right.
-        is_new: whether the file need not be there, but its folder.
+        path: the file that the user asked for, whichever file the system refused.
+        expected: what would have been correct.
+        is_new: whether only the folder of the file must exist.
 
     Yields:
         Nothing.
 
     Raises:
-        FileAccessError: or the subclass that fits.
+        FileAccessError: or a subclass of it, if the system refuses.
     """
     try:
         yield
@@ -119,15 +119,15 @@ def system_errors(path: str, expected: str, *, is_new: bool = False) -> Generato
 
 @contextmanager
 def depth_errors(where: str) -> Generator[None]:
-    """Tell of what is nested deeper than Python's stack as an error of `where`.
+    """Raise an error of `where` if the block exceeds Python's recursion limit.
 
-    Every walk of a tree, and of JSON, that is done for a file goes as deep as the tree does.
+    Every walk of a tree or of JSON for a file recurses as deep as the tree.
 
     Args:
         where: the call.
 
     Raises:
-        FileError: what is inside the `with` is too deep.
+        FileError: if the tree or the JSON inside the `with` is too deep.
     """
     try:
         yield
@@ -136,7 +136,7 @@ def depth_errors(where: str) -> Generator[None]:
 
 
 def _hint_missing(path: str, is_new: bool) -> Sequence[str]:
-    """What to do about a path that leads nowhere, as far as it shows."""
+    """Return a hint for a path that does not exist."""
     if is_of_shell(path):
         return HINT_SHELL
     folder = os.path.dirname(path)
@@ -144,7 +144,7 @@ def _hint_missing(path: str, is_new: bool) -> Sequence[str]:
         return ("make its folder first:", f"os.makedirs({shown(folder)!r}, exist_ok=True)")
     if is_new or not os.path.isdir(folder or os.curdir):
         return ()
-    # What is near, among the files of the folder.
+    # Suggest similar names among the files of the folder.
     there = [os.path.join(folder, name) for name in os.listdir(folder or os.curdir)]
     return meant([path], there, '"{}"')
 
@@ -153,21 +153,21 @@ HINT_SHELL = ("only shells know what ~ is:", "os.path.expanduser(path)")
 
 
 def is_of_shell(path: str) -> bool:
-    """Whether a path begins with what a shell would take for somebody's home."""
+    """Whether a shell would read the path as one of a home folder."""
     return path.startswith("~")
 
 
 def regular_status(path: str) -> os.stat_result | None:
-    """What the system knows of a file; None if there is none.
+    """Return the status of a file; None if the file does not exist.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Returns:
         The status of the file that the path leads to.
 
     Raises:
-        FileAccessError: it leads to a folder, a pipe or a device.
+        FileAccessError: if it leads to a folder, a pipe or a device.
     """
     try:
         status = os.stat(path)
@@ -183,13 +183,13 @@ def open_to_read(path: str) -> io.FileIO:
     """Open a file for reading, without a buffer.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Returns:
         The file.
 
     Raises:
-        FileAccessError: the system refuses; FileMissingError: there is none.
+        FileAccessError: if the system refuses; FileMissingError: if the file does not exist.
     """
     with system_errors(path, "a file to read"):
         regular_status(path)
@@ -197,28 +197,28 @@ def open_to_read(path: str) -> io.FileIO:
 
 
 _LONGEST_NAME = 200
-"""In bytes; systems allow 255, of which the ending takes some."""
+"""In bytes; systems allow 255, and the ending needs some of them."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def replacement(path: str, size: int, *, durable: bool) -> Generator[io.FileIO]:
-    """Write a file that takes the place of the one at `path` when the block ends well.
+    """Write a file that replaces the one at `path` when the block succeeds.
 
-    It is written beside that one. When the block fails it is removed, and the old file is left as
-    it was. A killed process leaves it behind, with a name that says what it is.
+    The new file is written next to the old one. If the block fails, the new file is removed, and
+    the old file is unchanged. A killed process leaves it behind, under a recognizable name.
 
     Args:
-        path: where the file will be; a symbolic link stays, and what it leads to is replaced.
-        size: of the file, in bytes.
-        durable: whether to wait until the disk has it, so that a power cut leaves one of the two.
+        path: the path to write; for a symbolic link, its target is replaced.
+        size: the size of the file, in bytes.
+        durable: whether to wait for the disk, so that a power cut leaves one of the two files.
 
     Yields:
         The file, open for writing without a buffer.
 
     Raises:
-        FileAccessError: the system refuses, or the path leads to a folder or a device.
+        FileAccessError: if the system refuses, or the path leads to a folder or a device.
     """
     with system_errors(path, "a file that can be written", is_new=True):
         old = status_to_replace(path)
@@ -232,21 +232,21 @@ def replacement(path: str, size: int, *, durable: bool) -> Generator[io.FileIO]:
 
 
 def status_to_replace(path: str) -> os.stat_result | None:
-    """What the system knows of a file that is to be replaced; None if there is none.
+    """Return the status of a file to be replaced; None if the file does not exist.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Returns:
         The status of the file that the path leads to.
 
     Raises:
-        FileAccessError: it leads to a folder, a pipe or a device; FilePermissionError: it may not
-            be written.
+        FileAccessError: if it leads to a folder, a pipe or a device; FilePermissionError: if it is
+            read-only.
     """
     old = regular_status(path)
     if old is not None and not os.access(path, os.W_OK):
-        # To rename asks for permission on the folder only.
+        # Renaming needs only the permission to write to the folder.
         expected, got = "a file that can be written", "one that is read-only"
         raise FilePermissionError(shown(path), expected, got)
     return old
@@ -256,19 +256,19 @@ def status_to_replace(path: str) -> os.stat_result | None:
 def new_file(
     path: str, size: int, *, old: os.stat_result | None, durable: bool
 ) -> Generator[io.FileIO]:
-    """Write a file that is not there yet; when the block fails it is removed.
+    """Write a file that does not exist yet; it is removed if the block fails.
 
     Args:
-        path: where it will be.
-        size: in bytes, if it is known.
-        old: the status of a file that has the permissions that this one gets.
+        path: the path of the file.
+        size: its size in bytes, if known.
+        old: the status of a file whose permissions this one gets.
         durable: whether to wait until the disk has it.
 
     Yields:
         The file, open for writing without a buffer.
 
     Raises:
-        OSError: the system refuses.
+        OSError: if the system refuses.
     """
     file = _create(path, old)
     try:
@@ -283,7 +283,7 @@ def new_file(
 
 
 def replace_file(path: str, target: str) -> None:
-    """Give a file another name, where there may be one; if it cannot be, the file is removed."""
+    """Rename a file, over an existing one; if that fails, remove it."""
     try:
         os.replace(path, target)
     except BaseException:
@@ -292,17 +292,17 @@ def replace_file(path: str, target: str) -> None:
 
 
 def remove_file(path: str) -> None:
-    """Remove a file if it is there, and may be removed."""
+    """Remove a file if it exists and may be removed."""
     with suppress(OSError):
         os.unlink(path)
 
 
 def name_beside(target: str, token: str | None = None) -> str:
-    """A name that cannot be guessed, in the same folder: only there a rename is one step.
+    """Return an unguessable name in the same folder: only there a rename is one step.
 
     Args:
         target: the path that the file will get.
-        token: what is not guessed, as `secrets.token_hex(8)` makes it, if several share it.
+        token: the unguessable part, from `secrets.token_hex(8)`, if several files share it.
 
     Returns:
         The path.
@@ -313,13 +313,13 @@ def name_beside(target: str, token: str | None = None) -> str:
 
 
 def _create(path: str, old: os.stat_result | None) -> io.FileIO:
-    """A new file with the permissions of the old one, or those that a new file gets."""
+    """Create a file with the permissions of the old one, or those of a new file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    # Nobody else may open it before the permissions are those of the old one.
+    # No other user may open it before it has the permissions of the old one.
     file = io.FileIO(os.open(path, flags, 0o666 if old is None else 0o600), "r+")
     show_alive(file.fileno())
     if old is not None:
-        # Who may not give files away keeps what is written; and not every system has owners.
+        # A user who may not give files away keeps the new one; some systems have no owners.
         with suppress(OSError, AttributeError):
             os.fchown(file.fileno(), old.st_uid, old.st_gid)
         with suppress(OSError, AttributeError):
@@ -328,23 +328,23 @@ def _create(path: str, old: os.stat_result | None) -> io.FileIO:
 
 
 def _reserve(file: io.FileIO, size: int) -> None:
-    """Take the room on the disk at once, if the size is known.
+    """Reserve the space on the disk at once, if the size is known.
 
-    A disk that is too full says so before anything was written, and writing takes a third less
-    than with room that is found page by page.
+    A full disk then fails before anything is written, and writing takes a third less time than
+    with space that is allocated page by page.
     """
     try:
         os.posix_fallocate(file.fileno(), 0, size)
     except AttributeError:
-        return  # not every system has it
+        return  # not every system supports it
     except OSError as error:
-        # Nor every kind of disk; those are found to be full when they are.
+        # Not every kind of disk supports it; those fail when they are full.
         if error.errno in _NO_ROOM:
             raise
 
 
 def synchronize_folder(folder: str) -> None:
-    """Let the disk have the new names, too, on systems on which folders can be opened."""
+    """Make the disk store the new names, too, on systems where folders can be opened."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -354,19 +354,19 @@ def synchronize_folder(folder: str) -> None:
 
 
 BESIDE = re.compile(r"(.+)\.saving-([0-9a-f]{16})")
-"""A file that is being written: the name that it will get, and what makes this one unique."""
+"""A file that is being written: the name that it will get, and a unique token."""
 _YOUNG = 60.0
-"""Seconds; who has just made a file may not have shown yet that it is alive."""
+"""Seconds; a process that just made a file may not have shown yet that it is alive."""
 _OLD = 24 * 3600.0
-"""Seconds; where nobody can show it, a file that was left alone for so long is nobody's."""
+"""Seconds; without locks, a file that is unchanged for this long is abandoned."""
 
 
 def show_alive(descriptor: int) -> None:
-    """Show that somebody is writing a file, for as long as it is open.
+    """Show that a process is writing a file, for as long as the file is open.
 
     Args:
-        descriptor: of the open file. The system lets go of it when the process ends, however that
-            comes about.
+        descriptor: the descriptor of the open file. The system releases the lock when the process
+            ends, for whatever reason.
     """
     if fcntl is not None:
         # Not every kind of disk has locks.
@@ -376,10 +376,10 @@ def show_alive(descriptor: int) -> None:
 
 @contextmanager
 def locked_folder(folder: str) -> Generator[None]:
-    """Be the only one in a folder, among those who ask; where the system has no locks, one of them.
+    """Exclude other callers of this function from a folder; without locks, do nothing.
 
     Args:
-        folder: its path.
+        folder: the path of the folder.
 
     Yields:
         Nothing.
@@ -398,33 +398,33 @@ def locked_folder(folder: str) -> Generator[None]:
 
 
 def remove_leftovers(folder: StrPath, is_ours: Callable[[str], bool]) -> None:
-    """Remove what was being written when a process was killed.
+    """Remove files that were being written when a process was killed.
 
     Args:
-        folder: where to look; not below it.
-        is_ours: whether a file may be removed, by the name that it would have got.
+        folder: the folder to search, without its subfolders.
+        is_ours: whether a file may be removed, given the name that it would have got.
 
     Raises:
-        FileAccessError: the folder cannot be read.
+        FileAccessError: if the folder cannot be read.
     """
     with system_errors(os.fspath(folder), "a folder to read"), os.scandir(folder) as entries:
         for entry in entries:
             found = BESIDE.fullmatch(entry.name)
             if found is not None and is_ours(found[1]):
-                # Another process may remove it first; and who may not remove it need not.
+                # Another process may remove it first, and this user may lack the permission.
                 with suppress(OSError):
                     if is_abandoned(entry.path):
                         os.unlink(entry.path)
 
 
 def is_abandoned(path: str) -> bool:
-    """Whether who was writing a file is dead, as far as it can be known.
+    """Whether the process that was writing a file is dead, as far as can be known.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Raises:
-        OSError: the file is gone, or may not be opened.
+        OSError: if the file is gone, or may not be opened.
     """
     age = time.time() - os.stat(path).st_mtime
     if age < _YOUNG:

@@ -1,15 +1,14 @@
-"""Configuration as JSON, and back: what a model is, apart from its arrays.
+"""Configuration as JSON, and back: everything that a model is, apart from its arrays.
 
-What JSON has (None, bools, numbers, strings) is written as itself. Everything else is a dict with
-one key, which says what it is: `{"tuple": [...]}`, `{"dtype": "float32"}`,
-`{"function": "jax.nn.relu"}`.
+JSON's own values (None, bools, numbers, strings) are written unchanged. Every other value is a dict
+with one key, its kind: `{"tuple": [...]}`, `{"dtype": "float32"}`, `{"function": "jax.nn.relu"}`.
 
-Classes and functions are written by name, and a name is looked up in tables that this process has
-filled ([`register_for_files`][pytreemod.register_for_files]) and nowhere else: no file can make
-anything be imported. From the start the tables have the library's layers, the functions of
-`jax.nn` and the elementwise ones of `jax.numpy`, and Python's own types. A name that is not
-registered is written as `"?name"`: it can be compared, and not rebuilt. So can
-`{"unknown": [class, text]}`, for what cannot be written at all.
+Classes and functions are written by name. A name is looked up only in tables that this process
+filled ([`register_for_files`][pytreemod.register_for_files]): no file can cause an import. At the
+start the tables have the library's layers, the functions of `jax.nn`, the elementwise ones of
+`jax.numpy`, and Python's own types. An unregistered name is written as `"?name"`: it can be
+compared, but not rebuilt. The same is true of `{"unknown": [class, text]}`, for values that JSON
+cannot represent.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ from pytreemod.tree.paths import PathName
 from pytreemod.typing import class_of
 
 Json: TypeAlias = Any
-"""What `json.dumps` takes: None, bool, int, float, str, list, dict with strings as keys."""
+"""A value for `json.dumps`: None, bool, int, float, str, list, dict with string keys."""
 MEMBERS = "<members>"
-"""Beside the fields: how many axes the arrays have more than when a value was made of them."""
+"""Next to the fields: how many axes of members the arrays have beside those of one value."""
 CLASS_VERSION = "<version>"
-"""Beside the fields: the version of the class, if that is not 1."""
+"""Next to the fields: the version of the class, if it is not 1."""
 
 _FUNCTIONS: tuple[Any, ...] = (
     types.FunctionType,
@@ -77,17 +76,17 @@ _SHOWN = 8
 _LONGEST = 100
 """How many characters an error shows of one value."""
 _LARGEST = 2**63
-"""JSON has no limit; readers in other languages have."""
+"""JSON has no limit, but readers in other languages have one."""
 
 
 class ConfigurationWriter:
-    """Writes values; one for each file, for it numbers the tokens that have no name."""
+    """Writes values; one writer per file, because it numbers the tokens that have no name."""
 
     def __init__(self) -> None:
         self.unnamed: dict[int, tuple[Unnamed, int]] = {}
 
     def write(self, value: Any) -> Json:
-        """A value of configuration as JSON."""
+        """Return a value of configuration as JSON."""
         kind = class_of(value)
         if value is None or kind is bool or kind is str:
             return value
@@ -103,13 +102,13 @@ class ConfigurationWriter:
 
     def _items(self, value: Any, kind: type) -> list[Json]:
         written = [self.write(item) for item in value]
-        # A set has no order, and two files of one model should be the same.
+        # A set has no order, but two files of one model should be equal.
         return sorted(written, key=json.dumps) if kind in (set, frozenset) else written
 
     def _write_rare(self, value: Any, kind: Any) -> Json:
         dtype = dtype_of(value)
         if dtype is not None and _is_told_by_name(dtype):
-            # Which spelling it was decides what a rebuilt model has; it makes no difference else.
+            # The spelling is needed only to rebuild a model.
             spelling = "numpy" if isinstance(value, np.dtype) else "type"
             return {"dtype": dtype.name, "spelling": spelling}
         if isinstance(value, Unnamed):
@@ -147,7 +146,7 @@ class ConfigurationWriter:
 
 
 def _is_member(value: Any) -> bool:
-    """Whether it is one of an enum; a sum of flags is none, and has no name of its own."""
+    """Whether it is a member of an enum; a sum of flags has no name of its own."""
     return isinstance(value, enum.Enum) and value.name in type(value).__members__
 
 
@@ -156,36 +155,36 @@ def _is_plain_scalar(value: Any) -> bool:
 
 
 def _is_told_by_name(dtype: Any) -> bool:
-    """Whether its name says all of a dtype: not of texts, of dates, of another order of bytes."""
+    """Whether its name describes the dtype fully: not for strings, dates, or big-endian ones."""
     return can_be_written(dtype) and dtype == dtype.newbyteorder("=")
 
 
 def name_of(thing: Any) -> str:
-    """How a class or a function is written: its registered name, or `"?name"`."""
+    """Return the written form of a class or function: its registered name, or `"?name"`."""
     name = registered_name(thing)
     if name is not None:
         return name
-    # The question mark says: by this it can be told from others, and not be found.
+    # The question mark says that the name serves to compare, not to look up.
     return "?" + str(own_name(thing) or "function")
 
 
 def _text_of(value: Any) -> str:
-    """What tells a value from others of its class, as far as its repr does."""
+    """Return a string that distinguishes a value from others of its class, as its repr does."""
     if isinstance(value, (np.ndarray, jax.Array)):
         # A repr leaves out most of a large array.
         return f"{describe(value)} {zlib.crc32(np.asarray(cast('Any', value)).tobytes()):x}"
-    # Devices are of this machine, and the file is for others, too; what follows from the rest of a
-    # tree, in whatever form that is, says nothing of its own.
+    # Devices belong to this machine, but the file is for others, too. A value that follows from
+    # the rest of the tree adds no information.
     is_local = isinstance(value, (jax.sharding.Sharding, jax.sharding.Mesh))
     is_local = is_local or hasattr(class_of(value), "__follows_from_the_tree__")
     return "" if is_local else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def describe_json(value: Json) -> str:
-    """Written configuration, for an error text: as it would be written in a program.
+    """Return written configuration for an error message: as a program would write it.
 
     Args:
-        value: what stands in a file, which may be anything.
+        value: a part of a file, which may be anything.
 
     Examples:
         >>> describe_json({"partial": [{"function": "jax.nn.gelu"}, [], {"dict": [["a", 1]]}]})
@@ -196,7 +195,7 @@ def describe_json(value: Json) -> str:
     kind, content = next(iter(cast("dict[str, Any]", value).items()))
     try:
         text = _shown(kind, content)
-    # It is about to be refused: whatever is wrong with it is no reason to fail here.
+    # The value is about to be refused; a fault in it is no reason to fail here.
     except Exception:
         return describe(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
@@ -222,7 +221,7 @@ def _shown(kind: str, content: Any) -> str:
         left, right = _BRACKETS[kind]
         comma = "," if kind == "tuple" and len(content) == 1 else ""
         return f"{left}{_shown_items(content)}{comma}{right}"
-    # What is left are values of Python's own, which print as they are written.
+    # The other values are Python's own, and print as they are written.
     return repr(ConfigurationReader("").read({kind: content}, ""))
 
 
@@ -250,11 +249,11 @@ def _joined(texts: list[str], everything: list[Any]) -> str:
 
 
 def are_same(a: Json, b: Json) -> bool:
-    """Whether two written values are one, as far as the file tells.
+    """Whether two written values are equal, as far as the file shows.
 
-    A class or a function that was registered in one process only is compared by its own name.
+    A class or function that was registered in only one process is compared by its own name.
     """
-    # Before all else, for 1, 1.0 and True are equal to Python.
+    # First, because Python compares 1, 1.0 and True as equal.
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -276,7 +275,7 @@ def are_same(a: Json, b: Json) -> bool:
     if isinstance(a, list):
         items, others = cast("list[Any]", a), cast("list[Any]", b)
         return len(items) == len(others) and all(map(are_same, items, others))
-    # By the text, for zeros have signs.
+    # By their strings, because zeros have signs.
     return repr(a) == repr(b)
 
 
@@ -286,7 +285,7 @@ def _are_pairs(*values: Json) -> bool:
 
 
 def are_same_name(a: Any, b: Any) -> bool:
-    """Whether two written names are of one thing."""
+    """Whether two written names are of the same class or function."""
     if a == b:
         return True
     texts = isinstance(a, str) and isinstance(b, str)
@@ -296,7 +295,7 @@ def are_same_name(a: Any, b: Any) -> bool:
 
 
 class ConfigurationReader:
-    """Rebuilds values from JSON; one for each file, for tokens without a name are told apart.
+    """Rebuilds values from JSON; one reader per file, to distinguish tokens without a name.
 
     Args:
         where: the call, for errors.
@@ -307,14 +306,14 @@ class ConfigurationReader:
         self.unnamed: dict[int, Unnamed] = {}
 
     def read(self, value: Json, path: str) -> Any:
-        """The value that was written.
+        """Return the value that was written.
 
         Args:
-            value: what was written.
-            path: where it stands in the tree.
+            value: its JSON.
+            path: its path in the tree.
 
         Raises:
-            FileError: it names what is not registered, or is malformed.
+            FileError: if it names something that is not registered, or is malformed.
         """
         if not isinstance(value, dict):
             if isinstance(value, list):
@@ -329,13 +328,13 @@ class ConfigurationReader:
             return read(self, written[kind], path, written)
         except (FileError, RecursionError):
             raise
-        # Whatever is wrong with it, it is the file's fault.
+        # Every failure here is a fault of the file.
         except Exception as error:
             raise self.malformed(path, value) from error
 
     def named(self, name: Any, path: str, what: type | tuple[type, ...] | None = None) -> Any:
-        """The class or function of a registered name."""
-        # It may have got its name after the file was written.
+        """Return the class or function of a registered name."""
+        # It may have been registered after the file was written.
         found = registered_as(name.lstrip("?")) if isinstance(name, str) else None
         if found is None:
             raise self._unregistered(name, path)
@@ -344,7 +343,7 @@ class ConfigurationReader:
         return found
 
     def malformed(self, path: str, value: Any) -> FileError:
-        """The error for a part that no writer wrote so."""
+        """Return the error for a part that no writer writes."""
         return FileError(
             self.where, "a description that `pm.save` wrote", f"{describe(value)} at {path}"
         )
@@ -353,7 +352,7 @@ class ConfigurationReader:
         own = str(name).lstrip("?")
         last = own.rpartition(".")[2]
         hint = ["give a model that has it:"]
-        # A lambda has no name that it could be found by.
+        # A lambda has no name to look it up by.
         if last.isidentifier():
             hint = ["register it, or give a model of the same structure:"]
             hint += [f"pm.register_for_files({last})"]
@@ -367,7 +366,7 @@ class ConfigurationReader:
         return FileError(
             self.where,
             "configuration that a file can hold",
-            f"{describe_json(written)}, of which the file has this text alone",
+            f"{describe_json(written)}, of which the file has only this string",
             places=[path or "<root>"],
             hint=["give a model that has it:", "pm.load(path, like)"],
         )
@@ -379,7 +378,7 @@ class ConfigurationReader:
         return {self.read(k, path): self.read(v, f"{path}[{k!r}]") for k, v in items}
 
     def _dtype(self, name: str, path: str, written: dict[str, Any]) -> Any:
-        # Not by `np.dtype`, which takes codes of its own, such as "O" for objects.
+        # Not by `np.dtype`, which accepts other codes, such as "O" for objects.
         scalar: Any = getattr(jnp, "bool_" if name == "bool" else name)
         dtype: Any = scalar.dtype
         if not isinstance(dtype, np.dtype):
@@ -416,7 +415,7 @@ class ConfigurationReader:
             return restore_checked(cls, values, config, self.where, path)
         made = object.__new__(cls)
         for name, value in values.items():
-            # Past `__init__` and `__setattr__`, for it may be frozen.
+            # Past `__init__` and `__setattr__`, because it may be frozen.
             object.__setattr__(made, name, value)
         return made
 
@@ -435,17 +434,17 @@ class ConfigurationReader:
 def restore_checked(
     cls: Any, values: dict[str, Any], config: tuple[str, ...], where: str, path: str
 ) -> Any:
-    """A Module of values that a file has, as its class allows.
+    """Build a Module from the values of a file, with the checks of its class.
 
     Args:
         cls: a registered class.
-        values: of all of its fields.
-        config: which of them are configuration.
+        values: the values of all of its fields.
+        config: the names of the configuration fields.
         where: the call, for errors.
-        path: where it stands in the tree.
+        path: its path in the tree.
 
     Raises:
-        FileError: it has no instances, or refuses these values.
+        FileError: if the class has no instances, or refuses these values.
     """
     schema = cls.__record__
     if schema.refusal is not None:
@@ -468,7 +467,7 @@ def restore_checked(
 _Read: TypeAlias = Callable[[ConfigurationReader, Any, str, dict[str, Any]], Any]
 
 # pyright: reportPrivateUsage=false
-# The table is the reader's own other half.
+# The table is the other half of the reader.
 _READERS: dict[str, _Read] = {
     "int": lambda reader, text, path, _: int(text, 16),
     "float": lambda reader, text, path, _: float(text),
@@ -503,7 +502,7 @@ _ELEMENTWISE = (
     "expm1 floor log log10 log1p log2 logaddexp maximum mean minimum negative rint round sign sin "
     "sinc sinh sqrt square sum tan tanh add subtract multiply divide power max min prod"
 )
-# Through these, one array is tied to another.
+# A tie may read an array through these.
 _OF_SHAPES = (
     "broadcast_to concatenate expand_dims flip matrix_transpose moveaxis permute_dims ravel repeat "
     "reshape roll squeeze stack swapaxes tile transpose tril triu"
@@ -516,22 +515,22 @@ _POLICIES = (
 
 
 class _Names:
-    """What has a name, both ways."""
+    """Names of classes and functions, in both directions."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.things: dict[str, Any] = {}
-        # By id, for not all of them can be hashed; the other table keeps them alive.
+        # By id, because some cannot be hashed; the other table keeps them alive.
         self.names: dict[int, str] = {}
 
     def add(self, name: str, thing: Any) -> None:
-        """Name something; what has a name keeps that, and can be found by both."""
+        """Name something; it keeps an earlier name, too, and both names find it."""
         with self.lock:
             self.things[name] = thing
             self.names.setdefault(id(thing), name)
 
     def rename(self, name: str, thing: Any) -> None:
-        """Name something, and take the name from what had it."""
+        """Name something, and remove the name from its earlier owner."""
         with self.lock:
             old = self.things.get(name)
             if old is not None and self.names.get(id(old)) == name:
@@ -542,14 +541,14 @@ class _Names:
 
 def _add_all(table: _Names, prefix: str, room: Any, names: str | list[str]) -> None:
     for name in names.split() if isinstance(names, str) else names:
-        # Older versions of JAX lack some.
+        # Older versions of JAX do not have all of them.
         if hasattr(room, name):
             table.add(f"{prefix}.{name}", getattr(room, name))
 
 
 @ft.cache
 def _table() -> _Names:
-    """The tables, made when a file is first written or read."""
+    """Return the tables, which are made when a file is first written or read."""
     table = _Names()
     for builtin in (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple):
         table.add(builtin.__name__, builtin)
@@ -567,7 +566,7 @@ def _table() -> _Names:
     table.add(f"{_OWN}.Constrained", Constrained)
     for name, thing in KINDS.items():
         table.add(f"{_OWN}.constraints.{name}", thing)
-    # A default that has no public name.
+    # A default without a public name.
     table.add(f"{_OWN}.nn.identity", identity)
     table.add(f"{_OWN}.nn.concatenate", concatenate)
     formulas = [n for n, f in vars(functional).items() if n[0] != "_" and callable(f)]
@@ -581,13 +580,13 @@ def _table() -> _Names:
 
 
 def registered_name(thing: Any) -> str | None:
-    """The name that files have for a class or a function; None if it was given none."""
-    # A variant, made for some instances, is written as the class that it passes for.
+    """Return the name of a class or function in files; None if it is not registered."""
+    # A variant, made for some instances, is written as the class that it represents.
     return _table().names.get(id(getattr(thing, "__passes_for__", thing)))
 
 
 def registered_as(name: str) -> Any:
-    """The class or function of a name in a file; None if no such name is registered."""
+    """Return the class or function of a name in a file; None if the name is not registered."""
     return _table().things.get(name)
 
 
@@ -596,28 +595,27 @@ def register_for_files(thing: _T, *, name: str | None = None) -> _T: ...
 @overload
 def register_for_files(*, name: str | None = None) -> Callable[[_T], _T]: ...
 def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
-    """Let a file name a class or a function, so that `pm.load(path)` can rebuild what has it.
+    """Register a class or a function, so that `pm.load(path)` can rebuild values that use it.
 
-    Only [`load`][pytreemod.load] without `like` needs it. The library's layers, `jax.nn`'s
-    functions and those of `jax.numpy` that work on each element, or on shapes, are registered
-    already, and so are Python's own types, such as `float` and `list`.
+    Only [`load`][pytreemod.load] without `like` needs it. Already registered are the library's
+    layers, the functions of `jax.nn`, and those of `jax.numpy` that are elementwise or act on
+    shapes. So are Python's own types, such as `float` and `list`.
 
     **Laws.** For a tree `t` whose classes and functions are registered, `save(path, t)` followed by
-    `load(path)` gives `t`. What a file names, and nobody registered, is refused: nothing is
-    imported because a file says so.
+    `load(path)` gives `t`. A load refuses unregistered names: no file can cause an import.
 
     Args:
-        thing: a Module class, a named tuple, a dataclass, an enum; or a function. Returned as it
-            is, so that this can stand as a decorator.
-        name: what files call it: its own name if None. It should stay the same for as long as the
-            files are to be read, wherever the class moves to.
+        thing: a Module class, a named tuple, a dataclass, an enum, or a function. It is returned
+            unchanged, so that you can use this function as a decorator.
+        name: the name in files; None means its own name. Keep it for as long as the files are to be
+            read, even if the class moves.
 
     Returns:
-        `thing`; without it, a decorator.
+        `thing`; without `thing`, a decorator.
 
     Raises:
-        ArgumentError: `thing` is no class and no function, or the name is none, or belongs to
-            another.
+        ArgumentError: if `thing` is neither a class nor a function, or has no valid name, or the
+            name belongs to another one.
 
     Examples:
         >>> import pytreemod as pm
@@ -645,14 +643,14 @@ def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
 
 
 def own_name(thing: Any) -> str | None:
-    """The name that a class or a function has in Python; None if it has none."""
+    """Return the Python name of a class or function; None if it has none."""
     name = getattr(thing, "__qualname__", getattr(thing, "__name__", None))
     return name.rpartition("<locals>.")[2] if isinstance(name, str) else None
 
 
 def _check_name(where: str, name: Any, thing: Any) -> None:
     if not isinstance(name, str) or not name.strip():
-        expected = "a text that is not empty"
+        expected = "a string that is not empty"
         raise ArgumentError("register_for_files(name)", expected, describe(name))
     hint = ["choose another:", 'pm.register_for_files(thing, name="project.Name")']
     if name.partition(".")[0] in (_OWN, "jax") or name.startswith("?"):
@@ -660,16 +658,16 @@ def _check_name(where: str, name: Any, thing: Any) -> None:
         raise ArgumentError(where, expected, repr(name), hint=hint)
     old = registered_as(name)
     if old is not None and old is not thing and not is_redefined(old, thing):
-        text = f"{name!r}, which stands for {'.'.join(_source_of(old))}"
+        text = f"{name!r}, which names {'.'.join(_source_of(old))}"
         raise ArgumentError(where, "a name that is free", text, hint=hint)
 
 
 def is_redefined(old: Any, thing: Any) -> bool:
-    """Whether one is the other, defined again: as by a cell of a notebook that is run twice."""
+    """Whether one is the other, defined again: for example by running a notebook cell twice."""
     name = own_name(thing)
     if name is None or type(old) is not type(thing) or _source_of(old) != _source_of(thing):
         return False
-    # Lambdas are all called the same.
+    # All lambdas have the same name.
     codes = [getattr(function, "__code__", function) for function in (old, thing)]
     return not name.endswith("<lambda>") or codes[0] == codes[1]
 

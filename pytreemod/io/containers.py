@@ -1,9 +1,9 @@
-"""A file of arrays with names, and texts about them; it knows nothing of trees.
+"""A file of named arrays, with strings about them; this file knows nothing of trees.
 
-Owns: how such a file is written and read. It is a file of safetensors, which other tools read, with
-a checksum for each array. An array that is in the host's memory is written from there; of others
-there is one copy at a time, and the next ones are fetched meanwhile, as many bytes as the largest
-array has. What was read is the reader's own: the file may change or go.
+Owns: the writing and reading of such a file. It is a safetensors file, which other tools can read,
+with a checksum for each array. An array in the host's memory is written from there. Of any other
+array there is one copy at a time. Meanwhile the next arrays are fetched, up to the bytes of the
+largest one. Arrays that were read are independent of the file, which may change or be removed.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ def write_container(
     *,
     durable: bool = False,
 ) -> None:
-    """Write arrays into a file that takes the place of the one at `path` in one step.
+    """Write arrays into a file that replaces the one at `path` in one step.
 
-    A process that is killed leaves the old file, whole. So does a power cut if `durable`; else it
-    may leave neither: then the checksums tell.
+    If the process is killed, the old file is unchanged. The same is true of a power cut if
+    `durable`; otherwise both files may be damaged, which the checksums show.
 
     Args:
-        path: of the file.
-        arrays: JAX or NumPy arrays by name; or, one by one, what makes them when their turn comes.
-        metadata: texts by name.
-        durable: whether to wait until the disk has everything. The time that takes is the disk's.
+        path: the path of the file.
+        arrays: JAX or NumPy arrays by name; or sources that make them one at a time.
+        metadata: strings by name.
+        durable: whether to wait until the disk has everything; the time depends on the disk.
 
     Raises:
-        ArgumentError: something is given that no file can hold.
-        DonatedError: the memory of an array was given away.
-        FileAccessError: the system refuses; the old file is as it was.
+        ArgumentError: if an argument cannot be written to a file.
+        DonatedError: if the memory of an array was donated.
+        FileAccessError: if the system refuses; the old file is unchanged.
 
     Examples:
         >>> import tempfile
@@ -92,15 +92,15 @@ def write_container(
 
 
 class FileDraft:
-    """A file that is yet to be written; it is known what will be where.
+    """A file that is not written yet, but whose layout is known.
 
     Args:
-        path: of the file, for the errors.
+        path: the path of the file, for errors.
         sources: the arrays.
-        metadata: texts by name.
+        metadata: strings by name.
 
     Raises:
-        ArgumentError: something is given that no file can hold.
+        ArgumentError: if an argument cannot be written to a file.
     """
 
     size: int
@@ -119,7 +119,7 @@ class FileDraft:
     def write(self, file: io.FileIO) -> None:
         """Write all of it into an empty file."""
         order = sorted(range(len(self._sources)), key=lambda i: self._places[i])
-        # The header comes last, when the checksums are known. A part of a file has none.
+        # The header comes last, when the checksums are known. A partial file has none.
         file.seek(len(self._header))
         checksums = _write_arrays(file, self._path, [self._sources[i] for i in order])
         seal_header(self._header, [checksum for _, checksum in sorted(zip(order, checksums))])
@@ -128,7 +128,7 @@ class FileDraft:
 
 
 def array_sources(arrays: Mapping[str, Any] | Iterable[ArraySource]) -> list[ArraySource]:
-    """Where the arrays that will be written come from, which may be there already, by name."""
+    """Return the sources of the arrays to write; the arrays themselves may be given, by name."""
     if not isinstance(arrays, Mapping):
         return [*arrays]
     by_name = cast(Mapping[str, Any], arrays)
@@ -136,20 +136,20 @@ def array_sources(arrays: Mapping[str, Any] | Iterable[ArraySource]) -> list[Arr
 
 
 def _write_arrays(file: io.FileIO, path: str, sources: list[ArraySource]) -> list[int]:
-    """Write one after the other; returns their checksums."""
+    """Write the arrays one after another, and return their checksums."""
     checksums: list[int] = []
     with ThreadPoolExecutor(1) as pool:
         for data in host_bytes(path, sources):
             checksums.append(_write_summed(file, data, pool))
-            del data  # or it would be kept alive while the next one is fetched
+            del data  # else it would stay alive while the next one is fetched
     return checksums
 
 
 def _write_summed(file: io.FileIO, data: memoryview, pool: ThreadPoolExecutor) -> int:
-    """Write the bytes of an array; returns their checksum.
+    """Write the bytes of an array, and return their checksum.
 
-    Another thread computes it while the system copies the bytes: 1 GB takes 0.82 of the time, as
-    long as without checksums. `_SUMMED_BESIDE = math.inf` switches it off.
+    Another thread computes it while the system copies the bytes. With it, 1 GB takes 0.82 of the
+    time, as long as without checksums. `_SUMMED_BESIDE = math.inf` switches it off.
     """
     summing = _started(pool, data) if len(data) >= _SUMMED_BESIDE else None
     if summing is None:
@@ -163,12 +163,12 @@ def _write_summed(file: io.FileIO, data: memoryview, pool: ThreadPoolExecutor) -
     return summing.result()
 
 
-# Bytes. For less, handing them over takes as long as summing them; on one core there is no beside.
+# Bytes. Handing over fewer takes as long as summing them; on one core nothing runs in parallel.
 _SUMMED_BESIDE = BLOCK_BYTES if (os.cpu_count() or 1) > 1 else math.inf
 
 
 def _started(pool: ThreadPoolExecutor, data: memoryview) -> Future[int] | None:
-    """The checksum as it is being computed; None when the interpreter ends and starts no thread."""
+    """Start to compute the checksum; None if the interpreter is exiting and starts no thread."""
     try:
         return pool.submit(_summed, data)
     except RuntimeError:
@@ -183,7 +183,7 @@ def _summed(data: memoryview) -> int:
 
 
 def write_all(file: io.FileIO, data: memoryview) -> None:
-    """Write bytes where a file is, all of them."""
+    """Write all of the bytes at the position of a file."""
     # The system may write less than it is given.
     while len(data):
         data = data[file.write(data) :]
@@ -197,9 +197,9 @@ class Container:
     """
 
     entries: dict[str, FileEntry]
-    """What arrays there are, by name."""
+    """The arrays, by name."""
     metadata: dict[str, str]
-    """Texts by name."""
+    """Strings by name."""
 
     def __init__(self, path: str, file: io.FileIO, header: FileHeader, verify: bool) -> None:
         self.entries, self.metadata = header
@@ -210,15 +210,16 @@ class Container:
         """Open a file and read its header.
 
         Args:
-            path: of the file.
-            verify: whether to compare the checksum of each array that is read; that of the header
-                is compared in any case.
+            path: the path of the file.
+            verify: whether to compare the checksum of each array that is read. The checksum of the
+                header is always compared.
 
         Returns:
-            The file, to be closed; or used in a `with`.
+            The open file. Close it, or use it in a `with`.
 
         Raises:
-            FileError: it is no file of arrays, or damaged; FileMissingError: there is none.
+            FileError: if it is not a file of arrays, or is damaged; FileMissingError: if there is
+                none.
         """
         path = checked_path(path)
         file = open_to_read(path)
@@ -226,7 +227,7 @@ class Container:
             with system_errors(path, "a file to read"):
                 header = _read_header(path, file)
             return cls(path, file, header, verify)
-        # An interrupt, too: nobody else has the file yet.
+        # Also for an interrupt: no other code has the file yet.
         except BaseException:
             file.close()
             raise
@@ -235,14 +236,14 @@ class Container:
         """Read one array, and nothing else of the file.
 
         Args:
-            name: of the array; one of `entries`.
+            name: the name of the array; one of `entries`.
 
         Returns:
-            A new array in memory of its own, which begins at a multiple of 64: there
-            `jax.device_put` takes it as it is, without a copy, if the device is the CPU.
+            A new array in its own memory, at an address that is a multiple of 64. If the device is
+            the CPU, `jax.device_put` uses that memory without a copy.
 
         Raises:
-            FileError: the file is damaged, or has changed since it was opened.
+            FileError: if the file is damaged, or has changed since it was opened.
         """
         entry = self.entries[name]
         data = _aligned(entry.stop - entry.start)
@@ -258,7 +259,7 @@ class Container:
         return data.view(entry.dtype).reshape(entry.shape)
 
     def close(self) -> None:
-        """Close the file; arrays that were read stay."""
+        """Close the file; arrays that were read remain valid."""
         self._file.close()
 
     def __enter__(self) -> Container:
@@ -274,7 +275,7 @@ class Container:
 
 
 class FileArrays(Mapping[str, Any]):
-    """The arrays of an open file by name; each is read when it is asked for."""
+    """The arrays of an open file by name; each is read when it is accessed."""
 
     def __init__(self, file: Container):
         self._file = file
@@ -292,8 +293,8 @@ class FileArrays(Mapping[str, Any]):
 
 
 def _aligned(size: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """Memory for so many bytes."""
-    # At an address of which JAX takes memory over on a CPU without a copy; NumPy promises less.
+    """Allocate a number of bytes."""
+    # At an address whose memory JAX uses on a CPU without a copy; NumPy aligns less strictly.
     data = np.empty(size + ALIGNMENT, np.uint8)
     begin = -data.ctypes.data % ALIGNMENT
     return data[begin : begin + size]
@@ -303,7 +304,7 @@ def _read_header(path: str, file: io.FileIO) -> FileHeader:
     size = os.fstat(file.fileno()).st_size
     head = bytearray(min(size, LENGTH + 1))
     _read_into(path, file, 0, memoryview(head))
-    # The header is as long as the file at most, before there is memory for it.
+    # Before memory is allocated: a header is at most as long as its file.
     header = bytearray(check_length(path, bytes(head), size))
     _read_into(path, file, 0, memoryview(header))
     return parse_header(path, bytes(header), size)
@@ -312,7 +313,7 @@ def _read_header(path: str, file: io.FileIO) -> FileHeader:
 def _read_into(
     path: str, file: io.FileIO, start: int, data: memoryview, verify: bool = False
 ) -> int:
-    """Fill `data` with what is in the file from `start` on; returns its checksum, if asked for."""
+    """Fill `data` from the file, beginning at `start`; return its checksum if `verify`."""
     if not verify:
         _read_block(path, file, start, data)
         return 0
@@ -325,7 +326,7 @@ def _read_into(
 
 
 def _read_block(path: str, file: io.FileIO, start: int, block: memoryview) -> None:
-    # The system may read less than it is asked for.
+    # The system may read less than it was asked for.
     while len(block):
         count = _read_at(file, start, block)
         if not count:
@@ -346,19 +347,19 @@ def _read_from(file: io.FileIO, start: int, data: memoryview) -> int:
     return os.preadv(file.fileno(), [data], start)
 
 
-# Not every system reads at a place without moving the file's own there, which threads share.
+# Some systems can read at an offset only by moving the file's position, which threads share.
 _read_at = _read_from if hasattr(os, "preadv") else _seek_and_read
 
 
 def check_sources(path: str, sources: Iterable[ArraySource]) -> None:
-    """Check that everything can be written, before anything is.
+    """Check that everything can be written, before the first write.
 
     Args:
-        path: of the file or folder, for the errors.
+        path: the path of the file or folder, for errors.
         sources: the arrays.
 
     Raises:
-        ArgumentError: a name comes twice, or is none, or an array is not one of numbers.
+        ArgumentError: if a name is invalid or repeated, or an array is not numeric.
     """
     names: set[str] = set()
     for source in sources:
@@ -381,7 +382,7 @@ def _check_metadata(path: str, metadata: Mapping[str, str]) -> None:
 
 
 def _check_text(path: str, text: Any) -> None:
-    # A lone surrogate is a part of a str, and no text that a file could hold.
+    # A lone surrogate can be in a str, but no file can contain it.
     try:
         str.encode(text)
     except (TypeError, UnicodeEncodeError) as error:
@@ -393,54 +394,54 @@ def _refused(path: str, expected: str, got: str, name: str) -> ArgumentError:
 
 
 class ArraySource(NamedTuple):
-    """An array that will be written: what it is, and how to get it."""
+    """An array that will be written: its form, and how to get it."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     make: Callable[[], Any]
-    """Gives a JAX or NumPy array; called once, when its turn comes."""
+    """Return a JAX or NumPy array; called once, when it is written."""
 
     @property
     def nbytes(self) -> int:
-        """Of the array in memory, and in the file."""
+        """The bytes of the array, in memory and in the file."""
         return prod(self.shape) * self.dtype.itemsize
 
     @classmethod
     def of(cls, name: str, value: Any) -> ArraySource:
-        """An array that is there already."""
+        """Return the source of an existing array."""
         if not hasattr(value, "dtype") or not hasattr(value, "shape"):
             value = np.asarray(value)
         return cls(name, value.dtype, tuple(value.shape), lambda: value)
 
 
 def host_bytes(path: str, sources: Sequence[ArraySource]) -> Iterator[memoryview]:
-    """The bytes of each array in turn, as a file holds them: little-endian, in the order of C.
+    """Yield the bytes of each array as a file has them: little-endian, in C order.
 
     Args:
-        path: of the file, for the errors.
+        path: the path of the file, for errors.
         sources: the arrays.
 
     Yields:
-        The bytes of one; they are read before the next ones are asked for.
+        The bytes of one array. Read them before you ask for the next ones.
 
     Raises:
-        ArgumentError: what a source makes is not what it was said to be.
-        DonatedError: the memory of an array was given away.
+        ArgumentError: if a source makes an array of another form than announced.
+        DonatedError: if the memory of an array was donated.
     """
     limit = max((source.nbytes for source in sources), default=0)
     waiting = deque(sources)
     coming: deque[tuple[ArraySource, Any]] = deque()
     under_way = 0
     while waiting or coming:
-        # The next ones are on their way while this one is written.
+        # The next ones are transferred while this one is written.
         while waiting and (not coming or under_way + waiting[0].nbytes <= limit):
             source = waiting.popleft()
             coming.append((source, _start(path, source)))
             under_way += source.nbytes
         source, started = coming.popleft()
         array = _on_host(started)
-        # From here on nothing but the view that is handed out keeps a copy alive.
+        # From here on only the yielded view keeps a copy alive.
         del started
         yield bytes_of(array)
         del array
@@ -448,7 +449,7 @@ def host_bytes(path: str, sources: Sequence[ArraySource]) -> Iterator[memoryview
 
 
 def _start(path: str, source: ArraySource) -> Any:
-    """The array, on its way to the host if it is not there."""
+    """Return the array, after starting its transfer to the host if it is elsewhere."""
     value = source.make()
     _check_made(path, source, value)
     if not isinstance(value, jax.Array) or not value.is_fully_replicated:
@@ -460,21 +461,21 @@ def _start(path: str, source: ArraySource) -> Any:
 
 
 def _wanted() -> Any:
-    """A transfer to the host that was asked for, whatever guards against those that were not."""
+    """Allow a transfer to the host that the user asked for, despite a transfer guard."""
     return jax.transfer_guard_device_to_host("allow")
 
 
 def _fleeting(value: jax.Array) -> jax.Array:
-    """An array on one device that nobody else has, if it is not on the host as it stands in a file.
+    """Return a private alias of an array, unless the host has its bytes as a file needs them.
 
-    An array keeps what was once copied to the host for as long as it lives itself, and so a whole
-    model would pile up there. This one has the same memory on the device, and goes at once.
+    An array caches its copy on the host for as long as it lives, so a whole model would pile up
+    there. The alias has the same memory on the device, and is deleted at once.
     """
     (device,) = value.devices()
     if device.platform != "cpu":
         return jax.device_put(value, device)
-    # On the CPU it is the packed dtypes that are copied. If the memory were the same, JAX 0.10
-    # would free the copies with Python's next garbage only.
+    # On the CPU only packed dtypes are copied. If they shared memory, JAX 0.10 would free the
+    # copies only at Python's next garbage collection.
     return value if has_code(value.dtype) else jax.device_put(value, device, may_alias=False)
 
 
@@ -490,13 +491,13 @@ def _on_host(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def bytes_of(array: np.ndarray[Any, np.dtype[Any]]) -> memoryview:
-    """The bytes of an array, little-endian and in the order of C.
+    """Return the bytes of an array, little-endian and in C order.
 
     Args:
-        array: of any dtype and order.
+        array: an array of any dtype and order.
 
     Returns:
-        Those of the array itself, or of a copy if their order is another.
+        The bytes of the array itself, or of a copy if their order differs.
     """
     plain = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
     # (pyright takes arrays for buffers from Python 3.12 on only.)
@@ -504,12 +505,12 @@ def bytes_of(array: np.ndarray[Any, np.dtype[Any]]) -> memoryview:
 
 
 def is_whole_here(array: jax.Array) -> bool:
-    """Whether this process has all numbers of an array, which may be on other hosts as well."""
+    """Whether this process has all numbers of an array, which other hosts may have as well."""
     return array.is_fully_addressable or array.is_fully_replicated
 
 
 def _check_made(path: str, source: ArraySource, value: Any) -> None:
-    """What was made is what the header says, and has values that are here."""
+    """Check that an array has the form that the header says, and values that are on this host."""
     kind, expected, got = ArgumentError, "", ""
     if isinstance(value, Tracer):
         expected, got = "an array with values", f"{describe(value)}, traced"

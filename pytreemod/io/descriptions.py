@@ -1,23 +1,26 @@
-"""A tree as JSON, and back: its nodes, its configuration, and the name of each leaf.
+"""Conversion of a tree to JSON and back: its nodes, configuration, and the name of each leaf.
 
     None                                   None
     {"list": [...]}, {"tuple": [...]}      containers; the items are nodes
-    {"dict": [[key, node], ...]}           keys are configuration; "ordered", "default" likewise
+    {"dict": [[key, node], ...]}           keys are configuration; likewise "ordered", "default"
     {"module": [class, {field: node}, {field: configuration}]}
-                                           roles and precisions that were given, how many were
-                                           made as one, and the version of the class are
-                                           configuration, too
+
+Configuration includes the roles and precisions of an instance, its number of member axes, and the
+version of its class.
+
     {"struct": [...]}                      the same for other dataclasses that are nodes
     {"named": [class, [[field, node], ...]]}
     {"state": [[marker, class, name, node], ...]}
-                                           and a list of the ranks that the value was made with,
-                                           if it has others: such as for members
-    {"node": [class, [[step, node], ...]]} any other: can be compared, and not rebuilt
+
+A row of a State ends with the ranks that its value was made with, if they differ from its ranks
+now, for example for members.
+
+    {"node": [class, [[step, node], ...]]} any other: can be compared, but not rebuilt
     {"leaf": name, "is": kind, ...}        see `leaf_form`
 
-Shapes and dtypes are with the arrays. To rebuild a tree, classes and functions are looked up by
-their registered names. Of a class only its checks run, when all of its fields are there: neither
-`__init__`, which may draw random numbers, nor converters, which ran before the file was written.
+Shapes and dtypes are stored with the arrays. To rebuild a tree, classes and functions are looked up
+by their registered names. Of a class only its checks run, after all of its fields are set. Neither
+`__init__`, which may draw random numbers, nor converters run: these ran before the save.
 """
 
 from __future__ import annotations
@@ -87,7 +90,7 @@ class Description(NamedTuple):
     """Its leaves by name, in JAX's order."""
 
     names: list[Name]
-    """The names of these leaves, not as text."""
+    """The names of these leaves, as tuples of components."""
 
     nodes: dict[Name, Any]
     """Its Modules by name."""
@@ -115,7 +118,7 @@ class _Writer:
     def __init__(self, where: str):
         self.where = where
         self.path: KeyPath = ()
-        """Where the walk is."""
+        """The current path of the walk."""
         self.leaves: dict[str, Any] = {}
         self.names: list[Name] = []
         self.nodes: dict[Name, Any] = {}
@@ -134,7 +137,7 @@ class _Writer:
         members = members_of_ties(node)
         if members:
             self.members |= {(*path, *at): n for at, n in members.items()}
-        # In JAX's order, which is that of the leaves.
+        # In JAX's order, which is the order of the leaves.
         of_key = self.words.of_key
         written = [self.node(x, (*path, key), name + of_key(key)) for key, x in children]
         keys = [key for key, _ in children]
@@ -193,7 +196,7 @@ class _Writer:
 
     def _dict(self, node: Any, kind: type, keys: list[Any], written: list[Json]) -> Json:
         by_key = {key.key: json for key, json in zip(keys, written, strict=True)}
-        # In the dict's own order, which is no part of a pytree, but the reader's.
+        # In the dict's own order, which JAX ignores, but a user may rely on.
         pairs = [[self.configuration.write(key), by_key[key]] for key in node]
         if kind is defaultdict:
             return {"default": [self.configuration.write(node.default_factory), pairs]}
@@ -223,19 +226,19 @@ class _Writer:
 
 
 _OLD_BATCH_NORM = {"ema_first_time_index", "state_index", "channelwise_affine", "momentum"}
-"""Beside `mode`, by which fields one is known that was written before it counted its batches."""
+"""With `mode`: the fields that identify a BatchNorm written before it counted its batches."""
 
 
 def renew_modes(tree: Json) -> None:
-    """Call the mode of each `BatchNorm` as it is called now, in a description as it was read.
+    """Give the mode of each `BatchNorm` its current name, in a description from a file.
 
-    Without a counter of batches there was one mode with PyTorch's running statistics, "batch". It
-    is called "torch" now, and "batch" is Equinox's.
+    Before the counter of batches there was one mode with PyTorch's running statistics, "batch". It
+    is now called "torch", and "batch" is Equinox's.
 
     Args:
-        tree: what `describe_tree` wrote, now or then; it is changed.
+        tree: the result of `describe_tree`, of any version; it is changed in place.
     """
-    # By a list, for a description may be deeper than Python's recursion.
+    # By a list, because a description may be deeper than Python's recursion limit.
     left = [tree]
     while left:
         node = left.pop()
@@ -256,9 +259,9 @@ def _names(precision: Precision) -> list[str]:
 
 
 def leaf_form(leaf: Any) -> dict[str, Json]:
-    """What a leaf is, beside its numbers: `{"is": "jax"}`, `"numpy"`, `"scalar"`, `"key"`.
+    """Return the kind of a leaf: `{"is": "jax"}`, `"numpy"`, `"scalar"`, `"key"`.
 
-    Empty for what is no array: a Python number, a text.
+    Empty for a leaf that is not an array: a Python number, a string.
     """
     if isinstance(leaf, np.ndarray):
         return {"is": "numpy"}
@@ -277,8 +280,8 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
     """Refuse a leaf whose values cannot be written.
 
     Raises:
-        FileError: an array is traced, was donated, or other hosts alone have parts of it; or a leaf
-            is an object of which a file could hold the text alone.
+    FileError: if an array is traced, was donated, or has parts only on other hosts; or if a leaf
+        is an object of which a file could store only the repr.
     """
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         if not leaf_form(leaf) and _is_opaque(ConfigurationWriter().write(leaf)):
@@ -302,10 +305,10 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
 
 
 def _is_opaque(written: Json) -> bool:
-    """Whether a value, or a part of it, was written as a text that is no value."""
+    """Whether a value, or a part of it, was written as a string without a value."""
     if isinstance(written, dict):
         parts = cast("dict[str, Json]", written)
-        # What lies on devices of this machine has no text at all.
+        # Values that belong to the devices of this machine have no string.
         return bool(parts.get("unknown", ("", ""))[1]) or any(map(_is_opaque, parts.values()))
     return isinstance(written, list) and any(map(_is_opaque, cast("list[Json]", written)))
 
@@ -323,28 +326,28 @@ def _opaque(name: str, leaf: Any, where: str) -> FileError:
 
 
 ReadLeaf: TypeAlias = Callable[[str, dict[str, Json]], Any]
-"""Gives the leaf of a name, by the form that its node tells."""
+"""Return the leaf of a name, given the form in its node."""
 
 
 def rebuild_tree(tree: Json, read_leaf: ReadLeaf, where: str) -> Any:
-    """The tree that was described.
+    """Rebuild a tree from its description.
 
     Args:
-        tree: what `describe_tree` wrote.
-        read_leaf: gives the arrays.
+        tree: the result of `describe_tree`.
+        read_leaf: returns the array of a leaf.
         where: the call, for errors.
 
     Raises:
-        FileError: the description names what is not registered, or is malformed.
+        FileError: if the description names something that is not registered, or is malformed.
     """
     rebuilder = _Rebuilder(read_leaf, where)
     made = rebuilder.node(tree, "")
     try:
-        # The places say all that the ties are.
+        # The paths determine the ties.
         return retie(made, rebuilder.members) if rebuilder.has_ties else made
     except RecursionError:
         raise
-    # Paths that lead nowhere are the file's fault.
+    # Paths that do not exist are a fault of the file.
     except Exception as error:
         raise rebuilder.reader.malformed("<root>", tree) from error
 
@@ -371,7 +374,7 @@ class _Rebuilder:
             return _NODES[kind](self, written[kind], path)
         except (PytreemodError, RecursionError):
             raise
-        # Whatever is wrong with it, it is the file's fault.
+        # Every failure here is a fault of the file.
         except Exception as error:
             raise self.reader.malformed(path or "<root>", node) from error
 
@@ -413,7 +416,7 @@ class _Rebuilder:
             if not isinstance(token, PathName):
                 raise self.reader.malformed(path, name)
             value = self.node(node, _join(path, token))
-            # A stream checks its own.
+            # A stream checks its own ranks.
             ranks = () if issubclass(cls, RngStream) else ranks_of(value)
             if told:
                 (made,) = told
@@ -439,7 +442,7 @@ class _Rebuilder:
         values = self._values(cls, data, config, path, schema.fields)
         told = set(values)
         try:
-            # Fields that the class has got since, with defaults for what knows nothing of them.
+            # Fill fields that the class gained since, if their defaults mean the old behavior.
             fill_defaults(schema, values)
         except FieldError as error:
             raise self._other_fields(path, cls, [*data, *config], list(schema.fields)) from error
@@ -457,14 +460,14 @@ class _Rebuilder:
             raise FileError(str(error)) from error
 
     def _members(self, config: dict[str, Any], path: str) -> int:
-        """How many axes are of members that were made as one."""
+        """Return how many axes belong to members that were made as one."""
         members = config.get(MEMBERS, 0)
         if type(members) is not int or members < 0:
             raise self.reader.malformed(path or "<root>", members)
         return members
 
     def _precisions(self, config: dict[str, Any], path: str) -> dict[str, Precision | None]:
-        """The precisions that the node was given, by method; empty if there are none."""
+        """Return the precisions that the node was given, by method; empty if there are none."""
         if PRECISION not in config:
             return {}
         pairs = self.reader.read(config[PRECISION], path)
@@ -474,7 +477,7 @@ class _Rebuilder:
             raise FileError(str(error)) from error
 
     def _said(self, config: dict[str, Any], note: str, path: str) -> tuple[Any, ...]:
-        """What the node says of its leaves, in the form in which it stores that."""
+        """Return the notes of a node about its leaves, in their stored form."""
         said = self.reader.read(config[note], path)
         # Its readers rely on the form.
         if not all(text and isinstance(text, str) and _are_steps(steps) for steps, text in said):
@@ -482,7 +485,7 @@ class _Rebuilder:
         return said
 
     def _constrain(self, cls: Any, values: dict[str, Any], told: set[str], path: str) -> None:
-        """Bring in a file's constrained value: the field was not constrained yet, or resolved."""
+        """Assign a constrained value of a file: without a constraint yet, or resolved."""
         for field, constraint in cls.__record__.constraints.items():
             where, value = f"{cls.__qualname__}.{field}", values[field]
             is_built = field not in told
@@ -496,7 +499,7 @@ class _Rebuilder:
     def _struct(self, content: list[Any], path: str) -> Any:
         name, data, config = content
         cls: Any = self.reader.named(name, path, object)
-        # It would be made past its checks.
+        # It would be made without its checks.
         if issubclass(cls, Module):
             raise self.reader.malformed(path or "<root>", name)
         fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -505,7 +508,7 @@ class _Rebuilder:
             raise self._other_fields(path, cls, list(values), list(fields))
         made = object.__new__(cls)
         for field, value in values.items():
-            # Past its `__setattr__`, for it may be frozen.
+            # Past its `__setattr__`, because it may be frozen.
             object.__setattr__(made, field, value)
         return made
 
@@ -536,14 +539,14 @@ class _Rebuilder:
             ", ".join(got) or "none",
             places=[path or "<root>"],
             hint=[
-                "the class was another one when the file was written; build it, then:",
+                "the class has changed since the file was written; build it, then:",
                 "pm.load(path, like, strict=False)",
             ],
         )
 
 
 # pyright: reportPrivateUsage=false
-# The table is the rebuilder's own other half.
+# The table is the other half of the rebuilder.
 _NODES: dict[str, Callable[[_Rebuilder, Any, str], Any]] = {
     "list": _Rebuilder._list,
     "tuple": _Rebuilder._tuple,

@@ -1,7 +1,7 @@
-"""`diff`: how two trees, or files, differ.
+"""`diff`: the differences between two trees, or files.
 
-Both are tables from names to leaves and configuration (`tables`), and tables are compared; values
-are read one leaf at a time.
+Both are turned into tables from names to leaves and configuration (`tables`), and the tables are
+compared; values are read one leaf at a time.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ class ChangedValues(NamedTuple):
     """An array whose numbers differ.
 
     Attributes:
-        name: of the leaf.
-        largest: the largest difference; NaN where one of two numbers is NaN.
-        relative: that, divided by the largest number of the first array; infinity if that is zero.
+        name: the name of the leaf.
+        largest: the largest difference; NaN if one of two numbers is NaN.
+        relative: `largest` divided by the largest number of the first array; infinity if that is
+            zero.
         differing: how many numbers differ.
-        size: how many there are.
+        size: how many numbers the array has.
     """
 
     name: str
@@ -60,17 +61,17 @@ class ChangedValues(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Diff:
-    """What [`diff`][pytreemod.diff] gives: false if there is no difference.
+    """The result of [`diff`][pytreemod.diff]: false if there is no difference.
 
     Fields:
         added: leaves that only the second tree has, each with its form.
         removed: leaves that only the first tree has, each with its form.
-        classes: nodes of another class, with both.
-        configuration: what is configured otherwise, leaves that are not arrays included, with both
+        classes: nodes of different classes, with both classes.
+        configuration: different configuration, including leaves that are not arrays, with both
             values.
-        shapes: leaves of another shape, with both forms.
-        dtypes: leaves of another dtype, or kind, with both forms.
-        values: leaves with other numbers: how far apart, and how many.
+        shapes: leaves of different shapes, with both forms.
+        dtypes: leaves of different dtypes or kinds, with both forms.
+        values: leaves with different numbers: how far apart, and how many.
         equal: how many leaves are equal.
 
     Examples:
@@ -95,7 +96,7 @@ class Diff:
         if not self:
             return f"Diff: none in {self.equal} leaves"
         if not self.equal and self.added and self.removed and not (self.values or self.shapes):
-            # Of two trees that have nothing in common, a list of both would say no more.
+            # For two trees that have nothing in common, a list of both would add nothing.
             counts = len(self.removed), len(self.added)
             both = " and ".join(f"{n} lea{'f' if n == 1 else 'ves'}" for n in counts)
             return f"Diff: all differs: {both}, without a common name"
@@ -107,24 +108,24 @@ class Diff:
 
 
 def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
-    """How two trees, or files, differ: by name, what was added, removed and changed.
+    """Compare two trees, or files, by name: list the added, removed and changed leaves.
 
     Leaves have the names of [`named_leaves`][pytreemod.named_leaves]. Numbers are compared one
-    array at a time, on the host; of two arrays that are one object, or in two files with one
-    checksum, no number is read. Of two trees, functions are compared as objects, and kinds of
-    containers, too; of files, functions by name, and lists equal tuples. Where an array is abstract
+    array at a time, on the host. No number is read if both arrays are one object, or if two files
+    have one checksum. In trees, kinds of containers are compared, and functions as objects. In
+    files, functions are compared by name, and a list equals a tuple. For an abstract array
     (`jax.ShapeDtypeStruct`), shape and dtype are compared. NaN equals NaN.
 
     Args:
-        a: a tree; or the path of a file, or of a folder of files, of this library or another.
-        b: another.
+        a: a tree; or the path of a file or a folder of files, of this library or another.
+        b: another tree or path.
 
     Returns:
         A value that is false if nothing differs, and prints as a report.
 
     Raises:
-        ArgumentError: an array is traced, or was donated.
-        FileError: a file is damaged, or there is none.
+        ArgumentError: if an array is traced, or was donated.
+        FileError: if a file is damaged or missing.
 
     Examples:
         >>> import jax
@@ -147,17 +148,17 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
 
 
 def _beside(a: PyTree, b: PyTree, found: Diff) -> list[str]:
-    """What differs in two trees and in no table: kinds of containers, functions of one name.
+    """Return the differences between trees that no table has: containers, functions of one name.
 
     Args:
         a: a tree.
-        b: another.
-        found: how their tables differ.
+        b: another tree.
+        found: the differences between their tables.
     """
     texts = (*found.added, *found.removed, *found.classes, *found.configuration)
     names = [text.partition(": ")[0].removeprefix(ROOT_NAME) for text in texts]
     lines: list[str] = []
-    # Of arrays the tables have said it, and a leaf that is no array is configuration.
+    # The tables have covered the arrays, and a leaf that is not an array is configuration.
     for each in compare(a, b, lambda x, y: True):
         name = plain_name(each.path)
         inside = f"{name}." if name else ""
@@ -187,11 +188,11 @@ class _Side:
         self._leaves = described.leaves
 
     def read(self, name: Name) -> Any:
-        """The array of a leaf."""
+        """Return the array of a leaf."""
         return self._leaves[".".join(name)]
 
     def checksum(self, name: Name) -> int | None:
-        """That of a leaf, if it is known without reading it."""
+        """Return the checksum of a leaf, if it is known without reading the leaf."""
         return None
 
 
@@ -206,11 +207,11 @@ class _FileSide(_Side):
         return first_name(cast("Source", self.table.leaves[name].source))
 
     def read(self, name: Name) -> Any:
-        """The array of a leaf, from the file."""
+        """Return the array of a leaf, from the file."""
         return self._file.read(self._array(name))
 
     def checksum(self, name: Name) -> int | None:
-        """That of a leaf; a file of other tools has none."""
+        """Return the checksum of a leaf; files of other tools have none."""
         return self._file.entries[self._array(name)].checksum
 
 
@@ -237,7 +238,7 @@ def _compared(one: _Side, two: _Side) -> Diff:
         if leaf.shape != other.shape:
             shapes.append(_both(name, form_text(leaf), form_text(other)))
         elif leaf.dtype != other.dtype or leaf.form.get("impl") != other.form.get("impl"):
-            # Whether an array is NumPy's or JAX's is no difference.
+            # An array of NumPy equals one of JAX.
             dtypes.append(_both(name, form_text(leaf), form_text(other)))
         elif not leaf.is_array:
             texts = form_text(leaf), form_text(other)
@@ -266,14 +267,14 @@ def _others(
     text: Callable[[Any], str],
     nodes: Set[Name] = frozenset(),
 ) -> list[str]:
-    """What differs in what both have, and what one has of nodes that both have.
+    """Compare the entries that both sides have, and the entries of one side for common nodes.
 
     Args:
         ours: configuration, or classes.
         theirs: those of the other side.
-        text: what is shown of one.
-        nodes: what both have, so that a role or a precision that only one was given is a
-            difference.
+        text: returns the string to show for one value.
+        nodes: the nodes that both sides have, so that a role or a precision that only one side has
+            is a difference.
     """
     lines: list[str] = []
     for name in {**ours, **theirs}:
@@ -296,7 +297,7 @@ def _precision_text(value: Any) -> str:
 
 
 def _class_text(cls: str) -> str:
-    # The mark of a name that is not registered is for a load without `like`.
+    # The mark of an unregistered name matters only for a load without `like`.
     return cls.removeprefix("?")
 
 

@@ -1,16 +1,16 @@
 """Equinox's files: `tree_serialise_leaves` and `tree_deserialise_leaves`.
 
-Such a file is the leaves of a tree one after the other, each as NumPy's `save` writes it. It has no
-names: it is read into a tree of the structure of the one that was written. Files of this library
-are [`save`][pytreemod.save]'s.
+Such a file has the leaves of a tree one after another, each in the format of NumPy's `save`. It has
+no names, so you read it into a tree of the same structure. The files of this library are those of
+[`save`][pytreemod.save].
 
-The order is that in which Equinox flattens the tree: the leaves of a Module are its fields in the
-order of the class, as they are here. Two things differ:
+The order is the order in which Equinox flattens the tree: the leaves of a Module are its fields in
+the order of the class, as they are here. Two things differ:
 
-- what is a leaf there and configuration here, a layer's flags, has the position of its field
-  (`LEAVES_THERE`). Of an optimizer's state Equinox has arrays only;
+- The flags of a layer are leaves there and configuration here. They have the positions of their
+  fields (`LEAVES_THERE`). In an optimizer's state Equinox has only arrays.
 - `BatchNorm` counts its batches there, and corrects its running statistics by that number; here,
-  too, with `mode="batch"`. With `mode="torch"` they need no correction, and only the file has the
+  too, with `mode="batch"`. With `mode="torch"` they need no correction. Then only the file has the
   count, before the statistics (`Meaning.COUNT`).
 """
 
@@ -71,7 +71,7 @@ _BFLOAT16 = np.dtype(jnp.bfloat16)
 
 @runtime_checkable
 class SupportsWrite(Protocol):
-    """What leaves are written to: a binary file."""
+    """A binary file to write leaves to."""
 
     def write(self, data: Any, /) -> Any:
         """Write bytes."""
@@ -80,27 +80,28 @@ class SupportsWrite(Protocol):
 
 @runtime_checkable
 class SupportsRead(Protocol):
-    """What leaves are read from: a binary file."""
+    """A binary file to read leaves from."""
 
     def read(self, size: int = ..., /) -> bytes:
-        """Read at most so many bytes; none at the end."""
+        """Read at most `size` bytes; an empty result means the end."""
         ...
 
 
 def default_serialise_filter_spec(f: SupportsWrite, x: Any) -> None:
-    """Write a leaf as Equinox does: arrays and numbers as NumPy's `save`, of the rest nothing.
+    """Write a leaf as Equinox does: arrays and numbers as NumPy's `save`, other leaves not at all.
 
-    For functions of one's own that [`tree_serialise_leaves`][pytreemod.tree_serialise_leaves] is
-    given.
+    For your own functions that you pass to
+    [`tree_serialise_leaves`][pytreemod.tree_serialise_leaves].
 
     Args:
         f: a binary file.
-        x: the leaf. Written are arrays of JAX and NumPy, NumPy's scalars, and bool, int, float and
-            complex.
+        x: the leaf. Arrays of JAX and NumPy, NumPy's scalars, and bool, int, float and complex are
+            written.
 
     Raises:
-        EquinoxFileError: the format has nothing for the array: it has typed random keys, objects,
-            or numbers of a kind that only JAX has (bfloat16 is there); or its values are not here.
+        EquinoxFileError: if the format does not support the array: typed random keys, objects, or
+            numbers of a kind that only JAX has (bfloat16 is supported); or if its values are not
+            on this host.
 
     Examples:
         >>> import io
@@ -111,33 +112,33 @@ def default_serialise_filter_spec(f: SupportsWrite, x: Any) -> None:
         >>> len(f.getvalue())
         136
     """
-    given: Any = x  # A checker narrows `x` to arrays of it knows not what.
+    given: Any = x  # A type checker narrows `x` to arrays of unknown type.
     if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
         _check_values(x)
     elif not isinstance(x, (np.ndarray, *_NUMBERS)):
         return
     array = given if hasattr(given, "dtype") else np.asarray(given)
     _check_dtype(array, given)
-    # A pickle runs what it holds: no leaf is written or read as one.
+    # A pickle runs code: no leaf is written or read as one.
     np.save(cast("Any", f), array, allow_pickle=False)
 
 
 def default_deserialise_filter_spec(f: SupportsRead, x: Any) -> Any:
-    """Read what the file has for a leaf, as Equinox does.
+    """Read the value of a leaf from the file, as Equinox does.
 
-    For functions of one's own that [`tree_deserialise_leaves`][pytreemod.tree_deserialise_leaves]
-    is given. The shape and the dtype of an array are not compared here, so that such a function may
-    make what it wants of what it has read.
+    For your own functions that you pass to
+    [`tree_deserialise_leaves`][pytreemod.tree_deserialise_leaves]. The shape and dtype of an array
+    are not compared here, so that your function may convert the value.
 
     Args:
         f: a binary file.
-        x: the leaf of `like`. Where it is no array and no number, nothing is read.
+        x: the leaf of `like`. If it is neither an array nor a number, nothing is read.
 
     Returns:
         A value of the kind of `x`; or `x` itself.
 
     Raises:
-        EquinoxFileError: the file ends, or has something else there.
+        EquinoxFileError: if the file ends, or has something else at its position.
 
     Examples:
         >>> import io
@@ -171,27 +172,29 @@ def tree_serialise_leaves(
 ) -> None:
     """Write the leaves of a tree into a file that Equinox reads.
 
-    The file has the leaves in order, without names, structure or checksums; to read it, one needs a
-    tree of the same structure. For files of this library alone, [`save`][pytreemod.save] is better.
+    The file has the leaves in order, without names, structure or checksums. To read it, you need a
+    tree of the same structure. If you do not need Equinox, use [`save`][pytreemod.save] instead.
 
-    What is a leaf in Equinox and configuration here (the `p` of [`Dropout`][pytreemod.nn.Dropout],
-    the `inference` of a layer) is written where Equinox has it. Of functions, classes and strings
-    nothing is written.
+    Some leaves in Equinox are configuration here: the `p` of [`Dropout`][pytreemod.nn.Dropout],
+    the `inference` of a layer. They are written where Equinox has them. Functions, classes and
+    strings are not written.
 
     Args:
-        path_or_file: the name of a file, to which `.eqx` is added if it has no ending, and which is
-            written whole or not at all; or a binary file, open for writing.
+        path_or_file: the name of a file, which gets the ending `.eqx` if it has none, and is
+            written completely or not at all; or a binary file, open for writing.
         pytree: any tree.
-        filter_spec: how a leaf is written: a function of the file and the leaf, or a prefix tree of
-            such functions. One that does nothing, such as `lambda f, x: None`, leaves the leaf out.
-        is_leaf: which nodes to take for leaves.
+        filter_spec: how to write a leaf: a function of the file and the leaf, or a prefix tree of
+            such functions. A function that does nothing, such as `lambda f, x: None`, omits the
+            leaf.
+        is_leaf: which nodes are leaves.
 
     Raises:
-        EquinoxFileError: a leaf cannot be written, such as a typed random key; its path is named.
-        FileAccessError: the system refuses.
-        SpecError: `filter_spec` is no prefix of the tree, or has something else than functions.
-        StateError: a State in the tree was used up.
-        ArgumentError: `path_or_file` is neither the name of a file nor a binary file.
+        EquinoxFileError: if a leaf cannot be written, such as a typed random key; it names the
+            path.
+        FileAccessError: if the system refuses.
+        SpecError: if `filter_spec` is no prefix of the tree, or has other values than functions.
+        StateError: if a State in the tree was used up.
+        ArgumentError: if `path_or_file` is neither the name of a file nor a binary file.
 
     Examples:
         >>> import pathlib, tempfile
@@ -220,38 +223,37 @@ def tree_deserialise_leaves(
     filter_spec: Any = default_deserialise_filter_spec,
     is_leaf: IsLeaf = None,
 ) -> _T:
-    """Read the leaves of a tree from a file that Equinox wrote, or `tree_serialise_leaves`.
+    """Read the leaves of a tree from a file of Equinox or `tree_serialise_leaves`.
 
-    What Equinox has as leaves and this library as configuration is read, too: a `Dropout` of the
-    file's `p` comes out, whatever that of `like` is.
+    Leaves of Equinox that are configuration here are read, too: the result has a `Dropout` with the
+    `p` of the file, whatever the `p` of `like`.
 
-    The running statistics of a [`BatchNorm`][pytreemod.nn.BatchNorm] with `mode="batch"` come out
-    as Equinox's inference uses them, corrected for their start.
+    The running statistics of a [`BatchNorm`][pytreemod.nn.BatchNorm] with `mode="batch"` are
+    returned as Equinox's inference uses them, corrected for their start.
 
     **Laws.** `tree_deserialise_leaves(path, like) == tree` after
     `tree_serialise_leaves(path, tree)`, for every `like` of the structure of `tree`.
 
     Args:
-        path_or_file: the name of a file, to which `.eqx` is added if it has no ending; or a binary
-            file, open for reading, of which no more is read than the leaves.
-        like: a tree of the structure of what was written, with leaves of the same types, shapes and
-            dtypes; it may be abstract, as [`filter_eval_shape`][pytreemod.filter_eval_shape] makes
-            it.
-        filter_spec: how a leaf is read: a function of the file and the leaf of `like`, which
-            returns what takes its place; or a prefix tree of such functions. `lambda f, x: x` reads
+        path_or_file: the name of a file, which gets the ending `.eqx` if it has none; or a binary
+            file, open for reading. No more than the leaves is read from it.
+        like: a tree of the structure of the file, with leaves of the same types, shapes and dtypes;
+            it may be abstract, from [`filter_eval_shape`][pytreemod.filter_eval_shape].
+        filter_spec: how to read a leaf: a function of the file and the leaf of `like`, which
+            returns the new leaf; or a prefix tree of such functions. `lambda f, x: x` reads
             nothing.
-        is_leaf: which nodes to take for leaves.
+        is_leaf: which nodes are leaves.
 
     Returns:
         A tree of the structure of `like`.
 
     Raises:
-        EquinoxFileError: the file is none of this kind, ends early, has more than `like`, or what
-            it has does not fit; the paths are named. It is a `RuntimeError`, as Equinox's is.
-        FileMissingError: there is no such file; FileAccessError: the system refuses.
-        SpecError: `filter_spec` is no prefix of `like`, or has something else than functions.
-        ArgumentError: `path_or_file` is neither the name of a file nor a binary file; or a layer
-            refuses what the file has for its configuration.
+        EquinoxFileError: if the file has another format, ends early, has more than `like`, or does
+            not fit; it names the paths. It is a `RuntimeError`, as Equinox's error is.
+        FileMissingError: if the file does not exist; FileAccessError: if the system refuses.
+        SpecError: if `filter_spec` is no prefix of `like`, or has other values than functions.
+        ArgumentError: if `path_or_file` is neither the name of a file nor a binary file; or if a
+            layer refuses the configuration of the file.
 
     Examples:
         >>> import pathlib, tempfile
@@ -274,10 +276,10 @@ def tree_deserialise_leaves(
     with _read(path_or_file, where) as file:
         for leaf, function in zip(leaves, functions, strict=True):
             values.append(_call(function, file, leaf, where, "read"))
-        # After all were read: where one is missing, the list shows from where on the trees differ.
+        # After all were read: if one is missing, the list shows where the trees begin to differ.
         misfits = [*_misfits(leaves, values)]
-        # Of an open file, what comes next may be somebody else's; and who has a function of their
-        # own may leave the rest out on purpose.
+        # The rest of an open file may belong to the caller, and a user's own function may leave the
+        # rest out on purpose.
         is_whole = all(function is default_deserialise_filter_spec for function in functions)
         if not misfits and is_whole and _is_path(path_or_file) and file.read(1):
             _refuse_rest(where)
@@ -317,7 +319,7 @@ def _written(path_or_file: Any, where: str) -> Generator[Any]:
             yield file
             file.flush()
         finally:
-            # Closed with it, what was written would not be safe yet.
+            # If it were closed on return, the data would not be safe yet.
             with suppress(OSError):
                 file.detach()
 
@@ -350,7 +352,7 @@ def _check_file(file: Any, method: str, where: str) -> None:
 
 
 class _Misfit(EquinoxFileError):
-    """Says what is wrong with a leaf; who knows its path says where."""
+    """An error of a leaf; a caller that knows the path adds it."""
 
     def __init__(self, expected: str, got: str, hint: Sequence[str] = ()):
         super().__init__(explain("a leaf", expected, got, hint=hint))
@@ -358,14 +360,14 @@ class _Misfit(EquinoxFileError):
 
 
 def _call(function: Any, file: Any, leaf: FileLeaf, where: str, done: str) -> Any:
-    """What a function of the filter spec makes of a leaf; errors name its path."""
+    """Call a function of the filter spec on a leaf; errors name its path."""
     place = f"{where}, {pattern_text(leaf.path)}"
     try:
         return function(file, leaf.value)
     except _Misfit as error:
         expected, got, hint = error.said
         raise EquinoxFileError(place, expected, got, hint=hint) from error
-    # What the system refuses is told with the name of the file.
+    # An error of the system is reported with the name of the file.
     except OSError:
         raise
     except Exception as error:
@@ -390,10 +392,10 @@ def _check_values(x: Any) -> None:
 
 
 def _check_dtype(array: Any, given: Any = None) -> None:
-    """Refuse what the format has nothing for, or nothing that could be told from something else."""
+    """Refuse dtypes that the format does not support, or that it would confuse with another."""
     if not _has_form(array.dtype):
         got = describe(array if given is None else given)
-        raise _Misfit("what Equinox's files have a form for", got, _HINT_FORM)
+        raise _Misfit("a leaf that Equinox's files support", got, _HINT_FORM)
 
 
 def _has_form(dtype: Any) -> bool:
@@ -408,27 +410,27 @@ def _has_form(dtype: Any) -> bool:
 
 
 _HINT_FORM = [
-    "a file of this library holds typed random keys, and arrays of every dtype of JAX:",
+    "a file of this library can have typed random keys, and arrays of every dtype of JAX:",
     "pm.save(path, tree)",
-    "here it can be left out, in reading as well:",
+    "or leave it out, when reading as well:",
     "filter_spec=lambda f, x: None if is_such(x) else pm.default_serialise_filter_spec(f, x)",
 ]
 
 _HINT_WIDTH = [
-    "JAX has 64 bits only if told so:",
+    "enable 64 bits in JAX:",
     'jax.config.update("jax_enable_x64", True)',
 ]
 
 
 def _in_bfloat16(array: Any) -> Any:
-    """An array with the dtype that NumPy writes as two bytes without a meaning."""
+    """Return an array with the dtype that NumPy writes as two opaque bytes."""
     return array.view(_BFLOAT16) if array.dtype == "V2" else array
 
 
 def _as_number(array: Any, x: Any) -> Any:
     dtype = np.asarray(x).dtype
     array = _in_bfloat16(array) if dtype == _BFLOAT16 else array
-    # A count in the place of a flag means that the file is of another tree.
+    # A count instead of a flag means that the file has another tree.
     is_safe = (array.dtype.kind == "b") == (dtype.kind == "b") and (
         array.dtype == dtype or np.can_cast(array.dtype, dtype, "safe")
     )
@@ -438,10 +440,10 @@ def _as_number(array: Any, x: Any) -> Any:
 
 
 def _misfits(leaves: Sequence[FileLeaf], values: Sequence[Any]) -> Generator[str]:
-    """What in a file is not as in `like`, by path."""
+    """Yield the differences between the file and `like`, by path."""
     for leaf, new in zip(leaves, values, strict=True):
         old = leaf.value
-        # All arrays of JAX are of one kind, and what is abstract stands for one.
+        # All arrays of JAX are of one kind, and an abstract leaf represents one.
         kind = jax.Array if isinstance(old, (jax.Array, jax.ShapeDtypeStruct)) else class_of(old)
         is_misfit = not isinstance(new, kind) or (
             isinstance(new, (jax.Array, np.ndarray))
@@ -487,15 +489,15 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# A header may claim any size: memory is taken only as bytes come.
+# A header may claim any size: memory is allocated only as bytes arrive.
 _CHUNK = 1 << 24
 
 
 def _read_array(file: Any, like: Any) -> Any:
-    """The next array of a file, as NumPy's `save` writes it; no more bytes are read."""
+    """Read the next array of a file, in the format of NumPy's `save`; read no more bytes."""
     shape, fortran_order, dtype = _read_header(file)
     size = math.prod(shape) * dtype.itemsize
-    # What claims to be larger than it is asks for no memory.
+    # An array of an unexpected size gets no memory in advance.
     is_expected = size == like.size * like.dtype.itemsize
     data = _read_all(file, size) if is_expected else _read_grown(file, size)
     try:
@@ -523,7 +525,7 @@ def _read_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
 
 
 def _read_bytes(file: Any, size: int) -> bytearray:
-    """So many bytes, or those that are left."""
+    """Read a number of bytes, or those that are left."""
     data = bytearray()
     while len(data) < size:
         part = file.read(min(size - len(data), _CHUNK))
@@ -541,7 +543,7 @@ def _read_grown(file: Any, size: int) -> Any:
 
 
 def _read_all(file: Any, size: int) -> Any:
-    """The same, into the memory where it will stay."""
+    """Read into the final memory."""
     if not hasattr(file, "readinto"):
         return _read_grown(file, size)
     data = np.empty(size, np.uint8)
@@ -564,10 +566,10 @@ def _refuse_short(done: int, size: int) -> NoReturn:
 def _functions(
     filter_spec: Any, tree: PyTree, leaves: Sequence[FileLeaf], where: str
 ) -> list[Callable[[Any, Any], Any]]:
-    """The function for each leaf.
+    """Return the function for each leaf.
 
     Raises:
-        SpecError: `filter_spec` is no prefix of the tree, or has something else than functions.
+        SpecError: if `filter_spec` is no prefix of the tree, or has other values than functions.
     """
     where = f"{where}, filter_spec"
     if isinstance(filter_spec, Rule):
@@ -582,7 +584,7 @@ def _functions(
         return []
 
     spread(filter_spec, tree, resolve=note, stops=_is_function, where=where)
-    # Below a layer's own place, a spec says nothing of what is configuration here.
+    # Below the path of a layer, a spec says nothing about leaves that are configuration here.
     known = _Given(
         given, filter_spec, {leaf.path for leaf in leaves if leaf.meaning is Meaning.DATA}
     )
@@ -590,16 +592,16 @@ def _functions(
 
 
 def _is_function(spec: Any) -> bool:
-    """Whether a tree that can be called stands as a function in a spec, and not as a prefix."""
+    """Whether a callable tree in a spec is a function, and not a prefix."""
     return isinstance(spec, (BoundMethod, Partial, jtu.Partial))
 
 
 class _Given:
-    """The functions of a spec, by the path of the node that each is for."""
+    """The functions of a spec, by the paths of their nodes."""
 
     def __init__(self, given: dict[tuple[Any, ...], Any], spec: Any, data: set[tuple[Any, ...]]):
         self.given, self.spec = given, spec
-        # Of each node above one that has a function, all functions below it.
+        # For each node above a function, all functions below the node.
         self.below: dict[tuple[Any, ...], list[Any]] = {}
         for path, function in given.items():
             for length in range(len(path)):
@@ -610,15 +612,15 @@ class _Given:
 
     def function_for(self, leaf: FileLeaf, where: str) -> Any:
         path = leaf.path
-        # A function at a node stands for all that is below it.
+        # A function at a node applies to everything below the node.
         for length in range(len(path) + 1):
             if path[:length] in self.given:
                 return self.given[path[:length]]
         found = _value_at(self.spec, path)
         if callable(found):
             return found
-        # As all that is near it; or as all leaves, if a tree map made the spec, and then whole
-        # nodes were exchanged.
+        # Otherwise: the function of all leaves nearby; or the function of all leaves, for a spec
+        # from a tree map in which complete nodes were replaced.
         above = (self.below.get(path[:length], []) for length in reversed(range(len(path))))
         near = next((functions for functions in above if functions), list[Any]())
         for functions in (near, self.of_leaves):
@@ -633,7 +635,7 @@ def _add(function: Any, functions: list[Any]) -> None:
 
 
 def _value_at(spec: Any, path: tuple[Any, ...]) -> Any:
-    """What a spec has at a place that is no leaf of the tree."""
+    """Return the value of a spec at a path that is no leaf of the tree."""
     for key in path:
         if isinstance(key, jtu.GetAttrKey):
             with reading_stored():
@@ -649,7 +651,7 @@ def _refuse_spec(spec: Any, path: tuple[Any, ...], where: str) -> NoReturn:
         "functions of a file and a leaf",
         describe(spec),
         places=[pattern_text(path)] if path else [],
-        hint=["what leaves a leaf out is", "lambda f, x: None, in reading lambda f, x: x"],
+        hint=["to leave out a leaf, use", "lambda f, x: None, in reading lambda f, x: x"],
     )
 
 
@@ -672,66 +674,67 @@ LEAVES_THERE: dict[type, frozenset[str]] = {
     Pool: frozenset({"init"}),
     SpectralNorm: frozenset({"inference"}),
 }
-"""The configuration of each layer that is a leaf in Equinox. Functions, of which no file has
-anything, are left out."""
+"""The configuration of each layer that is a leaf in Equinox, without functions, which no file
+has."""
 
 ESTABLISHED = 2**30
-"""How many batches statistics are said to be of that need no correction: any momentum below one to
-that power is zero. Equinox has room for as many more."""
+"""The count for statistics that need no correction: any momentum below one to that power is zero.
+Equinox can add as many again."""
 
 
 class Meaning(enum.Enum):
-    """What a value of the file is in the tree."""
+    """The meaning of a value of the file in the tree."""
 
     DATA = "a leaf"
     CONFIGURATION = "a part of the structure"
-    COUNT = "none: what the two leaves after it, running statistics, are corrected by"
+    COUNT = "none: the number that the next two leaves, running statistics, are corrected by"
 
 
 class FileLeaf(NamedTuple):
-    """A leaf in Equinox, and so a place in its file."""
+    """A leaf in Equinox, and so a position in its file."""
 
     path: tuple[Any, ...]
     value: Any
     meaning: Meaning
     layer: Any = None
-    """Whose configuration it is, or whose count if that is known."""
+    """The layer of the configuration, or of the count if that is known."""
 
 
 def file_order(tree: PyTree, is_leaf: IsLeaf = None) -> list[FileLeaf]:
-    """The leaves that Equinox has of a tree, in its order.
+    """Return the leaves that Equinox has for a tree, in its order.
 
     Args:
         tree: any tree.
         is_leaf: where to stop descending.
 
     Returns:
-        Them, with their paths here.
+        The leaves, with their paths here.
 
     Raises:
-        StateError: a State in the tree was used up.
+        StateError: if a State in the tree was used up.
     """
     return list(_Walk(tree, is_leaf).below(tree, (), FileLeaf((), tree, Meaning.DATA)))
 
 
 def put_back(tree: PyTree, leaves: Sequence[FileLeaf], values: Sequence[Any], where: str) -> PyTree:
-    """A tree with values in the places of its leaves.
+    """Return a tree with its leaves replaced by values.
 
     Args:
         tree: any tree.
-        leaves: all that `file_order` says of it.
-        values: what a file has, one for each; the very value that a leaf has, where it has none.
-        where: what to call the file in errors.
+        leaves: the result of `file_order` for it.
+        values: the values of the file, one for each leaf; the value of the leaf itself if the file
+            has none.
+        where: the name of the file in errors.
 
     Returns:
-        A tree of the structure of `tree`, but for the configuration that the file has.
+        A tree of the structure of `tree`, with the configuration of the file.
 
     Raises:
-        EquinoxFileError: running statistics would have to be corrected, and nothing says how.
-        ArgumentError: a layer refuses what the file has for its configuration.
+        EquinoxFileError: if running statistics need a correction, but the momentum is unknown.
+        ArgumentError: if a layer refuses the configuration of the file.
     """
     changes: list[tuple[Any, Any]] = []
-    # By layer, for its flags may depend on each other.
+    # By layer, because its flags may depend on each other.
     flags: dict[int, tuple[Any, dict[str, Any]]] = {}
     for leaf, value in zip(leaves, _corrected(leaves, values, where), strict=True):
         if leaf.meaning is Meaning.COUNT or value is leaf.value:
@@ -740,7 +743,7 @@ def put_back(tree: PyTree, leaves: Sequence[FileLeaf], values: Sequence[Any], wh
         if leaf.meaning is Meaning.CONFIGURATION and isinstance(leaf.path[-1], jtu.GetAttrKey):
             flags.setdefault(id(leaf.layer), (leaf.layer, {}))[1][leaf.path[-1].name] = value
     for layer, changed in flags.values():
-        # For its checks alone: what is returned is built without any.
+        # Only for its checks: the returned layer is built without any.
         layer.replace(**changed)
     return replace_at(tree, changes)
 
@@ -752,13 +755,13 @@ class _Walk:
     def __init__(self, tree: PyTree, is_leaf: IsLeaf):
         self.is_leaf = is_leaf
         norms = {getattr(norm.state_index, "marker", None): norm for norm in _norms_in(tree)}
-        # None for those of others: a field of the user's may be called as one of ours is.
+        # None for other Modules: a user's field may have the name of one of ours.
         self.owners = {token.marker: norms.get(token.marker) for _, token in tokens_of(tree)}
 
     def below(
         self, node: Any, path: tuple[Any, ...], leaf: FileLeaf, has_flags: bool = True
     ) -> Iterator[FileLeaf]:
-        """The leaves at and below a node; each is as `leaf` is, but for its value and path."""
+        """Yield the leaves at and below a node; each is `leaf` with its own value and path."""
         is_end = self.is_leaf is not None and self.is_leaf(node)
         children = None if is_end else children_of(node)
         record = record_of(node)
@@ -769,7 +772,7 @@ class _Walk:
         elif record is not None:
             yield from self._record(node, record, path, leaf, has_flags)
         else:
-            # What optax keeps was made of what Equinox's users give it, arrays alone.
+            # Equinox's users pass only arrays to optax, so its states have only arrays.
             has_flags = has_flags and class_of(node).__module__.partition(".")[0] != "optax"
             for key, child in children:
                 yield from self.below(child, (*path, key), leaf, has_flags)
@@ -801,7 +804,7 @@ class _Walk:
         names = {key.key.steps for key, _ in children}
         for marker, (key, value) in zip(state.__values__(), children, strict=True):
             owner = self.owners.get(marker)
-            # Of a State that is alone, only the names say whose values they are.
+            # In a State on its own, only the names show the owners of its values.
             is_alone = marker not in self.owners
             if owner is not None or (is_alone and _is_counted(key.key, names)):
                 count = jtu.DictKey(key.key.removesuffix(_COUNTED) + _COUNT)
@@ -824,12 +827,12 @@ def _flags_of(kind: type) -> frozenset[str]:
 
 
 _COUNTED, _COUNT, _FIRST = "state_index", "batch_counter", "ema_first_time_index"
-# Beside any of these, statistics need no count.
+# With any of these, statistics need no count.
 _DECIDING = (_COUNT, _FIRST)
 
 
 def _count(layer: BatchNorm | None, statistics: Any, path: tuple[Any, ...]) -> Iterator[FileLeaf]:
-    """The count that stands before running statistics, if there is one."""
+    """Yield the count that precedes running statistics, if there is one."""
     if (layer is None or layer.mode == "torch") and _are_statistics(statistics):
         momentum = 0.0 if layer is None else layer.momentum
         mean, var = statistics
@@ -847,17 +850,17 @@ def _are_statistics(value: Any) -> bool:
     mean, var = value
     kinds = (jax.Array, jax.ShapeDtypeStruct)
     are_arrays = isinstance(mean, kinds) and isinstance(var, kinds)
-    # With an axis, and so none that could be taken for a count.
+    # With an axis, so that neither can be mistaken for a count.
     return are_arrays and mean.ndim > 0 and (mean.shape, mean.dtype) == (var.shape, var.dtype)
 
 
 def _count_of(mean: Any, var: Any, momentum: float) -> Any:
-    """A count with which Equinox takes statistics as they are, one for each member."""
+    """Return a count with which Equinox uses statistics unchanged, one for each member."""
     dtype = jnp.asarray(0).dtype
     if not (_has_values(mean) and _has_values(var)):
         return jax.ShapeDtypeStruct(mean.shape[:-1], dtype)
-    # At zero Equinox corrects nothing, and there it begins as we do. But from there on it would
-    # take the next batch for all that was seen.
+    # With a count of zero Equinox corrects nothing, and begins as this library does. But later it
+    # would take the next batch for the only one.
     is_new = (np.asarray(mean) == 0).all(-1) & (np.asarray(var) == 1).all(-1)
     return jnp.asarray(np.where(is_new | (momentum == 1), 0, ESTABLISHED), dtype)
 
@@ -867,7 +870,7 @@ def _has_values(array: Any) -> bool:
 
 
 def _corrected(leaves: Sequence[FileLeaf], values: Sequence[Any], where: str) -> list[Any]:
-    """The values, with running statistics as they are after Equinox's correction."""
+    """Return the values, with Equinox's correction applied to running statistics."""
     result = list(values)
     for i, leaf in enumerate(leaves):
         if leaf.meaning is not Meaning.COUNT or values[i] is leaf.value:
@@ -880,7 +883,8 @@ def _corrected(leaves: Sequence[FileLeaf], values: Sequence[Any], where: str) ->
             raise _momentum_missing(leaf, where)
         scale = np.where(is_corrected, 1 - leaf.layer.momentum**count, 1)
         for j in (i + 1, i + 2):
-            # What was not read is as it was. With a momentum of one, nothing was ever learnt.
+            # A value that was not read is unchanged. With a momentum of one, nothing was ever
+            # learned.
             if values[j] is not leaves[j].value and scale.all():
                 exact = np.asarray(values[j], np.float64) / scale[..., None]
                 result[j] = jnp.asarray(exact, values[j].dtype)

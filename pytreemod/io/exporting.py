@@ -1,7 +1,7 @@
-"""A tree's arrays under the names, and in the form, that other tools have for them.
+"""A tree's arrays under the names, and in the form, that other tools use for them.
 
-What is to be written is decided from names and shapes. Each array is made when its turn comes: a
-Stack gives one layer after another, and the parts of a packed matrix are joined then.
+Names and shapes determine the contents of the file. Each array is made when it is written: a Stack
+yields one layer after another, and the parts of a packed matrix are joined then.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from pytreemod.typing import untyped_jax
 def renamed_sources(
     described: Description, arrays: Mapping[str, Any], rename: NameTable, where: str
 ) -> list[ArraySource]:
-    """What a file for other tools has in it.
+    """Return the contents of a file for other tools.
 
     Args:
         described: the tree.
-        arrays: its arrays by name, keys as their numbers.
+        arrays: its arrays by name, with keys as their numbers.
         rename: see `save`.
         where: the call, for errors.
 
     Returns:
-        An array for each leaf that is wanted; Python's numbers are arrays, too.
+        A source for each leaf to write; Python's numbers become arrays, too.
 
     Raises:
-        ArgumentError: the table of names does not fit the tree.
-        FileError: a leaf is nothing that other tools could read.
+        ArgumentError: if the table of names does not fit the tree.
+        FileError: if other tools could not read a leaf.
     """
     rules = parse_rules(rename, where, is_saving=True)
     table = read_table(described.tree, {**described.leaves, **arrays})
@@ -65,7 +65,7 @@ def renamed_sources(
             made += [] if number is None else [ArraySource.of(text, number)]
     if opaque:
         hint = [
-            "leave out what is none:",
+            "leave out the others:",
             f'rename={{"{opaque[0].partition(": ")[0]}": None, ...}}',
         ]
         expected = "arrays and numbers, which other tools read"
@@ -74,29 +74,29 @@ def renamed_sources(
 
 
 def texts_for_tools(metadata: Json, where: str) -> dict[str, str]:
-    """What such a file says beside its arrays.
+    """Return the strings that such a file has in addition to its arrays.
 
     Args:
         metadata: see `save`.
         where: the call, for errors.
 
     Raises:
-        ArgumentError: it has something else than texts.
+        ArgumentError: if a value is not a string.
     """
     told: dict[Any, Any] = {}
     is_dict = isinstance(metadata, dict)
     if is_dict:
         told = cast("dict[Any, Any]", metadata)
     if (metadata is None or is_dict) and all(isinstance(x, str) for x in (*told, *told.values())):
-        # Transformers asks for it: whose layout of tensors it is.
+        # Transformers requires it: whose layout of tensors the file has.
         return {"format": "pt", **told}
-    expected = "with `rename`, a dict of texts, which other tools read"
+    expected = "with `rename`, a dict of strings, which other tools read"
     raise ArgumentError(f"{where}, metadata", expected, describe(metadata))
 
 
 def _number_of(leaf: Leaf, name: Name, where: str) -> Any:
-    """One of Python's numbers as an array; None for everything that a file cannot have."""
-    # What is no number may be what cannot be read, such as a function without a name.
+    """Return a Python number as an array; None for everything that a file cannot store."""
+    # Reading may fail for a leaf that is not a number, such as a function without a name.
     with suppress(PytreemodError):
         number = ConfigurationReader(where).read(leaf.form["value"], ".".join(name))
         if type(number) in PYTHON_SCALARS:
@@ -110,7 +110,7 @@ def _told(name: Name, leaf: Leaf) -> str:
 
 
 class _OnHost:
-    """The arrays of a tree, each brought to the host when it is asked for."""
+    """The arrays of a tree, each moved to the host when it is accessed."""
 
     def __init__(self, arrays: Mapping[str, Any]):
         self._arrays = arrays
@@ -126,9 +126,9 @@ class _OnHost:
         if len(devices) > 1:
             return part_of(_on_host(name, array), source)
         if next(iter(devices)).platform == "cpu":
-            # NumPy sees the same memory.
+            # NumPy shares the memory.
             return part_of(np.asarray(array), source)
-        # One program for all layers, which gets the number: a part alone comes to the host.
+        # One program for all layers, which takes the index: only a part is copied to the host.
         with jax.transfer_guard_host_to_device("allow"):
             if isinstance(source, Unstacked):
                 at, axis = source.at, source.axis
@@ -142,7 +142,7 @@ class _OnHost:
 def _on_host(name: str, array: Any) -> Any:
     if not isinstance(array, jax.Array):
         return array
-    # As a file is written: JAX keeps no copy of it.
+    # As for writing a file: JAX caches no copy of it.
     source = ArraySource.of(name, array)
     (data,) = host_bytes(name, [source])
     return np.frombuffer(data, source.dtype).reshape(source.shape)

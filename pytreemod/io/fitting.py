@@ -1,8 +1,8 @@
-"""What of a file goes where in `like`: decided before anything is read.
+"""The plan of a load: which leaf of a file becomes which leaf of `like`, before anything is read.
 
-The file's table becomes one with the names, versions and forms of `like`, and the two are joined by
-name. Everything that does not fit is collected, and one error, or one
-[`LoadReport`][pytreemod.LoadReport], names all of it.
+The file's table is converted to the names, versions and forms of `like`, and the two are joined by
+name. All mismatches are collected, and one error, or one [`LoadReport`][pytreemod.LoadReport],
+names them all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pytreemod.typing import FilterSpec, PyTree, Tracer, class_of, jtu, untyped_
 
 
 class LoadOptions(NamedTuple):
-    """What a load was asked for, see `load`."""
+    """The options of a load, see `load`."""
 
     strict: bool
     rename: NameTable | None
@@ -57,19 +57,19 @@ class LoadOptions(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One leaf that comes from the file."""
+    """One leaf that is read from the file."""
 
     place: int
-    """Which leaf of `like` it becomes."""
+    """The index of its leaf in `like`."""
 
     name: Name
     leaf: Leaf
     cast: Any
-    """The dtype that it gets; None for its own."""
+    """The dtype to cast to; None for its own."""
 
 
 class _Spot(NamedTuple):
-    """One leaf of `like`, and what was asked for it."""
+    """One leaf of `like`, and the options for it."""
 
     place: int
     name: Name
@@ -81,7 +81,7 @@ class _Spot(NamedTuple):
 
 @dataclass(slots=True)
 class LoadPlan:
-    """Which leaves come from the file, and what is to be told of the others."""
+    """The leaves to read from the file, and the report on the others."""
 
     moves: list[Move] = field(default_factory=list[Move])
     missing: list[Name] = field(default_factory=list[Name])
@@ -91,12 +91,12 @@ class LoadPlan:
     configuration: list[str] = field(default_factory=list[str])
     migrated: list[str] = field(default_factory=list[str])
     castable: set[str] = field(default_factory=set[str])
-    """Dtypes in `like` that a cast would give to what is in the file."""
+    """Dtypes in `like` to which a cast could convert leaves of the file."""
 
     problems: list[str] = field(default_factory=list[str])
 
     def report(self) -> LoadReport:
-        """What was done, when all of it has been."""
+        """Return the report of the finished load."""
         text, names = ".".join, [move.name for move in self.moves]
         old = self.renamed
         return LoadReport(
@@ -119,21 +119,21 @@ def fit(
     read: Callable[[Source], Any],
     where: str,
 ) -> LoadPlan:
-    """Decide for each leaf of `like` what becomes of it.
+    """Decide the source of each leaf of `like`.
 
     Args:
         theirs: the file's table.
-        described: what `like` is.
+        described: the description of `like`.
         like: a tree.
-        options: what was asked for.
+        options: the options of the load.
         read: reads an array of the file, for migrations.
         where: the call, for errors.
 
     Raises:
-        FileError: something does not fit.
-        ArgumentError: an option is unusable.
+        FileError: if something does not fit.
+        ArgumentError: if an option is unusable.
     """
-    # Both sides as a file has them: names and JSON are compared, and never objects.
+    # Both sides in the form of files: names and JSON are compared, and never objects.
     _check_not_traced(described.leaves, where)
     ours = read_table(described.tree, described.leaves)
     plan = LoadPlan()
@@ -161,7 +161,7 @@ def fit(
     is_other = bool(wanted and given) and theirs.leaves.keys().isdisjoint(wanted)
     if plan.problems:
         moved = _moved(wanted, given) if is_other else None
-        # A part of the file has nothing to say of the rest.
+        # A part of the file says nothing about the rest.
         rest = ', only="**"' if len(given) > len(wanted) else ""
         hint = moved and f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})'
         states = _hint_of_states(plan.problems, theirs, ours) or _hint_of_quantized(theirs, ours)
@@ -174,7 +174,7 @@ def fit(
 
 
 def _tell_of_stacks(plan: LoadPlan, theirs: Table) -> None:
-    """Of layers that are one here, the report has the old name of the first."""
+    """Report layers that are stacked here under the old name of the first."""
     old_names = {*plan.renamed.values()}
     for name in plan.reshaped:
         source = theirs.leaves[name].source if name in theirs.leaves else None
@@ -184,10 +184,10 @@ def _tell_of_stacks(plan: LoadPlan, theirs: Table) -> None:
 
 
 def _check_not_traced(leaves: Mapping[str, Any], where: str) -> None:
-    """What is read while a function is traced stays what it was, whatever the file becomes."""
+    """Refuse a traced `like`: a value that is read during a trace would become a constant."""
     traced = [name for name, leaf in leaves.items() if isinstance(leaf, Tracer)]
     if traced:
-        hint = "load outside of filter_jit, and give the function what was loaded"
+        hint = "load outside of filter_jit, and pass the loaded tree to the function"
         expected = "arrays in like, or shapes alone"
         raise ArgumentError(where, expected, "some that are traced", places=traced, hint=hint)
 
@@ -195,7 +195,7 @@ def _check_not_traced(leaves: Mapping[str, Any], where: str) -> None:
 def _spots(
     described: Description, ours: Table, like: PyTree, options: LoadOptions, where: str
 ) -> list[_Spot]:
-    """The leaves of `like` that are to be loaded."""
+    """Return the leaves of `like` to load."""
     n = len(ours.leaves)
     mask = [True] * n if options.only is True else as_selector(options.only).mask(like)
     missing, casts = _missing(options.missing, like, where), _casts(options.cast, like, where)
@@ -214,13 +214,13 @@ def _spots(
 def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
     leaf = theirs.leaves.get(spot.name)
     if leaf is None:
-        # What is an error is told by `_fit_names`, which knows what else the file has.
+        # `_fit_names` reports errors, because it knows what else is in the file.
         if (spot.missing or ("error" if strict else "keep")) == "keep":
             _keep(plan, spot)
         return
     is_array = leaf.dtype is not None or "value" not in spot.form
     if not is_array and type(spot.old) not in PYTHON_SCALARS:
-        # A text here and there, or a function: configuration in all but its place.
+        # A string on both sides, or a function: configuration in the position of a leaf.
         _fit_value(plan, spot, leaf, strict)
         return
     wrong = _misfit(plan, spot, leaf, strict)
@@ -250,11 +250,11 @@ def _keep(plan: LoadPlan, spot: _Spot) -> None:
 
 
 def _misfit(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> str | None:
-    """What is wrong with a leaf of the file for a place; None if nothing is."""
+    """Return the mismatch between a leaf of the file and one of `like`; None if they fit."""
     old = spot.old
     if leaf.dtype is None or "value" in spot.form:
         return None if _is_same_number(old, leaf) else _differ(old, leaf)
-    # A file of other tools knows no keys, but their numbers.
+    # A file of other tools has no keys, only their numbers.
     if is_key(old) or leaf.form.get("is") == "key":
         return None if _are_same_keys(old, leaf) else _differ(old, leaf)
     if leaf.shape != tuple(old.shape):
@@ -264,7 +264,7 @@ def _misfit(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> str | None
         plan.reshaped.add(spot.name)
     if leaf.dtype == in_order(old.dtype):
         return None
-    # No cast makes counts of weights.
+    # No cast turns weights into counts.
     if not _are_of_one_kind(leaf.dtype, old.dtype):
         return _differ(old, leaf)
     if spot.cast is not None and _are_of_one_kind(leaf.dtype, spot.cast):
@@ -284,7 +284,7 @@ def _are_same_keys(old: Any, leaf: Leaf) -> bool:
 
 
 def _is_same_number(old: Any, leaf: Leaf) -> bool:
-    """Whether one of Python's numbers may become what the file has."""
+    """Whether a Python number may be replaced by the value of the file."""
     if type(old) not in PYTHON_SCALARS:
         return False
     if leaf.dtype is not None:
@@ -303,7 +303,7 @@ def _differ(old: Any, leaf: Leaf) -> str:
 
 
 def _kind_of(dtype: Any) -> str:
-    """NumPy's letter for the kind of a dtype; `f` also for those that NumPy does not know."""
+    """Return NumPy's letter for the kind of a dtype; `f` also for dtypes that NumPy lacks."""
     for letter, kind in (("f", jnp.floating), ("c", jnp.complexfloating), ("b", jnp.bool_)):
         if jnp.issubdtype(dtype, kind):
             return letter
@@ -317,7 +317,7 @@ def _are_of_one_kind(dtype: Any, other: Any) -> bool:
 def _class_of_json(value: Json) -> Any:
     if not isinstance(value, dict):
         return class_of(value)
-    # A dict stands for what JSON has no form for.
+    # A dict represents a value that JSON does not have.
     kind = next(iter(cast("dict[str, Any]", value)), "")
     return {"int": int, "float": float, "complex": complex}.get(kind)
 
@@ -330,7 +330,7 @@ def _fit_names(
 ) -> None:
     kept = {*plan.missing}
     lacking = [name for name in wanted if name not in theirs.leaves and name not in kept]
-    # Where only some leaves were asked for, nothing is said of others.
+    # If only some leaves were requested, nothing is said about others.
     plan.unexpected = [name for name in theirs.leaves if name not in wanted] if is_all else []
     if lacking or plan.unexpected:
         lines = mismatches(sorted(map(_text, lacking)), [*map(_text, plan.unexpected)])
@@ -343,13 +343,13 @@ _text = ".".join
 def _fit_configuration(
     plan: LoadPlan, theirs: Table, ours: Table, concerned: set[Name] | None, strict: bool
 ) -> None:
-    """Compare the configuration; of nodes that are `concerned` only, if these are given.
+    """Compare the configuration, only that of the nodes in `concerned` if these are given.
 
-    What `like` has and the file does not is newer than the file, or was not asked of it. Of a node
-    that only the file has, that is all there is to say.
+    Configuration that only `like` has is newer than the file, or was not requested. A node that
+    only the file has is reported once.
     """
     found: list[str] = []
-    # Of a Module that only the file has, the class is told, and not each field beside it.
+    # For a Module that only the file has, its class is reported, and not each field, too.
     gone = theirs.classes.keys() - ours.classes.keys() - ours.leaves.keys()
     gone -= _above([*ours.classes, *ours.leaves]) if gone else set()
 
@@ -376,13 +376,13 @@ _ABSENT: Any = object()
 
 
 def _above(names: Iterable[Name]) -> set[Name]:
-    """The names of all nodes that leaves are in."""
+    """Return the names of all nodes that contain leaves."""
     return {name[:i] for name in names for i in range(len(name))}
 
 
 def _moved(wanted: Sequence[Name], given: Sequence[Name]) -> tuple[str, str] | None:
-    """What to rename where `like` is a part of what is in the file, or the other way round."""
-    # By the first leaf: where that is found in the other tree, its neighbours are, too.
+    """Return the rename to suggest if `like` is a part of the tree in the file, or vice versa."""
+    # By the first leaf: if the other tree has it, it has the neighbors, too.
     ours, theirs = wanted[0], given[0]
     pairs = [(_text(n[: -len(ours)]), "") for n in given if ours and n[-len(ours) :] == ours != n]
     pairs += [
@@ -396,7 +396,7 @@ def _moved(wanted: Sequence[Name], given: Sequence[Name]) -> tuple[str, str] | N
 
 
 def _nothing_fits(where: str, wanted: Sequence[Name], given: Sequence[Name]) -> FileError:
-    """The error for a load that would give `like` back as it is, which nobody asks for."""
+    """Return the error for a load that would return `like` unchanged."""
     old, new = _moved(wanted, given) or ("name in the file", "name in like")
     both = (("like", wanted), ("the file", given))
     return FileError(
@@ -404,12 +404,12 @@ def _nothing_fits(where: str, wanted: Sequence[Name], given: Sequence[Name]) -> 
         "a leaf of like, at least",
         "other names alone",
         places=[f"{of}: {some_of([*map(shown_name, names)])}" for of, names in both],
-        hint=["say what they are called here:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
+        hint=["give their names in `like`:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
     )
 
 
 def _hint_of_states(problems: Sequence[str], theirs: Table, ours: Table) -> list[str]:
-    """What to do where an optimizer's states are of stacked arrays, and those in `like` of each."""
+    """Return a hint if the file has optimizer states of stacked arrays, and `like` one for each."""
     for name, cls in ours.classes.items():
         if cls != "?Optimizer" or theirs.classes.get(name) != cls:
             continue
@@ -417,23 +417,23 @@ def _hint_of_states(problems: Sequence[str], theirs: Table, ours: Table) -> list
         starts = tuple(_text((*name, own)) for own in ("states", "before_state"))
         if kinds == ["as one", "per layer"] and any(each.startswith(starts) for each in problems):
             return [
-                "states that were made for stacked arrays as one go on so:",
+                "to continue states that were made for stacked arrays:",
                 'opt = pm.Optimizer(rules, stacked="as one").init(model)',
             ]
     return []
 
 
 def _hint_of_quantized(theirs: Table, ours: Table) -> list[str]:
-    """What to do where matrices are quantised in the file, and not in `like`, or the other way."""
+    """Return a hint if matrices are quantized in the file and not in `like`, or vice versa."""
     mine, other = (
         {name for name, cls in table.classes.items() if cls == "pytreemod.quantize"}
         for table in (ours, theirs)
     )
     if other - mine:
-        hint = "the file has quantised matrices; make `like` so, with the same rule:"
+        hint = "the file has quantized matrices; quantize `like` with the same rule:"
         return [hint, "pm.load(path, pm.quantize(like, rule))"]
     if mine - other:
-        hint = "the file has no quantised matrices; give `like` as it was before, and the rule:"
+        hint = "the file has no quantized matrices; give `like` unquantized, and the rule:"
         return [hint, "pm.load(path, like, quantize=rule)"]
     return []
 
@@ -446,31 +446,31 @@ def _refuse(
     strict: bool,
     where: str,
 ) -> None:
-    # The cause is reported, and not all that is missing and unexpected because of it.
+    # Report the cause, and not each leaf that is missing or unexpected because of it.
     tops = tuple(
         text for n in forms for text in (f"{shown_name(n)}: ", f"{_text(n)}." if n else "")
     )
     problems = [*forms.values(), *(p for p in plan.problems if not (tops and p.startswith(tops)))]
     rename = 'pm.load(..., rename={"name in the file": "name in like"})'
     if strict and moved is not None:
-        hint = ["the one is the other, or a part of it:", moved]
+        hint = ["one is a part of the other:", moved]
     elif strict:
-        hint = ["say what may differ; a report tells what did:"]
+        hint = ["to accept differences, and get a report of them:"]
         hint += ["tree, report = pm.load(path, like, strict=False)"]
-        # What has another name now would be left as it is, and told by the report alone.
+        # A renamed leaf would keep its value in `like`, and only the report would mention it.
         is_moved = any(": missing" in problem for problem in problems) and plan.unexpected
         hint += [rename] if is_moved else []
     else:
-        hint = ["say what is to become of each:"]
+        hint = ["choose for each:"]
         place = _around(problems[0])
         hint += [f'pm.load(..., missing=pm.by({{"{place}": "keep", ...: "error"}}))', rename]
     hint = states or hint
     if any("(see restack=)" in text for text in forms.values()):
         hint = ["members may be in another form if you say so:", "pm.load(..., restack=True)"]
     if any("(see only=)" in text for text in forms.values()):
-        hint = ["of more layers the first ones can be loaded:", 'pm.load(..., only="**")']
+        hint = ["to load only the first layers of the file:", 'pm.load(..., only="**")']
     if plan.migrated and any(": only the file has it" in problem for problem in problems):
-        hint = ["in a migration, a layer that moves takes its configuration along:"]
+        hint = ["in a migration, move the configuration of a layer along with it:"]
         hint += ['config["new.in_features"] = config.pop("old.in_features")']
     if any(problem.endswith(_SEE_CAST) for problem in problems):
         one, *others = sorted(plan.castable)
@@ -482,7 +482,7 @@ def _refuse(
 
 
 def _around(problem: str) -> str:
-    """What a rule would call the Module of the leaf that a problem is about."""
+    """Return the pattern of the Module of the leaf that a problem is about."""
     name = problem.partition(": ")[0]
     owner = name.rpartition(".")[0]
     return f"{owner}.**" if owner else name
@@ -534,18 +534,19 @@ def _dtype(value: Any, where: str) -> Any:
 class LoadReport:
     """What [`load`][pytreemod.load] did; the second value of `load(..., strict=False)`.
 
-    Names are those of `like`, such as `layers.2.weight`. Printed, it begins with how many there are
-    of each kind, and has the first few of each; the fields have all of them.
+    Names are those of `like`, such as `layers.2.weight`. Printed, it begins with the count of each
+    kind, and lists the first few; the fields have all of them.
 
     Fields:
-        loaded: leaves that have the file's values now.
-        missing: leaves that keep the values of `like`, for the file has none for them.
-        unexpected: leaves of the file that are in no place of `like`.
+        loaded: leaves that got the values of the file.
+        missing: leaves that have the values of `like`, because the file has none for them.
+        unexpected: leaves of the file that are not in `like`.
         renamed: pairs of a leaf's name and its name in the file, where these differ.
-        reshaped: leaves whose shape in the file is another one: by axes of size 1, or because
+        reshaped: leaves whose shape in the file is another: by axes of size 1, or because
             layers are one `Stack` here, and a list there.
-        cast: leaves that `cast` has given another dtype.
-        configuration: what the file says differently of the model's configuration; `like` is right.
+        cast: leaves that `cast` converted to another dtype.
+        configuration: differences in configuration between the file and the model; the result has
+            that of `like`.
         migrated: Modules of an older version of their class, with both versions (see
             [`migration`][pytreemod.migration]).
 
@@ -583,7 +584,7 @@ class LoadReport:
             field.name: [_line(item) for item in getattr(self, field.name)]
             for field in fields(self)
         }
-        # How much was loaded is shown even if it is nothing.
+        # The count of loaded leaves is shown even if it is zero.
         return report_text("LoadReport", rows, always="loaded")
 
     __str__ = __repr__
@@ -596,19 +597,19 @@ def _line(item: str | tuple[str, str]) -> str:
 # ---- what JAX can have
 
 HINT_WIDTH = [
-    "JAX has 64 bits only if told so; or cast what goes into `like`:",
+    "enable 64 bits in JAX, or cast the arrays of the file:",
     'jax.config.update("jax_enable_x64", True)',
     'pm.load(path, like, cast="float32")',
 ]
 
 
 def is_too_wide(dtype: Any) -> bool:
-    """Whether JAX would make another dtype of one, without a word."""
+    """Whether JAX would silently convert a dtype to another."""
     return jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
 def keys_form(shape: tuple[int, ...], impl: Json) -> Any:
-    """Shape and dtype of the keys that numbers of a shape are; None if they are none."""
+    """Return shape and dtype of the keys with numbers of a shape; None if no keys have it."""
     numbers = jax.ShapeDtypeStruct(shape, np.uint32)
     try:
         wrap = ft.partial(untyped_jax.random.wrap_key_data, impl=impl)
@@ -618,8 +619,8 @@ def keys_form(shape: tuple[int, ...], impl: Json) -> Any:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is an array of random keys, or the shape of one."""
+    """Whether a leaf is an array of random keys, or the abstract form of one."""
     dtype: Any = getattr(leaf, "dtype", None)
-    # JAX takes microseconds to say that float32 is none.
+    # JAX needs microseconds to decide that float32 is not a key type.
     is_numpys = dtype is None or isinstance(dtype, np.dtype)
     return not is_numpys and jnp.issubdtype(cast("Any", dtype), jax.dtypes.prng_key)

@@ -1,17 +1,18 @@
-"""A folder of files of arrays: one table over several files, as Hugging Face lays it out.
+"""A folder of files of arrays: one table over several files, in the layout of Hugging Face.
 
-Owns: which files of a folder are read and written: `model.safetensors`, or the files that the
-*index*, `model.safetensors.index.json`, names. Its `weight_map` says for each array in which file,
-a *shard*, it is. Nothing in an index is believed before it was checked against the headers of all
-shards, and no name in it leads out of the folder.
+Owns: the choice of the files that are read and written in a folder. These are `model.safetensors`,
+or the files that the *index*, `model.safetensors.index.json`, names. Its `weight_map` says which
+file, a *shard*, has each array. An index is checked against the headers of all shards before it is
+used, and no name in it leads out of the folder.
 
-A folder is replaced in one step, too: the rename of its index, or of its only file. A new shard
-never takes the name of a file that is there, and a shard is removed only when its index is gone. A
-reader opens all shards, and then checks that the index is still the same file. If anything is
-wrong, it looks again under the lock that a writer takes to give files their names.
+A folder is replaced in one step, too: by renaming its index, or its only file. A new shard never
+takes the name of an existing file, and a shard is removed only after its index. A reader opens all
+shards, and then checks that the index is still the same file. If anything is wrong, it looks again
+under the lock that a writer takes to give files their names.
 
-The next writer removes what a killed one left. The files of one writer share a token in their
-names, and the file that will be the index is locked until it is: so others know who is alive.
+The next writer removes the files that a killed one left. The files of one writer share a token in
+their names. The future index is locked until it is finished, so other processes know that its
+writer is alive.
 """
 
 from __future__ import annotations
@@ -55,23 +56,23 @@ from pytreemod.io.containers import (
 from pytreemod.io.headers import LONGEST, FileEntry, damaged, parse_json
 
 SINGLE = "model.safetensors"
-"""The file of a folder that has one only."""
+"""The only file of a folder that has just one."""
 INDEX = f"{SINGLE}.index.json"
-"""What says which array is in which file, where there are several."""
+"""The file that maps arrays to files, if there are several."""
 
 
 def open_arrays(path: StrPath, verify: bool = True) -> Container:
     """Open a file of arrays, or a folder of such files.
 
     Args:
-        path: of the file or folder.
+        path: the path of the file or folder.
         verify: whether to compare the checksum of each array that is read.
 
     Returns:
-        The file, or all files of the folder as if they were one; to be closed, or used in a `with`.
+        The file, or all files of the folder as one. Close it, or use it in a `with`.
 
     Raises:
-        FileError: a file is damaged, or the index is, or the two do not agree; FileMissingError:
+        FileError: if a file or the index is damaged, or the two disagree; FileMissingError: if
             there is none.
     """
     path = checked_path(path, or_folder=True)
@@ -82,13 +83,13 @@ def open_arrays(path: StrPath, verify: bool = True) -> Container:
         return Container.open(path, verify)
     with suppress(FileError):
         return _open_folder(path, verify)
-    # It is damaged, or was being replaced; under the lock no other process replaces it.
+    # It is damaged, or was being replaced. Under the lock no other process replaces it.
     with locked_folder(path):
         return _open_folder(path, verify)
 
 
 class Shards(Container):
-    """Several files of arrays as if they were one; all of them are open."""
+    """Several open files of arrays, as one."""
 
     def __init__(self, shards: list[Container]) -> None:
         self.entries, self.metadata = {}, {}
@@ -97,27 +98,27 @@ class Shards(Container):
         end = 0
         for shard in shards:
             begin = end
-            # Where an array is, as if the files came one after the other: it is read in that order.
+            # The offset of an array, as if the files were joined: arrays are read in that order.
             for name, entry in shard.entries.items():
                 start, stop = begin + entry.start, begin + entry.stop
                 self.entries[name] = entry._replace(start=start, stop=stop)
                 self._shard_of[name] = shard
                 end = max(end, stop)
-            # The first one has what is said of all of them.
+            # The first one has the metadata that applies to all of them.
             self.metadata = shard.metadata | self.metadata
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """Read one array, from the shard that has it."""
+        """Read one array from the shard that has it."""
         return self._shard_of[name].read(name)
 
     def close(self) -> None:
-        """Close all shards; arrays that were read stay."""
+        """Close all shards; arrays that were read remain valid."""
         for shard in self._shards:
             shard.close()
 
 
 def _open_folder(folder: str, verify: bool) -> Container:
-    """What is in a folder; an error, also if it is replaced meanwhile."""
+    """Open the files of a folder; raise an error if it is replaced meanwhile, too."""
     single, index = os.path.join(folder, SINGLE), os.path.join(folder, INDEX)
     try:
         opened = Container.open(single, verify)
@@ -146,7 +147,7 @@ def _open_folder(folder: str, verify: bool) -> Container:
 
 
 def _is_at(file: io.FileIO, path: str) -> bool:
-    """Whether a path still leads to an open file: no other has its number as long as it is open."""
+    """Whether a path still leads to an open file, whose inode is unique while it is open."""
     return _is_status_of(path, os.fstat(file.fileno()))
 
 
@@ -157,7 +158,7 @@ def _is_status_of(path: str, status: os.stat_result) -> bool:
 
 
 def _nothing_in(folder: str) -> FileMissingError:
-    """The error for a folder without arrays; it says what is there instead."""
+    """Return the error for a folder without arrays; it lists the files of the folder."""
     with system_errors(folder, "a folder to read"):
         names = sorted(os.listdir(folder))
     others = [name for name in names if name.endswith(".safetensors")]
@@ -172,7 +173,7 @@ def _nothing_in(folder: str) -> FileMissingError:
         hint = ["a state dict of PyTorch's:", f"pm.from_torch(model, {loaded})"]
     got = ", ".join(map(shown, names[:_SHOWN])) or "an empty folder"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    expected = f"{SINGLE}, or {INDEX} and what it names"
+    expected = f"{SINGLE}, or {INDEX} and the files that it names"
     return FileMissingError(shown(folder), expected, got + more, hint=hint)
 
 
@@ -184,7 +185,7 @@ _SHOWN = 8
 
 
 def _read_index(path: str, file: io.FileIO) -> dict[str, str]:
-    """The shard of each array, by name; each shard's name leads into the folder."""
+    """Return the shard of each array, by name; all shards are inside the folder."""
     size = os.fstat(file.fileno()).st_size
     if size > LONGEST:
         raise damaged(path, f"at most {LONGEST:,} bytes", f"{size:,}")
@@ -210,14 +211,14 @@ def _are_texts(value: Any) -> TypeGuard[dict[str, str]]:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name leads into the folder, on every system; what is there may be a link."""
+    """Whether a name leads into the folder, on every system; the file may be a link."""
     steps = name.split("/")
     is_plain = "\\" not in name and "\0" not in name and not ntpath.splitdrive(name)[0]
     return is_plain and not {"", ".", ".."} & {*steps}
 
 
 def _open_shards(index: str, shard_of: dict[str, str], verify: bool) -> Shards:
-    """All shards, which have what the index says."""
+    """Open all shards, after checking that they have the arrays that the index says."""
     folder = os.path.dirname(index)
     names = sorted({*shard_of.values()})
     missing = list[str]()
@@ -241,7 +242,7 @@ def _open_shards(index: str, shard_of: dict[str, str], verify: bool) -> Shards:
 def _check_index(
     index: str, shard_of: dict[str, str], entries: dict[str, dict[str, FileEntry]]
 ) -> None:
-    """Each array is in one shard, and the index says in which."""
+    """Check that each array is in one shard, and that the index names that shard."""
     found = dict[str, str]()
     twice, unnamed = list[str](), list[str]()
     for shard, names in entries.items():
@@ -278,20 +279,20 @@ def write_folder(
     shard_bytes: float,
     durable: bool = False,
 ) -> None:
-    """Write arrays into the files of a folder, which take the place of those there in one step.
+    """Write arrays into the files of a folder, which replace the existing ones in one step.
 
     Args:
-        path: of the folder, which is made if it is not there; not what it is in.
-        arrays: by name; or, one by one, what makes them when their turn comes.
-        metadata: texts by name, for the first file.
-        shared: texts by name, for each of the others.
-        shard_bytes: how many bytes of arrays a file has at most; a larger array has its own.
+        path: the path of the folder, which is created if missing; its parent is not.
+        arrays: arrays by name; or sources that make them one at a time.
+        metadata: strings by name, for the first file.
+        shared: strings by name, for each of the other files.
+        shard_bytes: the maximal bytes of arrays in a file; a larger array gets its own file.
         durable: whether to wait until the disk has everything.
 
     Raises:
-        ArgumentError: something is given that no file can hold.
-        DonatedError: the memory of an array was given away.
-        FileAccessError: the system refuses; what is in the folder is as it was.
+        ArgumentError: if an argument cannot be written to a file.
+        DonatedError: if the memory of an array was donated.
+        FileAccessError: if the system refuses; the contents of the folder are unchanged.
     """
     folder = checked_path(path, or_folder=True)
     sources = array_sources(arrays)
@@ -305,7 +306,7 @@ def write_folder(
             old = olds[0] or olds[1]
             _remove_leftovers(folder)
         new = _NewFolder(folder, secrets.token_hex(8), parts, durable)
-        # Locked for as long as it is open: by that others know that the shards are being written.
+        # Locked while it is open: this shows other processes that the shards are being written.
         index = stack.enter_context(new_file(new.beside(INDEX), 0, old=old, durable=False))
         for name, draft in zip(new.names, drafts, strict=True):
             with new_file(new.beside(name), draft.size, old=old, durable=durable) as file:
@@ -316,7 +317,7 @@ def write_folder(
 
 
 def _divided(sources: Sequence[ArraySource], shard_bytes: float) -> list[list[ArraySource]]:
-    """The arrays of each shard, in their order; of none, one."""
+    """Return the arrays of each shard, in order; without arrays, one empty shard."""
     parts: list[list[ArraySource]] = [[]]
     size = 0
     for source in sources:
@@ -330,13 +331,13 @@ def _divided(sources: Sequence[ArraySource], shard_bytes: float) -> list[list[Ar
 
 @contextmanager
 def _made_folder(folder: str) -> Generator[None]:
-    """Make a folder if it is not there; if what follows fails, it goes again."""
+    """Create a folder if it does not exist; remove it again if the block fails."""
     is_new = not os.path.isdir(folder)
     if is_new:
         try:
             os.mkdir(folder)
         except FileExistsError:
-            # Another process may have made it.
+            # Another process may have created it.
             if not os.path.isdir(folder):
                 expected, got = "the path of a folder", "one of a file"
                 raise FileAccessError(shown(folder), expected, got) from None
@@ -350,7 +351,7 @@ def _made_folder(folder: str) -> Generator[None]:
 
 
 class _NewFolder:
-    """What is being written into a folder, and how it takes the place of what is there."""
+    """The files that are being written into a folder, and the replacement of the old ones."""
 
     def __init__(self, folder: str, token: str, parts: list[list[ArraySource]], durable: bool):
         count = len(parts)
@@ -361,34 +362,34 @@ class _NewFolder:
             self.names = [SINGLE]
 
     def path(self, name: str) -> str:
-        """Of a file of the folder."""
+        """Return the path of a file of the folder."""
         return os.path.join(self._folder, name)
 
     def beside(self, name: str) -> str:
-        """Where a file is until all are whole."""
+        """Return the path that a file has until all files are complete."""
         return name_beside(self.path(name), self._token)
 
     def commit(self, index: io.FileIO) -> None:
-        """Let the new files be those of the folder, and remove the old ones."""
+        """Make the new files those of the folder, and remove the old ones."""
         old = [name for name in _named_in(self.path(INDEX)) or () if _IS_SHARD.fullmatch(name)]
         names = list[str]()
         if self.names == [SINGLE]:
             os.replace(self.beside(SINGLE), self.path(SINGLE))
             self._synchronize()
-            index.close()  # it was the lock only
+            index.close()  # it served only as the lock
             remove_file(self.beside(INDEX))
         else:
             names = self._commit_shards(index, old)
             self._synchronize()
             remove_file(self.path(SINGLE))
-        # A new one may have the name of an old one that was gone.
+        # A new file may have the name of an old one that was already gone.
         for name in {*old} - {*names}:
             remove_file(self.path(name))
         # Last: each of the two names the shards that a killed process would leave behind.
         remove_file(self.beside(_REPLACED) if len(self.names) > 1 else self.path(INDEX))
 
     def _commit_shards(self, index: io.FileIO, old: list[str]) -> list[str]:
-        """Give the shards their names, and the folder the index; returns the names."""
+        """Give the shards their names, and the folder its index; return the names."""
         status = os.fstat(index.fileno())
         try:
             if old:
@@ -406,7 +407,7 @@ class _NewFolder:
             os.replace(self.beside(INDEX), self.path(INDEX))
             return names
         except BaseException:
-            # An interrupt may come when the index is there already.
+            # An interrupt may come when the index already exists.
             if not _is_status_of(self.path(INDEX), status):
                 self._remove_named()
             raise
@@ -420,15 +421,16 @@ class _NewFolder:
                     os.unlink(self.path(name))
 
     def _named(self, name: str) -> str:
-        """Give a shard its name; another one if there is a file of that name."""
+        """Give a shard its name; another name if that file exists."""
         for final in (name, self._tagged(name)):
             try:
-                # It keeps its other name until the index is there: after a kill, that one tells.
+                # Until the index exists, it also has its old name, which identifies it after a
+                # kill.
                 os.link(self.beside(name), self.path(final))
                 return final
             except FileExistsError:
                 continue
-            except OSError:  # not every disk has files of two names
+            except OSError:  # not every disk supports files with two names
                 break
         os.replace(self.beside(name), self.path(self._tagged(name)))
         return self._tagged(name)
@@ -447,14 +449,14 @@ def _as_index(shard_of: Mapping[str, str], metadata: Mapping[str, int] | None = 
 
 
 _REPLACED = f"{INDEX}.replaced"
-"""An index of the shards that another index has taken the place of, until they are removed."""
+"""An index of shards that a new index has replaced, until they are removed."""
 _IS_SHARD = re.compile(r"[^/]+-\d{5,}-of-\d{5,}\.safetensors")
-"""What a shard is called; nothing else is removed because an index names it."""
+"""The name of a shard; no other file is removed because an index names it."""
 _OURS = re.compile(r"model-(?:([0-9a-f]{16})-)?\d{5,}-of-\d{5,}\.safetensors")
 
 
 def _named_in(index: str) -> set[str] | None:
-    """The shards that an index names; None if it is damaged."""
+    """Return the shards that an index names; None if it is damaged."""
     try:
         with open_to_read(index) as file:
             return {*_read_index(index, file).values()}
@@ -465,7 +467,7 @@ def _named_in(index: str) -> set[str] | None:
 
 
 def _remove_leftovers(folder: str) -> None:
-    """Remove what was being written when a process was killed."""
+    """Remove files that were being written when a process was killed."""
     with suppress(OSError):
         names = os.listdir(folder)
         beside = {name: found for name in names if (found := BESIDE.fullmatch(name)) is not None}
@@ -497,7 +499,7 @@ def _remove_leftovers(folder: str) -> None:
 def _remove_unnamed(
     folder: str, names: set[str], twins: set[tuple[int, int]], alive: set[str]
 ) -> None:
-    """Remove shards that had got their names when a process was killed, before the index had."""
+    """Remove shards that got their names before a process was killed, but after no index."""
     for name in names:
         found = _OURS.fullmatch(name)
         path = os.path.join(folder, name)

@@ -1,11 +1,11 @@
-"""Other forms of one model: what a file has in one form, `like` may have in another.
+"""Other forms of one model: a file may have one form, and `like` another.
 
-Owns: functions from a file's table, with the names of `like`, to another one that has the form of
-`like`. Layers are one `Stack`, or a list ([`restacked`][pytreemod.io.forms.restacked]). A value is
-constrained, or is under another constraint ([`constrained`][pytreemod.io.forms.constrained]): what
-the file has is then taken in as the constructor would take it. A matrix is the base of an update of
-low rank ([`based`][pytreemod.io.forms.based]). Nothing is read here: a leaf of the new table says
-what it is made of.
+Owns: functions from a file's table, with the names of `like`, to a table in the form of `like`.
+Layers are one `Stack`, or a list ([`restacked`][pytreemod.io.forms.restacked]). A value is
+constrained, or has another constraint ([`constrained`][pytreemod.io.forms.constrained]): then the
+value of the file is converted as the constructor would convert it. A matrix is the base of an
+update of low rank ([`based`][pytreemod.io.forms.based]). Nothing is read here: a leaf of the new
+table describes its sources.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from pytreemod.tree.paths import parse_pattern
 
 STACK, ENSEMBLE = "pytreemod.nn.Stack", "pytreemod.nn.Ensemble"
 _FIELDS = {STACK: ("layer", "depth"), ENSEMBLE: ("member", "n")}
-"""The fields in which each has its layers, or members, as one, and how many they are."""
+"""The fields of each with its stacked layers, or members, and with their number."""
 _Shared = Mapping[Name, frozenset[Name]]
 
 
 class _Held(NamedTuple):
-    """Layers as one."""
+    """Layers that are stacked."""
 
     cls: str
     size: int
@@ -59,24 +59,25 @@ class _Held(NamedTuple):
 
 
 class _Spot(NamedTuple):
-    """Where leaves of layers that are one are.
+    """The location of the leaves of stacked layers.
 
-    A Stack adds an axis to the arrays of its layers, in front of all but those of the Stacks and
-    the Ensembles that it is in itself. What members of an Ensemble share has no axis of them.
+    A Stack adds an axis to the arrays of its layers, after the axes of the Stacks and Ensembles
+    that contain it, and before all others. Leaves that the members of an Ensemble share have no
+    axis of members.
     """
 
     name: Name
     axis: int
-    """Which one is that of the layers."""
+    """The axis of the layers."""
     shared: _Shared
-    """By the name of each Ensemble, the names of what its members share."""
+    """By the name of each Ensemble, the names of the leaves that its members share."""
 
     def axis_of(self, *names: Name) -> int:
-        """The axis of a leaf, by the names that it has in the file and in `like`."""
+        """Return the axis of a leaf, given its names in the file and in `like`."""
         return self.axis - sum(_is_below(names, tops) for tops in self.shared.values())
 
     def is_shared(self, *names: Name) -> bool:
-        """Whether a leaf is held once for all members."""
+        """Whether a leaf is stored once for all members."""
         return _is_below(names, self.shared.get(self.name, ()))
 
 
@@ -92,21 +93,21 @@ def restacked(
     ensembles: bool = False,
     chosen: Sequence[Name] | None = None,
 ) -> tuple[Table, set[Name]]:
-    """A file's table with its layers as `like` has them: as one `Stack`, or in a list.
+    """Convert a file's table to the layers of `like`: as one `Stack`, or in a list.
 
     Args:
         theirs: the file's table.
-        ours: that of `like`.
+        ours: the table of `like`.
         where: the call, for errors.
         ensembles: whether the members of an `Ensemble` are such layers, too.
-        chosen: the names of the leaves that were asked for, if these are not all: then `like` may
-            have fewer layers, the first ones; and others may be as they like.
+        chosen: the names of the requested leaves, if not all are requested. Then `like` may have
+            only the first layers of the file, and other leaves may be in any form.
 
     Returns:
         The table, and the names of the leaves that were stacked, or are a part of a stack.
 
     Raises:
-        FileError: a layer is missing, or layers that are to be one Stack differ in more than their
+        FileError: if a layer is missing, or if layers for one Stack differ in more than their
             numbers.
     """
     kinds = (STACK, ENSEMBLE) if ensembles else (STACK,)
@@ -131,22 +132,22 @@ def restacked(
             count = len(_items(ours.classes, name))
             if name not in wanted and (part or count in (0, held.size)):
                 moved |= _unstack_all(table, ours, name, held, shared, part)
-        # What is in others has its new name only when these have theirs.
+        # Nested layers get their new names only after the layers around them.
         if before == ({*table.leaves}, {*table.classes}):
             return table, moved
 
 
 def numbered(table: Table, is_meant: Callable[[Name, str], bool]) -> Table:
-    """A table with the layers of its Stacks by their numbers, as of a list.
+    """Return a table with the layers of its Stacks under their numbers, as in a list.
 
     Args:
-        table: any.
-        is_meant: by the name of a Stack, and that of its field: whether this is one of those.
+        table: any table.
+        is_meant: whether to convert a Stack, given its name and the name of its field.
     """
     made = table
     done: set[Name] = set()
     while True:
-        # What is in others has another name when these have theirs.
+        # Nested Stacks have other names once the Stacks around them are converted.
         found = [(n, held) for n, held in _held_in(made, (STACK,)).items() if n not in done]
         if not found:
             return made
@@ -170,9 +171,9 @@ def _number(table: Table, name: Name, held: _Held) -> None:
 
 
 def other_forms(theirs: Table, ours: Table, ensembles: bool) -> dict[Name, str]:
-    """Where the file has layers in another form than `like`, a line that says so.
+    """Return a line for each name with layers in another form in the file than in `like`.
 
-    It is the reason for all that is missing and unexpected below it.
+    It explains everything that is missing and unexpected below it.
     """
     kinds = (STACK, ENSEMBLE)
     one, two = _held_in(ours, kinds), _held_in(theirs, kinds)
@@ -211,14 +212,14 @@ def _held_in(table: Table, kinds: Sequence[str]) -> dict[Name, _Held]:
 
 
 def _shared_in(*tables: Table) -> _Shared:
-    """By the name of each Ensemble, what its members share, by the names of either table."""
+    """Return the shared leaves of each Ensemble, by its name, under the names of either table."""
     found: dict[Name, frozenset[Name]] = {}
     words = Words()
     for table in tables:
         for name, cls in table.classes.items():
             if cls != ENSEMBLE:
                 continue
-            # Texts of paths in a member. What else a file may have there is refused elsewhere.
+            # Paths in a member, as strings. Any other content is refused elsewhere.
             written: Any = table.config.get((*name, "shared"))
             tops: set[Name] = set()
             with suppress(AttributeError, SpecError, TypeError):
@@ -230,9 +231,10 @@ def _shared_in(*tables: Table) -> _Shared:
 
 
 def _spots(name: Name, table: Table, shared: _Shared) -> list[_Spot]:
-    """Where the leaves of layers are: at their own place, and at that of their tokens in a State.
+    """Return the locations of the leaves of layers, in the model and in the State.
 
-    A State may have been made with a part of the model, and knows no more than the last steps.
+    A State may have been made with a part of the model, so its names may have only the last
+    components.
     """
     around = [(*n, _FIELDS[cls][0]) for n, cls in table.classes.items() if cls in _FIELDS]
     outer = [len(words) - 1 for words in around if name[: len(words)] == words]
@@ -244,14 +246,14 @@ def _spots(name: Name, table: Table, shared: _Shared) -> list[_Spot]:
 
 
 def _below(names: Mapping[Name, Any], top: Name) -> dict[Name, Any]:
-    """What is below a name, by the rest of its name."""
+    """Return the entries below a name, by the rest of their names."""
     n = len(top)
     return {name[n:]: value for name, value in names.items() if len(name) > n and name[:n] == top}
 
 
 def _items(names: Mapping[Name, Any], spot: Name) -> list[Name]:
-    """The names of a list's items, as far as there are any."""
-    # A Sequential has its layers in a field.
+    """Return the names of the items of a list, without gaps."""
+    # A Sequential stores its layers in a field.
     for base in ((*spot, "layers"), spot):
         n = len(base)
         there = {name[n] for name in names if len(name) > n and name[:n] == base}
@@ -264,7 +266,7 @@ def _items(names: Mapping[Name, Any], spot: Name) -> list[Name]:
 
 
 def _members(names: Mapping[Name, Any], items: Sequence[Name]) -> list[dict[Name, Any]]:
-    """What is at each of some names, and below it, by the rest of its name; in one pass."""
+    """Return the entries at and below each of several names, by the rest of theirs; in one pass."""
     found: dict[Name, dict[Name, Any]] = {item: {} for item in items}
     n = len(items[0])
     for name, value in names.items():
@@ -283,13 +285,13 @@ def _stack_all(
     asked: bool,
     where: str,
 ) -> set[Name]:
-    """Make the items of a list one."""
+    """Stack the items of a list."""
     moved: set[Name] = set()
     if asked:
         _check_numbers(table, ours, name, held, part, where)
     for spot in _spots(name, ours, shared):
         items = _items(table.leaves, spot.name)
-        # In a State, there may be something else with as many items.
+        # A State may have another list with as many items.
         if len(items) == held.size or (part and len(items) > held.size > 0):
             moved |= _stack(table, ours, spot, held, items[: held.size], part, asked, where)
     items = _items(table.classes, name)
@@ -339,7 +341,7 @@ def _stack(
 def _check_numbers(
     table: Table, ours: Table, name: Name, held: _Held, part: bool, where: str
 ) -> None:
-    """Refuse layers of which one is not there, while one with a higher number is."""
+    """Refuse layers if one is missing, but a later one exists."""
     if not _below(ours.leaves, (*name, held.field)):
         return
     for base in ((*name, "layers"), name):
@@ -348,11 +350,11 @@ def _check_numbers(
         numbers = {int(word) for word in words if word.isdecimal()}
         highest = max(numbers, default=-1)
         count = min(held.size, highest) if part else highest
-        # A file may have any number: not all that are missing are counted.
+        # A file may claim any number: count only the first few that are missing.
         lacking = [*islice((i for i in range(count) if i not in numbers), 8)]
         if lacking:
             places = [f"{shown_name((*base, str(i)))}: missing" for i in lacking]
-            expected = f"layers numbered from 0 on, for they are one {held.cls.rpartition('.')[2]}"
+            expected = f"layers numbered from 0, to become one {held.cls.rpartition('.')[2]}"
             there = sorted(numbers)
             got = f"{', '.join(map(str, there[:8]))}{', ...' * (len(there) > 8)}"
             raise FileError(where, expected, got, places=places)
@@ -369,7 +371,7 @@ def _lack(members: Sequence[Mapping[Name, Leaf]], items: Sequence[Name], where: 
     return FileError(where, _ALIKE, "some with other leaves", places=places)
 
 
-_ALIKE = "layers that differ in their numbers only, for they are to be one Stack"
+_ALIKE = "layers that differ only in their numbers, to become one Stack"
 
 
 def _stacked(first: Leaf, sources: tuple[Source, ...], axis: int) -> Leaf:
@@ -378,7 +380,7 @@ def _stacked(first: Leaf, sources: tuple[Source, ...], axis: int) -> Leaf:
 
 
 def _whole_of(sources: tuple[Source, ...], axis: int) -> Source | None:
-    """The array that these are all parts of, in their order."""
+    """Return the source that these are all parts of, in order; None if there is none."""
     first = sources[0]
     if not isinstance(first, Unstacked) or (first.axis, first.size) != (axis, len(sources)):
         return None
@@ -430,7 +432,7 @@ def _are_same_parts(one: Mapping[Name, Json], other: Mapping[Name, Json]) -> boo
 
 
 def _from(names: Mapping[Name, Any], top: Name) -> dict[Name, Any]:
-    """What is at a name, and below it, by the rest of its name."""
+    """Return the entries at and below a name, by the rest of their names."""
     return {name[len(top) :]: v for name, v in names.items() if name[: len(top)] == top}
 
 
@@ -440,7 +442,7 @@ def _drop(names: dict[Name, Any], top: Name) -> None:
 
 
 def _copy_own(table: Table, ours: Table, name: Name) -> None:
-    """What is said of the container itself is not the file's business."""
+    """Take the configuration of the container itself from `like`, not from the file."""
     if name in ours.classes:
         table.classes[name] = ours.classes[name]
     for own in [own for own in table.config if own[:-1] == name]:
@@ -451,7 +453,7 @@ def _copy_own(table: Table, ours: Table, name: Name) -> None:
 def _unstack_all(
     table: Table, ours: Table, name: Name, held: _Held, shared: _Shared, part: bool
 ) -> set[Name]:
-    """Make what is one the items of a list."""
+    """Split stacked layers into the items of a list."""
     moved: set[Name] = set()
     for spot in _spots(name, table, shared):
         count = len(_items(ours.leaves, spot.name))
@@ -502,7 +504,7 @@ def _reform(
     shared: _Shared,
     where: str,
 ) -> set[Name]:
-    """Make a Stack an Ensemble, or the other way round; and leave the first layers of more."""
+    """Turn a Stack into an Ensemble, or vice versa; use only the first layers if there are more."""
     moved: set[Name] = set()
     for spot in _spots(name, table, shared):
         old, new = (*spot.name, there.field), (*spot.name, held.field)
@@ -539,21 +541,21 @@ def constrained(
     renamed: Mapping[Name, Name],
     where: str,
 ) -> Table:
-    """A file's table with the arrays that store constrained values, instead of these.
+    """Replace constrained values in a file's table by the arrays that store them.
 
-    The file's value has no constraint: it is older than that, of a model that was resolved, or of
-    other tools. Or it has another one: the same numbers without bounds would be other values. Where
-    the file's constraint cannot be rebuilt, the array is left out.
+    The value in the file may have no constraint: it is from an older file, a resolved model or
+    another tool. Or it has another constraint, under which the same numbers mean other values. If
+    the constraint of the file cannot be rebuilt, the array is left out.
 
     Args:
         theirs: the file's table, with the names of `like`.
-        ours: that of `like`.
+        ours: the table of `like`.
         nodes: the Modules of `like` by name.
-        renamed: the old names of the leaves that got another from the user.
+        renamed: the old names of the leaves that the user renamed.
         where: the call, for errors.
 
     Raises:
-        ArgumentError: the user says that a constrained value is none.
+        ArgumentError: if the user renames a constrained value to its unconstrained array.
     """
     names = [n for n, x in nodes.items() if isinstance(x, Constrained)]
     names = [n for n in names if n + _INNER in ours.leaves]
@@ -571,7 +573,7 @@ def constrained(
     for name, leaf in theirs.leaves.items():
         if name in others:
             plain = others[name]
-            # What is not registered cannot be asked for its values.
+            # An unregistered constraint cannot compute its values.
             with suppress(FileError):
                 old = _read_constraint(theirs, plain, where)
                 new = _Changed(old, nodes[plain])
@@ -585,7 +587,7 @@ def constrained(
 
 
 class _Changed(NamedTuple):
-    """Converts the array of a value under one constraint to that under another."""
+    """Converts the array of a value from one constraint to another."""
 
     old: Constraint
     new: Constrained
@@ -606,7 +608,7 @@ def _read_constraint(theirs: Table, name: Name, where: str) -> Constraint:
 
 
 def _take_in(ours: Constrained | _Changed, value: Any, name: str) -> Any:
-    """The unconstrained array of a value; given a shape, its shape."""
+    """Return the unconstrained array of a value; given an abstract value, its abstract form."""
     if isinstance(ours, _Changed):
         is_abstract = isinstance(value, jax.ShapeDtypeStruct)
         axes = count_made_as_one(ours.new)
@@ -619,14 +621,14 @@ def _take_in(ours: Constrained | _Changed, value: Any, name: str) -> Any:
 def _brought_in(
     node: Constrained | _Changed, leaf: Leaf, ours: Leaf, name: Name, where: str
 ) -> Leaf:
-    """The entry of the array that a constrained value becomes."""
+    """Return the entry of the array that stores a constrained value."""
     number = leaf.form.get("value")
     if not leaf.is_array:
         if type(number) not in (int, float):
             return leaf
         leaf = Leaf({"is": "jax"}, (), ours.dtype)
     shape, text = leaf.shape, shown_name(name)
-    # A value that is refused keeps its shape: a misfit, or refused again when it is read.
+    # A value that is refused has its old shape: a misfit, or refused again when it is read.
     with suppress(PytreemodError):
         given = jax.ShapeDtypeStruct(leaf.shape, cast("Any", leaf.dtype))
         shape = _take_in(node, given, text).shape
@@ -642,7 +644,7 @@ def _made(
     name: str,
     where: str,
 ) -> Any:
-    """The unconstrained array of a value, in float32 or wider: it may be cast to that at once."""
+    """Return the unconstrained array of a value, in float32 or wider: a cast may follow."""
     value = number if array is None else array
     dtype = jnp.dtype(getattr(value, "dtype", jnp.float32))
     wide = jax.dtypes.canonicalize_dtype(dtype) if dtype.itemsize > 4 else jnp.float32
@@ -660,10 +662,10 @@ def _check_is_not_clear(name: Name, old: Name | None, where: str) -> None:
     if old is None or old[-1:] != name[-1:]:
         return
     before, after = ".".join(old), ".".join(name)
-    hint = ["the value is brought in, as by the constructor, under the name of the field:"]
-    # Where the field has the same name here, there is nothing to rename.
+    hint = ["the name of the field loads the value, and converts it as the constructor does:"]
+    # If the field has the same name here, no rename is needed.
     hint += ["pm.load(path, like)" if old == name else f'rename={{"{before}": "{after}"}}']
-    expected = f"the array that stands for {after}"
+    expected = f"the unconstrained array of {after}"
     raise ArgumentError(f"{where}, rename", expected, f"{before!r}, a constrained value", hint=hint)
 
 
@@ -671,12 +673,12 @@ def _check_is_not_clear(name: Name, old: Name | None, where: str) -> None:
 
 
 def based(theirs: Table, nodes: Mapping[Name, Any], renamed: dict[Name, Name]) -> Table:
-    """A file's table with matrices as the bases of updates of low rank in `like`.
+    """Make matrices of a file's table the bases of updates of low rank in `like`.
 
     Args:
         theirs: the file's table, with the names of `like`.
         nodes: the Modules of `like` by name.
-        renamed: the old names of leaves that have got others; it gets these.
+        renamed: the old names of renamed leaves; it gets these, too.
     """
     bases = {
         name: (*name, "base")

@@ -1,11 +1,13 @@
-"""The header of a file: which arrays it has, of which dtype, and where.
+"""The header of a file: the names, dtypes and positions of its arrays.
 
-Owns: the format of safetensors (eight bytes with the length of the header, the header in JSON, the
-arrays one after the other without holes), and what this library adds to its metadata: a checksum of
-the header, one of each array, and the dtypes of arrays that are written as bytes. A dtype for which
-the format has no code, or for whose code NumPy has no dtype (`safetensors.numpy` would refuse the
-whole file), is written as bytes (`U8`), with one more axis if an element has several. Nothing that
-a header says is believed before it was checked.
+Owns: the format of safetensors, and the additions of this library to its metadata. The format is:
+eight bytes with the length of the header, the header in JSON, the arrays one after another without
+gaps. The additions are a checksum of the header, one of each array, and the dtypes of arrays that
+are written as bytes.
+
+Some dtypes have no code in the format, or a code without a dtype in NumPy, for which
+`safetensors.numpy` would refuse the complete file. These are written as bytes (`U8`), with one more
+axis if an element has several. Everything in a header is checked before it is used.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _READ_ONLY = {
     "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
-"""Codes that other tools write, as earlier versions of this library did."""
+"""Codes that other tools write, and that earlier versions of this library wrote."""
 _AS_BYTES = (
     *_READ_ONLY,
     "complex128",
@@ -68,37 +70,37 @@ _AS_BYTES = (
     "float6_e3m2fn",
     "float4_e2m1fn",
 )
-"""An element of each takes whole bytes in NumPy, however few bits it has."""
+"""An element of each fills entire bytes in NumPy, however few bits it has."""
 
 
-# A name takes NumPy several microseconds.
+# NumPy needs several microseconds for a name.
 @ft.cache
 def _name_of(dtype: Any) -> str:
     return dtype.name
 
 
 def can_be_written(dtype: Any) -> bool:
-    """Whether a file can hold arrays of a dtype: numbers that mean the same everywhere."""
+    """Whether a file can have arrays of a dtype: numbers with the same meaning everywhere."""
     return _name_of(dtype) in _CODES or _name_of(dtype) in _AS_BYTES
 
 
 def code_of(dtype: Any) -> str:
-    """The code that a dtype is written with; that of bytes where it has none of its own."""
+    """Return the code of a dtype in files; the code of bytes if it has none."""
     return _CODES.get(_name_of(dtype), BYTES)
 
 
 def has_code(dtype: Any) -> bool:
-    """Whether a dtype is written with a code of its own."""
+    """Whether a dtype has a code."""
     return _name_of(dtype) in _CODES
 
 
 def recorded_dtype(name: str) -> np.dtype[Any] | None:
-    """The dtype that a record names; None if this is no such name, or JAX is too old for it."""
+    """Return the dtype of a recorded name; None if it is invalid, or this JAX is too old for it."""
     return _dtype_called(name) if name in _AS_BYTES else None
 
 
 def _dtype_called(name: str) -> np.dtype[Any] | None:
-    # jax.numpy has all of them, and NumPy only its own.
+    # jax.numpy has all of them, NumPy only its own.
     scalar = getattr(jnp, name, None)
     return None if scalar is None else np.dtype(scalar)
 
@@ -110,20 +112,20 @@ DTYPES = {code: dtype for code, dtype in _CODED.items() if dtype is not None}
 
 METADATA = "__metadata__"
 LENGTH = 8
-"""How many bytes tell how long the header is."""
+"""How many bytes encode the length of the header."""
 LONGEST = 100_000_000
-"""Bytes of a header: what safetensors allows."""
+"""The largest header in bytes, as in safetensors."""
 ALIGNMENT = 64
-"""The arrays begin at a multiple of it, and those of large elements come first: whoever maps the
-file finds each at an address that fits its elements."""
+"""The arrays begin at a multiple of it, and those of large elements come first. In a memory-mapped
+file, each array is then aligned to its elements."""
 
 OWN = "pytreemod.container."
-"""Keys of the metadata that begin so belong to this file, and nobody else sees them."""
+"""Metadata keys with this prefix belong to this file, and are hidden from all others."""
 _HEADER, _ARRAYS, _DTYPES, _VERSION = (
     OWN + key for key in ("header-crc32", "array-checksums", "dtypes", "version")
 )
 _OPENING = f'{{"{METADATA}":{{"{_HEADER}":"'.encode()
-"""How each of our headers begins, in every version; the header's own checksum follows."""
+"""The prefix of each of our headers, in every version; the header's own checksum follows."""
 _DIGITS = 8
 _SEAL = slice(LENGTH + len(_OPENING), LENGTH + len(_OPENING) + _DIGITS)
 _BETWEEN = f'","{_ARRAYS}":"'.encode()
@@ -133,23 +135,23 @@ _MOST_BYTES = 2**63 - 1
 
 
 class FileEntry(NamedTuple):
-    """One array of a file, as the header tells it."""
+    """One array of a file, as described by the header."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     start: int
-    """Where its bytes begin in the file."""
+    """The offset of its bytes in the file."""
     stop: int
     checksum: int | None
-    """Of its bytes (see `pytreemod.io.headers`), if the file has one."""
+    """The checksum of its bytes (see `pytreemod.io.headers`), if the file has one."""
 
 
 class FileHeader(NamedTuple):
-    """What a file says of itself."""
+    """The parsed header of a file."""
 
     entries: dict[str, FileEntry]
-    """By name, in the order in which they were given when it was written."""
+    """By name, in the order of the call that wrote the file."""
     metadata: dict[str, str]
 
 
@@ -159,14 +161,14 @@ _Described = Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]]
 def new_header(
     arrays: _Described, metadata: Mapping[str, str]
 ) -> tuple[bytearray, list[tuple[int, int]]]:
-    """A header whose checksums are still to come.
+    """Return a header without its checksums.
 
     Args:
         arrays: name, dtype and shape of each.
-        metadata: what the file is to say besides.
+        metadata: additional strings by name.
 
     Returns:
-        The header, length and padding included, and where in the file each array begins and ends.
+        The header, with length and padding, and where in the file each array begins and ends.
     """
     places = _places(arrays)
     own = {
@@ -180,7 +182,7 @@ def new_header(
         stored = shape if has_code(dtype) else _shape_of_bytes(shape, dtype)
         content[name] = {"dtype": code_of(dtype), "shape": stored, "data_offsets": place}
     text = _as_json(content).encode()
-    # The format allows spaces behind the JSON, for this very purpose.
+    # The format allows spaces after the JSON, for this purpose.
     text += b" " * (-(LENGTH + len(text)) % ALIGNMENT)
     header = bytearray(len(text).to_bytes(LENGTH, "little") + text)
     return header, [(len(header) + start, len(header) + stop) for start, stop in places]
@@ -191,7 +193,7 @@ def _as_json(content: Any) -> str:
 
 
 def _places(arrays: _Described) -> list[tuple[int, int]]:
-    """Where in the data each array begins and ends: those of large elements come first."""
+    """Return the range of each array in the data: those of large elements come first."""
     places = [(0, 0)] * len(arrays)
     end = 0
     for i in sorted(range(len(arrays)), key=lambda i: -arrays[i][1].itemsize):
@@ -202,37 +204,37 @@ def _places(arrays: _Described) -> list[tuple[int, int]]:
 
 
 def _shape_of_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """The shape of the bytes of an array: an element that has several of them is an axis."""
+    """Return the shape of an array as bytes: an element of several bytes adds an axis."""
     return shape if dtype.itemsize == 1 else (*shape, dtype.itemsize)
 
 
 def seal_header(header: bytearray, checksums: Sequence[int]) -> None:
-    """Put the checksums into a header, the one of the header itself last.
+    """Write the checksums into a header, its own checksum last.
 
     Args:
-        header: what `new_header` made.
-        checksums: of each array.
+        header: the result of `new_header`.
+        checksums: those of the arrays.
     """
     begin = _SEAL.stop + len(_BETWEEN)
     digits = "".join(f"{checksum:0{_DIGITS}x}" for checksum in checksums).encode()
     header[begin : begin + len(digits)] = digits
-    # Over zeros in its own place: a reader puts them back to sum it up again.
+    # Computed with zeros in its own position: a reader restores these to compute it again.
     header[_SEAL] = f"{zlib.crc32(header):0{_DIGITS}x}".encode()
 
 
 def check_length(path: str, head: bytes, size: int) -> int:
-    """How long the header is, length included.
+    """Return the length of the header, including the length itself.
 
     Args:
-        path: of the file, for the errors.
+        path: the path of the file, for errors.
         head: the first bytes of the file, at least eight, or all of them.
-        size: of the whole file, in bytes.
+        size: the size of the complete file, in bytes.
 
     Returns:
-        Bytes, no more than there are.
+        A number of bytes, at most the size of the file.
 
     Raises:
-        FileError: this is no file of this kind.
+        FileError: if the file has another format.
     """
     length = int.from_bytes(head[:LENGTH], "little")
     is_possible = size >= LENGTH and length <= min(LONGEST, size - LENGTH)
@@ -255,23 +257,23 @@ _KINDS: dict[bytes, tuple[str, list[str]]] = {
         ["a model of Equinox's:", "pm.tree_deserialise_leaves(path, like)"],
     ),
     b"\x89HDF": ("a file in the format HDF5", []),
-    b"{": ("a text in JSON", ["an index is read with its folder:", "pm.load(folder, like)"]),
+    b"{": ("a JSON file", ["an index is read with its folder:", "pm.load(folder, like)"]),
 }
 
 
 def parse_header(path: str, header: bytes, size: int) -> FileHeader:
-    """Read a header, believing nothing.
+    """Parse a header, and check all of it.
 
     Args:
-        path: of the file, for the errors.
-        header: the bytes before the arrays, the length included.
-        size: of the whole file, in bytes.
+        path: the path of the file, for errors.
+        header: the bytes before the arrays, including the length.
+        size: the size of the complete file, in bytes.
 
     Returns:
-        What it says, all of it possible.
+        The contents, which are consistent.
 
     Raises:
-        FileError: it is damaged, or describes what cannot be.
+        FileError: if it is damaged, or describes an impossible file.
     """
     is_own = header.startswith(_OPENING, LENGTH)
     if is_own:
@@ -299,12 +301,12 @@ def parse_header(path: str, header: bytes, size: int) -> FileHeader:
 def damaged(
     path: str, expected: str, got: str, places: Sequence[str] = (), hint: Sequence[str] = ()
 ) -> FileError:
-    """The error for what a file should not say.
+    """Return the error for a damaged file.
 
     Args:
-        path: of the file.
-        expected: what would have been right.
-        got: what there is.
+        path: the path of the file.
+        expected: what would have been correct.
+        got: what the file has.
         places: names of arrays.
         hint: a sentence, then lines of code.
 
@@ -324,18 +326,18 @@ def _check_seal(path: str, header: bytes) -> None:
 
 
 def parse_json(path: str, text: bytes, expected: str) -> dict[str, Any]:
-    """Read an object in JSON, without NaN, and without two values of one name.
+    """Parse a JSON object without NaN and without repeated names.
 
     Args:
-        path: of the file, for the errors.
-        text: what there is.
-        expected: what it should be, for the errors.
+        path: the path of the file, for errors.
+        text: the JSON.
+        expected: what it should be, for errors.
 
     Returns:
-        The object; its texts can be written again.
+        The object; its strings can be written again.
 
     Raises:
-        FileError: it is something else.
+        FileError: if it is not such an object.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -351,7 +353,7 @@ def parse_json(path: str, text: bytes, expected: str) -> dict[str, Any]:
 
     try:
         content = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
-        # What JSON can escape though no text can have it: half of a character.
+        # JSON can escape half of a character, which no valid string contains.
         _as_json(content).encode()
     except FileError:
         raise
@@ -367,7 +369,7 @@ def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _are_counts(values: Any) -> TypeGuard[list[int]]:
-    # The type itself, for True is an int as well.
+    # The exact type, because True is an int as well.
     if type(values) is not list or not {*map(type, cast("list[Any]", values))} <= {int}:
         return False
     counts = cast("list[int]", values)
@@ -381,7 +383,7 @@ def _parse_metadata(path: str, metadata: Any) -> dict[str, str]:
 
 
 def _check_own(path: str, own: Mapping[str, str], is_own: bool) -> None:
-    """Our keys are there together, in a header that this library has written."""
+    """Check that our keys are complete, and in a header that this library wrote."""
     if is_own and own.get(_VERSION, "1") != "1":
         raise damaged(
             path,
@@ -395,7 +397,7 @@ def _check_own(path: str, own: Mapping[str, str], is_own: bool) -> None:
             "checksums in the order in which pytreemod writes them",
             "a header that was changed",
             hint=[
-                "what changes a file, and keeps its metadata, leaves out these keys:",
+                "a tool that changes a file and copies its metadata must leave out these keys:",
                 f"{{k: v for k, v in metadata.items() if not k.startswith({OWN!r})}}",
             ],
         )
@@ -410,7 +412,7 @@ def _parse_checksums(path: str, digits: str, count: int) -> list[int | None]:
 def _parse_entry(
     path: str, name: str, entry: Any, record: Any
 ) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
-    """Dtype, shape, and where in the data it begins and ends."""
+    """Return dtype, shape, and the range in the data."""
     if not _is_object(entry) or {*entry} != {"dtype", "shape", "data_offsets"}:
         raise damaged(path, "dtype, shape and data_offsets", describe(entry), [name])
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -428,7 +430,7 @@ def _parse_entry(
         raise damaged(path, expected, f"{end - begin}", [name])
     if record is not None:
         dtype, shape = _recorded(path, name, code, shape, record)
-    # Sizes count as if none were zero, as NumPy counts them before it makes an array.
+    # Zeros do not count in the size, because NumPy ignores them when it checks a new array.
     if len(shape) > _MOST_AXES or prod(filter(None, shape)) * dtype.itemsize > _MOST_BYTES:
         raise damaged(path, "a shape that an array can have", describe(shape), [name])
     return dtype, tuple(shape), begin, end
@@ -437,7 +439,7 @@ def _parse_entry(
 def _recorded(
     path: str, name: str, code: str, shape: list[int], record: Any
 ) -> tuple[np.dtype[Any], list[int]]:
-    """Dtype and shape of an array that was written as bytes."""
+    """Return dtype and shape of an array that was written as bytes."""
     dtype = recorded_dtype(record) if type(record) is str else None
     if dtype is None:
         raise damaged(path, "a dtype that this JAX has", describe(record), [name])
@@ -448,9 +450,9 @@ def _recorded(
 
 
 def _check_extent(path: str, entries: Mapping[str, FileEntry], begin: int, size: int) -> None:
-    """The arrays lie one after the other, from the header to the end of the file."""
+    """Check that the arrays follow each other, from the header to the end of the file."""
     end = begin
-    # No hole in which something could hide; no overlap by which a small file could claim much.
+    # No gap could hide data, and no overlap could let a small file claim much memory.
     for entry in sorted(entries.values(), key=attrgetter("start", "stop")):
         if entry.start != end:
             got = "a hole before one" if entry.start > end else "one inside of another"
@@ -463,15 +465,16 @@ def _check_extent(path: str, entries: Mapping[str, FileEntry], begin: int, size:
 
 # ---- checksums
 #
-# A checksum that is as fast as memory; and for ever the same, for files last. The bytes are taken
-# in blocks of 1 MiB. In a block each 8 KiB are a row of 1024 words of eight bytes, little-endian.
-# The sums of the columns, then those of the rows, then the bytes that fill no row, are what CRC-32
-# runs over, from the first block to the last. A change in one row always changes the sums of
-# columns, one in a single column those of rows: what goes unnoticed would have to cancel both ways.
-# CRC-32 over all bytes would take four times as long as reading them from the system's memory.
+# The checksum is as fast as memory, and never changes, because files last. The bytes are divided
+# into blocks of 1 MiB. In a block, every 8 KiB are a row of 1024 words of eight bytes,
+# little-endian. CRC-32 runs over the sums of the columns, then the sums of the rows, then the bytes
+# that fill no row, from the first block to the last. A change in one row always changes the sums of
+# columns. A change in one column always changes the sums of rows. An unnoticed change must cancel
+# in both. CRC-32 of all bytes would take four times as long as reading them from the system's
+# memory.
 
 BLOCK_BYTES = 1 << 20
-"""Bytes; a block is still in the processor's cache when it has just been read."""
+"""Bytes; a block that was just read is still in the cache of the CPU."""
 
 _WORDS = 1024
 _WORD = np.dtype("<u8")
@@ -479,10 +482,10 @@ _ROW = _WORDS * _WORD.itemsize
 
 
 def checksum_after(before: int, block: memoryview) -> int:
-    """The checksum of what came before and a further block.
+    """Return the checksum after a further block.
 
     Args:
-        before: the checksum so far; 0 at the beginning.
+        before: the checksum so far; 0 at the start.
         block: the next bytes: `BLOCK_BYTES` of them, unless they are the last.
 
     Returns:
@@ -494,7 +497,7 @@ def checksum_after(before: int, block: memoryview) -> int:
     """
     rows = len(block) // _ROW
     if rows:
-        # (Sums of unsigned numbers wrap around, which is what is meant.)
+        # (Sums of unsigned numbers wrap around, as intended.)
         words = np.frombuffer(block, _WORD, rows * _WORDS).reshape(rows, _WORDS)
         before = zlib.crc32(np.add.reduce(words, 0).tobytes(), before)
         before = zlib.crc32(np.add.reduce(words, 1).tobytes(), before)

@@ -1,7 +1,7 @@
-"""Rules for arrays that a file has in another form: transposed, reordered, or several as one.
+"""Rules for arrays with another form in a file: transposed, reordered, or several as one.
 
-Both doors to other libraries take them: tables of names (`rename=` of `load` and `save`), and what
-is registered for a class of layers (`register_torch_layout`).
+Two interfaces to other libraries accept them: tables of names (`rename=` of `load` and `save`), and
+the registration of a class of layers (`register_torch_layout`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pytreemod.errors import ArgumentError, describe
 
 @dataclass(frozen=True, init=False)
 class Relaid:
-    """Says that a file, or PyTorch, has an array in another form.
+    """A rule for an array that has another form in a file, or in PyTorch.
 
-    **Laws.** `to(back(x)) == x`, for every array of the file. A load checks that with numbers of
-    its own, for the first array that a rule meets, before anything is read.
+    **Laws.** `to(back(x)) == x`, for every array of the file. A load checks that with its own
+    numbers, for the first array that a rule meets, before anything is read.
 
     Attributes:
-        name: what the array is called on the other side: in `like` for `load(rename=)`, in the
-            file for `save(rename=)`, and by PyTorch for `register_torch_layout`.
-        to: from our array to the file's; both are given as NumPy's.
-        back: from the file's to ours; if None, `to` undoes itself.
+        name: the name of the array on the other side: in `like` for `load(rename=)`, in the
+            file for `save(rename=)`, and in PyTorch for `register_torch_layout`.
+        to: converts our array to the file's; both are NumPy arrays.
+        back: converts the file's array to ours; if None, `to` is its own inverse.
 
     Examples:
         A matrix that is the transpose of the file's:
@@ -59,23 +59,23 @@ class Relaid:
 
 @dataclass(frozen=True, init=False)
 class Packed:
-    """Says that a file, or PyTorch, has several arrays as one, one after the other along an axis.
+    """A rule for several arrays that are one in a file, or in PyTorch, concatenated along an axis.
 
-    In a table of names it is said of the whole, with the names of all parts: `Packed(names, ...)`;
-    or of each part, with the name of the whole: `Packed(name, part, sizes)`, as in
-    `register_torch_layout`, too. [`inverted_names`][pytreemod.inverted_names] turns the one into
-    the other.
+    In a table of names, write it for the concatenated array, with the names of all parts:
+    `Packed(names, ...)`. Or write it for each part, with the name of the concatenated array:
+    `Packed(name, part, sizes)`, as in `register_torch_layout`.
+    [`inverted_names`][pytreemod.inverted_names] converts one form to the other.
 
     Attributes:
-        names: of the parts, in their order; or the name of the whole, alone.
-        part: which part this is, from 0 on; None for all of them.
-        sizes: how long each part is along the axis; if None, all have the same length.
-        axis: along which the parts are one after the other.
-        to: from our array to the file's part, both of NumPy; None for the same.
-        back: from the file's part to ours; if None, `to` undoes itself.
+        names: the names of the parts, in order; or only the name of the concatenated array.
+        part: the index of this part; None for all parts.
+        sizes: the length of each part along the axis; if None, all have the same length.
+        axis: the axis along which the parts are concatenated.
+        to: converts our array to the file's part, both in NumPy; None for no conversion.
+        back: converts the file's part to ours; if None, `to` is its own inverse.
 
     Raises:
-        ArgumentError: no names, or a part that there is not.
+        ArgumentError: if there are no names, or no such part.
 
     Examples:
         GPT-2's, whose matrices are transposed as well:
@@ -87,7 +87,7 @@ class Packed:
         >>> rule.part, rule.sizes
         (None, None)
 
-        Of each part, for a class of layers:
+        For each part, in a class of layers:
 
         >>> import jax
         >>> class Gates(pm.Module):
@@ -136,19 +136,19 @@ class Packed:
         _assign(self, (found, part, lengths, axis, to, to if back is None else back))
 
     def among_zeros(self, array: Any) -> tuple[Any, ...]:
-        """The whole with this part in its place, and zeros for the others.
+        """Return the concatenated array with this part in its position, and zeros elsewhere.
 
-        So it is a case of [`Summed`][pytreemod.Summed]: all that have one name are added up.
+        This makes it a case of [`Summed`][pytreemod.Summed]: all arrays of one name are added up.
 
         Args:
-            array: of ours, of NumPy.
+            array: our array, in NumPy.
 
         Raises:
-            ValueError, IndexError: it is not as long as this part.
+            ValueError, IndexError: if its length is not that of this part.
         """
         given = np.asarray(array if self.to is None else self.to(array))
         sizes, part = cast("Any", self.sizes), cast("int", self.part)
-        # (It raises what says that there is no such axis.)
+        # (It raises the error if there is no such axis.)
         if given.shape[self.axis] != sizes[part]:
             raise ValueError(given.shape)
         shape = [*given.shape]
@@ -158,10 +158,10 @@ class Packed:
         return (whole,)
 
     def part_of(self, whole: Any) -> Any:
-        """This part of the whole, as ours.
+        """Return this part of the concatenated array, in our form.
 
         Args:
-            whole: the file's array, of NumPy.
+            whole: the file's array, in NumPy.
         """
         found = self._cut(whole)
         return found if self.back is None else self.back(found)

@@ -1,8 +1,8 @@
-"""`load`: a file's values in a tree of yours, or the tree that the file describes.
+"""`load`: the values of a file in your tree, or the tree that the file describes.
 
-What goes where is decided first (`fitting`), by names, and nothing is read before all of it fits.
-Then the arrays are read in the order of the file, and each becomes what the leaf of `like` is, on
-its devices. Without `like`, the tree is rebuilt from its description (`descriptions`).
+The plan comes first (`fitting`), by names, and nothing is read before everything fits. Then the
+arrays are read in the order of the file, and each gets the form and the devices of its leaf in
+`like`. Without `like`, the tree is rebuilt from its description (`descriptions`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 
 
 class _Nothing:
-    """What `like` is where none is given; None is a tree."""
+    """The default of `like`, because None is a tree."""
 
 
 _NOTHING: Any = _Nothing()
@@ -107,71 +107,76 @@ def load(
     restack: bool = False,
     verify: bool = True,
 ) -> Any:
-    """Read a tree from a file that [`save`][pytreemod.save] wrote, or any file of safetensors.
+    """Load a tree from a file of [`save`][pytreemod.save], or from any safetensors file.
 
-    Or from a folder in the layout of Hugging Face: `model.safetensors`, or all files that
-    `model.safetensors.index.json` names, as if they were one.
+    The path may also lead to a folder in the layout of Hugging Face: `model.safetensors`, or all
+    files that `model.safetensors.index.json` names, which are loaded as one.
 
-    With `like`, the result is `like` with the file's values, by name. Unless told otherwise, every
-    leaf of one must be in the other, with the same shape and dtype, and the configuration that the
-    file tells must be that of `like`: all that differs is told at once. Arrays are put where those
-    of `like` are, shardings included; where `like` has a NumPy array, there will be one.
+    With `like`, the result is `like` with the values of the file, by name. By default, both must
+    have the same leaves, with the same shapes and dtypes, and the same configuration. One error
+    lists all differences. Arrays get the devices and shardings of those in `like`; a NumPy array in
+    `like` gets a NumPy array.
 
-    Without `like`, the tree is rebuilt from what the file tells: of classes and functions that are
-    registered in this process, and no others (see
-    [`register_for_files`][pytreemod.register_for_files]). A file of other tools gives a dict of
+    Without `like`, the tree is rebuilt from the description in the file. This works for classes and
+    functions that are registered in this process (see
+    [`register_for_files`][pytreemod.register_for_files]). A file of another tool gives a dict of
     arrays by name.
 
-    Layers that are one `nn.Stack` in `like` may be a list in the file, and the other way round;
-    with `restack`, they may be the members of an `nn.Ensemble` as well. With `only`, `like` may
-    have fewer layers than the file: the first ones. A file of an older version of a class is
-    migrated (see [`migration`][pytreemod.migration]).
-    A file may have the constrained value, under the name of the field, of what `like` constrains.
+    `like` and the file may differ in form:
 
-    What was read is the reader's own: the file may change, or go.
+    - Layers of an `nn.Stack` may be a list on the other side. With `restack`, they may be the
+      members of an `nn.Ensemble` as well.
+    - With `only`, `like` may have fewer layers than the file: the first ones.
+    - A file of an older version of a class is migrated (see [`migration`][pytreemod.migration]).
+    - For a constrained field of `like`, the file may have the value itself, under the field's name.
+
+    The loaded arrays are independent of the file, which may change or be removed.
 
     **Laws.** `load(path, like) == tree` after `save(path, tree)`, for every `like` of the structure
     of `tree`; and `load(path) == tree` where all classes are registered.
     `load(path, like, quantize=form) == pm.quantize(load(path, like), form)`.
 
     Args:
-        path: of the file, or of the folder.
-        like: a tree of the structure that is wanted; it may be abstract, as
-            [`filter_eval_shape`][pytreemod.filter_eval_shape] makes it, with shardings or without.
-        strict: whether all must fit; if not, a report of what did comes beside the tree, leaves
-            that are not in the file are kept (unless that is all of them), and `like` is right
-            about the configuration.
-        rename: from names in the file to names in `like`: of leaves (`"head.w"`), or of what they
-            are in (`"encoder"`, or `""` for the whole). In a pattern each `*` is a step, or a part
-            of one, and `**` any number of steps; the new name has them in the same order. Layers of
-            a Stack have numbers, on both sides. The first pattern that fits a name counts. The new
-            name may be a [`Relaid`][pytreemod.Relaid] or a [`Packed`][pytreemod.Packed], for arrays
-            in another form; or None for what is not wanted.
-        missing: what becomes of a leaf that the file lacks, or has in another shape: `"keep"` or
-            `"error"`, or a [`by`][pytreemod.by] of these; if None, `"error"` if strict, else
-            `"keep"`, and a shape is an error.
-        only: a selector: the leaves to be loaded; the others stay as they are in `like`. Nothing
-            else is read from the file.
-        cast: a dtype, or a `by` of dtypes (None for as it is): what arrays of the same kind,
-            such as floating, are cast to.
-        quantize: what matrices are stored as, as for [`quantize`][pytreemod.quantize]: `"int8"`, or
-            a `by` of such forms, for the matrices of `like`. Each array is quantised as soon as it
-            is read, after `cast`, so that there is one at a time in memory in full.
-        restack: whether an `nn.Ensemble` of n may come from a list or an `nn.Stack` of n, and the
-            other way round.
-        verify: whether the checksum of each array is compared. That of the header always is.
+        path: the path of the file or folder.
+        like: a tree of the structure of the result; it may be abstract, from
+            [`filter_eval_shape`][pytreemod.filter_eval_shape], with shardings or without.
+        strict: whether everything must fit. If not, the function also returns a report. Leaves that
+            are missing in the file keep their values from `like` (but not all of them may), and
+            the configuration is that of `like`.
+        rename: a dict from names in the file to names in `like`. A name is that of a leaf
+            (`"head.w"`), or of a node (`"encoder"`, or `""` for the root). In a pattern, `*`
+            matches a component or a part of one, and `**` any number of components; the new name
+            has the same wildcards in the same order. Layers of a Stack have numbers, on both sides.
+            The first pattern that matches a name is used. The new name may be a
+            [`Relaid`][pytreemod.Relaid] or a [`Packed`][pytreemod.Packed], for arrays in another
+            form; or None, to skip the array.
+        missing: the treatment of a leaf that the file lacks, or has in another shape: `"keep"` or
+            `"error"`, or a [`by`][pytreemod.by] of these. None means `"error"` if strict. If not
+            strict, it means `"keep"`, but another shape is an error.
+        only: a selector of the leaves to load; the others are those of `like`. Nothing else is
+            read from the file.
+        cast: a dtype, or a `by` of dtypes (None for no cast), for arrays of the same kind, such
+            as floating.
+        quantize: the form in which matrices of `like` are stored, as for
+            [`quantize`][pytreemod.quantize]: `"int8"`, or a `by` of such forms. Each array is
+            quantized as soon as it is read, after `cast`, so that only one at a time is in memory
+            in full.
+        restack: whether an `nn.Ensemble` of n may be loaded from a list or an `nn.Stack` of n, and
+            vice versa.
+        verify: whether to compare the checksum of each array. The checksum of the header is always
+            compared.
 
     Returns:
         A tree of the structure of `like`, or of `pm.quantize(like, quantize)`; if not strict, a
         pair of it and a [`LoadReport`][pytreemod.LoadReport].
 
     Raises:
-        FileError: the file is damaged, is of another tree, or names what is not registered;
-            `FileMissingError`, `FilePermissionError` if it cannot be read.
-        ArgumentError: an argument is unusable; or what is to be quantised has numbers that are not
-            finite.
-        SpecError: a selector does not fit `like`.
-        UnfinishedError: `like` lacks sizes.
+        FileError: if the file is damaged, is of another tree, or names an unregistered class or
+            function; `FileMissingError` or `FilePermissionError` if it cannot be read.
+        ArgumentError: if an argument is unusable; or if an array to quantize has numbers that are
+            not finite.
+        SpecError: if a selector does not fit `like`.
+        UnfinishedError: if `like` lacks sizes.
 
     Examples:
         >>> import jax
@@ -183,7 +188,7 @@ def load(
         >>> pm.load("model.safetensors") == model
         True
 
-        A file of other tools, with names of its own:
+        A file of another tool, with other names:
 
         >>> names = {"fc*.w": "layers.*.weight", "fc*.b": "layers.*.bias"}
         >>> pm.save("theirs.safetensors", model, rename=pm.inverted_names(names))
@@ -213,7 +218,7 @@ def load(
         if like is _NOTHING:
             _check_alone(where, options)
             return _rebuilt(file, about, where)
-        # First: JAX's own walk would fail of a tree that is too deep without saying so.
+        # First: JAX's own walk would fail without explanation for a tree that is too deep.
         described = describe_tree(like, where)
         _check_is_tree(like, where)
         matrices = [] if quantize is None else choose_matrices(like, quantize, where)
@@ -229,16 +234,16 @@ def load(
 
 
 def read_metadata(path: StrPath) -> Json:
-    """What [`save`][pytreemod.save] was given as `metadata`; no array is read.
+    """Return the `metadata` that [`save`][pytreemod.save] got; no array is read.
 
     Args:
-        path: of the file, or of the folder.
+        path: the path of the file or folder.
 
     Returns:
-        The value; None if there is none. Of a file of other tools, the texts in its header.
+        The value; None if there is none. For a file of another tool, the strings in its header.
 
     Raises:
-        FileError: the file is damaged, or there is none (`FileMissingError`).
+        FileError: if the file is damaged or missing (`FileMissingError`).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -256,7 +261,7 @@ def read_metadata(path: StrPath) -> Json:
 
 
 _FROM_TORCH = """\
-  if it holds the tensors of PyTorch's layers, which have other names and layouts:
+  if it has the tensors of PyTorch's layers, with other names and layouts:
       pm.from_torch(model, path)"""
 
 # ---- what a file says
@@ -274,7 +279,7 @@ def _malformed(where: str) -> FileError:
 
 
 def description_of(file: Container, where: str) -> dict[str, Any] | None:
-    """What the file tells of its tree; None if it was not written by `save`."""
+    """Return the description of the tree in the file; None if `save` did not write it."""
     text = file.metadata.get(DESCRIPTION)
     if text is None:
         return None
@@ -296,7 +301,7 @@ def description_of(file: Container, where: str) -> dict[str, Any] | None:
 
 
 def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table:
-    """A file's leaves and configuration, by name."""
+    """Return a file's leaves and configuration, by name."""
     entries = file.entries
     if about is None:
         form = {"is": "jax"}
@@ -305,7 +310,7 @@ def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table
         return read_table(about["tree"], entries)
     except RecursionError:
         raise
-    # Whatever is wrong with it, it is the file's fault.
+    # Every failure here is a fault of the file.
     except Exception as error:
         raise _malformed(where) from error
 
@@ -314,7 +319,7 @@ def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table
 
 
 def _check_is_tree(like: Any, where: str) -> None:
-    """A class is a leaf, and what was meant is one of its instances."""
+    """Refuse a class as `like`: the user meant one of its instances."""
     refuse_unfinished(where, like)
     if isinstance(like, type):
         expected = "`like`, a tree to put the values into"
@@ -330,11 +335,11 @@ def _carried_out(
     matrices: Sequence[ChosenMatrix],
     where: str,
 ) -> Any:
-    """`like` with the leaves that were planned."""
+    """Return `like` with the planned leaves."""
     leaves, treedef = jtu.tree_flatten(like)
     entries = file.entries
     read.expect([move.leaf.source for move in plan.moves])
-    # In the order of the file, and all parts of one array after another.
+    # In the order of the file, and all parts of one array in sequence.
     order: list[tuple[int, int, Move]] = []
     for i, move in enumerate(plan.moves):
         source = move.leaf.source
@@ -364,7 +369,7 @@ def _carry_out(
     impl = leaf.form.get("impl")
     if name in plan.reshaped and impl is None:
         array = array.reshape(old.shape)
-    # What was made of a constrained value may be wider than what the file has.
+    # The array of a constrained value may be wider than the array in the file.
     dtype = leaf.dtype if move.cast is None else move.cast
     if array.dtype != dtype:
         array = as_dtype(array, dtype, where, name)
@@ -379,7 +384,7 @@ def _check_alone(where: str, options: LoadOptions) -> None:
         raise ArgumentError(
             where,
             "`like`, a tree to put the values into",
-            "none, with options that are about it",
+            "none, with options that need it",
             hint=["give one:", "pm.load(path, like, ...)"],
         )
 
@@ -396,10 +401,10 @@ def _rebuilt(file: Container, about: dict[str, Any] | None, where: str) -> Any:
 
 
 def check_widths(leaves: Mapping[Name, Leaf], where: str) -> None:
-    """Refuse arrays of 64 bits where JAX has 32.
+    """Refuse arrays of 64 bits if JAX has only 32.
 
     Raises:
-        FileError: there is one that is to be an array of JAX.
+        FileError: if one of them would become an array of JAX.
     """
     for name, leaf in leaves.items():
         if leaf.form.get("is") == "jax" and is_too_wide(leaf.dtype):
@@ -408,10 +413,10 @@ def check_widths(leaves: Mapping[Name, Leaf], where: str) -> None:
 
 
 def as_told(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
-    """A leaf of the form that the file tells.
+    """Return a leaf in the form that the file describes.
 
     Raises:
-        FileError: there is no such form, or no such generator of keys.
+        FileError: if there is no such form, or no such generator of keys.
     """
     kind = form.get("is")
     if kind == "numpy":
@@ -427,18 +432,18 @@ def as_told(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
 
 
 class DeviceTransfers:
-    """Puts arrays into the leaves of `like`, as what these are and where they are.
+    """Puts arrays into the leaves of `like`, with their forms and devices.
 
-    Arrays of JAX wait for others: to put 10,000 small ones in one call takes a third of the time of
-    as many calls. `_WAITING = 0` switches that off. What is to be quantised does not wait.
+    Arrays of JAX wait for others: putting 10,000 small ones in one call takes a third of the time
+    of separate calls. `_WAITING = 0` disables that. Matrices to quantize do not wait.
 
     Args:
-        leaves: of `like`; they are replaced, but for those that are to be quantised.
+        leaves: the leaves of `like`; they are replaced, except for the matrices to quantize.
         where: the call, for errors.
-        matrices: what is to be quantised.
+        matrices: the matrices to quantize.
 
     Attributes:
-        quantized: these, and what became of them; of those that were not put, the old ones.
+        quantized: the quantized matrices; the old ones where none was put.
     """
 
     def __init__(self, leaves: list[Any], where: str, matrices: Sequence[ChosenMatrix] = ()):
@@ -452,15 +457,15 @@ class DeviceTransfers:
         """Replace a leaf.
 
         Args:
-            place: which leaf.
-            array: what was read, in the shape of the old leaf; for keys, their numbers.
-            impl: the generator of keys that the file tells, if it does.
-            name: of the leaf, for errors.
+            place: the index of the leaf.
+            array: the array of the file, in the shape of the old leaf; for keys, their numbers.
+            impl: the generator of keys that the file names, if any.
+            name: the name of the leaf, for errors.
 
         Raises:
-            FileError: there is no such generator of keys.
-            ArgumentError: an abstract leaf has a sharding that no array of its shape has; or what
-                is to be quantised is not finite.
+            FileError: if there is no such generator of keys.
+            ArgumentError: if an abstract leaf has a sharding that does not fit its shape; or if a
+                matrix to quantize is not finite.
         """
         old = self.leaves[place]
         if place in self._matrices:
@@ -487,7 +492,7 @@ class DeviceTransfers:
 
     def _put_all(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
-        # JAX takes no None among shardings.
+        # JAX accepts no None among shardings.
         for is_placed in (False, True):
             group = [each for each in waiting if (each[2] is not None) is is_placed]
             if group:
@@ -503,7 +508,7 @@ class DeviceTransfers:
         try:
             return _as_jax(array, sharding)
         except ValueError as error:
-            # JAX says why, but not of what.
+            # JAX gives the reason, but not the leaf.
             expected = "shardings in like that its arrays can have"
             got = f"{describe(array)} with {getattr(sharding, 'spec', sharding)}"
             places = [".".join(name)]
@@ -520,25 +525,25 @@ class DeviceTransfers:
 
 
 _WAITING = 1 << 24
-"""Bytes that wait at most. A large array goes at once, so that no second model is in memory."""
+"""Maximal bytes that wait. A large array is put at once, so that no second model is in memory."""
 
 
 def as_dtype(array: Any, dtype: Any, where: str, name: Name) -> Any:
-    """An array in another dtype of its kind.
+    """Cast an array to another dtype of its kind.
 
     Args:
-        array: what was read.
-        dtype: what it is cast to.
+        array: the array of the file.
+        dtype: the new dtype.
         where: the call, for errors.
-        name: of the leaf, for errors.
+        name: the name of the leaf, for errors.
 
     Raises:
-        FileError: there are numbers in it that the dtype does not have.
+        FileError: if the dtype cannot represent some of the numbers.
     """
     is_whole = jnp.issubdtype(dtype, jnp.integer)
-    # Those of four bits can neither be compared nor cast into one another.
+    # Dtypes of four bits can neither be compared nor cast into one another.
     plain = array.astype(np.int8) if is_whole and array.dtype.kind not in "iu" else array
-    # NumPy would make infinities of what is too large, with a warning, and wrap whole numbers
+    # NumPy would turn numbers that are too large into infinities, with a warning, and wrap integers
     # around without one.
     with np.errstate(over="ignore"):
         made = plain.astype(dtype)
@@ -552,7 +557,7 @@ def as_dtype(array: Any, dtype: Any, where: str, name: Name) -> Any:
             f"numbers that {dtype} has",
             f"{plain[lost][0]}",
             places=[".".join(name)],
-            hint=["leave it as it is, and cast others:", _HINT_CAST],
+            hint=["leave it uncast, and cast the others:", _HINT_CAST],
         )
     return made
 
@@ -561,15 +566,15 @@ _HINT_CAST = 'pm.load(..., cast=pm.by({"head.**": None, ...: "bfloat16"}))'
 
 
 def _as_jax(array: Any, sharding: Any = None) -> Any:
-    # Each reading makes memory of its own, and nobody else writes into it: on the CPU `device_put`
-    # takes that as it is, where `jnp.asarray` would copy it.
+    # Each read allocates new memory, and no other code writes into it: on the CPU, `device_put`
+    # uses that memory, but `jnp.asarray` would copy it.
     return untyped_jax.device_put(array, sharding)
 
 
 def _weakly(array: Any) -> Any:
-    """An array whose dtype gives way to others, as that of a Python number does."""
+    """Return an array with a weak dtype, like that of a Python number."""
     weak = jnp.asarray(array.dtype.type(0).item())
-    # Of a dtype that no Python number has, JAX offers no way to make one.
+    # JAX cannot make a weak array of a dtype that no Python number has.
     if weak.dtype != array.dtype:
         return array
     if array.ndim == 0:
@@ -588,7 +593,7 @@ def _as_keys(array: Any, impl: Json, sharding: Any, where: str, name: Name) -> A
 
 
 def _sharding_of(old: Any) -> Any:
-    """Where an array of `like` was put; None for wherever JAX puts arrays."""
+    """Return the sharding of an array of `like`; None to let JAX choose."""
     if isinstance(old, jax.ShapeDtypeStruct):
         return old.sharding
     return old.sharding if isinstance(old, jax.Array) and old.committed else None

@@ -1,11 +1,11 @@
-"""`Checkpoints`: a folder with the steps of a training run, written while it goes on.
+"""`Checkpoints`: a folder with the steps of a training run, saved in the background.
 
-A save has two halves. Before the loop goes on, a snapshot of the tree is taken, for which nothing
-is waited for and nothing leaves the device. The rest, which takes as long as the disk does, is done
-by a thread: it fetches each array, writes the file under another name, renames it in one step, and
-only then removes what is too old. So a process can be killed at any moment, and the folder has
-whole files. It has nothing else but files of steps, each with its own metrics: no list of them can
-be wrong.
+A save has two halves. The first takes a snapshot of the tree before the loop continues: it waits
+for nothing, and nothing leaves the device. The second takes as long as the disk does, and runs in a
+thread. It fetches each array, writes the file under another name, renames it in one step, and only
+then removes older files. So a process can be killed at any moment, and all files in the folder are
+complete. The folder has only files of steps, each with its own metrics: there is no list of them
+that could be wrong.
 """
 
 from __future__ import annotations
@@ -51,37 +51,39 @@ _Which = int | Literal["best"] | None
 
 
 class Checkpoints:
-    """The steps of a training run in a folder, saved in the background.
+    """Save the steps of a training run into a folder, in the background.
 
     Each step is one file, which [`save`][pytreemod.save] writes, and [`load`][pytreemod.load]
-    reads, too. There is nothing else in the folder: it can be copied, and files can be removed.
+    reads, too. The folder has no other files: you can copy it, and remove files.
 
-    What is saved is what the tree was when `save` was called, whatever the loop does next: it may
-    donate the arrays, write into arrays of NumPy, use a State up. For this, arrays are copied on
-    their devices; until the file is written, they take their memory twice. One save is under way
-    at a time: the next one waits for it, where the disk is slower than the loop.
+    The file has the tree as it was when you called `save`, whatever the loop does next: it may
+    donate the arrays, write into NumPy arrays, use a State up. For this, arrays are copied on their
+    devices, and need their memory twice until the file is written. One save runs at a time. If the
+    disk is slower than the loop, the next save waits for it.
 
-    A save removes what it displaces, and no more. Steps that `keep` and `best` would not keep, but
-    that were saved under other ones, stay, and the first save warns of them; `prune` removes them.
+    A save removes only the steps that it displaces. A step that `keep` and `best` exclude, but that
+    was saved under other options, stays; the first save warns about such steps, and `prune` removes
+    them.
 
-    An error in the background is raised by the next call of whatever method. At the end of the
-    program a save under way is finished, and an error that nobody has asked for is printed.
+    An error in the background is raised by the next call of any method. When the program ends, a
+    save in progress is finished, and an error that no call has raised is printed.
 
     **Laws.** `restore(like) == tree` after `save(step, tree)`. Whenever the process is killed,
-    every file in the folder is whole, and of the steps whose save had ended the newest `keep` are
-    there.
+    every file in the folder is complete. Of the steps whose save had ended, the newest `keep`
+    exist.
 
     Args:
-        folder: it is made if it is not there. One run, one folder.
+        folder: the path of the folder, which is created if missing. Use one folder for each run.
         keep: how many of the newest steps stay, at least 1; None for all.
-        best: a metric; the step in which it was lowest stays beside the newest. `"-accuracy"` is
-            for the highest. A step whose metric is NaN is never the best.
-        copy: whether arrays are copied on their devices. If not, a loop may not donate them before
-            they are written; if it does, that is an error at the next call.
+        best: a metric; the step in which it was lowest stays in addition. With a minus, as in
+            `"-accuracy"`, it is the step in which it was highest. A step whose metric is NaN is
+            never the best.
+        copy: whether to copy arrays on their devices. If not, a loop must not donate them before
+            they are written; if it does, the next call raises an error.
 
     Raises:
-        ArgumentError: an argument is unusable.
-        FileAccessError: the folder cannot be made or read.
+        ArgumentError: if an argument is unusable.
+        FileAccessError: if the folder cannot be created or read.
 
     Examples:
         >>> import tempfile
@@ -100,11 +102,11 @@ class Checkpoints:
     """
 
     folder: Path
-    """Where the files are."""
+    """The path of the folder."""
     keep: int | None
     """How many of the newest steps stay."""
     best: str | None
-    """The metric by which one more stays."""
+    """The metric of the additional step."""
 
     def __init__(
         self,
@@ -124,32 +126,32 @@ class Checkpoints:
         self._damaged: set[int] = set()
         self._has_warned = False
         self._structure: Any = None
-        # By step, with what tells one file from another that has taken its place.
+        # By step, with an identification of the file, which another may have replaced.
         self._ranks: dict[int, tuple[Any, float | None]] = {}
         # One: two saves at once would end in either order.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="Checkpoints")
         self._jobs: deque[Future[None]] = deque()
-        # A handler of signals may save, too, and in the middle of a save.
+        # A signal handler may save, too, in the middle of a save.
         self._lock = threading.RLock()
         weakref.finalize(self, _raise_what_nobody_heard, self._jobs)
 
     def save(self, step: int, tree: PyTree, metrics: Mapping[str, Any] | None = None) -> None:
         """Save a step in the background.
 
-        The call waits for the save before it, if that is still under way, and for no computation.
+        The call waits for the previous save, if that is still running, but for no computation.
 
         Args:
-            step: a number; none that is older than the newest one in the folder, for then `restore`
-                would go on from another run. The newest one itself is replaced.
-            tree: all that is needed to go on, such as the model, the State, the optimizer's state,
+            step: the number of the step, at least that of the newest step in the folder; otherwise
+                `restore` would continue another run. The newest step itself is replaced.
+            tree: everything that you need to resume: the model, the State, the optimizer state,
                 random keys, the step.
             metrics: numbers by name; they may be arrays that are still being computed.
 
         Raises:
-            ArgumentError: the step or the metrics are unusable.
-            FileError: an array is traced, was donated, or other hosts alone have parts of it; or
-                the save before has failed.
-            DonatedError: the loop has donated what the save before had not written yet.
+            ArgumentError: if the step or the metrics are unusable.
+            FileError: if an array is traced, was donated, or has parts only on other hosts; or if
+                the previous save failed.
+            DonatedError: if the loop donated arrays before the previous save had written them.
         """
         step = _checked_step(self, step)
         where = f"{self!r}.save({step})"
@@ -157,7 +159,7 @@ class Checkpoints:
         with self._lock:
             self.wait()
             if step < self._newest:
-                # It is asked of the folder only then: a loop does not wait for disks.
+                # The folder is read only then: a loop does not wait for disks.
                 self._newest = max(self._whole(), default=-1)
                 if step < self._newest:
                     raise _older_step(self, step, self._newest)
@@ -168,24 +170,24 @@ class Checkpoints:
             try:
                 self._jobs.append(self._worker.submit(self._write, step, *taken))
             except RuntimeError:
-                # The program is ending, and no thread begins any more.
+                # The program is ending, and cannot start a thread.
                 self._write(step, *taken)
 
     def restore(self, like: _T, step: _Which = None) -> _T:
         """Load a step.
 
         Args:
-            like: a tree of the structure that was saved, as [`load`][pytreemod.load] takes it.
-            step: a number; `"best"`; or None for the newest whole one. A file that is damaged,
-                which a kill cannot bring about, is passed over with a `DamagedFileWarning` then.
+            like: a tree of the structure that was saved, as for [`load`][pytreemod.load].
+            step: a number; `"best"`; or None for the newest complete step. With None, a damaged
+                file, which no kill can cause, is skipped with a `DamagedFileWarning`.
 
         Returns:
-            `like` with the values of the file. Which step it is of, the tree should tell.
+            `like` with the values of the file. To know its step, store that in the tree.
 
         Raises:
-            FileMissingError: there is no such step.
-            FileError: the file is of another tree; it is damaged, and was asked for; or none is
-                whole.
+            FileMissingError: if there is no such step.
+            FileError: if the file is of another tree; if it is damaged, and you asked for its step;
+                or if no file is complete.
         """
         if step is not None:
             return load(self.path(step), like)
@@ -202,8 +204,8 @@ class Checkpoints:
             except FileAccessError:
                 raise
             except FileError as error:
-                # A whole file that does not fit is a mistake of the caller's: an older one would
-                # hide it.
+                # A complete file that does not fit is a mistake of the caller, which an older one
+                # would hide.
                 if _is_whole(self._file(chosen)):
                     raise
                 passed.append(str(error).splitlines()[0])
@@ -211,26 +213,26 @@ class Checkpoints:
                 warn(DamagedFileWarning, _damage(self, chosen, passed[-1]))
 
     def steps(self) -> list[int]:
-        """The steps that are in the folder, the newest last, once the save under way has ended.
+        """Return the steps in the folder, newest last, after the save in progress has ended.
 
         Raises:
-            FileError: the last save has failed.
+            FileError: if the last save failed.
         """
         self.wait()
         return self._present()
 
     def path(self, step: _Which = None) -> Path:
-        """The file of a step, for what else can be done with it (`load`, `read_metadata`, ...).
+        """Return the path of a step's file, for other functions (`load`, `read_metadata`, ...).
 
         Args:
             step: a number; `"best"`; or None for the newest one.
 
         Returns:
-            Its path.
+            The path.
 
         Raises:
-            FileMissingError: there is no such step.
-            ArgumentError: which step is the best was not said when the folder was opened.
+            FileMissingError: if there is no such step.
+            ArgumentError: if `step` is `"best"`, but the folder was opened without `best`.
         """
         self.wait()
         steps = self._present()
@@ -240,7 +242,7 @@ class Checkpoints:
         elif step == "best":
             goal = _checked_goal(self, self._goal)
             chosen = self._best_of(self._whole(), goal)
-            expected = f"a step whose file tells its {goal.metric!r}"
+            expected = f"a step whose file has its {goal.metric!r}"
         else:
             chosen = _checked_step(self, step)
         if chosen not in steps:
@@ -248,14 +250,14 @@ class Checkpoints:
         return self._file(chosen)
 
     def prune(self) -> list[int]:
-        """Remove the steps that `keep` and `best` do not keep, whatever they were saved under.
+        """Remove the steps that `keep` and `best` exclude, whatever options they were saved under.
 
         Returns:
             The steps that were removed.
 
         Raises:
-            FileError: the last save has failed.
-            FileAccessError: a file cannot be removed.
+            FileError: if the last save failed.
+            FileAccessError: if a file cannot be removed.
 
         Examples:
             >>> import tempfile
@@ -275,23 +277,23 @@ class Checkpoints:
         return removed
 
     def wait(self) -> None:
-        """Wait until what was saved is on the disk.
+        """Wait until the last save is on the disk.
 
         Raises:
-            FileError: or whatever else was wrong with the last save.
+            FileError: or another error, if the last save failed.
         """
         with self._lock:
             while self._jobs:
                 job = self._jobs[0]
                 error = job.exception()
-                # A handler of signals may have waited for it meanwhile.
+                # A signal handler may have waited for it meanwhile.
                 with suppress(ValueError):
                     self._jobs.remove(job)
                 if error is not None:
                     try:
                         raise error
                     finally:
-                        # Its traceback has the arrays, and this frame is part of it.
+                        # Its traceback refers to the arrays, and includes this frame.
                         del job, error
 
     def __enter__(self) -> Checkpoints:
@@ -308,21 +310,21 @@ class Checkpoints:
         except Exception as lost:
             if error is None:
                 raise
-            error.add_note(f"What was saved last is lost, too: {lost}")
+            error.add_note(f"The last save is lost, too: {lost}")
 
     def __repr__(self) -> str:
         best = "" if self.best is None else f", best={self.best!r}"
         return f"Checkpoints({str(self.folder)!r}, keep={self.keep}{best})"
 
     def _check_can_be_described(self, tree: PyTree, where: str) -> None:
-        """Tell a mistake where it is made, and not one save later; once for each structure."""
+        """Raise an error of the tree now, not one save later; check each structure once."""
         structure = jtu.tree_structure(tree)
         if self._structure is None or structure != self._structure:
             describe_tree(tree, where)
             self._structure = structure
 
     def _warn_of_others(self) -> None:
-        """Name, once, the steps that stay because they were saved under other options."""
+        """Warn, once, about the steps that stay because they were saved under other options."""
         if self._has_warned:
             return
         self._has_warned = True
@@ -336,8 +338,8 @@ class Checkpoints:
         try:
             remove_leftovers(self.folder, lambda name: step_of_file(name) is not None)
             numbers = {name: _number(value) for name, value in metrics.items()}
-            # In the file itself: a folder that was copied, or thinned by hand, still tells its
-            # best.
+            # In the file itself: so its best step is known in a folder that was copied, or from
+            # which a user removed files.
             about = {"step": step, "metrics": metrics_as_json(numbers), **self._options()}
             kept = {*self._present()}.difference(self._surplus())
             save(self._file(step), tree, about, durable=True)
@@ -346,19 +348,19 @@ class Checkpoints:
             _check_not_donated(self, step, tree, error)
             raise
         self._damaged.discard(step)
-        # Last: a kill in between leaves a file too many, and never one too few.
-        # What this save displaces; and what a killed process of the same run has left.
+        # Last: a kill in between leaves one file too many, and never one too few.
+        # Remove the steps that this save displaces, or that a killed process of the run has left.
         self._remove(old for old in self._surplus() if old in kept or self._is_ours(old))
 
     def _surplus(self) -> list[int]:
-        """The steps that are there and are neither new enough nor the best."""
+        """Return the existing steps that are neither new enough nor the best."""
         if self.keep is None:
             return []
         best = None if self._goal is None else self._best_of(self._whole(), self._goal)
         return steps_to_remove(self._present(), self.keep, best, self._damaged)
 
     def _options(self) -> dict[str, Any]:
-        """What says which steps stay, as each file has it."""
+        """Return the options that determine which steps stay, as stored in each file."""
         return {"keep": self.keep, "best": self.best}
 
     def _is_ours(self, step: int) -> bool:
@@ -366,7 +368,7 @@ class Checkpoints:
         try:
             return self._options().items() <= about_file(self._file(step)).items()
         except FileMissingError:
-            return True  # it is gone
+            return True  # it was removed
 
     def _remove(self, steps: Iterable[int]) -> None:
         for step in steps:
@@ -383,16 +385,16 @@ class Checkpoints:
         return steps_in(self.folder)
 
     def _whole(self) -> list[int]:
-        """All but those that are known to be damaged."""
+        """Return all steps except those that are known to be damaged."""
         return [step for step in self._present() if step not in self._damaged]
 
     def _best_of(self, steps: list[int], goal: Goal) -> int | None:
-        # Anew from what is there: what was removed is forgotten.
+        # Computed from the existing files: removed ones are forgotten.
         self._ranks = {step: self._rank(step, goal) for step in steps}
         return best_step({step: rank for step, (_, rank) in self._ranks.items()})
 
     def _rank(self, step: int, goal: Goal) -> tuple[Any, float | None]:
-        """The rank of a step, which is read from its file once."""
+        """Return the rank of a step, which is read from its file once."""
         path = self._file(step)
         try:
             status = os.stat(path)
@@ -406,14 +408,14 @@ class Checkpoints:
 
 
 def _raise_what_nobody_heard(jobs: deque[Future[None]]) -> None:
-    """The last thing to be done for a folder; an error that comes out of it is printed."""
+    """Finish the saves of a folder at the end; an error here is printed."""
     for job in jobs:
         if job.done():
             job.result()
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether all of a file can be read; what it is of is another question."""
+    """Whether all of a file can be read, whatever its tree."""
     try:
         with Container.open(path) as file:
             for name in file.entries:
@@ -445,10 +447,10 @@ def _checked_metrics(metrics: Any, goal: Goal | None, where: str) -> dict[str, A
     for name, value in named.items():
         if not isinstance(name, str) or not _is_number(value):
             raise _no_numbers(where, {name: value})
-    # One that is misspelt would let no step ever be the best.
+    # With a misspelled metric no step would ever be the best.
     if named and goal is not None and goal.metric not in named:
         got = ", ".join(map(repr, named))
-        hint = ["by which the best step is known:", f"metrics={{{goal.metric!r}: ...}}"]
+        hint = ["give the metric of the best step:", f"metrics={{{goal.metric!r}: ...}}"]
         raise ArgumentError(f"{where}, metrics", f"{goal.metric!r} among them", got, hint=hint)
     return named
 
@@ -482,7 +484,7 @@ def _checked_folder(folder: Any) -> Path:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise ArgumentError("Checkpoints(folder)", "a folder's path", describe(folder))
-    # Else it would be the name of a folder, here.
+    # Otherwise it would be the name of a folder here.
     if is_of_shell(text):
         got = describe(folder)
         raise ArgumentError("Checkpoints(folder)", "a folder's path", got, hint=HINT_SHELL)
@@ -493,7 +495,7 @@ def _checked_folder(folder: Any) -> Path:
             describe(folder),
             hint="mount it; or save with orbax, which writes to object stores",
         )
-    # The program may go to another folder while a thread writes into this one.
+    # The program may change its working directory while a thread writes into this one.
     return Path(text).absolute()
 
 
@@ -511,7 +513,11 @@ def _checked_best(best: Any) -> str | None:
         "Checkpoints(best)",
         "the name of a metric",
         describe(best),
-        hint=["of which the lowest is the best, or the highest:", '"loss"', '"-accuracy"'],
+        hint=[
+            "the lowest value is the best, or, with a minus, the highest:",
+            '"loss"',
+            '"-accuracy"',
+        ],
     )
 
 
@@ -520,7 +526,7 @@ def _checked_goal(checkpoints: Checkpoints, goal: Goal | None) -> Goal:
         raise ArgumentError(
             f"{checkpoints!r}, step",
             "the number of a step",
-            "'best', where nothing says which one that is",
+            "'best', but the folder was opened without best=",
             hint=["name a metric:", 'pm.Checkpoints(folder, best="loss")'],
         )
     return goal
@@ -529,17 +535,17 @@ def _checked_goal(checkpoints: Checkpoints, goal: Goal | None) -> Goal:
 def _checked_step(checkpoints: Checkpoints, step: Any) -> int:
     if isinstance(step, (int, np.integer)) and not isinstance(step, bool) and step >= 0:
         return int(cast("Any", step))
-    # An array of JAX would have to be waited for, which is what all this is to avoid.
+    # Waiting for a JAX array would defeat the purpose of this class.
     raise ArgumentError(f"{checkpoints!r}, step", "an int of Python's, 0 or more", describe(step))
 
 
 def _older_step(checkpoints: Checkpoints, step: int, newest: int) -> ArgumentError:
     return ArgumentError(
         f"{checkpoints!r}.save({step})",
-        f"step {newest} or later, for that one is in the folder",
+        f"step {newest} or later, because that step is in the folder",
         f"{step}",
         hint=[
-            "take another folder for another run; or go back by removing what came later:",
+            "use another folder for another run; or go back, by removing the later steps:",
             "for later in checkpoints.steps():",
             f"    if later > {step}: checkpoints.path(later).unlink()",
         ],
@@ -549,7 +555,7 @@ def _older_step(checkpoints: Checkpoints, step: int, newest: int) -> ArgumentErr
 def _no_step(
     checkpoints: Checkpoints, expected: str, got: str, places: Iterable[str] = ()
 ) -> FileMissingError:
-    hint = ["if there need not be one, ask first:", "if checkpoints.steps(): ..."]
+    hint = ["if there may be none, check first:", "if checkpoints.steps(): ..."]
     return FileMissingError(repr(checkpoints), expected, got, places=places, hint=hint)
 
 
@@ -557,14 +563,14 @@ def _damage(checkpoints: Checkpoints, step: int, told: str) -> str:
     return explain(
         f"{checkpoints!r}.restore(like)",
         f"step {step}, the newest one, whole",
-        "one that is damaged; the one before is taken",
+        "one that is damaged; the one before it is loaded",
         places=[told],
-        hint="look after the disk, or what copied the file: a killed save leaves none like it",
+        hint="check the disk, or the tool that copied the file: a kill leaves no damaged file",
     )
 
 
 def _check_not_donated(checkpoints: Checkpoints, step: int, tree: PyTree, error: Exception) -> None:
-    """Say of an error that the loop has brought it about, if it has."""
+    """Raise an error that names the donated arrays, if the loop has donated some."""
     if not any(isinstance(x, jax.Array) and x.is_deleted() for x in jtu.tree_leaves(tree)):
         return
     where = f"{checkpoints!r}.save({step})"
@@ -586,7 +592,7 @@ _NAME = re.compile(r"step_(\d{8,})\.safetensors")
 
 
 def file_of_step(step: int) -> str:
-    """The name of the file of a step, so that names are in order when steps are.
+    """Return the file name of a step, so that names sort like their steps.
 
     Examples:
         >>> file_of_step(1200)
@@ -596,23 +602,23 @@ def file_of_step(step: int) -> str:
 
 
 def step_of_file(name: str) -> int | None:
-    """Which step a file is of; None if it is another file."""
+    """Return the step of a file name; None for other files."""
     found = _NAME.fullmatch(name)
     step = None if found is None else int(found[1])
     return step if step is not None and file_of_step(step) == name else None
 
 
 def steps_in(folder: StrPath) -> list[int]:
-    """The steps that are in a folder.
+    """Return the steps in a folder.
 
     Args:
-        folder: which may not be there.
+        folder: the path of the folder, which need not exist.
 
     Returns:
-        Its steps, the newest last.
+        Its steps, newest last.
 
     Raises:
-        FileAccessError: the folder cannot be read.
+        FileAccessError: if the folder cannot be read.
     """
     with system_errors(os.fspath(folder), "a folder to read"):
         if not os.path.lexists(folder):
@@ -623,19 +629,19 @@ def steps_in(folder: StrPath) -> list[int]:
 
 
 class Goal(NamedTuple):
-    """Which step is the best one."""
+    """The criterion for the best step."""
 
     metric: str
     sign: int
-    """-1 where the highest is the best."""
+    """-1 if the highest is the best."""
 
     @classmethod
     def parse(cls, text: str) -> Goal:
-        """Read `"loss"` or `"-accuracy"`: the best step is the one where this is lowest."""
+        """Parse `"loss"` or `"-accuracy"`: the best step has the lowest value of this."""
         return cls(text.removeprefix("-"), -1 if text.startswith("-") else 1)
 
     def rank(self, metrics: Mapping[str, Any]) -> float | None:
-        """How far from the best a step is; None for one that never is it."""
+        """Return the rank of a step, lowest for the best; None if it is never the best."""
         try:
             value = float(metrics[self.metric])
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -644,7 +650,7 @@ class Goal(NamedTuple):
 
 
 def metrics_as_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as a file holds them: JSON has numbers, and neither NaN nor infinity."""
+    """Return metrics as JSON, which has neither NaN nor infinity."""
     return {
         name: value if isinstance(value, int) or math.isfinite(value) else repr(value)
         for name, value in metrics.items()
@@ -652,10 +658,10 @@ def metrics_as_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def about_file(path: StrPath) -> Mapping[str, Any]:
-    """What a file says of its step; nothing if it is damaged.
+    """Return the metadata of a step's file; empty if it is damaged.
 
     Raises:
-        FileAccessError: the system refuses, or there is no such file any more.
+        FileAccessError: if the system refuses, or the file does not exist any more.
     """
     try:
         about = read_metadata(path)
@@ -667,18 +673,18 @@ def about_file(path: StrPath) -> Mapping[str, Any]:
 
 
 def metrics_in(path: StrPath) -> Mapping[str, Any]:
-    """The metrics of a file's step; none if it is damaged, or has none.
+    """Return the metrics of a step's file; empty if it is damaged, or has none.
 
     Raises:
-        FileAccessError: the system refuses, or there is no such file any more; then nobody knows
-            how good the step is.
+        FileAccessError: if the system refuses, or the file does not exist any more; then the
+            rank of the step is unknown.
     """
     metrics = about_file(path).get("metrics")
     return cast("dict[str, Any]", metrics) if isinstance(metrics, dict) else {}
 
 
 def best_step(ranks: Mapping[int, float | None]) -> int | None:
-    """The best of some steps; of two that are alike the later one, which has learnt for longer."""
+    """Return the best of several steps; of equal ones the last, which trained the longest."""
     ranked = [(rank, -step) for step, rank in ranks.items() if rank is not None]
     return -min(ranked)[1] if ranked else None
 
@@ -686,16 +692,16 @@ def best_step(ranks: Mapping[int, float | None]) -> int | None:
 def steps_to_remove(
     steps: Iterable[int], keep: int, best: int | None, damaged: Iterable[int] = ()
 ) -> list[int]:
-    """Which steps may go.
+    """Return the steps to remove.
 
     Args:
-        steps: all there are.
+        steps: all existing steps.
         keep: how many of the newest ones stay.
-        best: one that stays beside them.
-        damaged: those that nobody can read; they count for nothing.
+        best: one more that stays.
+        damaged: the steps that cannot be read; they do not count.
 
     Returns:
-        Steps that are older than all that stay as the newest ones.
+        Steps that are older than all of the newest ones that stay.
 
     Examples:
         >>> steps_to_remove([100, 200, 300, 400], 2, best=100)

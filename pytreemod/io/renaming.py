@@ -1,10 +1,10 @@
-"""Names by pattern: a table of names into one with the names that another program has for them.
+"""Names by pattern: conversion of a table to the names that another program uses.
 
-A rule goes from names on one side to names on the other: from a file to `like` in a load, from a
-tree to a file in a save. Both are the same function from tables to tables; what differs is which of
-a rule's two functions is applied, and which one undoes it. Each name is matched with each rule
-once, by one regular expression, so that the time is that of names times rules. Nothing is read
-here: a leaf says what it is made of (`Source`).
+A rule maps names on one side to names on the other: from a file to `like` in a load, from a tree
+to a file in a save. Both use the same function from tables to tables. They differ in which of a
+rule's two functions is applied, and which one is its inverse. Each name is matched with each rule
+once, by one regular expression, so that the time is proportional to names times rules. Nothing is
+read here: a leaf describes its sources (`Source`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from pytreemod.io.tables import (
 from pytreemod.tree.paths import parse_pattern
 
 NameTable: TypeAlias = Mapping[str, "str | Relaid | Packed | None"]
-"""From patterns of names to what they are on the other side; None for what is not wanted there."""
+"""From patterns of names to names on the other side; None to skip an array."""
 
 _FORMS = (Relaid, Packed)
 
 # ---- patterns
 
 _MARK = "\0"
-"""In front of each word of a name, for regular expressions; a dot may be in a word."""
+"""Precedes each component of a name, for regular expressions, because a component may have dots."""
 _WORDS = rf"((?:{_MARK}[^{_MARK}]*)*)"
 _REST = rf"([^{_MARK}]*)"
 
@@ -55,11 +55,11 @@ def _marked(name: Sequence[str]) -> str:
 
 
 class _Pattern:
-    """What a name has to be, or is to become: words, of which some are to be found."""
+    """A pattern for names: components, some of which are wildcards."""
 
     def __init__(self, text: str):
         self.text = text
-        # As a file writes names; or as `select.path` takes them, with brackets.
+        # As in a file, or as `select.path` accepts it, with brackets.
         words = Words()
         self.is_malformed = False
         self.words = parse(text)
@@ -71,12 +71,12 @@ class _Pattern:
         self.stars = sum(word.count("*") for word in self.words if word != "**")
         self.is_deep = "**" in self.words
         self.is_ended = self.words[-1:] == ("**",)
-        """Else, it names what is below as well."""
+        """Otherwise the pattern matches everything below the name, too."""
         self.is_malformed |= self.words.count("**") > 1
         self.is_malformed |= any("**" in word != "**" for word in self.words)
 
     def pieces(self) -> list[str]:
-        """Its text, taken apart: literal at even places, and between them `*`, `**` or "below"."""
+        """Split it: literals at even indices, and between them `*`, `**` or "below"."""
         pieces = [""]
         for word in self.words:
             if word == "**":
@@ -101,7 +101,8 @@ class NameRule:
         self.regex = "".join([text for pair in zip(literals, groups, strict=True) for text in pair])
         self.groups = len(found)
         self._match = re.compile(self.regex).fullmatch
-        # Where a new name has what was found; of what is below, nothing where all is said.
+        # Insert the matches into each new name; drop the rest of the name if the pattern is
+        # complete.
         stars = [i for i, kind in enumerate(found) if kind == "*"]
         others = {kind: i for i, kind in enumerate(found) if kind != "*"}
         self._filled: list[list[str | int]] = []
@@ -119,11 +120,11 @@ class NameRule:
             self._filled.append([*parts, others["below"]] if is_longer else parts)
 
     def is_about(self, name: Name) -> bool:
-        """Whether its pattern fits a name."""
+        """Whether its pattern matches a name."""
         return self._match(_marked(name)) is not None
 
     def names(self, groups: Sequence[str]) -> list[Name]:
-        """What a name becomes, of which these parts were found."""
+        """Return the new names, given the matches."""
         texts = [
             "".join([groups[part] if isinstance(part, int) else part for part in parts])
             for parts in self._filled
@@ -145,15 +146,15 @@ class NameRules:
     """A table of names.
 
     Args:
-        rules: its lines.
+        rules: its rules.
         where: the call, for errors.
-        is_saving: whether the names are those of a tree, and become those of a file.
+        is_saving: whether it maps names in a tree to names in a file.
     """
 
     def __init__(self, rules: list[NameRule], where: str, is_saving: bool):
         self.rules, self.where, self.is_saving = rules, where, is_saving
-        # One expression, of which the first line that fits is taken: 25 lines take less than half
-        # of the time of as many expressions. Of no lines none fits.
+        # One expression, whose first match wins: for 25 rules it takes less than half of the time
+        # of separate expressions. An empty table matches nothing.
         lines = "|".join([f"({rule.regex})" for rule in rules])
         self._match = re.compile(lines or "(?!)").fullmatch
         self._by_group: dict[int, NameRule] = {}
@@ -163,31 +164,31 @@ class NameRules:
             group += rule.groups + 1
 
     def find(self, name: Name) -> tuple[NameRule, Sequence[str]] | None:
-        """The first rule that is about a name, and what was found."""
+        """Return the first rule that matches a name, and its matches."""
         found = self._match(_marked(name))
         if found is None:
             return None
-        # The group around a line ends last.
+        # The group around a rule ends last.
         group = cast("int", found.lastindex)
         rule = self._by_group[group]
         return rule, found.groups()[group : group + rule.groups]
 
     def are_about_layers(self, name: Name, field: str) -> bool:
-        """Whether the layers of a Stack are meant by their numbers, and not all as one."""
+        """Whether the rules name the layers of a Stack by their numbers, and not all as one."""
         found = [rule.reaches_into(name, field) for rule in self.rules]
         return None not in found and (self.is_saving or True in found)
 
 
 def parse_rules(rename: Any, where: str, *, is_saving: bool = False) -> NameRules:
-    """The rules of a table that a user has written.
+    """Parse a user's table.
 
     Args:
         rename: see `load` and `save`.
         where: the call, for errors.
-        is_saving: whether the names are those of a tree, and become those of a file.
+        is_saving: whether it maps names in a tree to names in a file.
 
     Raises:
-        ArgumentError: this is no such table, or a pattern is malformed.
+        ArgumentError: if it is no such table, or a pattern is malformed.
     """
     where = f"{where}, rename"
     entries = _checked_entries(rename, where, is_saving)
@@ -210,11 +211,11 @@ def parse_rules(rename: Any, where: str, *, is_saving: bool = False) -> NameRule
         if not malformed:
             rules.append(NameRule(pattern, (*others,), form))
     if malformed:
-        expected = "steps with dots between them, one of which may be **"
+        expected = "components with dots between them, one of which may be **"
         raise ArgumentError(where, expected, "others", places=malformed)
     if uneven:
         expected = "as many * on both sides, and ** in a new name only if it is in the old one"
-        hint = ["each * is a step, in their order; ** is any number of steps:"]
+        hint = ["each * is a component, in order; ** is any number of components:"]
         hint += ['{"model.layers.*.mlp.**": "blocks.*.mlp.**"}']
         raise ArgumentError(where, expected, "others", places=uneven, hint=hint)
     return NameRules(rules, where, is_saving)
@@ -235,24 +236,24 @@ def _checked_entries(rename: Any, where: str, is_saving: bool) -> NameTable:
 
 
 def renamed_table(table: Table, rules: NameRules) -> tuple[Table, dict[Name, Name]]:
-    """A table under other names.
+    """Rename the leaves of a table.
 
     Args:
-        table: the file's in a load, the tree's in a save.
-        rules: what each name becomes: the first rule that is about it says.
+        table: that of the file in a load, that of the tree in a save.
+        rules: the rules; the first one that matches a name is applied.
 
     Returns:
-        The table, and the old name of each leaf that has another now.
+        The table, and the old name of each renamed leaf.
 
     Raises:
-        ArgumentError: an old name is not there, two leaves get one name, or an array has not the
-            form that a rule is about.
+        ArgumentError: if an old name does not exist, two leaves get one name, or an array does not
+            have the form that a rule expects.
     """
     work = _Renaming(table, rules)
     for name, leaf in table.leaves.items():
         work.add(name, leaf)
     work.join()
-    # What is configuration of a matrix is not that of its parts.
+    # Configuration of a matrix does not apply to its parts.
     made = Table(
         work.leaves,
         work.moved(table.config),
@@ -304,8 +305,8 @@ class _Renaming:
             self.changes[rule] = _Change(form, self.rules)
         change = self.changes[rule]
         if not leaf.is_array:
-            expected, places = "arrays, for their form changes", [shown_name(name)]
-            raise ArgumentError(self.rules.where, expected, "what is none", places=places)
+            expected, places = "arrays, because their form changes", [shown_name(name)]
+            raise ArgumentError(self.rules.where, expected, "another leaf", places=places)
         if isinstance(form, Relaid):
             self.put(names[0], name, change.of(leaf, name))
         elif form.part is None:
@@ -324,7 +325,7 @@ class _Renaming:
     def add_part(self, new: Name, old: Name, leaf: Leaf, form: Packed) -> None:
         parts = self.parts.get(new)
         if parts is None:
-            # Its place in the table is that of the first part.
+            # Its position in the table is that of the first part.
             self.put(new, old, leaf)
             parts = self.parts[new] = {}
         part = cast("int", form.part)
@@ -337,7 +338,7 @@ class _Renaming:
         return ArgumentError(self.rules.where, "a name for each leaf", got)
 
     def join(self) -> None:
-        """Put the parts together, of what has all of them."""
+        """Join the arrays of which all parts exist."""
         for new, parts in self.parts.items():
             self.leaves[new] = _joined(new, parts, self.count_of(parts), self.rules.where)
 
@@ -354,7 +355,7 @@ class _Renaming:
 
 
 def _split(leaf: Leaf, form: Packed, name: Name, where: str) -> list[Leaf]:
-    """The parts of an array."""
+    """Return the parts of an array."""
     count = len(form.names)
     axis = _axis_of(leaf, form.axis)
     length = None if axis is None else leaf.shape[axis]
@@ -379,7 +380,7 @@ def _split(leaf: Leaf, form: Packed, name: Name, where: str) -> list[Leaf]:
 def _joined(
     new: Name, parts: Mapping[int, tuple[Name, Leaf, Packed]], count: int, where: str
 ) -> Leaf:
-    """The array that some are parts of."""
+    """Return the array that is joined from parts."""
     found = [parts[i] for i in range(count) if i in parts]
     first, form = found[0][1], found[0][2]
     axis = _axis_of(first, form.axis)
@@ -416,20 +417,20 @@ def _shown(leaf: Leaf) -> str:
 
 
 def inverted_names(table: NameTable) -> dict[str, str | Relaid | Packed | None]:
-    """A table of names for `save` from one for `load`, and the other way round.
+    """Invert a table of names: from one for `load` to one for `save`, and vice versa.
 
     **Laws.** `load(path, like, rename=table) == tree` after
     `save(path, tree, rename=inverted_names(table))`, unless the load refuses because two patterns
-    are about one name. `inverted_names` undoes itself, but for what is left out.
+    match one name. `inverted_names` is its own inverse, except for names that become None.
 
     Args:
-        table: see `load`. Names that become None are left out: there is nothing to be written.
+        table: see `load`. Names that become None are left out, because nothing is written for them.
 
     Returns:
-        From the new names to the old ones, in the same order.
+        A table from the new names to the old ones, in the same order.
 
     Raises:
-        ArgumentError: the table does not say what an old name was: two patterns have one new name,
+        ArgumentError: if the table does not determine an old name: two patterns have one new name,
             or the new name lacks the `**` of the old one.
 
     Examples:
@@ -474,7 +475,7 @@ def inverted_names(table: NameTable) -> dict[str, str | Relaid | Packed | None]:
     for name, parts in whole.items():
         made[name] = _of_all(parts, where)
     if twice:
-        expected = "a table that can be turned: every new name says what the old one was"
+        expected = "a table that can be inverted: every new name determines the old one"
         raise ArgumentError(where, expected, "another", places=twice)
     return made
 
@@ -490,7 +491,7 @@ def _turned(rule: NameRule, part: int) -> str | Relaid | Packed:
 
 
 def _of_all(parts: list[NameRule], where: str) -> Packed:
-    """The rule for a whole, from those for its parts."""
+    """Return the rule for a joined array, from the rules for its parts."""
     forms = [cast("Packed", rule.form) for rule in parts]
     form = forms[0]
     names = {
@@ -517,18 +518,18 @@ def _shared(form: Packed) -> tuple[Any, ...]:
 
 
 class _Change:
-    """What a rule's function makes of arrays; it is checked once that the other one undoes it."""
+    """Applies one function of a rule; it checks once that the other one is the inverse."""
 
     def __init__(self, form: Relaid | Packed, rules: NameRules):
         ways = (form.to, form.back) if rules.is_saving else (form.back, form.to)
-        # Of JAX's the usual one would take each array to the device and back.
+        # The function of JAX would move each array to the device and back.
         self.forth, self.undo = (np.transpose if way is jnp.transpose else way for way in ways)
         self.names = ("to", "back") if rules.is_saving else ("back", "to")
         self.where = rules.where
         self.known: dict[Any, tuple[tuple[int, ...], Any]] = {}
 
     def of(self, leaf: Leaf, name: Name) -> Leaf:
-        """The leaf that the function makes of one."""
+        """Return the leaf that the function makes from one."""
         if self.forth is None:
             return leaf
         given = (leaf.shape, leaf.dtype)
@@ -544,36 +545,36 @@ class _Change:
     def made(self, array: Any, *, shape: tuple[int, ...], dtype: Any, name: Name) -> Any:
         made = np.asarray(self.called(self.forth, array, name))
         if made.shape != shape or made.dtype != dtype:
-            # Such as 32 bits instead of 64, which JAX has only if told so.
+            # For example 32 bits instead of 64, which JAX has only if they are enabled.
             wanted = jax.ShapeDtypeStruct(shape, dtype)
             raise self.refused(name, f"{describe(wanted)} of the function", describe(made))
         return made
 
     def result_of(self, leaf: Leaf, name: Name) -> tuple[tuple[int, ...], Any]:
-        """Shape and dtype of what is made of an array, which is not there yet."""
+        """Return shape and dtype of the result for an array that is not read yet."""
         given = jax.ShapeDtypeStruct(leaf.shape, cast("Any", leaf.dtype))
 
         def run(array: Any) -> Any:
-            # In a function of our own: JAX crashes of `np.transpose` itself.
+            # In a function of our own, because JAX fails for `np.transpose` itself.
             return cast("Any", self.forth)(array)
 
         try:
             made: Any = jax.eval_shape(run, given)
         except Exception:
-            # NumPy's functions take no shapes alone. This array takes up no memory.
+            # NumPy's functions do not accept abstract arrays. This array uses no memory.
             zeros = np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
             made = np.asarray(self.called(self.forth, zeros, name))
-        # JAX may have no 64 bits, which is no matter of the function.
+        # JAX may lack 64 bits, which is not a fault of the function.
         is_same = made.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype)
         return tuple(made.shape), leaf.dtype if is_same else made.dtype
 
     def check_law(self, leaf: Leaf, name: Name) -> None:
-        """Refuse two functions of which one does not undo the other: it would be silent else."""
+        """Refuse two functions that are not inverses: otherwise the error would be silent."""
         numbers = _distinct_numbers(leaf.shape)
         there = np.asarray(self.called(self.forth, numbers, name))
         again = np.asarray(self.called(self.undo, there, name))
         if again.shape == numbers.shape:
-            # Sums and products may be rounded; an exchange of two numbers is no less than 1.
+            # Sums and products may be rounded, but swapped numbers differ by at least 1.
             near = np.array_equal(again, numbers) or (np.abs(again - numbers) < 0.25).all()
             got = "other numbers, or in another order"
         else:
@@ -596,7 +597,7 @@ class _Change:
 
 
 def _distinct_numbers(shape: tuple[int, ...]) -> Any:
-    """An array of numbers of which neighbours differ; a large one has two bytes for each."""
+    """Return an array whose neighbors differ; a large one has two bytes for each number."""
     size = prod(shape)
     if size <= _FEW:
         return np.arange(size, dtype=np.float32).reshape(shape)
@@ -637,7 +638,7 @@ def _not_there(lost: Sequence[NameRule], table: Table, rules: NameRules) -> Argu
     elif not all(near.values()):
         hint = ["it has, for instance:", *[".".join(name) for name in table.leaves][:3]]
     elif taken:
-        hint = "Put the pattern that takes less in front."
+        hint = "Put the more specific pattern first."
     elif near:
         first = next(iter(near.values())).removeprefix(" (is it ").removesuffix("?)")
         hint = ["did you mean", f"rename={{{first}: ...}}"]
@@ -653,7 +654,7 @@ _NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 def _taken_by_others(
     lost: Sequence[NameRule], table: Table, rules: NameRules
 ) -> dict[NameRule, str]:
-    """By each rule that would be about some names, if another did not come first: that one."""
+    """Return the rules that would match some names, each with an earlier rule that takes them."""
     taken: dict[NameRule, str] = {}
     for name in (*table.leaves, *table.classes):
         for rule in lost:
@@ -664,6 +665,6 @@ def _taken_by_others(
 
 
 def _all_names(table: Table) -> list[str]:
-    """Those of leaves, and of all that leaves are in."""
+    """Return the names of all leaves, and of all nodes that contain leaves."""
     names = (*table.leaves, *table.classes)
     return [*dict.fromkeys(".".join(n[:i]) for n in names for i in range(1, len(n) + 1))]

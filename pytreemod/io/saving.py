@@ -1,9 +1,8 @@
-"""`save`: a tree into a file or a folder, whole or not at all; and snapshots, to be saved later.
+"""`save`: write a tree into a file or a folder, atomically; and snapshots, to be saved later.
 
-A training loop that goes on donates its arrays to the next step, writes into arrays of NumPy,
-appends to lists, and uses States up; a [`snapshot`][pytreemod.io.saving.snapshot] has its own of
-each. Arrays of JAX are copied on their devices, which is asked for and not waited for: nothing
-moves to the host.
+A training loop changes its values: it donates arrays to the next step, writes into NumPy arrays,
+appends to lists, and uses States up. A [`snapshot`][pytreemod.io.saving.snapshot] has its own copy
+of each. Arrays of JAX are copied on their devices, asynchronously: nothing moves to the host.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from pytreemod.typing import PyTree, jtu
 from pytreemod.version import __version__
 
 DESCRIPTION = "pytreemod.tree"
-"""The key of the file's metadata under which the tree is described."""
+"""The key of the description of the tree, in the file's metadata."""
 USERS = "pytreemod.metadata"
-"""That of what the user has to say."""
+"""The key of the user's metadata."""
 VERSION = 1
-"""Of the description; a file with a higher one is refused by who does not know it."""
+"""The version of the description; a reader refuses a file with a higher one."""
 
 
 def save(
@@ -46,47 +45,47 @@ def save(
     shard_bytes: float | None = None,
     durable: bool = False,
 ) -> None:
-    """Write a tree into a file: arrays by name, and what the tree is.
+    """Save a tree to a file: its arrays by name, and a description of the tree.
 
-    The file is one of safetensors, which other tools read: each array has the name of its path,
-    such as `layers.2.weight`. Beside the arrays it has, as JSON, the structure, the configuration
-    (functions and classes by name), and checksums. It is written beside the old one, and takes its
-    place in one step: whatever happens meanwhile, one of the two is there, whole.
+    The file is a safetensors file, which other tools can read. The name of each array is its path,
+    such as `layers.2.weight`. Beside the arrays, the file has the structure and the configuration
+    as JSON (functions and classes by name), and checksums. It is written next to the old file, and
+    replaces it in one step. Whatever happens meanwhile, either the old or the new file is intact.
 
-    Saved are arrays of JAX and NumPy of any dtype, typed random keys, Python's numbers, Modules,
-    [`State`][pytreemod.State], optimizer states, and containers. Of what else is configuration,
-    such as a function of one's own, the file has the name, and [`load`][pytreemod.load] takes it
-    from `like`; or from [`register_for_files`][pytreemod.register_for_files].
+    You can save JAX and NumPy arrays of any dtype, typed random keys, Python's numbers, Modules,
+    [`State`][pytreemod.State], optimizer states, and containers. For other configuration, such as
+    your own functions, the file has only the name. Then [`load`][pytreemod.load] takes the value
+    from `like`, or from [`register_for_files`][pytreemod.register_for_files].
 
     **Laws.** `load(path, like) == tree` for every `like` of the structure of `tree`, after
-    `save(path, tree)`. A file is written whole or not at all.
+    `save(path, tree)`. A file is written completely or not at all.
 
     Args:
-        path: of the file, which by custom ends in `.safetensors`; with `shard_bytes`, of a folder.
+        path: the path of the file, by convention with the ending `.safetensors`; with
+            `shard_bytes`, the path of a folder.
         tree: any tree.
-        metadata: what else the file should tell: None, texts, finite numbers, lists, dicts with
-            texts as keys. [`read_metadata`][pytreemod.read_metadata] gives it back.
-        rename: for a file that is for other tools: from names in the tree to names in the file, in
-            the language of [`load`][pytreemod.load]; None for what is not to be written. Arrays of
-            which nothing is said have their own names. The file does not describe the tree, and
-            `metadata` is a dict of texts. [`inverted_names`][pytreemod.inverted_names] makes such a
-            table of one for `load`.
-        shard_bytes: how many bytes of arrays a file has at most, for a folder in the layout of
-            Hugging Face: `model-00001-of-00008.safetensors` and so on, and
-            `model.safetensors.index.json`; or `model.safetensors` alone, if one file is enough. A
-            larger array gets a file of its own. The folder is made if it is not there. A model that
-            is in it is replaced in one step; other files are not touched.
-        durable: whether to wait until the disk has everything. If not, the system may take its
-            time, as with any file: one of the two is there whole if the process is killed, but
-            after a failure of power the new one may be damaged, which its checksums tell.
+        metadata: additional data for the file: None, strings, finite numbers, lists, dicts with
+            string keys. [`read_metadata`][pytreemod.read_metadata] returns it.
+        rename: a dict from names in the tree to names in the file, for a file for other tools. The
+            patterns are those of [`load`][pytreemod.load]; None skips an array. Arrays that match
+            no pattern have their own names. The file does not describe the tree, and `metadata` is
+            a dict of strings. [`inverted_names`][pytreemod.inverted_names] makes such a table from
+            one for `load`.
+        shard_bytes: the maximal bytes of arrays in a file, for a folder in the layout of Hugging
+            Face: `model-00001-of-00008.safetensors` and so on, and
+            `model.safetensors.index.json`; or only `model.safetensors` if one file is enough. A
+            larger array gets its own file. The folder is created if missing. A model in the folder
+            is replaced in one step; other files are not touched.
+        durable: whether to wait until the disk has everything. If not, the system writes later, as
+            for any file. If the process is killed, one of the two files is still intact. After a
+            power cut the new one may be damaged, which its checksums detect.
 
     Raises:
-        FileError: two leaves have one name; or an array's values are not here, for it is traced,
-            was donated, or other hosts alone have parts of it; or the system refuses
-            (`FileAccessError`).
-        ArgumentError: the metadata cannot be written as JSON, `shard_bytes` is no size, or names in
-            `rename` do not fit the tree.
-        UnfinishedError: the model lacks sizes.
+        FileError: if two leaves have one name; if an array is traced, was donated, or has parts
+            only on other hosts; or if the system refuses (`FileAccessError`).
+        ArgumentError: if the metadata cannot be written as JSON, `shard_bytes` is no size, or names
+            in `rename` do not fit the tree.
+        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> import jax
@@ -97,13 +96,13 @@ def save(
         >>> pm.load("model.safetensors", like) == model
         True
 
-        For other tools, with names that they have for it:
+        For other tools, with their names:
 
         >>> pm.save("theirs.safetensors", model, rename={"weight": "fc.weight", "bias": None})
         >>> [*pm.load("theirs.safetensors")]
         ['fc.weight']
 
-        With what training needs to go on:
+        With the optimizer state, to resume training:
 
         >>> import optax
         >>> opt_state = optax.adam(1e-3).init(pm.trainable(model))
@@ -117,12 +116,12 @@ def save(
     """
     where = f"save({shown_path(path)})"
     _check_shard_bytes(shard_bytes, path, where)
-    # First: JAX's own walk would fail of a tree that is too deep without saying so.
+    # First: JAX's own walk would fail without explanation for a tree that is too deep.
     described = describe_tree(tree, where)
     refuse_unfinished(where, tree)
     arrays = dict[str, Any]()
     for name, leaf in described.leaves.items():
-        # `rename` may say of any other leaf that it is not to be written.
+        # `rename` may exclude any other leaf.
         if rename is None or leaf_form(leaf):
             check_has_values(name, leaf, where)
         if leaf_form(leaf):
@@ -136,13 +135,13 @@ def save(
     if shard_bytes is None:
         write_container(path, sources, told, durable=durable)
         return
-    # The tree is described once; what other tools ask for is in each file.
+    # The tree is described once; metadata for other tools is in each file.
     shared = {key: text for key, text in told.items() if key not in (DESCRIPTION, USERS)}
     write_folder(path, sources, told, shared=shared, shard_bytes=shard_bytes, durable=durable)
 
 
 def _check_shard_bytes(shard_bytes: Any, path: StrPath, where: str) -> None:
-    """It is a size, or there is none and no folder."""
+    """Check that it is a size, or that there is neither a size nor a folder."""
     hint = ["for a folder of files of 5 GB at most:", "pm.save(folder, tree, shard_bytes=5e9)"]
     if shard_bytes is None:
         if os.path.isdir(path):
@@ -156,14 +155,14 @@ def _check_shard_bytes(shard_bytes: Any, path: StrPath, where: str) -> None:
 
 
 def _stored(leaf: Any) -> Any:
-    """A leaf as an array that a file can hold."""
+    """Return a leaf as an array that a file can store."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return leaf
 
 
 def metadata_of(described: Description, metadata: Json, where: str) -> dict[str, str]:
-    """What a file says beside its arrays."""
+    """Return the metadata of a file."""
     about = {
         "version": VERSION,
         "pytreemod": __version__,
@@ -186,10 +185,10 @@ def _as_json(metadata: Json, where: str) -> str:
         pass
     raise ArgumentError(
         f"{where}, metadata",
-        "what JSON can hold: None, texts, finite numbers, lists, dicts with texts as keys",
+        "JSON values: None, strings, finite numbers, lists, dicts with string keys",
         describe(metadata),
         hint=[
-            "make it so, for instance; NaN and infinity are none of its numbers:",
+            "convert it, for example; JSON has neither NaN nor infinity:",
             "{'name': str(name), 'loss': float(loss) if jnp.isfinite(loss) else str(loss)}",
         ],
     )
@@ -198,7 +197,7 @@ def _as_json(metadata: Json, where: str) -> str:
 _T = TypeVar("_T")
 
 _LARGE = 1 << 18
-"""Bytes; on the CPU, it takes as long to copy so many as to ask for one more copy."""
+"""Bytes; on the CPU, copying this many takes as long as dispatching one more copy."""
 
 
 def snapshot(tree: _T, where: str, *, copy: bool = True) -> _T:
@@ -207,14 +206,14 @@ def snapshot(tree: _T, where: str, *, copy: bool = True) -> _T:
     Args:
         tree: any tree.
         where: the call, for errors.
-        copy: whether arrays of JAX are copied, too, for they may be donated; it takes as much
-            memory on their devices as they do.
+        copy: whether to copy arrays of JAX, too, because they may be donated; this needs as much
+            memory on their devices as the arrays.
 
     Returns:
-        A tree of the same values, which shares nothing with the first that can change.
+        A tree of the same values, which shares nothing mutable with the original.
 
     Raises:
-        FileError: an array has no values here: it is traced, was donated, or is in parts
+        FileError: if an array has no values on this host: it is traced, was donated, or has parts
             on other hosts.
 
     Examples:
@@ -233,14 +232,14 @@ def snapshot(tree: _T, where: str, *, copy: bool = True) -> _T:
             copies = _copies([taken[place] for place in places])
             for place, copied in zip(places, copies, strict=True):
                 taken[place] = copied
-        # Inside of a trace, copies are traced even where the arrays are not.
+        # Inside of a trace, copies are traced even if the arrays are not.
         _check_all_have_values(taken, treedef.unflatten(taken), where)
     return treedef.unflatten(taken)
 
 
 def _own(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        # It is whole on each host: to copy this one takes no computation of all processes.
+        # Each host has all of it: copying the local part needs no computation of all processes.
         return leaf.addressable_data(0)
     return np.array(cast("Any", leaf), subok=True) if isinstance(leaf, np.ndarray) else leaf
 
@@ -250,14 +249,14 @@ def _check_all_have_values(leaves: Sequence[Any], tree: Any, where: str) -> None
         for leaf in leaves:
             check_has_values("", leaf, where)
     except FileError:
-        # Names take time, and are only for who has to read them.
+        # Names take time, so they are computed only for an error.
         for name, leaf in describe_tree(tree, where).leaves.items():
             check_has_values(name, leaf, where)
         raise
 
 
 def _groups(leaves: Sequence[Any]) -> list[list[int]]:
-    """Where the arrays are that can be copied together: those on the same devices."""
+    """Return the indices of the arrays that can be copied together: those on the same devices."""
     groups: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array):
@@ -269,8 +268,8 @@ def _groups(leaves: Sequence[Any]) -> list[list[int]]:
 
 
 def _copies(arrays: list[jax.Array]) -> Any:
-    """Copies of arrays on the same devices, which may come later."""
-    # What a computation is checked for is about the loop's, and to check it would be to wait.
+    """Copy arrays on the same devices, asynchronously."""
+    # The checks for NaN are meant for the computations of the loop, and would wait for the copies.
     with jax.debug_nans(False), jax.debug_infs(False):
         if _can_be_copied_at_once(arrays[0]):
             return cast("Any", _copied_at_once)(arrays)
@@ -280,15 +279,15 @@ def _copies(arrays: list[jax.Array]) -> Any:
 
 @jax.jit
 def _copied_at_once(arrays: list[jax.Array]) -> list[jax.Array]:
-    """One computation for all of them: it is asked for ten times as fast as one for each."""
+    """Copy all of them in one computation: dispatching it is ten times faster than one for each."""
     return [jnp.copy(x) for x in arrays]
 
 
 def _can_be_copied_at_once(array: jax.Array) -> bool:
-    """Whether a computation leaves an array where it is, and need not be waited for.
+    """Whether a computation copies an array without moving it, and asynchronously.
 
-    Under `jax.set_mesh` it would take arrays to that mesh, and those in the memory of the host to
-    the device. On the CPU, who asks for a computation of copies alone has to do it.
+    Under `jax.set_mesh` it would move arrays to that mesh, and arrays in host memory to the device.
+    On the CPU, a computation of only copies runs in the calling thread.
     """
     device: Any = next(iter(cast("Any", array.sharding).device_set))
     is_usual = array.sharding.memory_kind in (None, device.default_memory().kind)

@@ -1,4 +1,4 @@
-"""Reads what the numbers of a leaf are made of: arrays, stacked, joined, cut and converted."""
+"""Reads the sources of the numbers of a leaf: arrays, stacked, joined, cut and converted."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pytreemod.io.tables import (
 )
 
 PartSource: TypeAlias = Unstacked | Sliced
-"""What is a part of another source."""
+"""A part of another source."""
 
 
 class SourceReader:
     """Reads sources.
 
     Args:
-        read_array: gives a whole array, by its name.
-        read_part: gives a part of an array, by its name. If None, the array is read, and stays for
-            the next part: parts of one array are to be asked for one after the other.
+        read_array: returns a complete array, by its name.
+        read_part: returns a part of an array, by its name. If None, the array is read, and cached
+            for the next part: request the parts of one array in sequence.
 
     Examples:
         >>> read = SourceReader({"whole": np.arange(4)}.__getitem__)
@@ -47,13 +47,13 @@ class SourceReader:
         self._ready: dict[int, Any] = {}
 
     def expect(self, sources: Sequence[Source | None]) -> None:
-        """Say what will be asked for.
+        """Announce the sources that will be read.
 
         Stacks of parts of the same arrays, such as the thirds of packed matrices, are then read in
-        one pass, and no more than one such array is in memory.
+        one pass, and at most one such array is in memory.
 
         Args:
-            sources: of leaves.
+            sources: the sources of leaves.
         """
         # (Without a call for each.)
         if Stacked not in map(type, sources):
@@ -65,10 +65,10 @@ class SourceReader:
         self._groups = {id(source): group for group in groups.values() for source in group}
 
     def __call__(self, source: Source) -> Any:
-        """The array that a source is; nothing else has its memory, unless `read_part` has.
+        """Return the array of a source; only `read_part` may share its memory.
 
         Args:
-            source: of a leaf.
+            source: the source of a leaf.
         """
         wholes = self._wholes
         if wholes and first_name(source) != first_name(next(iter(wholes))):
@@ -99,11 +99,11 @@ class SourceReader:
             )
         if source.whole not in self._wholes:
             self._wholes[source.whole] = self._read(source.whole)
-        # A copy, or the whole would stay with each part.
+        # A copy, because a view would keep the complete array alive.
         return np.array(part_of(self._wholes[source.whole], source))
 
     def _stacked(self, sources: Sequence[Stacked]) -> list[Any]:
-        """Stacks of as many parts: the first part of each, then the second, and so on."""
+        """Read stacks of equal size: the first part of each, then the second, and so on."""
         made: list[Any] = []
         for i in range(len(sources[0].parts)):
             for j, (parts, axis) in enumerate(sources):
@@ -122,11 +122,11 @@ def _is_cut(source: Source | None) -> bool:
 
 
 def part_of(whole: Any, source: PartSource) -> Any:
-    """What a source takes of a whole.
+    """Return the part of an array that a source describes.
 
     Args:
         whole: the array.
-        source: says which part.
+        source: describes the part.
 
     Examples:
         >>> part_of(np.arange(4).reshape(2, 2), Unstacked("whole", 1, 0, 2))

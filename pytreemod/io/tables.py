@@ -1,14 +1,15 @@
 """A tree as a flat table: its leaves and its configuration by name.
 
-A file is such a table, and so is `like`. Loading joins the two. All else that a load can do (other
-names, layers in another form, constrained values, migrations) is a function from the file's table
-to another one, applied before anything is compared or read. What the numbers of a leaf are made of
-is a [`Source`][pytreemod.io.tables.Source]; they are read by `read_source`.
+A file is such a table, and so is `like`. Loading joins the two. Every other feature of a load
+(other names, layers in another form, constrained values, migrations) is a function from the file's
+table to another one. These functions are applied before anything is compared or read. A
+[`Source`][pytreemod.io.tables.Source] describes how the numbers of a leaf are made; `read_source`
+reads them.
 
-In a table, a name is a tuple of words, one for each step of the path, written as a file writes
-them: quoted where they must be. It becomes text, with dots between the words, only for files, users
-and errors. [`named_leaves`][pytreemod.named_leaves] and [`from_named`][pytreemod.from_named] are
-tables of leaves for users.
+In a table, a name is a tuple of words, one for each component of the path, as a file writes them:
+with quotes where needed. It is joined to a string, with dots between the words, only for files,
+users and errors. [`named_leaves`][pytreemod.named_leaves] and [`from_named`][pytreemod.from_named]
+are tables of leaves for users.
 """
 
 from __future__ import annotations
@@ -33,32 +34,33 @@ from pytreemod.typing import PyTree, Tracer, class_of, jtu
 _T = TypeVar("_T")
 
 ROOT_NAME = "<root>"
-"""What errors call a tree that is a leaf itself."""
+"""The name in errors of a tree that is a leaf itself."""
 TABLE = 40
-"""How many lines a table of names may have."""
+"""The maximal number of lines in a table of names."""
 
 
 def named_leaves(tree: PyTree, sep: str = ".") -> dict[str, Any]:
-    """Every leaf of a tree by its name: `layers.2.weight`.
+    """Return every leaf of a tree by its name: `layers.2.weight`.
 
-    A name is the leaf's path, its steps as bare words: names of fields, indices, keys of dicts.
-    Values in a State have the path of their token. A step that would not be read as it is written
-    (in which `sep` is found, that is empty, begins with a quote, or cannot be printed) stands in
-    quotes: `'v1.5'.weight`. A tree that is a leaf itself has the empty name.
+    A name is the leaf's path with bare components: names of fields, indices, keys of dicts. Values
+    in a State have the path of their token. A component is quoted if it is empty, contains `sep`,
+    begins with a quote, or cannot be printed: `'v1.5'.weight`. A tree that is a leaf itself has the
+    empty name.
 
-    **Laws.** `from_named(tree, named_leaves(tree)) == tree`. No two leaves have one name. A leaf
-    has the same name whatever else is in the tree.
+    **Laws.** `from_named(tree, named_leaves(tree)) == tree`. No two leaves have one name. The name
+    of a leaf does not depend on the rest of the tree.
 
     Args:
         tree: any tree.
-        sep: what stands between the steps.
+        sep: the separator of the components.
 
     Returns:
-        The leaves, as they are, in the order of the tree.
+        The leaves, unchanged, in the order of the tree.
 
     Raises:
-        ArgumentError: `sep` is empty, no text, or has a quote in it.
-        StructureError: two keys of one node read the same, as the number 0 and the text "0" do.
+        ArgumentError: if `sep` is empty, no string, or contains a quote.
+        StructureError: if two keys of one node have one string, as the number 0 and the string "0"
+            do.
 
     Examples:
         >>> import jax
@@ -77,26 +79,25 @@ def named_leaves(tree: PyTree, sep: str = ".") -> dict[str, Any]:
 
 
 def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool = True) -> _T:
-    """A tree like another one, with leaves that are given by name; undoes `named_leaves`.
+    """Return a tree like another one, with leaves given by name; the inverse of `named_leaves`.
 
-    Nothing is cast or reshaped: an array takes the place of one of its shape and dtype, and what
-    is no array that of something of its class. Where `like` has arrays of JAX's (or no more than
-    their shapes), NumPy's become such, and the other way round.
+    Nothing is cast or reshaped: an array must have the shape and dtype of the one that it replaces,
+    and another leaf must have the class. Where `like` has JAX arrays (or abstract ones), NumPy
+    arrays are converted to JAX arrays, and vice versa.
 
     Args:
         like: a tree, which may be abstract (`pm.filter_eval_shape`).
-        named: leaves by the names that `named_leaves` gives them.
-        sep: what stands between the steps of a name.
-        strict: whether every leaf must be given, and every name must be one of a leaf. If not,
-            leaves that are not given stay what they are in `like`, and other names are left out.
+        named: leaves by the names of `named_leaves`.
+        sep: the separator of the components of a name.
+        strict: whether every leaf must be given, and every name must be that of a leaf. If not,
+            missing leaves are those of `like`, and other names are ignored.
 
     Returns:
         A tree of the structure of `like`.
 
     Raises:
-        ArgumentError: `named` is no mapping, or `sep` cannot stand between steps.
-        StructureError: a name is missing or is none of a leaf, or a leaf does not fit: all in one
-            table.
+        ArgumentError: if `named` is no mapping, or `sep` is no valid separator.
+        StructureError: if names are missing or unknown, or leaves do not fit: all in one table.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -127,14 +128,14 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool 
 
 
 def fits(old: Any, new: Any) -> bool:
-    """Whether a leaf may take the place of another one.
+    """Whether a leaf may replace another one.
 
     Args:
         old: a leaf, or a `ShapeDtypeStruct`.
-        new: anything.
+        new: any value.
 
     Returns:
-        Whether both are arrays of one shape and dtype, or no arrays and of one class.
+        Whether both are arrays of one shape and dtype, or other values of one class.
 
     Examples:
         >>> fits(jnp.ones(2), np.ones(2, np.float32)), fits(jnp.ones(2), jnp.ones(3)), fits(1, 1.0)
@@ -150,10 +151,10 @@ def fits(old: Any, new: Any) -> bool:
 
 
 def in_order(dtype: Any) -> Any:
-    """A dtype in this machine's order of bytes, which is no matter of numbers; any other as it is.
+    """Return a dtype of numbers in this machine's byte order; return any other dtype unchanged.
 
     Args:
-        dtype: of an array of NumPy's or JAX's.
+        dtype: the dtype of an array of NumPy or JAX.
 
     Examples:
         >>> in_order(np.dtype(">f4")) == np.dtype("float32")
@@ -164,11 +165,11 @@ def in_order(dtype: Any) -> Any:
 
 
 def as_ordered(array: Any, dtype: Any) -> Any:
-    """An array with its bytes in the order of a dtype, if they differ in no more than that.
+    """Return an array in the byte order of a dtype, if they differ in nothing else.
 
     Args:
-        array: of NumPy's.
-        dtype: of NumPy's.
+        array: a NumPy array.
+        dtype: a NumPy dtype.
 
     Examples:
         >>> as_ordered(np.ones(2, np.float32), np.dtype(">f4")).dtype
@@ -179,15 +180,14 @@ def as_ordered(array: Any, dtype: Any) -> Any:
 
 
 def as_kind_of(old: Any, new: Any) -> Any:
-    """A leaf that fits, as an array of JAX or of NumPy, whichever the old one is.
+    """Return a leaf that fits as an array of JAX or of NumPy, as the old leaf is.
 
     Args:
         old: a leaf, or a `ShapeDtypeStruct`.
-        new: a leaf that fits in its place.
+        new: a leaf that may replace it.
 
     Returns:
-        The new leaf; where NumPy's array becomes one of JAX's, on the devices that the old one was
-        put on.
+        The new leaf; if a NumPy array becomes a JAX array, on the devices of the old leaf.
 
     Examples:
         >>> as_kind_of(jnp.zeros(2), np.ones(2, np.float32))
@@ -199,17 +199,17 @@ def as_kind_of(old: Any, new: Any) -> Any:
         return new if new is old or not is_array(new) else as_ordered(new, old.dtype)
     if not isinstance(new, (np.ndarray, np.generic)):
         return new
-    # A copy: JAX might else go on looking at memory in which the caller still writes.
+    # A copy: otherwise JAX might share memory into which the caller still writes.
     made = jnp.array(new, in_order(new.dtype))
     is_placed = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
     return jax.device_put(made, old.sharding) if is_placed else made
 
 
 def joined(*names: str) -> str:
-    """Parts of a name with dots between them, those left out that are empty.
+    """Join parts of a name with dots, without empty parts.
 
     Args:
-        names: of a node, and of what is in it.
+        names: the names of a node, and of its contents.
 
     Returns:
         The name of the innermost.
@@ -222,7 +222,7 @@ def joined(*names: str) -> str:
 
 
 def words_of(name: str) -> list[str]:
-    """The steps of a name as they are written there, quotes included.
+    """Return the components of a name as written, with their quotes.
 
     Examples:
         >>> words_of("layers.'v1.5'.weight"), words_of("")
@@ -232,14 +232,14 @@ def words_of(name: str) -> list[str]:
 
 
 def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
-    """What a table says of names that are missing, and of names that are of nothing.
+    """Return lines of a table for missing and unknown names.
 
     Args:
-        wanted: the names that there must be.
-        given: the names that there are.
+        wanted: the names that must be given.
+        given: the names that are given.
 
     Returns:
-        A line for each, with a name that may have been meant.
+        A line for each, with a similar name if there is one.
 
     Examples:
         >>> mismatches(["weight", "bias"], ["wieght", "bias"])
@@ -248,21 +248,21 @@ def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
     known, there = {*wanted}, {*given}
     missing = [name for name in wanted if name not in there]
     unexpected = [name for name in given if name not in known]
-    # To compare all names with all takes its time, and nobody reads more than the table has.
+    # Comparing all names with all takes time, and the table shows only the first ones.
     near = [near_name(name, unexpected) if i < TABLE else "" for i, name in enumerate(missing)]
     told = [f"{name or ROOT_NAME}: missing{text}" for name, text in zip(missing, near, strict=True)]
     return told + [f"{name or ROOT_NAME}: unexpected" for name in unexpected]
 
 
 def near_name(name: str, others: Sequence[str]) -> str:
-    """What a text says of a name that is not there: one that may have been meant, if there is one.
+    """Return a suggestion for a name that does not exist, if another one is similar.
 
     Args:
-        name: of a leaf, or of what leaves are in.
-        others: those that there are.
+        name: the name of a leaf, or of a node that contains leaves.
+        others: the existing names.
 
     Returns:
-        A text to be appended to the name.
+        A string to append to the name.
 
     Examples:
         >>> near_name("haed.weight", ["body.weight", "head.weight"])
@@ -272,15 +272,15 @@ def near_name(name: str, others: Sequence[str]) -> str:
     """
     for other in get_close_matches(name, others, n=3, cutoff=0.75):
         a, b = _differing(name, other)
-        # Nearly all names end in "weight": what tells them apart must be near, too; unless one is
-        # the other, further in.
+        # Nearly all names end in "weight": their differing parts must be similar, too; unless one
+        # name is the end of the other.
         if not a or not b or SequenceMatcher(None, a, b).ratio() > 0.6:
             return f" (is it {other!r}?)"
     return ""
 
 
 def _differing(one: str, two: str) -> tuple[str, str]:
-    """Two names without the words that they begin and end with both."""
+    """Return two names without their common first and last components."""
     a, b = one.split("."), two.split(".")
     while a and b and a[0] == b[0]:
         a, b = a[1:], b[1:]
@@ -292,7 +292,7 @@ def _differing(one: str, two: str) -> tuple[str, str]:
 def _hint_separator(
     paths: Sequence[tuple[Any, ...]], given: Sequence[str], sep: str
 ) -> Sequence[str]:
-    """What to write if the names are right but for what stands between their steps."""
+    """Return a hint if the names are correct except for their separator."""
     if {plain_name(path, sep) for path in paths} == {*given}:
         return ()
     for other in (".", "/"):
@@ -302,7 +302,7 @@ def _hint_separator(
 
 
 def _distinct_names(where: str, paths: Sequence[tuple[Any, ...]], sep: str) -> list[str]:
-    """The name of each path, refused if two have one."""
+    """Return the name of each path; raise an error if two have one name."""
     names = [plain_name(path, sep) for path in paths]
     if len({*names}) == len(names):
         return names
@@ -311,17 +311,17 @@ def _distinct_names(where: str, paths: Sequence[tuple[Any, ...]], sep: str) -> l
         for name, path in zip(names, paths, strict=True)
         if names.count(name) > 1
     ]
-    hint = "Let the keys of each node differ as text, too; 0 and '0' do not."
-    expected, got = "leaves with names of their own", "two with one name"
+    hint = "Give the keys of each node different strings; 0 and '0' have the same."
+    expected, got = "leaves with different names", "two with one name"
     raise StructureError(where, expected, got, places=twice, hint=hint)
 
 
 Name: TypeAlias = tuple[str, ...]
-"""A path in a table. Its text is `".".join(name)`."""
+"""A path in a table. As a string, it is `".".join(name)`."""
 
 
 def parse(text: str) -> Name:
-    """The name that is written so; `".".join` undoes it for every text.
+    """Parse a name; `".".join` is its inverse for every string.
 
     Examples:
         >>> parse("layers.'v1.5'.weight"), parse("")
@@ -338,12 +338,12 @@ def parse(text: str) -> Name:
 
 
 def shown_name(name: Name) -> str:
-    """A name in an error."""
+    """Return a name as errors show it."""
     return ".".join(name) or ROOT_NAME
 
 
 class Words(dict[str, str]):
-    """Steps of paths as words; each is quoted once, if it must be."""
+    """The words of the components of paths; each is quoted once, if necessary."""
 
     def __missing__(self, step: str) -> str:
         word = step if step.isidentifier() else plain_name((jtu.GetAttrKey(step),))
@@ -351,7 +351,7 @@ class Words(dict[str, str]):
         return word
 
     def of_key(self, key: Any) -> Name:
-        """The words of one key of a path; a token, which is a key in a State, has several."""
+        """Return the words of one key of a path; a token, a key in a State, has several."""
         kind = cast("Any", type(key))
         if kind is jtu.GetAttrKey:
             return (self[key.name],)
@@ -361,24 +361,24 @@ class Words(dict[str, str]):
 
 
 class Stacked(NamedTuple):
-    """Arrays that become one, along a new axis."""
+    """Arrays that are stacked along a new axis."""
 
     parts: tuple[Source, ...]
     axis: int
 
 
 class Unstacked(NamedTuple):
-    """One index of an axis, which goes."""
+    """One index of an axis, which is removed."""
 
     whole: Source
     axis: int
     at: int
     size: int
-    """How many there are."""
+    """The size of the axis."""
 
 
 class Joined(NamedTuple):
-    """Arrays one after the other, along an axis that they have."""
+    """Arrays that are concatenated along an axis."""
 
     parts: tuple[Source, ...]
     axis: int
@@ -394,20 +394,20 @@ class Sliced(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """What a function makes of numbers: of a constrained value, say, or of a transposed matrix."""
+    """The result of a function of numbers: of a constrained value, or of a transposed matrix."""
 
     value: Source | None
-    """None where the function has all that it needs."""
+    """None if the function needs no array."""
 
     make: Callable[[Any], Any]
 
 
 Source: TypeAlias = str | Stacked | Unstacked | Joined | Sliced | Converted
-"""Where in the file the numbers of a leaf are: the name of an array; or what is made of some."""
+"""The origin of a leaf's numbers in the file: the name of an array, or an operation on some."""
 
 
 def first_name(source: Source) -> str:
-    """The array of the file that a source begins with; "" if it has none.
+    """Return the first array in the file of a source; "" if it has none.
 
     Examples:
         >>> first_name(Stacked(("layers.0.weight", "layers.1.weight"), 0))
@@ -427,23 +427,23 @@ class Leaf(NamedTuple):
     """A leaf without its numbers."""
 
     form: dict[str, Json]
-    """See `descriptions.leaf_form`; with "value" for what is not an array."""
+    """See `descriptions.leaf_form`; with "value" for a leaf that is not an array."""
 
     shape: tuple[int, ...] = ()
     dtype: np.dtype[Any] | None = None
-    """None for what is not an array."""
+    """None for a leaf that is not an array."""
 
     source: Source | None = None
-    """None for what is not an array."""
+    """None for a leaf that is not an array."""
 
     @property
     def is_array(self) -> bool:
-        """Whether it is one: of JAX, of NumPy, of keys."""
+        """Whether it is an array: of JAX, of NumPy, of keys."""
         return self.dtype is not None
 
 
 def form_text(leaf: Leaf) -> str:
-    """What a leaf is, in short form.
+    """Return the form of a leaf, in short.
 
     Examples:
         >>> form_text(Leaf({"is": "jax"}, (3, 4), np.dtype("float32")))
@@ -465,22 +465,22 @@ class Table:
 
     leaves: dict[Name, Leaf] = field(default_factory=dict[Name, Leaf])
     config: dict[Name, Json] = field(default_factory=dict[Name, Json])
-    """Each configuration by its name."""
+    """All configuration, by name."""
 
     classes: dict[Name, str] = field(default_factory=dict[Name, str])
-    """The class of each node that is no container of Python's, as it is written."""
+    """The written class of each node that is not a Python container."""
 
     states: list[Name] = field(default_factory=list[Name])
-    """Where States are."""
+    """The names of States."""
 
     versions: dict[Name, int] = field(default_factory=dict[Name, int])
-    """The version of each node's class, where that is not 1."""
+    """The version of each node's class, if it is not 1."""
 
     precisions: dict[Name, Json] = field(default_factory=dict[Name, Json])
-    """The precision that each node was given; a load leaves that of `like`."""
+    """The precision that each node was given; a load uses that of `like`."""
 
     def copy(self) -> Table:
-        """The same table, to be changed."""
+        """Return a copy, which may be changed."""
         return Table(
             {**self.leaves},
             {**self.config},
@@ -492,14 +492,14 @@ class Table:
 
 
 def read_table(tree: Json, arrays: Mapping[str, Any]) -> Table:
-    """The table of a described tree.
+    """Return the table of a described tree.
 
     Args:
-        tree: what `descriptions.describe_tree` wrote.
-        arrays: what has the shape and the dtype of each array, by name.
+        tree: the result of `descriptions.describe_tree`.
+        arrays: by name, objects with the shape and dtype of each array.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: the description is malformed.
+        KeyError, TypeError, ValueError, AttributeError: if the description is malformed.
     """
     table = Table()
     _Reading(table, arrays, Words()).read(tree, ())
@@ -560,9 +560,8 @@ class _Reading(NamedTuple):
                 if key == PRECISION:
                     self.table.precisions[(*name, key)] = value
                     continue
-                # A token's mark is its place in the model that its State was made with, and as much
-                # the business of `like` as the place is.
-                # So is what several are made as one.
+                # A token's mark is its path in the model that its State was made with. As with
+                # the path, the mark of `like` counts, and so does its number of members.
                 if cls not in _TOKENS and key != MEMBERS:
                     self.table.config[(*name, words[key])] = value
             return [((words[key],), child) for key, child in content[1].items()]

@@ -1,6 +1,6 @@
-"""How layers are called, and their arrays laid out, in PyTorch: one entry for each that differs.
+"""Names and layouts of layers' arrays in PyTorch: one entry for each layer that differs.
 
-A layer whose arrays have the names and shapes that PyTorch gives them needs no entry.
+A layer whose arrays have PyTorch's names and shapes needs no entry.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pytreemod.tree.paths import parse_name
 
 @dataclass(frozen=True)
 class Numbered:
-    """Says in a layout that what has a leading axis here are several in PyTorch, with numbers.
+    """A rule of a layout: a leading axis here is several numbered objects in PyTorch.
 
     Attributes:
-        name: what PyTorch calls all of them; nothing if the numbers stand alone.
+        name: PyTorch's name of all of them; empty if the numbers have no prefix.
         count: how many there are.
         first: the number of the first.
 
@@ -56,18 +56,18 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Summed:
-    """Says in a layout that PyTorch has an array as several, which it adds up when it is called.
+    """A rule of a layout: PyTorch has an array as several, which it adds up when it is called.
 
-    Several arrays may have parts under one name, which are added, too. What such an array is called
-    is not for the layers around to say.
+    Several arrays may have parts under one name, which are added, too. The layers around such an
+    array do not affect its name.
 
     Attributes:
-        names: what PyTorch calls them.
-        to: from our array to PyTorch's, one for each name.
-        back: from PyTorch's, one argument for each, to ours.
+        names: the names in PyTorch.
+        to: converts our array to PyTorch's, one for each name.
+        back: converts PyTorch's arrays, one argument for each, to ours.
 
     Examples:
-        Two biases of which one would do:
+        Two biases where one would be enough:
 
         >>> rule = Summed(("a", "b"), to=lambda x: (x, np.zeros_like(x)), back=np.add)
         >>> rule.back(*rule.to(np.ones(2)))
@@ -87,16 +87,16 @@ LayoutRules: TypeAlias = Mapping[str, LayoutRule]
 
 @dataclass(frozen=True)
 class TorchLayout:
-    """What is registered for a class."""
+    """The registered layout of a class."""
 
     rules: LayoutRules | Callable[[Any], LayoutRules]
     unused: tuple[str, ...]
 
     def rules_of(self, layer: Any) -> list[tuple[tuple[str, ...], LayoutRule]]:
-        """The rules for one layer, each with the steps from the layer to what it is about."""
+        """Return the rules for one layer, each with the components of its path in the layer."""
         rules = self.rules(layer) if callable(self.rules) else self.rules
         found = [(parse_name(path), rule) for path, rule in rules.items()]
-        # A misspelt rule would else say nothing, unseen.
+        # Otherwise a misspelled rule would be ignored silently.
         absent = [path for path in rules if not hasattr(layer, parse_name(path)[0])]
         where = f"register_torch_layout({type(layer).__name__})"
         for _, rule in found:
@@ -104,7 +104,7 @@ class TorchLayout:
                 expected = "which part each is, and the sizes of all: pm.Packed(name, part, sizes)"
                 raise ArgumentError(where, expected, describe(rule))
         if absent:
-            expected = "rules about what is in the layer"
+            expected = "rules for fields of the layer"
             raise ArgumentError(where, expected, "others", places=absent)
         return found
 
@@ -115,23 +115,26 @@ _LAYOUTS: dict[type, TorchLayout] = {}
 def register_torch_layout(
     cls: type, rules: LayoutRules | Callable[[Any], LayoutRules], unused: Sequence[str] = ()
 ) -> None:
-    """Say how PyTorch calls, and lays out, the arrays of a class of layers.
+    """Register the names and layouts of a layer class's arrays in PyTorch.
 
-    What no rule speaks of has the name of its field. The innermost rule says in which form an array
-    is, the outermost what it is called. A subclass has the layout of its base.
+    An array without a rule has the name of its field. The innermost rule determines the form of an
+    array, the outermost its name. A subclass has the layout of its base.
 
     Args:
         cls: a class of Modules.
-        rules: from the path in a layer to what PyTorch calls what is there: text, with dots, or
-            nothing for what has no step of its own in PyTorch; a `Relaid`, for an array in another
-            form; a `Summed`, for one that PyTorch has as several; a `Packed`, for what is rows of
-            an array there; a `Numbered`, for layers that it has in a list; None for what it has
-            not. The path of a token is that of its value. Or a function from the layer to the
-            rules.
-        unused: names that PyTorch has, of which nothing is needed here.
+        rules: a dict from paths in a layer to rules, or a function from the layer to such a dict.
+            The path of a token is that of its value. A rule is one of these:
+
+            - a string, PyTorch's name with dots; empty if PyTorch has no component for it;
+            - a `Relaid`, for an array in another form;
+            - a `Summed`, for an array that PyTorch has as several;
+            - a `Packed`, for an array that is a part of the rows of PyTorch's array;
+            - a `Numbered`, for layers that PyTorch has in a list;
+            - None, for an array that PyTorch does not have.
+        unused: names in PyTorch that are not needed here.
 
     Raises:
-        ArgumentError: `cls` is no class, or `rules` are neither a mapping nor a function.
+        ArgumentError: if `cls` is no class, or `rules` are neither a mapping nor a function.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -145,7 +148,7 @@ def register_torch_layout(
         >>> {name: array.shape for name, array in to_torch(Dense(jnp.ones((3, 4)))).items()}
         {'weight': (4, 3)}
     """
-    # Callers may be unchecked.
+    # Calls may be unchecked.
     where, given = "register_torch_layout", cast("Any", (cls, rules))
     if not isinstance(given[0], type):
         raise ArgumentError(f"{where}(cls)", "a class of layers", describe(cls))
@@ -155,7 +158,7 @@ def register_torch_layout(
 
 
 def layout_of(node: Any) -> TorchLayout | None:
-    """What is registered for the class of a node, or the first of its bases that has something."""
+    """Return the registered layout of a node's class, or of its first base that has one."""
     for cls in type(node).__mro__:
         if cls in _LAYOUTS:
             return _LAYOUTS[cls]
@@ -183,7 +186,7 @@ def _rules_of_conv_transpose(layer: ConvTranspose) -> LayoutRules:
     taps = tuple(range(-dims, 0))
 
     def exchange(weight: Any) -> Any:
-        """(groups * a, b, *taps) as (groups * b, a, *taps), the taps from the last to the first."""
+        """Turn (groups * a, b, *taps) into (groups * b, a, *taps), with the taps in reverse."""
         *leading, a, b = weight.shape[:-dims]
         kernel = weight.shape[-dims:]
         grouped = np.reshape(weight, (*leading, groups, a // groups, b, *kernel))
@@ -200,7 +203,7 @@ def _rules_of_prelu(layer: PReLU) -> LayoutRules:
     def back(slope: Any) -> Any:
         return np.reshape(slope, (*slope.shape[:-1], *layer.shape))
 
-    # PyTorch has one number, or one for each channel, on an axis of its own.
+    # PyTorch has one number, or one for each channel, in a vector.
     return {"negative_slope": Relaid("weight", to, back)}
 
 
@@ -209,12 +212,12 @@ def _is_first(count: Any) -> Any:
 
 
 def _count_of(is_first: Any) -> Any:
-    # How many batches there were is not known here, and with a momentum PyTorch does not ask.
+    # The number of batches is unknown here, and with a momentum PyTorch does not use it.
     return np.logical_not(is_first).astype(np.int64)
 
 
 def _rules_of_spectral_norm(layer: SpectralNorm[Any]) -> LayoutRules:
-    # As `torch.nn.utils.parametrizations.spectral_norm` has it: the layer stays where it is.
+    # As in `torch.nn.utils.parametrizations.spectral_norm`: the path of the layer is unchanged.
     place = f"parametrizations.{layer.weight_name}"
     return {
         "layer": "",
@@ -225,7 +228,7 @@ def _rules_of_spectral_norm(layer: SpectralNorm[Any]) -> LayoutRules:
 
 
 def _rules_of_weight_norm(layer: WeightNorm[Any]) -> LayoutRules:
-    # As `torch.nn.utils.parametrizations.weight_norm` has it: the layer stays where it is.
+    # As in `torch.nn.utils.parametrizations.weight_norm`: the path of the layer is unchanged.
     place, inner = f"parametrizations.{layer.weight_name}", layer.layer
     known = layout_of(inner)
     rule = dict(known.rules_of(inner)).get((layer.weight_name,)) if known is not None else None
@@ -237,25 +240,25 @@ def _rules_of_weight_norm(layer: WeightNorm[Any]) -> LayoutRules:
     if layer.axis is None:
         lengths = _one_number(f"{place}.original0")
     elif isinstance(rule, Relaid):
-        # The lengths have the axes of the weight, and so change with them.
+        # The lengths have the axes of the weight, and so are converted with them.
         lengths = Relaid(f"{place}.original0", rule.to, rule.back)
     return {"layer": "", f"layer.{layer.weight_name}": f"{place}.original1", "g": lengths}
 
 
 def _one_number(name: str) -> Relaid:
-    """The rule for a single number, which has axes of size 1 here."""
+    """Return the rule for a single number, which has axes of size 1 here."""
 
     def to(number: Any) -> Any:
         return np.reshape(number, ())
 
-    # It gets the shape that it has here when it takes its place.
+    # It gets the shape of our array when it replaces that.
     return Relaid(name, to, np.asarray)
 
 
 def _rules_of_mlp(layer: MLP) -> LayoutRules:
     if not layer.scan or layer.depth == 0:
         return {}
-    # The layers between are one here, so that the last one has another number.
+    # The layers between are stacked here, so the last one has another number.
     return {"layers.1": Numbered("layers", layer.depth - 1, 1), "layers.2": f"layers.{layer.depth}"}
 
 
@@ -275,7 +278,7 @@ def _rules_of_batch_norm(layer: BatchNorm) -> LayoutRules:
     }
 
 
-# One bias would do where two are added; whatever PyTorch has, to PyTorch the second is nothing.
+# One bias is enough where two are added; to PyTorch, the second is zero.
 _TWO_BIASES = {"bias": Summed(("bias_ih", "bias_hh"), _and_nothing, np.add)}
 
 
@@ -291,7 +294,8 @@ def _rules_of_gru(layer: GRUCell) -> LayoutRules:
     def back(bias_hh: Any) -> Any:
         return bias_hh[gates:]
 
-    # Of the second bias the last third is within the reset gate, and cannot be added to the first.
+    # The last third of the second bias is inside the reset gate, so it cannot be added to the
+    # first.
     return {
         "bias": Summed(("bias_ih", "bias_hh"), _and_nothing, together),
         "bias_n": Summed(("bias_hh",), to, back),
@@ -310,10 +314,10 @@ def _rules_of_attention(layer: MultiheadAttention) -> LayoutRules:
         kv_heads * layer.qk_size,
         kv_heads * layer.vo_size,
     )
-    # What was seen is no part of what was learnt.
+    # The cache is not learned.
     rules: dict[str, LayoutRule] = {"output_proj": "out_proj", "cache": None}
     for part, name in enumerate(("query", "key", "value")):
-        # As one where inputs of one size allow it; biases always.
+        # One array if inputs of one size allow it; always for biases.
         is_one = len(sizes) == 1
         weight = Packed("in_proj_weight", part, rows) if is_one else f"{name[0]}_proj_weight"
         rules[f"{name}_proj.weight"] = weight
@@ -328,7 +332,7 @@ register_torch_layout(PReLU, _rules_of_prelu)
 register_torch_layout(
     BatchNorm,
     _rules_of_batch_norm,
-    # Unless it is what tells whether there was a batch, as with mode="ema".
+    # Unless it says whether there was a batch, as with mode="ema".
     unused=["num_batches_tracked"],
 )
 register_torch_layout(GRUCell, _rules_of_gru)

@@ -1,4 +1,4 @@
-"""Where each array of a model is in a PyTorch state dict, and how names there are renamed."""
+"""The names of a model's arrays in a PyTorch state dict, and renaming of these names."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from pytreemod.typing import jtu
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """An array of a model or its State, and the names of what PyTorch has in its place."""
+    """An array of a model or its State, and the names of its tensors in PyTorch."""
 
     leaf: Any
     own: str
     """Its name here."""
 
     names: tuple[str, ...]
-    """One, or one for each member if layers that PyTorch has in a list are one here; several for
-    each that PyTorch has as several."""
+    """One name; or one for each member, if PyTorch has a list of the layers that are stacked here;
+    or several for each, if PyTorch has the array as several."""
 
     lead: tuple[int, ...]
-    """The leading axes on which the members are."""
+    """The leading axes of members."""
 
     form: Relaid | Summed | Packed | None
-    """How PyTorch has it, if in another form."""
+    """The form in PyTorch, if it differs."""
 
     def names_by_member(self) -> list[tuple[str, ...]]:
-        """Its names, those of each member together."""
+        """Return its names, grouped by member."""
         count = len(self.form.names) if isinstance(self.form, SUMMED) else 1
         starts = range(0, len(self.names), count)
         return [self.names[start : start + count] for start in starts]
 
 
 LeafPlaces = list["TensorPlace | None"]
-"""For each leaf of a tree its place; None for what PyTorch has not."""
+"""The entry of each leaf of a tree; None for a leaf that PyTorch lacks."""
 
 
 @dataclass(frozen=True)
 class _Prefixes:
-    """How the names below a node begin: several, if there are several members."""
+    """The prefixes of the names below a node: several, if there are several members."""
 
     texts: tuple[str, ...] = ("",)
     lead: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class _Prefixes:
         return _Prefixes(tuple(joined(text, name) for text in self.texts), self.lead)
 
     def following(self, rule: LayoutRule) -> _Prefixes | None:
-        """How they begin where a rule is followed; None where PyTorch has nothing."""
+        """Return the prefixes after a rule; None if PyTorch has nothing."""
         if rule is None:
             return None
         if isinstance(rule, SUMMED):
@@ -84,7 +84,7 @@ class _Prefixes:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A rule of a node further up, whose place is still some steps away."""
+    """A rule of an outer node, some components above its leaf."""
 
     steps: tuple[str, ...]
     rule: LayoutRule
@@ -93,24 +93,24 @@ class _Pending:
 
 @dataclass
 class TensorPlaces:
-    """Where everything in a model, and in its State, is in a state dict."""
+    """The names in a state dict of everything in a model and its State."""
 
     where: str
     state: State | None
     arrays: list[TensorPlace] = field(default_factory=list[TensorPlace])
-    """All of them, in the order of the model, those of a token where the token is."""
+    """All of them, in the order of the model, with the arrays of a token at the token."""
 
     leaves: LeafPlaces = field(default_factory=list["TensorPlace | None"])
-    """For each leaf of the model."""
+    """The entry of each leaf of the model."""
 
     values: list[tuple[Any, LeafPlaces]] = field(default_factory=list[tuple[Any, LeafPlaces]])
-    """Each token whose value is in the State, and for each leaf of that."""
+    """Each token whose value is in the State, with the entries of the leaves of that value."""
 
     unused: set[str] = field(default_factory=set[str])
-    """Names that PyTorch has, of which nothing is needed here."""
+    """Names in PyTorch that are not needed here."""
 
     prefixes: dict[str, str] = field(default_factory=dict[str, str])
-    """From the names of nodes here to how their names begin in PyTorch."""
+    """From the names of nodes here to their prefixes in PyTorch."""
 
     homeless: list[str] = field(default_factory=list[str])
     """Tokens whose values are in a State that was not given."""
@@ -123,7 +123,7 @@ class TensorPlaces:
         form: Relaid | Summed | Packed | None = None,
         pending: Sequence[_Pending] = (),
     ) -> LeafPlaces:
-        """Go through a node; what comes back is for each leaf of it, in JAX's order."""
+        """Visit a node; return an entry for each leaf of it, in JAX's order."""
         if prefixes is None:
             return [None] * len(jtu.tree_leaves(node))
         if not prefixes.lead:
@@ -150,7 +150,7 @@ class TensorPlaces:
             ]
             here = [rule for rule in below if not rule.steps]
             forms = [rule.rule for rule in here if isinstance(rule.rule, (Relaid, *SUMMED))]
-            # The outermost says what it is called, the innermost in which form it is.
+            # The outermost rule determines the name, the innermost the form.
             naming = here[0] if here else None
             if here and forms and isinstance(forms[-1], SUMMED):
                 naming = here[-1]
@@ -167,7 +167,7 @@ class TensorPlaces:
         form: Relaid | Summed | Packed | None,
         pending: Sequence[_Pending],
     ) -> LeafPlaces:
-        # PyTorch has its random numbers elsewhere.
+        # PyTorch stores its random numbers elsewhere.
         if isinstance(token, RngStream):
             return [None] * len(jtu.tree_leaves(token))
         if not is_moved(token):
@@ -183,7 +183,7 @@ class TensorPlaces:
         self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | Summed | Packed | None
     ) -> TensorPlace | None:
         is_tensor = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-        # Numbers of Python are attributes there, and keys unknown.
+        # Python numbers are attributes there, and keys do not exist.
         if not is_tensor or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return None
         place = TensorPlace(leaf, own, prefixes.texts, prefixes.lead, form)
@@ -192,19 +192,19 @@ class TensorPlaces:
 
 
 def tensor_places(where: str, model: Any, state: State | None) -> TensorPlaces:
-    """Where each array of a model and its State is in a state dict.
+    """Return the names of each array of a model and its State in a state dict.
 
     Args:
-        where: whose errors they are.
+        where: the call, for errors.
         model: any tree.
         state: the State of its tokens; None if they still have their values, or there are none.
 
     Returns:
-        The places.
+        The names.
 
     Raises:
-        StateError: the values of tokens are in a State that was not given.
-        StructureError: two arrays have one name, or there is no leading axis where one must be.
+        StateError: if the values of tokens are in a State that was not given.
+        StructureError: if two arrays have one name, or a required leading axis is missing.
     """
     places = TensorPlaces(where, state)
     places.leaves = places.visit(model, "", _Prefixes())
@@ -231,7 +231,7 @@ def _check_leads(where: str, spots: Sequence[TensorPlace]) -> None:
 
 
 def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
-    # By name and part: what is packed has a name together with others.
+    # By name and part: several packed arrays share a name.
     owners: dict[str, dict[int | None, str]] = {}
     twice: list[str] = []
     for place in spots:
@@ -239,19 +239,19 @@ def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
         for name in place.names:
             others = owners.setdefault(name, {})
             is_taken = part in others or (others and None in (part, *others))
-            # Parts of several that are added up.
+            # Parts of several arrays that are added up.
             if is_taken and not isinstance(place.form, Summed):
                 other = others[part] if part in others else next(iter(others.values()))
                 twice.append(f"{name}: {other} and {place.own}")
             others[part] = place.own
     if twice:
-        expected, got = "names of their own for all arrays in PyTorch", "one for two"
-        hint = "Registered layouts decide what they are called: see register_torch_layout."
+        expected, got = "a different name for each array in PyTorch", "one for two"
+        hint = "Registered layouts determine the names: see register_torch_layout."
         raise StructureError(where, expected, got, places=twice, hint=hint)
 
 
 def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:
-    """Require all parts of what PyTorch has as one."""
+    """Require all parts of an array that PyTorch has as one."""
     parts: dict[str, set[int]] = {}
     counts: dict[str, int] = {}
     for place in spots:
@@ -270,7 +270,7 @@ def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:
 
 
 Renaming: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None] | None
-"""From names in a state dict, or their beginnings, to those in a model; None for what is unused."""
+"""From names in a state dict, or their prefixes, to those in a model; None to skip a tensor."""
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
@@ -278,20 +278,20 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 def sources_of(
     where: str, places: TensorPlaces, given: Sequence[str], mapping: Renaming
 ) -> dict[str, str]:
-    """For each name that a state dict has, renamed: what it is called there.
+    """Return the name in the state dict of each tensor, by its new name.
 
     Args:
-        where: whose errors they are.
-        places: what the model asks for.
+        where: the call, for errors.
+        places: the requirements of the model.
         given: the names in the state dict.
-        mapping: how to rename them.
+        mapping: the renaming.
 
     Returns:
-        Names in the state dict by their new names, without those that nothing is needed of.
+        Names in the state dict by their new names, without unneeded ones.
 
     Raises:
-        ArgumentError: `mapping` is none, or renames what is not there.
-        StructureError: two names become one.
+        ArgumentError: if `mapping` is invalid, or renames missing tensors.
+        StructureError: if two tensors get one name.
     """
     rename = _renamer(given, mapping)
     wanted = {name for place in places.arrays for name in place.names}
@@ -306,14 +306,14 @@ def sources_of(
             twice.append(f"{name}: {sources[name]!r} and {source!r}")
         sources[name] = source
     if twice:
-        hint = "Take what is not to be used to None in mapping."
-        expected = "a name of its own for each tensor"
+        hint = "Map tensors that you do not need to None in mapping."
+        expected = "a different name for each tensor"
         raise StructureError(where, expected, "one for two", places=twice, hint=hint)
     return sources
 
 
 def _as_pytorch_has_it(name: str, places: TensorPlaces, wanted: set[str]) -> str:
-    """A name in the model as PyTorch has it, if it is not yet: `layers.0.weight` as `0.weight`."""
+    """Return a name in the model as PyTorch's, if it is not: `layers.0.weight` as `0.weight`."""
     if name in wanted or name in places.unused:
         return name
     words = name.split(".")
@@ -333,16 +333,16 @@ def _renamer(given: Sequence[str], mapping: Any) -> Callable[[str], str | None]:
         return lambda name: with_other_start(name, starts)
     if callable(mapping):
         return lambda name: _checked(mapping, mapping(name))
-    expected = "names, or their beginnings, by those in the state dict; or a function"
+    expected = "names, or their prefixes, by those in the state dict; or a function"
     raise ArgumentError("from_torch(mapping)", expected, describe(mapping))
 
 
 def with_other_start(name: str, starts: Mapping[str, str | None]) -> str | None:
-    """A name with another beginning: that for the longest one of its beginnings that is there.
+    """Replace the longest of a name's prefixes that a dict contains.
 
     Args:
-        name: words with dots between them.
-        starts: from beginnings to others; None for what has no name any more.
+        name: components with dots between them.
+        starts: from prefixes to others; None to drop the name.
 
     Returns:
         The new name.
@@ -363,22 +363,23 @@ def with_other_start(name: str, starts: Mapping[str, str | None]) -> str | None:
 
 
 def mapping_by_order(places: TensorPlaces, given: Shapes, wanted: Shapes) -> dict[str, str] | None:
-    """The mapping by which a state dict fits, if its layers fit one after the other.
+    """Return a mapping with which a state dict fits, if its layers fit in order.
 
     Args:
-        places: what the model asks for.
+        places: the requirements of the model.
         given: the shapes in the state dict, by name.
-        wanted: the shapes that the model asks for, by name.
+        wanted: the shapes in the model, by name.
 
     Returns:
-        Beginnings of names by those in the state dict, as few as will do; None if there is none.
+        The fewest prefixes of names that are sufficient, by those in the state dict; None if there
+        is no such mapping.
     """
     last_words = {name.rpartition(".")[2] for name in places.unused}
     used = {
         name: shape for name, shape in given.items() if name.rpartition(".")[2] not in last_words
     }
     ours = _layers(wanted)
-    # A file may have its names in the order of the alphabet, with 10 before 2.
+    # A file may have its names in alphabetical order, with 10 before 2.
     for names in ([*used], sorted(used, key=_by_numbers)):
         theirs = _layers({name: used[name] for name in names})
         if [*theirs.values()] != [*ours.values()]:
@@ -392,7 +393,7 @@ def mapping_by_order(places: TensorPlaces, given: Shapes, wanted: Shapes) -> dic
 
 
 def _layers(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
-    """What is in each layer: shapes by the last words of names."""
+    """Return the contents of each layer: shapes by the last components of names."""
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         layer, _, last = name.rpartition(".")
@@ -408,15 +409,15 @@ def _by_numbers(name: str) -> list[tuple[bool, int, str]]:
 
 
 def _simplest_first(pairs: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Mappings that may do what all these pairs together do."""
+    """Yield mappings that may do the same as all these pairs."""
     for starts in (_shortened(pairs), dict(pairs)):
-        # What stays as it is need be told only where another beginning of it does not.
+        # An unchanged prefix is needed only if another of its prefixes changes.
         yield {start: target for start, target in starts.items() if start != target}
         yield starts
 
 
 def _shortened(pairs: Mapping[str, str]) -> dict[str, str]:
-    """The same without the words at the end that are the same."""
+    """Return the pair without its common last components."""
     starts: dict[str, str] = {}
     for theirs, ours in pairs.items():
         a, b = theirs.split("."), ours.split(".")
@@ -430,7 +431,7 @@ def _shortened(pairs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_starts(given: Sequence[str], starts: Mapping[Any, Any]) -> None:
-    """Require that each beginning is one of a name that there is, and goes to text or None."""
+    """Require that each prefix is one of an existing name, and goes to a string or None."""
     words = [name.split(".") for name in given]
     there = {".".join(each[:count]) for each in words for count in range(len(each) + 1)}
     wrong = [
@@ -439,7 +440,7 @@ def _check_starts(given: Sequence[str], starts: Mapping[Any, Any]) -> None:
         if not (isinstance(start, str) and (target is None or isinstance(target, str)))
     ]
     if wrong:
-        expected = "text, or None for what is not to be used"
+        expected = "a string, or None to skip the tensor"
         raise ArgumentError("from_torch(mapping)", expected, "something else", places=wrong)
     absent = [start for start in starts if start not in there]
     if absent:
@@ -448,7 +449,7 @@ def _check_starts(given: Sequence[str], starts: Mapping[Any, Any]) -> None:
             repr(start) + (f" (is it {near[0]!r}?)" if near else "")
             for start, near in zip(absent, close, strict=True)
         ]
-        expected = f"beginnings of names in the state dict ({some_of(given)})"
+        expected = f"prefixes of names in the state dict ({some_of(given)})"
         got = f"{len(absent)} that no name has"
         raise ArgumentError("from_torch(mapping)", expected, got, places=lines)
 

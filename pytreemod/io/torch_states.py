@@ -1,6 +1,6 @@
 """Models from and to PyTorch's state dicts: tensors by name.
 
-PyTorch itself is not imported: a tensor is what can be detached and copied to NumPy.
+PyTorch itself is not imported: a tensor is any object that can be detached and copied to NumPy.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ _M = TypeVar("_M")
 
 
 def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]:
-    """The arrays of a model as a PyTorch state dict: by PyTorch's names, in PyTorch's layouts.
+    """Return the arrays of a model as a PyTorch state dict: with PyTorch's names and layouts.
 
-    What the library's layers hold gets the names and shapes that the layers of `torch.nn` have for
-    it; in other Modules an array is called by its path, unless `register_torch_layout` says
-    otherwise. Numbers of Python, random keys and streams are left out, and of BatchNorm the count
-    of batches (`num_batches_tracked`), which PyTorch's `load_state_dict` does not ask for.
+    Arrays of the library's layers get the names and shapes of the layers of `torch.nn`. In other
+    Modules an array has the name of its path, unless you call `register_torch_layout`. Python
+    numbers, random keys and streams are left out. So is the count of batches of a BatchNorm
+    (`num_batches_tracked`), which PyTorch's `load_state_dict` does not require.
 
         import torch
         state_dict = {name: torch.from_numpy(array) for name, array in to_torch(model).items()}
         net.load_state_dict(state_dict)
 
-    PyTorch takes no bfloat16 from NumPy; as integers it does:
+    PyTorch accepts no bfloat16 from NumPy. Pass it as integers:
     `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
 
     Args:
-        model: any tree of Modules; or what `stateful` makes, whose State is taken, too.
-        state: its State, if it has any; it stays usable.
+        model: any tree of Modules; or the result of `stateful`, with its State.
+        state: the State of the model, if it has any; it stays usable.
 
     Returns:
-        Arrays by name: copies, that you may write to.
+        Arrays by name: copies, which you may change.
 
     Raises:
-        StateError: the model's State was not given, or is another's.
-        StructureError: an array is abstract, has parts on other hosts alone, or has not the shape
-            that its layout needs; or two would have one name.
+        StateError: if the model's State was not given, or is that of another model.
+        StructureError: if an array is abstract, has parts only on other hosts, or lacks the shape
+            that its layout requires; or if two arrays would have one name.
 
     Examples:
         >>> import jax
@@ -84,7 +84,7 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
     """
     where = "to_torch(model)"
     model, state, _ = _taken_apart(where, model, state)
-    # PyTorch names a tied parameter at each of its places.
+    # PyTorch names a tied parameter at each of its paths.
     model = _untied(model)
     named: dict[str, np.ndarray] = {}
     wrong: list[str] = []
@@ -138,42 +138,42 @@ def from_torch(
     *,
     state: State | None = None,
 ) -> Any:
-    """A model with the arrays of a PyTorch state dict in the places of its own; undoes `to_torch`.
+    """Return a model with the arrays of a PyTorch state dict; the inverse of `to_torch`.
 
-    Every array of the model, and of its State, must be given, and everything that is given must
-    be used; what is not is all told in one table. Two things are excepted: `num_batches_tracked`,
-    of which BatchNorm makes no use, and what `mapping` takes to None.
+    Every array of the model, and of its State, must be given, and every given tensor must be used.
+    One table lists all differences. There are two exceptions: `num_batches_tracked`, which
+    BatchNorm does not use, and names that `mapping` maps to None.
 
-    Shapes must agree. Dtypes stay the model's, but only as long as nothing is lost: bfloat16 goes
-    into float32, and not float32 into bfloat16. (PyTorch's `load_state_dict` does both.)
+    Shapes must agree. The dtypes are those of the model, if the cast loses nothing: bfloat16 is
+    cast to float32, but not float32 to bfloat16. (PyTorch's `load_state_dict` does both.)
 
-    BatchNorm's `momentum` is not in a state dict: it is one minus PyTorch's here. A tied parameter
-    stands in it at each of its places, with one tensor.
+    BatchNorm's `momentum` is not in a state dict: here it is one minus PyTorch's. A tied parameter
+    is in the dict at each of its paths, with one tensor.
 
     **Laws.** `from_torch(model, to_torch(model)) == model`, and with a State
     `from_torch(model, to_torch(model, state), state=state) == (model, state)`.
 
     Args:
-        model: a tree of Modules; its arrays say shapes, dtypes and devices, and may be abstract
-            (`pm.filter_eval_shape`). Or what `stateful` makes, which brings its State along.
-        state_dict: PyTorch's tensors, or NumPy's or JAX's arrays, by name; or the path of a file of
-            safetensors that has them, or of a folder of such files (see
-            [`load`][pytreemod.load]), from which no more is read than the model needs.
-        mapping: how to rename what is in the state dict: from the beginnings of names there (some
-            first steps, or all) to those in the model, `{"features.0": "conv1"}`; the longest one
-            counts. In the model names are those of `to_torch`, or paths. None for what is not to be
-            used. Or a function from a name to a name, or None.
+        model: a tree of Modules; its arrays determine shapes, dtypes and devices, and may be
+            abstract (`pm.filter_eval_shape`). Or the result of `stateful`, with its State.
+        state_dict: tensors of PyTorch, or arrays of NumPy or JAX, by name; or the path of a
+            safetensors file, or of a folder of such files (see [`load`][pytreemod.load]). Only the
+            tensors that the model needs are read.
+        mapping: a dict from prefixes of names in the state dict (some first components, or all) to
+            those in the model, `{"features.0": "conv1"}`; the longest matching prefix wins. Names
+            in the model are those of `to_torch`, or paths. None skips the tensors under a prefix.
+            Or a function from a name to a name or None.
         state: the model's State, if it has any; it is used up.
 
     Returns:
         The model; with `state`, the pair of it and the new State.
 
     Raises:
-        ArgumentError: `state_dict` is none, or `mapping` renames what is not there.
-        FileError: the file is damaged, or there is none (`FileMissingError`).
-        StateError: the model's State was not given, or is another's, or was used up.
-        StructureError: something is missing, unexpected, or does not fit. Where all shapes agree in
-            order, the text shows the `mapping` to write.
+        ArgumentError: if `state_dict` is invalid, or `mapping` renames missing tensors.
+        FileError: if the file is damaged or missing (`FileMissingError`).
+        StateError: if the model's State was not given, is that of another model, or was used up.
+        StructureError: if a tensor is missing, unexpected, or does not fit. If all shapes agree in
+            order, the message shows the `mapping` to write.
 
     Examples:
         >>> import jax, numpy as np
@@ -185,7 +185,7 @@ def from_torch(
         Array([3.], dtype=float32)
     """
     if isinstance(state_dict, (str, os.PathLike)):
-        # Closed, whatever happens; what was read stays.
+        # Close the file in any case; arrays that were read stay valid.
         with open_arrays(state_dict) as file:
             return from_torch(model, FileArrays(file), mapping, state=cast("Any", state))
     where = "from_torch(model, state_dict)"
@@ -216,7 +216,8 @@ def from_torch(
     if state is None:
         return made
     for token, spots in places.values:
-        # What has no tensor, such as the keys of dropouts, is not written: that would be an update.
+        # A value without tensors, such as a dropout's keys, is not written: that would be an
+        # update.
         if any(place is not None for place in spots):
             # Not `set`, which refuses values of several members.
             state = state.update(filled(state.substate(token), spots))
@@ -224,33 +225,33 @@ def from_torch(
 
 
 def _untied(model: Any) -> Any:
-    """A model, maybe an abstract one, with an array at each tied place."""
+    """Return a model, maybe an abstract one, with an array at each tied path."""
     if not holds_ties(model):
         return model
-    # Of what has no values only the shapes can be copied to each place.
+    # For an abstract model, copy the shapes to each path.
     is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(model))
     return filter_eval_shape(untie, model) if is_abstract else untie(model)
 
 
 def _tied_again(where: str, tied: Any, made: Any) -> Any:
-    """A model as it was tied, with the arrays of the untied one.
+    """Tie a model again, with the arrays of the untied one.
 
     Raises:
-        StructureError: the arrays of a tied place and of its source are two.
+        StructureError: if the arrays at a tied path and at its source differ.
     """
     given = dict(jtu.tree_leaves_with_path(made))
     paths, treedef = jtu.tree_flatten_with_path(tied)
     model = treedef.unflatten([given[path] for path, _ in paths])
     again = dict(jtu.tree_leaves_with_path(untie(model)))
     wrong = [
-        f"{pattern_text(path)}: another tensor than where it is tied to"
+        f"{pattern_text(path)}: another tensor than at the path it is tied to"
         for path in given.keys() - {path for path, _ in paths}
-        # A nan equals itself here: the question is whether two tensors are one.
+        # A nan equals itself here: the question is whether the tensors are the same.
         if not np.array_equal(np.asarray(given[path]), np.asarray(again[path]), equal_nan=True)
     ]
     if wrong:
-        expected = "one tensor at the places that are tied"
-        hint = ["to let each have its own:", "pm.from_torch(pm.untie(model), state_dict)"]
+        expected = "one tensor at tied paths"
+        hint = ["to give each its own tensor:", "pm.from_torch(pm.untie(model), state_dict)"]
         got = f"{len(wrong)} of another"
         raise StructureError(where, expected, got, places=wrong, hint=hint, most=TABLE)
     return model
@@ -259,11 +260,11 @@ def _tied_again(where: str, tied: Any, made: Any) -> Any:
 def _taken_apart(
     where: str, model: Any, state: State | None
 ) -> tuple[Any, State | None, Stateful[Any] | None]:
-    """A model, its State, and the net that both are of, if they are of one."""
+    """Return a model, its State, and the stateful net that has both, if there is one."""
     if isinstance(model, Stateful):
         net = cast("Stateful[Any]", model)
         if state is not None:
-            hint = "A net brings its own."
+            hint = "A net has its own State."
             raise ArgumentError(where, "a model beside its State", "a net", hint=hint)
         return net.model, net.state, net
     if state is not None and not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
@@ -275,7 +276,7 @@ def _taken_apart(
 
 
 def _as_theirs(form: Relaid | Summed | Packed | None, member: Any) -> list[Any] | None:
-    """What PyTorch has for an array, by each of its names; None if it has not the shape for it."""
+    """Return PyTorch's arrays for one of ours, by name; None if its shape does not fit."""
     if form is None:
         return [member]
     try:
@@ -286,7 +287,7 @@ def _as_theirs(form: Relaid | Summed | Packed | None, member: Any) -> list[Any] 
 
 
 def _as_ours(form: Relaid | Summed | Packed | None, parts: Sequence[Any]) -> Any:
-    """The array that PyTorch has as these; None if they have not the shape for it."""
+    """Return our array for those of PyTorch; None if their shapes do not fit."""
     if form is None:
         return parts[0]
     try:
@@ -298,20 +299,20 @@ def _as_ours(form: Relaid | Summed | Packed | None, parts: Sequence[Any]) -> Any
 
 
 def _given(place: TensorPlace) -> list[Any] | None:
-    """Arrays of the shapes and dtypes that PyTorch has there, for each member."""
-    # An array that takes up no memory, however large it is.
+    """Return arrays with PyTorch's shapes and dtypes, for each member."""
+    # An array that uses no memory, whatever its size.
     member = np.broadcast_to(np.zeros((), place.leaf.dtype), place.leaf.shape[len(place.lead) :])
     return _as_theirs(place.form, member)
 
 
 def as_numpy(tensor: Any) -> Any:
-    """A tensor of PyTorch's, or an array, as one of NumPy's; None if it is nothing of these.
+    """Return a PyTorch tensor or an array as a NumPy array; None for other values.
 
     Args:
-        tensor: anything. A tensor may be one to be differentiated, or on a GPU.
+        tensor: any value. A tensor may require gradients, or be on a GPU.
 
     Returns:
-        The array, of the dtype of that name: of `ml_dtypes` what NumPy has not.
+        The array, in the dtype of that name, which may be one of `ml_dtypes`.
 
     Examples:
         >>> as_numpy(jnp.ones(2, jnp.bfloat16))
@@ -326,7 +327,7 @@ def as_numpy(tensor: Any) -> Any:
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
         name = str(plain.dtype).rpartition(".")[2]
         if name.startswith(("bfloat", "float8")):
-            # NumPy has them from elsewhere; float32 has room for each of their numbers.
+            # NumPy gets them from `ml_dtypes`; float32 can represent each of their numbers.
             return plain.float().numpy().astype(jnp.dtype(name))
         return plain.numpy()
     except (TypeError, RuntimeError, NotImplementedError):
@@ -335,7 +336,7 @@ def as_numpy(tensor: Any) -> Any:
 
 
 def _cast(array: Any, dtype: Any) -> Any:
-    """An array of a dtype, if it can have all the numbers; else None."""
+    """Cast an array to a dtype, if that can represent all of its numbers; otherwise return None."""
     if array.dtype == dtype:
         return array
     for kind in (jnp.floating, jnp.complexfloating):
@@ -349,7 +350,7 @@ def _cast(array: Any, dtype: Any) -> Any:
 
 
 def _is_wider(wide: Any, narrow: Any) -> bool:
-    """Whether each floating number of one dtype is one of the other, too."""
+    """Whether one dtype can represent each floating number of another."""
     about: Any = jnp.finfo
     a, b = about(wide), about(narrow)
     return a.nmant >= b.nmant and a.maxexp >= b.maxexp and a.minexp <= b.minexp
@@ -361,7 +362,7 @@ def _is_wider(wide: Any, narrow: Any) -> bool:
 def _found(
     places: TensorPlaces, state_dict: Mapping[str, Any], sources: Mapping[str, str]
 ) -> tuple[dict[int, Any], list[str], str]:
-    """The new arrays, what is wrong with others, and a dtype that was too small."""
+    """Return the new arrays, the mismatches, and a dtype that was too small."""
     found: dict[int, Any] = {}
     wrong: list[str] = []
     narrow = ""
@@ -395,10 +396,10 @@ def _found(
                 wrong.append(f"{name}: expected {expected}, got {got}{origin}")
         if groups and len(members) == len(groups):
             array: Any = np.stack(members) if place.lead else members[0]
-            # JAX's arrays are copies anyway.
+            # Arrays of JAX are copies already.
             array = np.array(array) if isinstance(place.leaf, np.ndarray) else array
             found[id(place)] = as_kind_of(place.leaf, array.reshape(place.leaf.shape))
-    # A tensor that is a part of two arrays here is told of once.
+    # A tensor that is a part of two arrays here is reported once.
     return found, [*dict.fromkeys(wrong)], narrow
 
 
@@ -421,21 +422,21 @@ def _check_state_dict(where: str, state_dict: Any) -> None:
         return
     inner = [name for name, value in entries.items() if isinstance(value, Mapping)]
     if inner:
-        # What people save: {"epoch": 3, "model": state_dict, ...}.
-        hint = ("Take the one of the model out of it:", f"state_dict = state_dict[{inner[0]!r}]")
+        # People save {"epoch": 3, "model": state_dict, ...}.
+        hint = ("Select that of the model:", f"state_dict = state_dict[{inner[0]!r}]")
         raise ArgumentError(where, expected, "dicts in a dict", places=inner, hint=hint)
 
 
 def _hint(
     places: TensorPlaces, state_dict: Mapping[str, Any], mapping: Renaming, narrow: str
 ) -> Sequence[str]:
-    """What to write to be rid of what is wrong, if it can be told."""
+    """Return a hint that resolves the mismatches, if there is one."""
     if narrow:
-        # Of floats alone: an integer that does not fit would become another one.
+        # Only for floats: an integer that does not fit would change its value.
         is_numpy = not any(hasattr(value, "detach") for value in state_dict.values())
         change = f"value.astype(jnp.{narrow})" if is_numpy else f"value.to(torch.{narrow})"
         return (
-            f"Numbers would be lost; if {narrow} is to do, cast them before:",
+            f"A cast would lose numbers; if {narrow} is enough, cast them first:",
             f"state_dict = {{name: {change} for name, value in state_dict.items()}}",
         )
     if mapping is not None:
@@ -450,12 +451,12 @@ def _hint(
     turned = [n for n in wanted if n in given and given[n] != wanted[n] == given[n][::-1]]
     if turned:
         line = f"state_dict[{turned[0]!r}] = state_dict[{turned[0]!r}].T"
-        return ("The other way round it fits:", line)
+        return ("Its transpose fits:", line)
     found = mapping_by_order(places, given, wanted)
     if not found:
         return ()
     lines = [f"    {theirs!r}: {ours!r}," for theirs, ours in found.items()]
-    sentence = "All shapes agree in this order; if it is the order that is meant:"
+    sentence = "All shapes agree in this order; if the order is right:"
     return (sentence, "mapping = {", *lines, "}")
 
 

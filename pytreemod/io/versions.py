@@ -1,8 +1,8 @@
-"""Versions of a class: a file that an older one wrote becomes a file of today's.
+"""Versions of a class: conversion of a file of an older version to the current one.
 
-Owns: [`migration`][pytreemod.migration], and where migrations are applied: to the file's table,
-after names have changed and before layers are restacked. A migration sees what the file has of one
-Module, from its name down. Arrays are read when the function asks for them.
+Owns: [`migration`][pytreemod.migration], and the application of migrations: to the file's table,
+after the renaming and before the restacking of layers. A migration sees the part of the file that
+belongs to one Module, with names relative to it. Arrays are read when the function accesses them.
 """
 
 from __future__ import annotations
@@ -37,34 +37,32 @@ _F = TypeVar("_F", bound=Migration)
 
 
 def migration(cls: type[Module], version: int) -> Callable[[_F], _F]:
-    """Say how files of an older version of a class become files of the next one.
+    """Register a function that converts files of an older version of a class to the next one.
 
-    A class states its version: `class Net(pm.Module, file_version=2)`. Files that were written
-    before have version 1, and so have those of classes that state none. [`load`][pytreemod.load]
-    applies all migrations from the file's version to that of the class, in order, to each Module of
-    that class that the file has, and reports them.
+    A class declares its version: `class Net(pm.Module, file_version=2)`. Without a declaration the
+    version is 1. [`load`][pytreemod.load] applies all migrations from the file's version to that of
+    the class, in order, to each Module of that class in the file, and reports them.
 
     The function gets two dicts, and returns two. The first has the Module's leaves by name
-    (`"layers.0.weight"`), as NumPy arrays, which are read when they are asked for; the second its
-    configuration, and that of all below it. What `load` compares with `like` then is what the
-    function returned, so that a name that it has lost or invented is an error. In a `Stack` or an
-    `Ensemble` it is called once, with stacked arrays. A class that inherits from `cls` has a
-    version and migrations of its own. Values in a State have names of their own: see the argument
-    `rename` of `load`.
+    (`"layers.0.weight"`), as NumPy arrays, which are read when you access them. The second has its
+    configuration, and that of everything below it. `load` compares the returned dicts with `like`,
+    so a lost or invented name is an error. In a `Stack` or an `Ensemble` the function is called
+    once, with stacked arrays. A class that inherits from `cls` has its own version and migrations.
+    Values in a State have their own names: see the argument `rename` of `load`.
 
     Args:
-        cls: a class that states a version above `version`.
-        version: the one that the function starts from.
+        cls: a class with a version above `version`.
+        version: the version that the function starts from.
 
     Returns:
-        A decorator; it returns the function as it is.
+        A decorator, which returns the function unchanged.
 
     Raises:
-        ArgumentError: the class is no Module class, or has no such version, or has a migration from
-            it already.
+        ArgumentError: if the class is no Module class, has no such version, or already has a
+            migration from it.
 
     Examples:
-        A layer has another name now, and one matrix is two:
+        A layer has another name now, and one matrix became two:
 
         >>> import jax, jax.numpy as jnp, numpy as np
         >>> import pytreemod as pm
@@ -89,7 +87,7 @@ def migration(cls: type[Module], version: int) -> Callable[[_F], _F]:
         raise ArgumentError(where, "a Module class", describe(cls))
     newest = file_version_of(cls)
     if type(version) is not int or not 1 <= version < newest:
-        hint = ["the class states the version that its files have now:"]
+        hint = ["declare the version of the files in the class:"]
         hint += [f"class {cls.__name__}(pm.Module, file_version=2): ..."]
         expected = f"a version before that of {cls.__name__}, which is {newest}"
         raise ArgumentError(where, expected, describe(version), hint=hint)
@@ -99,7 +97,7 @@ def migration(cls: type[Module], version: int) -> Callable[[_F], _F]:
         if version in found and not is_redefined(found[version], function):
             got = f"a second one of {cls.__name__}"
             raise ArgumentError(where, f"one migration from version {version}", got)
-        # A new dict, for other threads may be loading.
+        # A new dict, because other threads may be loading.
         type.__setattr__(cls, _MIGRATIONS, {**found, version: function})
         return function
 
@@ -116,24 +114,24 @@ def _migrations_of(cls: type) -> Mapping[int, Migration]:
 def migrated(
     theirs: Table, nodes: Iterable[Any], read: Callable[[Source], Any], where: str
 ) -> tuple[Table, list[str]]:
-    """A file's table in today's versions of its classes, and a line for each that was older.
+    """Migrate a file's table to the current versions of its classes, and list the migrations.
 
     Args:
         theirs: the file's table.
-        nodes: the Modules of `like`; their classes are those that are known.
+        nodes: the Modules of `like`, which determine the known classes.
         read: reads an array of the file.
         where: the call, for errors.
 
     Raises:
-        FileError: a version is newer than the class, or there is no migration from it.
-        ArgumentError: a migration returns something else than it should.
+        FileError: if a version is newer than the class, or there is no migration from it.
+        ArgumentError: if a migration returns an invalid result.
     """
     classes = {name_of(cls): cls for cls in dict.fromkeys(map(own_class, nodes))}
     if not theirs.versions and all(file_version_of(cls) == 1 for cls in classes.values()):
         return theirs, []
     table = theirs.copy()
     told: list[str] = []
-    # From the inside to the outside: what is below a Module is of today when its turn comes.
+    # From the inside to the outside: the nodes below a Module are migrated before it.
     for name in sorted(theirs.classes, key=len, reverse=True):
         written = theirs.classes[name]
         cls = next((own for known, own in classes.items() if are_same_name(known, written)), None)
@@ -148,10 +146,10 @@ def migrated(
 
 
 def check_version(cls: type, version: Json, name: str, where: str) -> None:
-    """Refuse another version of a class than today's, where there is no `like`.
+    """Refuse another version of a class than the current one, in a load without `like`.
 
     Raises:
-        FileError: the file has another one.
+        FileError: if the file has another one.
     """
     newest = file_version_of(cls)
     if version == newest:
@@ -163,7 +161,7 @@ def check_version(cls: type, version: Json, name: str, where: str) -> None:
         f"version {newest} of {cls.__name__}",
         f"version {version}",
         places=[name or "<root>"],
-        hint=["give a model of today's, and older versions are migrated:", "pm.load(path, like)"],
+        hint=["give a model of the current version, to migrate older ones:", "pm.load(path, like)"],
     )
 
 
@@ -179,7 +177,7 @@ def _steps(cls: type, old: int, new: int, name: Name, where: str) -> list[Migrat
                 f"version {old}, and no migration from version {version}",
                 places=[shown_name(name)],
                 hint=[
-                    "say how the one becomes the other:",
+                    "register a migration:",
                     f"@pm.migration({cls.__name__}, {version})",
                     "def migrate(arrays, config): ...",
                 ],
@@ -201,7 +199,7 @@ def _newer(cls: type, old: Any, new: int, name: str, where: str) -> FileError:
 
 
 class _Arrays(MutableMapping[str, Any]):
-    """Leaves by name; those of the file are read when they are asked for."""
+    """Leaves by name; those of the file are read when they are accessed."""
 
     def __init__(self, entries: dict[str, Any], read: Callable[[Leaf], Any]):
         self.entries, self._read = entries, read
@@ -249,9 +247,9 @@ def _migrate(
         if leaf.dtype is None:
             return reader.read(leaf.form["value"], shown_name(name))
         value = read(cast("Source", leaf.source)).view()
-        # What is changed in place would still be taken for the file's.
+        # An array that was changed in place would be mistaken for that of the file.
         value.setflags(write=False)
-        # Where the function gives it back, under whatever name, it stays the file's.
+        # If the function returns it, under any name, it is still an array of the file.
         taken[id(value)] = value, leaf
         return value
 
@@ -260,10 +258,10 @@ def _migrate(
     try:
         made = step(arrays, values)
     except Exception as error:
-        error.add_note(f"It is a migration that failed, in {where}.")
+        error.add_note(f"The migration failed, in {where}.")
         raise
     new_leaves, new_config = _checked(made, where)
-    # Below it, the function answers for what the classes are.
+    # Below the Module, the function determines the classes.
     for old in [k for k in table.classes if k[:n] == name and k != name]:
         del table.classes[old]
     for k in leaves:

@@ -171,11 +171,11 @@ def test_parts_that_are_no_whole_are_refused(options, text):
 def test_rules_about_nothing_are_refused():
     """A misspelt field would else keep its name, unseen."""
     register_torch_layout(Dense, {"kernal": "weight"})
-    with pytest.raises(ArgumentError, match="expected rules about what is in the layer") as caught:
+    with pytest.raises(ArgumentError, match="expected rules for fields of the layer") as caught:
         to_torch(dense())
 
     assert str(caught.value) == (
-        "register_torch_layout(Dense): expected rules about what is in the layer, got others.\n"
+        "register_torch_layout(Dense): expected rules for fields of the layer, got others.\n"
         "  at kernal"
     )
 

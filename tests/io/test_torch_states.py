@@ -592,7 +592,7 @@ def test_all_that_is_wrong_is_told_with_the_mapping_to_write(torch):
         "  at conv.weight: missing\n"
     )
     assert text.endswith(
-        "  All shapes agree in this order; if it is the order that is meant:\n"
+        "  All shapes agree in this order; if the order is right:\n"
         "      mapping = {\n"
         "          '0': 'conv',\n"
         "          '1': 'norm',\n"
@@ -615,7 +615,7 @@ def test_wrong_shapes_and_dtypes_are_told():
         "  at out.weight: expected bf16[2,3], got f32[3,2] (from 'fc.weight')\n"
         "  at out.bias: expected bf16[2], got f32[2] (from 'fc.bias')\n"
         "  at out.scale: unexpected\n"
-        "  Numbers would be lost; if bfloat16 is to do, cast them before:\n"
+        "  A cast would lose numbers; if bfloat16 is enough, cast them first:\n"
         "      state_dict = {name: value.astype(jnp.bfloat16) "
         "for name, value in state_dict.items()}"
     )
