@@ -1,14 +1,14 @@
-"""Train a reader of handwritten digits that can be killed at any moment, and goes on.
+"""Train a reader of handwritten digits that can be killed at any moment, and resumes.
 
     python examples/checkpoint.py runs/digits
     python examples/checkpoint.py runs/digits --epochs 5 --every 10 --seed 1
 
-Kill it, in the middle of whatever it does, and give the same command again: it goes on from the
-last checkpoint, and ends with the same numbers as a run that nobody has killed, to the last bit.
+Kill it at any moment, and give the same command again. It resumes from the last checkpoint, and
+ends with the same numbers as an uninterrupted run, to the last bit.
 
-For this, all that training changes is in one value, `Run`, and all of it is saved: the network with
-its running statistics (BatchNorm) and its random streams (Dropout), the optimizer's state, the key
-of the shuffles, the order of the epoch that is under way, and the step.
+For this, one value, `Run`, has everything that training changes, and all of it is saved: the
+network with its running statistics (BatchNorm) and random streams (Dropout), the optimizer state,
+the key of the shuffles, the order of the current epoch, and the step.
 """
 
 import argparse
@@ -40,7 +40,7 @@ optimizer = optax.adamw(3e-3, weight_decay=1e-2)
 
 
 def make_net(key: PRNGKeyArray) -> Net:
-    """An untrained network, in one value with its running statistics and its random streams."""
+    """Make an untrained network, with its running statistics and its random streams."""
     *keys, noise_key = jax.random.split(key, 3)
     layers = [
         nn.Linear(64, WIDTH, use_bias=False, key=keys[0]),
@@ -53,18 +53,18 @@ def make_net(key: PRNGKeyArray) -> Net:
 
 
 def loss_fn(net: Net, images: Images, labels: Labels) -> tuple[Float[Array, ""], Net]:
-    """Mean cross-entropy of a batch, and the network with its State as it is after the call."""
+    """Return the mean cross-entropy of a batch, and the network with its new State."""
     logits, net = net(images)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), net
 
 
-# The arrays that go in are given away, while the last checkpoint may still be on its way to the
-# disk: a save has copies of its own.
+# The arguments are donated, while the last checkpoint may still be on its way to the disk: a save
+# has its own copies.
 @pm.filter_jit(donate=("net", "opt_state"))
 def step(
     net: Net, opt_state: optax.OptState, images: Images, labels: Labels
 ) -> tuple[Net, optax.OptState, Float[Array, ""]]:
-    """A step of training."""
+    """Take a training step."""
     (loss, net), grads = pm.filter_value_and_grad(loss_fn, has_aux=True)(net, images, labels)
     params, _ = pm.trainable(net)
     updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -82,19 +82,19 @@ class Split(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All that training changes, and so all that it needs to go on."""
+    """Everything that training changes, and so everything needed to resume."""
 
     step: int
     net: Net
     opt_state: optax.OptState
     key: PRNGKeyArray
-    """Of the shuffles to come."""
+    """The key of the shuffles to come."""
     order: np.ndarray
-    """Of the images in the epoch that is under way."""
+    """The order of the images in the current epoch."""
 
 
 def new_run(seed: int, size: int) -> Run:
-    """A run that has not begun, with so many images."""
+    """Make a run that has not begun, with a number of images."""
     net_key, key = jax.random.split(jax.random.key(seed))
     net = make_net(net_key)
     params, _ = pm.trainable(net)
@@ -102,7 +102,7 @@ def new_run(seed: int, size: int) -> Run:
 
 
 def advance(run: Run, data: Split) -> tuple[Run, Float[Array, ""]]:
-    """One step further; beside the run the loss of the batch."""
+    """Take one step; return the run and the loss of the batch."""
     key, order = run.key, run.order
     batch = run.step % (len(order) // BATCH_SIZE)
     if batch == 0:
@@ -114,7 +114,7 @@ def advance(run: Run, data: Split) -> tuple[Run, Float[Array, ""]]:
 
 
 def train(data: Split, checkpoints: pm.Checkpoints, num_steps: int, every: int, seed: int) -> Run:
-    """Go on from the last checkpoint, or begin; and save a checkpoint every so many steps."""
+    """Resume from the last checkpoint, or begin; and save a checkpoint every `every` steps."""
     run = new_run(seed, len(data.labels))
     if checkpoints.steps():
         run = checkpoints.restore(run)
@@ -122,7 +122,7 @@ def train(data: Split, checkpoints: pm.Checkpoints, num_steps: int, every: int, 
     while run.step < num_steps:
         run, loss = advance(run, data)
         if run.step % every == 0 or run.step == num_steps:
-            # Returns at once: the loss may still be computed, and the file is written by a thread.
+            # Returns at once: the loss may still be computed, and a thread writes the file.
             checkpoints.save(run.step, run, {"loss": loss})
     return run
 
@@ -131,7 +131,7 @@ def train(data: Split, checkpoints: pm.Checkpoints, num_steps: int, every: int, 
 
 
 def load_data() -> tuple[Split, Split]:
-    """Four fifths to train on and one fifth to test with, every digit in both in proportion."""
+    """Split into four fifths to train on and one fifth to test with, stratified by digit."""
     digits: Any = load_digits()
     images = digits.data.astype(np.float32) / 16  # values in [0, 1]
     labels = digits.target.astype(np.int32)
@@ -141,11 +141,11 @@ def load_data() -> tuple[Split, Split]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Learn to read digits, whatever comes between.")
-    parser.add_argument("folder", type=Path, help="of the checkpoints: one for each run")
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Learn to read digits, despite interruptions.")
+    parser.add_argument("folder", type=Path, help="folder of the checkpoints: one for each run")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--every", type=int, default=20, help="steps from one save to the next")
+    parser.add_argument("--every", type=int, default=20, help="steps between two saves")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same numbers")
     return parser.parse_args(arguments)
 

@@ -3,8 +3,8 @@
     python examples/digits.py
     python examples/digits.py --epochs 5 --seed 1 --plot confusion.png
 
-The data are the 1,797 scanned digits, 8 by 8 pixels each, that ship inside scikit-learn. A fifth
-of them is held out and looked at only once, at the very end.
+The data are the 1,797 scanned digits, 8 by 8 pixels each, that ship with scikit-learn. A fifth of
+them is held out for a single test at the end.
 """
 
 import argparse
@@ -37,7 +37,7 @@ Scalar = Float[Array, ""]
 
 
 class Block(pm.Module):
-    """Convolution, BatchNorm, ReLU: the channels change, height and width stay."""
+    """Convolution, BatchNorm, ReLU: the channels change, height and width do not."""
 
     conv: nn.Conv2d
     norm: nn.BatchNorm
@@ -45,19 +45,19 @@ class Block(pm.Module):
     def __init__(self, n_in: int, n_out: int, *, key: PRNGKeyArray):
         # No bias: BatchNorm subtracts the mean, and a constant with it.
         self.conv = nn.Conv2d(n_in, n_out, kernel_size=3, padding=1, use_bias=False, key=key)
-        # An epoch has few steps here: running statistics over the last ten or so, not a hundred.
+        # An epoch has few steps here: average the statistics over about ten steps, not a hundred.
         self.norm = nn.BatchNorm(n_out, "batch", momentum=0.9)
 
     def __call__(
         self, x: Float[Array, "n_in height width"], state: nn.State
     ) -> tuple[Float[Array, "n_out height width"], nn.State]:
-        """One image, and the running statistics in `state`; both come back changed."""
+        """Apply it to one image; return the result and the new running statistics."""
         x, state = self.norm(self.conv(x), state)
         return jax.nn.relu(x), state
 
 
 class DigitReader(pm.Module):
-    """One image of a digit to the ten logits of its class."""
+    """Maps one image of a digit to the ten logits of its class."""
 
     blocks: tuple[Block, Block, Block]
     pool: nn.MaxPool2d
@@ -78,7 +78,7 @@ class DigitReader(pm.Module):
     def __call__(
         self, x: Image, state: nn.State, key: PRNGKeyArray | None = None
     ) -> tuple[Logits, nn.State]:
-        """`key` is for Dropout, and only needed in training."""
+        """Return the logits; only training needs the `key`, for Dropout."""
         first, second, third = self.blocks
         x, state = first(x, state)
         x, state = second(x, state)
@@ -93,9 +93,9 @@ class DigitReader(pm.Module):
 def loss_fn(
     model: DigitReader, state: nn.State, images: Images, labels: Labels, key: PRNGKeyArray
 ) -> tuple[Scalar, tuple[nn.State, Scalar]]:
-    """Mean cross-entropy of a batch; beside it the new state and the share of correct answers."""
+    """Return the mean cross-entropy of a batch, the new state and the accuracy."""
     keys = jax.random.split(key, len(images))
-    # BatchNorm averages over the axis named "batch", so every image gets the same state back.
+    # BatchNorm averages over the axis named "batch", so every image returns the same state.
     batched = jax.vmap(model, in_axes=(0, None, 0), out_axes=(0, None), axis_name="batch")
     logits, state = batched(images, state, keys)
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
@@ -103,9 +103,9 @@ def loss_fn(
 
 
 def make_step(optimizer: optax.GradientTransformation) -> Callable[..., tuple[Any, ...]]:
-    """The compiled training step: model, state and optimizer state in, their successors out."""
+    """Return the compiled training step of model, state and optimizer state."""
 
-    # Donated: the old values' memory becomes the new values', and the old ones can't be used again.
+    # Donated: the new values reuse the memory of the old ones, which can't be used again.
     @pm.filter_jit(donate=("model", "state", "opt_state"))
     def step(
         model: DigitReader,
@@ -126,7 +126,7 @@ def make_step(optimizer: optax.GradientTransformation) -> Callable[..., tuple[An
 
 @pm.filter_jit
 def predict(model: DigitReader, state: nn.State, images: Images) -> Labels:
-    """The most likely digit for each image; `model` is expected in inference mode."""
+    """Return the most likely digit for each image; `model` must be in inference mode."""
     logits, _ = jax.vmap(model, in_axes=(0, None), out_axes=(0, None))(images, state)
     return logits.argmax(axis=1)
 
@@ -141,7 +141,7 @@ class Split(NamedTuple):
     labels: np.ndarray
 
     def batches(self, size: int, rng: np.random.Generator) -> Iterator["Split"]:
-        """Shuffled batches of one size; what is left over waits for the next shuffle."""
+        """Yield shuffled batches of one size; the remainder waits for the next shuffle."""
         order = rng.permutation(len(self.labels))
         for start in range(0, len(order) - size + 1, size):
             chosen = order[start : start + size]
@@ -149,7 +149,7 @@ class Split(NamedTuple):
 
 
 def load_data(seed: int) -> tuple[Split, Split]:
-    """Four fifths to train on and one fifth to test with, every digit in both in proportion."""
+    """Split into four fifths to train on and one fifth to test with, stratified by digit."""
     digits: Any = load_digits()
     images = digits.images[:, None].astype(np.float32) / 16  # one channel, values in [0, 1]
     labels = digits.target.astype(np.int32)
@@ -162,7 +162,7 @@ def load_data(seed: int) -> tuple[Split, Split]:
 
 
 def make_optimizer(num_steps: int) -> optax.GradientTransformation:
-    """AdamW, whose learning rate warms up for a tenth of the steps and then falls to zero."""
+    """Return AdamW with a learning rate that warms up for a tenth of the steps, then decays."""
     schedule = optax.warmup_cosine_decay_schedule(
         init_value=0.0, peak_value=3e-3, warmup_steps=num_steps // 10, decay_steps=num_steps
     )
@@ -180,7 +180,7 @@ def train(data: Split, *, epochs: int, batch_size: int, seed: int) -> tuple[Digi
     opt_state = optimizer.init(pm.filter(model, pm.is_inexact_array))
     step = make_step(optimizer)
 
-    # disable=None: no bar where there is no terminal to redraw it on.
+    # disable=None: no progress bar without a terminal.
     with tqdm(total=num_steps, unit="step", disable=None) as bar:
         for epoch in range(1, epochs + 1):
             scores = []
@@ -189,7 +189,7 @@ def train(data: Split, *, epochs: int, batch_size: int, seed: int) -> tuple[Digi
                 model, state, opt_state, *score = step(
                     model, state, opt_state, images, labels, step_key
                 )
-                # Still arrays: to read them here would be to wait for each step in turn.
+                # Still arrays: reading them here would wait for each step.
                 scores.append(score)
                 bar.update()
             loss, accuracy = np.mean(jax.device_get(scores), axis=0)
@@ -201,9 +201,9 @@ def train(data: Split, *, epochs: int, batch_size: int, seed: int) -> tuple[Digi
 
 
 def plot_confusion(labels: np.ndarray, predictions: np.ndarray, path: Path) -> None:
-    """Save a picture of which digit was taken for which."""
-    # Imported here, and drawn without pyplot: a run that draws nothing needs no matplotlib, and
-    # one that does needs no display.
+    """Save a picture of the confusion matrix."""
+    # Imported here, and drawn without pyplot: a run without a plot needs no matplotlib, and one
+    # with a plot needs no display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 6), layout="constrained")
@@ -214,7 +214,7 @@ def plot_confusion(labels: np.ndarray, predictions: np.ndarray, path: Path) -> N
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Learn to read handwritten digits.")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64)

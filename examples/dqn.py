@@ -1,19 +1,19 @@
-"""Deep Q-learning: an environment is a Module, and a whole run is one scan.
+"""Deep Q-learning: an environment is a Module, and a complete run is one scan.
 
     python examples/dqn.py
     python examples/dqn.py --steps 10000 --seed 1 --plot cartpole.png
 
-A pole stands on a cart, and the cart is pushed to the left or to the right, fifty times a second,
-so that the pole does not fall. Nobody tells the network how: it learns what a push is worth, which
-is how much of the time to come the pole will stand. After ten seconds on two cores, 100 new poles
-stand for as long as anybody looks, ten seconds each.
+A cart balances a pole, and is pushed to the left or to the right, fifty times a second. The network
+gets no rules: it learns the worth of each push, which is how much of the future the pole will be
+upright. After ten seconds of training on two cores, 100 new poles stay upright for the complete
+test of ten seconds.
 
 The cart is a Module whose methods are its physics; the memory is a Module with a ring of arrays;
-both are values, as the network and the optimizer are. So acting, remembering and learning are one
+both are values, like the network and the optimizer. So acting, remembering and learning are one
 function from a `Run` to the next one, and a thousand of its steps are one call of compiled code.
 
-The physics are those of Barto, Sutton & Anderson 1983, with the numbers that everybody uses since;
-the learning is that of Mnih et al. 2015, with the double estimate of van Hasselt et al. 2016.
+The physics are those of Barto, Sutton & Anderson 1983, with the usual numbers; the learning is that
+of Mnih et al. 2015, with the double estimate of van Hasselt et al. 2016.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CURIOUS_FOR, CURIOUS_AT_LAST, LONGEST = 1500, 0.02, 500
 
 
 class CartPole(pm.Module):
-    """A cart on a rail with a pole on it. It holds no moment: what it is told, it answers."""
+    """A cart on a rail with a pole on it. The state is not in it: its methods take the state."""
 
     gravity: float = pm.field(default=9.8, static=True)
     cart_mass: float = pm.field(default=1.0, static=True)
@@ -53,11 +53,11 @@ class CartPole(pm.Module):
     angle: float = pm.field(default=12 * np.pi / 180, static=True)
 
     def reset(self, key: PRNGKeyArray) -> Float[Array, "4"]:
-        """Nearly upright, nearly at rest."""
+        """Return a state that is nearly upright, with little motion."""
         return jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
 
     def step(self, now: Float[Array, "4"], push: Int[Array, ""]) -> tuple[Array, Bool[Array, ""]]:
-        """What is a fiftieth of a second later, and whether the pole has fallen."""
+        """Return the state a fiftieth of a second later, and whether the pole has fallen."""
         _, speed, angle, turning = now
         force = jnp.where(push == 1, self.force, -self.force)
         mass = self.cart_mass + self.pole_mass
@@ -71,11 +71,11 @@ class CartPole(pm.Module):
         return new, (jnp.abs(new[0]) > self.rail) | (jnp.abs(new[2]) > self.angle)
 
 
-# --- what is remembered -------------------------------------------------------------------------
+# --- the memory ---------------------------------------------------------------------------------
 
 
 class Moments(NamedTuple):
-    """What happened at a moment, for each of several carts."""
+    """The transitions of several carts at one moment."""
 
     before: Observation
     push: Int[Array, " carts"]
@@ -84,7 +84,7 @@ class Moments(NamedTuple):
 
 
 class Memory(pm.Module):
-    """The last moments, as a ring: a new one takes the place of the oldest."""
+    """The last moments, as a ring: a new one replaces the oldest."""
 
     ring: Moments
     count: Int[Array, ""]
@@ -95,14 +95,14 @@ class Memory(pm.Module):
         self.count = jnp.zeros((), jnp.int32)
 
     def remember(self, moments: Moments) -> "Memory":
-        """With these in it."""
+        """Return the memory with these moments added."""
         size = len(self.ring.push)
         row = self.count % size
         ring = jax.tree.map(lambda kept, new: kept.at[row].set(new), self.ring, moments)
         return self.replace(ring=ring, count=self.count + 1)
 
     def recall(self, n: int, key: PRNGKeyArray) -> Moments:
-        """Some of them, by chance."""
+        """Sample some moments."""
         size, carts = self.ring.push.shape
         keys = jax.random.split(key)
         rows = jax.random.randint(keys[0], (n,), 0, jnp.minimum(self.count, size))
@@ -114,7 +114,7 @@ class Memory(pm.Module):
 
 
 class Run(pm.Module):
-    """All there is to a run, between two of its steps."""
+    """The complete state of a run between two steps."""
 
     net: nn.MLP
     target: nn.MLP
@@ -126,11 +126,11 @@ class Run(pm.Module):
 
 
 def surprise(net: nn.MLP, target: nn.MLP, moments: Moments) -> Float[Array, ""]:
-    """How far the worth of pushes is from what the next moment says of it."""
-    # What the network would do, and what its slower copy thinks of that: a maximum is too large.
+    """Return the error of the worth of pushes, given the next moment."""
+    # The network chooses, and its slower copy judges: the maximum of one network is too large.
     best = jnp.argmax(net(moments.after), axis=-1)
     worth = jnp.take_along_axis(target(moments.after), best[:, None], axis=-1)[:, 0]
-    # A pole that stands for ever is worth 1.
+    # A pole that never falls is worth 1.
     told = (1 - DISCOUNT) + DISCOUNT * jnp.where(moments.has_fallen, 0.0, worth)
     guess = jnp.take_along_axis(net(moments.before), moments.push[:, None], axis=-1)[:, 0]
     return jnp.mean(optax.losses.squared_error(guess, jax.lax.stop_gradient(told)))
@@ -147,7 +147,7 @@ def advance(run: Run, cart: CartPole) -> tuple[Run, tuple[Float[Array, " carts"]
 
     after, has_fallen = jax.vmap(cart.step)(run.now, push)
     memory = run.memory.remember(Moments(run.now, push, after, has_fallen))
-    # One that has stood for long enough starts again, but has not fallen: its worth goes on.
+    # A pole that was upright for long enough starts again, but has not fallen: its worth continues.
     ends = has_fallen | (run.age + 1 >= LONGEST)
     fresh = jax.vmap(cart.reset)(jax.random.split(start, carts))
     now = jnp.where(ends[:, None], fresh, after)
@@ -164,13 +164,13 @@ def advance(run: Run, cart: CartPole) -> tuple[Run, tuple[Float[Array, " carts"]
 
 @pm.filter_jit(donate="run")
 def advance_many(run: Run, cart: CartPole, steps: int) -> tuple[Run, tuple[Array, Array]]:
-    """So many steps in one call; what each gave besides is stacked."""
+    """Take many steps in one call; the other results of each step are stacked."""
     return pm.filter_scan(lambda run, _: advance(run, cart), run, None, length=steps)
 
 
 @pm.filter_jit
 def watch(net: nn.MLP, cart: CartPole, key: PRNGKeyArray, steps: int) -> tuple[Array, Array]:
-    """The angles of 100 poles under the pushes that seem best, and for how long each one stood."""
+    """Return the angles of 100 poles under the best pushes, and how long each one was upright."""
 
     def move(carry: Any, _: None) -> tuple[Any, Any]:
         now, has_fallen = carry
@@ -184,7 +184,7 @@ def watch(net: nn.MLP, cart: CartPole, key: PRNGKeyArray, steps: int) -> tuple[A
 
 
 def plot(file: Path, means: list[float], chunk: int, angles: np.ndarray) -> None:
-    """How long poles stood while learning, and how the new ones move."""
+    """Draw how long poles were upright during training, and how the new ones move."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
@@ -200,14 +200,14 @@ def plot(file: Path, means: list[float], chunk: int, angles: np.ndarray) -> None
 
 
 def make_run(args: argparse.Namespace) -> Run:
-    """Before the first step."""
+    """Return the state before the first step."""
     keys = pm.init_keys(jax.random.key(args.seed))
     net = nn.MLP(4, 2, width_size=args.width, depth=2, key=keys)
     rate = optax.cosine_decay_schedule(args.learning_rate, args.steps)
     rule = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(rate))
     return Run(
         net=net,
-        # Of its own: what is donated may not be held twice.
+        # Its own copy: a donated array may occur only once.
         target=jax.tree.map(jnp.copy, net),
         optimizer=pm.Optimizer(rule).init(net),
         memory=Memory(args.memory // args.carts, args.carts),
@@ -219,13 +219,13 @@ def make_run(args: argparse.Namespace) -> Run:
 
 def main(argv: Sequence[str] | None = None) -> Any:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=20_000, help="of the optimizer")
-    parser.add_argument("--carts", type=int, default=8, help="that are pushed at once")
+    parser.add_argument("--steps", type=int, default=20_000, help="steps of the optimizer")
+    parser.add_argument("--carts", type=int, default=8, help="carts that run in parallel")
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--memory", type=int, default=50_000, help="moments that are remembered")
+    parser.add_argument("--memory", type=int, default=50_000, help="moments in the memory")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", type=Path, help="where to draw how long poles stood")
+    parser.add_argument("--plot", type=Path, help="where to draw how long poles were upright")
     args = parser.parse_args(argv)
     run, cart, chunk = make_run(args), CartPole(), min(500, args.steps)
     began = perf_counter()

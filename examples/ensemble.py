@@ -1,15 +1,15 @@
-"""Eight readers of handwritten digits, trained at once, then asked for their vote.
+"""Eight readers of handwritten digits, trained at once, then asked to vote.
 
     python examples/ensemble.py
     python examples/ensemble.py --members 16 --epochs 5 --seed 1 --plot accuracies.png
 
-The networks differ in their first weights and in what Dropout drops. All the code below up to
-`train_together` is written for one of them, and does not know that there are others: that a network
-is one of eight is said in four calls of `filter_vmap`. Nor does it speak of State, though every
-network has running statistics (BatchNorm) and random streams (Dropout).
+The networks differ in their initial weights and in the units that Dropout drops. All the code up
+to `train_together` is written for one network: only four calls of `filter_vmap` say that there are
+eight. The code does not mention State either, though every network has running statistics
+(BatchNorm) and random streams (Dropout).
 
-To see what training at once is worth, the same networks are also trained one after the other. The
-data are the 1,797 digits of 8 by 8 pixels that ship inside scikit-learn, a fifth of them held out.
+For comparison, the same networks are also trained one after another. The data are the 1,797
+digits of 8 by 8 pixels that ship with scikit-learn, with a fifth of them held out.
 """
 
 import argparse
@@ -39,13 +39,13 @@ WIDTH = 64
 
 
 def make_net(key: PRNGKeyArray) -> Net:
-    """An untrained network, in one value with its running statistics and its random streams."""
+    """Make an untrained network, with its running statistics and its random streams."""
     *keys, noise_key = jax.random.split(key, 4)
 
     def block(n_in: int, key: PRNGKeyArray) -> list[Any]:
         return [
             nn.Linear(n_in, WIDTH, use_bias=False, key=key),
-            # An epoch has few steps here: statistics over the last ten or so, not a hundred.
+            # An epoch has few steps here: average over about ten steps, not a hundred.
             nn.BatchNorm(WIDTH, momentum=0.9),
             nn.Lambda(jax.nn.relu),
             nn.Dropout(0.3, stream=pm.RngStream()),
@@ -56,7 +56,7 @@ def make_net(key: PRNGKeyArray) -> Net:
 
 
 def loss_fn(net: Net, images: Images, labels: Labels) -> tuple[Float[Array, ""], Net]:
-    """Mean cross-entropy of a batch, and the network with its State as it is after the call."""
+    """Return the mean cross-entropy of a batch, and the network with its new State."""
     logits, net = net(images)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), net
 
@@ -64,14 +64,14 @@ def loss_fn(net: Net, images: Images, labels: Labels) -> tuple[Float[Array, ""],
 def step(
     net: Net, optimizer: pm.Optimizer, images: Images, labels: Labels
 ) -> tuple[Net, pm.Optimizer, Float[Array, ""]]:
-    """A step of training."""
+    """Take a training step."""
     value_and_grad = pm.filter_value_and_grad(loss_fn, has_aux=True)
     (loss, net), grads = value_and_grad(net, images, labels)
     return *optimizer.update(net, grads), loss
 
 
 def predict(net: Net, images: Images) -> Float[Array, "batch 10"]:
-    """How likely a network that has been trained takes each image for each digit."""
+    """Return the probability of each digit for each image, from a trained network."""
     logits, _ = pm.inference_mode(net)(images)
     return jax.nn.softmax(logits)
 
@@ -86,7 +86,7 @@ class Split(NamedTuple):
     labels: np.ndarray
 
     def batches(self, size: int, rng: np.random.Generator) -> Iterator["Split"]:
-        """Shuffled batches of one size; what is left over waits for the next shuffle."""
+        """Yield shuffled batches of one size; the remainder waits for the next shuffle."""
         order = rng.permutation(len(self.labels))
         for start in range(0, len(order) - size + 1, size):
             chosen = order[start : start + size]
@@ -94,7 +94,7 @@ class Split(NamedTuple):
 
 
 def load_data(seed: int) -> tuple[Split, Split]:
-    """Four fifths to train on and one fifth to test with, every digit in both in proportion."""
+    """Split into four fifths to train on and one fifth to test with, stratified by digit."""
     digits: Any = load_digits()
     images = digits.data.astype(np.float32) / 16  # values in [0, 1]
     labels = digits.target.astype(np.int32)
@@ -107,7 +107,7 @@ def load_data(seed: int) -> tuple[Split, Split]:
 
 
 class Plan(NamedTuple):
-    """What is the same for all networks."""
+    """The settings that all networks share."""
 
     data: Split
     epochs: int
@@ -115,20 +115,20 @@ class Plan(NamedTuple):
     seed: int
 
     def optimizer(self) -> pm.Optimizer:
-        """AdamW, with a learning rate that falls to zero."""
+        """Return AdamW with a learning rate that falls to zero."""
         num_steps = self.epochs * (len(self.data.labels) // self.batch_size)
         rate = optax.cosine_decay_schedule(3e-3, num_steps)
         return pm.Optimizer(optax.adamw(rate, weight_decay=1e-2))
 
     def batches(self) -> Iterator[Split]:
-        """Every batch of the whole training, in the same order each time."""
+        """Yield every batch of the training, in the same order each time."""
         rng = np.random.default_rng(self.seed)
         for _ in range(self.epochs):
             yield from self.data.batches(self.batch_size, rng)
 
 
 class Trained(NamedTuple):
-    """What a training gave, and how long it took, with the time for compiling apart."""
+    """The result of a training, and its time, separate from the time to compile."""
 
     nets: Net
     seconds: float
@@ -136,10 +136,10 @@ class Trained(NamedTuple):
 
 
 def train_together(keys: PRNGKeyArray, plan: Plan) -> Trained:
-    """All networks at once: they are one network, whose arrays have a leading axis."""
+    """Train all networks at once: as one network, whose arrays have a leading axis."""
     nets = pm.filter_vmap(make_net)(keys)
     optimizers = pm.filter_vmap(plan.optimizer().init)(nets)
-    # For each network its own arrays, and for all of them the same batch.
+    # Each network has its own arrays, and all share the batch.
     step_of_all = pm.filter_vmap(step, in_axes=(0, 0, None, None))
 
     began = perf_counter()
@@ -150,7 +150,7 @@ def train_together(keys: PRNGKeyArray, plan: Plan) -> Trained:
 
 
 def train_in_turn(keys: PRNGKeyArray, plan: Plan) -> Trained:
-    """The same networks one after the other, with a step that is compiled once for all of them."""
+    """Train the same networks one after another, with a step that is compiled once."""
     optimizer, nets = plan.optimizer(), [make_net(key) for key in keys]
     optimizers = [optimizer.init(net) for net in nets]
 
@@ -162,8 +162,8 @@ def train_in_turn(keys: PRNGKeyArray, plan: Plan) -> Trained:
 
 
 def compile_step(step: Step, net: Net, optimizer: pm.Optimizer, plan: Plan) -> Step:
-    """The compiled step, for one network or for several at once."""
-    # Donated: the old values' memory becomes the new values', and the old ones can't be used again.
+    """Return the compiled step, for one network or for several at once."""
+    # Donated: the new values reuse the memory of the old ones, which can't be used again.
     jitted = pm.filter_jit(step, donate=("net", "optimizer"))
     return jitted.lower(net, optimizer, *next(plan.batches())).compile()
 
@@ -186,7 +186,7 @@ class Accuracy(NamedTuple):
 
 
 def test(nets: Net, data: Split) -> Accuracy:
-    """Ask the networks one by one, and then for their vote, in which the surer ones weigh more."""
+    """Test each network, and their vote, in which more confident ones weigh more."""
     ask = pm.filter_jit(pm.filter_vmap(predict, in_axes=(0, None)))
     opinions = np.asarray(ask(nets, data.images))  # network, image, digit
     of_each = (opinions.argmax(axis=2) == data.labels).mean(axis=1)
@@ -199,7 +199,7 @@ def test(nets: Net, data: Split) -> Accuracy:
 
 def plot_accuracies(accuracy: Accuracy, path: Path) -> None:
     """Save a picture with a dot for each network, and a line for the vote."""
-    from matplotlib.figure import Figure  # Here: a run that draws nothing needs no matplotlib.
+    from matplotlib.figure import Figure  # Here: a run without a plot needs no matplotlib.
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -212,7 +212,7 @@ def plot_accuracies(accuracy: Accuracy, path: Path) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train an ensemble on handwritten digits.")
     parser.add_argument("--members", type=int, default=8, help="how many networks")
     parser.add_argument("--epochs", type=int, default=30)

@@ -3,14 +3,14 @@
     python examples/gaussian_process.py
     python examples/gaussian_process.py --steps 200 --seed 1 --plot diabetes.png
 
-How a disease went on within a year is predicted from ten measurements, with an uncertainty for each
-patient. What is learned are a dozen numbers, all of them positive: how far one has to go along each
-measurement until patients have nothing more to do with each other, how large the effect is, and how
-much of it is noise. They are declared with a constraint, and from there on nobody thinks of it: the
-formulas below read them as they are, and an optimizer that knows no bounds cannot leave them.
+It predicts the progression of a disease within a year from ten measurements, with an uncertainty
+for each patient. It learns a dozen positive numbers: for each measurement, the distance at which
+two patients become unrelated; the size of the effect; and the part of it that is noise. They are
+declared with a constraint, and the rest of the code ignores it. The formulas below read the
+positive values, and an optimizer that knows no bounds cannot leave them.
 
-The data are the 442 patients that ship inside scikit-learn. A quarter of them is held out and
-looked at only once, at the very end.
+The data are the 442 patients that ship with scikit-learn. A quarter of them is held out for a
+single test at the end.
 """
 
 import argparse
@@ -41,34 +41,34 @@ Scalar = Float[Array, ""]
 
 
 class Kernel(pm.Module):
-    """How much two patients have to do with each other: less, the further apart they are."""
+    """How related two patients are: less, the further apart they are."""
 
-    # One for each measurement: a long one says that it does not matter.
+    # One for each measurement: with a long one, the measurement does not matter.
     lengths: Float[Array, " features"] = pm.field(constraint=positive)
     amplitude: Scalar = pm.field(constraint=positive)
 
     def __call__(
         self, a: Float[Array, "n features"], b: Float[Array, "m features"]
     ) -> Float[Array, "n m"]:
-        """The covariance of each of `a` with each of `b`."""
+        """Return the covariance of each of `a` with each of `b`."""
         steps = (a[:, None] - b[None]) / self.lengths
         return self.amplitude**2 * jnp.exp(-0.5 * jnp.sum(steps**2, axis=-1))
 
 
 class GaussianProcess(pm.Module):
-    """A distribution over functions, with noise on what is seen of them."""
+    """A distribution over functions, with noise on their observations."""
 
     kernel: Kernel
     noise: Scalar = pm.field(constraint=positive)
 
     def factor(self, inputs: Inputs) -> Float[Array, "points points"]:
-        """The Cholesky factor of the covariance of what is seen at `inputs`."""
+        """Return the Cholesky factor of the covariance of observations at `inputs`."""
         return jnp.linalg.cholesky(
             self.kernel(inputs, inputs) + self.noise**2 * jnp.eye(len(inputs))
         )
 
     def log_likelihood(self, inputs: Inputs, outputs: Outputs) -> Scalar:
-        """How likely the outputs are, over all functions."""
+        """Return the log likelihood of the outputs, over all functions."""
         factor = self.factor(inputs)
         white = jsl.solve_triangular(factor, outputs, lower=True)
         log_volume = jnp.sum(jnp.log(jnp.diagonal(factor)))
@@ -77,7 +77,7 @@ class GaussianProcess(pm.Module):
     def predict(
         self, inputs: Inputs, outputs: Outputs, new: Float[Array, "new features"]
     ) -> tuple[Float[Array, " new"], Float[Array, " new"]]:
-        """Means and standard deviations at `new`, noise included, after the outputs were seen."""
+        """Return means and standard deviations at `new`, with noise, given the outputs."""
         factor = self.factor(inputs)
         cross = jsl.solve_triangular(factor, self.kernel(inputs, new), lower=True)
         mean = cross.T @ jsl.solve_triangular(factor, outputs, lower=True)
@@ -86,7 +86,7 @@ class GaussianProcess(pm.Module):
 
 
 def make_process(features: int) -> GaussianProcess:
-    """Before anything was seen: every measurement matters, half of the spread is noise."""
+    """Make a model without data: every measurement matters, half of the variance is noise."""
     kernel = Kernel(lengths=jnp.full(features, 3.0), amplitude=jnp.asarray(1.0))
     return GaussianProcess(kernel, noise=jnp.asarray(0.7))
 
@@ -97,15 +97,15 @@ def make_process(features: int) -> GaussianProcess:
 def fit(
     model: GaussianProcess, inputs: Inputs, outputs: Outputs, *, steps: int, rate: float
 ) -> tuple[GaussianProcess, list[float]]:
-    """The model whose scales make the outputs most likely, and how likely they were at each step.
+    """Return the model whose scales make the outputs most likely, and the likelihood of each step.
 
-    Adam takes steps of one size whatever the slope. As what it trains are logarithms, a step is a
+    Adam takes steps of one size whatever the slope. It trains logarithms here, so a step is a
     factor: a length of 0.1 and one of 1,000 are learned with the same rate.
     """
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
 
     def loss_fn(model: GaussianProcess) -> Scalar:
-        # For one point, so that the rate does not depend on how many there are.
+        # Per point, so that the rate does not depend on the number of points.
         return -model.log_likelihood(inputs, outputs) / len(outputs)
 
     @pm.filter_jit(donate=("model", "opt_state"))
@@ -118,11 +118,11 @@ def fit(
 
     opt_state = optimizer.init(pm.filter(model, pm.is_inexact_array))
     likelihoods = []
-    # disable=None: no bar where there is no terminal to redraw it on.
+    # disable=None: no progress bar without a terminal.
     with tqdm(total=steps, unit="step", disable=None) as bar:
         for count in range(1, steps + 1):
             model, opt_state, likelihood = step(model, opt_state)
-            # Still an array: to read it here would be to wait for each step in turn.
+            # Still an array: reading it here would wait for each step.
             likelihoods.append(likelihood)
             bar.update()
             if count % max(steps // 5, 1) == 0:
@@ -135,7 +135,7 @@ def fit(
 
 
 class Data(NamedTuple):
-    """Patients, in units of the spread among those that are learned from."""
+    """Patients, in units of the standard deviation in the training data."""
 
     names: list[str]
     inputs: np.ndarray
@@ -145,7 +145,7 @@ class Data(NamedTuple):
 
 
 def load_data(seed: int, patients: int | None = None) -> Data:
-    """Three quarters to learn from; `patients` says how many there are in all."""
+    """Load the data, three quarters to learn from; `patients` is the total number."""
     diabetes: Any = load_diabetes(scaled=False)
     parts: Any = train_test_split(
         diabetes.data[:patients], diabetes.target[:patients], test_size=0.25, random_state=seed
@@ -166,7 +166,7 @@ def load_data(seed: int, patients: int | None = None) -> Data:
 
 
 class Result(NamedTuple):
-    """What was learned, and how good it is."""
+    """The learned model, and its quality."""
 
     model: GaussianProcess
     likelihoods: list[float]
@@ -175,7 +175,7 @@ class Result(NamedTuple):
 
 
 def describe(model: GaussianProcess, names: Sequence[str]) -> None:
-    """Print what was learned, what matters most first."""
+    """Print the learned numbers, the most relevant measurement first."""
     lengths = np.asarray(model.kernel.lengths)
     print("length scales, in units of the spread; a long one says that it does not matter")
     for i in np.argsort(lengths):
@@ -186,9 +186,9 @@ def describe(model: GaussianProcess, names: Sequence[str]) -> None:
 def plot_predictions(
     mean: np.ndarray, deviation: np.ndarray, outputs: np.ndarray, path: Path
 ) -> None:
-    """Save a picture of what was predicted, with two standard deviations, and what came."""
-    # Imported here, and drawn without pyplot: a run that draws nothing needs no matplotlib, and
-    # one that does needs no display.
+    """Save a picture of the predictions, with two standard deviations, and of the outcomes."""
+    # Imported here, and drawn without pyplot: a run without a plot needs no matplotlib, and one
+    # with a plot needs no display.
     from matplotlib.figure import Figure
 
     order = np.argsort(mean)
@@ -206,7 +206,7 @@ def plot_predictions(
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Learn the scales of a Gaussian process.")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rate", type=float, default=0.1, help="the learning rate")
@@ -219,7 +219,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> Result:
-    """Learn, predict, and return the model and how good its predictions are."""
+    """Learn, predict, and return the model and the quality of its predictions."""
     options = parse(arguments)
     data = load_data(options.seed, options.patients)
     print(f"{len(data.outputs)} patients to learn from, {len(data.new_outputs)} to test with")
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> Result:
     error = float(np.sqrt(np.mean(misses**2)))
     coverage = float(np.mean(np.abs(misses) < 2 * deviation))
     print(f"test error {error:.3f} of the spread")
-    print(f"{coverage:.1%} of what came is within two standard deviations")
+    print(f"{coverage:.1%} of the outcomes are within two standard deviations")
     if options.plot:
         plot_predictions(mean, deviation, data.new_outputs, options.plot)
         print(f"predictions in {options.plot}")

@@ -1,14 +1,14 @@
-"""A small language model of today, trained on the texts that Python explains itself with.
+"""A small modern language model, trained on the documentation of Python.
 
-    python examples/gpt.py runs/gpt                       # about ten minutes on two cores
+    python examples/gpt.py runs/gpt               # ten minutes on two cores
     python examples/gpt.py runs/gpt --minutes 1 --bfloat16
-    python examples/gpt.py runs/muon --optimizer muon     # for the matrices of the blocks
+    python examples/gpt.py runs/muon --optimizer muon
 
-It reads bytes, so that it needs no tokenizer: a byte in, and out a guess of the next one. Attention
-has rotary positions and fewer heads of keys than of queries; the blocks are one `nn.Stack`, traced
-once and recomputed in the backward pass; the last matrix is tied to the embedding. Given the same
-folder again, it goes on from the last checkpoint. In the end it writes: the prompt is read at once,
-then each byte from what the caches of the blocks have kept, all of it in one compiled program.
+It reads bytes, so it needs no tokenizer: it predicts the next byte. Attention has rotary positions
+and fewer heads of keys than of queries. The blocks are one `nn.Stack`, traced once and recomputed
+in the backward pass. The last matrix is tied to the embedding. Given the same folder again, it
+resumes from the last checkpoint. In the end it writes: it reads the prompt at once, then generates
+each byte from the caches of the blocks, all of it in one compiled program.
 
 Bits per byte of the held-out text, with the same seed and otherwise the defaults:
 
@@ -43,7 +43,7 @@ BATCH_SIZE = 16
 
 
 class Block(pm.Module):
-    """Attention, then two affine maps with a gate; each is given what is normalized."""
+    """Attention, then two affine maps with a gate, each with a norm before it."""
 
     norms: tuple[nn.RMSNorm, nn.RMSNorm]
     attention: nn.MultiheadAttention
@@ -69,7 +69,7 @@ class Block(pm.Module):
         self.down = nn.Linear(2 * size, size, use_bias=False, key=keys[3])
 
     def __call__(self, x: Array, state: nn.State | None = None) -> Any:
-        """With State it goes on after what it has seen; without, x is the whole."""
+        """Apply it; with State it continues its earlier inputs, without, x is complete."""
         seen = self.norms[0](x)
         if state is None:
             found = self.attention(seen)
@@ -82,7 +82,7 @@ class Block(pm.Module):
 
 
 class Gpt(pm.Module):
-    """From bytes to the scores of those that may come next."""
+    """Maps bytes to the scores of the next one."""
 
     embed: nn.Embedding
     blocks: nn.Stack[Block]
@@ -90,7 +90,7 @@ class Gpt(pm.Module):
     head: nn.Linear
 
     def __call__(self, tokens: Bytes, state: nn.State | None = None) -> Any:
-        """Scores for each place; with State the pair of them and the new State."""
+        """Return scores for each position; with State, the pair of them and the new State."""
         x = self.embed(tokens)
         if state is None:
             return self.head(self.norm(self.blocks(x)))
@@ -99,7 +99,7 @@ class Gpt(pm.Module):
 
 
 def make_gpt(size: int, depth: int, heads: int, cache_size: int, *, key: PRNGKeyArray) -> Gpt:
-    """An untrained model, its last matrix tied to its first."""
+    """Make an untrained model, with its last matrix tied to its first."""
     one, two = jax.random.split(key)
     make_block = ft.partial(Block, size, heads, cache_size)
     narrow = jax.nn.initializers.normal(0.02)
@@ -122,7 +122,7 @@ adamw = optax.adamw(
     weight_decay=0.1,
     mask=pm.select.type(nn.Linear),
 )
-# For the matrix of each layer of the Stack, whose first axis is that of the output.
+# For the matrix of each layer of the Stack; its first axis is the layer's output.
 muon = optax.contrib.muon(
     optax.linear_schedule(0.0, 2e-2, transition_steps=50),
     weight_decay=0.1,
@@ -135,12 +135,12 @@ RULES = {
 
 
 def make_optimizer(name: str, model: Gpt) -> pm.Optimizer:
-    """By the name of its rules; the gradients are clipped first."""
+    """Make the optimizer of a name; it clips the gradients first."""
     return pm.Optimizer(RULES[name], before=optax.clip_by_global_norm(1.0)).init(model)
 
 
 def bits(model: Gpt, text: Bytes) -> Float[Array, ""]:
-    """How many bits it would take to write down each next byte, on average."""
+    """Return the mean number of bits to encode each next byte."""
     scores = model(text[:, :-1]).astype(jnp.float32)
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, text[:, 1:])
     return losses.mean() / math.log(2)
@@ -148,7 +148,7 @@ def bits(model: Gpt, text: Bytes) -> Float[Array, ""]:
 
 @pm.filter_jit(donate=("model", "opt"))
 def step(model: Gpt, opt: pm.Optimizer, text: Bytes, dtype: Any) -> tuple[Any, ...]:
-    """A step of training; computed in a dtype, while the weights stay in float32."""
+    """Take a training step, computed in a dtype, with the weights in float32."""
 
     def loss_fn(model: Gpt) -> Float[Array, ""]:
         return bits(jax.tree.map(lambda leaf: leaf.astype(dtype), model), text)
@@ -158,7 +158,7 @@ def step(model: Gpt, opt: pm.Optimizer, text: Bytes, dtype: Any) -> tuple[Any, .
 
 
 class Run(NamedTuple):
-    """All that training changes."""
+    """Everything that training changes."""
 
     step: int
     model: Gpt
@@ -166,13 +166,13 @@ class Run(NamedTuple):
 
 
 def batch_of(text: np.ndarray, length: int, number: int) -> np.ndarray:
-    """Pieces of the text, by the number of the step: one that goes on takes the same."""
+    """Return pieces of the text by the number of the step: a resumed run takes the same ones."""
     starts = np.random.default_rng(number).integers(0, len(text) - length - 1, BATCH_SIZE)
     return text[starts[:, None] + np.arange(length + 1)]
 
 
 def train(run: Run, text: np.ndarray, options: argparse.Namespace, save: Any) -> Run:
-    """As long as there is time; told now and then, and saved at the end of each such while."""
+    """Train while there is time; regularly report the loss and save a checkpoint."""
     start, dtype = time.monotonic(), jnp.bfloat16 if options.bfloat16 else jnp.float32
     losses: list[Any] = []
     while (spent := (time.monotonic() - start) / 60) < options.minutes:
@@ -192,7 +192,7 @@ measure = pm.filter_jit(bits)
 
 
 def held_out(model: Gpt, text: np.ndarray, length: int) -> float:
-    """Bits per byte of a text that it was not trained on, piece by piece."""
+    """Return the bits per byte of held-out text, piece by piece."""
     count = (len(text) - 1) // length
     pieces = text[: count * length + 1]
     rows = pieces[np.arange(count)[:, None] * length + np.arange(length + 1)]
@@ -207,7 +207,7 @@ def held_out(model: Gpt, text: np.ndarray, length: int) -> float:
 def write(
     model: Gpt, state: nn.State, prompt: Bytes, count: int, warmth: float, key: PRNGKeyArray
 ) -> tuple[Bytes, nn.State]:
-    """So many bytes after a prompt: it is read at once, and then each byte that was written."""
+    """Generate bytes after a prompt: read it at once, and then each new byte."""
 
     def draw(scores: Array, key: PRNGKeyArray) -> Array:
         return jax.random.categorical(key, scores[:, -1].astype(jnp.float32) / warmth)
@@ -228,22 +228,22 @@ def write(
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of the checkpoints")
+    parser.add_argument("folder", type=Path, help="folder of the checkpoints")
     parser.add_argument("--minutes", type=float, default=10.0, help="of training")
-    parser.add_argument("--every", type=int, default=100, help="steps from one save to the next")
+    parser.add_argument("--every", type=int, default=100, help="steps between two saves")
     for name, number in {"size": 128, "depth": 4, "heads": 4, "length": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--optimizer", choices=[*RULES], default="adamw")
     parser.add_argument("--bfloat16", action="store_true", help="compute in half precision")
     parser.add_argument("--prompt", default="The assignment statement ")
-    parser.add_argument("--write", type=int, default=200, help="so many bytes")
+    parser.add_argument("--write", type=int, default=200, help="how many bytes to write")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Train, measure on what was held out, and write."""
+    """Train, measure on the held-out text, and write."""
     options = parse(arguments)
     text = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
     text, held = text[: 9 * len(text) // 10].astype(np.int32), text[9 * len(text) // 10 :]

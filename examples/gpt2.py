@@ -1,10 +1,10 @@
-"""GPT-2, read from a folder as Hugging Face lays it out, goes on with a text.
+"""GPT-2, loaded from a folder in the layout of Hugging Face, continues a text.
 
     python examples/gpt2.py                                # small, of random numbers
     python examples/gpt2.py --folder gpt2 --tokens 464,3290 --count 20
 
-Text is numbers here, for there is no tokenizer. Prints the likeliest tokens, which are found with a
-KV cache and in one compiled program.
+A text is a list of numbers here, because there is no tokenizer. It prints the most likely tokens,
+found with a KV cache and in one compiled program.
 """
 
 import argparse
@@ -45,7 +45,7 @@ SMALL = {"vocab_size": 256, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_he
 
 
 class Block(pm.Module):
-    """Attention, then two affine maps; each is given what is normalized."""
+    """Attention, then two affine maps, each with a norm before it."""
 
     norms: tuple[nn.LayerNorm, nn.LayerNorm]
     attention: nn.MultiheadAttention
@@ -71,7 +71,7 @@ class Block(pm.Module):
 
 
 class Gpt2(pm.Module):
-    """From tokens to the scores of those that may come next; with State, after those before."""
+    """Maps tokens to the scores of the next one; with State, it continues earlier tokens."""
 
     tokens: nn.Embedding
     places: nn.Embedding
@@ -94,13 +94,13 @@ class Gpt2(pm.Module):
 
 
 def read(folder: Path, dtype: Any = None) -> tuple[Gpt2, nn.State]:
-    """The model that `config.json` describes, with the numbers of the folder."""
+    """Load the model that `config.json` describes, with the weights of the folder."""
     config = json.loads((folder / "config.json").read_text())
     for name, value in KNOWN.items():
         if config.get(name, value) != value:
             raise ValueError(f"config.json: expected {name}={value!r}, got {config[name]!r}.")
     like, state = pm.filter_eval_shape(pm.make_with_state(Gpt2), config, key=jax.random.key(0))
-    # All names are in the header of the file: a number of 8 bytes, and so much JSON.
+    # The header of the file has all names: a number of 8 bytes, and that many bytes of JSON.
     with (folder / "model.safetensors").open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     prefix = "" if "wte.weight" in header else "transformer."
@@ -112,7 +112,7 @@ def read(folder: Path, dtype: Any = None) -> tuple[Gpt2, nn.State]:
 
 @pm.filter_jit
 def generate(model: Gpt2, state: nn.State, prompt: Array, count: int) -> tuple[Array, nn.State]:
-    """The likeliest tokens after a prompt, which is read at once, and then each that was found."""
+    """Generate the most likely tokens after a prompt: read it at once, then each new token."""
 
     def next_one(carry: Any, place: Array) -> Any:
         scores, state = model(carry[0][:, None], carry[1], place)
@@ -125,12 +125,12 @@ def generate(model: Gpt2, state: nn.State, prompt: Array, count: int) -> tuple[A
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read or make a model, and let it write."""
+    """Load or make a model, and let it write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="of config.json and model.safetensors")
+    parser.add_argument("--folder", type=Path, help="folder of config.json and model.safetensors")
     parser.add_argument("--tokens", default="3,1,4,1,5", help="the numbers of the text")
-    parser.add_argument("--count", type=int, default=8, help="so many tokens are written")
-    parser.add_argument("--dtype", help="of the numbers that are read, such as bfloat16")
+    parser.add_argument("--count", type=int, default=8, help="how many tokens to write")
+    parser.add_argument("--dtype", help="the dtype of the weights, such as bfloat16")
     options = parser.parse_args(arguments)
     prompt = jnp.asarray([[int(number) for number in options.tokens.split(",")]])
     if options.folder:
@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not ((prompt >= 0) & (prompt < model.tokens.num_embeddings)).all():
         parser.error(f"--tokens: expected numbers from 0 to {model.tokens.num_embeddings - 1}")
     if prompt.size + options.count > model.places.num_embeddings:
-        parser.error(f"the model knows {model.places.num_embeddings} places, for text and count")
+        parser.error(f"the model has {model.places.num_embeddings} positions, for text and count")
     print(*prompt[0].tolist(), "->", *generate(model, state, prompt, options.count)[0][0].tolist())
 
 

@@ -1,14 +1,14 @@
-"""What the heads and layers of a language model are for: each question is one compiled program.
+"""The function of the heads and layers of a language model: each table is one compiled program.
 
-    python examples/interpret.py runs/gpt                  # the model that examples/gpt.py trained
-    python examples/interpret.py runs/small --minutes 1    # trains one before, if there is none
+    python examples/interpret.py runs/gpt                  # trained by gpt.py
+    python examples/interpret.py runs/small --minutes 1    # trains one first
     python examples/interpret.py runs/gpt --plot interpret.png
 
-First each head of each layer is switched off: how many more bits does the held-out text take? Then
-the model reads a prompt, while one layer at one place is given what it gave for another prompt: how
-far does the next byte go to that of the other? Each table is one compiled program, in which the
-numbers of the layer, the head and the place are data: `pm.intervene` under `filter_vmap`. The model
-is that of `gpt.py`, which knows nothing of this.
+First it switches off each head of each layer: how many more bits does the held-out text take? Then
+the model reads a prompt, while one layer at one position gets its output for another prompt. How
+far do the scores of the next byte move to the other prompt's? Each table is one compiled program.
+In it, the indices of the layer, the head and the position are data: `pm.intervene` under
+`filter_vmap`. The model is that of `gpt.py`, which needs no change for this.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SHADES = " .:-=+*#%@"
 
 
 def cut_head(where: Any, num_heads: int, given: Any, at: Any, value: None) -> Any:
-    """What goes into the last matrix of attention, without one head of one layer."""
+    """Return the input of attention's last matrix, without one head of one layer."""
     (layer, head), ((found,), kwargs) = where, given
     heads = found.reshape(*found.shape[:-1], num_heads, -1)
     is_off = (at.layer == layer) & (jnp.arange(num_heads) == head)
@@ -39,7 +39,7 @@ def cut_head(where: Any, num_heads: int, given: Any, at: Any, value: None) -> An
 
 @pm.filter_jit
 def head_effects(model: gpt.Gpt, text: gpt.Bytes) -> Float[Array, "layers heads"]:
-    """How many bits per byte more the text takes without each head."""
+    """Return how many bits per byte more the text takes without each head."""
     num_heads = model.blocks.layer.attention.num_heads
 
     def bits_without(layer: Array, head: Array) -> Array:
@@ -52,11 +52,11 @@ def head_effects(model: gpt.Gpt, text: gpt.Bytes) -> Float[Array, "layers heads"
     return each(jnp.arange(len(model.blocks)), jnp.arange(num_heads)) - gpt.bits(model, text)
 
 
-# --- layers and places ----------------------------------------------------------------------------
+# --- layers and positions -------------------------------------------------------------------------
 
 
 def put(where: Any, out: Array, at: Any, value: Array) -> Array:
-    """What a layer gives, with another run's at one place of one layer."""
+    """Return a layer's output, with another run's at one position of one layer."""
     layer, place = where
     is_here = (at.layer == layer) & (jnp.arange(out.shape[-2]) == place)
     return jnp.where(is_here[:, None], value, out)
@@ -66,9 +66,9 @@ def put(where: Any, out: Array, at: Any, value: Array) -> Array:
 def patch_effects(
     model: gpt.Gpt, prompt: gpt.Bytes, other: gpt.Bytes
 ) -> Float[Array, "layers places"]:
-    """How far the scores of the next byte go, from those after one prompt (0) to the other's (1).
+    """Return how far the scores of the next byte move from one prompt (0) to the other (1).
 
-    A layer at a place is given what it gave for the other prompt.
+    One layer at one position gets its output for the other prompt.
     """
     theirs, seen = pm.capture(model, "blocks.layer")(other)
     ours = model(prompt)[-1]
@@ -88,7 +88,7 @@ def patch_effects(
 
 
 def shaded(table: Any) -> list[str]:
-    """A row of signs for each row of numbers, the darkest for the largest."""
+    """Return a row of characters for each row of numbers, the darkest for the largest."""
     table = np.asarray(table)
     parts = np.clip(table / max(float(table.max()), 1e-9), 0, 1)
     return ["".join(SHADES[int(x * (len(SHADES) - 1))] for x in row) for row in parts]
@@ -122,7 +122,7 @@ def plot(heads: Any, places: Any, prompt: str, path: Path) -> None:
 
 
 def load(options: argparse.Namespace) -> gpt.Gpt:
-    """The model of the folder's last checkpoint; trained before, if there is none."""
+    """Load the model of the folder's last checkpoint; train it first if there is none."""
     sizes = {name: getattr(options, name) for name in ("size", "depth", "heads")}
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     with pm.Checkpoints(options.folder) as checkpoints:
@@ -130,7 +130,7 @@ def load(options: argparse.Namespace) -> gpt.Gpt:
     if is_new:
         words += ["--length", str(options.length), "--minutes", str(options.minutes)]
         gpt.main([str(options.folder), *words])
-    # The size of the cache, for writing, is no part of what is read.
+    # The size of the cache, which is for writing, is not part of the file.
     room = len(gpt.parse(["folder"]).prompt.encode()) + gpt.parse(["folder"]).write
     model, _ = pm.make_with_state(gpt.make_gpt)(*sizes.values(), room, key=jax.random.key(0))
     with pm.Checkpoints(options.folder) as checkpoints:
@@ -139,22 +139,22 @@ def load(options: argparse.Namespace) -> gpt.Gpt:
 
 
 def held_out(length: int) -> gpt.Bytes:
-    """Eight pieces of the text that `gpt.py` does not train on."""
+    """Return eight pieces of the text that `gpt.py` does not train on."""
     text = np.frombuffer("\n".join(gpt.topics[n] for n in sorted(gpt.topics)).encode(), np.uint8)
     text = text[9 * len(text) // 10 :]
     return text[: 8 * (length + 1)].reshape(8, length + 1).astype(np.int32)
 
 
 def as_bytes(text: str) -> gpt.Bytes:
-    """A prompt, as the model reads it."""
+    """Return a prompt as the model reads it."""
     return jnp.asarray(np.frombuffer(text.encode(), np.uint8).astype(np.int32))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of the checkpoints of gpt.py")
-    parser.add_argument("--minutes", type=float, default=1.0, help="of training, if it is empty")
+    parser.add_argument("folder", type=Path, help="folder of the checkpoints of gpt.py")
+    parser.add_argument("--minutes", type=float, default=1.0, help="to train if it is empty")
     for name, number in {"size": 128, "depth": 4, "heads": 4, "length": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--prompt", default="The for statement is used ")
@@ -167,7 +167,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> tuple[Any, Any]:
-    """Both tables, printed as pictures."""
+    """Return both tables, and print them as pictures."""
     options = parse(arguments)
     model = load(options)
     heads = head_effects(model, held_out(options.length))

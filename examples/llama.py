@@ -1,9 +1,9 @@
-"""Llama, read from a folder as Hugging Face lays it out, goes on with a text.
+"""Llama, loaded from a folder in the layout of Hugging Face, continues a text.
 
     python examples/llama.py --quantize int8                   # small, of random numbers
     python examples/llama.py --folder Llama-3.2-1B --tokens 128000,791,6864 --dtype bfloat16
 
-There is no tokenizer: a text is numbers. Prints the likeliest ones, found with a KV cache.
+A text is numbers: there is no tokenizer. Prints the most likely tokens, found with a KV cache.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def rotary_of(config: dict[str, Any]) -> nn.RotaryPositionalEmbedding:
-    """By `rope_parameters` of transformers 5, or by `rope_theta` and `rope_scaling` of 4."""
+    """Use `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4."""
     rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     theta = rope.pop("rope_theta", config.get("rope_theta", 10_000.0))
     rope.setdefault("rope_type", rope.pop("type", "default"))
@@ -45,7 +45,7 @@ def rotary_of(config: dict[str, Any]) -> nn.RotaryPositionalEmbedding:
 
 
 class Block(pm.Module):
-    """Attention, then two linear maps with a gate; each is given what is normalized."""
+    """Attention, then two linear maps with a gate, each with a norm before it."""
 
     norms: tuple[nn.RMSNorm, nn.RMSNorm]
     attention: nn.MultiheadAttention
@@ -74,7 +74,7 @@ class Block(pm.Module):
 
 
 class Llama(pm.Module):
-    """From tokens to the scores of those that may come next; with State, after those before."""
+    """Maps tokens to the scores of the next one; with State, it continues earlier tokens."""
 
     embed: nn.Embedding
     layers: nn.Stack[Block]
@@ -97,7 +97,7 @@ class Llama(pm.Module):
 
 
 def read(folder: Path, dtype: Any = None) -> tuple[Llama, nn.State]:
-    """The model that `config.json` describes, with the numbers of the folder."""
+    """Load the model that `config.json` describes, with the weights of the folder."""
     config = json.loads((folder / "config.json").read_text())
     for name, value in KNOWN.items():
         if config.get(name, value) != value:
@@ -111,7 +111,7 @@ def read(folder: Path, dtype: Any = None) -> tuple[Llama, nn.State]:
 
 @pm.filter_jit
 def generate(model: Llama, state: nn.State, prompt: jax.Array, count: int) -> Any:
-    """The likeliest tokens after a prompt, which is read at once, and then each that was found."""
+    """Generate the most likely tokens after a prompt: read it at once, then each new token."""
 
     def next_one(carry: Any, _: None) -> Any:
         scores, state = model(carry[0][:, None], carry[1])
@@ -124,13 +124,13 @@ def generate(model: Llama, state: nn.State, prompt: jax.Array, count: int) -> An
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read or make a model, and let it write."""
+    """Load or make a model, and let it write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="of config.json and the files of weights")
+    parser.add_argument("--folder", type=Path, help="folder of config.json and the weights")
     parser.add_argument("--tokens", default="3,1,4,1,5", help="the numbers of the text")
-    parser.add_argument("--count", type=int, default=8, help="so many tokens are written")
-    parser.add_argument("--dtype", help="of the numbers that are read, such as bfloat16")
-    parser.add_argument("--quantize", help="the matrices to int8 or int4, after they were read")
+    parser.add_argument("--count", type=int, default=8, help="how many tokens to write")
+    parser.add_argument("--dtype", help="the dtype of the weights, such as bfloat16")
+    parser.add_argument("--quantize", help="quantize the loaded matrices to int8 or int4")
     options = parser.parse_args(arguments)
     prompt = jnp.asarray([[int(number) for number in options.tokens.split(",")]])
     if options.folder:

@@ -4,11 +4,11 @@
     python examples/lora.py --rank 2 --epochs 5 --plot accuracy.png
 
 A network learns to read the digits 0 to 4. Then it is frozen, each of its matrices W gets an update
-B A of low rank, and these alone are trained to read 5 to 9. The model has not a line for it: the
-matrices are *computed leaves*, which read as W + B A, and what is trained is said by role.
+B A of low rank, and only these updates are trained, to read 5 to 9. The model's code does not
+change: the matrices are *computed leaves*, which read as W + B A, and a role selects the updates.
 
-What it shows: `pm.lora` and `pm.resolve`; that the frozen part is the same to the bit, so that the
-first skill comes back when the updates are left out; and how much less the optimizer has to keep.
+It shows `pm.lora` and `pm.resolve`, and how much smaller the optimizer state is. The frozen part
+stays the same to the bit, so the first skill returns if you leave out the updates.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class Split(NamedTuple):
 
 
 def load_data(seed: int) -> tuple[Split, Split]:
-    """The digits 0 to 4, and those from 5 to 9."""
+    """Load the digits 0 to 4, and those from 5 to 9."""
     digits: Any = load_digits()
     images, labels = digits.data.astype(np.float32) / 16, digits.target.astype(np.int32)
 
@@ -59,18 +59,18 @@ def load_data(seed: int) -> tuple[Split, Split]:
 
 
 def loss_fn(model: nn.MLP, images: Images, labels: Labels) -> Float[Array, ""]:
-    """Mean cross-entropy of a batch."""
+    """Return the mean cross-entropy of a batch."""
     return optax.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
 
 
 @pm.filter_jit
 def accuracy(model: nn.MLP, images: Images, labels: Labels) -> Float[Array, ""]:
-    """How many of them it reads right."""
+    """Return the share of images whose digit the model reads correctly."""
     return jnp.mean(model(images).argmax(axis=-1) == labels)
 
 
 def make_step(optimizer: optax.GradientTransformation, wrt: Any) -> Callable[..., Any]:
-    """The compiled training step for what `wrt` chooses; it does not know what that is."""
+    """Return the compiled training step for the leaves that `wrt` selects."""
 
     @pm.filter_jit(donate=("model", "opt_state"))
     def step(model: Any, opt_state: Any, images: Images, labels: Labels) -> tuple[Any, Any]:
@@ -83,12 +83,12 @@ def make_step(optimizer: optax.GradientTransformation, wrt: Any) -> Callable[...
 
 
 def size_in_bytes(tree: Any) -> int:
-    """Of all arrays in it."""
+    """Return the bytes of all arrays in a tree."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if pm.is_array(leaf))
 
 
 class Trained(NamedTuple):
-    """What training gives."""
+    """The result of a training."""
 
     model: Any
     accuracies: list[float]
@@ -96,14 +96,14 @@ class Trained(NamedTuple):
 
 
 def train(model: Model, data: Split, wrt: Any, options: argparse.Namespace, title: str) -> Trained:
-    """Train what `wrt` chooses; the accuracy after each epoch is on what was held out."""
+    """Train the leaves that `wrt` selects; measure the accuracy on held-out images per epoch."""
     optimizer = optax.adam(options.learning_rate)
     opt_state = optimizer.init(pm.trainable(model, wrt)[0])
     optimizer_bytes = size_in_bytes(opt_state)
     step, rng, accuracies = make_step(optimizer, wrt), np.random.default_rng(options.seed), []
-    # A copy, for the step takes its memory; the caller's stays as it is.
+    # A copy, because the step donates it; the caller's model stays valid.
     model = jax.tree.map(jnp.copy, model)
-    # disable=None: no bar where there is no terminal to redraw it on.
+    # disable=None: no progress bar without a terminal.
     for _ in tqdm(range(options.epochs), desc=title, unit="epoch", disable=None):
         order = rng.permutation(len(data.labels))
         for start in range(0, len(order) - options.batch_size + 1, options.batch_size):
@@ -114,7 +114,7 @@ def train(model: Model, data: Split, wrt: Any, options: argparse.Namespace, titl
 
 
 def base_of(adapted: nn.MLP) -> list[np.ndarray]:
-    """All numbers that are not part of an update, in the order of the model they came from."""
+    """Return all numbers that are not part of an update, in the order of the original model."""
     _, frozen = pm.partition(adapted, UPDATES)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(frozen)]
 
@@ -129,16 +129,16 @@ def plot(first: Trained, second: Trained, path: Path) -> None:
     for trained, name in ((first, "0 to 4, all numbers"), (second, "5 to 9, updates alone")):
         epochs = range(1, len(trained.accuracies) + 1)
         axes.plot(epochs, trained.accuracies, label=f"{name}: {trained.optimizer_bytes:,} bytes")
-    axes.set(xlabel="epoch", ylabel="accuracy", title="What the optimizer keeps")
+    axes.set(xlabel="epoch", ylabel="accuracy", title="Size of the optimizer state")
     axes.legend()
     figure.savefig(path, dpi=150)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rank", type=int, default=4, help="of each update")
-    parser.add_argument("--alpha", type=float, default=32, help="updates count alpha / rank times")
+    parser.add_argument("--rank", type=int, default=4, help="the rank of each update")
+    parser.add_argument("--alpha", type=float, default=32, help="scale of updates, times the rank")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32)

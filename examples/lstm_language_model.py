@@ -4,15 +4,15 @@
     python examples/lstm_language_model.py --cell GRU
     python examples/lstm_language_model.py --head own
 
-Her point was that a model has to be a value before JAX can differentiate it, and that to make one
-is a lot of writing: functions that take each class apart and put it together again. Here a class is
-a value by itself; what is left is the model.
+Her point was that JAX can differentiate only values, and that turning a model into a value takes a
+lot of code: functions that take each class apart and put it together again. Here every instance of
+a class is a value, so only the model itself is left to write.
 
-The cell is once written by hand, as she wrote it, and once `nn.LSTMCell`. Both print her numbers:
-JAX has drawn others from the same keys since, but still draws the old ones where it is told to.
+There are two cells: one written by hand, as she wrote it, and `nn.LSTMCell`. Both print her
+numbers: JAX draws others from the same keys since then, but has an option for the old ones.
 
-Her model compares with the embeddings of all tokens, to say which one comes next: what it reads
-with is what it writes with. That is said outside of the model, by a tie; `--head own` does without.
+Her model compares with the embeddings of all tokens to predict the next one: it reads and writes
+with the same matrix. A tie, outside of the model, says so; `--head own` does without.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from pytreemod import nn
 VOCABULARY = 43
 SIZE = 17
 TEXT = (4, 8, 15, 16, 23, 42)
-# So many tokens at a time; what the cell remembers is passed on, but no gradient goes back.
+# How many tokens at a time; the state of the cell is passed on, but no gradient flows back.
 AT_ONCE = 3
 EPOCHS = 101
 LEARNING_RATE = 0.1
@@ -42,7 +42,7 @@ Vector = Float[Array, " size"]
 
 
 class CellByHand(nn.RNNCellBase):
-    """A long short-term memory, from nothing but arrays."""
+    """A long short-term memory, made of nothing but arrays."""
 
     weight_ih: Float[Array, "gates size"]
     weight_hh: Float[Array, "gates size"]
@@ -55,7 +55,7 @@ class CellByHand(nn.RNNCellBase):
         self.bias = jnp.zeros(4 * hidden_size)
 
     def __call__(self, input: Vector, hidden: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
-        """One step: from (h, c) to the next."""
+        """Take one step: from (h, c) to the next."""
         h, c = hidden
         ifgo = self.weight_ih @ input + self.weight_hh @ h + self.bias
         i, f, g, o = jnp.split(ifgo, 4)
@@ -63,16 +63,16 @@ class CellByHand(nn.RNNCellBase):
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
     def initialize_carry(self, input_shape: Sequence[int], dtype: Any = None) -> Any:
-        """Zeros."""
+        """Return zeros."""
         zeros = jnp.zeros((*input_shape[:-1], self.weight_hh.shape[1]), dtype)
         return zeros, zeros
 
     def output_of(self, carry: Any) -> Any:
-        """The first of both."""
+        """Return the first of both."""
         return carry[0]
 
 
-# To exchange the cell, exchange this one line: the model does not know which one it has.
+# To replace the cell, change this one line: the model works with any of them.
 CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
     "by-hand": CellByHand,
     "LSTM": nn.LSTMCell,
@@ -84,7 +84,7 @@ CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
 
 
 class LanguageModel(pm.Module):
-    """Says which token comes next: the one whose row is most like what the cell puts out."""
+    """Predicts the next token: the one whose row is most similar to the output of the cell."""
 
     cell: nn.RNNCellBase
     embeddings: Float[Array, "vocabulary size"]
@@ -92,16 +92,16 @@ class LanguageModel(pm.Module):
     head: Float[Array, "vocabulary size"]
 
     def start(self) -> Any:
-        """What the cell remembers before the first token: this is learnt, too."""
+        """Return the state of the cell before the first token: it is learned, too."""
         zeros, treedef = jax.tree.flatten(self.cell.initialize_carry(self.c_0.shape))
         return treedef.unflatten([jnp.tanh(self.c_0), self.c_0][: len(zeros)])
 
     def scores(self, carry: Any) -> Float[Array, " vocabulary"]:
-        """Of every token that may be the next one."""
+        """Return the score of every token as the next one."""
         return self.head @ self.cell.output_of(carry)
 
     def loss(self, tokens: Tokens, carry: Any) -> tuple[Float[Array, ""], Any]:
-        """How much the tokens surprise it, in sum; and what the cell then remembers."""
+        """Return the summed surprise at the tokens, and the new state of the cell."""
 
         def read(carry: Any, token: Int[Array, ""]) -> tuple[Any, Float[Array, ""]]:
             surprise = -jax.nn.log_softmax(self.scores(carry))[token]
@@ -112,7 +112,7 @@ class LanguageModel(pm.Module):
 
     @pm.filter_jit
     def sample(self) -> Tokens:
-        """Six tokens, each the likeliest one."""
+        """Return six tokens, each the most likely one."""
 
         def write(carry: Any, _: None) -> tuple[Any, Int[Array, ""]]:
             token = jnp.argmax(self.scores(carry))
@@ -125,13 +125,13 @@ class LanguageModel(pm.Module):
 
 
 def fixed_keys() -> tuple[Array, Array, Array]:
-    """For the embeddings and both matrices of the cell, as in the part on pytrees."""
+    """Return keys for the embeddings and both matrices of the cell, as in her part on pytrees."""
     embeddings, weight_ih, weight_hh = (jax.random.PRNGKey(seed) for seed in (123, 1234, 4321))
     return embeddings, weight_ih, weight_hh
 
 
 def chained_keys() -> tuple[Array, Array, Array]:
-    """The same, each split off the one before, as in the part on modules that purify themselves."""
+    """Return keys that are each split off the one before, as in her part on purified modules."""
     key, found = jax.random.PRNGKey(0), []
     for _ in range(3):
         one, key = jax.random.split(key)
@@ -143,8 +143,8 @@ KEYS = {"fixed": fixed_keys, "chained": chained_keys}
 
 
 def make_model(cell: str, keys: str, head: str = "tied") -> LanguageModel:
-    """An untrained model: uniform matrices, and zeros; a tied head is the embeddings."""
-    # Since 2024 JAX draws other numbers from a key, unless it is told not to.
+    """Make an untrained model: uniform matrices, and zeros; a tied head is the embeddings."""
+    # Since 2024 JAX draws other numbers from a key, except with this option.
     with jax.threefry_partitionable(False):
         for_embeddings, *for_cell = KEYS[keys]()
         rest: Iterator[Array] = iter(for_cell)
@@ -155,7 +155,7 @@ def make_model(cell: str, keys: str, head: str = "tied") -> LanguageModel:
         made = jax.tree.map(first, CELLS[cell](SIZE, SIZE, key=jax.random.key(0)))
         embeddings = jax.random.uniform(for_embeddings, (VOCABULARY, SIZE))
     model = LanguageModel(made, embeddings, jnp.zeros(SIZE), head=jnp.array(embeddings))
-    # One matrix from now on: one gradient, the sum of what reading and writing ask for.
+    # One matrix from now on, with one gradient: the sum of those of reading and writing.
     return pm.tie(model, "head", to="embeddings") if head == "tied" else model
 
 
@@ -164,10 +164,10 @@ def make_model(cell: str, keys: str, head: str = "tied") -> LanguageModel:
 
 @pm.filter_jit
 def step(model: LanguageModel, tokens: Tokens, carry: Any) -> tuple[LanguageModel, Array, Any]:
-    """One step of gradient descent; without a carry at the start of the text."""
+    """Take one step of gradient descent; without a carry at the start of the text."""
 
     def loss_fn(model: LanguageModel) -> tuple[Array, Any]:
-        # In here, so that what it starts with has a gradient.
+        # In here, so that the initial state has a gradient.
         return model.loss(tokens, model.start() if carry is None else carry)
 
     (loss, carry), grads = pm.filter_value_and_grad(loss_fn, has_aux=True)(model)
@@ -176,7 +176,7 @@ def step(model: LanguageModel, tokens: Tokens, carry: Any) -> tuple[LanguageMode
 
 
 class Run(NamedTuple):
-    """What training has shown."""
+    """The results of a training."""
 
     before: list[int]
     losses: list[float]
@@ -184,7 +184,7 @@ class Run(NamedTuple):
 
 
 def train(model: LanguageModel) -> Run:
-    """Learn the text by heart; the loss of every fiftieth epoch is kept."""
+    """Memorize the text; return the loss of every fiftieth epoch."""
     text, losses = jnp.array(TEXT), []
     before = model.sample().tolist()
     for epoch in range(EPOCHS):
@@ -198,10 +198,10 @@ def train(model: LanguageModel) -> Run:
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Run]:
-    """Train with the cells that were asked for, and print what happens."""
+    """Train with the chosen cells, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cell", choices=CELLS, action="append", help="by-hand and LSTM if none")
-    parser.add_argument("--keys", choices=KEYS, default="fixed", help="where first numbers are of")
+    parser.add_argument("--keys", choices=KEYS, default="fixed", help="keys of the first numbers")
     parser.add_argument("--head", choices=("tied", "own"), default="tied", help="what writes")
     options = parser.parse_args(arguments)
     runs = []

@@ -1,20 +1,20 @@
-"""A neural differential equation learns how a nerve cell fires, and then fires by itself.
+"""A neural differential equation learns how a nerve cell fires, and then fires on its own.
 
     pip install -e '.[examples,solvers]'
     python examples/neural_ode.py                       # a minute and a half on two cores
     python examples/neural_ode.py --seed 1 --plot neuron.png
 
-What is learned is a rate of change: of the voltage, and of three variables that nobody has seen. A
-voltage alone could not fire, for it comes up and down through the same values. diffrax solves the
-equation, and is given a bound method of the Module, which is a tree like any other: the gradient
-goes through the solver to the weights. A second network looks at what has just been measured, and
-says where the hidden variables begin.
+It learns a rate of change: of the voltage, and of three hidden variables. A voltage alone could not
+fire, because it rises and falls through the same values. diffrax solves the equation. It gets a
+bound method of the Module, which is a tree like any other, so the gradient flows through the solver
+to the weights. A second network estimates the initial hidden variables from recent measurements.
 
-The data are real: the voltage of a cell into which a current is sent, 12,000 samples that ship with
-matplotlib for its own examples (`membrane.dat`; how fast it was sampled is not said there). A part
-of 3,400 is learned from, in pieces of at most 320. On what comes after, the equation is started
-eight times and runs by itself for 1,800 samples, in which the cell fires every 144. It fires as
-often as the cell, 100 times in all: half of them at most 4 samples off, and none more than 12.
+The data are real: the voltage of a cell with an injected current, 12,000 samples that ship with
+matplotlib for its own examples (`membrane.dat`; the file does not give the sampling rate). Training
+uses a part of 3,400 samples, in pieces of at most 320. On the samples that follow, the equation
+starts eight times and runs on its own for 1,800 samples, in which the cell fires every 144. It
+fires as often as the cell, 100 times in all: half of the spikes are at most 4 samples off, and none
+more than 12.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from tqdm import tqdm
 import pytreemod as pm
 from pytreemod import nn
 
-PAST = 64  # samples that the hidden variables are guessed from
+PAST = 64  # samples to estimate the hidden variables from
 STRIDE = 2  # every second sample is compared
 UNIT = 20.0  # samples in a unit of time, so that rates are numbers of ordinary size
 LEARNED = (1600, 5000)
@@ -50,7 +50,7 @@ Path4d = Float[Array, "times *batch 1+hidden"]
 
 
 class Neuron(pm.Module):
-    """How voltage and hidden variables change, and where they begin."""
+    """The rates of change of voltage and hidden variables, and their initial values."""
 
     flow: nn.MLP
     encoder: nn.MLP
@@ -59,17 +59,17 @@ class Neuron(pm.Module):
         keys = pm.init_keys(key)
         size = 1 + hidden
         self.flow = nn.MLP(size, size, width, 2, activation=jnp.tanh, key=next(keys))
-        # Bounded: where hidden variables begin is where the flow has been learned.
+        # Bounded: hidden variables start where the flow was learned.
         self.encoder = nn.MLP(
             PAST // 2, hidden, width, 1, jnp.tanh, final_activation=jnp.tanh, key=next(keys)
         )
 
     def rate(self, time: Array, y: Array, args: None) -> Array:
-        """In the form that diffrax asks for; the time does not matter."""
+        """Return the rates in the form that diffrax requires; time does not matter."""
         return self.flow(y)
 
     def __call__(self, past: Past, times: Times) -> Path4d:
-        """Voltage and hidden variables at times after the last of the past, for a whole batch."""
+        """Return voltage and hidden variables at times after the last of the past, for a batch."""
         begin = jnp.concatenate([past[..., -1:], self.encoder(past[..., ::2])], axis=-1)
         return diffrax.diffeqsolve(
             diffrax.ODETerm(self.rate),
@@ -79,7 +79,7 @@ class Neuron(pm.Module):
             dt0=0.2,
             y0=begin,
             saveat=diffrax.SaveAt(ts=times),
-            # A spike is steep and what comes between is not: steps as long as they may be.
+            # A spike is steep but the rest is smooth: take steps as long as possible.
             stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-3),
         ).ys
 
@@ -88,7 +88,7 @@ class Neuron(pm.Module):
 
 
 def loss_fn(model: Neuron, past: Past, future: Array, times: Times) -> Float[Array, ""]:
-    """How far off the voltage is; what is hidden is not compared with anything."""
+    """Return the error of the voltage; the hidden variables are not compared."""
     return jnp.mean((model(past, times)[..., 0].T - future) ** 2)
 
 
@@ -96,33 +96,33 @@ def loss_fn(model: Neuron, past: Past, future: Array, times: Times) -> Float[Arr
 def step(
     model: Neuron, opt: pm.Optimizer, past: Past, future: Array, times: Times
 ) -> tuple[Neuron, pm.Optimizer, Array]:
-    """One step of training."""
+    """Take one training step."""
     loss, grads = pm.filter_value_and_grad(loss_fn)(model, past, future, times)
     model, opt = opt.update(model, grads)
     return model, opt, loss
 
 
 def after(samples: int) -> np.ndarray:
-    """Which samples after a start are compared."""
+    """Return which samples after a start are compared."""
     return np.arange(STRIDE, samples + 1, STRIDE)
 
 
 def times_of(offsets: np.ndarray) -> Times:
-    """In units of time."""
+    """Convert sample numbers to units of time."""
     return jnp.asarray(offsets / UNIT, jnp.float32)
 
 
 def pasts(voltage: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """What was measured up to each start."""
+    """Return the measurements up to each start."""
     return voltage[starts[:, None] + np.arange(1 - PAST, 1)]
 
 
 def train(model: Neuron, voltage: np.ndarray, options: argparse.Namespace) -> Neuron:
-    """Short pieces first: over a long one, what knows nothing has no useful gradient."""
+    """Train, on short pieces first: over a long one, an untrained model has no useful gradient."""
     rng, losses = np.random.default_rng(options.seed), []
     rule = optax.adam(optax.cosine_decay_schedule(3e-3, options.steps))
     opt = pm.Optimizer(rule, before=optax.clip_by_global_norm(1.0)).init(model)
-    # disable=None: no bar where there is no terminal to redraw it on.
+    # disable=None: no progress bar without a terminal.
     for count in tqdm(range(options.steps), unit="step", disable=None):
         length = (40, 80, 160, 160, 320, 320, 320, 320)[8 * count // options.steps]
         offsets = after(length)
@@ -138,23 +138,23 @@ def train(model: Neuron, voltage: np.ndarray, options: argparse.Namespace) -> Ne
 
 
 def load_data() -> np.ndarray:
-    """The voltage, in units of its spread while the cell fires."""
+    """Load the voltage, in standard deviations over the time in which the cell fires."""
     with matplotlib.cbook.get_sample_data("membrane.dat") as file:
         raw = np.frombuffer(file.read(), "<f4")
     firing = raw[LEARNED[0] : LEARNED[1]]
     return (raw - firing.mean()) / firing.std()
 
 
-# --- running by itself --------------------------------------------------------------------------
+# --- running on its own -------------------------------------------------------------------------
 
 
 def spikes(voltage: np.ndarray) -> np.ndarray:
-    """Where it comes up through two spreads."""
+    """Return where the voltage rises through two standard deviations."""
     return np.flatnonzero((voltage[1:] > 2) & (voltage[:-1] <= 2))
 
 
 class Found(NamedTuple):
-    """Spikes of all runs together; the errors are in samples, of spikes that both have."""
+    """The spikes of all runs; the errors are in samples, of spikes that both have."""
 
     real: int
     own: int
@@ -163,12 +163,12 @@ class Found(NamedTuple):
 
 @pm.filter_jit
 def run(model: Neuron, past: Past, times: Times) -> Path4d:
-    """Solve, from what was measured just before."""
+    """Solve the equation, from the measurements just before."""
     return model(past, times)
 
 
 def compare(model: Neuron, voltage: np.ndarray) -> tuple[Found, np.ndarray]:
-    """The spikes of runs from all starts with those of the cell; and the first of the runs."""
+    """Compare the spikes of runs from all starts with the cell's; return the first run, too."""
     offsets, starts = after(ALONE), np.array(STARTS)
     paths = np.asarray(run(model, jnp.asarray(pasts(voltage, starts)), times_of(offsets)))
     real = [STRIDE * spikes(voltage[start + offsets]) for start in starts]
@@ -179,7 +179,7 @@ def compare(model: Neuron, voltage: np.ndarray) -> tuple[Found, np.ndarray]:
 
 
 def plot(voltage: np.ndarray, path: np.ndarray, file: Path) -> None:
-    """Save a picture of what was measured and what the equation does, and of its orbit."""
+    """Save a picture of the measurements and a run, and of the run's orbit."""
     # Imported here, and drawn without pyplot, which needs a display.
     from matplotlib.figure import Figure
 
@@ -187,7 +187,7 @@ def plot(voltage: np.ndarray, path: np.ndarray, file: Path) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(3, 1))
     places = STARTS[0] + after(ALONE)
     left.plot(places, voltage[places], color="black", linewidth=0.8, label="the cell")
-    left.plot(places, path[:, 0], color="tab:red", label="the equation, by itself")
+    left.plot(places, path[:, 0], color="tab:red", label="the equation, on its own")
     left.axvline(STARTS[0], color="gray", linewidth=0.8)
     seen = np.arange(STARTS[0] - 200, STARTS[0] + 1)
     left.plot(seen, voltage[seen], color="black", linewidth=0.8)
@@ -202,17 +202,17 @@ def plot(voltage: np.ndarray, path: np.ndarray, file: Path) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--hidden", type=int, default=3, help="variables that nobody has seen")
+    parser.add_argument("--hidden", type=int, default=3, help="number of hidden variables")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same numbers")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="save a picture of a run")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> Found:
-    """Train, and let it run by itself."""
+    """Train, and let the equation run on its own."""
     options = parse(arguments)
     voltage = load_data()
     model = train(Neuron(options.hidden, key=jax.random.key(options.seed)), voltage, options)

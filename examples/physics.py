@@ -1,21 +1,21 @@
-"""A Module that is no network: a damped oscillator is fitted, and says how sure it is.
+"""A Module that is no network: a fit of a damped oscillator, with its uncertainty.
 
     pip install -e '.[examples,solvers]'
     python examples/physics.py                     # about half a minute on two cores
     python examples/physics.py --points 60 --plot oscillator.png
 
-A Module is any function with parts. Here it is the formula of a mass on a spring, and its parts are
-what a physicist would write down: a frequency that is positive, a damping between zero and one. An
+A Module is any function with parts. Here it is the formula of a mass on a spring, with the parts
+that a physicist would write down: a positive frequency, a damping between zero and one. An
 optimizer of optimistix, which knows neither pytreemod nor bounds, minimizes over the Module itself.
 
-The uncertainty is Laplace's: at the best fit the log likelihood is taken for a parabola. Flattened,
-the Module is a vector of six numbers without bounds, and its Hessian a matrix. Draws from the
-normal distribution that this describes, made Modules again, are oscillators: what they say is
-inside all bounds, and their intervals need not be symmetric.
+The uncertainty is Laplace's: near the best fit the log likelihood is approximated by a parabola.
+Flattened, the Module is a vector of six numbers without bounds, and its Hessian a matrix. These
+describe a normal distribution. Its samples, made into Modules again, are oscillators: their
+parameters are within all bounds, and their intervals need not be symmetric.
 
-The measurements are simulated, for so it is known what is right. Is an interval of 95 % one? Five
-hundred experiments are made, and fitted under one `filter_vmap`: the truth is inside in 93 to 95 %
-of them, by parameter, and in 91 % for the noise, which the likeliest fit takes for too small.
+The measurements are simulated, so the truth is known. Is an interval of 95 % one? Five hundred
+experiments are made, and fitted under one `filter_vmap`: the truth is inside in 93 to 95 % of them,
+by parameter. For the noise, which the most likely fit underestimates, it is inside in 91 %.
 """
 
 import argparse
@@ -45,7 +45,7 @@ Scalar = Float[Array, ""]
 
 
 class Oscillator(pm.Module):
-    """A mass on a spring, which swings less and less, and is measured with noise."""
+    """A mass on a spring, whose swings decay, and which is measured with noise."""
 
     frequency: Scalar = pm.field(constraint=positive)  # swings in a second, without damping
     damping: Scalar = pm.field(constraint=unit_interval)  # at one it would swing no more
@@ -55,31 +55,31 @@ class Oscillator(pm.Module):
     noise: Scalar = pm.field(constraint=positive)
 
     def __call__(self, times: Times) -> Places:
-        """Where it is."""
+        """Return the position at each time."""
         speed = 2 * jnp.pi * self.frequency
         swing = speed * jnp.sqrt(1 - self.damping**2) * times + self.phase
         return self.rest + self.amplitude * jnp.exp(-self.damping * speed * times) * jnp.cos(swing)
 
     def log_likelihood(self, times: Times, places: Places) -> Scalar:
-        """Of what was measured."""
+        """Return the log likelihood of measurements."""
         return norm.logpdf(places, self(times), self.noise).sum()
 
 
 class Experiment(NamedTuple):
-    """What was measured, and when."""
+    """The measurements, and their times."""
 
     times: Times
     places: Places
 
 
 def truth() -> Oscillator:
-    """What the measurements are made with."""
+    """Return the oscillator that makes the measurements."""
     values = {"frequency": 0.8, "damping": 0.06, "amplitude": 1.5, "phase": 0.5, "rest": 0.3}
     return Oscillator(**jax.tree.map(jnp.asarray, values), noise=jnp.asarray(0.25))
 
 
 def measure(oscillator: Oscillator, points: int, key: PRNGKeyArray) -> Experiment:
-    """Ten seconds, with noise."""
+    """Measure for ten seconds, with noise."""
     times = jnp.linspace(0.0, 10.0, points)
     noise = oscillator.noise * jax.random.normal(key, times.shape)
     return Experiment(times, oscillator(times) + noise)
@@ -89,7 +89,7 @@ def measure(oscillator: Oscillator, points: int, key: PRNGKeyArray) -> Experimen
 
 
 def guess(seen: Experiment) -> Oscillator:
-    """Where to begin: in the frequency there are many valleys, of which only one is deep."""
+    """Return an initial guess: over the frequency there are many minima, and one is deep."""
     times, places = seen
     swings = places - places.mean()
     spectrum = jnp.fft.rfft(swings, n=8 * len(times))
@@ -106,22 +106,22 @@ def guess(seen: Experiment) -> Oscillator:
 
 
 def misfit(oscillator: Oscillator, seen: Experiment) -> Scalar:
-    """What is minimized; for one point, so that tolerances do not depend on how many there are."""
+    """Return the loss, per point, so that tolerances do not depend on the number of points."""
     return -oscillator.log_likelihood(*seen) / len(seen.times)
 
 
 def fit(seen: Experiment) -> Oscillator:
-    """The oscillator that makes the measurements most likely: the argument is the Module itself."""
+    """Return the most likely oscillator: the optimizer's argument is the Module itself."""
     solver = optimistix.BFGS(rtol=1e-5, atol=1e-6)
     # throw=False: one fit of five hundred that fails is a miss, and must not end the others.
     return optimistix.minimise(misfit, solver, guess(seen), seen, max_steps=500, throw=False).value
 
 
 def draws(fitted: Oscillator, seen: Experiment, count: int, key: PRNGKeyArray) -> Oscillator:
-    """Oscillators as likely as the measurements make them, in one Module with a leading axis."""
+    """Draw oscillators from the posterior, as one Module with a leading axis."""
     flat, unflatten = ravel_pytree(fitted)
     hessian = jax.hessian(lambda flat: -unflatten(flat).log_likelihood(*seen))(flat)
-    # With H = L Lᵀ, numbers with the covariance of H's inverse are L⁻ᵀ of independent ones.
+    # With H = L Lᵀ, numbers with the covariance of H's inverse are L⁻ᵀ times independent ones.
     factor = jnp.linalg.cholesky(hessian)
     white = jax.random.normal(key, (len(flat), count))
     steps = jax.scipy.linalg.solve_triangular(factor.T, white, lower=False)
@@ -129,14 +129,14 @@ def draws(fitted: Oscillator, seen: Experiment, count: int, key: PRNGKeyArray) -
 
 
 class Interval(NamedTuple):
-    """For each parameter, by name: 95 % of the draws are between."""
+    """For each parameter, by name, the bounds of 95 % of the draws."""
 
     low: dict[str, Scalar]
     high: dict[str, Scalar]
 
 
 def interval(drawn: Oscillator) -> Interval:
-    """The constrained value of each parameter, as `resolve` computes it."""
+    """Return the interval of each parameter, constrained, as `resolve` computes it."""
     clear = pm.named_leaves(pm.resolve(drawn))
     return Interval(
         {name: jnp.quantile(value, 0.025) for name, value in clear.items()},
@@ -146,7 +146,7 @@ def interval(drawn: Oscillator) -> Interval:
 
 @pm.filter_jit
 def study(seen: Experiment, key: PRNGKeyArray) -> tuple[Oscillator, Oscillator, Interval]:
-    """Fit one experiment; the fit, draws around it, and their intervals."""
+    """Fit one experiment; return the fit, draws around it, and their intervals."""
     fitted = fit(seen)
     drawn = draws(fitted, seen, 1000, key)
     return fitted, drawn, interval(drawn)
@@ -154,7 +154,7 @@ def study(seen: Experiment, key: PRNGKeyArray) -> tuple[Oscillator, Oscillator, 
 
 @pm.filter_jit
 def hits(true: Oscillator, points: int, keys: PRNGKeyArray) -> dict[str, Array]:
-    """For each parameter, whether its interval has the truth, in an experiment for each key."""
+    """Return whether each interval contains the truth, in an experiment for each key."""
 
     def one(key: PRNGKeyArray) -> dict[str, Array]:
         noise_key, key = jax.random.split(key)
@@ -194,7 +194,7 @@ def plot(seen: Experiment, true: Oscillator, drawn: Oscillator, path: Path) -> N
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--points", type=int, default=100, help="measurements in ten seconds")
     parser.add_argument("--experiments", type=int, default=500)
@@ -204,14 +204,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
-    """Fit one experiment, then many; return how often the truth was inside, by parameter."""
+    """Fit one experiment, then many; return the share of intervals with the truth, by parameter."""
     options = parse(arguments)
     true, (key, draw_key, many_key) = truth(), jax.random.split(jax.random.key(options.seed), 3)
     seen = measure(true, options.points, key)
     fitted, drawn, (low, high) = study(seen, draw_key)
 
     keys, shares = jax.random.split(many_key, options.experiments), []
-    # disable=None: no bar where there is no terminal to redraw it on.
+    # disable=None: no progress bar without a terminal.
     for start in tqdm(range(0, len(keys), 50), unit="experiment", unit_scale=50, disable=None):
         shares.append(jax.device_get(hits(true, options.points, keys[start : start + 50])))
     values, found = (pm.named_leaves(pm.resolve(model)) for model in (true, fitted))

@@ -1,11 +1,11 @@
-"""A residual network, read from a folder as Hugging Face lays it out, looks at images.
+"""A residual network, loaded from a folder in the layout of Hugging Face, classifies images.
 
     python examples/resnet.py                               # small, of random numbers
     python examples/resnet.py --folder resnet-50 --images images.npy
 
-The images are an array (batch, 3, height, width) of floats, as `preprocessor_config.json` wants
-them. Without a file they are noise. What BatchNorm has seen is in a State, which is read from the
-same file. Prints the likeliest classes.
+The images are a float array (batch, 3, height, width), as `preprocessor_config.json` describes.
+Without a file they are noise. The running statistics of BatchNorm are in a State, which is loaded
+from the same file. Prints the most likely classes.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SMALL = {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1]}
 
 
 class Unit(pm.Module):
-    """A convolution, and BatchNorm of what it finds."""
+    """A convolution, and BatchNorm of its result."""
 
     conv: nn.Conv2d
     norm: nn.BatchNorm
@@ -52,7 +52,7 @@ class Unit(pm.Module):
 
 
 class Block(nn.StatefulLayer):
-    """Two or three units, whose result is added to what they were given."""
+    """Two or three units, whose result is added to their input."""
 
     layer: tuple[Unit, ...]
     shortcut: Unit | None
@@ -79,7 +79,7 @@ class Block(nn.StatefulLayer):
 
 
 class ResNet(pm.Module):
-    """From images to the scores of classes."""
+    """Maps images to the scores of classes."""
 
     stem: Unit
     stages: tuple[nn.Sequential, ...]
@@ -108,7 +108,7 @@ class ResNet(pm.Module):
 
 
 def read(folder: Path, dtype: Any = None) -> tuple[ResNet, nn.State, dict[str, Any]]:
-    """The model that `config.json` describes, with the numbers of the folder; and that file."""
+    """Load the model that `config.json` describes, with its weights; return that file, too."""
     config = json.loads((folder / "config.json").read_text())
     for name, value in KNOWN.items():
         if config.get(name, value) != value:
@@ -116,17 +116,17 @@ def read(folder: Path, dtype: Any = None) -> tuple[ResNet, nn.State, dict[str, A
     make = pm.make_with_state(ResNet)
     like = pm.filter_eval_shape(lambda: make(config, key=jax.random.key(0)))
     dtype = dtype or config.get("dtype") or config.get("torch_dtype")
-    # Statistics are wide, whatever the weights are.
+    # Statistics are in float32, whatever the dtype of the weights.
     cast = pm.by({"1": "float32", ...: dtype})
     return *pm.load(folder, like, rename=NAMES, cast=cast), config
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read or make a model, and let it look."""
+    """Load or make a model, and let it classify."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="of config.json and the files of weights")
-    parser.add_argument("--images", type=Path, help="a file of NumPy's; noise if not given")
-    parser.add_argument("--dtype", help="of the numbers that are read, such as bfloat16")
+    parser.add_argument("--folder", type=Path, help="folder of config.json and the weights")
+    parser.add_argument("--images", type=Path, help="a NumPy file; noise if not given")
+    parser.add_argument("--dtype", help="the dtype of the weights, such as bfloat16")
     options = parser.parse_args(arguments)
     if options.folder:
         model, state, config = read(options.folder, options.dtype)

@@ -1,18 +1,18 @@
-"""A variational autoencoder draws handwritten digits, and says how likely real ones are.
+"""A variational autoencoder draws handwritten digits, and estimates the likelihood of real ones.
 
     python examples/vae.py                        # about half a minute on two cores
     python examples/vae.py --epochs 20 --plot digits.png
 
-What a call draws at random belongs to the model: it holds an `RngStream`, a token, of which the
-State makes a new key at each call. So the loss takes no key, and no step splits one. Where many
-draws for the same images are wanted, to bound their likelihood more closely, the net is split into
-as many members, of which each has a stream of its own.
+The model owns its randomness: it has an `RngStream`, a token, for which the State makes a new key
+at each call. So the loss takes no key, and no step splits one. Many draws for the same images bound
+their likelihood more closely. For these, the net is split into many members, each with its own
+stream.
 
-A pixel of scikit-learn's 1,797 digits says how many of sixteen finer ones are black. So the decoder
-gives the chance of black for each pixel, the likelihood is binomial, and what is printed is the log
-likelihood of a whole image, in nats: a bound that is correct, and not only a loss. After 60 epochs
-it is -100 for digits that were held out, and -96 by 100 draws for each. Pixels that know nothing of
-each other, each with its own share of black, reach -254.
+A pixel of scikit-learn's 1,797 digits counts the black ones of sixteen finer pixels. So the decoder
+returns the probability of black for each pixel, and the likelihood is binomial. The program prints
+a bound on the log likelihood of a complete image, in nats, not only a loss. After 60 epochs it is
+-100 for held-out digits, and -96 with 100 draws for each. Independent pixels, each with its own
+probability of black, reach -254.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from pytreemod import nn
 
 Images = Float[Array, "batch 1 8 8"]
 Codes = Float[Array, "batch code"]
-LEVELS = 16  # a pixel counts the black ones among so many
+LEVELS = 16  # a pixel counts the black ones among this many
 
 
 # --- the model ----------------------------------------------------------------------------------
 
 
 class Encoder(pm.Module):
-    """From images to where their codes may be: a mean and the logarithm of a deviation."""
+    """Maps images to distributions of codes: a mean and the logarithm of a standard deviation."""
 
     convs: tuple[nn.Conv2d, nn.Conv2d]
     head: nn.Linear
@@ -58,7 +58,7 @@ class Encoder(pm.Module):
         self.head = nn.Linear(64 * 2 * 2, 2 * size, key=next(keys))
 
     def __call__(self, images: Images) -> tuple[Codes, Codes]:
-        """All layers take a batch as it is."""
+        """Apply it; all layers accept a batch."""
         x = images / LEVELS
         for conv in self.convs:
             x = jax.nn.silu(conv(x))
@@ -67,7 +67,7 @@ class Encoder(pm.Module):
 
 
 class Decoder(pm.Module):
-    """From codes to the log odds of black in each pixel."""
+    """Maps codes to the log odds of black in each pixel."""
 
     head: nn.Linear
     convs: tuple[nn.ConvTranspose2d, nn.ConvTranspose2d]
@@ -82,7 +82,7 @@ class Decoder(pm.Module):
         )
 
     def __call__(self, codes: Codes) -> Images:
-        """The last layer's outputs are odds, and go through no activation."""
+        """Return the output of the last layer, which are log odds, without an activation."""
         x = self.head(codes).reshape(len(codes), 64, 2, 2)
         for conv in self.convs:
             x = conv(jax.nn.silu(x))
@@ -90,7 +90,7 @@ class Decoder(pm.Module):
 
 
 def log_binomial(images: Images, log_odds: Images) -> Float[Array, " batch"]:
-    """How likely images are, each pixel being a count out of `LEVELS`."""
+    """Return the log likelihood of images, whose pixels are counts out of `LEVELS`."""
     ways = gammaln(LEVELS + 1.0) - gammaln(images + 1) - gammaln(LEVELS - images + 1)
     black, white = jax.nn.log_sigmoid(log_odds), jax.nn.log_sigmoid(-log_odds)
     return (ways + images * black + (LEVELS - images) * white).sum(axis=(1, 2, 3))
@@ -110,7 +110,7 @@ class Vae(pm.Module):
         self.noise = pm.RngStream()
 
     def __call__(self, images: Images, state: pm.State) -> tuple[Float[Array, " batch"], pm.State]:
-        """For one code drawn for each image: log of image and code, less that of the draw.
+        """Draw one code for each image; return log p(image, code) - log q(code).
 
         Its mean is the evidence lower bound. The mean of its exponential is the likelihood itself.
         """
@@ -130,21 +130,21 @@ Net = nn.Stateful[Vae]
 
 
 def loss_fn(net: Net, images: Images) -> tuple[Float[Array, ""], Net]:
-    """What the bound lacks, and the net, whose stream has gone on."""
+    """Return the negative bound, and the net with its new State."""
     weights, net = net(images)
     return -weights.mean(), net
 
 
 @pm.filter_jit(donate=("net", "opt"))
 def step(net: Net, opt: pm.Optimizer, images: Images) -> tuple[Net, pm.Optimizer, Array]:
-    """One step of training."""
+    """Take one training step."""
     (loss, net), grads = pm.filter_value_and_grad(loss_fn, has_aux=True)(net, images)
     net, opt = opt.update(net, grads)
     return net, opt, loss
 
 
 class Bounds(NamedTuple):
-    """Of the mean log likelihood of images, from below; the second is closer."""
+    """Lower bounds of the mean log likelihood of images; the second is closer."""
 
     elbo: float
     many: float
@@ -152,7 +152,7 @@ class Bounds(NamedTuple):
 
 @pm.filter_jit
 def bounds(net: Net, images: Images, draws: int) -> tuple[tuple[Array, Array], Net]:
-    """By one draw for each image, and by many: a vmap over the streams and nothing else."""
+    """Return the bounds with one draw for each image, and with many: a vmap over the streams."""
     each = pm.by({pm.RngStream: 0, ...: None})
     call = pm.filter_vmap(lambda net: net(images), in_axes=(each,), out_axes=(0, each))
     weights, net = call(net.split(draws))
@@ -161,11 +161,11 @@ def bounds(net: Net, images: Images, draws: int) -> tuple[tuple[Array, Array], N
 
 
 def train(net: Net, images: np.ndarray, options: argparse.Namespace) -> Net:
-    """Train, and print a line now and then."""
+    """Train, and print a line regularly."""
     size, rng = options.batch_size, np.random.default_rng(options.seed)
     steps = options.epochs * (len(images) // size)
     opt = pm.Optimizer(optax.adam(optax.cosine_decay_schedule(3e-3, steps))).init(net)
-    # disable=None: no bar where there is no terminal to redraw it on.
+    # disable=None: no progress bar without a terminal.
     with tqdm(total=steps, unit="step", disable=None) as bar:
         for epoch in range(1, options.epochs + 1):
             order, losses = rng.permutation(len(images)), []
@@ -180,7 +180,7 @@ def train(net: Net, images: np.ndarray, options: argparse.Namespace) -> Net:
 
 
 def load_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts of black pixels: four fifths to train on, and one fifth to test with."""
+    """Load counts of black pixels: four fifths to train on, and one fifth to test with."""
     digits: Any = load_digits()
     images = digits.images[:, None].astype(np.float32)
     parts: Any = train_test_split(images, test_size=0.2, stratify=digits.target, random_state=seed)
@@ -188,8 +188,8 @@ def load_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def without_codes(images: np.ndarray, held: np.ndarray) -> float:
-    """The log likelihood of images if each pixel is black in its own share of cases."""
-    # Half a count each of black and white, so that nothing is impossible.
+    """Return the log likelihood of images with independent pixels."""
+    # Add half a count each of black and white, so that nothing is impossible.
     share = (images.sum(axis=0) + 0.5) / (LEVELS * len(images) + 1)
     return float(log_binomial(held, jnp.log(share / (1 - share))).mean())
 
@@ -198,7 +198,7 @@ def without_codes(images: np.ndarray, held: np.ndarray) -> float:
 
 
 def plot(model: Vae, held: np.ndarray, path: Path, key: PRNGKeyArray) -> None:
-    """Save a picture: digits that are drawn, and walks from one real digit to another."""
+    """Save a picture: new digits, and paths from one real digit to another."""
     # Imported here, and drawn without pyplot, which needs a display.
     from matplotlib.figure import Figure
 
@@ -210,7 +210,7 @@ def plot(model: Vae, held: np.ndarray, path: Path, key: PRNGKeyArray) -> None:
     titles = "drawn from the prior", "each row a walk from one code to another"
     for axes, codes, title in zip(figure.subplots(1, 2), (drawn, jnp.concatenate(walks)), titles):
         black = np.asarray(jax.nn.sigmoid(model.decoder(codes))).reshape(10, 10, 8, 8)
-        # White between them, or digits above each other would join.
+        # A white margin, or digits above each other would join.
         tiles = np.pad(black, ((0, 0), (0, 0), (2, 2), (1, 1))).swapaxes(1, 2)
         axes.imshow(tiles.reshape(120, 100), cmap="gray_r", vmin=0, vmax=1)
         axes.set(title=title, xticks=(), yticks=())
@@ -218,7 +218,7 @@ def plot(model: Vae, held: np.ndarray, path: Path, key: PRNGKeyArray) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=8, help="numbers in a code")
     parser.add_argument("--epochs", type=int, default=60)
@@ -230,7 +230,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> Bounds:
-    """Train, and bound the likelihood of what was held out."""
+    """Train, and bound the likelihood of the held-out images."""
     options = parse(arguments)
     images, held = load_data(options.seed)
     model_key, noise_key, key = jax.random.split(jax.random.key(options.seed), 3)

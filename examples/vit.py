@@ -1,10 +1,10 @@
-"""A vision transformer, read from a folder as Hugging Face lays it out, looks at images.
+"""A vision transformer, loaded from a folder in the layout of Hugging Face, classifies images.
 
     python examples/vit.py                                  # small, of random numbers
     python examples/vit.py --folder vit-base-patch16-224 --images images.npy
 
-The images are an array (batch, 3, height, width) of floats, as `preprocessor_config.json` wants
-them: for most folders from -1 to 1. Without a file they are noise. Prints the likeliest classes.
+The images are a float array (batch, 3, height, width), as `preprocessor_config.json` describes: for
+most folders from -1 to 1. Without a file they are noise. Prints the most likely classes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ NAMES = {
         "places", to=lambda x: x[None], back=lambda x: x[0]
     ),
     "vit.embeddings.patch_embeddings.projection.weight": "patches.weight",
-    # A bias of a convolution has an axis for each of the image, as in Equinox.
+    # A bias of a convolution has an axis for each axis of the image, as in Equinox.
     "vit.embeddings.patch_embeddings.projection.bias": pm.Relaid(
         "patches.bias", to=np.ravel, back=lambda x: x[:, None, None]
     ),
@@ -48,7 +48,7 @@ SMALL |= {"intermediate_size": 128, "image_size": 32, "patch_size": 8}
 
 
 class Block(pm.Module):
-    """Attention, then two affine maps; each is given what is normalized."""
+    """Attention, then two affine maps, each with a norm before it."""
 
     norms: tuple[nn.LayerNorm, nn.LayerNorm]
     attention: nn.MultiheadAttention
@@ -74,7 +74,7 @@ class Block(pm.Module):
 
 
 class Vit(pm.Module):
-    """From images to the scores of classes."""
+    """Maps images to the scores of classes."""
 
     patches: nn.Conv2d
     first: Array
@@ -101,12 +101,12 @@ class Vit(pm.Module):
         x = x.reshape(*x.shape[:2], -1).mT
         first = jnp.broadcast_to(self.first, (len(x), 1, x.shape[-1]))
         x = self.blocks(jnp.concatenate([first, x], axis=1) + self.places)
-        # What is there at the first place, which has no patch, is about all of them.
+        # The first position, which has no patch, describes the complete image.
         return self.head(self.norm(x[:, 0]))
 
 
 def read(folder: Path, dtype: Any = None) -> tuple[Vit, dict[str, Any]]:
-    """The model that `config.json` describes, with the numbers of the folder; and that file."""
+    """Load the model that `config.json` describes, with its weights; return that file, too."""
     config = json.loads((folder / "config.json").read_text())
     for name, value in KNOWN.items():
         if config.get(name, value) != value:
@@ -117,11 +117,11 @@ def read(folder: Path, dtype: Any = None) -> tuple[Vit, dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read or make a model, and let it look."""
+    """Load or make a model, and let it classify."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="of config.json and the files of weights")
-    parser.add_argument("--images", type=Path, help="a file of NumPy's; noise if not given")
-    parser.add_argument("--dtype", help="of the numbers that are read, such as bfloat16")
+    parser.add_argument("--folder", type=Path, help="folder of config.json and the weights")
+    parser.add_argument("--images", type=Path, help="a NumPy file; noise if not given")
+    parser.add_argument("--dtype", help="the dtype of the weights, such as bfloat16")
     options = parser.parse_args(arguments)
     if options.folder:
         model, config = read(options.folder, options.dtype)
