@@ -241,10 +241,10 @@ def test_a_value_in_the_clear_is_not_taken_for_what_stands_for_it(tmp_path, path
     pm.save(own, {"a": pm.resolve(Kernel(*map(jnp.asarray, GIVEN)))})
     like = {"b": kernel()}
 
-    with pytest.raises(ArgumentError, match=r'for b.length, got .a.length.(.|\n)*: "b.length"'):
+    with pytest.raises(ArgumentError, match=r'array of b.length, got .a.length.(.|\n)*: "b.length"'):
         pm.load(own, like, rename={"a.length": "b.length.unconstrained", "a": "b"})
     pm.save(own, pm.resolve(kernel()))
-    with pytest.raises(ArgumentError, match=r"stands for length, (.|\n)*pm.load\(path, like\)"):
+    with pytest.raises(ArgumentError, match=r"array of length, (.|\n)*pm.load\(path, like\)"):
         pm.load(own, kernel(), rename={"length": "length.unconstrained"})
     # A file of other tools may have such an array, and only its owner knows.
     found = pm.load(path, kernel(), rename={"length": "length.unconstrained"})
