@@ -442,7 +442,7 @@ class _Rebuilder:
         values = self._values(cls, data, config, path, schema.fields)
         told = set(values)
         try:
-            # Fill fields that the class gained since, if their defaults mean the old behavior.
+            # Fields that the class gained since the file was written get their defaults.
             fill_defaults(schema, values)
         except FieldError as error:
             raise self._other_fields(path, cls, [*data, *config], list(schema.fields)) from error

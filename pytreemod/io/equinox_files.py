@@ -319,7 +319,7 @@ def _written(path_or_file: Any, where: str) -> Generator[Any]:
             yield file
             file.flush()
         finally:
-            # If it were closed on return, the data would not be safe yet.
+            # Closing `file` would close `raw` before `replacement` is done with it.
             with suppress(OSError):
                 file.detach()
 

@@ -101,8 +101,7 @@ class NameRule:
         self.regex = "".join([text for pair in zip(literals, groups, strict=True) for text in pair])
         self.groups = len(found)
         self._match = re.compile(self.regex).fullmatch
-        # Insert the matches into each new name; drop the rest of the name if the pattern is
-        # complete.
+        # Where each match goes in a new name; if a pattern ends in `**`, there is no rest below it.
         stars = [i for i, kind in enumerate(found) if kind == "*"]
         others = {kind: i for i, kind in enumerate(found) if kind != "*"}
         self._filled: list[list[str | int]] = []

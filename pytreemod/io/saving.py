@@ -47,10 +47,11 @@ def save(
 ) -> None:
     """Save a tree to a file: its arrays by name, and a description of the tree.
 
-    The file is a safetensors file, which other tools can read. The name of each array is its path,
-    such as `layers.2.weight`. Beside the arrays, the file has the structure and the configuration
-    as JSON (functions and classes by name), and checksums. It is written next to the old file, and
-    replaces it in one step. Whatever happens meanwhile, either the old or the new file is intact.
+    The file is a safetensors file, which other tools can read. The name of each array is its path
+    with dots, such as `layers.2.weight`. Beside the arrays, the file has the structure and the
+    configuration as JSON (functions and classes by name), and checksums. It is written next to the
+    old file, and replaces it in one step. Whatever happens meanwhile, either the old or the new
+    file is intact.
 
     You can save JAX and NumPy arrays of any dtype, typed random keys, Python's numbers, Modules,
     [`State`][pytreemod.State], optimizer states, and containers. For other configuration, such as

@@ -103,7 +103,7 @@ class SourceReader:
         return np.array(part_of(self._wholes[source.whole], source))
 
     def _stacked(self, sources: Sequence[Stacked]) -> list[Any]:
-        """Read stacks of equal size: the first part of each, then the second, and so on."""
+        """Read stacks with as many parts: the first of each, then the second, and so on."""
         made: list[Any] = []
         for i in range(len(sources[0].parts)):
             for j, (parts, axis) in enumerate(sources):

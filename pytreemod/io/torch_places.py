@@ -411,7 +411,7 @@ def _by_numbers(name: str) -> list[tuple[bool, int, str]]:
 def _simplest_first(pairs: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Yield mappings that may do the same as all these pairs."""
     for starts in (_shortened(pairs), dict(pairs)):
-        # An unchanged prefix is needed only if another of its prefixes changes.
+        # An unchanged prefix is needed only if a prefix of it changes.
         yield {start: target for start, target in starts.items() if start != target}
         yield starts
 
