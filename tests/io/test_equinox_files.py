@@ -404,7 +404,7 @@ def test_what_the_format_has_nothing_for_is_refused(leaf, got):
         if work is not written and isinstance(leaf, int):
             continue
         with pytest.raises(
-            EquinoxFileError, match=rf"\[1\]: expected what .*, got {got}"
+            EquinoxFileError, match=rf"\[1\]: expected a leaf .*, got {got}"
         ) as caught:
             work([1.0, leaf])
         assert "pm.save(path, tree)" in str(caught.value)

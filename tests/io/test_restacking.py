@@ -131,11 +131,11 @@ def test_layers_that_differ_cannot_be_one(tmp_path):
     key = jax.random.key(0)
     odd = nn.Linear(3, 3, use_bias=False, key=key)
     pm.save(tmp_path / "odd", [nn.Linear(3, 3, key=key), odd])
-    with pytest.raises(FileError, match=r"layers that differ in their numbers only"):
+    with pytest.raises(FileError, match=r"layers that differ only in their numbers"):
         pm.load(tmp_path / "odd", like)
     drops = [nn.Dropout(0.5), nn.Dropout(0.1)]
     pm.save(tmp_path / "drops", drops)
-    with pytest.raises(FileError, match=r"layers that differ in their numbers only"):
+    with pytest.raises(FileError, match=r"layers that differ only in their numbers"):
         pm.load(tmp_path / "drops", nn.Stack(lambda: nn.Dropout(0.5), 2))
     pm.save(tmp_path / "more", [nn.Linear(3, 3, key=key)] * 3)
     with pytest.raises(FileError, match=re.escape("<root>: Stack of 2 in like, list of 3 in")):
@@ -332,7 +332,7 @@ def test_layers_of_other_tools_must_be_alike(tmp_path):
     stack = nn.Stack(lambda key: nn.Linear(3, 3, use_bias=False, key=key), 2, key=jax.random.key(2))
     arrays = {"0.weight": np.ones((3, 3), np.float32), "1.weight": np.ones((3, 1), np.float32)}
     safetensors.numpy.save_file(arrays, tmp_path / "plain")
-    with pytest.raises(FileError, match=r"layers that differ in their numbers only"):
+    with pytest.raises(FileError, match=r"layers that differ only in their numbers"):
         pm.load(tmp_path / "plain", stack)
     arrays["1.weight"] = np.zeros((3, 3), np.float32)
     safetensors.numpy.save_file(arrays, tmp_path / "plain")

@@ -67,7 +67,7 @@ class Flat(pm.Module):
 def test_two_arrays_with_one_name_are_told():
     """What is in a layer without a step of its own may be called as something beside it."""
     register_torch_layout(Flat, {"one": "", "two": ""})
-    with pytest.raises(StructureError, match="names of their own for all arrays") as caught:
+    with pytest.raises(StructureError, match="a different name for each array") as caught:
         to_torch(Flat(affine(), affine()))
 
     assert "at weight: one.weight and two.weight" in str(caught.value)
