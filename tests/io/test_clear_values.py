@@ -241,7 +241,9 @@ def test_a_value_in_the_clear_is_not_taken_for_what_stands_for_it(tmp_path, path
     pm.save(own, {"a": pm.resolve(Kernel(*map(jnp.asarray, GIVEN)))})
     like = {"b": kernel()}
 
-    with pytest.raises(ArgumentError, match=r'array of b.length, got .a.length.(.|\n)*: "b.length"'):
+    with pytest.raises(
+        ArgumentError, match=r'array of b.length, got .a.length.(.|\n)*: "b.length"'
+    ):
         pm.load(own, like, rename={"a.length": "b.length.unconstrained", "a": "b"})
     pm.save(own, pm.resolve(kernel()))
     with pytest.raises(ArgumentError, match=r"array of length, (.|\n)*pm.load\(path, like\)"):
