@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 from jaxtyping import Array, Inexact
 
 from pytreemod.errors import ArgumentError, SpecError, describe
@@ -30,6 +31,7 @@ from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Selector, as_selector
 from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import Tracer
 
 _M = TypeVar("_M")
 
@@ -47,10 +49,21 @@ class LowRank(Computed):
 
     def value(self) -> Array:
         """The matrix that it reads as."""
-        return self.base + self.scale * (self.b @ self.a)
+        base = self.base
+        if AxisType.Explicit in jax.typeof(base).sharding.mesh.axis_types:
+            return base + self.scale * _laid_product(self.b, self.a, base)
+        return base + self.scale * (self.b @ self.a)
 
     def __part_axis_names__(self, names: Any) -> dict[str, Any]:
         return {"a": (None, names[1]), "b": (names[0], None)}
+
+
+def _laid_product(b: Array, a: Array, base: Array) -> Array:
+    """The update, split as the matrix is; its factors, which are small, are gathered."""
+    is_traced = isinstance(base, Tracer)
+    to = cast("NamedSharding", jax.typeof(base).sharding if is_traced else base.sharding)
+    b, a = cast("tuple[Array, Array]", reshard((b, a), NamedSharding(to.mesh, PartitionSpec())))
+    return jnp.matmul(b, a, out_sharding=to)
 
 
 def lora(
