@@ -14,7 +14,7 @@ are known while tracing, a formula that is `traced_once` decides at its first ca
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -283,3 +283,33 @@ def divided(x: Shaped[Array, ...], axis: int, sizes: tuple[int, int]) -> Any:
             x = laid_out(x, mesh, at)
     axis += x.ndim
     return x.reshape((*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
+
+
+def contracted(
+    operation: Callable[[Any, Any, NamedSharding | None], Array],
+    x: Shaped[Array, ...],
+    weight: Shaped[Array, ...],
+    terms: tuple[Sequence[Hashable], Sequence[Hashable], Sequence[Hashable]],
+) -> Array:
+    """A sum of products, of factors that lie as `factors` lays them out.
+
+    A weight that is gathered is not kept for the backward pass, which gathers it again: else a
+    loop over layers would hold all of their weights whole.
+
+    Args:
+        operation: of x, the weight, and the `out_sharding` of the result.
+        x: the factor that leads.
+        weight: the factor that is gathered where both have a mesh axis.
+        terms: see `factors`.
+
+    Returns:
+        What the operation gives.
+    """
+
+    def run(x: Any, weight: Any) -> Array:
+        return operation(*factors(x, weight, terms))
+
+    if explicit_mesh(x, weight) is None:
+        return run(x, weight)
+    in_x, in_weight = ({name for at in entries(one) for name in at} for one in (x, weight))
+    return (jax.checkpoint(run) if in_x & in_weight else run)(x, weight)

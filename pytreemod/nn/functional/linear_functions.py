@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
-from pytreemod.nn.functional.explicit_meshes import explicit_mesh, factors, terms_of
+from pytreemod.nn.functional.explicit_meshes import contracted, explicit_mesh, terms_of
 from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import promote, with_shared
 
@@ -50,10 +50,10 @@ def linear(
     """
     rows, matrix, offset = promote(x, weight, bias)
     batch = range(rows.ndim - 1)
-    rows, matrix, to = factors(rows, matrix, ((*batch, "in"), ("out", "in"), (*batch, "out")))
     # Not `x @ weight.T`: the transposition would be an operation of its own in the program.
     sums = (((rows.ndim - 1,), (1,)), ((), ()))
-    y = lax.dot_general(rows, matrix, sums, out_sharding=to)
+    terms = ((*batch, "in"), ("out", "in"), (*batch, "out"))
+    y = contracted(_dot(sums), rows, matrix, terms)
     return with_shared(lax.add, y, offset, y.ndim - 1)
 
 
@@ -101,9 +101,9 @@ def linear_general(
     ours = tuple(i % x.ndim for i in axis)
     others = [i for i in range(x.ndim) if i not in ours]
     out = [f"out {i}" for i in range(len(ours), weight.ndim)]
-    x, weight, to = factors(x, weight, (range(x.ndim), (*ours, *out), (*others, *out)))
     sums = ((ours, tuple(range(len(ours)))), ((), ()))
-    y = lax.dot_general(x, weight, sums, out_sharding=to)
+    terms = (range(x.ndim), (*ours, *out), (*others, *out))
+    y = contracted(_dot(sums), x, weight, terms)
     return _plus(y, bias)
 
 
@@ -184,6 +184,10 @@ def einsum(
     return _plus(y, bias)
 
 
+def _dot(sums: Any) -> Any:
+    return lambda x, weight, to: lax.dot_general(x, weight, sums, out_sharding=to)
+
+
 def _plus(y: Array, bias: Array | None) -> Array:
     """A bias for the last axes."""
     return y if bias is None else with_shared(lax.add, y, bias, y.ndim - bias.ndim)
@@ -191,8 +195,10 @@ def _plus(y: Array, bias: Array | None) -> Array:
 
 def _laid_sums(equation: str, x: Array, weight: Array) -> Array:
     """The sums of arrays that lie on a mesh with explicit axes."""
-    x, weight, to = factors(x, weight, terms_of(equation, x, weight))
-    return jnp.einsum(equation, x, weight, out_sharding=to)
+    terms = terms_of(equation, x, weight)
+    return contracted(
+        lambda x, weight, to: jnp.einsum(equation, x, weight, out_sharding=to), x, weight, terms
+    )
 
 
 def _summed_alone(equation: str, *arrays: Array) -> tuple[Any, ...]:

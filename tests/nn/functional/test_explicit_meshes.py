@@ -220,6 +220,14 @@ def test_what_is_sent_is_the_weight():
     assert (along.numbers, along.size) == ({"all-gather": 1}, WEIGHT.size)
 
 
+def test_a_weight_that_was_gathered_is_not_kept_for_the_backward_pass():
+    """What is kept is the part of each device; a loop over layers would keep all of them whole."""
+    x, weight = put(X, ("data",)), put(WEIGHT, ("data",))
+    _, back = jax.vjp(nn.functional.linear, x, weight)
+    kept = [leaf for leaf in jax.tree.leaves(back) if leaf.shape == weight.shape]
+    assert [lies(leaf) for leaf in kept] == [("data",)]
+
+
 def test_elsewhere_no_operation_is_added():
     """On one device, and on a mesh whose axes are not explicit."""
     for mesh in (None, MESH):
