@@ -59,10 +59,14 @@ class LowRank(Computed):
 
 
 def _laid_product(b: Array, a: Array, base: Array) -> Array:
-    """The update, split as the matrix is; its factors, which are small, are gathered."""
+    """The update, split as the matrix is: of its factors each device has the part that it needs."""
     is_traced = isinstance(base, Tracer)
     to = cast("NamedSharding", jax.typeof(base).sharding if is_traced else base.sharding)
-    b, a = cast("tuple[Array, Array]", reshard((b, a), NamedSharding(to.mesh, PartitionSpec())))
+    rows, columns = (*to.spec, None, None)[:2]
+    b, a = (
+        cast("Array", reshard(factor, NamedSharding(to.mesh, PartitionSpec(*spec))))
+        for factor, spec in ((b, (rows, None)), (a, (None, columns)))
+    )
     return jnp.matmul(b, a, out_sharding=to)
 
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, ArrayLike, Integer, Shaped
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.nn.functional.explicit_meshes import factors
+from pytreemod.nn.functional.explicit_meshes import explicit_mesh, factors
 from pytreemod.nn.functional.inlining import as_arrays
 from pytreemod.nn.functional.promotion import wide_dtype, widen
 
@@ -52,7 +52,8 @@ def embedding(
     """
     (weight,) = as_arrays(weight)
     rows = _row_numbers(x, weight.shape[0])
-    rows, weight, _ = _laid(rows, weight)
+    if explicit_mesh(rows, weight) is not None:
+        rows, weight, _ = _laid(rows, weight)
     read = _read if wide_dtype(weight.dtype) == weight.dtype else _read_narrow
     return read(weight, rows)
 
@@ -89,9 +90,9 @@ def _laid(rows: Array, weight: Array) -> tuple[Any, Any, NamedSharding | None]:
 
 def _read(weight: Array, rows: Array, fill: Any = None) -> Array:
     # Not `weight[rows]`, which takes a number out of range for that of the last row.
-    *_, to = _laid(rows, weight)
-    if to is None:
+    if explicit_mesh(weight) is None:
         return jnp.take(weight, rows, axis=0, mode="fill", fill_value=fill)
+    *_, to = _laid(rows, weight)
     return weight.at[rows].get(mode="fill", fill_value=fill, out_sharding=to)
 
 

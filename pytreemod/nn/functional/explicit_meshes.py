@@ -44,10 +44,14 @@ def explicit_mesh(*arrays: Any) -> Any:
     for array in arrays:
         if array is None:
             continue
+        is_traced = isinstance(array, jax.core.Tracer)
+        # What a call outside of compiled code can afford to ask of each array.
+        if not is_traced and not isinstance(array.sharding, NamedSharding):
+            continue
         mesh: Any = jax.typeof(array).sharding.mesh
         if AxisType.Explicit not in mesh.axis_types:
             continue
-        if isinstance(array, jax.core.Tracer):
+        if is_traced:
             return mesh
         found = found or array.sharding.mesh
     return found
@@ -312,4 +316,6 @@ def contracted(
     if explicit_mesh(x, weight) is None:
         return run(x, weight)
     in_x, in_weight = ({name for at in entries(one) for name in at} for one in (x, weight))
-    return (jax.checkpoint(run) if in_x & in_weight else run)(x, weight)
+    # Outside of a loop XLA may do with one gathering.
+    again = jax.checkpoint(run, prevent_cse=False) if in_x & in_weight else run
+    return again(x, weight)
