@@ -197,7 +197,9 @@ def test_buffers_are_bytes_and_no_parameters():
 
 def test_bytes_on_one_device():
     devices = jax.devices()[:2]
-    mesh = jax.make_mesh((len(devices),), ("data",), devices=devices)
+    mesh = jax.make_mesh(
+        (len(devices),), ("data",), devices=devices, axis_types=(jax.sharding.AxisType.Explicit,)
+    )
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     model = jax.device_put(nn.Linear(4, 8, use_bias=False, key=KEY), sharding)
     row = pm.summary(model).rows[0]

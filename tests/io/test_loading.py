@@ -514,7 +514,9 @@ def test_one_leaf_is_told_with_the_line_to_write(tmp_path):
 def test_a_sharding_that_does_not_fit_is_told_with_the_leafs_name(tmp_path):
     """JAX has the reason, and no idea which leaf it was."""
     pm.save(tmp_path / "file", {"a": [ramp(3)]})
-    mesh = jax.make_mesh((2,), ("d",), devices=jax.devices()[:2])
+    mesh = jax.make_mesh(
+        (2,), ("d",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Explicit,)
+    )
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
     like = {"a": [jax.ShapeDtypeStruct((3,), jnp.float32, sharding=sharding)]}
     with pytest.raises(ArgumentError, match=r"(?s)shardings in like .*got f32\[3\] with .*at a\.0"):

@@ -141,7 +141,9 @@ def test_numbers_of_python_are_no_arrays(tmp_path):
 
 
 def test_sharded_arrays_are_saved_whole(tmp_path):
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    mesh = jax.make_mesh(
+        (4,), ("data",), devices=jax.devices()[:4], axis_types=(jax.sharding.AxisType.Explicit,)
+    )
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     x = jax.device_put(ramp(8, 2), sharding)
     pm.save(tmp_path / "file", x)
@@ -149,7 +151,9 @@ def test_sharded_arrays_are_saved_whole(tmp_path):
     assert_same(pm.load(tmp_path / "file"), ramp(8, 2))
     # And placed as the arrays of `like` are, abstract or not.
     half = jax.sharding.NamedSharding(
-        jax.make_mesh((2,), ("d",), devices=jax.devices()[4:6]),
+        jax.make_mesh(
+            (2,), ("d",), devices=jax.devices()[4:6], axis_types=(jax.sharding.AxisType.Explicit,)
+        ),
         jax.sharding.PartitionSpec(None, "d"),
     )
     like = jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=half)
