@@ -156,11 +156,6 @@ class Pipeline(pm.Module):
         return run(self.stack.layer, x.reshape(self.parts, -1, *x.shape[1:])).reshape(x.shape)
 
 
-def gathered_again(stack: nn.Stack[Block]) -> nn.Stack[Block]:
-    """A Stack that does not store the weights that it has gathered for the backward pass."""
-    return stack.replace(remat=lambda primitive, *_, **__: primitive.name != "reshard")
-
-
 class Mode(NamedTuple):
     """How the work is divided between the devices.
 
@@ -177,7 +172,7 @@ class Mode(NamedTuple):
 
 MODES = {
     "data": Mode(pm.AxisRules({}), P(AXIS)),
-    "fsdp": Mode(pm.AxisRules({"embed": AXIS}), P(AXIS), gathered_again),
+    "fsdp": Mode(pm.AxisRules({"embed": AXIS}), P(AXIS)),
     "tensor": Mode(pm.AxisRules({"heads": AXIS, "mlp": AXIS}), P()),
     "pipeline": Mode(pm.AxisRules({"layers": AXIS}), P(), Pipeline),
 }
