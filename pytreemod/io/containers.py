@@ -386,7 +386,7 @@ def _check_text(path: str, text: Any) -> None:
     try:
         str.encode(text)
     except (TypeError, UnicodeEncodeError) as error:
-        raise ArgumentError(shown(path), "a text", describe(text)) from error
+        raise ArgumentError(shown(path), "a string", describe(text)) from error
 
 
 def _refused(path: str, expected: str, got: str, name: str) -> ArgumentError:

@@ -378,7 +378,7 @@ def _are_counts(values: Any) -> TypeGuard[list[int]]:
 
 def _parse_metadata(path: str, metadata: Any) -> dict[str, str]:
     if not _is_object(metadata) or not {*map(type, metadata.values())} <= {str}:
-        raise damaged(path, f"texts by their names as {METADATA}", describe(metadata))
+        raise damaged(path, f"a dict of strings as {METADATA}", describe(metadata))
     return metadata
 
 
