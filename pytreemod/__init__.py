@@ -132,6 +132,7 @@ _LATER = {
     "LossScale": "pytreemod.training.loss_scaling:LossScale",
     "LoadReport": "pytreemod.io.fitting:LoadReport",
     "lora": "pytreemod.training.low_rank:lora",
+    "make_sharded": "pytreemod.parallel.making:make_sharded",
     "materialize": "pytreemod.nn.materializing:materialize",
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
     "migration": "pytreemod.io.versions:migration",
@@ -220,6 +221,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful
     from pytreemod.nn.reinitializing import reinitialize as reinitialize
+    from pytreemod.parallel.making import make_sharded as make_sharded
     from pytreemod.parallel.sharding_tables import ShardingTable as ShardingTable
     from pytreemod.parallel.sharding_tables import sharding_table as sharding_table
     from pytreemod.parallel.tree_specs import partition_specs as partition_specs

@@ -245,28 +245,19 @@ class _Leaf:
 
 def _of_class(holder: Any, steps: tuple[str, ...], shape: tuple[int, ...]) -> LeafNames:
     """What the class of a Module says of an array of this shape, at these steps below it."""
-    name, *rest = steps
-    nothing = (None,) * len(shape)
+    name, nothing = steps[0], (None,) * len(shape)
     of_instance = getattr(class_of(holder), "__axis_names__", None)
     names = None if of_instance is None else of_instance(holder).get(name)
     if names is not None:
         shown = f"{class_of(holder).__qualname__}.__axis_names__ gives {tuple(names)}"
         fits = len(names) == len(shape)
         return LeafNames(tuple(names)) if fits else LeafNames(nothing, shown, is_unfit=True)
-    annotation = _annotations(class_of(holder).__record__.original.cls).get(name)
-    if isinstance(annotation, Exception):
-        return LeafNames(nothing, f"its annotation cannot be evaluated: {annotation}")
-    for step in rest:
-        annotation = _element(annotation, step)
-    options = [kind.dim_str for kind in options_of(_plain(annotation)) if _is_array(kind)]
-    fitting = (_fitting(holder, option.split(), shape) for option in options)
-    names = next((each for each in fitting if each is not None), None)
-    if names is not None:
-        return LeafNames(names)
-    if not options:
-        return LeafNames(nothing, "its annotation names no axes")
-    shown = " or ".join(repr(option.strip()) for option in options)
-    return LeafNames(nothing, f"its annotation says {shown}", is_unfit=True)
+    reason, options = _options(class_of(holder).__record__.original.cls, steps)
+    for tokens in options:
+        names = _fitting(holder, tokens, shape)
+        if names is not None:
+            return LeafNames(names)
+    return LeafNames(nothing, reason, is_unfit=bool(options))
 
 
 def _axis_name(node: Any) -> str | None:
@@ -302,6 +293,26 @@ def _annotations(cls: Any) -> dict[str, Any]:
             # Without its frames, which hold whatever the caller has.
             found[name] = error.with_traceback(None)
     return found
+
+
+# Each layer of a model asks the same.
+@ft.lru_cache(maxsize=4096)
+def _options(cls: Any, steps: tuple[str, ...]) -> tuple[str, list[list[str]]]:
+    """The axes that annotations give the arrays at these steps below an instance of a class.
+
+    Returns:
+        A reason why none fits, and the tokens of each alternative.
+    """
+    annotation = _annotations(cls).get(steps[0])
+    if isinstance(annotation, Exception):
+        return f"its annotation cannot be evaluated: {annotation}", []
+    for step in steps[1:]:
+        annotation = _element(annotation, step)
+    options = [kind.dim_str for kind in options_of(_plain(annotation)) if _is_array(kind)]
+    if not options:
+        return "its annotation names no axes", []
+    shown = " or ".join(repr(option.strip()) for option in options)
+    return f"its annotation says {shown}", [option.split() for option in options]
 
 
 def _plain(annotation: Any) -> Any:

@@ -1,7 +1,7 @@
 """Room `parallel`: how a model lies on many devices.
 
-Owns: rules from names of axes to axes of a mesh, and the specs, shardings and tables that they make
-for a tree.
+Owns: the specs, shardings and tables that rules from names of axes to axes of a mesh give for a
+tree (the rules themselves are in `transform`), and models that are made in parts.
 
 May import everything below it (`nn`, `transform`, `state`, `module`, `tree`).
 

@@ -85,10 +85,19 @@ def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
         P('tensor',)
         >>> model = pm.filter_shard(linear, pm.shardings(linear, mesh, rules))
     """
-    rows = rows_of("shardings", tree, rules)
-    check_mesh("shardings", rows, mesh)
-    made = [NamedSharding(mesh, row.spec) for row in rows]
-    return jtu.tree_structure(tree).unflatten(made)
+    return shardings_for("shardings", tree, mesh, rules)
+
+
+def shardings_for(where: str, tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
+    """As `shardings`, for a call of another name.
+
+    Raises:
+        ArgumentError, ShapeError, SpecError: as `shardings`.
+    """
+    rows = rows_of(where, tree, rules)
+    check_mesh(where, rows, mesh)
+    made = {spec: NamedSharding(mesh, spec) for spec in {row.spec for row in rows}}
+    return jtu.tree_structure(tree).unflatten([made[row.spec] for row in rows])
 
 
 # ---- one leaf
@@ -135,13 +144,16 @@ def rows_of(where: str, tree: PyTree, rules: Any) -> list[SplitLeaf]:
     pairs = list(zip(locs, names, each, strict=True))
     for _, _, rule in pairs:
         _check_rule(where, rule)
-    rows = [SplitLeaf(loc, own, _spec(loc, own, rule)) for loc, own, rule in pairs]
+    # Of thousands of leaves most have the names and the rule of another.
+    specs = {(own.names, id(rule)): (own, rule) for _, own, rule in pairs}
+    specs = {key: _spec(own, rule) for key, (own, rule) in specs.items()}
+    rows = [SplitLeaf(loc, own, specs[own.names, id(rule)]) for loc, own, rule in pairs]
     _refuse_shared(where, rows)
     _refuse_unused(where, [(own.names, rule) for _, own, rule in pairs])
     return rows
 
 
-def _spec(loc: Location, names: LeafNames, rule: Any) -> PartitionSpec:
+def _spec(names: LeafNames, rule: Any) -> PartitionSpec:
     if isinstance(rule, PartitionSpec):
         return rule
     return PartitionSpec(*(rule[name] for name in names.names))
@@ -157,7 +169,12 @@ def check_mesh(where: str, rows: Iterable[SplitLeaf], mesh: Any) -> None:
     sizes: dict[Any, int] = dict(mesh.shape)
     unknown: dict[str, None] = {}
     unfit: list[str] = []
+    # Those that fit; of the others each is listed.
+    seen: set[tuple[Any, ...]] = set()
     for row in rows:
+        if (row.spec, row.shape) in seen:
+            continue
+        count = len(unfit)
         for i, entry in enumerate(row.spec):
             axes = mesh_axes(entry)
             missing = [axis for axis in axes if axis not in sizes]
@@ -170,6 +187,8 @@ def check_mesh(where: str, rows: Iterable[SplitLeaf], mesh: Any) -> None:
                     f"{row.path}: {describe(row.loc.leaf)}, axis {i}{named} of {row.shape[i]}"
                     f" over {shown}"
                 )
+        if len(unfit) == count:
+            seen.add((row.spec, row.shape))
     if unknown:
         got = ", ".join(f"{axis!r}{nearest(axis, map(str, sizes))}" for axis in unknown)
         known = ", ".join(map(repr, sizes))

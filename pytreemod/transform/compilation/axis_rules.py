@@ -69,7 +69,8 @@ class AxisRules:
 
     def __or__(self, more: Mapping[str, MeshAxes] | AxisRules) -> AxisRules:
         """A table with more rules; for a name in both, `more` counts."""
-        return AxisRules({**dict(self.rules), **dict(getattr(more, "rules", more))})
+        added = dict(more.rules) if isinstance(more, AxisRules) else more
+        return AxisRules({**dict(self.rules), **added})
 
     def __repr__(self) -> str:
         return f"AxisRules({dict(self.rules)})"
