@@ -27,8 +27,9 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.linear import Linear
-from pytreemod.nn.members.laying import gathered, laid_as
+from pytreemod.nn.members.laying import gathered
 from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.transform.compilation.placements import laid_as
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.maps.vmap import filter_vmap
 from pytreemod.tree.nodes import record_of

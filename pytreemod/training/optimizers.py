@@ -38,7 +38,9 @@ from pytreemod.training.plans import (
     make_plan,
     rules_of,
 )
+from pytreemod.training.rules_on_meshes import init_on_mesh, update_on_mesh
 from pytreemod.transform.boundary.shared_parameters import tell_shared
+from pytreemod.transform.compilation.placements import laid_as
 from pytreemod.tree.differences import compare
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
@@ -176,10 +178,12 @@ class Optimizer(Module):
         leaves = jtu.tree_leaves(model)
         tell_shared("Optimizer.init", "model", model, plan.is_trained)
         states = [
-            rule.init(plan.part(leaves, i)) if rule is not None and plan.is_used[i] else None
+            init_on_mesh(rule, plan.part(leaves, i))
+            if rule is not None and plan.is_used[i]
+            else None
             for i, rule in enumerate(rules)
         ]
-        own = None if before is None else before.init(plan.part(leaves))
+        own = None if before is None else init_on_mesh(before, plan.part(leaves))
         return self.replace(plan=plan, states=tuple(states), before_state=own)
 
     def update(self: _O, model: _T, grads: PyTree, **extra: Any) -> tuple[_T, _O]:
@@ -239,7 +243,7 @@ class Optimizer(Module):
                 updates = [
                     new if old is None else old for old, new in zip(updates, made, strict=True)
                 ]
-        new = apply_updates(model, treedef.unflatten(updates))
+        new = laid_as(apply_updates(model, treedef.unflatten(updates)), model)
         return new, self.replace(states=tuple(news), before_state=before_state)
 
     def with_hyperparams(self: _O, selector: FilterSpec = ..., /, **values: Any) -> _O:
@@ -318,7 +322,7 @@ class _Step:
     ) -> tuple[list[Any], Any]:
         """The updates, one for each leaf of the model, and the new state."""
         mine, params = plan.part(given, rule), plan.part(leaves, rule)
-        made, new = self.rule.update(mine, state, params, **self.extra)
+        made, new = update_on_mesh(self.rule, mine, state, params, self.extra)
         try:
             updates = plan.structure.flatten_up_to(made)
         except (ValueError, TypeError) as error:

@@ -19,20 +19,6 @@ _T = TypeVar("_T")
 _S = TypeVar("_S")
 
 
-def laid_as(tree: _T, like: _T) -> _T:
-    """A tree whose arrays are laid out as those of another one of its structure.
-
-    What lies on no mesh is taken as whole.
-    """
-
-    def lay(x: Any, other: Any) -> Any:
-        if not is_array(x) or not is_array(other) or split_axes(x) == split_axes(other):
-            return x
-        return laid_out(x, explicit_mesh(x, other), split_axes(other) or ((),) * x.ndim)
-
-    return jtu.tree_map(lay, tree, like)
-
-
 def gathered(tree: _T) -> _T:
     """A tree whose arrays are whole along their first axis."""
     return jtu.tree_map(

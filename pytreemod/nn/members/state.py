@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 from pytreemod.errors import StateError, describe
 from pytreemod.nn.members.checks import Owner, without_leading_axis
-from pytreemod.nn.members.laying import laid_as
 from pytreemod.state import streams
 from pytreemod.state.refusals import split_stream
 from pytreemod.state.tokens import RngStream, tokens_of
 from pytreemod.state.values import State
+from pytreemod.transform.compilation.placements import laid_as
 from pytreemod.tree.nodes import children_of, stop_below
 from pytreemod.typing import jtu
 

@@ -20,13 +20,14 @@ from pytreemod.nn.arguments import required_state
 from pytreemod.nn.calling import ABSENT, Absence, Absent, in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading, check_name
 from pytreemod.nn.members.layer import MemberCall, Members
-from pytreemod.nn.members.laying import gathered, laid_as
+from pytreemod.nn.members.laying import gathered
 from pytreemod.nn.members.making import make_members
 from pytreemod.nn.members.stacking import stack_members
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.transform.boundary.agreement import may_be_promoted
+from pytreemod.transform.compilation.placements import laid_as
 from pytreemod.transform.control_flow.scans import scan_steps
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
 from pytreemod.tree.differences import Difference, aval_of, compare

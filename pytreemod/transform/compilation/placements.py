@@ -29,6 +29,7 @@ from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.selecting import Rule
+from pytreemod.tree.split_arrays import split_axes
 from pytreemod.typing import PyTree, Tracer, jtu, untyped_jax
 
 _T = TypeVar("_T")
@@ -337,6 +338,53 @@ def _without(entry: Any, names: Collection[Any]) -> Any:
     if isinstance(entry, tuple):
         return tuple(name for name in _names_in(entry) if name not in names) or None
     return None if entry in names else entry
+
+
+def mesh_of_type(*arrays: Any) -> Any:
+    """The mesh with explicit axes that one of some arrays lies on; None if none does.
+
+    Without devices, as the types of arrays have it, if one of them is traced.
+    """
+    found = None
+    for array in arrays:
+        if not isinstance(array, jax.Array):
+            continue
+        # To ask for a type takes microseconds, and nearly all arrays are on one device.
+        if not isinstance(array, Tracer) and isinstance(array.sharding, SingleDeviceSharding):
+            continue
+        mesh: Any = untyped_jax.typeof(array).sharding.mesh
+        if AxisType.Explicit in mesh.axis_types:
+            if isinstance(array, Tracer):
+                return mesh
+            found = found or array.sharding.mesh
+    return found
+
+
+def laid_as(tree: _T, like: _T) -> _T:
+    """A tree whose arrays are split over explicit axes as those of another one of its structure.
+
+    What lies on no mesh is taken as whole.
+    """
+
+    def lay(x: Any, other: Any) -> Any:
+        if not is_array(x) or not is_array(other) or split_axes(x) == split_axes(other):
+            return x
+        spec = PartitionSpec(*((None, *at)[-1] if len(at) < 2 else at for at in split_axes(other)))
+        return untyped_jax.sharding.reshard(x, NamedSharding(mesh_of_type(x, other), spec))
+
+    return jtu.tree_map(lay, tree, like)
+
+
+def on_mesh_of(tree: _T, like: PyTree) -> _T:
+    """A tree whose arrays lie on the mesh of another one's: whole, if they lie on none."""
+    mesh = mesh_of_type(*jtu.tree_leaves(like))
+
+    def lay(x: Any) -> Any:
+        if not is_array(x) or mesh_of_type(x) is not None:
+            return x
+        return untyped_jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec()))
+
+    return tree if mesh is None else jtu.tree_map(lay, tree)
 
 
 def _lay(array: Any, value: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.nn.members.laying import gathered, laid_alike, laid_as
+from pytreemod.nn.members.laying import gathered, laid_alike
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.counting_collectives import collectives
@@ -185,7 +185,6 @@ def test_without_a_mesh_nothing_is_done():
     x = ramp(4)
 
     assert gathered({"x": x, "n": 3})["x"] is x
-    assert laid_as({"x": x}, {"x": x + 1})["x"] is x
     assert laid_alike([x], (x,), [x, 1], [0, None]) == ([x], (x,), [x, 1])
 
 

@@ -1,0 +1,122 @@
+"""The optimizer on a mesh of explicit axes: equal to one device."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from tests.helpers.comparing import assert_close
+from tests.helpers.meshes import EXPLICIT, all_lie, on
+
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion():
+    """That which optax is written for."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def at(x, *entries):
+    """The array, split over the mesh."""
+    return pm.filter_shard(x, on(*entries, mesh=EXPLICIT))
+
+
+def linear(key):
+    return nn.Linear(4, 4, key=key)
+
+
+MODEL = {
+    "first": linear(KEY),
+    "stack": nn.Stack(linear, 4, key=KEY),
+    "nets": nn.Ensemble(linear, 4, key=KEY),
+}
+WAYS = {"column": (None, "model", None), "row": (None, None, "model"), "layers": ("data",)}
+
+
+def laid(model, way):
+    """A model whose weights, of matrices and stacks of them, are split in a way; biases whole."""
+
+    def lay(leaf):
+        entries = WAYS[way][3 - leaf.ndim :] if leaf.ndim > 1 else ()
+        return at(leaf, *entries) if leaf.shape[-2:] == (4, 4) else at(leaf)
+
+    return jax.tree.map(lay, model)
+
+
+def gradients(model):
+    return jax.tree.map(lambda x: 0.5 * x + 1, model)
+
+
+RULES = {
+    "adamw": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
+    "lamb": optax.lamb(1e-2),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2),
+    "muon": optax.contrib.muon(1e-2),
+    "by selector": pm.by({"stack": optax.contrib.muon(1e-2), "nets": None, ...: optax.sgd(0.1)}),
+}
+
+
+def step(opt, model, grads):
+    return opt.update(model, grads)
+
+
+@pytest.fixture(scope="module", params=RULES)
+def rule(request):
+    """A rule, with a step of it on one device."""
+    rule = RULES[request.param]
+    opt = pm.Optimizer(rule).init(MODEL)
+    return rule, pm.filter_jit(step)(opt, MODEL, gradients(MODEL))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_to_one_device(rule, way):
+    """The model and the state; all of it lies as before, and the next step is no new program."""
+    rule, expected = rule
+    model = laid(MODEL, way)
+    opt = pm.Optimizer(rule).init(model)
+    counted = pm.debug.assert_max_traces(step, max_traces=None)
+    stepped = pm.filter_jit(counted)
+    new = stepped(opt, model, gradients(model))
+
+    assert_close([*map(jax.tree.leaves, new)], [*map(jax.tree.leaves, expected)], atol=1e-5)
+    assert all_lie(new) == all_lie((model, opt))
+    stepped(new[1], new[0], gradients(new[0]))
+    assert pm.debug.get_num_traces(counted) == 1
+
+
+def test_outside_of_jit():
+    """A step that is traced once more runs eagerly, too."""
+    model = laid({"first": MODEL["first"]}, "column")
+    opt = pm.Optimizer(RULES["muon"]).init(model)
+    new, after = opt.update(model, gradients(model))
+
+    plain = pm.Optimizer(RULES["muon"]).init({"first": MODEL["first"]})
+    expected, _ = plain.update({"first": MODEL["first"]}, gradients({"first": MODEL["first"]}))
+    assert_close(new, expected, atol=1e-5)
+    assert all_lie(after) == all_lie(opt)
+
+
+def test_gradients_that_lie_otherwise():
+    """The model keeps its layout, whatever that of its gradients."""
+    model, grads = at(MODEL["first"].weight, "data"), at(jnp.ones((4, 4)), None, "data")
+    opt = pm.Optimizer(optax.sgd(0.1, momentum=0.9)).init({"w": model})
+    new, after = opt.update({"w": model}, {"w": at(grads, "data")})
+
+    assert all_lie(new) == [("data",)]
+    assert all_lie(after) == all_lie(opt)
+
+
+def test_an_error_of_the_transformation_is_its_own():
+    """What fails whatever the mesh is reported as it is."""
+
+    def fail(*args, **kwargs):
+        raise ZeroDivisionError("mine")
+
+    rule = optax.GradientTransformation(lambda params: None, fail)
+    model = at(jnp.ones((4, 4)), "data")
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        pm.Optimizer(rule).init(model).update(model, model)
