@@ -30,8 +30,8 @@ def tree_equal(
         atol: absolute tolerance for floating arrays.
 
     Returns:
-        A scalar bool array once JAX arrays were compared, so that `~` negates it: traced under a
-        trace, where constants, too, are compared only when the program runs. Otherwise a bool.
+        A bool if no JAX arrays were compared. Otherwise a scalar bool array, so that `~` negates
+        it; under a trace a traced one: there, even constants are compared when the program runs.
 
     Examples:
         >>> tree_equal({"a": jnp.ones(2)}, {"a": jnp.ones(2)})
@@ -43,7 +43,7 @@ def tree_equal(
 
 
 def are_equal(one: PyTree, two: PyTree) -> bool:
-    """Whether two trees are equal, at once and as a bool, for `==`."""
+    """Whether two trees are equal, as a concrete bool, for `==`."""
     return bool(_compare((one, two), False, 0.0, 0.0, is_array_wanted=False))
 
 
@@ -66,10 +66,10 @@ def _compare(
             if not is_array(x):
                 continue
             if is_array_wanted and result is True and _is_jax(x, y):
-                # Under a trace it is a traced one.
+                # Under a trace the result is traced.
                 result = jnp.asarray(True)
             is_traced = any(isinstance(array, Tracer) for array in (x, y, result))
-            # NumPy, wherever values are there: it has nothing to compile.
+            # Use NumPy where values are concrete: it has nothing to compile.
             same = _values_equal(x, y, rtol, atol, jnp if is_traced else np)
             if is_traced:
                 result = jnp.logical_and(result, same)
@@ -79,7 +79,7 @@ def _compare(
 
 
 def _is_alike(x: Any, y: Any, typematch: bool) -> bool:
-    """Whether two leaves are equal but, if they are arrays, for their values."""
+    """Whether two leaves are equal, apart from the values of arrays."""
     if is_array(x) and is_array(y):
         is_family = not typematch or _family(x) is _family(y)
         return is_family and x.shape == y.shape and x.dtype == y.dtype
@@ -100,12 +100,12 @@ def _is_jax(x: object, y: object) -> bool:
 
 def _values_equal(x: Any, y: Any, rtol: int | float, atol: int | float, numpy: Any) -> Any:
     is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    # Not so of floats: NaN is not equal to itself.
-    # The tangents of integers have a shape, and no values.
+    # A float array may differ from itself: NaN is not equal to NaN.
+    # Tangents of integers have a shape but no values.
     if (x is y and not is_inexact) or x.dtype == jax.dtypes.float0:
         return True
     if _is_jax(x, y) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        # Concrete keys stay concrete under a trace, unless the answer is a traced one.
+        # Concrete keys stay concrete under a trace, unless the answer has to be traced.
         with contextlib.nullcontext() if numpy is jnp else jax.ensure_compile_time_eval():
             x, y = jax.random.key_data(x), jax.random.key_data(y)
     close = is_inexact and (rtol != 0.0 or atol != 0.0)
@@ -114,15 +114,15 @@ def _values_equal(x: Any, y: Any, rtol: int | float, atol: int | float, numpy: A
 
 
 def largest_difference(a: Any, b: Any) -> tuple[float, float, int, int] | None:
-    """How far two arrays of one shape and dtype are apart, on the host; None if they are equal.
+    """How far two arrays of one shape and dtype are apart, computed on the host.
 
     Args:
         a: an array, of JAX or NumPy.
         b: another.
 
     Returns:
-        The largest difference, that relative to the largest number of `a`, how many numbers
-        differ, and how many there are. NaN equals NaN.
+        The largest difference; its ratio to the largest number of `a`; how many numbers differ;
+        and how many there are. NaN equals NaN. None if the arrays are equal.
 
     Examples:
         >>> largest_difference(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
@@ -130,7 +130,7 @@ def largest_difference(a: Any, b: Any) -> tuple[float, float, int, int] | None:
     """
     x, y = _on_host(a), _on_host(b)
     if x.dtype.kind in "fc" or jnp.issubdtype(x.dtype, jnp.inexact):
-        # Half precision cannot hold the differences of its own numbers.
+        # Half precision cannot represent the differences of its own numbers.
         wide: Any = np.complex128 if x.dtype.kind == "c" else np.float64
         x, y = x.astype(wide), y.astype(wide)
         differ = (x != y) & ~(np.isnan(x) & np.isnan(y))
@@ -154,13 +154,13 @@ def _on_host(array: Any) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
-    """The immediate children of a node, and the structure that puts them together again.
+    """The immediate children of a node, and the structure that rebuilds the node from them.
 
     Args:
         pytree: a node, or a leaf (whose only child is itself).
 
     Returns:
-        The children, and a `PyTreeDef` whose leaves they are.
+        The children, and a `PyTreeDef` that has them as leaves.
 
     Raises:
         StructureError: the node is its own child.
@@ -174,7 +174,7 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
     def stop(node: Any) -> bool:
         if node is not pytree:
             return True
-        # JAX comes to the root first. Met again, it is below itself.
+        # JAX visits the root first. A second visit means that the root is inside itself.
         if seen[0]:
             raise StructureError("tree_flatten_one_level", "a tree", "a node that contains itself")
         seen[0] = True
@@ -184,11 +184,12 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
 
 
 def tree_check(pytree: PyTree) -> None:
-    """Check that nothing is in a tree twice, and that no node contains itself.
+    """Check that no node or parameter appears twice in a tree, and that no node contains itself.
 
-    A tree that is no tree comes out of a transform as one: a layer that was shared becomes two, and
-    so does a parameter. Nodes without leaves may be shared, and so may other leaves: buffers,
-    numbers, and the small arrays (of one axis, or none) of different layers.
+    A transform turns shared nodes into separate ones: a shared layer becomes two layers, and a
+    shared parameter becomes two parameters. Some sharing is allowed: nodes without leaves, leaves
+    that are not parameters (buffers, numbers), and small arrays (at most one axis) of different
+    layers.
 
     Args:
         pytree: the tree.
@@ -228,14 +229,14 @@ def _check(
         places = [path_text(seen[id(node)]), path_text(path)]
         raise StructureError("tree_check", "a tree", "a node that contains itself", places=places)
     children = children_of(node)
-    # That a node without children is shared makes no difference to anybody.
+    # Sharing a node without children makes no difference.
     if not children:
         return
     if id(node) in seen:
         places = [path_text(seen[id(node)]), path_text(path)]
         raise StructureError("tree_check", "each node once", "one node twice", places=places)
     seen[id(node)] = path
-    # Those above: a node that is met below itself is to be found before it is followed.
+    # The nodes above this one: a node inside itself must be found before it is followed.
     open_ids.add(id(node))
     for key, child in children:
         _check(child, (*path, key), seen, open_ids)

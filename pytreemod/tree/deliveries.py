@@ -1,12 +1,12 @@
-"""What a call returned for a state that it was given: whether anybody goes on with it.
+"""Whether the new State that a call returned is ever used.
 
-Whoever calls a compiled function with a State has both afterwards, the old one and its successor.
-What came out has a snapshot that notes when it is read or passed on; the old one's notes which
-function has had it, and what came out then. And a record that is pending can be used up with the
-states that it will hold, without building it.
+The caller of a compiled function has two States afterwards, the old one and its successor. The
+snapshot of the successor notes when it is read or passed on. The snapshot of the old one notes
+which functions received it, and what each returned for it. And a pending record can be used up
+together with the States that it will contain, without being built.
 
-All of this is done in each call of such a function, so that it has to be quick: snapshots become
-tracked ones by changing their class.
+All of this runs in each call of such a function, so it must be fast: a snapshot becomes a tracked
+one by changing its class.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from pytreemod.typing import class_of, jtu
 
 
 class Delivery:
-    """What came out of a call for one state."""
+    """The successor that a call returned for one State."""
 
     is_taken = False
-    """Whether anybody has read it, or passed it on."""
+    """Whether it has been read or passed on."""
 
 
 class Tracked(Snapshot):
-    """The snapshot of what was passed to a call, or came out of one."""
+    """The snapshot of an argument, or of a result, of a call."""
 
     __slots__ = ()
 
     delivery: Delivery | None
-    """What it came out as."""
+    """The delivery that it is part of, if a call returned it."""
 
     passed: dict[Any, Delivery | None] | None
-    """What came out when it was passed, by where; None once a warning said so."""
+    """The delivery of each call that received it, by function; None after a warning."""
 
     spent: list[tuple[tuple[Any, ...], str]] | None
-    """The paths of the states that are used up when the record is built, and by what."""
+    """The paths of the States that are used up when the record is built, and what used them up."""
 
     def take(self) -> bool:
-        """Note that it is read or passed on, and say if it may be."""
+        """Note that it is read or passed on, and return whether that is allowed."""
         if self.delivery is not None:
             self.delivery.is_taken = True
         return self.spent is None
 
     def fill_in(self, node: Any) -> None:
-        """Build the record's fields, and use up what was used up before."""
+        """Build the record's fields, and use up the States that were used up before."""
         self.take()
         super().fill_in(node)
         for path, by in self.spent or ():
@@ -56,17 +56,17 @@ class Tracked(Snapshot):
 
 
 class Way(NamedTuple):
-    """How to come to a state."""
+    """How to reach a State."""
 
     steps: tuple[Any, ...]
-    """Through tuples, lists and dicts."""
+    """Keys through tuples, lists and dicts."""
 
     rest: tuple[Any, ...]
-    """The path that is left, which begins with a record or another node."""
+    """The remaining path, which begins at a record or another node."""
 
 
 def way_to(tree: Any, path: tuple[Any, ...], state: AbstractState) -> Way | None:
-    """The way to a state in a tree; None if Python cannot go it, for a node of a user's class."""
+    """The way to a State in a tree; None if it leads through a node of a user's class."""
     node: Any = tree
     steps: list[Any] = []
     for key in path:
@@ -83,7 +83,7 @@ def way_to(tree: Any, path: tuple[Any, ...], state: AbstractState) -> Way | None
 
 
 def use_up(tree: Any, way: Way, by: str) -> None:
-    """Use a state up: now, or when the record that holds it is built."""
+    """Use a State up: now, or when the record that contains it is built."""
     node, rest, cached = _found(tree, way)
     if not rest:
         _use_up(node, by)
@@ -98,9 +98,9 @@ def _use_up(state: AbstractState, by: str) -> None:
 
 
 def passed(tree: Any, way: Way) -> Tracked | None:
-    """What notes how a state was passed; None if nothing can."""
+    """The tracked snapshot of a State that was passed; None if it cannot have one."""
     node, rest, cached = _found(tree, way)
-    # Where a record was passed, there is a snapshot of the record, which may be all that there is.
+    # A record that was passed has a snapshot, which may be the only object that exists.
     if cached is None and not rest and node.__usable__():
         node.__snapshot__()
         cached = node.__kept__()
@@ -108,35 +108,35 @@ def passed(tree: Any, way: Way) -> Tracked | None:
 
 
 def deliver(result: Any, ways: Iterable[Way]) -> Delivery:
-    """Have what came out of a call note when it is read or passed on.
+    """Let the results of a call note when they are read or passed on.
 
     Args:
-        result: what the call returned.
-        ways: to the states in it that follow from one that went in.
+        result: the value that the call returned.
+        ways: paths to the States in it that follow from one argument.
     """
     delivery = Delivery()
     for way in ways:
         cached = _found(result, way)[2]
         if cached is None:
-            # Nothing would note when it is read.
+            # Nothing could note that it is read.
             delivery.is_taken = True
             continue
         cached = _track(cached)
         if cached.delivery is None:
             cached.delivery = delivery
         else:
-            # Of another state in the same record, which is read as a whole.
+            # Another State in the same record, which is read as one object.
             delivery = cached.delivery
     return delivery
 
 
 def pass_on(old: Snapshot | None, new: Snapshot | None, where: Any) -> bool:
-    """Note what came out of the first call with a state; whether this was one.
+    """Note the result of the first call with a State; return whether this call was the first.
 
     Args:
-        old: the snapshot of the state that was passed.
-        new: that of its successor.
-        where: what it was passed to.
+        old: the snapshot of the State that was passed.
+        new: the snapshot of its successor.
+        where: the function that received it.
     """
     if old is None or type(new) is not Snapshot:
         return False
@@ -152,7 +152,7 @@ def pass_on(old: Snapshot | None, new: Snapshot | None, where: Any) -> bool:
 
 
 def _found(tree: Any, way: Way) -> tuple[Any, tuple[Any, ...], Snapshot | None]:
-    """What is pending on the way to a state, or the state; the path left; and its snapshot."""
+    """The first pending node on the way to a State (or the State), the path left, a snapshot."""
     node, rest = tree, way.rest
     for step in way.steps:
         node = node[step]

@@ -1,8 +1,8 @@
 """One walk over two trees: where they differ, and how.
 
-Containers are compared key by key, Modules field by field: what is data by the walk, what is
-configuration by `are_one`. Every comparison of two trees that names paths is made of this: of
-carries, branches, gradients, traces, the values of a State.
+Containers are compared key by key and Modules field by field. The walk compares data; `are_one`
+compares configuration. Every comparison of two trees that names paths is built on this: carries,
+branches, gradients, traces, the values of a State.
 """
 
 from __future__ import annotations
@@ -25,23 +25,29 @@ from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
 Kind: TypeAlias = Literal["same", "value", "class", "missing", "surplus", "static", "node"]
-"""How two trees differ at a path: not at all; two leaves; nodes of two classes, or a node and a
-leaf; what only the old, or only the new tree has; configuration, or other data beside the children
-of a node; nodes that differ in what has no name."""
+"""How two trees differ at a path:
+
+- `"same"`: not at all;
+- `"value"`: two leaves;
+- `"class"`: nodes of two classes, or a node and a leaf;
+- `"missing"`, `"surplus"`: only the old, or only the new tree has it;
+- `"static"`: configuration, or other auxiliary data of a node;
+- `"node"`: nodes that differ in something without a name.
+"""
 
 
 def is_number(leaf: Any) -> bool:
-    """Whether `leaf` is a plain Python number, of which JAX makes an array."""
+    """Whether `leaf` is a plain Python number, which JAX converts to an array."""
     return type(leaf) in NUMBERS
 
 
 def is_value(leaf: Any) -> bool:
-    """Whether `leaf` is an array, or becomes one where JAX computes with it."""
+    """Whether `leaf` is an array, or converted to one when JAX computes with it."""
     return is_array(leaf) or is_number(leaf)
 
 
 class Slot:
-    """An array of which only the type is known, as a leaf: shape, dtype, weak type, sharding."""
+    """A leaf that describes an array: shape, dtype, weak type, sharding."""
 
     __slots__ = ("aval",)
 
@@ -49,7 +55,7 @@ class Slot:
         self.aval = aval
 
     def __getattr__(self, name: str) -> Any:
-        # Nodes of other libraries may ask for the shape when they are built.
+        # Nodes of other libraries may read the shape when they are built.
         return getattr(object.__getattribute__(self, "aval"), name)
 
     def __eq__(self, other: object) -> bool:
@@ -73,7 +79,7 @@ def aval_of(value: Any) -> Any:
 
 def varying_axes(aval: Any) -> frozenset[Any]:
     """The mesh axes over which an array differs from device to device, inside a `shard_map`."""
-    # One name in newer JAX, another before.
+    # Newer JAX has renamed the attribute.
     manual = getattr(aval, "manual_axis_type", None)
     return frozenset(getattr(aval, "vma", None) or getattr(manual, "varying", ()))
 
@@ -82,11 +88,11 @@ class Difference(NamedTuple):
     """One difference between two trees.
 
     Attributes:
-        path: to it.
-        old: what the first tree has there; `MISSING` for nothing.
-        new: what the second has.
+        path: its location.
+        old: the value in the first tree; `MISSING` if there is none.
+        new: the value in the second tree.
         kind: how they differ.
-        note: what is appended to the path.
+        note: a remark to append to the path.
     """
 
     path: KeyPath
@@ -97,12 +103,12 @@ class Difference(NamedTuple):
 
     @property
     def of_arrays(self) -> bool:
-        """Whether there is an array, or a number, on both sides."""
+        """Whether both sides are arrays or numbers."""
         return self.kind == "value" and _is_typed(self.old) and _is_typed(self.new)
 
     @property
     def of_dtypes(self) -> bool:
-        """Whether nothing but the dtypes of two arrays differ."""
+        """Whether two arrays differ in their dtypes alone."""
         if not self.of_arrays:
             return False
         old, new = aval_of(self.old), aval_of(self.new)
@@ -110,11 +116,11 @@ class Difference(NamedTuple):
 
     @property
     def of_structure(self) -> bool:
-        """Whether there is a node, or nothing at all, on one side."""
+        """Whether one side is a node, or missing."""
         return self.kind in ("class", "missing", "surplus")
 
     def where(self, root: str = "") -> str:
-        """The path as text."""
+        """The path as a string."""
         return path_text(self.path, root) + self.note
 
     @property
@@ -127,8 +133,8 @@ class Difference(NamedTuple):
         """The path, and both sides in short form.
 
         Args:
-            root: what to call the trees.
-            form: how the sides are put together.
+            root: the name of the trees.
+            form: a format string for the two sides.
         """
         old, new = self.texts
         if old == new:
@@ -139,7 +145,7 @@ class Difference(NamedTuple):
 def compare(
     old: PyTree, new: PyTree, fits: Callable[[Any, Any], bool] = are_one
 ) -> list[Difference]:
-    """Where two trees differ.
+    """The differences of two trees.
 
     Args:
         old: a tree.
@@ -147,10 +153,10 @@ def compare(
         fits: whether two arrays, or numbers, count as the same.
 
     Returns:
-        The differences in order; none for trees that agree.
+        The differences in order; empty if the trees agree.
     """
     (leaves, treedef), (others, other) = map(jtu.tree_flatten, (old, new))
-    # Flat first: most trees agree, and the walk takes a hundred times as long.
+    # Compare flat first: most trees agree, and the walk takes a hundred times as long.
     is_same = _are_one(treedef, other)
     if is_same and all(_agree(a, b, fits) for a, b in zip(leaves, others, strict=True)):
         return []
@@ -165,14 +171,14 @@ def walk(
     stops: Callable[[Any], bool] = lambda new: False,
     path: KeyPath = (),
 ) -> Iterator[Difference]:
-    """Two trees side by side: each pair of leaves, and where the trees are of other structure.
+    """Walk two trees side by side: each pair of leaves, and each difference in structure.
 
     Args:
         old: a tree.
         new: another.
         fits: whether two arrays, or numbers, count as the same.
-        stops: for which nodes, or leaves, of the new tree a pair counts as the same as it is.
-        path: to both.
+        stops: the nodes and leaves of the new tree at which a pair counts as the same.
+        path: of both trees.
     """
     if stops(new):
         yield Difference(path, old, new, "same")
@@ -191,12 +197,12 @@ def walk(
         below = (*path, key)
         if in_old and in_new:
             found += walk(a, b, fits, stops, below)
-        # Configuration on one side, at least, or not there: a field may be either on each side.
+        # On one side the field may be configuration, or absent.
         elif not are_one(a, b):
             kind = "missing" if b is MISSING else "surplus" if a is MISSING else "class"
             found.append(Difference(below, a, b, kind if in_old or in_new else "static"))
     yield from found
-    # What is below says more than that the nodes differ, which follows from it.
+    # A difference below already explains why the nodes differ.
     if all(each.kind == "same" for each in found) and _are_one(_bare(old), _bare(new)) is False:
         yield Difference(path, old, new, "node")
 
@@ -205,7 +211,7 @@ _ABSENT = (MISSING, False)
 
 
 def _entries(node: Any, children: list[tuple[Any, Any]]) -> dict[Any, tuple[Any, bool]]:
-    """What is in a node, by key, and whether it is data; of a record, all of its fields."""
+    """The contents of a node by key, each with whether it is data; for a record, all fields."""
     record = record_of(node)
     if record is None:
         return {key: (child, True) for key, child in children}
@@ -214,8 +220,8 @@ def _entries(node: Any, children: list[tuple[Any, Any]]) -> dict[Any, tuple[Any,
 
 
 def _beside(old: Any, new: Any, path: KeyPath) -> Iterator[Difference]:
-    """What nodes of JAX's, or of the user's, keep beside their children, item by item."""
-    # The keys of containers are compared with their children; records have fields.
+    """The auxiliary data of nodes of JAX's or the user's classes, item by item."""
+    # Keys of containers are compared together with their children; records have fields.
     if record_of(old) is not None or isinstance(old, (tuple, list, dict)):
         return
     was, now = _bare(old).node_data(), _bare(new).node_data()
@@ -230,7 +236,7 @@ def _beside(old: Any, new: Any, path: KeyPath) -> Iterator[Difference]:
 
 
 def _bare(node: Any) -> Any:
-    """The structure of a node without what is below it."""
+    """The structure of a node alone, without that of its children."""
     return jtu.tree_structure(node, is_leaf=stop_below(node))
 
 
@@ -286,7 +292,7 @@ def leaf_text(value: Any) -> str:
         return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
     if hasattr(value, "__qualname__") or hasattr(value, "dtype"):
         return describe(value)
-    # An address differs from run to run, and would be taken for the reason.
+    # An address differs from run to run, and would look like the reason.
     return describe(_WithoutAddress(value))
 
 

@@ -1,4 +1,4 @@
-"""The dtype that JAX makes of one that was asked for."""
+"""The dtype that JAX uses for a requested one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pytreemod.errors import warn
 
 
 def available_dtype(where: str, dtype: Any) -> np.dtype[Any]:
-    """What JAX makes of a dtype: without 64 bits, float64 is float32, of which it warns.
+    """Return the dtype that JAX uses for a requested one: without 64 bits, float64 is float32.
 
-    `float` and `complex`, the classes of Python, are whatever JAX has for them.
+    `float` and `complex`, the classes of Python, are JAX's default dtypes.
 
     Args:
-        where: names the argument in the warning.
-        dtype: what `jnp.dtype` takes.
+        where: the name of the argument in the warning.
+        dtype: anything that `jnp.dtype` accepts.
 
     Warns:
-        UserWarning: JAX has no 64 bits, and they were asked for.
+        UserWarning: 64 bits were requested, and JAX does not have them enabled.
 
     Examples:
         >>> available_dtype("Linear(dtype)", jnp.bfloat16).name
@@ -29,7 +29,7 @@ def available_dtype(where: str, dtype: Any) -> np.dtype[Any]:
     """
     asked = jnp.dtype(dtype)
     found = jax.dtypes.canonicalize_dtype(asked)
-    # By identity: NumPy calls its float64 equal to the class.
+    # Compare by identity: for NumPy, float64 equals the class.
     if found != asked and dtype is not float and dtype is not complex:
         hint = ("Let JAX have 64 bits, before there is any array:", _HINT)
         expected, got = "a dtype that JAX has", f"{asked.name}, which becomes {found.name}"

@@ -1,9 +1,9 @@
 """Effect tracking: which States are used up while a function runs inside a transform.
 
-A State that was replaced has a successor, and the values of the successor are lost if it does not
-come out of the transform. So a transform that runs a function tracks its effects: States record
-what happens to them, and the transform looks once the function has returned. Outside of transforms
-nothing is tracked: a State that was used up is still there to refuse its next use.
+A State that was replaced has a successor. Unless the transform returns the successor, its values
+are lost. So a transform tracks its effects while it runs a function: States record their changes,
+and the transform looks at the record when the function has returned. Outside of transforms nothing
+is tracked: there, a used State still exists, and refuses its next use.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 from pytreemod.tree.snapshots import AbstractState
 from pytreemod.typing import PyTree, jtu
 
-# States by their id. Weakly: transforms inside make some of what they trace, which must not
-# outlive its trace; another one may be found then where one was.
+# States by their id. Weakly, because States that inner transforms create must not outlive their
+# trace; an id may therefore belong to a newer State.
 _States = dict[int, weakref.ref[AbstractState]]
 
 
 class Effects:
-    """What happens to States in this thread, from `with Effects() as effects:` to the end of that.
+    """Records the changes of States in this thread, within `with Effects() as effects:`.
 
     Attributes:
-        made: the States that were made meanwhile.
-        parts: those of them that were taken out of another one, which stays as it is.
-        captured: those that were used up, but not made here: arguments, or taken from outside. In
-            the order in which they were used.
-        advanced: by what each is recognized, the values that came out of transforms inside as
-            others than they went in, and those of parts that were used up.
-        drawn: by the same, the random streams that were drawn from; False for those that were given
-            keys here, so that what is drawn from them says nothing of the streams that came in.
+        made: the States that were created.
+        parts: those taken out of another State, which is not used up by that.
+        captured: the States that were used up but not created here: arguments, or captured. In
+            order of use.
+        advanced: the identities of values that inner transforms changed, and of the values of parts
+            that were used up.
+        drawn: the random streams that were drawn from, by identity. False for streams that were
+            given keys here: drawing from these does not affect the streams of the arguments.
     """
 
     __slots__ = ("captured", "changed", "drawn", "made", "parts")
@@ -56,7 +56,7 @@ class Effects:
             outer.update({name: old and outer.get(name, True) for name, old in self.drawn.items()})
 
     def pass_on(self) -> None:
-        """Afterwards: pass what happened on to the tracker around this one."""
+        """Pass the recorded changes on to the surrounding tracker, when this one has ended."""
         outer = outer_effects()
         if outer is not None:
             outer.changed |= self.changed
@@ -64,9 +64,9 @@ class Effects:
                 outer.note_used(state)
 
     def note_used(self, state: AbstractState) -> None:
-        """A State was used up."""
+        """Note that a State was used up."""
         if _has(self.parts, state):
-            # The whole that it was taken from stays as it was; only its values show it.
+            # The State that contains it has not changed itself; only its values show the change.
             self.changed.update(state.__values__())
         elif not _has(self.made, state) and not any(known is state for known in self.captured):
             self.captured.append(state)
@@ -88,38 +88,38 @@ _trackers = _Trackers()
 
 
 def outer_effects() -> Effects | None:
-    """The innermost tracker of this thread, if there is one."""
+    """The innermost tracker of this thread, or None."""
     stack = _trackers.stack
     return stack[-1] if stack else None
 
 
 def note_made(state: AbstractState) -> None:
-    """Record a State that was made."""
-    # Outside of transforms nothing is tracked, and this one look is all that it costs.
+    """Record that a State was created."""
+    # Outside of transforms nothing is tracked, and this check is the only cost.
     if _trackers.stack:
         _trackers.stack[-1].made[id(state)] = weakref.ref(state)
 
 
 def note_part(state: AbstractState) -> None:
-    """Record a State that is a part of another one, into which it has to be put back."""
+    """Record a State that is part of another one, to be put back into it."""
     if _trackers.stack:
         _trackers.stack[-1].parts[id(state)] = weakref.ref(state)
 
 
 def note_used(state: AbstractState) -> None:
-    """Record a State that was used up."""
+    """Record that a State was used up."""
     if _trackers.stack:
         _trackers.stack[-1].note_used(state)
 
 
 def note_drawn(name: Any) -> None:
-    """Record a random stream that was drawn from."""
+    """Record that a random stream was drawn from."""
     if _trackers.stack:
         _trackers.stack[-1].drawn.setdefault(name, True)
 
 
 def note_keyed(names: Iterable[Any]) -> None:
-    """Record random streams that were given keys."""
+    """Record that random streams were given keys."""
     if _trackers.stack:
         _trackers.stack[-1].drawn.update(dict.fromkeys(names, False))
 
@@ -130,13 +130,13 @@ def is_state(node: Any) -> bool:
 
 
 def states_in(tree: PyTree) -> list[AbstractState]:
-    """The States in a tree, those included that were used up."""
-    # As leaves: one that was used up refuses to be flattened.
+    """The States in a tree, including those that were used up."""
+    # Treat them as leaves: a used State refuses to be flattened.
     return [leaf for leaf in jtu.tree_leaves(tree, is_leaf=is_state) if is_state(leaf)]
 
 
 def changed_values(old: AbstractState, new: AbstractState) -> set[Any]:
-    """Which values of `old` are others in `new`, by what they are recognized by."""
+    """The identities of the values of `old` that are different in `new`."""
     before, after = old.__values__(), new.__values__()
     return {name for name in before if name in after and _differ(before[name], after[name])}
 

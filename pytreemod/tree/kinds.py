@@ -1,11 +1,11 @@
-"""When two static values are one: when a program that was traced for one serves for the other.
+"""Equality of static values: whether a program that was traced for one is valid for the other.
 
 Python's `==` is not enough. `1`, `1.0` and `True` are equal, and so are `0.0` and `-0.0`, `{1}` and
-`{1.0}`, or dicts with the same items in another order, but programs tell them apart. So every
-comparison of static values, in a dispatch key and in the structure of a tree, asks here: the
-values must be equal, and of one kind. (The spellings of a dtype are of one.) The fields of a
-dataclass are looked into, unless its class wrote an `==` of its own, which is believed: where that
-leaves something out, it says that programs do not look at it.
+`{1.0}`, or dicts with the same items in another order, but programs distinguish them. So every
+comparison of static values, in a dispatch key or in the structure of a tree, is made here: the
+values must be equal and of one kind. (All spellings of a dtype are of one kind.) Fields of a
+dataclass are compared one by one, unless its class defines its own `==`, which is used instead: a
+field that this ignores must not affect programs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from pytreemod.typing import Tracer, class_of
 
 PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
-"""Types whose values are told apart by type and `==`, but for the signs of zeros."""
+"""Types for whose values type and `==` suffice, apart from the signs of zeros."""
 
 _COMPLEX: tuple[Any, ...] = (complex, np.complexfloating)
 _INEXACT: tuple[Any, ...] = (float, np.inexact, *_COMPLEX)
@@ -32,7 +32,7 @@ _MAPPINGS: tuple[Any, ...] = (dict, types.MappingProxyType)
 
 
 PYTHON_SCALARS: frozenset[type] = frozenset({bool, int, float, complex})
-"""Classes of Python that stand for a dtype, too."""
+"""Classes of Python that denote a dtype, too."""
 
 _SCALAR_KIND: Any = class_of(jnp.float32)
 _DTYPES: dict[Any, np.dtype[Any]] = {
@@ -44,7 +44,7 @@ _DTYPES: dict[Any, np.dtype[Any]] = {
 
 
 def dtype_of(value: Any) -> Any:
-    """What `value` is a spelling of: `jnp.float32`, `np.float32`, `np.dtype("float32")`.
+    """The dtype that `value` spells: `jnp.float32`, `np.float32`, `np.dtype("float32")`.
 
     Args:
         value: anything.
@@ -56,7 +56,7 @@ def dtype_of(value: Any) -> Any:
         >>> dtype_of(np.float32) == dtype_of(jnp.float32) == np.dtype("float32")
         True
     """
-    spelling: Any = value  # A checker narrows `value` to a dtype of it knows not what.
+    spelling: Any = value  # Type checkers would narrow `value` to a dtype of an unknown type.
     if isinstance(value, np.dtype):
         return spelling
     is_scalar_type = class_of(value) is _SCALAR_KIND or class_of(value) is type
@@ -64,13 +64,13 @@ def dtype_of(value: Any) -> Any:
 
 
 def kind_of(value: Any) -> Any:
-    """What tells a static value apart from others that `==` calls equal.
+    """A key that distinguishes a static value from others that `==` calls equal.
 
     Args:
-        value: anything; containers are looked into.
+        value: anything; containers are examined, too.
 
     Returns:
-        Something hashable: for most values their type.
+        A hashable object: for most values their type.
 
     Examples:
         >>> kind_of(1) == kind_of(True), kind_of({"a": 1, "b": 1}) == kind_of({"b": 1, "a": 1})
@@ -80,18 +80,18 @@ def kind_of(value: Any) -> Any:
     if kind in PLAIN and kind is not float:
         return kind
     if kind is type and value in PYTHON_SCALARS:
-        # NumPy calls them equal to a dtype; but these promote weakly.
+        # NumPy calls them equal to a dtype, but they promote weakly.
         return type, value
     if dtype_of(value) is not None:
         return type
     if issubclass(kind, _INEXACT):
         parts = (value.real, value.imag) if issubclass(kind, _COMPLEX) else (value,)
-        # Zeros have a sign, of which only the text tells.
+        # Only its `repr` shows the sign of a zero.
         return (kind, repr(value)) if 0.0 in parts else kind
     if issubclass(kind, (tuple, list)):
         return (kind, *map(kind_of, value))
     if issubclass(kind, _MAPPINGS):
-        # What is iterated has an order, whatever `==` says of it.
+        # Iteration has an order, even where `==` ignores it.
         makes = value.default_factory if issubclass(kind, defaultdict) else None
         return (kind, makes, *((key, kind_of(key), kind_of(item)) for key, item in value.items()))
     if issubclass(kind, (set, frozenset)):
@@ -105,15 +105,15 @@ def kind_of(value: Any) -> Any:
     if kind is types.SimpleNamespace:
         return kind, kind_of(vars(value))
     if issubclass(kind, (np.datetime64, np.timedelta64)):
-        # One instant in two units is equal, and computes otherwise.
+        # The same instant in two units is equal, but computes differently.
         return kind, value.dtype
     names = _compared_fields(kind)
     return kind if names is None else (kind, *(kind_of(getattr(value, name)) for name in names))
 
 
 def _compared_fields(kind: Any) -> list[str] | None:
-    """What the `==` looks at that `dataclasses` writes; None if a class has another."""
-    # It is written from text, so it is in no file.
+    """The fields that a dataclass's generated `==` compares; None if the class defines its own."""
+    # Generated code is in no file.
     code = getattr(kind.__eq__, "__code__", None)
     if not dataclasses.is_dataclass(kind) or getattr(code, "co_filename", None) != "<string>":
         return None
@@ -121,14 +121,14 @@ def _compared_fields(kind: Any) -> list[str] | None:
 
 
 def are_one(a: Any, b: Any) -> bool:
-    """Whether a program that was traced for one static value serves for the other.
+    """Whether a program that was traced for one static value is valid for the other.
 
     Args:
         a: anything.
-        b: anything. What raises, or gives no plain bool, when it is compared is another.
+        b: anything. If comparing raises, or does not return a bool, the two differ.
 
     Returns:
-        Whether they are the same object, or equal and of one kind. NaN is one for all.
+        Whether they are the same object, or equal and of one kind. Any NaN equals any other.
 
     Examples:
         >>> are_one((1, "a"), (1, "a")), are_one({1}, {1.0}), are_one(0.0, -0.0)
@@ -139,11 +139,11 @@ def are_one(a: Any, b: Any) -> bool:
     kind = class_of(a)
     if kind is not class_of(b):
         dtype, other = dtype_of(a), dtype_of(b)
-        # To NumPy, None is a dtype: that of float64.
+        # NumPy reads None as a dtype: that of float64.
         return dtype is not None and other is not None and dtype == other
     if kind is float or kind is complex:
         return repr(a) == repr(b)
-    # The `==` of a scalar of NumPy's gives none of Python's bools.
+    # The `==` of a NumPy scalar does not return a Python bool.
     if issubclass(kind, (np.ndarray, np.generic, jax.Array)):
         return _are_same_arrays(a, b)
     if kind is list or kind is tuple:
@@ -153,7 +153,7 @@ def are_one(a: Any, b: Any) -> bool:
     try:
         names = _compared_fields(kind)
         if names is not None:
-            # One by one: `==` may give a bool of NumPy's, or say of NaN that it is another.
+            # One by one: `==` may return a NumPy bool, or call NaN different from itself.
             return all(are_one(getattr(a, name), getattr(b, name)) for name in names)
         return (a == b) is True and kind_of(a) == kind_of(b)
     except Exception:
@@ -162,20 +162,20 @@ def are_one(a: Any, b: Any) -> bool:
 
 def _are_same_arrays(a: Any, b: Any) -> bool:
     if isinstance(a, Tracer) or isinstance(b, Tracer):
-        return False  # Their values are not known yet.
+        return False  # Their values are unknown.
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
     if getattr(a, "weak_type", False) != getattr(b, "weak_type", False):
         return False
     if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-        # A garbage collection may ask in the middle of a trace, which would have a part in it.
+        # A garbage collection may compare in the middle of a trace, which must not record it.
         with jax.ensure_compile_time_eval():
             a, b = jax.random.key_data(a), jax.random.key_data(b)
-    # Bytes, for which NaN is NaN, and the signs of zeros differ.
+    # As bytes, NaN equals NaN, and the signs of zeros differ.
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def are_pairwise_one(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether all values are one with those at the same indices of the other sequence."""
-    # What static containers hold is mostly the same objects: small numbers, names, functions.
+    """Whether each value equals the one at the same index of the other sequence."""
+    # Static containers mostly contain the same objects: small numbers, names, functions.
     return len(a) == len(b) and (all(map(is_, a, b)) or all(map(are_one, a, b)))

@@ -1,16 +1,16 @@
-"""From an access function to paths: what did `where` point at?
+"""From an access function to paths: which nodes does `where` return?
 
 `where` is called on a proxy of the tree: the same containers and the same classes, so that
 `isinstance`, iteration and methods work, but with a mark instead of each leaf. Records are
-filled in only where `where` looks, so that the cost follows the access and not the tree. What
-comes back is recognized by identity, so two equal nodes are never confused.
+filled in only where `where` looks, so that the cost depends on the access and not on the tree. The
+result is recognized by identity, so two equal nodes are never confused.
 
-What a mark passes through unchanged need not pass the leaf itself on: `stack[0].weight` is a mark,
-and of the array a slice. So `where` is called on the tree itself, too, and names a node only if it
-gives that very node there.
+A mark may be returned where `where` does not return the leaf itself: `stack[0].weight` is a mark,
+but a slice of the array. So `where` is called on the tree itself, too, and names a node only if it
+returns that very node there.
 
-Configuration, `None` and `()` keep their values at first, because `where` may branch on them. Only
-if the answer is not recognized is `where` asked again with marks instead of them.
+Configuration, `None` and `()` have their values at first, because `where` may branch on them. Only
+if the result is not recognized is `where` called again, with marks instead of them.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from pytreemod.typing import IsLeaf, KeyPath, PyTree, Where, class_of, jtu
 
 
 class Target(NamedTuple):
-    """One node that `where` named, and its path."""
+    """One node that `where` returned, and its path."""
 
     path: tuple[Any, ...]
     node: Any
 
 
 class _Mark:
-    """Stands for one leaf; refuses every computation."""
+    """Represents one leaf; refuses every computation."""
 
-    # By names that no leaf has: what is asked of a mark is meant for the leaf.
+    # Names that no leaf has: any other attribute of a mark is meant to be that of the leaf.
     __slots__ = ("makers_", "node_", "path_")
 
     def __init__(self, makers: _Proxies, path: tuple[Any, ...], node: Any):
@@ -66,7 +66,7 @@ class _Mark:
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __neg__ = __abs__ = __call__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __len__ = __iter__ = __getitem__ = _refuse
     __array__ = __jax_array__ = __float__ = __int__ = __index__ = __eq__ = __ne__ = _refuse  # pyright: ignore[reportAssignmentType]  (it never returns)
-    # To be put into a set or a dict is no question about the leaf.
+    # Hashing, as a set or dict does, asks nothing of the leaf.
     __hash__ = object.__hash__
 
 
@@ -85,38 +85,38 @@ def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
 
 
 class Found(NamedTuple):
-    """What `where` named: one node, or a sequence of nodes."""
+    """The nodes that `where` returned: one node, or a sequence of nodes."""
 
     targets: tuple[Target, ...]
     single: bool
 
 
 class _Marked(NamedTuple):
-    """What has a mark instead, besides the leaves."""
+    """Which nodes are replaced by marks, besides the leaves."""
 
     none: bool = False
     empty: bool = False
     config: bool = False
 
 
-# With the fewest marks first: the more there are, the less is the proxy like the tree.
+# With the fewest marks first: every mark makes the proxy less like the tree.
 _MODES = tuple(_Marked(n, e, c) for c, e, n in product((False, True), repeat=3))
 
 
 class _Proxies:
-    """Makes proxies, and remembers the target of each."""
+    """Makes proxies, and records the target of each."""
 
     def __init__(self, is_leaf: IsLeaf, marked: _Marked):
         self.is_leaf = is_leaf
         self.marked = marked
         self.leaf_classes: set[Any] = set()
-        # Of what does not know its own target: containers, and records that are filled in.
-        # They are kept alive, or a later one could take an id.
+        # The targets of nodes that cannot record them: containers, and records that are filled in.
+        # The nodes stay alive, or a later one could get the same id.
         self.nodes: dict[int, tuple[Any, Target]] = {}
 
     def make(self, node: Any, path: tuple[Any, ...]) -> Any:
         kind = class_of(node)
-        # Once met, a class of leaves need not be looked up in JAX's registry again.
+        # A known class of leaves need not be looked up in JAX's registry again.
         if kind in self.leaf_classes or (self.is_leaf is not None and self.is_leaf(node)):
             return _Mark(self, path, node)
         if node is None or (kind is tuple and not node):
@@ -130,23 +130,23 @@ class _Proxies:
             self.leaf_classes.add(kind)
             return _Mark(self, path, node)
         made: Any = []
-        # No comprehension: one frame for each level of a tree, of the thousand there are.
+        # No comprehension: it would add a frame for each level of the tree (Python allows 1000).
         for key, child in children:
             made.append(self.make(child, (*path, key)))
         if kind is dict:
-            # In its own order, in which `where` may go through it; JAX's is that of sorted keys.
+            # In the dict's own order, in which `where` may iterate; JAX sorts the keys.
             by_name = {key.key: part for (key, _), part in zip(children, made, strict=True)}
             made = {name: by_name[name] for name in node}
         elif kind is not list:
-            # By JAX, so that it is of the node's own class, whatever that is.
+            # By JAX, so that it has the node's own class.
             made = jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(made)
         if id(made) in self.nodes:
-            # A class that has one instance: by identity its paths could not be distinguished.
+            # A class with a single instance: identity could not distinguish its paths.
             return _Mark(self, path, node)
         return self.remember(made, path, node)
 
     def remember(self, made: Any, path: tuple[Any, ...], node: Any) -> Any:
-        """A proxy, which will be recognized."""
+        """Record a proxy, to recognize it later, and return it."""
         self.nodes[id(made)] = made, Target(path, node)
         return made
 
@@ -156,19 +156,19 @@ class _Proxies:
             return Target(answer.path_, answer.node_) if answer.makers_ is self else None
         _, target = self.nodes.get(id(answer), (None, None))
         if target is None and record_of(answer) is not None:
-            # A class's own `__getattribute__` would take this for a read of a field.
+            # A class's own `__getattribute__` would take this for reading a field.
             source = source_of(object.__getattribute__(answer, "__stored__"))
             if isinstance(source, _ProxySource) and source.makers is self:
                 target = Target(source.path, source.node)
         return target
 
     def recognize(self, answer: Any, actual: Any) -> Found | None:
-        """What an answer names, where `actual` is what `where` gives of the tree itself."""
+        """The nodes that a result names, where `actual` is the result for the tree itself."""
         target = self.target(answer)
         if target is not None:
             return Found((target,), single=True) if _is_same(target.node, actual) else None
         items, others = _items(answer), _items(actual)
-        # An empty tuple may be a node: Python has but one, whoever wrote it.
+        # An empty tuple may be a node: Python has only one.
         is_unclear = class_of(answer) is tuple and not answer and not self.marked.empty
         if items is None or others is None or len(items) != len(others) or is_unclear:
             return None
@@ -185,7 +185,7 @@ class _Proxies:
         return Found(tuple(targets), single=False)
 
     def refuse_made(self, answer: Any, actual: Any, name: str) -> None:
-        """Refuse an answer that is made of nodes, and depends on what the leaves are."""
+        """Refuse a result that is made of nodes, and depends on the values of leaves."""
         items, others = _items(answer), _items(actual)
         if items is not None and others is not None and len(items) != len(others):
             raise SpecError(
@@ -203,7 +203,7 @@ class _Proxies:
         for (below, leaf), other in zip(leaves, others, strict=True):
             target = self.target(leaf)
             if target is not None and not _is_same(target.node, other):
-                # Of a member of a stack, all leaves are such parts.
+                # For a member of a stack, all leaves are such parts.
                 ends = target.path[len(target.path) - len(below) :] == below
                 above = target.path[: -len(below)] if below and ends else None
                 _refuse_made(target, other, name, above)
@@ -236,17 +236,17 @@ class _ProxySource(AbstractSource):
             if name not in node.__stored__:
                 self.read(node, name)
         node.__stored__[PRIVATE].source = None
-        # Without a source it no longer knows its own target.
+        # Without a source it no longer records its own target.
         self.makers.remember(node, self.path, self.node)
 
 
 def _items(answer: Any) -> Sequence[Any] | None:
-    items: Any = answer  # A checker narrows `answer` to containers of it knows not what.
+    items: Any = answer  # Type checkers would narrow `answer` to containers of unknown items.
     return items if isinstance(answer, (list, tuple)) else None
 
 
 def _is_same(node: Any, actual: Any) -> bool:
-    """Whether two nodes are one, or are of one structure around the same leaves."""
+    """Whether two nodes are the same object, or have one structure with the same leaves."""
     if node is actual:
         return True
     leaves, treedef = jtu.tree_flatten(node)
@@ -261,13 +261,13 @@ def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Foun
         where: an access function, or a path pattern.
         tree: the tree.
         is_leaf: nodes to treat as leaves.
-        name: what to call `where` in errors.
+        name: the name of `where` in errors.
 
     Returns:
-        The targets, in the order in which they were named.
+        The targets, in the order of `where`.
 
     Raises:
-        SpecError: `where` computes, or names something that is not in the tree.
+        SpecError: `where` computes, or returns something that is not in the tree.
     """
     if isinstance(where, str):
         return _locate_pattern(where, tree, name)
@@ -277,13 +277,13 @@ def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Foun
 
 
 def refuse_model(spec: Any, where: str) -> None:
-    """Refuse a Module that holds arrays where it is said which nodes are meant.
+    """Refuse a Module that contains arrays as the argument that selects nodes.
 
-    It can often be called, but it is a model in another argument's position.
+    Many Modules can be called, but here such a Module is a model in another argument's position.
 
     Args:
-        spec: what came: a function, or a Module.
-        where: the argument.
+        spec: the argument: a function, or a Module.
+        where: its name.
 
     Raises:
         SpecError: it is such a Module.
@@ -303,7 +303,7 @@ def refuse_model(spec: Any, where: str) -> None:
 
 
 def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Found:
-    # First, for an error that it meets here is the one to show.
+    # First, because an error that it raises here is the error to show.
     actual = where(tree)
     for marked in _MODES:
         is_first = marked is _MODES[0]
@@ -315,7 +315,7 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
                 return found
             if is_first:
                 proxies.refuse_made(answer, actual, name)
-        # With marks for more than leaves, a failure says nothing of the function as it was written.
+        # With marks for more than leaves, an error says nothing about the original function.
         except SpecError:
             if is_first:
                 raise
@@ -334,7 +334,7 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
                     ],
                 ) from error
         finally:
-            # They hold the tree: not in a circle, in which it would outlive its last use.
+            # They refer to the tree; break the cycle, or the tree would outlive its last use.
             proxies.nodes.clear()
     raise SpecError(
         name,
@@ -345,7 +345,7 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
 
 
 def _refuse_made(target: Target, made: Any, name: str, above: KeyPath | None) -> NoReturn:
-    """Refuse an answer that is made of a leaf, or of all leaves of a node `above`."""
+    """Refuse a result that is made of a leaf, or of all leaves of a node `above`."""
     pattern = path_text(target.path)
     if name.startswith("tree_at") and above:
         call = "lambda old: jax.tree.map(lambda a, b: a.at[i].set(b), old, new)"

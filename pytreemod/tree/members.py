@@ -1,6 +1,6 @@
-"""Which axes of an array are of layers, or members, that a node holds as one.
+"""Which axes of an array are layer axes, of a Stack or an Ensemble.
 
-This is the one file that knows: optimizers, initial values and computed leaves all ask it.
+Only this file knows: optimizers, initial values and computed leaves all use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
 
 def layer_axes(tree: PyTree) -> PyTree:
-    """How many leading axes of each leaf are axes of layers, or of members.
+    """The number of leading axes of each leaf that are layer axes.
 
     [`nn.Stack`][pytreemod.nn.Stack], [`nn.Ensemble`][pytreemod.nn.Ensemble] and an `MLP` with
     `scan=True` add one such axis to their arrays; nested, each adds one. Arrays that the members of
@@ -24,10 +24,10 @@ def layer_axes(tree: PyTree) -> PyTree:
     `nn.Stack.from_layers(pm.unstack(layers))` makes a Stack of them.
 
     Args:
-        tree: a model, or what has the structure of one, such as its gradients.
+        tree: a model, or a tree of its structure, such as its gradients.
 
     Returns:
-        A tree of the structure of `tree`, of numbers.
+        A tree of the structure of `tree`, with a number for each leaf.
 
     Examples:
         >>> import jax
@@ -42,11 +42,11 @@ def layer_axes(tree: PyTree) -> PyTree:
 
 
 class Hold(NamedTuple):
-    """One axis of a leaf: of what several are held as one.
+    """One layer axis of a leaf.
 
     Attributes:
-        path: from the root, to the node that holds them.
-        whole: from the root, to the node in which they are stacked.
+        path: from the root to the node that contains the layers.
+        whole: from the root to the node in which they are stacked.
         is_independent: whether they are members that do not see each other.
     """
 
@@ -56,11 +56,11 @@ class Hold(NamedTuple):
 
 
 def holds_of(loc: Location) -> list[Hold]:
-    """The axes of a leaf that are of layers or members, the first axis first."""
+    """The layer axes of a leaf, the first axis first."""
     left_out = _LEFT_OUT.get()
     if left_out == "all":
         return []
-    # What only says whose child something is has no step in the path.
+    # A node that only says whose child a value is adds no key to the path.
     nodes = [node for node in loc.nodes if type(node) is not StandsFor]
     found: list[Hold] = []
     for i, node in enumerate(nodes):
@@ -77,17 +77,17 @@ _LEFT_OUT: ContextVar[Literal["members", "all"] | None] = ContextVar("left_out",
 
 
 def axes_left_out() -> Literal["members", "all"] | None:
-    """Which axes trees lack at the moment, though their nodes say otherwise; see `without_axes`."""
+    """Which layer axes trees lack at the moment; see `without_axes`."""
     return _LEFT_OUT.get()
 
 
 @contextlib.contextmanager
 def without_axes(which: Literal["members", "all"] | None) -> Generator[None]:
-    """Say that trees are of one layer or member, though their nodes say otherwise.
+    """Declare that trees lack layer axes at the moment, although their nodes have them.
 
     Args:
-        which: `"members"`, if the axes as far as those of the innermost members have been taken
-            away by a map; `"all"`, if those of layers have, too; None, if trees are whole again.
+        which: `"members"` if a map has removed the axes through the innermost members;
+            `"all"` if it has removed those of layers, too; None if trees have all axes again.
 
     Examples:
         >>> import jax
@@ -105,17 +105,17 @@ def without_axes(which: Literal["members", "all"] | None) -> Generator[None]:
 
 
 def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:
-    """How many leading axes of what is at a path are of layers that are held as one.
+    """The number of leading axes at a path that are layer axes.
 
-    A node that holds layers as one has a method `__stacked__`, without arguments, which gives the
-    paths below which every array has one such axis.
+    A node whose children have a layer axis has a method `__stacked__` without arguments. It returns
+    the paths below which every array has one such axis.
 
     Args:
-        nodes: those above, from the root; one for each step of the path.
+        nodes: the nodes above, from the root; one for each key of the path.
         path: from the root.
 
     Returns:
-        A number, one for each such node.
+        A number for each such node.
 
     Examples:
         >>> import jax
@@ -129,8 +129,8 @@ def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:
 
 
 def _stacked_length(node: Any, below: KeyPath) -> int | None:
-    """How many steps below a node the part begins that it has stacked, on the way to a leaf."""
-    # Asked of any node, for this room does not know layers.
+    """The number of keys below a node at which the stacked part begins, on the way to a leaf."""
+    # Looked up on any node, because this room does not know layers.
     stacked = getattr(class_of(node), "__stacked__", None)
     if stacked is None:
         return None

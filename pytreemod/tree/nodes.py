@@ -2,7 +2,7 @@
 
 JAX's registry has the children of every node. A class may say more by carrying a *record*
 (its `__record__` attribute, an [`AbstractRecord`][pytreemod.tree.nodes.AbstractRecord]): which of
-its attributes are children, which are configuration, and what role each plays. Modules do. This
+its attributes are children, which are configuration, and the role of each. Modules do. This
 room knows no Module, only records.
 """
 
@@ -22,20 +22,20 @@ from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
 DECLARED_ROLES = {DEFAULT_ROLE, "buffer"}
-"""The roles that classes have declared, or that were given to instances. They only grow; nothing is
-decided by them but whether a role that matches nothing is misspelt."""
+"""The roles that classes declare, or that instances were given. The set only grows. It is used only
+to decide whether a role that matches nothing is misspelt."""
 
 GivenRoles = tuple[tuple[tuple[str, ...], str], ...]
-"""Roles by the paths that they were given to: the steps from the instance that has them."""
+"""Roles by the paths that they were given to, relative to the instance that stores them."""
 
 
 class AbstractRecord(ABC):
-    """What a class of frozen records tells the tree room about its instances."""
+    """How a class of immutable records describes its instances to the tree room."""
 
-    # Whether an instance is read as an array computed from it, or as what is at another path.
+    # Whether an instance reads as an array computed from it, or as the value at another path.
     computes = False
     is_hole = False
-    # Whether the nodes and leaves of an instance are not yet those that it will have.
+    # Whether the nodes and leaves of an instance will change when it is finished.
     is_unfinished = False
 
     @abstractmethod
@@ -44,52 +44,52 @@ class AbstractRecord(ABC):
 
     @abstractmethod
     def data_names(self, node: Any) -> tuple[str, ...]:
-        """Those that are children of the pytree, in order."""
+        """The fields that are children of the pytree, in order."""
 
     @abstractmethod
     def role(self, name: str) -> str:
-        """The role that the field was declared with."""
+        """The role that the field declares."""
 
     @abstractmethod
     def given_roles(self, node: Any) -> GivenRoles:
-        """The roles that were given to paths in `node`, besides what its class declares."""
+        """The roles given to paths in `node`, besides those that its class declares."""
 
     @abstractmethod
     def rebuild(self, node: Any, changes: dict[str, Any], is_given: bool = False) -> Any:
-        """A copy of `node` with some fields exchanged: no converter, no check, same split.
+        """Copy `node` with some fields replaced: no converter, no check, same division.
 
-        The new values are stored as they are; with `is_given` they are such as a user would read,
-        which is another thing for a field whose values are stored in another form.
+        The new values are stored unchanged. With `is_given` they have the form that a user reads,
+        which differs for a field that stores its values in another form.
         """
 
     @abstractmethod
     def renewed(self, node: Any, changes: dict[str, Any]) -> Any:
-        """A copy of `node` with other objects for its data, and a copy of what it holds static.
+        """Copy `node` with new objects for its data, and copies of its static containers.
 
-        `node` itself if there is nothing of both.
+        Return `node` itself if it has neither.
         """
 
     @abstractmethod
     def is_finished(self, node: Any) -> bool:
-        """Whether `node` can change no more."""
+        """Whether `node` can no longer change."""
 
     @abstractmethod
     def early(self, node: Any) -> dict[str, Any] | None:
-        """What a pending copy of `node` must hold from the start; None if it cannot be pending."""
+        """The values that a pending copy of `node` needs at once; None if it cannot be pending."""
 
     @abstractmethod
     def proxy(self, node: Any, source: Any) -> Any:
-        """An instance of node's class whose fields are asked of `source` (see `pending`)."""
+        """An instance of node's class that reads its fields from `source` (see `pending`)."""
 
 
 def record_of(node: object) -> AbstractRecord | None:
     """The record of node's class, if it carries one."""
-    # Of the class: an instance may answer to any name, as mocks do.
+    # Of the class: an instance may have any attribute, as mocks do.
     return getattr(type(node), "__record__", None)
 
 
 def own_class(node: object) -> Any:
-    """The class of a node; of one whose class was made to pass for another, that one."""
+    """The class of a node; for a variant, the class that it is a variant of."""
     return getattr(type(node), "__passes_for__", type(node))
 
 
@@ -98,20 +98,20 @@ _is_node_class: Callable[[type], bool] | None = getattr(jtu, "is_tree_node", Non
 
 def is_node(value: object) -> bool:
     """Whether JAX takes `value` apart, judged by its class: the value is not opened."""
-    # To JAX it is a node without children.
+    # For JAX, None is a node without children.
     if value is None:
         return True
     if _is_node_class is not None:
         return _is_node_class(type(value))
-    # Before JAX 0.10 it cannot be asked of a class.
+    # Before JAX 0.10, classes cannot be looked up.
     return not jtu.all_leaves([value])
 
 
 def is_plain_tuple(node: object) -> bool:
-    """Whether JAX takes a tuple, of whatever class, for its items and nothing else.
+    """Whether the items of a tuple, of any class, are all that JAX takes it apart into.
 
-    So it does a tuple and a named tuple. A class that derives from one may have been registered in
-    another way, with data in attributes: it is asked to take a tuple of unknown items apart.
+    They are for a tuple and a named tuple. A class that derives from one may be registered
+    differently, with data in attributes: it has to take a tuple of unknown items apart.
     """
     kind = class_of(node)
     if kind is tuple:
@@ -120,12 +120,12 @@ def is_plain_tuple(node: object) -> bool:
     if names is None or tuple not in kind.__mro__ or getattr(node, "__dict__", ()):
         return False
     items = [object() for _ in range(len(names))]
-    # Past its own `__new__`, which may look at what it is given.
+    # Avoid its own `__new__`, which may check the items.
     probe: Any = tuple.__new__(kind, items)
     try:
         children = jtu.tree_leaves(probe, is_leaf=stop_below(probe))
     except Exception:
-        # A function of the user's that cannot do with unknown items does not take just items.
+        # A user's function that fails on unknown items takes more than items.
         return False
     return len(children) == len(items) and all(map(is_, children, items))
 
@@ -145,11 +145,11 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
             return list(zip(layout.keys, children, strict=True))
         return [(jtu.GetAttrKey(name), stored(node, name)) for name in record.data_names(node)]
     kind = class_of(node)
-    # By hand for what most trees are made of; JAX would build keys and structure for it.
+    # By hand for the most common containers; JAX would build keys and structure.
     if kind is list or kind is tuple:
         return [(jtu.SequenceKey(i), child) for i, child in enumerate(node)]
     if kind is dict:
-        # As JAX does: leaves and their paths must come in the same order.
+        # As JAX does: leaves and their paths must have the same order.
         return [(jtu.DictKey(name), node[name]) for name in _sorted(node)]
     if not is_node(node):
         return None
@@ -158,7 +158,7 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
 
 
 def found_in(tree: PyTree, is_meant: Callable[[Any], bool]) -> list[tuple[KeyPath, Any]]:
-    """The outermost nodes of a tree for which a test is true, with their paths."""
+    """The outermost nodes of a tree that satisfy a test, with their paths."""
     leaves = jtu.tree_leaves_with_path(tree, is_leaf=is_meant)
     return [(path, node) for path, node in leaves if is_meant(node)]
 
@@ -174,10 +174,10 @@ def _sorted(names: Any) -> list[Any]:
 
 
 class StandsFor:
-    """Above a leaf, says that what is below stands for a node of another class.
+    """A marker above a leaf: the nodes below it represent a node of another class.
 
-    A node may say so of its children by a method `__child_kinds__`, which gives a class for each:
-    the values of a State stand for the tokens whose values they are.
+    A node may declare this for its children by a method `__child_kinds__`, which returns a class
+    for each: the values of a State represent the tokens that refer to them.
     """
 
     __slots__ = ("cls",)
@@ -187,17 +187,17 @@ class StandsFor:
 
 
 def is_of(node: Any, types: tuple[type, ...]) -> bool:
-    """Whether `node` is, or stands for, an instance of one of the types."""
+    """Whether `node` is, or represents, an instance of one of the types."""
     if type(node) is StandsFor:
         return issubclass(node.cls, types)
     return isinstance(node, types)
 
 
 class Location(NamedTuple):
-    """A leaf and how it is reached.
+    """A leaf and its location.
 
-    With `is_node`, it is a node instead of a leaf: one that is meant only by what names the
-    node itself, and not by what names a node above it.
+    With `is_node`, it is a node instead of a leaf: only a selector that names the node itself
+    picks it, not one that names a node above it.
     """
 
     path: tuple[Any, ...]
@@ -208,22 +208,22 @@ class Location(NamedTuple):
 
 
 class RoleHere(NamedTuple):
-    """The role of a path in a tree, with what was given to paths further down.
+    """The role at a path in a tree, with the roles that were given to paths further down.
 
     The innermost role that was given explicitly wins: a buffer inside a `"lora"` field is a
-    buffer, a plain parameter inside it is `"lora"`. One that an instance was given for a path
-    counts as if its class had declared it.
+    buffer, a plain parameter inside it is `"lora"`. A role that an instance was given for a path
+    counts as if its class declared it.
     """
 
     role: str = DEFAULT_ROLE
     given: GivenRoles = ()
 
     def of_child(self, node: Any, key: Any) -> RoleHere:
-        """That of a child of the node that is here."""
+        """The role of a child of this node."""
         record = record_of(node)
         own = DEFAULT_ROLE if record is None else record.role(key.name)
         role = self.role if own == DEFAULT_ROLE else own
-        # An instance speaks of its own fields, and of the containers in them, no further.
+        # An instance gives roles to its own fields and the containers in them, no further.
         given = self.given if record is None else record.given_roles(node)
         if not given:
             return RoleHere(role)
@@ -234,7 +234,7 @@ class RoleHere(NamedTuple):
 
 
 def leaves_shown(locs: Sequence[Location]) -> list[str]:
-    """The leaves that a tree has, for an error; with what to do where more are to come."""
+    """The leaves of a tree, for an error, with a hint if a layer is unfinished."""
     shown = [f"the tree has: {some_of([pattern_text(s.path) for s in locs]) or 'no leaves'}"]
     above = [record_of(node) for loc in locs for node in loc.nodes]
     if any(record is not None and record.is_unfinished for record in above):
@@ -246,19 +246,19 @@ def leaves_shown(locs: Sequence[Location]) -> list[str]:
 def with_meant(
     shown: Sequence[str], pattern: tuple[str, ...], locs: Sequence[Location]
 ) -> list[str]:
-    """A hint that says what a pattern that matches nothing may have been, or else what there is.
+    """A hint with the name that a pattern was probably meant to match, or `shown`.
 
     Args:
-        shown: the hint if no name is near.
-        pattern: its steps.
-        locs: the leaves, or nodes, that there are.
+        shown: the hint if no name is close.
+        pattern: its keys.
+        locs: the leaves, or nodes, of the tree.
     """
     meant = _meant_by(pattern, locs) if pattern else None
     return [*shown] if meant is None else ["perhaps it is", repr(meant)]
 
 
 def _meant_by(pattern: tuple[str, ...], locs: Sequence[Location]) -> str | None:
-    """Deeper in the tree, or misspelt."""
+    """The closest path: deeper in the tree, or a similar spelling."""
     starts: dict[str, tuple[str, ...]] = {}
     for loc in locs:
         for length in range(1, len(loc.path) + 1):
@@ -285,7 +285,7 @@ def _locations(
     if children is None:
         yield Location(path, node, above, here.role)
         return
-    # Asked of any node, for this room does not know State.
+    # Looked up on any node, because this room does not know State.
     kinds = getattr(node, "__child_kinds__", None)
     marks = [()] * len(children) if kinds is None else [(StandsFor(k),) for k in kinds()]
     for (key, child), mark in zip(children, marks, strict=True):

@@ -1,4 +1,4 @@
-"""Splitting a tree in two by a filter spec, and putting the halves together again.
+"""Splitting a tree in two by a filter spec, and putting the parts together again.
 
 **Law.** `combine(*partition(t, s))` equals `t`, for every tree `t` and every spec `s`.
 """
@@ -27,7 +27,7 @@ def filter(
         pytree: any tree.
         filter_spec: a selector, a predicate, a bool, or a prefix tree of these.
         inverse: keep the other leaves instead.
-        replace: what replaces the leaves that go.
+        replace: the value that replaces the other leaves.
         is_leaf: where to stop descending.
 
     Returns:
@@ -51,12 +51,12 @@ def filter(
 def partition(
     pytree: _T, filter_spec: FilterSpec, replace: Any = None, is_leaf: IsLeaf = None
 ) -> tuple[_T, _T]:
-    """Split a tree in two: the leaves that `filter_spec` picks, and the rest.
+    """Split a tree in two: the leaves that `filter_spec` picks, and all others.
 
     Args:
         pytree: any tree.
         filter_spec: a selector, a predicate, a bool, or a prefix tree of these.
-        replace: what replaces a leaf in the half that it is not in.
+        replace: the value that replaces a leaf in the tree that it is not in.
         is_leaf: where to stop descending.
 
     Returns:
@@ -82,7 +82,7 @@ def combine(*pytrees: _T, is_leaf: IsLeaf = None) -> _T:
     """Put trees of one structure together: at each path, the first leaf that is not None.
 
     Args:
-        *pytrees: trees that agree but for their Nones.
+        *pytrees: trees that are equal apart from their Nones.
         is_leaf: where to stop descending.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Paths as text: `layers[2].weight`, patterns over them: `layers.*.weight`; and leaves' names."""
+"""Paths as strings, `layers[2].weight`; patterns over them, `layers.*.weight`; names of leaves."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _NAMED = 10
 
 
 def step_name(key: Any) -> str:
-    """One step of a path as a bare word: the attribute's name, the index, the dict's key."""
+    """One key of a path as a bare word: the attribute's name, the index, the dict's key."""
     if isinstance(key, jtu.GetAttrKey):
         return key.name
     if isinstance(key, jtu.SequenceKey):
         return str(key.idx)
     if isinstance(key, (jtu.DictKey, jtu.FlattenedIndexKey)):
         return str(key.key)
-    # Nodes of the user's may have keys of a class of their own.
+    # Users' nodes may have keys of their own class.
     return str(getattr(key, "name", key))
 
 
 class PathName(str):
-    """A path as text that serves as a key, and still knows its steps: the name of a token."""
+    """A path as a string that serves as a key and remembers its keys: the name of a token."""
 
     steps: tuple[str, ...]
 
@@ -40,14 +40,14 @@ class PathName(str):
 
     @classmethod
     def parse(cls, text: str) -> PathName:
-        """The name that is written so."""
+        """The name that `text` spells."""
         name = cls(text)
         name.steps = parse_pattern(text)
         return name
 
 
 def step_names(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """The steps of a path as bare words; a key that is itself a path gives all of its steps."""
+    """The keys of a path as bare words; a key that is itself a path gives all of its keys."""
     names: list[str] = []
     for key in path:
         # In a State, the key of a value is the path of its token.
@@ -57,11 +57,11 @@ def step_names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def path_text(path: tuple[Any, ...], root: str = "") -> str:
-    """A JAX key path as the reader would write the access.
+    """A JAX key path as Python code that accesses the leaf.
 
     Args:
         path: keys, as `jax.tree_util` gives them.
-        root: what the path starts from, such as an argument's name.
+        root: the first part, such as an argument's name.
 
     Returns:
         `layers[2].weight`, `batch['x']`; `root` itself (or `<root>`) for the empty path.
@@ -79,19 +79,19 @@ def path_text(path: tuple[Any, ...], root: str = "") -> str:
         elif isinstance(key, jtu.DictKey):
             text += f"[{key.key!r}]"
         else:
-            # In a way that nobody takes for something to be written.
+            # Not valid Python: this key cannot be written as an access.
             text += f"[<{step_name(key)}>]"
     return text or "<root>"
 
 
 def pattern_text(path: tuple[Any, ...]) -> str:
-    """A JAX key path as the pattern that picks it, written with as few quotes as can be.
+    """A JAX key path as the pattern that picks it, with as few quotes as possible.
 
     Args:
         path: keys, as `jax.tree_util` gives them.
 
     Returns:
-        What `parse_pattern` takes apart into `step_names(path)`; `<root>` for the empty path.
+        The string that `parse_pattern` parses into `step_names(path)`; `<root>` for the empty path.
 
     Examples:
         >>> pattern_text((jtu.DictKey("model"), jtu.SequenceKey(2), jtu.DictKey("mlp/w")))
@@ -100,7 +100,7 @@ def pattern_text(path: tuple[Any, ...]) -> str:
     text = ""
     for key in path:
         word = key.key if isinstance(key, jtu.DictKey) else None
-        # A PathName is written as it is: it has its own steps.
+        # A PathName is written unchanged: it has its own keys.
         if isinstance(word, PathName) or (isinstance(word, str) and word.isidentifier()):
             text += word if not text or word.startswith("[") else f".{word}"
         else:
@@ -109,22 +109,22 @@ def pattern_text(path: tuple[Any, ...]) -> str:
 
 
 def plain_name(path: tuple[Any, ...], sep: str = ".") -> str:
-    """A JAX key path as a name: its steps as bare words, with `sep` between them.
+    """A JAX key path as a name: its keys as bare words, with `sep` between them.
 
-    A step that would not be read as it is written is quoted, in the way of Python's strings:
-    one in which `sep` is found, that is empty, begins with a quote, or cannot be printed. So no two
-    sequences of steps have one name; [`parse_name`][pytreemod.tree.paths.parse_name] has the steps.
+    A key is quoted, as Python quotes strings, if it could not be parsed otherwise: if it is empty,
+    contains `sep`, begins with a quote, or cannot be printed. So no two sequences of keys have the
+    same name; [`parse_name`][pytreemod.tree.paths.parse_name] returns the keys.
 
     Args:
         path: keys, as `jax.tree_util` gives them. In a State, a key is the path of a token, and
-            gives its steps.
-        sep: what is between the steps.
+            gives its keys.
+        sep: the separator between the keys.
 
     Returns:
-        `layers.2.weight`; the empty text for the empty path.
+        `layers.2.weight`; the empty string for the empty path.
 
     Raises:
-        ArgumentError: `sep` is empty, no text, or has a quote in it.
+        ArgumentError: `sep` is empty, not a string, or contains a quote.
 
     Examples:
         >>> plain_name((jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.GetAttrKey("weight")))
@@ -138,30 +138,30 @@ def plain_name(path: tuple[Any, ...], sep: str = ".") -> str:
 
 def _word(step: str, sep: str) -> str:
     is_plain = step != "" and step[0] != "'" and step.isprintable()
-    # Of the separator, too, some of which may be at the step's end: "a:" before "::".
+    # With the separator, part of which may end the key: "a:" before "::".
     if is_plain and (step + sep).index(sep) == len(step):
         return step
-    # Python quotes what has a double quote in it with single ones, whatever else it has.
+    # With a double quote in it, Python always chooses single quotes.
     return "'" + repr('"' + step)[2:]
 
 
-# With the escapes that `repr` writes, and no other.
+# The escapes that `repr` writes, and no other.
 _ESCAPE = r"\\(?:['\\nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"
 _QUOTED = re.compile(rf"'(?:[^'\\]|{_ESCAPE})*'")
 
 
 def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
-    """The steps of a name that [`plain_name`][pytreemod.tree.paths.plain_name] has written.
+    """The keys of a name that [`plain_name`][pytreemod.tree.paths.plain_name] returned.
 
     Args:
         name: such a name.
-        sep: what is between the steps.
+        sep: the separator between the keys.
 
     Returns:
-        The steps, without quotes.
+        The keys, without quotes.
 
     Raises:
-        ArgumentError: this is no such name; or `sep` is empty, no text, or has a quote in it.
+        ArgumentError: `name` is malformed; or `sep` is empty, not a string, or contains a quote.
 
     Examples:
         >>> parse_name("layers.2.weight"), parse_name("'v1.5'.weight"), parse_name("")
@@ -175,7 +175,7 @@ def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
         word = rest.split(sep, 1)[0] if quoted is None else quoted[0]
         rest = rest[len(word) :]
         step = word if quoted is None else _unquoted(word)
-        # A name has one form: what has quotes without need would be a second name of one leaf.
+        # A name has one form: a needless quote would make a second name of the same leaf.
         is_whole = rest == "" or (rest.startswith(sep) and rest != sep)
         if not is_whole or step is None or _word(step, sep) != word:
             hint = ["Put a step that contains it in quotes:", "'v1.5'.weight"]
@@ -189,7 +189,7 @@ def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
 def _unquoted(word: str) -> str | None:
     try:
         return ast.literal_eval(word)
-    except SyntaxError:  # A character's number that is none, or a line break.
+    except SyntaxError:  # An escape of an invalid character, or a line break.
         return None
 
 
@@ -200,7 +200,7 @@ def _check_separator(where: str, sep: Any) -> None:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first of many names, for a text that is to be read."""
+    """The first of many names, as a readable list."""
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
@@ -208,12 +208,12 @@ _STEP = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]]*))\s*\]|([^./\[\]]+)"
 
 
 def parse_pattern(pattern: str) -> tuple[str, ...]:
-    """Split `layers[2].*.weight` (`layers.2.*.weight`, `layers/2/*/weight`) into its steps.
+    """Split `layers[2].*.weight` (`layers.2.*.weight`, `layers/2/*/weight`) into its keys.
 
-    A key that has a dot or a slash itself is quoted: `params['mlp/linear']`, as paths are printed.
+    A key that contains a dot or a slash is quoted: `params['mlp/linear']`, as paths are printed.
 
     Raises:
-        SpecError: the pattern is empty or has an empty step.
+        SpecError: the pattern is empty or has an empty key.
     """
     steps: list[str] = []
     position = 0
@@ -223,7 +223,7 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
             break
         steps.append(next(group for group in found.groups() if group is not None).strip())
         position = found.end()
-        # At the end it joins nothing, and is reported as a stray character.
+        # At the end it separates nothing, and is reported as a stray character.
         if pattern[position : position + 1] in {".", "/"} and position + 1 < len(pattern):
             position += 1
     if position != len(pattern) or not steps:
@@ -239,7 +239,7 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
 def matches(steps: tuple[str, ...], names: tuple[str, ...], exactly: bool = False) -> bool:
     """Whether a pattern matches a path or, if not `exactly`, a node above it.
 
-    `*` stands for one step, `**` for any number.
+    `*` matches one key, `**` any number.
     """
     if not steps:
         return not (exactly and names)

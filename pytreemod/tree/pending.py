@@ -1,18 +1,18 @@
-"""Records whose fields are worked out when they are first read.
+"""Records whose fields are filled in when they are first read.
 
-Records are immutable, so one may be handed out before it is filled in: nobody can see the
-difference, and much of the time nobody looks. The model that a jitted step returns goes straight
-into the next call; it keeps its flat list of arrays, and its hundreds of nodes are built only if
-somebody reads a field. So are the records that JAX makes, node by node: each keeps what it was made
-of, which is also what flattening it gives. `tree_at` uses the same door for the proxies it shows
-to `where`.
+Records are immutable, so one may be returned before it is filled in: the difference cannot be
+seen, and often no field is ever read. The model that a jitted step returns goes straight into the
+next call. It stores its flat list of arrays; its hundreds of nodes are built only if a field is
+read. The same is true of the records that JAX makes, node by node: each stores its children, which
+flattening returns again. `tree_at` uses the same mechanism for the proxies that it passes to
+`where`.
 
 A class takes part by a [`Waiting`][pytreemod.tree.pending.Waiting] for each field; reading a field
 takes 12 to 15 ns longer with one (3 to 5 without). They are in the class, and not in a
 `__getattr__`, because `isinstance(model, Protocol)` looks for the fields there, without asking the
 instance.
 
-A record's dict, with its source, is `__stored__`; what a user reads as its `__dict__` is another.
+A record's own dict, with its source, is `__stored__`; the `__dict__` that a user reads is another.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from typing import Any
 
 from pytreemod.typing import class_of
 
-# Where a record's dict has its private object: its layout, or a `Private`. No identifier, so that
-# no field can bear the name.
+# The key in a record's dict for its private object: its layout, or a `Private`. Not an identifier,
+# so that no field can have this name.
 PRIVATE = "<private>"
-# Where it has what flattening it gives: `(children, aux)`. First in `aux` is its layout, which is
-# the source of all fields, and has the `keys` of the children. An identifier that no field bears,
-# for JAX reads it as an attribute.
+# The key for the result of flattening: `(children, aux)`. First in `aux` is the layout, which is
+# the source of all fields, and has the `keys` of the children. An identifier that no field has,
+# because JAX reads it as an attribute.
 FLAT = "__flat__"
-# And what Python's machinery assigns to instances without asking.
+# The attribute that Python itself assigns to instances of generic classes.
 ORIGINAL_CLASS = "__orig_class__"
 
 
 def is_private(name: str) -> bool:
-    """Whether a name in a record's dict is none of its attributes."""
+    """Whether a name in a record's dict is not one of its attributes."""
     return name.startswith("<") or name in (FLAT, ORIGINAL_CLASS)
 
 
 class AbstractSource(ABC):
-    """Where the fields of a pending record come from."""
+    """Where the fields of a pending record are read from."""
 
     __slots__ = ()
 
     @abstractmethod
     def read(self, node: Any, name: str) -> None:
-        """Put at least the field `name`, if there is one, into `node.__stored__`."""
+        """Put at least the field `name`, if it exists, into `node.__stored__`."""
 
     @abstractmethod
     def fill_in(self, node: Any) -> None:
-        """Put all fields into `node.__stored__`, with what else makes it a finished record."""
+        """Put all fields into `node.__stored__`, and everything else that a finished record has."""
 
 
 class Private:
-    """What a record has beside its fields, where that is more than its layout.
+    """Data of a record beside its fields, if it has more than its layout.
 
-    A layout has the same attributes, so that a record that is finished needs no object of its own.
+    A layout has the same attributes, so that a finished record needs no object of its own.
 
     Attributes:
         layout: how its fields divide.
-        source: where fields come from that are not in its dict yet; None if all are.
-        snapshot: its arrays as one flat list, once somebody asked (see `tree.snapshots`).
-        is_derivative: whether it came from a transform that differentiates.
+        source: where missing fields are read from; None if there are none.
+        snapshot: its arrays as one flat list, once requested (see `tree.snapshots`).
+        is_derivative: whether a transform that differentiates returned it.
     """
 
     __slots__ = ("is_derivative", "layout", "snapshot", "source")
@@ -74,11 +74,11 @@ class Private:
 
 
 def private_of(node: Any) -> Private:
-    """The private object of a finished record, to be written to."""
+    """The private object of a finished record, for writing."""
     fields = node.__stored__
     own = fields.get(PRIVATE)
     if own is None:
-        # Of another thread, if that has just filled it in.
+        # If another thread has just filled it in.
         layout = fields[FLAT][1][0]
         own = fields.setdefault(PRIVATE, Private(layout, layout))
     if class_of(own) is not Private:
@@ -87,9 +87,9 @@ def private_of(node: Any) -> Private:
 
 
 class Waiting:
-    """Stands in a class for a field, and fills a pending instance in when the field is read.
+    """A class attribute for a field: fills a pending instance in when the field is read.
 
-    It has no `__set__`, so that Python prefers what is in an instance's dict.
+    It has no `__set__`, so that Python prefers the entry in an instance's dict.
     """
 
     __slots__ = ("name",)
@@ -103,16 +103,16 @@ class Waiting:
             source = source_of(fields)
             if source is not None:
                 source.read(instance, self.name)
-            # Looked up even if nothing was pending: another thread may have just filled it in.
+            # Look even if nothing was pending: another thread may have just filled it in.
             if self.name in fields:
                 return fields[self.name]
         return self.without(instance, owner, owner.__mro__)
 
     def without(self, instance: Any, owner: type, bases: Iterable[type]) -> Any:
-        """What Python would find in these bases if nothing stood here.
+        """The attribute that Python would find in these bases without this object.
 
         Raises:
-            AttributeError: nothing.
+            AttributeError: there is none.
         """
         for base in bases:
             kept: Any = vars(base).get(self.name, self)
@@ -131,31 +131,31 @@ class Waiting:
 
 
 def has_attribute(cls: type, name: str) -> bool:
-    """Whether Python finds something in a class, other than what waits for an instance's field."""
+    """Whether Python finds an attribute in a class, other than a `Waiting`."""
     return any(has_own_attribute(base, name) for base in cls.__mro__)
 
 
 def has_own_attribute(cls: type, name: str) -> bool:
-    """Whether the body of a class has something, other than what waits for an instance's field."""
+    """Whether the body of a class has an attribute, other than a `Waiting`."""
     return name in vars(cls) and not isinstance(vars(cls)[name], Waiting)
 
 
 def open_to_waiting(cls: type, names: Iterable[str]) -> None:
-    """Let instances of `cls` be pending, and whoever looks at the class find their fields.
+    """Let instances of `cls` be pending, with their fields visible in the class.
 
     Args:
         cls: the class of a record.
-        names: its fields that the class has no attribute for.
+        names: the fields for which the class has no attribute.
     """
     for name in names:
-        # What waits and reads otherwise stays.
+        # Do not replace a `Waiting` of a subclass.
         if name not in vars(cls):
-            # Past the metaclass, which would take it for a new value of the class.
+            # Bypass the metaclass, which would take it for a new class attribute.
             type.__setattr__(cls, name, Waiting(name))
 
 
 def source_of(fields: dict[str, Any]) -> AbstractSource | None:
-    """Where the fields of a record come from that are not in its dict; None if it has them all."""
+    """Where the missing fields of a record are read from; None if it has them all."""
     own = fields.get(PRIVATE)
     if own is not None:
         return own.source

@@ -1,4 +1,4 @@
-"""Predicates on leaves: which of them are arrays.
+"""Predicates on leaves: whether they are arrays.
 
 NumPy arrays and scalars count as arrays everywhere: they are traced, mapped and differentiated
 as JAX arrays are.
@@ -37,16 +37,16 @@ def is_array(element: Any) -> bool:
 
 
 def is_carried(element: Any) -> bool:
-    """Whether JAX carries `element` through a transform: an array, or any other traced value.
+    """Whether `element` passes through a JAX transform: an array, or any other traced value.
 
-    A tracer need not be of an array: there are `Ref`s, and values of types that were registered. It
-    is never configuration: as such it would come out of its trace.
+    A tracer need not be of an array: there are `Ref`s, and values of registered types. A tracer
+    is never configuration, or it would leak out of its trace.
     """
     return isinstance(element, _CARRIED)
 
 
 def is_abstract(element: Any) -> bool:
-    """Whether `element` is an array, or a `jax.ShapeDtypeStruct` instead of one."""
+    """Whether `element` is an array or a `jax.ShapeDtypeStruct`."""
     return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))
 
 
@@ -67,7 +67,7 @@ def is_array_like(element: Any) -> bool:
 
 
 def _converts(element: Any) -> bool:
-    # Tracers have the attribute, and it is None.
+    # Tracers have the attribute, but it is None.
     return callable(getattr(element, "__jax_array__", None))
 
 

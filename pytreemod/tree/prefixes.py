@@ -1,8 +1,8 @@
 """Prefix trees: a value, or a rule, for every leaf of a tree.
 
-Wherever a transform takes one value for each leaf (an axis, a spec, a bool), it takes a *prefix*:
-one value for the whole tree, a tree of values whose leaves stand for whole subtrees, a rule
-[`by`][pytreemod.by] anywhere inside it, or a Module that has values instead of its data.
+Wherever a transform takes one value for each leaf (an axis, a spec, a bool), it takes a *prefix*.
+That is one value for all leaves, or a tree of values that each apply to a subtree. A rule
+[`by`][pytreemod.by] may be anywhere inside it, and so may a Module that has values instead of data.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]
 class By(Rule):
     """A rule that gives each leaf the value of the first selector that picks it.
 
-    Made by [`by`][pytreemod.by]; accepted wherever a prefix tree is. Called on a tree, it gives a
-    tree of values, as labels and masks of optax are.
+    Made by [`by`][pytreemod.by]; accepted wherever a prefix tree is. Called on a tree, it returns a
+    tree of values, as optax's labels and masks are.
     """
 
     __slots__ = ("items",)
@@ -42,7 +42,7 @@ class By(Rule):
         self.items = tuple(items)
 
     def __call__(self, tree: PyTree) -> PyTree:
-        """The tree with the value of each leaf instead of that leaf.
+        """The tree with each leaf replaced by its value.
 
         Args:
             tree: any tree.
@@ -66,8 +66,8 @@ class By(Rule):
     ) -> list[Any]:
         """The value for each leaf of `tree`, in JAX's order.
 
-        With `strict=False`, a path that matches nothing is let pass: it may be meant for another
-        tree that the rule is applied to. `check` looks at all of them.
+        With `strict=False`, a path may match nothing: it may be meant for another tree that the
+        rule applies to. `check` checks the rule against all of them.
 
         Raises:
             SpecError: no selector picks some leaf, a path in the rule matches nothing, or an entry
@@ -97,13 +97,13 @@ class By(Rule):
         return values
 
     def check(self, trees: Sequence[PyTree]) -> None:
-        """Check the rule against several trees that it is for: an entry need not fit each of them.
+        """Check the rule against several trees: an entry has to fit one of them.
 
         Raises:
             SpecError: a path in the rule matches nothing, or an entry decides nothing.
         """
         refuse_unmatched(self.selectors, trees)
-        # The first is never shadowed, nor is the default.
+        # The first entry is never shadowed, nor is the default.
         if self.selectors[1:] not in ([], [_DEFAULT]):
             groups = [Locations(locations(tree)) for tree in trees]
             pairs = list(zip(groups, trees, strict=True))
@@ -116,7 +116,7 @@ class By(Rule):
             refuse_shadowed(repr(self), self.items, entries, shadowed, every)
 
     def naming(self) -> By:
-        """A rule that says whether this one names a leaf: by anything but its default."""
+        """A rule that is true of the leaves that this one names by anything but its default."""
         return By([(selector, selector != _DEFAULT) for selector in self.selectors])
 
     @property
@@ -156,8 +156,8 @@ def decide(
         count: how many leaves there are.
 
     Returns:
-        For each leaf the index of its entry, or None; and each entry of which all that it picks is
-        decided by those before it, with what it picks.
+        For each leaf the index of its entry, or None; and each entry whose leaves are all decided
+        by earlier entries, with those leaves.
     """
     entries: list[int | None] = [None] * count
     shadowed: list[tuple[int, list[int]]] = []
@@ -179,21 +179,25 @@ def refuse_shadowed(
     shadowed: Sequence[tuple[int, list[int]]],
     locs: Sequence[Location],
 ) -> None:
-    """Refuse an entry that can decide nothing, for others before it have all that it picks.
+    """Refuse an entry that decides nothing, because earlier entries pick all of its leaves.
 
-    Not one that picks nothing, by class or role: a model need not have what a rule for many models
-    names. Nor one that ends the rule and picks all: that is the default. Nor one that asks for
-    arrays, which may be others; nor where the value is the same.
+    Some entries may decide nothing:
+
+    - one that picks nothing, by class or role, because a model need not have everything that a rule
+      for many models names;
+    - a last one that picks everything: it is the default;
+    - one that looks at arrays, which may change;
+    - one with the same value as those before it.
 
     Args:
-        where: what to call the rule in errors.
+        where: the name of the rule in errors.
         items: its entries.
-        entries: as `decide` gives them.
+        entries: as `decide` returns them.
         shadowed: the same.
         locs: the locations of the leaves.
 
     Raises:
-        SpecError: there is one.
+        SpecError: there is such an entry.
     """
     for index, hits in shadowed:
         selector, value = items[index]
@@ -211,7 +215,7 @@ def refuse_shadowed(
                 for i, (other, _) in zip(hits, before, strict=True)
             ],
             hint=[
-                "the first that picks a leaf decides: what is special comes first,",
+                "the first that picks a leaf decides: put special entries first,",
                 f"pm.by({{{selector!r}: ..., {before[0][0]!r}: ...}})",
             ],
         )
@@ -221,31 +225,31 @@ def _are_same(value: Any, other: Any) -> bool:
     try:
         return value is other or bool(value == other)
     except Exception:
-        # Of arrays, for instance.
+        # For instance, arrays.
         return False
 
 
 def by(rules: dict[Any, Any]) -> By:
     """A prefix tree as a rule: `pm.by({selector: value, ..., ...: default})`.
 
-    The rule is resolved against the tree that it is given for: the first selector that picks a
-    leaf gives its value, and a leaf that nothing picks is an error that names it. Selectors are
-    written as everywhere: `select.path(...)` or a string, a class for `select.type`, a predicate;
-    the key `...` is the default, wherever it is written. Called on a tree, the rule gives the tree
-    of values, so that it serves as labels and masks of optax as it is.
+    The rule is resolved against the tree that it is given for: the first selector that picks a leaf
+    gives its value, and a leaf that nothing picks raises an error that names it. Selectors are
+    written as everywhere: `select.path(...)` or a string, a class for `select.type`, a predicate.
+    The key `...` is the default, wherever it is written. Called on a tree, the rule returns the
+    tree of values, so that it can be passed to optax as labels or masks.
 
-    What is special comes before what is general: an entry of which all leaves are decided by
-    others before it is an error.
+    Write special entries before general ones: an entry whose leaves are all decided by earlier
+    entries is an error.
 
     Args:
-        rules: from selectors to values.
+        rules: a dict from selectors to values.
 
     Returns:
         A value to pass as `in_axes`, `out_axes`, or any other prefix; it may be anywhere
         inside a prefix tree.
 
     Raises:
-        SpecError: `rules` is no dict, or is empty.
+        SpecError: `rules` is not a dict, or is empty.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -263,7 +267,7 @@ def by(rules: dict[Any, Any]) -> By:
             hint=["write, for instance", "pm.by({pm.nn.BatchNorm: 0, ...: None})"],
         )
     ordered = [item for item in rules.items() if item[0] is not ...]
-    # Last, wherever it is written: for what nothing else picks.
+    # The default goes last, wherever it is written.
     if ... in rules:
         ordered.append((..., rules[...]))
     return By([(as_selector(key), value) for key, value in ordered])
@@ -279,23 +283,23 @@ def spread(
     path: tuple[Any, ...] = (),
     root: str = "",
 ) -> list[Any]:
-    """Give every leaf of `tree` what `spec`, a prefix of it, says.
+    """Return the value that `spec`, a prefix of `tree`, has for each leaf.
 
     Args:
         spec: the prefix.
         tree: the tree.
-        resolve: turns one leaf of the prefix, the subtree that it stands for and that subtree's
-            path into a list with one value for each leaf of the subtree.
+        resolve: maps a leaf of the prefix, the subtree that it applies to and that subtree's
+            path to a list with one value for each leaf of the subtree.
         stops: which nodes of `spec` are its leaves.
-        where: what to call the prefix in errors.
-        path: where `tree` is in the whole.
-        root: what to call the whole in errors.
+        where: the name of the prefix in errors.
+        path: the location of `tree` in the root.
+        root: the name of the root in errors.
 
     Returns:
         One value for each leaf.
 
     Raises:
-        SpecError: `spec` is not a prefix of `tree`; the path is named.
+        SpecError: `spec` is not a prefix of `tree`; the error names the path.
     """
     inner = None if stops(spec) else children_of(spec)
     if inner is None:
@@ -305,11 +309,11 @@ def spread(
         _refuse_mismatch(spec, tree, where, path_text(path, root))
         return []
     if record_of(tree) is not None:
-        # By name: with other values in them, the fields of a spec may divide otherwise.
+        # By name: the fields of a spec, with other values, may divide differently.
         with reading_stored():
             parts = [getattr(spec, key.name, None) for key, _ in children]
     else:
-        # As many, with the same keys: a part must not go to the child of another.
+        # The same keys: a part must not apply to another's child.
         if [key for key, _ in inner] != [key for key, _ in children]:
             _refuse_mismatch(spec, tree, where, path_text(path, root))
         parts = [part for _, part in inner]
@@ -342,7 +346,7 @@ def _refuse_mismatch(spec: Any, tree: Any, where: str, path: str) -> None:
 
 
 def _several(spec: Any) -> list[str]:
-    """What to write for a list of names, or of classes, where one selector is wanted."""
+    """A hint for a list of names, or of classes, instead of one selector."""
     items: list[Any] = [*spec] if class_of(spec) in (list, tuple) else []
     if items and all(isinstance(item, str) for item in items):
         text = " | ".join(f"pm.select.path({item!r})" for item in items)
@@ -369,23 +373,23 @@ def mask_of(
     """One bool for each leaf of `tree`, from any filter spec.
 
     Args:
-        spec: a selector or what becomes one, `by` with bools, or a prefix tree.
+        spec: a selector or a value that converts to one, `by` with bools, or a prefix tree.
         tree: the tree.
         is_leaf: where to stop descending.
-        where: what to call `spec` in errors.
-        root: what to call `tree` in errors.
-        leaves: `jax.tree.leaves(tree, is_leaf)`, if the caller has them.
+        where: the name of `spec` in errors.
+        root: the name of `tree` in errors.
+        leaves: `jax.tree.leaves(tree, is_leaf)`, if the caller has it.
 
     Returns:
         A list as long as `jax.tree.leaves(tree, is_leaf)`.
 
     Raises:
-        SpecError: the spec is no prefix, or gives something other than bools.
+        SpecError: the spec is not a prefix, or returns something other than bools.
     """
     if callable(spec) and not isinstance(spec, (Rule, type)) and children_of(spec) is None:
         found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves
         picked = ask(spec, found)
-        # Nearly always bools, of which nothing more need be asked.
+        # Nearly always bools, which need no further check.
         return picked if {*map(type, picked)} <= {bool} else [as_bool(v, where) for v in picked]
     if isinstance(spec, Selector):
         return spec.mask(tree, is_leaf)
@@ -396,7 +400,7 @@ def mask_of(
             return [as_bool(v, where) for v in picked]
         if isinstance(value, bool):
             return [value] * len(jtu.tree_leaves(subtree, is_leaf=is_leaf))
-        # What may be a bool, but is an array of one, or traced, is reported as that.
+        # A traced bool, or an array of one, is reported as such.
         if not _is_filter_leaf(value) and not callable(value):
             as_bool(value, where)
         return as_selector(value).mask(subtree, is_leaf)

@@ -1,4 +1,4 @@
-"""Trees as text."""
+"""Trees as strings."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def tree_pformat(
     struct_as_array: bool = False,
     truncate_leaf: Callable[[Any], bool] | None = None,
 ) -> str:
-    """A tree as readable text, arrays as `f32[3,4]`; fields that hold their default are left out.
+    """A tree as readable text, arrays as `f32[3,4]`; fields with their default value are left out.
 
     Args:
         pytree: any tree.
-        width: characters in a line, where they suffice.
+        width: characters in a line, where possible.
         indent: characters by which each level is indented.
-        short_arrays: `f32[3,4]` in place of an array's values.
+        short_arrays: print `f32[3,4]` instead of an array's values.
         struct_as_array: print a `jax.ShapeDtypeStruct` as if it were an array.
-        truncate_leaf: nodes to print as their type's name alone.
+        truncate_leaf: nodes to print as the name of their type.
 
     Returns:
-        The text.
+        The string.
 
     Examples:
         >>> import jax.numpy as jnp
         >>> tree_pformat({"a": jnp.ones((3, 4)), "b": "text"})
         "{'a': f32[3,4], 'b': 'text'}"
     """
-    import wadler_lindig as wl  # Here, for a program that prints nothing need not wait for it.
+    import wadler_lindig as wl  # Here, so that programs that print nothing do not wait for it.
 
     def custom(node: Any) -> Any:
         if truncate_leaf is not None and truncate_leaf(node):
@@ -60,7 +60,7 @@ def tree_pformat(
 def _printed(tree: PyTree, width: int, indent: int, custom: Any, short_arrays: bool) -> str:
     import wadler_lindig as wl
 
-    # What a tree is, not what is computed from it.
+    # Print the tree, and not the values computed from it.
     with reading_stored():
         return wl.pformat(
             tree, width=width, indent=indent, custom=custom, short_arrays=short_arrays
@@ -71,7 +71,7 @@ def _leaf_doc(node: Any, custom: Any, short_arrays: bool, struct_as_array: bool)
     import wadler_lindig as wl
 
     if isinstance(node, _WRAPPERS):
-        # JAX shows where in memory they lie, which says nothing and is never the same twice.
+        # JAX would print an address in memory, which is different in each run.
         return custom(node.__wrapped__) or wl.pdoc(node.__wrapped__)
     if struct_as_array and isinstance(node, jax.ShapeDtypeStruct):
         return wl.array_summary(node.shape, short_dtype(node.dtype), None)
@@ -81,19 +81,20 @@ def _leaf_doc(node: Any, custom: Any, short_arrays: bool, struct_as_array: bool)
 
 
 def short_text(tree: PyTree) -> str:
-    """A tree in as few lines as say what it is: what `print` shows of a Module.
+    """A tree in few lines: the output of `print` for a Module.
 
-    Left out is configuration that is the default of the constructor, and a field that is None where
-    its annotation says that it may be.
-    Items of a list that read the same are one, with their number. An array says its role, if that
-    is not `"param"`; what is tied says to what. Where a node has values for a model (an optimizer),
-    trees of the model's structure are counted. [`tree_pformat`][pytreemod.tree_pformat] has all.
+    Two kinds of fields are left out: configuration that equals the default of the constructor, and
+    a field that is None if its annotation allows None.
+    Items of a list that print alike are printed once, with their number. An array shows its role if
+    that is not `"param"`, and a tie shows its source. Where a node has values for a model (an
+    optimizer), trees of the model's structure are counted.
+    [`tree_pformat`][pytreemod.tree_pformat] prints everything.
 
     Args:
         tree: any tree.
 
     Returns:
-        The text.
+        The string.
 
     Examples:
         >>> import jax
@@ -112,13 +113,13 @@ _AROUND: ContextVar[str] = ContextVar("around", default="")
 
 @contextmanager
 def noted(text: str) -> Generator[str]:
-    """Print something to which a note belongs, which all that is in it has as well.
+    """Print a node with a note, which applies to everything inside it, too.
 
     Args:
-        text: the note; empty for none of its own.
+        text: the note; empty for no note.
 
     Yields:
-        What is to be printed behind it: nothing, if the note is that of what is around.
+        The text to print behind the node: nothing if a node around it has the same note.
     """
     around = _AROUND.get()
     token = _AROUND.set(text or around)
@@ -129,7 +130,7 @@ def noted(text: str) -> Generator[str]:
 
 
 class _Short:
-    """What `short_text` makes of nodes; the printer asks it of each, from the root."""
+    """Documents of nodes for `short_text`; the printer calls it for each node, from the root."""
 
     def __init__(self) -> None:
         self._here = RoleHere()
@@ -137,7 +138,7 @@ class _Short:
         self._seen: set[int] = set()
 
     def doc(self, node: Any) -> Any:
-        """How a node is printed; None for as everything else."""
+        """The document of a node; None for the default one."""
         import wadler_lindig as wl
 
         found = _leaf_doc(node, self.doc, True, False)
@@ -156,7 +157,7 @@ class _Short:
         if self._is_counted:
             count = len(jtu.tree_leaves(node))
             return wl.TextDoc(f"{own_class(node).__name__}({count} leaves)")
-        # A Module that prints itself, or that a user has given a text.
+        # A Module that prints itself, or that the user has given a text.
         return None if hasattr(kind, "__pdoc__") else self._doc_of_record(node, record)
 
     def _doc_of_record(self, node: Any, record: AbstractRecord) -> Any:
@@ -198,7 +199,7 @@ class _Short:
         texts: list[str] = []
         for i, item in enumerate(node):
             doc = self._doc_of_child(node, jtu.SequenceKey(i), item)
-            # Numbers are read one by one; what repeats is what takes lines.
+            # Numbers are read one by one; only repeated Modules take many lines.
             text = wl.pformat(doc, width=_SHORT_WIDTH) if record_of(item) is not None else ""
             if text and texts and texts[-1] == text:
                 docs[-1][1] += 1
@@ -227,7 +228,7 @@ def _in_brackets(begin: str, docs: list[Any], end: str) -> Any:
     import wadler_lindig as wl
 
     if len(docs) == 1:
-        # What is alone needs no lines for its brackets.
+        # A single item needs no lines for its brackets.
         return wl.TextDoc(begin) + docs[0] + wl.TextDoc(end)
     return wl.bracketed(
         begin=wl.TextDoc(begin), docs=docs, sep=wl.comma, end=wl.TextDoc(end), indent=2
@@ -235,14 +236,14 @@ def _in_brackets(begin: str, docs: list[Any], end: str) -> Any:
 
 
 def _in_a_row(docs: list[Any]) -> list[Any]:
-    """Configuration, as much on each line as there is room for."""
+    """Configuration, as much in each line as fits."""
     import wadler_lindig as wl
 
     if not docs:
         return []
     row = docs[0]
     for doc in docs[1:]:
-        # A group of its own, so that a line is broken only before what does not fit.
+        # In a separate group, so that a line breaks only where the next item does not fit.
         row = row + wl.TextDoc(",") + (wl.BreakDoc(" ") + doc).group()
     return [row]
 
@@ -267,7 +268,7 @@ def _defaults_of(cls: Any) -> dict[str, Any]:
 
 
 def _may_be_none(node: Any, name: str) -> bool:
-    """Whether a field's annotation says that it may be None, so that None is nothing to look at."""
+    """Whether a field's annotation allows None, so that a None is not worth printing."""
     field = getattr(node, "__dataclass_fields__", {}).get(name)
     return field is not None and ("None" in str(field.type) or "Optional" in str(field.type))
 
@@ -277,7 +278,7 @@ def _is_default(value: Any, name: str, defaults: dict[str, Any]) -> bool:
 
 
 def array_doc(array: Any, shape: Sequence[int] | None = None) -> Any:
-    """How an array is shown; with a shape, one that is like it, but for the shape."""
+    """How an array is printed; with a shape, an array that differs in its shape alone."""
     import wadler_lindig as wl
 
     dtype = short_dtype(array.dtype)
@@ -288,7 +289,7 @@ def array_doc(array: Any, shape: Sequence[int] | None = None) -> Any:
 
 
 def tree_pprint(pytree: PyTree, **options: Any) -> None:
-    """Print what [`tree_pformat`][pytreemod.tree_pformat] gives.
+    """Print the result of [`tree_pformat`][pytreemod.tree_pformat].
 
     Args:
         pytree: any tree.

@@ -1,8 +1,8 @@
 """New lists and dicts for a new tree.
 
-What returns a changed model shares with the old one all that did not change: arrays, and nodes,
-which are frozen. Lists and dicts are not, and to edit one of the new model's must not edit the old
-one's. So whatever returns a model begins with `with_new_containers`, which gives new lists and
+A function that returns a changed model shares everything unchanged with the old one: arrays, and
+nodes, which are immutable. Lists and dicts are not, and editing one in the new model must not edit
+the old model. So such a function begins with `with_new_containers`, which makes new lists and
 dicts, as every transform does. (`copy.copy` shares them, as in Python.)
 """
 
@@ -20,12 +20,12 @@ _T = TypeVar("_T")
 _DICTS = (dict, OrderedDict, defaultdict)
 
 EDITABLE: dict[type, bool] = dict.fromkeys((list, *_DICTS), True)
-"""Classes of what can be edited, or holds configuration that can; False for a State, whose values
-are its own."""
+"""Classes of objects that can be edited, or that contain configuration that can be; False for a
+State, whose values cannot be edited."""
 
 
 def with_new_containers(tree: _T) -> _T:
-    """A tree with new lists and dicts instead of its own; nodes that hold none are shared.
+    """A tree with new lists and dicts; nodes that contain none are shared.
 
     Args:
         tree: any tree.
@@ -37,7 +37,8 @@ def with_new_containers(tree: _T) -> _T:
     kind = class_of(within)
     if kind is list:
         items: Any = []
-        # No comprehension: one frame for each level of a tree, of the thousand there are.
+        # No comprehension: it would add a frame per level of the tree, and Python allows a
+        # thousand.
         for item in within:
             items.append(with_new_containers(item))
         return items
@@ -46,7 +47,7 @@ def with_new_containers(tree: _T) -> _T:
         for name, item in within.items():
             made[name] = with_new_containers(item)
         return made
-    # Looked through by JAX, in C (0.15 us a node), as most nodes hold none.
+    # JAX searches in C (0.15 us per node), because most nodes contain none.
     if not is_node(within) or not _holds_any(within):
         return tree
     children = children_of(within) or []

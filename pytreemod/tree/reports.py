@@ -1,4 +1,4 @@
-"""How a report of what was found is printed: by kind, a line for each."""
+"""Printing a report of findings: by kind, with a line for each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def report_text(
     always: str = "",
     most: int | None = 10,
 ) -> str:
-    """A report as text: how many of each kind, and the first few of them.
+    """A report as a string: how many findings of each kind, and the first few of them.
 
     Args:
         name: of the report.
         rows: a list for each kind.
-        rest: what is counted besides.
-        always: the kind that is counted even if there is none.
+        rest: other counts.
+        always: the kind that is counted even if it is empty.
         most: how many of each kind are printed; None for all.
 
     Examples:
@@ -38,11 +38,11 @@ def report_text(
 
 
 def aligned(lines: Sequence[Sequence[str]], are_right: Sequence[bool] = ()) -> list[str]:
-    r"""Lines of cells as text, with columns of one width.
+    r"""Lines of cells as strings, with aligned columns.
 
     Args:
-        lines: of equally many cells.
-        are_right: whether a column is flush right; those that are left out are flush left.
+        lines: with equally many cells.
+        are_right: for each column, whether it is flush right; by default flush left.
 
     Examples:
         >>> print("\n".join(aligned([["path", "size"], ["a.b", "3"]], [False, True])))

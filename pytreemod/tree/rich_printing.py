@@ -1,7 +1,7 @@
-"""What treescope shows of a Module or a State in a notebook: what is stored, with roles and ties.
+"""How treescope shows a Module or a State in a notebook: its stored values, with roles and ties.
 
-Treescope asks a node for `__treescope_repr__`, so it is installed and imported wherever this runs.
-Left alone it would read the fields of a Module, and show a tie as a second array and a computed
+Treescope calls a node's `__treescope_repr__`, so it is installed and imported wherever this runs.
+Otherwise it would read the fields of a Module, and show a tie as a second array and a computed
 leaf as its value.
 """
 
@@ -22,8 +22,8 @@ def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: st
     Args:
         node: a Module.
         path: to it, as Python code; None if there is none.
-        renderer: treescope's, for what is in it.
-        note: a comment on the whole.
+        renderer: treescope's, for its contents.
+        note: a comment on the record.
     """
     record = record_of(node)
     assert record is not None
@@ -51,10 +51,10 @@ def rich_rows(
 
     Args:
         cls: its class.
-        rows: of each value the name, the value, and a comment.
-        path: to the object, as Python code; None if its values have none.
+        rows: for each value its name, the value, and a comment.
+        path: to the object, as Python code; None if its values have no path.
         renderer: treescope's, for the values.
-        note: a comment on the whole.
+        note: a comment on the object.
     """
     from treescope import rendering_parts as parts  # pyright: ignore[reportMissingTypeStubs]
 
@@ -77,7 +77,7 @@ def rich_rows(
 
 
 def rich_text(text: str) -> Any:
-    """A text, as treescope shows it."""
+    """A string, as treescope shows it."""
     from treescope import rendering_parts  # pyright: ignore[reportMissingTypeStubs]
 
     return rendering_parts.text(text)

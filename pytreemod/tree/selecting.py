@@ -1,6 +1,6 @@
 """Selectors: one language for "which leaves".
 
-A selector is a value that says, for every leaf of a tree, whether that leaf is meant. Selectors
+A selector is a value that says, for every leaf of a tree, whether it picks that leaf. Selectors
 form a Boolean algebra under `&`, `|` and `~`: for every tree, the mask of `a & b` is the
 leaf-wise *and* of the masks of `a` and `b`, and so on. The functions that users write are in
 [`selectors`][pytreemod.tree.selectors].
@@ -37,17 +37,17 @@ from pytreemod.typing import IsLeaf, PyTree, Tracer, Where, jtu
 
 
 class Rule(ABC):
-    """What is asked of a whole tree: a selector, or a [`by`][pytreemod.by].
+    """A rule for the leaves of a tree: a selector, or a [`by`][pytreemod.by].
 
-    It is called on a tree, as optax calls masks and labels. It is no function on leaves, and no
-    truth value either: what can be written instead is looked for after it.
+    It is called on a tree, as optax calls masks and labels. It is neither a function on leaves nor
+    a truth value; using it as one raises an error with the code to write instead.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def __call__(self, tree: PyTree) -> PyTree:
-        """The tree with what the rule says of each leaf instead of that leaf."""
+        """The tree with each leaf replaced by the rule's value for it."""
 
     def __bool__(self) -> NoReturn:
         raise SpecError(
@@ -59,9 +59,9 @@ class Rule(ABC):
 
 
 class Selector(Rule):
-    """Says which leaves of a tree are meant; combine with `&`, `|` and `~`.
+    """Picks leaves of a tree; combine with `&`, `|` and `~`.
 
-    Called on a tree, it gives a tree of bools of the same structure, as a mask of optax is:
+    Called on a tree, it returns a tree of bools of the same structure, as optax's masks are:
     `optax.adamw(1e-3, mask=~pm.select.path("**.bias"))`.
 
     Examples:
@@ -78,15 +78,15 @@ class Selector(Rule):
         """One bool for each leaf of `tree`, whose locations are `locs`."""
 
     def terms(self) -> Iterator[Selector]:
-        """The selectors that this one is put together from; itself, if it is not."""
+        """The selectors that this one is composed of; only itself if it is not composed."""
         yield self
 
     def paths(self) -> Iterator[PathSelector]:
-        """The path patterns in this selector: matching nothing at all, each would be a mistake."""
+        """The path patterns in this selector: if one matches nothing at all, it is a mistake."""
         return (term for term in self.terms() if isinstance(term, PathSelector))
 
     def __call__(self, tree: PyTree) -> PyTree:
-        """A tree of bools: True where the leaf of `tree` is meant.
+        """A tree of bools: True for each leaf of `tree` that the selector picks.
 
         Args:
             tree: any tree.
@@ -95,7 +95,7 @@ class Selector(Rule):
             A tree of the structure of `tree`.
 
         Raises:
-            SpecError: a path or an access was named that is not in the tree.
+            SpecError: a path or an access function names something that is not in the tree.
 
         Examples:
             >>> import pytreemod as pm
@@ -105,7 +105,7 @@ class Selector(Rule):
         return jtu.tree_structure(tree).unflatten(self.mask(tree))
 
     def is_structural(self) -> bool:
-        """Whether the structure of a tree decides alone what is picked, and no array in it."""
+        """Whether the selection depends on the structure of a tree alone, and on no array in it."""
         return self.structural
 
     def mask(self, tree: PyTree, is_leaf: IsLeaf = None) -> list[bool]:
@@ -119,9 +119,9 @@ class Selector(Rule):
             A list as long as `jax.tree.leaves(tree, is_leaf)`.
 
         Raises:
-            SpecError: a path or an access was named that is not in the tree.
+            SpecError: a path or an access function names something that is not in the tree.
         """
-        # Once for the whole: a part that `pick` is asked of cannot know what it is combined with.
+        # Once for the whole selector: a part does not know what it is combined with.
         refuse_unmatched([self], [tree], is_leaf)
         return self.pick(Locations(locations(tree, is_leaf)), tree, is_leaf)
 
@@ -146,12 +146,12 @@ def refuse_unmatched(
 ) -> None:
     """Refuse a path pattern that matches nothing in any of the trees, and a misspelt role.
 
-    Negated or combined, such a pattern would silently mean everything, or nothing. A path that
-    leads to a node without leaves is in the tree, and so is what one without wildcards names below
-    it: gradients and masked trees have a None, or another empty node, where a model has leaves.
+    Negated or combined, such a pattern would silently pick everything, or nothing. A path to a node
+    without leaves is in the tree, and so is a path without wildcards below one: gradients and
+    masked trees have a None, or another empty node, where a model has leaves.
 
     Raises:
-        SpecError: there is one; what the trees have is listed.
+        SpecError: there is one; the error lists the leaves of the trees.
     """
     patterns = [path for selector in selectors for path in selector.paths()]
     terms = [term for selector in selectors for term in selector.terms()]
@@ -163,7 +163,7 @@ def refuse_unmatched(
     for role in unknown:
         _refuse_misspelt(role, {loc.role for loc in locs})
     for pattern in patterns:
-        # A pattern asks nothing of a tree but its paths.
+        # A pattern depends on nothing but paths.
         if any(pattern.pick(locs, None, is_leaf)):
             continue
         empty = [loc for tree in trees for loc in _empty_nodes(tree, is_leaf)]
@@ -186,9 +186,10 @@ def refuse_unmatched(
 
 
 def _refuse_misspelt(role: str, found: set[str]) -> None:
-    """Refuse a role that no class has declared, and that is nearly one that is there.
+    """Refuse a role that no class declares, but that resembles a declared one.
 
-    Not every role that matches nothing: a model need not have what a rule for many models names.
+    Other roles may match nothing: a model need not have everything that a rule for many models
+        names.
     """
     similar = get_close_matches(role, DECLARED_ROLES | found, n=1, cutoff=0.75)
     if role not in found and similar:
@@ -215,17 +216,17 @@ def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[Location]:
 
 
 class _Term(Selector):
-    """A selector that is what it was made of: two of a kind are equal if that is.
+    """A selector that is defined by its parts: two of a class are equal if their parts are.
 
-    A frozen dataclass, but for its code that is written when it is imported: nine of them took
-    a tenth of the time in which the package is.
+    It behaves as a frozen dataclass. It is not one, because generating the code for nine of them
+    took a tenth of the time of importing the package.
     """
 
     __slots__ = ()
 
     def __init__(self, *parts: Any):
         for name, part in zip(self.__slots__, parts, strict=True):
-            # Past our own, which refuses.
+            # Bypass the class's own, which refuses.
             object.__setattr__(self, name, part)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
@@ -236,7 +237,7 @@ class _Term(Selector):
         return tuple(getattr(self, name) for name in self.__slots__)
 
     def __eq__(self, other: object) -> bool:
-        # `a & b` and `a | b` are made of the same.
+        # `a & b` and `a | b` have the same parts.
         if type(other) is not type(self):
             return NotImplemented
         return self._parts() == other._parts()
@@ -250,11 +251,11 @@ class _Term(Selector):
 
 
 class Locations(list[Location]):
-    """Locations of leaves, with the names of their paths, which many selectors ask for."""
+    """Locations of leaves, with a cache of the names of their paths, for many selectors."""
 
     @ft.cached_property
     def names(self) -> list[tuple[str, ...]]:
-        """The steps to each leaf, by name."""
+        """The keys of the path to each leaf, as words."""
         return [step_names(loc.path) for loc in self]
 
     @ft.cached_property
@@ -305,13 +306,13 @@ class TypeSelector(_Term):
     types: tuple[type, ...]
 
     def is_structural(self) -> bool:
-        """Unless the types tell arrays of one kind from those of another."""
+        """False if the types distinguish kinds of arrays."""
         return all(len({issubclass(kind, t) for kind in _KINDS_OF_ARRAYS}) == 1 for t in self.types)
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves of the types, and leaves below nodes of the types."""
         return [
-            # Of the nodes above, too: a class means all that is inside of its instances.
+            # Of the nodes above, too: a class picks everything inside its instances.
             isinstance(loc.leaf, self.types) or any(is_of(n, self.types) for n in loc.nodes)
             for loc in locs
         ]
@@ -320,12 +321,12 @@ class TypeSelector(_Term):
         return f"select.type({', '.join(t.__qualname__ for t in self.types)})"
 
 
-# An array of any kind may replace one of another.
+# An array of one kind may replace one of another.
 _KINDS_OF_ARRAYS = (jax.Array, np.ndarray, *np.sctypeDict.values())
 
 
 class RoleSelector(_Term):
-    """Leaves that were declared with one of the given roles."""
+    """Leaves that declare one of the given roles."""
 
     __slots__ = ("roles",)
     structural = True
@@ -359,14 +360,14 @@ class AccessSelector(_Term):
     """Leaves at or below the nodes that an access function returns."""
 
     __slots__ = ("where",)
-    # The function may not look inside a leaf.
+    # The function cannot look inside a leaf.
     structural = True
     where: Where
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below the nodes that the function returns."""
         found = locate(self.where, tree, is_leaf, "select.at(where)")
-        # A node instead of a leaf is meant by its own path, not by one above it.
+        # A node instead of a leaf is picked by its own path, not by one above it.
         starts = {target.path for target in found.targets}
         lengths = {len(start) for start in starts}
         return [
@@ -380,7 +381,7 @@ class AccessSelector(_Term):
 
 class _Predicate(_Term):
     __slots__ = ("predicate",)
-    # Not structural: it may ask for an array's shape or dtype.
+    # Not structural: it may look at an array's shape or dtype.
     predicate: Any
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
@@ -457,10 +458,10 @@ class _Without(_Term):
 
 
 def ask(predicate: Any, leaves: Sequence[Any]) -> list[Any]:
-    """What a predicate says of each leaf.
+    """The result of a predicate for each leaf.
 
     Raises:
-        SpecError: it was written for the whole tree, as for `tree_at`.
+        SpecError: it was written for a tree, as for `tree_at`.
     """
     try:
         return [predicate(leaf) for leaf in leaves]
@@ -475,10 +476,10 @@ def ask(predicate: Any, leaves: Sequence[Any]) -> list[Any]:
 
 
 def as_bool(value: Any, where: str) -> bool:
-    """A predicate's answer as a bool; tracers and non-bools are refused."""
+    """A predicate's result as a bool; tracers and non-bools are refused."""
     if isinstance(value, bool):
         return value
-    # Not by `bool`: of an array it waits, and of a number it hides a mistake.
+    # Not by `bool`: it would wait for an array, and hide a mistake for a number.
     traced = isinstance(value, Tracer)
     if not traced and getattr(value, "dtype", None) == np.bool_ and value.shape == ():
         return bool(value)
@@ -487,7 +488,7 @@ def as_bool(value: Any, where: str) -> bool:
 
 
 def as_selector(spec: Any) -> Selector:
-    """A selector from whatever may be written for one.
+    """A selector from any value that converts to one.
 
     Args:
         spec: a Selector; a class (`select.type`); a string (`select.path`); `True`, `False` or
@@ -497,7 +498,7 @@ def as_selector(spec: Any) -> Selector:
         The selector.
 
     Raises:
-        SpecError: `spec` is none of these, or a Module that holds arrays: a model.
+        SpecError: `spec` is none of these, or a Module that contains arrays: a model.
     """
     if isinstance(spec, Selector):
         return spec
@@ -505,7 +506,7 @@ def as_selector(spec: Any) -> Selector:
         return path_selector(spec)
     if isinstance(spec, bool | EllipsisType):
         return _Constant(spec is not False)
-    # Before what can be called, for a class can be.
+    # Before callables, because a class can be called.
     if isinstance(spec, type):
         return TypeSelector((spec,))
     refuse_model(spec, "selector")

@@ -1,7 +1,7 @@
 """The selectors that users write; `pytreemod.select` is this file.
 
-**Laws.** For selectors `a`, `b` and every tree: `(a & b)`, `(a | b)` and `~a` pick leaf by leaf
-what *and*, *or* and *not* say, so that De Morgan's laws, distributivity and double negation hold.
+**Laws.** For selectors `a`, `b` and every tree: `(a & b)`, `(a | b)` and `~a` pick leaves as
+*and*, *or* and *not* do, so that De Morgan's laws, distributivity and double negation are true.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ __all__ = ["Selector", "at", "path", "role", "type"]
 matrices: Selector = MatrixSelector()
 """Floating arrays with two axes in each layer of a `Stack` and each member of an `Ensemble`.
 
-They are what an optimizer for matrices trains, such as Muon:
+An optimizer for matrices, such as Muon, trains these:
 `pm.by({"embed": adamw, "head": adamw, pm.matrices: muon, ...: adamw})`. Embeddings and heads are
-matrices, too: another selector has to take them first. Kernels of convolutions have more than two
-axes and are not picked. The how-to "An optimizer per group" shows how Muon flattens them.
+matrices, too: another selector has to pick them first. Kernels of convolutions have more than two
+axes and are not picked. The how-to "An optimizer per group" shows how to flatten them for Muon.
 """
 
 
 def path(pattern: str) -> PathSelector:
     """Leaves by path: `select.path("blocks.*.attention")`.
 
-    A step is an attribute's name, an index or a dict key; `*` stands for one step, `**` for any
-    number, and within a step `*` and `?` work as in file names. `layers[2].weight`,
-    `layers.2.weight` and `layers/2/weight` mean the same; a dict key that has a dot or a slash is
-    quoted, `params['mlp/linear']`. A pattern that matches a node picks all leaves below it.
+    A key is an attribute's name, an index or a dict key. `*` matches one key, `**` any number;
+    within a key, `*` and `?` work as in file names. `layers[2].weight`,
+    `layers.2.weight` and `layers/2/weight` mean the same. A dict key that contains a dot or a slash
+    is quoted: `params['mlp/linear']`. A pattern that matches a node picks all leaves below it.
 
     Args:
-        pattern: the steps.
+        pattern: keys and wildcards.
 
     Returns:
-        A selector. Alone, it refuses a tree in which it matches nothing.
+        A selector. It raises an error for a tree in which it matches nothing.
 
     Raises:
         SpecError: the pattern is malformed.
@@ -69,7 +69,7 @@ def type(*types: builtins.type) -> TypeSelector:
         A selector.
 
     Raises:
-        SpecError: one of `types` is no class.
+        SpecError: one of `types` is not a class.
 
     Examples:
         >>> import pytreemod as pm
@@ -119,12 +119,13 @@ def at(where: Any) -> Selector:
     """Leaves by access, as in [`tree_at`][pytreemod.tree_at]: `select.at(lambda m: m.head)`.
 
     Args:
-        where: from the tree to a node, or to a sequence of nodes. As there, a path, a class or a
-            selector says it without a function.
+        where: a function from the tree to a node, or to a sequence of nodes; or, as in `tree_at`, a
+            path, a class or a selector.
 
-    Returns:
-        A selector of everything at or below these nodes. It refuses a tree in which `where` gives
-        a part of a leaf, as `lambda m: m.blocks[0].weight` does if `m.blocks` is a `Stack`.
+        Returns:
+            A selector of everything at or below these nodes. It refuses a tree in which `where`
+            returns part of a leaf, as `lambda m: m.blocks[0].weight` does if `m.blocks` is a
+            `Stack`.
 
     Examples:
         >>> import pytreemod as pm

@@ -1,9 +1,9 @@
 """Parameters that are at two paths of a tree.
 
-A tree says nothing of sharing: what is at two paths comes out of the next transform as two.
+A tree does not record sharing: a value at two paths becomes two values in the next transform.
 For a parameter that is nearly always a mistake: two gradients, two updates, two values from then
-on. Found are the same array of two or more axes, and any array of a record (a layer) that itself
-is at two paths; not a bias of zeros that two layers happen to have in common.
+on. Two cases are found: one array of two or more axes at two paths, and any array of a record
+(a layer) that is itself at two paths. A bias of zeros that two layers have in common is not.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def places_of_shared(
     identity: Callable[[Any], int] = id,
     known: Collection[int] = (),
 ) -> list[list[Location]]:
-    """The locations of each leaf that is shared.
+    """The locations of each shared leaf.
 
     Args:
         tree: any tree.
         chosen: which of its leaves to look at, in JAX's order.
-        identity: what is equal for two leaves that are one.
+        identity: returns equal values for two leaves that are one.
         known: the identities of leaves that are known to be parameters at several paths.
 
     Returns:
-        For each shared leaf, where it is: two paths or more.
+        For each shared leaf its locations: two or more.
     """
     found: dict[int, list[Location]] = {}
     for loc, is_chosen in zip(locations(tree), chosen, strict=True):
@@ -42,17 +42,17 @@ def places_of_shared(
 
 def _is_one_parameter(group: Sequence[Location]) -> bool:
     if not all(any(record_of(node) is not None for node in loc.nodes) for loc in group):
-        # Arrays in a plain container are an argument's, not a model's.
+        # Arrays in a plain container belong to an argument, not to a model.
         return False
     return group[0].leaf.ndim >= 2 or _is_of_one_layer(group)
 
 
 def _is_of_one_layer(group: Sequence[Location]) -> bool:
-    """Whether one record, which holds a leaf, is at two paths."""
+    """Whether a record that contains the leaf is at two paths."""
     paths: dict[int, KeyPath] = {}
     for loc in group:
         for i, node in enumerate(loc.nodes):
-            # Two arrays of one record have one path up to it: that is no sharing.
+            # Two arrays of one record share the path to it: the record is not shared.
             path = loc.path[:i]
             if record_of(node) is not None and paths.setdefault(id(node), path) != path:
                 return True

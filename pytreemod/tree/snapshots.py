@@ -1,13 +1,12 @@
 """The arrays of a record as one flat list, cached with the record.
 
-A record never changes, so what flattening it gives never changes either, and the second call with
-the same model need not flatten it again. Only containers of other kinds inside it could have been
-changed meanwhile: lists and dicts are remembered with what they held, and compared, element by
-element by identity, before a snapshot is used again. A tree with nodes of unknown kinds is never
-remembered.
+A record never changes, so flattening it always gives the same result, and the second call with
+the same model need not flatten it again. Only containers of other kinds inside it could have
+changed: lists and dicts are stored with their contents, and compared, element by element, by
+identity, before a snapshot is used again. A tree with nodes of unknown kinds is never cached.
 
-A record that a transform returns starts from the other end: it is handed out *pending*, with its
-snapshot, and its nodes are built when somebody reads a field.
+A record that a transform returns is the opposite case: it is *pending*. It has its snapshot from
+the start, and its nodes are built when a field is read.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from pytreemod.typing import PyTree, class_of, jtu
 
 
 class Static:
-    """A value that is equal to another if they are one (see `kinds`)."""
+    """A value that equals another if they are one (see `kinds`)."""
 
     __slots__ = ("hash", "value")
 
@@ -52,17 +51,17 @@ class Static:
         return repr(self.value)
 
 
-# In a key each is next to its class: of these, `==` says all the rest.
+# In a key each is next to its class; for these types, `==` does the rest.
 _EXACT = (int, str, bytes, bool, type(None))
 
 
 def exact(value: Any) -> Any:
-    """A static value as it is in a key: equal exactly if a trace can be used again.
+    """A static value as part of a key: equal exactly if a trace can be used again.
 
     `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`; programs distinguish
     them. NaN is not equal to itself; programs do not care.
     """
-    # Their texts show what `==` does not: the sign of a zero, and that one NaN is like another.
+    # The `repr` shows the sign of a zero, and is the same for each NaN.
     if type(value) is float:
         return value if value == value and value != 0.0 else repr(value)
     if type(value) is complex:
@@ -74,7 +73,7 @@ def exact(value: Any) -> Any:
 
 
 def static_kind(value: Any) -> type:
-    """What is in a key next to a static value, as equal values of different classes differ.
+    """The class to put next to a static value in a key, because equal values may differ in class.
 
     The spellings of a dtype are one value.
     """
@@ -82,10 +81,10 @@ def static_kind(value: Any) -> type:
 
 
 class Structure:
-    """All that is not arrays in a tree.
+    """A tree without its arrays.
 
-    By `structure_of` it is the same object for equal trees: comparing two of them, and hashing one,
-    costs nothing. By `divide` each is another.
+    `structure_of` returns the same object for equal trees: comparing two of them, and hashing one,
+    costs nothing. `divide` returns a new object each time.
     """
 
     __slots__ = ("__weakref__", "count", "positions", "statics", "treedef")
@@ -97,8 +96,8 @@ class Structure:
         self.count = treedef.num_leaves if positions is None else len(positions)
 
     def assemble(self, arrays: Sequence[Any]) -> PyTree:
-        """Put the tree together from its arrays."""
-        # As in most models: every leaf is an array, and nothing need be put between them.
+        """Build the tree from its arrays."""
+        # In most models every leaf is an array, and there are no values to insert.
         if self.positions is None:
             return self.treedef.unflatten(arrays)
         leaves = list(self.statics)
@@ -107,7 +106,7 @@ class Structure:
         return self.treedef.unflatten(leaves)
 
     def matches(self, other: Structure) -> bool:
-        """Whether another structure is one with this, whether or not both can be hashed."""
+        """Whether another structure equals this one, even if they cannot be hashed."""
         return self is other or (
             are_one_treedef(self.treedef, other.treedef)
             and self.positions == other.positions
@@ -115,7 +114,7 @@ class Structure:
         )
 
     def place(self, values: Sequence[Any], rest: Any = None) -> PyTree:
-        """A tree of this structure with something for each array, and `rest` for all else."""
+        """A tree of this structure with a value for each array, and `rest` for all other leaves."""
         if self.positions is None:
             return self.treedef.unflatten(values)
         leaves = [rest] * self.treedef.num_leaves
@@ -127,41 +126,41 @@ class Structure:
 def divide(
     tree: PyTree, counts: Callable[[Any], bool] | Sequence[bool] = is_array
 ) -> tuple[list[Any], Structure]:
-    """The values in a tree, and a structure of its own for the rest; nothing need be hashable.
+    """Split a tree into its values and a new structure; nothing need be hashable.
 
     Args:
         tree: any tree.
-        counts: says of a leaf whether it is a value, or has a bool for each; all else is
-            structure.
+        counts: a function that says whether a leaf is a value, or a bool for each leaf; all other
+            leaves belong to the structure.
     """
     leaves, treedef = jtu.tree_flatten(tree)
     marks = [counts(leaf) for leaf in leaves] if callable(counts) else counts
-    # Of lists: a generator would be a function more for each leaf.
+    # From a list: a generator would add a call for each leaf.
     positions = tuple([i for i, mark in enumerate(marks) if mark])
     statics = tuple([None if mark else leaf for mark, leaf in zip(marks, leaves, strict=True)])
     return [leaves[i] for i in positions], Structure(treedef, positions, statics)
 
 
-# Weakly: a structure goes with the last tree, or compiled function, that has it.
+# Weak: a structure lives as long as a tree, or a compiled function, that has it.
 _structures: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
-# When Python ends, a structure would be removed by a comparison with others, which fails, and is
-# printed, for the modules that it needs are gone.
+# When Python exits, removing a structure would compare it with others. That would fail, with a
+# printed error, because the modules that it needs are gone.
 atexit.register(_structures.clear)
-# Reentrant: static values are compared under it, by code that may flatten a tree itself.
+# Reentrant: the lock is held while static values are compared, by code that may flatten a tree.
 _interning = threading.RLock()
 
 
 def node_kinds(treedef: Any) -> tuple[Any, ...]:
-    """What tells treedefs apart that JAX calls equal, for it compares by `==` what nodes keep.
+    """A key that distinguishes treedefs that JAX calls equal, comparing node data by `==`.
 
-    The keys of a dict, and what a node of another library's keeps beside its children, may be `2`
-    in one tree and `2.0` in another. Records look after themselves.
+    The keys of a dict, and the auxiliary data of another library's node, may be `2` in one tree and
+    `2.0` in another. Records take care of this themselves.
 
     Args:
         treedef: as JAX gives it.
 
     Returns:
-        A kind for each node that keeps such a thing; mostly there is none.
+        A kind for each node that has such data; mostly there are none.
 
     Examples:
         >>> one, other = jax.tree.structure({2: 0}), jax.tree.structure({2.0: 0})
@@ -185,7 +184,7 @@ def node_kinds(treedef: Any) -> tuple[Any, ...]:
 
 
 def are_one_treedef(one: Any, other: Any) -> bool:
-    """Whether two treedefs are one also in what JAX compares by `==`: see `node_kinds`.
+    """Whether two treedefs are one, including data that JAX compares by `==`: see `node_kinds`.
 
     Args:
         one: as JAX gives it.
@@ -195,7 +194,7 @@ def are_one_treedef(one: Any, other: Any) -> bool:
 
 
 def _is_compared(kind: type, aux: Any) -> bool:
-    """Whether `==` distinguishes all auxiliary data of a kind of nodes."""
+    """Whether `==` distinguishes all auxiliary data of a class of nodes."""
     if kind is dict:
         return all(type(name) is str for name in aux)
     return hasattr(kind, "__record__") or issubclass(kind, AbstractState)
@@ -204,15 +203,15 @@ def _is_compared(kind: type, aux: Any) -> bool:
 def structure_of(
     leaves: Sequence[Any], treedef: Any, kinds: tuple[Any, ...] | None = None
 ) -> tuple[list[Any], Structure]:
-    """Divide flattened leaves into arrays and the structure that holds all else.
+    """Divide flattened leaves into arrays and the structure, which contains everything else.
 
     Args:
         leaves: as JAX gives them.
-        treedef: what they are the leaves of.
+        treedef: their tree.
         kinds: its `node_kinds`, if they are known.
 
     Raises:
-        TypeError: a leaf that is no array cannot be hashed.
+        TypeError: a non-array leaf cannot be hashed.
     """
     marks = [is_carried(leaf) for leaf in leaves]
     if all(marks):
@@ -226,15 +225,15 @@ def structure_of(
     key = (treedef, positions, keys, node_kinds(treedef) if kinds is None else kinds)
     structure = _structures.get(key)
     if structure is None:
-        # Two threads may both come here, and must agree: `setdefault` of such a dictionary looks
-        # first and stores then.
+        # Two threads may both get here, and must agree; `setdefault` of such a dictionary is not
+        # atomic.
         with _interning:
             structure = _structures.setdefault(key, Structure(treedef, positions, statics))
     return arrays, structure
 
 
 class AbstractState(ABC):
-    """A node that is no record, but never changes either, and keeps its snapshot itself."""
+    """A node that is not a record, but never changes either, and caches its own snapshot."""
 
     __slots__ = ()
 
@@ -243,7 +242,7 @@ class AbstractState(ABC):
         """Its arrays and structure.
 
         Raises:
-            TypeError: a leaf that is no array cannot be hashed.
+            TypeError: a non-array leaf cannot be hashed.
         """
 
     @abstractmethod
@@ -252,7 +251,7 @@ class AbstractState(ABC):
 
     @abstractmethod
     def __kept__(self) -> Snapshot | None:
-        """Its snapshot, if there is one by now."""
+        """Its snapshot, if it is cached."""
 
     @abstractmethod
     def __usable__(self) -> bool:
@@ -260,33 +259,34 @@ class AbstractState(ABC):
 
     @abstractmethod
     def __values__(self) -> Mapping[Any, PyTree]:
-        """Its values, by what each is recognized by; also of one that was used up."""
+        """Its values by identity; also those of a used State."""
 
     @abstractmethod
     def __use_up__(self, by: str) -> None:
         """Refuse to be flattened, or used, from now on.
 
         Args:
-            by: what has replaced it.
+            by: the operation that replaced it.
         """
 
 
-# Where a container has its keys.
+# The key of a State, instead of a container's keys.
 _STATE = object()
 
 Containers = tuple[tuple[Any, Any, Any], ...]
-"""What could have changed: containers, each with its keys (None for a list) and what it holds, and
-states that may be used up by now."""
+"""Objects that could have changed: containers, each with its keys (None for a list) and its
+contents, and States that may have been used up."""
 
 
 class Snapshot(AbstractSource):
     """A record's arrays and structure, with the containers that must not have changed.
 
-    While the record is pending it has no containers yet, but `paths` says where they will be; None
-    if it will have nodes of unknown kinds, and so cannot be remembered once it is built.
+    A pending record has no containers yet: `paths` says where they will be. It is None if the
+        record
+    will have nodes of unknown kinds, and so cannot be cached once it is built.
     """
 
-    # The last three are set by `deliveries` alone, which makes it one of its own class.
+    # Only `deliveries` sets the last three; it gives the object another class.
     __slots__ = ("arrays", "containers", "delivery", "passed", "paths", "spent", "structure")
 
     def __init__(
@@ -302,31 +302,31 @@ class Snapshot(AbstractSource):
         self.paths = paths
 
     def take(self) -> bool:
-        """Note that what it is of is read or passed on, and say if it may be: see `deliveries`."""
+        """Note that its record is read or passed on; return whether it may be (`deliveries`)."""
         return True
 
     def read(self, node: Any, name: str) -> None:
-        """Fill `node` in, all of it: the arrays are there, and one field costs most of the rest."""
+        """Fill `node` in completely: the arrays exist, and one field costs most of the rest."""
         self.fill_in(node)
 
     def fill_in(self, node: Any) -> None:
         """Build the record's fields from the arrays."""
         fields = node.__stored__
-        # JAX makes a node of its own, whose fields this one takes over.
+        # JAX makes a new node; this one takes over its fields.
         built = self.structure.assemble(self.arrays)
         fill_in(built)
         for name, value in built.__stored__.items():
-            # What another thread has read from it already stays the same object.
+            # A value that another thread has read stays the same object.
             fields.setdefault(name, value)
         if self.paths is not None:
             found = [reached(node, path) for path in self.paths]
             containers = tuple(map(_contents, found))
             fields[PRIVATE].snapshot = Snapshot(self.arrays, self.structure, containers)
-        # Last: who finds the record no longer pending takes it for complete.
+        # Last: a record that is no longer pending must be complete.
         fields[PRIVATE].source = None
 
     def is_current(self) -> bool:
-        """Whether the remembered containers still hold what they held."""
+        """Whether the stored containers still have the same contents."""
         for container, keys, values in self.containers:
             if keys is _STATE:
                 # Its values never change; but once it is used up, flattening has to refuse.
@@ -335,10 +335,10 @@ class Snapshot(AbstractSource):
             elif len(container) != len(values):
                 return False
             elif keys is None:
-                # By identity: `==` would call code of the user's, and wait for arrays.
+                # By identity: `==` would call the user's code, and wait for arrays.
                 if not all(map(is_, container, values)):
                     return False
-            # In order, too: a program that iterates over a dict sees it.
+            # The order counts: a program that iterates over a dict depends on it.
             elif tuple(container) != keys or not all(map(is_, container.values(), values)):
                 return False
         return True
@@ -348,12 +348,12 @@ def snapshot_of(node: Any) -> Snapshot:
     """The snapshot of a record: the cached one if it is still valid, or a new one.
 
     Raises:
-        TypeError: a leaf that is no array cannot be hashed.
+        TypeError: a non-array leaf cannot be hashed.
     """
     own = node.__stored__.get(PRIVATE)
     if own is not None:
         source, cached = own.source, own.snapshot
-        # What is pending may be a proxy as well, whose source has no arrays.
+        # A pending record may also be a proxy, whose source has no arrays.
         if type(source) is Snapshot or (isinstance(source, Snapshot) and source.take()):
             return source
         if cached is not None and (not cached.containers or cached.is_current()):
@@ -373,12 +373,12 @@ def _contents(container: Any) -> tuple[Any, Any, Any]:
 
 
 def reached(node: Any, path: _Path) -> Any:
-    """What is at a path, by Python's means."""
+    """The node at a path, by Python's own access."""
     for key in path:
         if record_of(node) is not None:
             node = stored(node, key.name)
         else:
-            # Of a named tuple, which has attributes, too.
+            # A named tuple has attributes, too.
             node = getattr(node, key.name) if _is_name(key) else node[_index(key)]
     return node
 
@@ -392,7 +392,7 @@ def _index(key: Any) -> Any:
 
 
 class _Spy:
-    """Notes, while a tree is flattened, the containers in it that could be changed."""
+    """Notes the containers that could change, while a tree is flattened."""
 
     def __init__(self, root: Any):
         self.root = root
@@ -410,17 +410,17 @@ class _Spy:
         elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
             pass
         elif isinstance(node, AbstractState):
-            # The state that is asked looks after itself.
+            # The State that is being flattened takes care of itself.
             if node is not self.root:
                 self.containers.append(_contents(node))
         else:
             record = record_of(node)
             if record is not None:
                 self.known = self.known and record.is_finished(node)
-            # For two reasons: what it keeps, and what may change inside of it.
+            # For two reasons: its auxiliary data, and changes inside of it.
             elif not jtu.all_leaves([node]):
                 self.known = self.is_compared = False
-        # Never a leaf: this is a look on the way, not a stop.
+        # Never a leaf: this function only looks at the nodes.
         return False
 
 
@@ -432,22 +432,22 @@ def _take(node: Any) -> Snapshot:
 
 
 def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
-    """A new snapshot, and whether it may be cached, since `is_current` can check it.
+    """A new snapshot, and whether it may be cached, because `is_current` can check it.
 
     Raises:
-        TypeError: a leaf that is no array cannot be hashed.
+        TypeError: a non-array leaf cannot be hashed.
     """
     spy = _Spy(node)
-    # One walk for both, for JAX asks this of every node that it meets.
+    # One walk for both, because JAX calls this for every node.
     leaves, treedef = jtu.tree_flatten(node, is_leaf=spy)
     arrays, structure = structure_of(leaves, treedef, () if spy.is_compared else None)
     return Snapshot(arrays, structure, tuple(spy.containers)), spy.known
 
 
 def container_paths(node: Any) -> tuple[_Path, ...] | None:
-    """Where the containers in a tree are that could be changed; None if nobody knows."""
+    """The paths of the containers in a tree that could change; None if they cannot be known."""
     paths: list[_Path] = []
-    # A list of what is still to be seen, not a recursion: a tree may be deeper than Python's stack.
+    # A list of pending nodes, not a recursion: a tree may be deeper than Python's stack.
     waiting: list[tuple[Any, _Path]] = [(node, ())]
     while waiting:
         node, path = waiting.pop()
@@ -456,7 +456,7 @@ def container_paths(node: Any) -> tuple[_Path, ...] | None:
         record = record_of(node)
         if isinstance(node, AbstractState):
             paths.append(path)
-            # Inside of it no path leads on: what changes there it must find out by itself.
+            # No path leads inside it: it has to detect its own changes.
             if node.__snapshot__().containers:
                 return None
         elif type(node) in (list, dict):

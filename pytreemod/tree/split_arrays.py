@@ -1,7 +1,7 @@
-"""Arrays that are split over a mesh: as far as their types say, which is along its explicit axes.
+"""Arrays that are split over a mesh, as far as their types show it: along its explicit axes.
 
-What a transform or a layer may do with an array depends on its type, and so on how it is split.
-Axes of a mesh that are automatic are the compiler's business, and in no type.
+The type of an array, and so its split, determines what a transform or a layer may do with it. The
+compiler takes care of automatic axes of a mesh, which are in no type.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
         value: an array, or the type of one.
 
     Returns:
-        The names for each axis; an empty tuple for an array that is not split at all.
+        The names for each axis; an empty tuple for an array that is not split.
 
     Examples:
         >>> import jax.numpy as jnp
         >>> split_axes(jnp.ones((2, 3)))
         ()
     """
-    # To ask JAX for a type takes microseconds, and nearly all arrays are on one device.
+    # Reading a type from JAX takes microseconds, and nearly all arrays are on one device.
     if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
         if isinstance(value.sharding, SingleDeviceSharding):
             return ()

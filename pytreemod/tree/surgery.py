@@ -1,4 +1,4 @@
-"""Out-of-place surgery: new trees that differ from an old one in the nodes that were named."""
+"""Surgery: new trees that differ from an old one in selected nodes."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ def tree_at(
     replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
     is_leaf: IsLeaf = None,
 ) -> _T:
-    """A copy of `pytree` in which the nodes that `where` names are replaced.
+    """Copy `pytree` with the nodes that `where` names replaced.
 
-    Only the nodes between the root and the targets are rebuilt; all else is shared, but for lists
-    and dicts, which are new: to edit them leaves the old tree as it is. Neither `__init__` nor
-    converters nor checks run. Configuration fields can be replaced too.
+    Only the nodes between the root and the targets are rebuilt; everything else is shared, except
+    for lists and dicts, which are new: editing them does not change the old tree. Neither
+    `__init__` nor converters nor checks run. Configuration fields can be replaced too.
 
     **Law.** `tree_at(w, t, replace=x)` differs from `t` in the named nodes and nowhere else, and
     `w(tree_at(w, t, replace=x))` is `x`.
 
     Args:
         where: a function from the tree to a node of it, or to a sequence of nodes:
-            `lambda m: m.layers[0].weight`. Or what says so without a function, which may name any
-            number of nodes: a path (`"layers.*.weight"`: the outermost nodes that match,
-            configuration included), a class (`nn.Linear`: the outermost nodes of that type), or a
-            selector (`pm.select.role("lora")`: every leaf that it picks).
+            `lambda m: m.layers[0].weight`. Or a value that names any number of nodes: a path
+            (`"layers.*.weight"`: the outermost nodes that match, configuration included), a class
+            (`nn.Linear`: the outermost nodes of that type), or a selector
+            (`pm.select.role("lora")`: every leaf that it picks).
         pytree: any tree.
-        replace: the new node; for a sequence of nodes, a sequence as long.
-        replace_fn: instead of `replace`: called on each old node, gives the new one.
+        replace: the new node; for a sequence of nodes, a sequence of the same length.
+        replace_fn: instead of `replace`: a function from each old node to the new one.
         is_leaf: nodes to treat as leaves.
 
     Returns:
@@ -102,13 +102,13 @@ def tree_at(
             ],
         )
     found = _found(where, pytree, is_leaf)
-    # Before `replace_fn` is called: targets that overlap are refused with nothing done.
+    # Before `replace_fn` is called: overlapping targets are refused before anything is done.
     trie = _trie_of([target.path for target in found.targets])
     if replace is _NOT_GIVEN:
         news = [with_new_containers(replace_fn(target.node)) for target in found.targets]
     elif found.single:
         news = [replace]
-    # How many such a `where` names is up to the tree: a sequence would fit by chance.
+    # The tree decides how many nodes such a `where` names: a sequence would fit by chance.
     elif isinstance(where, (str, type, Selector)):
         shown = where.__qualname__ if isinstance(where, type) else repr(where)
         raise ArgumentError(
@@ -123,7 +123,7 @@ def tree_at(
 
 
 def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
-    """What `where` names. It is called only if it is nothing else: classes and selectors can be."""
+    """The nodes that `where` names. Called last: classes and selectors are callable, too."""
     if isinstance(where, Selector):
         mask = where.mask(tree, is_leaf)
         locs = locations(tree, is_leaf)
@@ -145,7 +145,7 @@ def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
 def _instances(cls: type, node: Any, path: tuple[Any, ...], is_leaf: IsLeaf) -> Iterator[Target]:
     """The outermost nodes of a type."""
     if isinstance(node, cls):
-        # Not what is inside of it: targets must not overlap.
+        # Do not look inside it: targets must not overlap.
         yield Target(path, node)
         return
     is_end = is_leaf is not None and is_leaf(node)
@@ -171,20 +171,20 @@ def _each(count: int) -> list[str]:
 
 
 def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> PyTree:
-    """A copy of `tree` with new nodes at the given key paths, which must not overlap.
+    """Copy `tree` with new nodes at the given key paths, which must not overlap.
 
-    They are stored as they are.
+    The new nodes are stored unchanged.
     """
     trie = _trie_of([path for path, _ in changes])
     return _rebuild(tree, trie, [new for _, new in changes], is_given=False)
 
 
 def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequence[Any]) -> Any:
-    """A node with other children.
+    """Copy a node with other children.
 
     Args:
-        node: the node. It is returned as it is if no child is another: its snapshot stays valid.
-        children: those that it has, with their keys.
+        node: the node. It is returned itself if no child changes: its snapshot stays valid.
+        children: its present children, with their keys.
         parts: the new ones, in that order.
     """
     pairs = zip(children, parts, strict=True)
@@ -200,10 +200,10 @@ def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequenc
 
 
 def _trie_of(paths: Sequence[tuple[Any, ...]]) -> Any:
-    """Paths as a trie, in which each ends in its number; refused where two overlap."""
+    """Paths as a trie, in which each ends in its number; overlapping paths are refused."""
     whole: Any = {}
     for number, path in enumerate(paths):
-        # One step before the first, so that the root is a path like others.
+        # A key before the first, so that the root is a path like others.
         level: Any = whole
         key: Any = None
         for following in path:
@@ -216,7 +216,7 @@ def _trie_of(paths: Sequence[tuple[Any, ...]]) -> Any:
             level, key = below, following
         found: Any = level.setdefault(key, number)
         if found != number:
-            # Any of the paths below will do, for the error to name it.
+            # The error may name any of the paths below.
             while type(found) is not int:
                 found = next(iter(found.values()))
             _refuse_overlap(path, paths[found])
@@ -229,7 +229,7 @@ def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
         "each node once",
         "the same node twice" if outer == inner else "a node and something inside it",
         places=dict.fromkeys([path_text(outer), path_text(inner)]),
-        hint=["name it once; what is done in turn takes two calls:", _TWICE],
+        hint=["name it once; for two changes in turn use two calls:", _TWICE],
     )
 
 
@@ -237,16 +237,16 @@ _TWICE = "tree_at(where2, tree_at(where1, tree, new1), new2)"
 
 
 def _rebuild(node: PyTree, trie: Any, news: Sequence[Any], is_given: bool) -> PyTree:
-    # No comprehensions: one frame for each level of a tree, of the thousand that Python allows.
+    # No comprehensions: each would add a frame per level of the tree, and Python allows a thousand.
     if type(trie) is int:
         return news[trie]
     record = record_of(node)
     if record is not None:
         changes: dict[str, Any] = {}
-        # Only along the trie: nothing else of a record is opened, or filled in.
+        # Only along the trie: no other field of a record is read or filled in.
         for key, below in trie.items():
             name = key.name
-            # What a trie mostly has are ends, and these need no call (0.2 us less for each).
+            # Most entries of a trie are ends, which need no call (0.2 us less for each).
             if type(below) is int:
                 changes[name] = news[below]
             else:
@@ -254,7 +254,7 @@ def _rebuild(node: PyTree, trie: Any, news: Sequence[Any], is_given: bool) -> Py
         return record.rebuild(node, changes, is_given)
     kind: Any = class_of(node)
     parts: list[Any] = []
-    # Of these very types: one derived from them may be registered in another way.
+    # These very types: a subclass may be registered differently.
     if kind is list or kind is tuple:
         parts.extend(node)
         for key, below in trie.items():

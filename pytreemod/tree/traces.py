@@ -1,8 +1,8 @@
-"""Traces of JAX: which one is running, and what is done with the program that one has recorded.
+"""JAX's traces: which one is running, and operations on the program that one has recorded.
 
-What pytreemod needs of JAX beyond the names that JAX promises to keep (`jax.extend.core` and
-`jax.interpreters`) is here and nowhere else. Each function says what would have to change if what
-it uses went.
+All uses of JAX beyond its stable names (`jax.extend.core` and `jax.interpreters`) are in this file
+and nowhere else. Each function says what would have to change if JAX dropped the names that it
+uses.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import jax
 
 from pytreemod.typing import untyped_jax
 
-# The imports are in the functions, for JAX loads Pallas with `jax.extend.core`: a third of the
-# time that importing pytreemod would take.
+# The imports are in the functions, because JAX loads Pallas with `jax.extend.core`: a third of the
+# time of importing pytreemod.
 
 
 # Part of the key of JAX's caches: names and values. Made here, once: JAX does not allow it while
-# others use JAX.
+# other threads use JAX.
 _context: Any = jax.make_user_context(frozenset())
 
 
 def traced_apart(name: str, value: Hashable = True) -> Any:
-    """A context: what was traced in it is not taken for what was traced without it, or back.
+    """A context whose traces are separate: JAX does not share them with the code outside.
 
     Args:
-        name: beside those of the contexts around; of two of one name, the inner one is in effect.
-        value: what `value_apart` reads.
+        name: names the context, which combines with those around it; the inner one of a name wins.
+        value: the value that `value_apart` reads.
 
     Examples:
         >>> f = jax.jit(lambda x: print("traced") or x)
@@ -44,7 +44,7 @@ def traced_apart(name: str, value: Hashable = True) -> Any:
 
 
 def value_apart(name: str) -> Any:
-    """The value of the innermost context of a name, in this thread; None if there is none.
+    """The value of the innermost context of a name in this thread; None if there is none.
 
     Args:
         name: as for `traced_apart`.
@@ -58,10 +58,10 @@ def value_apart(name: str) -> Any:
 
 
 def current_trace() -> Any:
-    """An identity of the trace that is running; equal for two moments exactly if it is the same.
+    """An identity of the running trace; equal at two moments exactly if the trace is the same.
 
-    If JAX did not say, `sow` could not refuse what cannot come out of a plain transform, and keys
-    could not refuse to be used in two traces: JAX would report the leaked tracer, without a name.
+    Without it, `sow` could not refuse values that cannot leave a plain transform, and keys could
+    not refuse to be used in two traces: JAX would report the leaked tracer, without a name.
 
     Examples:
         >>> import jax
@@ -72,7 +72,7 @@ def current_trace() -> Any:
     import jax.extend.core as extended
 
     find: Any = getattr(extended, "get_opaque_trace_state", None)
-    # Before JAX 0.9 it had another address.
+    # Before JAX 0.9 it had another name.
     return (untyped_jax.core.get_opaque_trace_state if find is None else find)()
 
 
@@ -83,10 +83,10 @@ def _no_trace() -> Any:
 
 
 def is_tracing() -> bool:
-    """Whether what is computed now becomes part of a trace.
+    """Whether computations become part of a trace at the moment.
 
-    If JAX did not say, a check that has failed in an earlier call would be raised in a trace that
-    has nothing to do with it.
+    Without it, a check that has failed in an earlier call would raise in a trace that has nothing
+    to do with it.
 
     Examples:
         >>> import jax
@@ -99,14 +99,14 @@ def is_tracing() -> bool:
 
 
 def run_again(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """Run what a trace has recorded, with other constants.
+    """Run a recorded program with other constants.
 
-    If JAX did not evaluate jaxprs, `filter_closure_convert` would have to trace the function anew,
-    with its captured arrays as arguments, by `jax.closure_convert`.
+    Without it, `filter_closure_convert` would have to trace the function again, with its captured
+    arrays as arguments, by `jax.closure_convert`.
 
     Args:
         jaxpr: the program.
-        consts: the arrays that it had captured, or others instead.
+        consts: the arrays that it captured, or their replacements.
         values: its inputs.
 
     Examples:
@@ -117,16 +117,16 @@ def run_again(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[
     """
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-    # JAX's annotations forget that the result is a list.
+    # JAX's annotations do not say that the result is a list.
     run = cast("Callable[..., list[Any]]", jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts))))
     return run(*values)
 
 
 def needed_inputs(jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
-    """Which inputs of a program are not dead code, for some of its results.
+    """Which inputs of a program are needed for some of its results.
 
-    If JAX did not drop dead code, `zero_tangents` would say for one input in each trace whether a
-    result's derivative depends on it, and nothing would say whether the result does.
+    Without JAX's removal of dead code, `zero_tangents` would find, with one trace per input,
+    whether a result's derivative depends on it. Nothing would find whether the result does.
 
     Args:
         jaxpr: the program.
@@ -145,7 +145,7 @@ def needed_inputs(jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
 
 @ft.cache
 def _look() -> Any:
-    """A primitive that computes nothing; only its derivative is ever asked for, and takes notes."""
+    """A primitive that computes nothing; its derivative rule takes notes."""
     from jax.extend.core import Primitive
     from jax.interpreters import ad
 
@@ -164,17 +164,17 @@ def _look() -> Any:
 
 
 def zero_tangents(marker: Any, values: Sequence[Any]) -> list[bool]:
-    """Which values do not depend, by JAX's own account, on what is being differentiated.
+    """Which values do not depend on the differentiated inputs, according to JAX.
 
-    JAX tells the rule of a primitive which tangents are zero without having been computed. The
-    rule is called by the differentiation that `marker` belongs to, not by one around it, because
-    the marker's tangent is not zero in the former.
+    JAX passes symbolic zeros to the rule of a primitive for tangents that are zero without having
+    been computed. The differentiation that `marker` belongs to calls the rule, and not one around
+    it, because the marker's tangent is not zero in the former.
 
-    If JAX took no primitives of others, a `jax.custom_jvp` with `symbolic_zeros=True` would be
-    given the same; it makes an eager call of `filter_jvp` 1.6 times as long.
+    Without primitives, a `jax.custom_jvp` with `symbolic_zeros=True` would get the same; it makes
+    an eager call of `filter_jvp` 1.6 times as long.
 
     Args:
-        marker: an input of the function that is differentiated, with a tangent that is not zero.
+        marker: an input of the differentiated function, with a tangent that is not zero.
         values: floating arrays.
 
     Examples:
@@ -192,18 +192,18 @@ def zero_tangents(marker: Any, values: Sequence[Any]) -> list[bool]:
 def decided_late(
     name: str, unlowered: Any, decide: Callable[[bool], Any]
 ) -> Callable[[], jax.Array]:
-    """A value in programs that is decided when a program is lowered, whoever has traced it.
+    """A value that is decided when a program is lowered.
 
-    If JAX took no primitives of others, checks would have to know of several devices, and of
-    who listens, while they are traced: they would be traced once more for each.
+    Without primitives, checks would have to know whether there are several devices, and who
+    listens, while they are traced: each combination would be traced again.
 
     Args:
-        name: what the primitive is called in programs.
+        name: the name of the primitive in programs.
         unlowered: the value where nothing is lowered: a NumPy scalar.
-        decide: gives a value of the same type, from whether the program runs on several devices.
+        decide: returns a value of the same type, given whether the program runs on several devices.
 
     Returns:
-        A function that puts the value into the program.
+        A function that inserts the value into the program.
 
     Examples:
         >>> import numpy as np
@@ -229,7 +229,7 @@ def decided_late(
 
 @ft.cache
 def _watched() -> Any:
-    """A primitive that gives back what it is given, and reports what JAX does with it."""
+    """A primitive that returns its inputs, and reports what JAX does with it."""
     from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
 
@@ -279,15 +279,15 @@ def _watched() -> Any:
 
 
 Report: TypeAlias = Callable[[tuple[str, ...], bool], object]
-"""Told what JAX does, outermost transform first, and whether that is the end of it: `impl` or
-`abstract` evaluation, or `mlir`, the lowering into a program."""
+"""Called with the transforms that JAX applies, outermost first, and whether they end here: in
+`impl` or `abstract` evaluation, or in `mlir`, the lowering into a program."""
 
 
 def watched(values: Sequence[Any], report: Report) -> list[Any]:
     """The values themselves, through a primitive that reports each transform of it.
 
-    If JAX took no primitives of others, `custom_jvp` and `custom_vmap` would report two of them;
-    lowering, and so what of a program is dead code, could not be seen.
+    Without primitives, `custom_jvp` and `custom_vmap` would report two of them. Lowering, and so
+    dead code, could not be seen.
 
     Args:
         values: arrays.

@@ -24,13 +24,13 @@ _T = TypeVar("_T")
 
 
 def apply_updates(model: _T, updates: PyTree) -> _T:
-    """Add updates to a model, leaf by leaf; `None` leaves a leaf, or a whole subtree, as it is.
+    """Add updates to a model, leaf by leaf; `None` leaves a leaf, or a subtree, unchanged.
 
     So does a zero of dtype `float0`, JAX's derivative by an integer. Nothing is broadcast.
 
-    **Law.** Every array of the result has the shape of the model's, and the dtype, if that is
-    floating or complex: whatever is computed in, a step changes the values of a model and nothing
-    else.
+    **Law.** Every array of the result has the shape of the model's array, and its dtype if that is
+    floating or complex: whatever the dtype of the updates, a step changes only the values of a
+    model.
 
     Args:
         model: the tree to update.
@@ -40,9 +40,9 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
         `model + updates`.
 
     Raises:
-        ShapeError: an update is of another shape than what it is for.
-        ArgumentError: an update is complex, and what it is for is not.
-        StructureError: `updates` is no prefix of the model, or is none that can be added to it.
+        ShapeError: an update has another shape than its leaf.
+        ArgumentError: an update is complex, and its leaf is real.
+        StructureError: `updates` is not a prefix of the model, or cannot be added to it.
 
     Examples:
         >>> apply_updates({"a": 1.0, "b": "text"}, {"a": 0.5, "b": None})
@@ -52,7 +52,7 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
         return jtu.tree_map_with_path(_add, updates, with_new_containers(model), is_leaf=_is_none)
     except PytreemodError:
         raise
-    # Whatever is added raises errors of its own.
+    # The addition may raise any error of its own.
     except (ValueError, TypeError) as error:
         raise StructureError(
             "apply_updates",
@@ -94,7 +94,7 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
         new = leaf + update
     except (ValueError, TypeError) as error:
         raise _misfit(path, update, leaf) from error
-    # NumPy adds an array to a list, too, and what comes is none.
+    # NumPy adds an array even to a list, and the result is an array.
     if not is_number and jtu.tree_structure(new) != jtu.tree_structure(leaf):
         raise _misfit(path, update, leaf)
     if not is_array(leaf):
@@ -104,13 +104,13 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
 
 
 def refuse_complex(where: str, path: str, what: str, given: Any) -> NoReturn:
-    """Refuse what is complex for a leaf that is real, and would lose its imaginary part.
+    """Refuse a complex update of a real leaf, which would lose its imaginary part.
 
     Raises:
         ArgumentError: always.
     """
     hint = ["if the imaginary part means nothing, say so:", "jax.tree.map(jnp.real, grads)"]
-    expected = f"{what} without an imaginary part, for what is real"
+    expected = f"{what} without an imaginary part, for a real leaf"
     raise ArgumentError(f"{where} at {path}", expected, describe(given), hint=hint)
 
 
