@@ -1,7 +1,7 @@
 """Which attributes of a class are still abstract.
 
 An annotation may be evaluated or a string, spelled `AbstractVar[int]`, `pm.AbstractVar[int]` or
-through any alias: what counts is what the name before the bracket stands for.
+through any alias: the object that the name before the bracket refers to decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pytreemod.module.fields import AbstractClassVar, AbstractVar, abstract_kind
 from pytreemod.tree.pending import has_attribute
 
 SETS = {"AbstractVar": "__abstractvars__", "AbstractClassVar": "__abstractclassvars__"}
-"""By the kinds, where a class has the names of those that it lacks."""
+"""The attribute of a class that has the names that it lacks, by kind."""
 
 
 def split_annotations(cls: type) -> tuple[dict[str, Any], dict[str, str]]:
@@ -47,7 +47,7 @@ def _abstract_kind(annotation: Any, cls: type) -> str | None:
         found, value = _look_up(head, scope)
         if found:
             return abstract_kind(value)
-    # A name that nothing in sight defines (an import for type checkers only) goes by its spelling.
+    # A name that is not defined (imported for type checkers only) is judged by its spelling.
     last = head.rsplit(".", 1)[-1]
     return last if last in SETS else None
 
@@ -98,11 +98,11 @@ def _look_up(dotted: str, scope: Mapping[str, Any]) -> tuple[bool, Any]:
 
 
 def unmet(cls: type, own: dict[str, str], provided: set[str]) -> dict[str, str]:
-    """The abstract attributes that `cls` still lacks, and their kinds: by the latest declaration.
+    """The abstract attributes that `cls` still lacks, and their kinds by the latest declaration.
 
     Args:
         cls: the class.
-        own: what its own body declares abstract.
+        own: the abstract attributes that its own body declares.
         provided: names that its own body, or its fields, provide.
     """
     inherited: dict[str, str] = {}

@@ -1,9 +1,9 @@
 """Checking fields against their annotations, for classes that jaxtyping checks.
 
-jaxtyping checks the arguments of `__init__`; what a converter makes of them, and what an own
-`__init__` assigns, it does not see. When it takes hold of a Module class (by `@jaxtyped` or by its
-import hook) it replaces the class's `__init__`; that is where the type checker is learned, and
-from then on finished instances are checked too.
+jaxtyping checks the arguments of `__init__`, but not the results of converters, or values that a
+user's `__init__` assigns. To check a Module class (by `@jaxtyped` or by its import hook), it
+replaces the class's `__init__`. There the type checker is recorded, and from then on finished
+instances are checked, too.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def type_checker_of(init: Any) -> Any:
 
 
 def letting_nodes_pass(init: Any, schema: Schema) -> Any:
-    """A generated `__init__` that jaxtyping has wrapped, wrapped to take nodes in arrays' places.
+    """Wrap a generated `__init__` that jaxtyping has wrapped, so that it accepts nodes for arrays.
 
-    What stands in an array's place may be a node that computes the array, which a check of the
-    parameter would refuse, as it would a number in a constrained field. Then all is left to the
-    check of the finished instance; otherwise jaxtyping checks, which binds the names of axes in one
-    parameter for the others.
+    The argument for an array may be a node that computes the array. A check of the parameter would
+    refuse it, as it would refuse a number for a constrained field. In these cases only the finished
+    instance is checked. Otherwise jaxtyping checks the parameters, which binds the axis names of
+    one parameter for the others.
     """
     written: Any = init.__wrapped__
     names = [*inspect.signature(written).parameters]
@@ -66,7 +66,7 @@ _CHECKED = "__checked__"
 
 
 def _captured(fn: Any, name: str, depth: int) -> Any:
-    """What a function, or one that it has captured, has captured under a name."""
+    """The object that a function, or one that it captures, has captured under a name."""
     code = getattr(fn, "__code__", None)
     if code is None or depth == 0:
         return None
@@ -89,8 +89,8 @@ class FieldCheck:
     """Checks the fields of an instance against their annotations.
 
     Args:
-        schema: the class's.
-        type_checker: that of jaxtyping.
+        schema: the schema of the class.
+        type_checker: jaxtyping's.
 
     Raises (when called):
         jaxtyping.TypeCheckError: a field's value does not fit its annotation.
@@ -105,8 +105,9 @@ class FieldCheck:
     def __call__(self, node: Any) -> None:
         """Check an instance.
 
-        A node in an array's place is let pass: a Module that computes the array, or wraps it. A
-        list, or another of Python's own containers, is none of these.
+        A node instead of an array is accepted: a Module that computes the array, or wraps it.
+            Python's
+        own containers, such as a list, are not.
         """
         values = {name: getattr(node, name) for name in self._names}
         values = {
@@ -117,12 +118,12 @@ class FieldCheck:
         try:
             self._check_of(tuple(values))(**values)
         except AnnotationError:
-            # Of sizes that only a node which was let pass knows.
+            # They have sizes that only an accepted node knows.
             if len(values) == len(self._names):
                 raise
 
     def _check_of(self, names: tuple[str, ...]) -> Any:
-        """What checks these fields together: sizes that they share by name agree."""
+        """A function that checks these fields together, so that sizes with one name agree."""
         if names not in self._checks:
             cls, scope = self._schema.cls, dict[str, Any]()
             parameters = f"*, {', '.join(names)}" if names else ""
@@ -137,8 +138,8 @@ class FieldCheck:
     def check_copy(self, node: Any, original: Any) -> None:
         """Check a changed copy, unless its original did not fit either.
 
-        What a transform has made, such as the layers of an ensemble, has other shapes than its
-        annotations say, and is changed nevertheless: `inference_mode(ensemble)`.
+        An instance that a transform has made, such as the layers of an ensemble, has other shapes
+        than its annotations say, and can be changed nevertheless: `inference_mode(ensemble)`.
         """
         try:
             self(node)
@@ -155,7 +156,7 @@ class FieldCheck:
 
 
 def _stands_in(value: Any) -> bool:
-    """Whether a value may compute, or wrap, an array in whose place it stands."""
+    """Whether a value may compute, or wrap, an array."""
     return class_of(value) not in _PLAIN and is_node(value)
 
 
@@ -169,7 +170,7 @@ def _wants_array(annotation: Any, scope: dict[str, Any]) -> bool:
         try:
             annotation = eval(annotation, scope)
         except Exception:
-            return False  # A name that only type checkers see; whoever checks it says so.
+            return False  # Only type checkers see this name; the check reports it.
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return any(_wants_array(kind, scope) for kind in typing.get_args(annotation))
     arrays = (AbstractArray, jax.Array, np.ndarray)

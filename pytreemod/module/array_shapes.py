@@ -1,8 +1,8 @@
-"""The shapes of a Module's arrays, as their annotations say, and configuration that fits them.
+"""The shapes of a Module's arrays according to their annotations, and checks against them.
 
 `weight: Float[Array, "out_size in_size"]` is a contract if these names are static fields, or
 properties, of the class. It is read for classes that have `__array_shapes__`: when their arrays are
-used (`read_arrays`), and when `replace` changes what they are named after (`check_array_shapes`).
+used (`read_arrays`), and when `replace` changes fields named in it (`check_array_shapes`).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pytreemod.module.fields import GIVEN, declares
 from pytreemod.typing import class_of
 
 ArrayShapes: TypeAlias = dict[str, tuple[int, ...] | None]
-"""By the name of a field, or the path of an array, the shape that configuration says, or None."""
+"""The shape that the configuration implies, or None, by the name or path of an array."""
 
 COUNTS = "counts"
-"""In a field's metadata: how many entries of an axis words stand for."""
+"""In a field's metadata: the number of entries of an axis that consists of words."""
 
 _Reader: TypeAlias = Callable[[Any, Any, Callable[..., None]], tuple[Any, ...]]
 
 
 class Contract:
-    """What the annotations of a class say of its arrays: code that is written once for the class.
+    """The shapes that a class's annotations declare, as code that is generated once per class.
 
     Args:
         cls: a Module class.
 
     Attributes:
-        shapes: from an instance to the shapes of its arrays.
-        names: of the static fields that shapes are made of.
+        shapes: a function from an instance to the shapes of its arrays.
+        names: the static fields that shapes depend on.
 
     Warns:
-        FieldWarning: annotations cannot be evaluated; for their arrays there is no contract.
+        FieldWarning: annotations cannot be evaluated; their arrays are not checked.
     """
 
     def __init__(self, cls: Any):
@@ -49,8 +49,8 @@ class Contract:
         self._readers: dict[tuple[str, ...], _Reader] = {}
         used: set[str] = set()
         unread: dict[str, str] = {}
-        # By the name of an array, the source of its shape, and whether that may come to None; None
-        # if nothing says so, and the array may be None at any time.
+        # By the name of an array: the source of its shape, and whether that may evaluate to None.
+        # The latter is None if nothing declares it, and the array may be None at any time.
         self._sources: dict[str, tuple[str, bool | None]] = {}
         for name, field in cls.__record__.fields.items():
             try:
@@ -76,7 +76,7 @@ class Contract:
             _warn_unread(cls, unread)
 
     def reader(self, names: tuple[str, ...]) -> _Reader:
-        """What reads arrays of an instance, each once, and hands on those of another shape.
+        """A function that reads arrays of an instance once, and reports those of another shape.
 
         It is called as `read(self, where, check)`, and calls `check(where, name, shape, value)`.
         """
@@ -101,7 +101,7 @@ class Contract:
         return read
 
     def _size(self, token: str, used: set[str]) -> str | None:
-        """The source of one axis, or of several; None where a token says nothing of sizes."""
+        """The source of one axis, or of several; None if the token names no size."""
         name = token.removeprefix("*")
         if name.isdigit():
             return name
@@ -123,7 +123,7 @@ class Contract:
 
 
 def evaluated(cls: type, field: Any) -> Any:
-    """A field's annotation; one that is a text is read where the class that declares it is."""
+    """A field's annotation; a string is evaluated in the module of the class that declares it."""
     if not isinstance(field.type, str):
         return field.type
     owner = next(base for base in cls.__mro__ if declares(base, field.name))
@@ -131,7 +131,7 @@ def evaluated(cls: type, field: Any) -> Any:
 
 
 def options_of(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; of anything else, that alone."""
+    """The alternatives of a union; for any other annotation, only that."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     return typing.get_args(annotation) if is_union else (annotation,)
 
@@ -152,7 +152,7 @@ def _warn_unread(cls: type, unread: dict[str, str]) -> None:
 
 
 def contract_of(cls: Any) -> Contract:
-    """The contract of a Module class; read when it is first asked for."""
+    """The contract of a Module class, read at the first request."""
     schema = cls.__record__.original
     if schema.contract is None:
         schema.contract = Contract(schema.cls)
@@ -168,8 +168,8 @@ def read_arrays(
         node: the Module.
         names: of its fields.
         where: passed on.
-        check: called as `check(where, name, shape, value)` for what has not the shape that the
-            annotation says.
+        check: called as `check(where, name, shape, value)` for each array that does not have its
+            declared shape.
 
     Returns:
         The values.
@@ -180,19 +180,19 @@ def read_arrays(
 def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None:
     """Refuse new configuration that does not fit the arrays of a Module.
 
-    A class takes part if it has a method `__array_shapes__`: by the name of a field, or the path of
-    an array in a layer inside (`"query_proj.weight"`), the shape that the configuration says; None
-    where it says that there is no such array. Only shapes that the
-    new configuration changes are looked at, and only their last axes: a map that made several
-    Modules as one has put its own axis before them.
+    A class takes part if it has a method `__array_shapes__`. This returns the shape that the
+    configuration implies for each array, or None if the array should not exist. The key is the
+    name of a field, or the path of an array in an inner layer (`"query_proj.weight"`). Only shapes
+    that the new configuration changes are checked, and only their last axes, because a map that made
+    several Modules at once has added its own axis in front.
 
     Args:
         made: a Module after `replace`.
-        before: the Module that it was.
-        changed: the names of the fields that were exchanged.
+        before: the Module before it.
+        changed: the names of the replaced fields.
 
     Raises:
-        ShapeError: an array has another shape; or there is none, or one that should not be there.
+        ShapeError: an array has another shape, is missing, or should not exist.
     """
     if not hasattr(class_of(made), "__array_shapes__"):
         return
@@ -205,7 +205,7 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
         was = old.get(name, shape)
         if shape == was or _fits(_at(made, name), shape, was):
             continue
-        # That of a subclass may have a layout of its own.
+        # A subclass may arrange its array differently.
         if _fits(_at(before, name), was, was):
             needed = "None" if shape is None else f"shape {shape}"
             places.append(f"{name}: {describe(_at(made, name))}, and {needed} would be needed")
@@ -225,7 +225,7 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
 
 
 def _at(node: Any, path: str) -> Any:
-    """What is at a path; None if what is on the way has no such part."""
+    """The value at a path; None if a node on the way has no such child."""
     for name in path.split("."):
         if not name.isdigit():
             node = getattr(node, name, None)
@@ -235,9 +235,9 @@ def _at(node: Any, path: str) -> Any:
 
 
 def _fits(value: Any, shape: tuple[int, ...] | None, old: tuple[int, ...] | None) -> bool:
-    """Whether a value may stand where an array of this shape is expected from now on."""
+    """Whether a value is allowed for an array that must have this shape from now on."""
     if value is None:
-        # An array that was taken out by partition is None as well.
+        # An array that partition has removed is None as well.
         return shape is None or old is not None
     found = getattr(value, "shape", None)
     # A label, or a spec, has no shape.

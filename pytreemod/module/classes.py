@@ -1,8 +1,9 @@
 """`Module`, and the pipeline that makes a class into one.
 
-A class body becomes a Module class in named steps: abstract attributes are set aside, `dataclasses`
-collects the fields, an `__init__` is written or inherited, the schema is worked out, the code that
-finishes and flattens instances is written, JAX is told, methods are wrapped.
+A class body becomes a Module class in named steps. Abstract attributes are collected; `dataclasses`
+collects the fields; an `__init__` is generated or inherited; the schema is made. Then the code that
+finishes and flattens instances is generated, the class is registered with JAX, and its methods are
+wrapped.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from pytreemod.module.pickling import (
     is_skeleton,
     reduced,
 )
-from pytreemod.module.pickling import restore as restore  # Pickles of 0.1 name it, and the next.
+from pytreemod.module.pickling import restore as restore  # Pickles of 0.1 and later name it.
 from pytreemod.module.pickling import restore_state as restore_state
 from pytreemod.module.reading import Read, Reading
 from pytreemod.module.records import (
@@ -97,7 +98,7 @@ from pytreemod.tree.rich_printing import rich_doc
 from pytreemod.typing import class_of, jtu
 
 _R = TypeVar("_R", bound=Record)
-# Not `Self`, which type checkers that run with the program (beartype) refuse in single methods.
+# Not `Self`, which runtime type checkers (beartype) refuse in single methods.
 _M = TypeVar("_M", bound="Module")
 
 
@@ -108,7 +109,7 @@ _M = TypeVar("_M", bound="Module")
     )
 )  # fmt: skip
 class ModuleMeta(abc.ABCMeta):
-    """Makes Module classes. Cooperative: combine it with other metaclasses as any other."""
+    """Makes Module classes. Cooperative: combine it with other metaclasses as usual."""
 
     __record__ = cast(Schema, None)
 
@@ -126,7 +127,7 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ) -> Any:
         """Make a Module class."""
-        # An instance has a dict whatever they say, and its fields are there.
+        # An instance always has a dict, for its fields.
         if "__slots__" in namespace:
             namespace = {key: value for key, value in namespace.items() if key != "__slots__"}
         is_empty = is_skeleton(namespace)
@@ -144,7 +145,7 @@ class ModuleMeta(abc.ABCMeta):
         _write(schema)
         _note_rules(cls)
         _note_waiting(schema)
-        # What comes after this metaclass, looked up once (saves 0.1 us for each instance).
+        # The next `__call__` after this metaclass, looked up once (saves 0.1 us for each instance).
         schema.build = super(ModuleMeta, cls).__call__
         if is_empty:
             schema.early_instances = []
@@ -153,13 +154,13 @@ class ModuleMeta(abc.ABCMeta):
         _wrap_methods(cls)
         return cls
 
-    # Typed so that a checker goes on to `__init__` for the parameters.
+    # Typed so that type checkers find the parameters in `__init__`.
     def __call__(  # noqa: D102  (see below)
         cls: type[_R],  # pyright: ignore[reportGeneralTypeIssues]  (its instances are Records)
         *args: Any,
         **kwargs: Any,
     ) -> _R:
-        # Build, finish and freeze an instance. No docstring, which `help` would find for any
+        # Build, finish and freeze an instance. No docstring, because `help` would show it for any
         # `__call__` of an instance that has none.
         schema = cls.__record__
         if schema.refusal is not None:
@@ -171,7 +172,7 @@ class ModuleMeta(abc.ABCMeta):
         except TypeError as error:
             refuse_other_words(cls.__init__, cls.__name__, kwargs, error)
             raise
-        # Only what __init__ has just built: __new__ may return any object, a finished one too.
+        # Only an instance that __init__ has built now: __new__ may return any object.
         if class_of(node) is cls:
             fields = node.__stored__
             if FLAT not in fields and PRIVATE not in fields:
@@ -194,7 +195,7 @@ class ModuleMeta(abc.ABCMeta):
             super().__setattr__(name, value)
             return
         kept = as_method(name, value)
-        # What has a `__set__` is found before what is in an instance, be it waiting or not.
+        # Python finds an attribute with `__set__` before the entry in an instance.
         if declared is not None and not hasattr(kept, "__set__"):
             kept = ClassValue(name, kept)
         super().__setattr__(name, kept)
@@ -213,19 +214,20 @@ class ModuleMeta(abc.ABCMeta):
 
 
 def _shows_dict(base: type) -> bool:
-    """Whether a class with this base might show the dicts of its instances as they are.
+    """Whether a class with this base might expose the dicts of its instances.
 
-    A base that is no Module does so if it has a dict, and Python gives the class one if it has not.
+    A base that is not a Module does so if it has a dict; if it has none, Python adds one to the
+    class.
     """
     return not isinstance(base, ModuleMeta) and base is not Record
 
 
 def _call_original(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a method makes by `type(self)(...)`, of an instance of a variant: one of its class.
+    """Make an instance of the original class when a method of a variant calls `type(self)(...)`.
 
     Raises:
-        FieldError: fields are not read as they are stored. `dataclasses.replace` calls the class
-            with what it has read.
+        FieldError: fields are stored in another form than they are read in. `dataclasses.replace`
+            calls the class with the values that it has read.
     """
     if not issubclass(cls, Reading):
         return cls.__passes_for__(*args, **kwargs)
@@ -245,7 +247,7 @@ def _call_original(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _write(schema: Schema) -> None:
-    """Write the functions of a class that make its instances."""
+    """Generate the functions of a class that make its instances."""
     if not schema.custom_init:
         type.__setattr__(schema.cls, "__init__", write_init(schema))
     _note_checks(schema)
@@ -255,19 +257,19 @@ def _write(schema: Schema) -> None:
 
 
 def _finish_first(schema: Schema, node: Any) -> Any:
-    # Written for the first instance: many classes that are imported are never built.
-    # Threads that come here at once write the same.
+    # Generated for the first instance: many imported classes never have one.
+    # Threads that get here at the same time generate the same.
     schema.finish = write_finish(schema)
     return schema.finish(node)
 
 
 def _collect_fields(cls: type, kw_only: bool) -> dict[str, str]:
-    """Let `dataclasses` read the class body; returns the kinds of what is declared abstract."""
+    """Let `dataclasses` read the class body; return the kinds of the abstract attributes."""
     refuse_not_called(cls)
     annotations, abstract = split_annotations(cls)
     whole = inspect.get_annotations(cls)
     doc = cls.__doc__
-    # `dataclasses` writes a docstring where there is none, by asking for a signature that the
+    # `dataclasses` would add a docstring where there is none, from a signature that the
     # class does not have yet.
     cls.__doc__ = doc or "."
     type.__setattr__(cls, "__annotations__", annotations)
@@ -286,13 +288,13 @@ def _collect_fields(cls: type, kw_only: bool) -> dict[str, str]:
 
 
 def _refuse_content(cls: type) -> None:
-    """Refuse a base whose instances hold more than a dict: what an exception or a dict holds.
+    """Refuse a base whose instances have contents beside their dict, such as exceptions and dicts.
 
     Raises:
-        FieldError: there is one. No transform would bring that through, for it is no field.
+        FieldError: there is one. Its contents are not a field, so every transform would lose them.
     """
     for base in cls.__mro__:
-        # Such classes have a `__new__` of their own, in C.
+        # Such classes have their own `__new__`, in C.
         new = vars(base).get("__new__")
         if isinstance(new, BuiltinFunctionType) and new is not object.__new__:
             name = next(own.__name__ for own in cls.__bases__ if issubclass(own, base))
@@ -305,17 +307,17 @@ def _refuse_content(cls: type) -> None:
 
 
 def _note_version(cls: type, version: Any) -> None:
-    """Keep the version that files of a class have, as an attribute: cloudpickle copies those."""
+    """Store the file version of a class as an attribute, because cloudpickle copies attributes."""
     if type(version) is not int or version < 1:
         where = f"class {cls.__name__}(file_version=)"
         raise FieldError(where, "a whole number, 1 or more", describe(version))
-    # A class that inherits it has fields of its own, and so a number of its own.
+    # Not inherited: a subclass has its own fields, and so its own number.
     if version != 1:
         type.__setattr__(cls, "__file_version__", version)
 
 
 def file_version_of(cls: type) -> int:
-    """The version of a class that its files state: that of its `file_version=`, or 1."""
+    """The version of a class that its files state: its `file_version=`, or 1."""
     return vars(cls).get("__file_version__", 1)
 
 
@@ -358,7 +360,7 @@ def _is_custom(owner: type) -> bool:
 
 
 def _choose_init(schema: Schema, namespace: dict[str, Any]) -> None:
-    """Whether the class or one of its bases has an `__init__` of its own."""
+    """Decide whether the class or one of its bases defines `__init__`."""
     cls = schema.cls
     schema.custom_init = "__init__" in namespace or _is_custom(_init_owner(cls))
     if schema.custom_init and _ignores_post_init(cls, namespace):
@@ -366,24 +368,24 @@ def _choose_init(schema: Schema, namespace: dict[str, Any]) -> None:
 
 
 def _ignores_post_init(cls: Any, namespace: dict[str, Any]) -> bool:
-    """Whether a class with an `__init__` of its own has a `__post_init__` that does not run."""
+    """Whether a class with its own `__init__` has a `__post_init__` that does not run."""
     if "__post_init__" in namespace:
         return True
     if not hasattr(cls, "__post_init__"):
         return False
     init = vars(_init_owner(cls))["__init__"]
     if "__init__" in namespace:
-        # Classes that are made for instances have that of a base.
+        # Classes that are made for instances inherit it.
         is_new = all(vars(base).get("__init__") is not init for base in cls.__mro__[1:])
     else:
-        # A mixin brings the other.
+        # A mixin defines the other.
         post = _first_owner(cls, "__post_init__")
         is_new = not any(
             _init_owner(b) is _init_owner(cls) and issubclass(b, post) for b in cls.__bases__
         )
     if not is_new:
         return False
-    # One that calls another `__init__` may well run it.
+    # An `__init__` that calls another one may run it.
     code = getattr(inspect.unwrap(init), "__code__", None)
     return code is not None and not {"__init__", "__post_init__"} & {*code.co_names}
 
@@ -405,17 +407,17 @@ def _warn_of_post_init(cls: type, own: bool) -> None:
 
 
 RULES = "__sizes_follow__"
-"""What an `__init__` bears whose sizes may be None (see `unfinished`)."""
+"""The mark of an `__init__` whose sizes may be None (see `unfinished`)."""
 
 
 def _note_rules(cls: Any) -> None:
-    """Give a class whose sizes may be None a `__new__` that looks for them; others have none."""
+    """Give a class whose sizes may be None a `__new__` that checks for them; others need none."""
     if not hasattr(cls.__init__, RULES) or hasattr(cls.__new__, "is_written"):
         return
     own = cls.__new__
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # One of a subclass has decided, and need not hand on what it was given.
+        # A subclass's `__new__` has decided, and need not pass its arguments on.
         is_first = cls.__new__ is __new__
         rules = getattr(cls.__init__, RULES, None) if is_first else None
         made = None if rules is None else rules.begin(cls, args, kwargs)
@@ -428,7 +430,7 @@ def _note_rules(cls: Any) -> None:
 
 
 def _note_checks(schema: Schema) -> None:
-    """Collect what runs on a finished instance."""
+    """Collect the checks of a finished instance."""
     cls = schema.cls
     checks: list[Any] = [
         vars(base)["__check_init__"] for base in cls.__mro__ if "__check_init__" in vars(base)
@@ -440,10 +442,10 @@ def _note_checks(schema: Schema) -> None:
 
 
 def _note_waiting(schema: Schema) -> None:
-    """Work out whether instances may be filled in at their first read.
+    """Decide whether instances may be filled in at their first read.
 
-    Not if somebody else answers for all attributes, and not the fields that the class itself has an
-    attribute for (a default).
+    They may not if the user's code answers all attribute reads; nor can fields for which the class
+    itself has an attribute (a default).
     """
     cls: Any = schema.cls
     schema.can_wait = cls.__getattribute__ is object.__getattribute__
@@ -500,10 +502,10 @@ def StrictConfig(force_abstract: bool = False, **kwargs: object) -> bool | None:
 
     Args:
         force_abstract: whether the class is abstract.
-        **kwargs: taken and left alone.
+        **kwargs: ignored.
 
     Returns:
-        What `strict=` takes.
+        The value for `strict=`.
 
     Examples:
         >>> import pytreemod as pm
@@ -516,20 +518,21 @@ def StrictConfig(force_abstract: bool = False, **kwargs: object) -> bool | None:
 
 
 class Module(Record, metaclass=ModuleMeta):
-    """Base class of models: a frozen dataclass that is also a pytree.
+    """Base class of models: an immutable dataclass that is also a pytree.
 
     Declare fields in the class body. Arrays, containers and Modules in them are *data*, the
-    children of the pytree; functions, strings, classes and what is declared
+    children of the pytree. Functions, strings, classes and fields declared
     `field(static=True)` are *configuration*, part of its structure. An instance never changes:
     every change makes a new one.
 
-    **Form.** A subclass may write its own `__init__`, which assigns `self.x = ...`; or none, and
-    one is written from the fields, as for dataclasses. Class options: `kw_only=True` makes the
-    fields keyword-only, `is_abstract=True` forbids instances, `file_version=2` says that its files
-    are of another form than before (see [`migration`][pytreemod.migration]).
+    **Form.** A subclass may define `__init__`, which assigns `self.x = ...`. If it does not, an
+    `__init__` is generated from the fields, as for dataclasses. Class options: `kw_only=True` makes
+    the fields keyword-only, `is_abstract=True` forbids instances, `file_version=2` says that its
+    files differ from those of earlier versions (see [`migration`][pytreemod.migration]).
 
-    **Make.** Call the class. Then converters run, fields are divided into data and configuration,
-    the instance is frozen, and every `__check_init__` in the class and its bases is called.
+    **Make.** Call the class. Converters run, fields are divided into data and configuration, and
+    the instance becomes immutable. Then every `__check_init__` in the class and its bases is
+    called.
 
     **Use.** Read fields, call methods (bound methods are pytrees too), pass the instance through
     any JAX transform; `replace` and [`tree_at`][pytreemod.tree_at] make changed copies.
@@ -538,7 +541,7 @@ class Module(Record, metaclass=ModuleMeta):
     `m.replace(x=v).x == v` where `x` has no converter.
 
     Raises:
-        FieldError: the class body or the construction is wrong; the text says how to hint it.
+        FieldError: the class body or the construction is wrong; the message has a hint.
         FrozenError: assignment or deletion after construction.
 
     Examples:
@@ -561,7 +564,7 @@ class Module(Record, metaclass=ModuleMeta):
     """
 
     def replace(self: _M, /, **changes: Any) -> _M:
-        """A copy with some fields exchanged; works whatever the class's `__init__` is.
+        """Copy the instance with some fields replaced, whatever the class's `__init__` is.
 
         Converters run on the new values, and all checks run again. A constrained field takes its
         constrained value.

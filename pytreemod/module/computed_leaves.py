@@ -1,4 +1,4 @@
-"""`Computed`: a value of a field that reads as an array, and is computed from arrays.
+"""`Computed`: a field's value that reads as an array, and is computed from other arrays.
 
 How the attribute reads as the array is described in [`reading`][pytreemod.module.reading].
 """
@@ -17,34 +17,35 @@ from pytreemod.typing import class_of
 
 
 class Computed(Module, is_abstract=True):
-    """A value of a field that reads as an array, and is computed from arrays of its own.
+    """A field's value that reads as an array, and is computed from its own arrays.
 
-    A low-rank update, a weight that is normalised or masked, a positive number whose logarithm is
-    trained: subclass it, and write `value`. Put into a field of any Module, ours or yours, **the
-    attribute reads as the array**: `layer.weight` is what `value()` gives, under every transform
-    and for functions that insist on a `jax.Array`. The *tree* has the computed leaf with its own
-    fields, so gradients, optimizers, selectors, `tree_at` and files see what the array is
-    computed from: `"weight.a"`.
+    Use it for a low-rank update, a normalized or masked weight, or a positive number whose
+    logarithm is trained: subclass it, and define `value`. Put it into a field of any Module, and
+    **the attribute reads as the array**: `layer.weight` is the result of `value()`, under every
+    transform and for functions that insist on a `jax.Array`. The *tree* contains the computed leaf
+    with its own fields, so gradients, optimizers, selectors, `tree_at` and files see the arrays
+    that it is computed from: `"weight.a"`.
 
     **Where it is read.** In the field of a Module. In a list or a dict, where no attribute is
-    read, operators (`w @ x`, `w + 1`) and `jnp.asarray(w.value())` do; `lax` does not take it.
+    read, use operators (`w @ x`, `w + 1`) and `jnp.asarray(w.value())`; `lax` does not accept it.
 
     **Laws.** Reading never changes the tree. [`resolve`][pytreemod.resolve] of a model reads as
-    the model does. A model that holds none costs what it cost.
+    the model does. A model without computed leaves has no extra cost.
 
-    **Refused.** A computed leaf remembers the shapes of what it was made of, and that of its value.
-    Read on several models as one (made by `filter_vmap`), or of the wrong rank, it is an error, not
-    another broadcast. `value()` is to return an array of the shape that it had when it was made.
+    **Refused.** A computed leaf remembers the shapes of its arrays when it was made, and that of
+    its value. Reading it on several models at once (made by `filter_vmap`), or with the wrong rank,
+    raises an error instead of broadcasting. `value()` must always return an array of the same
+    shape.
 
-    **Gradients** have the form of the model. Computed of gradients, `grads.weight` would mean
-    nothing, and is refused where `filter_grad` gave them. (Trees that other functions made of them,
-    such as the moments of an optimizer, cannot be distinguished from models.) Look at the leaves:
-    `pm.named_leaves(grads)["weight.a"]`.
+    **Gradients** have the structure of the model. `grads.weight`, computed from gradients, would
+    mean nothing, and raises an error for the results of `filter_grad`. (Trees that other functions
+    made of them, such as the moments of an optimizer, cannot be distinguished from models.) Look at
+    the leaves: `pm.named_leaves(grads)["weight.a"]`.
 
     Raises:
-        FieldError: `value()` gives no array.
-        ShapeError: where the attribute is read: it is made of other shapes than it was, or its
-            value has another shape.
+        FieldError: `value()` does not return an array.
+        ShapeError: when the attribute is read: its arrays, or its value, have other shapes than
+            when it was made.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -114,30 +115,30 @@ for _name in _BINARY:
 
 
 class Function(Computed):
-    """What `computed` makes."""
+    """The class of the leaves that `computed` returns."""
 
     fn: Callable[..., Any]
     trees: tuple[Any, ...]
 
     def value(self) -> Any:
-        """What the function gives."""
+        """The result of the function."""
         return self.fn(*self.trees)
 
 
 def computed(fn: Callable[..., Any], *trees: Any) -> Any:
-    """A computed leaf for the occasion: it reads as `fn(*trees)`.
+    """Make a computed leaf that reads as `fn(*trees)`.
 
     Args:
-        fn: gives an array. A function is configuration; a Module may hold parameters of its own.
-        *trees: what it is computed from: arrays, Modules, containers of them.
+        fn: returns an array. A function is configuration; a Module may have its own parameters.
+        *trees: its arguments: arrays, Modules, containers of them.
 
     Returns:
-        A [`Computed`][pytreemod.Computed], to be put where the array would stand. Its fields are
+        A [`Computed`][pytreemod.Computed], to use instead of the array. Its fields are
         `fn` and `trees`.
 
     Raises:
         ArgumentError: `fn` cannot be called.
-        FieldError: `fn` gives no array.
+        FieldError: `fn` does not return an array.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -1,15 +1,15 @@
-"""`Constraint`, and `Constrained`: a value within bounds, computed from one that has none.
+"""`Constraint`, and `Constrained`: a value within bounds, computed from one without bounds.
 
-A field declared `field(constraint=...)` is given, and read as, its constrained value. The tree
-stores a computed leaf with one array, `unconstrained`, which may have any value: an optimizer,
-which knows no bounds, cannot leave them.
+A field declared `field(constraint=...)` takes its constrained value, and reads as it. The tree
+stores a computed leaf with one array, `unconstrained`, which may have any value. So an optimizer,
+which does not know the bounds, cannot leave them.
 
     class Kernel(pm.Module):                               made = Kernel(2.0)
         length: Array = pm.field(constraint=positive)      made.length                      2.0
                                                            made, "length.unconstrained"     log 2.0
 
-`inverse` is applied where a value is given (see
-[`constraining`][pytreemod.module.constraining]), `forward` where it is read.
+`inverse` is applied to each new value (see
+[`constraining`][pytreemod.module.constraining]), `forward` to each read.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from pytreemod.typing import Tracer, untyped_jax
 
 
 class Constraint(AbstractConstraint):
-    """What arrays of a field may be, and a smooth map onto these from arrays that may be any.
+    """A set of values, and a smooth map onto it from arrays of any value.
 
-    Those that there are stand in `pm.constraints`;
+    The module `pm.constraints` has the library's own;
     [`bijection`][pytreemod.training.constraints.bijection] makes others.
 
     **Laws.** `forward(inverse(x))` is `x` for every `x` inside, up to rounding. `forward(u)` is
-    inside for every finite `u`, up to rounding. Two that were made with the same arguments are
+    inside for every finite `u`, up to rounding. Two constraints made with the same arguments are
     equal.
 
     Examples:
@@ -57,7 +57,7 @@ class Constraint(AbstractConstraint):
 
     @abstractmethod
     def bound(self) -> str:
-        """What a value must be, in words."""
+        """The condition on a value, in words."""
 
     @abstractmethod
     def forward(self, unconstrained: Any) -> Any:
@@ -65,29 +65,29 @@ class Constraint(AbstractConstraint):
 
     @abstractmethod
     def inverse(self, constrained: Any) -> Any:
-        """An array that `forward` takes to a value."""
+        """An array that `forward` maps to the value."""
 
     def fault(self, value: NDArray[Any]) -> str | None:
-        """What is wrong with a value, in words; None if it is inside."""
+        """The way in which a value violates the bound, in words; None if it does not."""
 
     def misfit(self, shape: tuple[int, ...]) -> str | None:
-        """Which shapes it takes, if a value's is none of them; None if it is."""
+        """The shapes that are allowed, if a value's is not one of them; otherwise None."""
 
     def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The shape of the value that is made of such an array; None if only `forward` knows."""
+        """The shape of the value for an array of this shape; None if only `forward` knows."""
         return unconstrained
 
     def constrain(self, value: Any, where: str, old: Any = None) -> Any:
         """The computed leaf that reads as a constrained value.
 
-        The bound is checked here where numbers can be looked at, and by `invert_traced` where they
-        are traced; not on other hosts.
+        The bound is checked here for concrete numbers, and by `invert_traced` for traced ones; not
+        on other hosts.
 
         Raises:
             FieldError: the value is outside the bound.
-            ShapeError: the constraint does not take its shape.
+            ShapeError: the constraint does not allow its shape.
         """
-        # Of several models as one, each has a value of its own.
+        # For several models at once, each has its own value.
         axes = count_made_as_one(old) if isinstance(old, Constrained) else 0
         axes = axes if np.ndim(value) >= axes else 0
         if isinstance(value, jax.ShapeDtypeStruct):
@@ -97,13 +97,13 @@ class Constraint(AbstractConstraint):
             self._check_form(value, where, axes)
             unconstrained = mapped(ft.partial(self.invert_traced, where=where), axes)(value)
         else:
-            # What is known is so inside of a program, too.
+            # Concrete values stay concrete inside a program, too.
             with jax.ensure_compile_time_eval():
                 value = value if isinstance(value, jax.Array) else jnp.asarray(value)
                 unconstrained = self._invert_known(value, where, axes)
         made = Made((tuple(unconstrained.shape[axes:]),), tuple(value.shape[axes:]))
         if isinstance(old, Constrained) and old.constraint == self:
-            # The same leaf with another array: with the roles that it was given.
+            # The same leaf with another array, so that it has the same roles.
             return with_notes(old, {MADE: made}, {"unconstrained": unconstrained})
         values = {"unconstrained": unconstrained, "constraint": self, MADE: made}
         return put_together(Constrained, values, ("constraint",))
@@ -123,21 +123,21 @@ class Constraint(AbstractConstraint):
         return unconstrained
 
     def invert_seen(self, value: Any, axes: int) -> Any:
-        """`inverse` of an array that is not traced; its first axes are of several as one."""
+        """Apply `inverse` to a concrete array; its first `axes` axes are layer axes."""
         return cast("Any", _inverted(self, axes, value))
 
     def invert_traced(self, value: Any, where: str) -> Any:
-        """`inverse` of an array that is traced, which is checked when the program runs."""
+        """Apply `inverse` to a traced array, which is checked when the program runs."""
         return self.inverse(value)
 
     def refusal(self, value: Any, fault: str, where: str) -> str:
-        """The text that refuses a value."""
+        """The message that refuses a value."""
         return explain(
             where,
-            f"{self.bound()}, for it is {self!r}",
+            f"{self.bound()}, for the constraint {self!r}",
             f"{fault} in {describe(value)}",
             hint=[
-                "give it as it is read; of numbers without bounds one is made by:",
+                "give it as it is read; to convert numbers without bounds, write:",
                 f"pm.constraints.{self!r}.forward(unconstrained)",
             ],
         )
@@ -147,27 +147,27 @@ class Constraint(AbstractConstraint):
             self._refuse(value, "complex numbers", where)
         expected = self.misfit(tuple(value.shape[axes:]))
         if expected is not None:
-            raise ShapeError(where, f"{expected}, for it is {self!r}", describe(value))
+            raise ShapeError(where, f"{expected}, for the constraint {self!r}", describe(value))
 
     def _refuse(self, value: Any, fault: str, where: str) -> NoReturn:
         raise FieldError(self.refusal(value, fault, where))
 
 
 def mapped(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
-    """A function of one array, for each of several whose first axes are of several as one."""
+    """Map a function of one array over the first `axes` axes."""
     for _ in range(axes):
         fn = jax.vmap(fn)
     return fn
 
 
-# Compiled: a quarter of what the single operations take (6 us in place of 25).
+# Compiled: this takes a quarter of the time of the single operations (6 us instead of 25).
 @ft.partial(jax.jit, static_argnums=(0, 1))
 def _inverted(constraint: Constraint, axes: int, value: Any) -> Any:
     return mapped(constraint.inverse, axes)(value)
 
 
 class Constrained(Computed):
-    """The value of a constrained field: any array, read as one within bounds."""
+    """The value of a constrained field: any array, read as a value within bounds."""
 
     unconstrained: Any
     constraint: Constraint = field(static=True)
@@ -197,8 +197,9 @@ class Constrained(Computed):
             yield wl.pdoc(leaf, **kwargs) if shape is None else array_doc(leaf, shape)
             return
         if is_array(leaf) and not isinstance(leaf, Tracer):
-            # Not of several models as one, whose values are computed one by one.
+            # Not for several models at once, whose values are computed one by one.
             with suppress(PytreemodError):
                 yield wl.pdoc(evaluate(self, "value"), **kwargs)
-        # Beside the value, for gradients have the form of the model, and are no such values.
+        # Show it beside the value: gradients have the model's structure, but their numbers are not
+        # values.
         yield from wl.named_objs([("unconstrained", leaf)], **kwargs)

@@ -1,8 +1,8 @@
-"""Where the values of constrained fields come in: at construction, by `replace`, by `tree_at`.
+"""Storing the values of constrained fields: at construction, by `replace`, by `tree_at`.
 
-Each is given as its constrained value; the field's constraint decides what is stored. The library's
-own constraints are in `training.constraints`. A tree with the structure of a model may be no model:
-gradients, masks, labels, axes. A value that is put into such a tree is stored as it is.
+Each takes the constrained value; the field's constraint computes the stored one. The library's
+own constraints are in `training.constraints`. A tree with the structure of a model may not be a
+model: gradients, masks, labels, axes. Values for such a tree are stored unchanged.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from pytreemod.typing import class_of, jtu
 
 
 def take_in(constraint: AbstractConstraint, value: Any, where: str, old: Any = None) -> Any:
-    """What is stored in a constrained field for a value.
+    """The stored value of a constrained field.
 
     Args:
         constraint: the field's.
-        value: the constrained value. None, and what is computed already, is stored as it is.
+        value: the constrained value. None, and a computed leaf, are stored unchanged.
         where: the field, for errors.
-        old: what was stored there, if anything was.
+        old: the value stored there before, if any.
 
     Raises:
-        FieldError: it is no number and no array of floating-point numbers, or is outside the bound.
-        ShapeError: it has a shape that the constraint does not take.
+        FieldError: it is not a number or an array of floating-point numbers, or is outside the
+            bound.
+        ShapeError: the constraint does not allow its shape.
     """
     if value is None or is_computed(value):
         return value
@@ -47,19 +48,19 @@ def take_in(constraint: AbstractConstraint, value: Any, where: str, old: Any = N
 def take_in_change(
     constraint: AbstractConstraint, old: Any, new: Any, where: str, *, is_built: bool
 ) -> Any:
-    """What is stored in a constrained field of an instance for a new value.
+    """The stored value of a constrained field of an instance, for a new value.
 
     Args:
         constraint: the field's.
-        old: what is stored there now.
-        new: constrained values; or whatever else belongs into a tree that is no model.
+        old: the value stored there now.
+        new: a constrained value; or any value in a tree that is not a model.
         where: the field, for errors.
         is_built: whether the new value is judged as at construction.
 
     Raises:
         FieldError: as for `take_in`.
         ShapeError: as for `take_in`.
-        AccessError: the instance is a tree of derivatives, which are not what the field reads.
+        AccessError: the instance is a tree of derivatives, which do not refer to the field's value.
     """
     if is_computed(old):
         leaves = jtu.tree_leaves(old)
@@ -74,7 +75,7 @@ def take_in_change(
 
 
 def _is_value(new: Any) -> bool:
-    """Whether a model could be meant to hold it: numbers, and whatever has arrays."""
+    """Whether it could be a value in a model: a number, or anything with arrays."""
     if class_of(new) in (float, int) or is_abstract(new):
         return True
     is_opened = is_node(new) and not is_computed(new)
@@ -84,7 +85,7 @@ def _is_value(new: Any) -> bool:
 def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoReturn:
     field = where.rpartition(".")[2]
     if is_array(value):
-        hint = ["make numbers with a fraction of them:", f"{field}=jnp.asarray(value, float)"]
+        hint = ["convert them to floating-point numbers:", f"{field}=jnp.asarray(value, float)"]
     elif is_node(value):
         hint = [
             "a constraint is for one array; declare a field for each, or let a Module hold each:",
@@ -93,7 +94,7 @@ def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoRe
         ]
     else:
         hint = ["give a number, or None where there is none:", f"{field}=1.0"]
-    expected = f"an array of floating-point numbers, or a number, for it is {constraint!r}"
+    expected = f"an array of floating-point numbers, or a number, for the constraint {constraint!r}"
     raise FieldError(where, expected, describe(value), hint=hint)
 
 
@@ -101,10 +102,10 @@ def _refuse_derivative(new: Any, where: str) -> NoReturn:
     field = where.rpartition(".")[2]
     raise AccessError(
         where,
-        "no new value, for it is a derivative by what is stored",
+        "no new value, because it is a derivative",
         describe(new),
         hint=[
-            "name what it is a derivative by:",
+            "name the stored array:",
             f'pm.tree_at("path.to.{field}.unconstrained", grads, new)',
         ],
     )

@@ -1,9 +1,9 @@
 """Building instances: the generated `__init__`, and what happens after any `__init__`.
 
-An instance is finished in this order: class-level defaults are filled in, every field must be
-set, converters run, values of constrained fields get the form in which they are stored, the fields
-are divided into data and configuration, the instance is frozen, ties that `__init__` has asked for
-are made, annotations are checked (only under jaxtyping), `__check_init__` runs.
+An instance is finished in this order. Defaults of the class are filled in, and every field must be
+set. Converters run, and constrained values are converted to their stored form. The fields are
+divided into data and configuration, and the instance becomes immutable. Ties that `__init__` asked
+for are made, annotations are checked (only under jaxtyping), and `__check_init__` runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FACTORY = _Factory()
 
 
 class _Storing:
-    # What a written `__init__` calls. It reads them here because it may be pickled by value, which
+    # A generated `__init__` calls these. It reads them here because it may be pickled by value, and
     # Python's own setter of a dict cannot be.
     add, set = staticmethod(add_fields), staticmethod(set_fields)
     accept = staticmethod(accept_fields)
@@ -60,10 +60,10 @@ _MISSING = dataclasses.MISSING
 
 
 def write_finish(schema: Schema) -> Callable[[Any], Any]:
-    """Write the code that finishes an instance of one class, and gives it back.
+    """Generate the function that finishes an instance of one class, and returns it.
 
-    Constructing is on the path of everything eager, so the checks of one class are written out:
-    for most instances they come down to a few look-ups of types.
+    All eager code constructs instances, so the checks of one class are written out: for most
+    instances they reduce to a few look-ups of types.
     """
     name = schema.cls.__qualname__
     scope: dict[str, Any] = {
@@ -119,7 +119,7 @@ def finish(node):
 
 
 def run_checks(node: Any, checks: Iterable[Callable[[Any], Any]]) -> Any:
-    """Run checks on an instance; returns it as they leave it."""
+    """Run checks on an instance; return it with any changes that they made."""
     before = dict(node.__stored__)
     for check in checks:
         check(node)
@@ -127,19 +127,19 @@ def run_checks(node: Any, checks: Iterable[Callable[[Any], Any]]) -> Any:
 
 
 def as_changed(node: Any, before: dict[str, Any]) -> Any:
-    """An instance after its checks, which may have changed it by `object.__setattr__`.
+    """Return an instance after its checks, which may have changed it by `object.__setattr__`.
 
-    Nothing that was cached while they ran outlives them, and a changed instance is divided anew.
+    Caches that were filled while they ran are dropped, and a changed instance is divided again.
 
     Args:
         node: the instance.
-        before: what its dict held before the checks.
+        before: the contents of its dict before the checks.
     """
     values = node.__stored__
     before.pop(FLAT, None)
     values.pop(FLAT, None)
     before[PRIVATE] = values[PRIVATE] = layout = before[PRIVATE].layout
-    # What was added comes last, and is no field.
+    # Added entries are last, and are not fields.
     if all(map(is_, before.values(), values.values())):
         return node
     del values[PRIVATE]
@@ -150,13 +150,14 @@ def as_changed(node: Any, before: dict[str, Any]) -> Any:
 def _divide(
     schema: Schema, node: Any, values: dict[str, Any], notes: Mapping[str, Any] = Layout.notes
 ) -> Any:
-    """Divide an instance whose types do not say how: it may be of another class then."""
+    """Divide an instance by its values, not its types; it may become one of another class."""
     for name, value in values.items():
         if type(value) is dataclasses.Field:
             refuse_declaration(schema.cls, name)
     found = schema.for_values({**values, **notes})
     if found.cls is not class_of(node):
-        # Not by its `__class__`: Python exchanges that for a class of the same first base only.
+        # Not by assigning `__class__`: Python allows that only for classes with the same first
+        # base.
         node = make_record(found.cls, values)
     layout = found.decide(values, notes)
     for name in layout.config:
@@ -169,7 +170,7 @@ def _divide(
     values[PRIVATE] = layout
     if schema.computes:
         made = observe(node)
-        # Flattened for that while it was not yet known.
+        # It may have been flattened while the layout was not yet known.
         values.pop(FLAT, None)
         values[PRIVATE] = layout.with_notes({**notes, MADE: made})
     return node
@@ -180,9 +181,9 @@ def compile_functions(
 ) -> dict[str, Any]:
     """Run generated source; the names that it defines are returned in `scope`.
 
-    In the source, `quoted(i)` stands for the name of the field `i`, so that classes that differ in
-    names only share what is compiled. Compiling took two thirds of the time in which a class and
-    its first instance are made (0.9 ms, now 0.35). To switch it off, take the cache from
+    In the source, `quoted(i)` represents the name of field `i`, so that classes that differ only in
+    names share the compiled code. Compiling took two thirds of the time of making a class and
+    its first instance (0.9 ms, now 0.35). To switch it off, remove the cache from
     `_compiled`.
     """
     names = {_placeholder(i): sys.intern(field) for i, field in enumerate(fields)}
@@ -191,7 +192,7 @@ def compile_functions(
 
 
 def quoted(index: int) -> str:
-    """What stands in generated source for the quoted name of a field."""
+    """The placeholder in generated source for the quoted name of a field."""
     return repr(_placeholder(index))
 
 
@@ -205,14 +206,14 @@ def _compiled(source: str) -> CodeType:
 
 
 def _renamed(code: CodeType, names: dict[str, str], filename: str) -> CodeType:
-    """A copy, with code of its own for each function: Python notes in it what it has met there."""
+    """A copy with new code objects for each function: Python stores its specializations in them."""
     constants = tuple(_renamed_constant(c, names, filename) for c in code.co_consts)
     return code.replace(co_consts=constants, co_filename=filename)
 
 
 def _renamed_constant(constant: Any, names: dict[str, str], filename: str) -> Any:
-    # Not inside `_renamed`: a function that speaks of itself is a ring of objects, which would be
-    # left to the garbage collector for each function of each class (a fifth of what a class makes).
+    # Not inside `_renamed`: a function that refers to itself is a reference cycle. The garbage
+    # collector would have to free one for each function of each class (a fifth of a class's cost).
     if isinstance(constant, CodeType):
         return _renamed(constant, names, filename)
     if class_of(constant) is tuple:
@@ -221,7 +222,7 @@ def _renamed_constant(constant: Any, names: dict[str, str], filename: str) -> An
 
 
 def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
-    """Give fields that `__init__` did not set what the class has for them.
+    """Give fields that `__init__` did not set the class's defaults.
 
     Raises:
         FieldError: a field has neither a value nor a default.
@@ -234,7 +235,7 @@ def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
 
 
 def _fill(schema: Schema, values: dict[str, Any], unset: Container[str]) -> list[str]:
-    """Add what the class has for fields that are not set; returns their names."""
+    """Add the class's values for fields that are not set; return their names."""
     found = {
         name: _class_value(schema.cls, field)
         for name, field in schema.fields.items()
@@ -248,7 +249,7 @@ def _fill(schema: Schema, values: dict[str, Any], unset: Container[str]) -> list
 
 
 class _Seen:
-    """Values as the attributes of an instance that is still to be made."""
+    """Shows values as the attributes of an instance that does not exist yet."""
 
     def __init__(self, values: Mapping[str, Any], node: Any = None):
         self._values, self._node = values, node
@@ -258,13 +259,13 @@ class _Seen:
 
 
 def fill_restored(schema: Schema, values: dict[str, Any], unset: Container[str] = ()) -> None:
-    """Give fields that a pickled instance does not have what a new instance would have there.
+    """Give fields that a pickled instance lacks the values that a new instance would have.
 
-    So what was pickled of an older version of the class becomes one of the class as it is now.
+    So a pickle of an older version of the class becomes an instance of the present one.
 
     Args:
         schema: of the class.
-        values: of the pickled instance; the others are added.
+        values: of the pickled instance; missing ones are added.
         unset: names that it need not have.
     """
     for name in _fill(schema, values, unset):
@@ -276,30 +277,30 @@ def fill_restored(schema: Schema, values: dict[str, Any], unset: Container[str] 
 
 
 def _converted(schema: Schema, name: str, value: Any) -> Any:
-    # A converter would compute a computed leaf for good.
+    # A converter would replace a computed leaf by its value.
     is_left = name not in schema.converters or is_computed(value)
     return value if is_left else schema.converters[name](value)
 
 
 def refuse_version(schema: Schema, values: dict[str, Any], unset: Container[str]) -> None:
-    """Refuse what was pickled of a version of a class that had other fields.
+    """Refuse a pickle of a version of the class that had other fields.
 
     Args:
         schema: of the class.
-        values: of the pickled instance, and what is kept beside them.
+        values: of the pickled instance, with its notes.
         unset: names that it need not have.
 
     Raises:
         FieldError: a field has no value, or a value has no field.
     """
     lacking = [name for name in schema.fields if name not in values and name not in unset]
-    # Others that are no fields are ours, or copied by `module_update_wrapper`.
+    # Other names are notes, or copied by `module_update_wrapper`.
     unknown = [n for n in values if n not in schema.fields and n.isidentifier() and n[:2] != "__"]
     if not lacking and not unknown:
         return
     found = [f"no value for {', '.join(lacking)}"] if lacking else []
     found += [f"{', '.join(unknown)}, which the class does not have"] if unknown else []
-    # What runs for pickles of each version.
+    # A line that works for pickles of every version.
     line = f'state.pop("{unknown[0]}", None)' if unknown else "..."
     line = f'state.setdefault("{lacking[0]}", {line})' if lacking else line
     raise FieldError(
@@ -316,10 +317,10 @@ def refuse_version(schema: Schema, values: dict[str, Any], unset: Container[str]
 
 
 def _class_value(cls: type, field: dataclasses.Field[Any]) -> Any:
-    """What reading an unset field would find in the class, as it is now, or in its bases.
+    """The value that reading an unset field finds in the present class, or in its bases.
 
-    That is its default, or the attribute that a subclass or a mixin has in its place. A factory
-    counts as an attribute of the class that declares the field. Functions and properties are no
+    That is its default, or the attribute that a subclass or a mixin has instead. A factory
+    counts as an attribute of the class that declares the field. Functions and properties are not
     values: Python binds them.
     """
     name = field.name
@@ -367,11 +368,11 @@ def _refuse_unset(schema: Schema, names: list[str]) -> None:
 
 
 def write_init(schema: Schema) -> Callable[..., None]:
-    """Write the `__init__` of a class that has none: one parameter for each field, in order.
+    """Generate the `__init__` of a class that has none: one parameter for each field, in order.
 
-    It does what the one that `dataclasses` writes would, but stores into the instance's dict
-    directly: an assignment would pass through `__setattr__`, in Python, for every field. A
-    subclass's own `__init__` may have assigned some before it calls this one; they stay.
+    It does the same as one that `dataclasses` generates, but stores into the instance's dict
+    directly: every assignment would call `__setattr__`, in Python. Fields that a subclass's own
+    `__init__` has assigned before it calls this one are preserved.
 
     Raises:
         FieldError: a field without a default follows one with a default.
@@ -382,7 +383,7 @@ def write_init(schema: Schema) -> Callable[..., None]:
     normal = [f for f in params if not f.kw_only]
     only = [f for f in params if f.kw_only]
     _check_order(cls, normal)
-    # A field may be called `self`: `dataclasses` then gives way, too.
+    # A field may be called `self`; `dataclasses` renames the parameter, too.
     owner = "self" if "self" not in everything else "_dataclass_self"
     signature = ", ".join(
         [owner, *map(_parameter, normal), *(["*"] if only else []), *map(_parameter, only)]
@@ -402,7 +403,7 @@ def write_init(schema: Schema) -> Callable[..., None]:
         made[f"_make_{f.name}"] = f.default_factory
     body = "\n        ".join(lines)
     source = f"def _outer({', '.join(made)}):\n    def __init__({signature}):\n        {body}\n"
-    # The user's globals, so that whoever evaluates string annotations finds the names in them.
+    # With the user's globals, in which string annotations can be evaluated.
     scope = getattr(sys.modules.get(cls.__module__), "__dict__", {})
     local: dict[str, Any] = {}
     exec(
@@ -463,12 +464,12 @@ def _store(field: dataclasses.Field[Any]) -> str:
     if field.init:
         given = f"_make_{name}() if {name} is _factory else {name}" if made else name
         return f"{name!r}: {given}"
-    # A default that is no parameter is the class's attribute: it fills in what is left unset.
+    # Without a parameter, the default is the class's attribute, which fills in unset fields.
     return f"{name!r}: _make_{name}()" if made else ""
 
 
 def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:
-    """What the parameter takes: the converter's own parameter where there is a converter."""
+    """The parameter's annotation: that of the converter's parameter, if there is a converter."""
     if field.name not in schema.converters:
         annotation: Any = field.type
         return annotation.type if isinstance(field.type, dataclasses.InitVar) else annotation
@@ -483,9 +484,9 @@ def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:
 
 
 def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
-    """The values of a finished copy of `node` with some fields exchanged, checked and converted.
+    """The values of a finished copy of `node` with some fields replaced, checked and converted.
 
-    What is configuration is checked with all that may refer to it.
+    Configuration is checked together with everything that may refer to it.
 
     Raises:
         FieldError: a name is no field.
@@ -514,11 +515,11 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any:
-    """An instance of the class that these values ask for.
+    """An instance of the class, or the variant, that these values require.
 
     Args:
         cls: a Module class.
-        values: by name, of fields and of what is beside them.
+        values: of fields and notes, by name.
         config: the names of configuration.
     """
     schema: Schema = cls.__record__.for_values(values)
@@ -526,18 +527,18 @@ def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any
     layout = schema.layout_for(attributes, {*config}, notes)
     made = make_record(schema.cls, {PRIVATE: layout, **attributes})
     if schema.computes and MADE not in notes:
-        # From a file, which says what it is made of.
+        # From a file, which stores the shapes of its arrays.
         return put_together(cls, {**values, MADE: observe(made)}, config)
     return made
 
 
 def with_notes(node: Any, notes: dict[str, Any], fields: dict[str, Any] | None = None) -> Any:
-    """A copy of a Module with other notes.
+    """Copy a Module with other notes.
 
     Args:
         node: the Module.
-        notes: by name; what is empty is removed.
-        fields: new values of fields, as they are stored.
+        notes: by name; empty ones are removed.
+        fields: new values of fields, in their stored form.
     """
     layout = class_of(node).__record__.split(node)
     values = all_of(node) | (fields or {}) | notes
@@ -546,6 +547,6 @@ def with_notes(node: Any, notes: dict[str, Any], fields: dict[str, Any] | None =
 
 
 def all_of(node: Any) -> dict[str, Any]:
-    """The attributes of a Module as they are stored, and its notes."""
+    """The attributes of a Module in their stored form, and its notes."""
     layout = class_of(node).__record__.split(node)
     return {n: stored(node, n) for n in (*layout.data, *layout.config)} | layout.notes

@@ -1,9 +1,9 @@
-"""What is data and what is configuration, judged by a field's value.
+"""Dividing fields into data and configuration, by their values.
 
-Strings, classes and callables that are no pytrees (functions, built-ins, jitted functions, ufuncs,
-`functools.partial`) can never be data for JAX, so a field that holds one is configuration.
-Everything else is data unless it was declared `static`. The judgment is made once, when an
-instance is built; unflattening restores it and never judges again.
+Strings, classes and callables that are not pytrees (functions, built-ins, jitted functions, ufuncs,
+`functools.partial`) can never be data for JAX, so a field with such a value is configuration.
+Everything else is data unless it was declared `static`. The decision is made once, when an
+instance is built; unflattening restores it and never decides again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WRAPPERS: frozenset[type] = frozenset(
     {types.FunctionType, type(jax.jit(lambda: None)), jax.custom_jvp, jax.custom_vjp, jnp.ufunc}
 )
 
-# Of these types, `==` tells all.
+# For these types, `==` suffices.
 EXACT: frozenset[type] = (_ARRAYLESS - {float, complex, type}) | WRAPPERS
 
 
@@ -58,24 +58,24 @@ def is_configuration(value: object) -> bool:
         return False
     if kind in _CONFIGURATION or isinstance(value, (str, type)):
         return True
-    # A Module is known by its record (0.1 us), before JAX's registry is asked (0.3 us).
+    # Check for a Module by its record (0.1 us), before asking JAX's registry (0.3 us).
     if not callable(value) or record_of(value) is not None:
         return False
     return not is_array(value) and not is_node(value)
 
 
 def is_clear_data(value: object) -> bool:
-    """Whether all values of this one's type are data, and none can be the instance's own method.
+    """Whether all values of this type are data, and none can be the instance's own method.
 
-    Such types are there for good: arrays, Python's own, Modules.
+    Such types never change: arrays, Python's own, Modules.
     """
     return type(value) in _DATA or isinstance(value, jax.Array) or record_of(value) is not None
 
 
 def holds_nothing(value: object) -> bool:
-    """Whether no value of this one's type can contain the instance that it is assigned to.
+    """Whether no value of this type can contain the instance that it is assigned to.
 
-    A transformed function can; whether it does is seen when the instance is finished.
+    A transformed function can; that is checked when the instance is finished.
     """
     kind = type(value)
     return (
@@ -84,7 +84,7 @@ def holds_nothing(value: object) -> bool:
 
 
 def lasts(made: Any) -> bool:
-    """Whether a class or a function is there for good: Python, or a module, has it."""
+    """Whether a class or a function is permanent: Python, or a module, has it."""
     home = getattr(made, "__module__", None)
     found: Any = sys.modules.get(home) if isinstance(home, str) else None
     for name in str(getattr(made, "__qualname__", "")).split("."):
@@ -96,7 +96,7 @@ _SEQUENCES: frozenset[Any] = frozenset({list, tuple})
 
 
 def _copied(value: Any) -> Any:
-    """Containers copied, what they hold shared: a copy of a function would be another function."""
+    """Copy containers and share their contents: a copied function would be another function."""
     kind = class_of(value)
     if kind in _SEQUENCES:
         return kind(map(_copied, value))
@@ -115,11 +115,11 @@ def _is_of_arrays(value: Any) -> bool:
 
 
 class Held:
-    """Configuration that could be changed in place (a list, a dict, a set), as it was.
+    """A copy of configuration that could be changed in place (a list, a dict, a set).
 
-    The structure of a tree must not change under JAX's hands, so it gets a copy, and whoever
-    rebuilds the tree gets another. Two are compared by all that they hold, for its kinds may have
-    changed since the instance was built.
+    The structure of a tree must not change while JAX uses it. So the structure has one copy, and
+    each rebuilt tree gets another. Two are compared with all their contents and kinds, because
+    these may have changed since the instance was built.
     """
 
     __slots__ = ("value",)
@@ -128,7 +128,7 @@ class Held:
 
     @classmethod
     def suits(cls, value: Any) -> bool:
-        """Whether configuration is held: what could change, and arrays, which `==` cannot tell."""
+        """Whether configuration is held: mutable values, and arrays, which `==` cannot compare."""
         return isinstance(value, cls.TYPES) or (
             class_of(value) not in _ARRAYLESS and _is_of_arrays(value)
         )
@@ -151,9 +151,9 @@ class Held:
 
 
 def warn_of_arrays(cls: type, name: str, value: Any) -> None:
-    """Warn of configuration that holds arrays: of each field once.
+    """Warn of configuration that contains arrays, once for each field.
 
-    An array stands in a static field, or inside a callable that JAX or `functools` wrapped.
+    The array is in a static field, or inside a callable that JAX or `functools` wrapped.
     """
     if type(value) in _ARRAYLESS:
         return
@@ -190,7 +190,7 @@ def warn_of_arrays(cls: type, name: str, value: Any) -> None:
 
 
 def may_hide_arrays(value: object) -> bool:
-    """Whether some value of this one's type hides arrays."""
+    """Whether some values of this type contain arrays."""
     return type(value) not in _ARRAYLESS and (
         isinstance(value, (tuple, list, dict))
         or callable(value)
@@ -200,9 +200,9 @@ def may_hide_arrays(value: object) -> bool:
 
 
 def hides_arrays(value: Any) -> bool:
-    """Whether configuration holds arrays; see `warn_of_arrays`."""
+    """Whether configuration contains arrays; see `warn_of_arrays`."""
     kind = class_of(value)
-    # By hand for what is mostly met: it is asked each time that an instance is built.
+    # Written out for the most common types, because it runs for each new instance.
     while kind in WRAPPERS:
         value = getattr(value, "__wrapped__", None)
         kind = class_of(value)
@@ -216,9 +216,9 @@ def hides_arrays(value: Any) -> bool:
 
 
 def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    within: Any = value  # A checker narrows `value` to containers of it knows not what.
+    within: Any = value  # Type checkers would narrow `value` to containers of unknown items.
     if isinstance(value, np.generic):
-        return  # A number: it has a hash, and an `==`.
+        return  # A number: it has a hash and an `==`.
     elif is_array(value):
         yield path, describe(value)
     elif isinstance(value, (tuple, list)):

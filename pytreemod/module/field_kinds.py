@@ -1,7 +1,7 @@
-"""Kinds of fields: what a class says once of each of its fields, and what checks it.
+"""Kinds of fields: declarations that include a check of the value.
 
-A field of a kind is configuration whose value is checked where it is assigned: `width: int =
-size()`. Defaults are given by keyword, as type checkers want it: `flag(default=True)`.
+A field of a kind is configuration whose value is checked when it is assigned: `width: int =
+size()`. Defaults are given by keyword, as type checkers require: `flag(default=True)`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ TRACED_HINT = (
 
 
 def checked(check: Callable[..., Any], *args: Any, optional: bool = False, **options: Any) -> Any:
-    """A field whose value is what `check(where, value, *args)` gives for it.
+    """A field that stores the result of `check(where, value, *args)`.
 
     Args:
-        check: from the field's name in errors and a value to what is stored; it raises.
+        check: from the field's name in errors and a value to the value to store; it raises.
         *args: passed on to it.
         optional: whether None is accepted, too.
         **options: as for `field`.
@@ -48,7 +48,7 @@ def _static(accepts: Accepts, options: dict[str, Any]) -> Any:
 
 
 def size(minimum: int = 0, *, scalar: bool = False, optional: bool = False, **options: Any) -> Any:
-    """A field that holds an integer of at least `minimum`.
+    """A field for an integer of at least `minimum`.
 
     Args:
         minimum: the smallest size that makes sense.
@@ -72,11 +72,11 @@ def size(minimum: int = 0, *, scalar: bool = False, optional: bool = False, **op
 def sizes(
     minimum: int = 0, *, count: str | None = None, optional: bool = False, **options: Any
 ) -> Any:
-    """A field that holds one integer for each axis; one for all is accepted, too.
+    """A field for one integer for each axis; a single integer is accepted, too.
 
     Args:
         minimum: the smallest integer that makes sense.
-        count: the field that says how many there are; as many as are given if None.
+        count: the field with the number of axes; any number is accepted if None.
         optional: whether None is accepted, too.
         **options: as for `field`.
 
@@ -102,34 +102,34 @@ def sizes(
 
 
 def number(low: float, high: float = math.inf, **options: Any) -> Any:
-    """A field that holds a real number from `low` to `high`."""
+    """A field for a real number from `low` to `high`."""
     return checked(check_number, low, high, **options)
 
 
 def fraction(**options: Any) -> Any:
-    """A field that holds a number from 0 to 1."""
+    """A field for a number from 0 to 1."""
     return number(0.0, 1.0, **options)
 
 
 def flag(**options: Any) -> Any:
-    """A field that holds True or False."""
+    """A field for True or False."""
     return checked(check_flag, **options)
 
 
 def choice(*words: str, optional: bool = False, **options: Any) -> Any:
-    """A field that holds one of a few words; they are given in upper case, and accepted in both."""
+    """A field for one of a few words; `words` are in upper case, values in either."""
     return checked(check_choice, words, optional=optional, **options)
 
 
 def array(*, given: str, **options: Any) -> Any:
-    """A field that holds an array, or None where the field of the name `given` says so."""
+    """A field for an array, or None if the field named `given` says so."""
     return field(given=given, **options)
 
 
 def assign_fields(node: Any, **values: Any) -> None:
-    """Assign fields of an instance that is being built what was given for them.
+    """Assign the arguments for fields of an instance that is being built.
 
-    As `node.name = value` does; for types that are wider than what a field's kind makes of them.
+    As `node.name = value`, for values of wider types than the field's kind stores.
     """
     for name, value in values.items():
         setattr(node, name, value)
@@ -142,16 +142,16 @@ def check_size(where: str, value: Any, minimum: int = 0, *words: str) -> Any:
     """Accept an integer of at least `minimum`, or one of some words.
 
     Args:
-        where: names the argument in the error.
+        where: the name of the argument in the error.
         value: what the user passed.
         minimum: the smallest size that makes sense.
-        *words: what else is accepted.
+        *words: words that are accepted, too.
 
     Returns:
         A Python int, or the word.
 
     Raises:
-        ArgumentError: the value is no integer, or too small.
+        ArgumentError: the value is not an integer, or too small.
 
     Examples:
         >>> check_size("Linear(in_features)", 3)
@@ -173,13 +173,13 @@ def check_size(where: str, value: Any, minimum: int = 0, *words: str) -> Any:
 
 
 def as_integer(value: Any) -> int | None:
-    """A Python int where `value` is an integer that is known now; None otherwise.
+    """A Python int if `value` is a concrete integer; None otherwise.
 
-    Booleans are no sizes: `Linear(3, True)` is a `use_bias` in the wrong place.
+    Booleans are not sizes: in `Linear(3, True)`, a `use_bias` is in the wrong position.
     """
     if type(value) is int:
         return value
-    # `operator.index` takes True for 1; as a size it is a mistake.
+    # `operator.index` accepts True as 1, but as a size it is a mistake.
     if type(value) in (bool, np.bool_) or is_traced(value):
         return None
     try:
@@ -189,7 +189,7 @@ def as_integer(value: Any) -> int | None:
 
 
 def as_sequence(value: Any) -> Sequence[Any] | None:
-    """`value` where it is a list, a tuple or the like (no string); None otherwise."""
+    """`value` if it is a list, a tuple or the like (not a string); None otherwise."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return cast("Sequence[Any]", value)
     return None
@@ -199,7 +199,7 @@ def check_sizes(where: str, value: Any, count: int, minimum: int = 0) -> tuple[i
     """Accept one integer for all axes, or a sequence with one for each.
 
     Args:
-        where: names the argument in the error.
+        where: the name of the argument in the error.
         value: what the user passed.
         count: how many axes there are.
         minimum: the smallest value that makes sense.
@@ -225,12 +225,12 @@ def check_sizes(where: str, value: Any, count: int, minimum: int = 0) -> tuple[i
 
 
 def is_traced(value: Any) -> bool:
-    """Whether `value` is not known yet, because a transform is being applied."""
+    """Whether `value` is unknown because a transform is being applied."""
     return isinstance(value, Tracer)
 
 
 def as_number(value: Any) -> int | float | None:
-    """A Python number where `value` is a real one that is known now; None otherwise."""
+    """A Python number if `value` is a concrete real number; None otherwise."""
     if not is_array_like(value) or is_traced(value) or np.ndim(value) != 0:
         return None
     number = np.asarray(value).item()
@@ -238,10 +238,10 @@ def as_number(value: Any) -> int | float | None:
 
 
 def check_number(where: str, value: Any, low: float, high: float = math.inf) -> float:
-    """Accept a real number that is known now, within `low` and `high`.
+    """Accept a concrete real number from `low` to `high`.
 
     Args:
-        where: names the argument in the error.
+        where: the name of the argument in the error.
         value: what the user passed.
         low: smallest value accepted.
         high: largest value accepted.
@@ -275,7 +275,7 @@ def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
     """Accept one of a few words, in upper or lower case.
 
     Args:
-        where: names the argument in the error.
+        where: the name of the argument in the error.
         value: what the user passed.
         choices: the words, in upper case.
 
@@ -283,7 +283,7 @@ def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
         The word in upper case.
 
     Raises:
-        ArgumentError: another word, or no string.
+        ArgumentError: another word, or not a string.
 
     Examples:
         >>> check_choice("Conv2d(padding_mode)", "zeros", ("ZEROS", "REFLECT"))

@@ -1,7 +1,7 @@
 """Declaring fields: `field`, `buffer`, and the annotations of abstract attributes.
 
-A field is one of the `dataclasses` module, whose metadata say what else it is: static, of a role,
-converted, constrained. What is said so is checked where it is written, and read again when the
+A field is one of the `dataclasses` module. Its metadata has the other options: static, role,
+converter, constraint. These are checked where the field is declared, and read again when the
 class is made (see `schema`). `AbstractVar` and `AbstractClassVar` are annotations that
 `typing.get_type_hints` and type checkers see through.
 """
@@ -27,20 +27,20 @@ ACCEPTS = "accepts"
 GIVEN = "given"
 
 Accepts: TypeAlias = Callable[[str, Any, Any], Any]
-"""What a field accepts: from its name in errors, a value, and the instance, to what is stored."""
+"""A check of a field: from its name in errors, a value, and the instance, to the stored value."""
 
 
 class AbstractConstraint(ABC):
-    """What `field(constraint=...)` takes: it says what stands in the tree for a value."""
+    """The type of `field(constraint=...)`: it converts a value to its stored form."""
 
     @abstractmethod
     def constrain(self, value: Any, where: str, old: Any = None) -> Any:
-        """What is stored for a constrained value.
+        """The stored form of a constrained value.
 
         Args:
-            value: an array of floating-point numbers, or such a number of Python's.
+            value: an array of floating-point numbers, or a Python float.
             where: the field, for errors.
-            old: what was stored there; roles that it was given are kept.
+            old: the value stored there before; its roles are preserved.
 
         Raises:
             FieldError: the value is outside the bound, or of the wrong shape.
@@ -48,8 +48,8 @@ class AbstractConstraint(ABC):
 
 
 # As in the stubs of `dataclasses`: a default has the type of the field. With a converter it has the
-# type of what is converted, which a checker asks the converter itself; and a constraint makes the
-# array of a number. So neither is in the first form, nor is what would let them in.
+# type of the converter's parameter, and a constraint makes an array of a number. So the first form
+# has neither of them.
 @overload
 def field(
     *,
@@ -92,22 +92,22 @@ def field(
         converter: called on the field's value when an instance is built, by whatever
             `__init__`; the annotation describes what it returns.
         static: the field is configuration: part of the structure, never an array.
-        role: what the field is for; selectors ask for it with `select.role`. `"param"` is
-            trained, `"buffer"` is left alone by `filter_grad`, any other word is yours.
-        constraint: what every value of the field obeys: one of `pm.constraints`, such as
+        role: the purpose of the field, which `select.role` selects. `"param"` is trained,
+            `"buffer"` is ignored by `filter_grad`, any other word is yours.
+        constraint: a condition on the field's values: one of `pm.constraints`, such as
             `positive`. The constructor, `replace` and `tree_at` take the constrained value, and
-            reading the field gives it so; what is trained, under `"name.unconstrained"`, is free
-            of bounds. After the converter.
+            reading the field returns it. Training changes an array without bounds, under
+            `"name.unconstrained"`. Applied after the converter.
         accepts: `(where, value, model) -> value`, called when the field is assigned in `__init__`,
-            and by `replace` and `with_mode`: it returns what is stored, or raises. `where` names
-            the field, as in `"Conv(stride)"`; of `model` the fields declared before are set.
+            and by `replace` and `with_mode`: it returns the value to store, or raises. `where`
+            names the field, as in `"Conv(stride)"`; of `model`, the fields declared before are set.
         given: for an array that may be None in a [`Layer`][pytreemod.nn.Layer]: the name of the
-            field that says whether there is one.
+            field that says whether the array exists.
         **kwargs: as for `dataclasses.field` (`default`, `default_factory`, `init`, `kw_only`,
             `metadata`, ...).
 
     Returns:
-        What `dataclasses.field` returns; use it on the right of an annotated name.
+        The result of `dataclasses.field`; use it on the right of an annotated name.
 
     Raises:
         FieldError: `metadata` already uses one of the names `static`, `converter`, `role`,
@@ -194,9 +194,9 @@ def _check_constraint(constraint: Any, static: bool) -> None:
 
 
 def buffer(*, converter: Callable[[Any], Any] | None = None, **kwargs: Any) -> Any:
-    """Declare data that training leaves alone: a field with the role `"buffer"`.
+    """Declare data that training never changes: a field with the role `"buffer"`.
 
-    `filter_grad` does not differentiate it, and `trainable` keeps it from the optimizer.
+    `filter_grad` does not differentiate it, and `trainable` excludes it from the optimizer.
 
     Args:
         converter: as for [`field`][pytreemod.field].
@@ -251,7 +251,7 @@ def refuse_not_called(cls: type) -> None:
     """Refuse a declaration that was not called: `x: Array = pm.buffer`.
 
     Raises:
-        FieldError: there is one. It would be a field whose default is a function of ours.
+        FieldError: there is one. Its default would be a function of this library.
     """
     for name, value in vars(cls).items():
         # By identity: a default may be an array.
@@ -265,7 +265,7 @@ def refuse_not_called(cls: type) -> None:
 
 
 def refuse_mutable_default(cls: type, error: ValueError) -> None:
-    """Say which default it is that `dataclasses` refuses, for all instances would share it.
+    """Raise the error for a default that `dataclasses` refuses because instances would share it.
 
     Raises:
         FieldError: there is one.

@@ -1,14 +1,14 @@
-"""How a Module class is a pytree: in which ways its fields divide, flattening, unflattening.
+"""How a Module class is a pytree: dividing its fields, flattening, unflattening.
 
 A `Layout` is one way in which the fields of an instance divide into data and configuration, for
-configuration values of given types: most classes have few, but a field that holds a function in
+configuration values of given types. Most classes have few, but a field with a function in
 one instance and a Module in another gives two.
 
 Flattening runs for every node of every tree in every call of a transform. An instance never
-changes, so what flattening it gives is kept with it, and JAX reads that in C, as the attribute
-`__flat__`; no Python runs but for the first time. Unflattening keeps the same pair, and nothing
-else: the fields are filled in from it when one is read (see `tree.pending`), which most of the
-trees that JAX puts together never see. For `class Linear` with data `weight`, `bias` and
+changes, so the result of flattening is cached with it. JAX reads the cache in C, as the attribute
+`__flat__`; Python runs only the first time. Unflattening stores the same pair and nothing
+else. The fields are filled in from it when one is read (see `tree.pending`), which never happens
+to most of the trees that JAX builds. For `class Linear` with data `weight`, `bias` and
 configuration `n`, an instance's dict has
 
     when it was built               weight, bias, n, <private>: layout
@@ -16,15 +16,15 @@ configuration `n`, an instance's dict has
     when it was unflattened         __flat__
     and then read                   __flat__, weight, bias, <private>, n
 
-What an instance has that is no field (roles that it was given, ties, rules around its methods) is
-configuration, too: the *notes* of its layout, which is its own then (a `NotedLayout`).
+Attributes of an instance that are not fields (its roles, ties, call rules) are configuration, too:
+the *notes* of its layout, which belongs to this instance alone (a `NotedLayout`).
 
-A field for which the class has a default is there from the start: Python would take the default for
-the instance's own value, and not ask. It takes 30 to 60 ns for each.
+A field for which the class has a default is set from the start: Python would read the default
+instead of asking for the instance's value. It takes 30 to 60 ns for each.
 
-Together they cost 1.5 times what they cost for dicts, which JAX takes apart in C++; with functions
-written out field by field, in the place of what is kept, they cost 2.4 times. To switch it off, let
-`Flattened` keep nothing, and no layout wait. `benchmarks/flattening.py` measures it.
+Flattening and unflattening take 1.5 times as long as for dicts, which JAX takes apart in C++. With
+functions generated field by field, instead of the cache, they take 2.4 times as long. To switch it
+off, let `Flattened` store nothing, and no layout wait. `benchmarks/flattening.py` measures it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from pytreemod.typing import class_of, jtu
 
 
 class Configuration(tuple[Any, ...]):
-    """Auxiliary data, equal if a program that was traced for one serves for the other.
+    """Auxiliary data, equal if a program that was traced for one is valid for the other.
 
-    The values of types for which `==` tells that are in a plain tuple, which Python compares in C.
+    Values of types for which `==` suffices are in a plain tuple, which Python compares in C.
     """
 
     __slots__ = ()
@@ -55,25 +55,25 @@ class Configuration(tuple[Any, ...]):
         return not self == other
 
     def __hash__(self) -> int:
-        # The spellings of a dtype are one, and have different hashes.
+        # The spellings of a dtype are one value, but have different hashes.
         return hash(self[0])
 
 
 class Layout(AbstractSource):
     """One division of a class's fields, for configuration of given kinds.
 
-    Stands first in the auxiliary data of a flattened instance, where it is compared by identity;
-    and there it is the source of an instance that JAX has made of such data.
+    It is the first item in the auxiliary data of a flattened instance, and is compared by identity.
+    From there it is also the source of the fields of an instance that JAX makes.
 
     Args:
         cls: the class.
         data: the fields that are children.
         config: those that are not, and `extra`.
-        kinds: of the values of configuration: their types if `==` tells all, `Held`, or None.
-        extra: attributes that are no fields: what `module_update_wrapper` adds.
-        may_wait: whether something in the class would fill in a field that is read.
-        shown: the fields that the class has an attribute for, such as a default: Python would take
-            that for the instance's own.
+        kinds: of the values of configuration: their types if `==` suffices, `Held`, or None.
+        extra: attributes that are not fields: those that `module_update_wrapper` adds.
+        may_wait: whether the class can fill in a field when it is read.
+        shown: the fields for which the class has an attribute, such as a default: Python would read
+            that instead of the instance's.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class Layout(AbstractSource):
         "waits",
     )
 
-    # As a `Private` has them: a finished record may have nothing but its layout.
+    # As for `Private`: a finished record may have nothing but its layout.
     source = snapshot = None
     is_derivative = False
     notes: Mapping[str, Any] = MappingProxyType({})
@@ -109,32 +109,32 @@ class Layout(AbstractSource):
         may_wait: bool,
         shown: tuple[str, ...],
     ):
-        self.layout = self  # As a `Private` has it.
+        self.layout = self  # As for `Private`.
         self.cls, self.data, self.config, self.extra = cls, data, config, extra
         self.keys: tuple[Any, ...] = tuple([jtu.GetAttrKey(name) for name in data])
-        # All that an instance's dict has of what was flattened, in the order of that.
+        # The entries of an instance's dict in the order of its flattened values.
         self.names = (*data, PRIVATE, *config)
         self.size = len(self.names)
         self.held = frozenset(n for n, kind in zip(config, kinds, strict=True) if kind is Held)
         self.pack: Any = Configuration if None in kinds else tuple
-        # Nothing stands in the class for what a wrapper has from its function; and what is held is
-        # each instance's own from the start.
+        # The class has no `Waiting` for attributes that a wrapper copies from its function, and
+        # each instance has its own held values from the start.
         self.waits = may_wait and not self.held and not extra
-        # What is there from the start even so, and where it stands in the children, or in the
-        # auxiliary data behind the layout.
+        # Fields that are set from the start nevertheless, and their positions in the children, or
+        # in the auxiliary data after the layout.
         self.early_data = tuple((n, at) for at, n in enumerate(data) if n in shown)
         self.early_config = tuple((n, at) for at, n in enumerate(config, 1) if n in shown)
         self.is_bare = self.waits and not self.early_data and not self.early_config
 
     def with_notes(self, notes: Mapping[str, Any]) -> Layout:
-        """The layout of an instance that has these notes; this one if there are none."""
+        """The layout of an instance with these notes; this layout if there are none."""
         return NotedLayout(self, notes) if notes else self
 
     def flatten(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The children and the auxiliary data of an instance with these fields.
 
-        **Law.** `layout.values(*layout.flatten(fields))` are the fields, and the layout; but for
-        what is held, which is copied on both ways.
+        **Law.** `layout.values(*layout.flatten(fields))` are the fields, and the layout. Held
+        values are copied both ways.
         """
         children = tuple([fields[name] for name in self.data])
         config = [fields[name] for name in self.config]
@@ -144,7 +144,7 @@ class Layout(AbstractSource):
         return children, self.pack((self, *config))
 
     def values(self, children: Iterable[Any], aux: tuple[Any, ...]) -> dict[str, Any]:
-        """The fields of an instance that was flattened to this, and its layout."""
+        """The fields of the instance that was flattened to these values, and its layout."""
         # `aux` begins with the layout.
         fields = dict(zip(self.names, (*children, *aux), strict=True))
         for name in self.held:
@@ -152,17 +152,17 @@ class Layout(AbstractSource):
         return fields
 
     def read(self, node: Any, name: str) -> None:
-        """Fill in all fields of an instance: one costs as much."""
+        """Fill in all fields of an instance: a single one costs as much."""
         self.fill_in(node)
 
     def fill_in(self, node: Any) -> None:
-        """Fill in the fields of an instance that has nothing but what it was made of."""
+        """Fill in the fields of an instance that has nothing but its flattened values."""
         fields = node.__stored__
         values = self.values(*fields[FLAT])
         del values[PRIVATE]
-        # What another thread has just filled in are the same objects: nothing that is held waits.
+        # Another thread may have filled in the same objects: held values never wait.
         fields.update(values)
-        # Last, for who finds it without a source takes the record for complete.
+        # Last, because a record without a source must be complete.
         own = fields.setdefault(PRIVATE, self)
         if own is not self:
             own.source = None
@@ -172,11 +172,11 @@ class Layout(AbstractSource):
 
 
 class NotedLayout(Layout):
-    """A layout with notes. Two are equal if both are, as configuration is compared.
+    """A layout with notes. Two are equal if the layouts and the notes are.
 
     Args:
         plain: the layout without notes.
-        notes: by their names, which are no identifiers.
+        notes: by their names, which are not identifiers.
     """
 
     __slots__ = ("notes", "plain")
@@ -189,7 +189,7 @@ class NotedLayout(Layout):
     def with_notes(self, notes: Mapping[str, Any]) -> Layout:  # noqa: D102
         return self.plain.with_notes(notes)
 
-    # Not a reference to itself, which would keep each of them until garbage is collected.
+    # Not a reference to itself, which would keep it alive until the garbage collector runs.
     layout = property(lambda self: self)
 
     def __eq__(self, other: object) -> bool:
@@ -210,7 +210,7 @@ _COPIED = tuple(name for name in Layout.__slots__ if name not in ("__weakref__",
 
 
 def layout_in(fields: dict[str, Any]) -> Layout | None:
-    """The layout in an instance's dict; None if it is being built, or all of it is pending."""
+    """The layout in an instance's dict; None if the instance is being built or is pending."""
     own = fields.get(PRIVATE)
     if own is None:
         flat = fields.get(FLAT)
@@ -219,15 +219,15 @@ def layout_in(fields: dict[str, Any]) -> Layout | None:
 
 
 def note_of(node: Any, name: str, default: Any = ()) -> Any:
-    """What a record has under a name of ours, other than its fields."""
+    """An entry of a record that is not a field, under one of the library's names."""
     layout = layout_in(node.__stored__)
     return default if layout is None else layout.notes.get(name, default)
 
 
 class Flattened:
-    """Stands in Module classes for `__flat__`: what flattening an instance gives, the first time.
+    """The class attribute `__flat__` of Modules: flattens an instance the first time.
 
-    It is kept with the instance, where Python finds it before it comes here.
+    The result is cached with the instance, where Python finds it first from then on.
     """
 
     __slots__ = ()
@@ -238,14 +238,14 @@ class Flattened:
         fields = instance.__stored__
         own = fields.get(PRIVATE)
         if own is None:
-            # It was put together by hand, and may have other fields the next time.
+            # It was built by hand, and may have other fields the next time.
             return class_of(instance).__record__.decide(fields).flatten(fields)
         if own.source is not None:
             fill_in(instance)
             return instance.__flat__
         layout = own.layout
         flat = layout.flatten(fields)
-        # The user may change what is held, and then flattening gives something else.
+        # The user may change a held value, and then flattening gives another result.
         if not layout.held:
             fields[FLAT] = flat
         return flat
@@ -256,16 +256,16 @@ _new: Callable[..., Any] = object.__new__
 
 def register(cls: Any) -> None:
     """Register a Module class with JAX."""
-    # Python calls `object.__new__` with a tuple, which is the same each time.
+    # Python calls `object.__new__` with a tuple; this is always the same one.
     only = (cls,)
     set_fields = cls.__stored__.__set__
 
     def unflatten(aux: Any, children: Any) -> Any:
         made = _new(*only)
         if aux[0].is_bare:
-            # Past `__setattr__`, and into the dict that Python has for it: to set the attribute by
-            # `object.__setattr__`, or to give it a dict of ours, takes a tenth longer. The price
-            # is that dict, 64 bytes, which any look at a field would cost as well.
+            # Bypass `__setattr__`, and write into the dict that Python makes: setting the attribute
+            # by `object.__setattr__`, or setting a new dict, takes a tenth longer. The price is
+            # that dict, 64 bytes, which reading any field would cost as well.
             made.__stored__[FLAT] = children, aux
             return made
         layout = aux[0]
@@ -278,7 +278,7 @@ def register(cls: Any) -> None:
                 fields[name] = children[at]
             return made
         fields = layout.values(children, aux)
-        if not layout.held:  # As in `Flattened`.
+        if not layout.held:  # As for `Flattened`.
             fields[FLAT] = children, aux
         set_fields(made, fields)
         return made

@@ -1,9 +1,9 @@
 """Methods that, bound, are pytrees.
 
-A function in a Module's class body is kept in a `Method`, and one of a base that is no Module class
-is stood for by an `InheritedMethod`. Reading it from an instance gives a `BoundMethod`, whose one
-child is that instance, so that a bound method goes through every transform as the Module itself
-would. It knows no Module: any pytree can be bound.
+A function in a Module's class body is wrapped in a `Method`; one of a base that is not a Module
+class, in an `InheritedMethod`. Reading it from an instance gives a `BoundMethod`, whose one
+child is that instance, so that a bound method passes through every transform as the Module itself
+does. This file knows no Module: any pytree can be bound.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _STAGES = frozenset({"lower", "trace", "eval_shape"})
 
 
 class _SignatureOfInstance:
-    # Told by the instance, because what its __getattr__ hands on makes it look like the unbound
-    # function. The class has none of its own: to a property there `inspect` would object.
+    # A property of the instance, because its __getattr__ makes it look like the unbound
+    # function. The class has none: `inspect` would reject a property there.
 
     def __get__(self, bound: Any, cls: Any) -> inspect.Signature | None:
         if bound is None:
@@ -39,9 +39,9 @@ class _SignatureOfInstance:
 class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTypeArgument]
     # A function bound to its first argument, as a pytree with that argument as its child. It
     # derives from `functools.partial` because a partial is made and called in C: reading and
-    # calling a method costs a few times what it costs in plain Python, not hundreds. Two are equal
-    # if a program that was traced for one serves for the other: the same function, bound to what
-    # is the same value. (No docstring of its own: an instance shows its function's.)
+    # calling a method costs a few times as much as in plain Python, not hundreds. Two are equal
+    # if a program that was traced for one is valid for the other: the same function, bound to
+    # equal values. (No docstring: an instance shows its function's.)
 
     __slots__ = ()
 
@@ -60,11 +60,11 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
     __signature__ = _SignatureOfInstance()
 
     def __getattr__(self, name: str) -> Any:
-        # As Python's methods do: the name, the docstring and the rest are the function's. Not
-        # __wrapped__, which would lead inspect.signature past the argument that is bound.
+        # As for Python's methods, the name, the docstring and so on are the function's. Not
+        # __wrapped__, which would lead inspect.signature past the bound argument.
         if name == "__wrapped__":
             raise AttributeError(name)
-        # A jitted method is staged for the instance that it is bound to, as a call of it would be.
+        # A jitted method is staged for the instance that it is bound to, as a call would be.
         stage = getattr(self.func, "stage_bound", None) if name in _STAGES else None
         if stage is not None:
             return stage(name, self.args[0])
@@ -83,7 +83,7 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
     def __reduce__(self) -> Any:
         owner = self.args[0]
         if own_class(owner) is not type(owner):
-            # The function of a variant is not what is found by that name.
+            # A variant's function cannot be found by that name.
             return getattr, (owner, self.func.__name__)
         return bind, (referring(self.func), owner)
 
@@ -104,7 +104,7 @@ def _are_one(one: Any, two: Any) -> bool:
 
 
 def _hash(leaf: Any) -> int:
-    # An array has none; a method that holds some can be a key nevertheless, as Python's can.
+    # Arrays have no hash; a method that has some can be a key nevertheless, as Python's can.
     return hash((leaf.shape, leaf.dtype)) if is_array(leaf) else hash(leaf)
 
 
@@ -129,15 +129,15 @@ jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flat
 
 
 class Method:  # noqa: D101
-    # Keeps a function in a class so that reading it from an instance gives a `BoundMethod`. (No
-    # docstring of its own: who reads the dict of a class, as doctest does, finds the function's.)
+    # Stores a function in a class so that reading it from an instance gives a `BoundMethod`. (No
+    # docstring: readers of a class's dict, such as doctest, find the function's.)
 
     # Not by `__getattr__`, with which reading any attribute takes longer on Python 3.11.
     __slots__ = ("__name__", "__qualname__", "__wrapped__")
 
     def __init__(self, function: Callable[..., Any]):
         self.__wrapped__ = function
-        # A jitted function that is just being unpickled has neither yet.
+        # A jitted function that is being unpickled has neither yet.
         self.__name__ = getattr(function, "__name__", "")
         self.__qualname__ = getattr(function, "__qualname__", "")
 
@@ -169,9 +169,9 @@ _above: Any = super
 
 
 class InheritedMethod(Method):  # noqa: D101  # pyright: ignore[reportIncompatibleMethodOverride]
-    # Stands in a Module class for a function of a base that is none: a plain mixin, an ABC. Which
-    # function that is depends on the class of the instance, in whose order of bases another may
-    # come between the two: `super` knows.
+    # Represents in a Module class a function of a base that is not one: a plain mixin, an ABC.
+    # Which function that is depends on the class of the instance, whose order of bases may have
+    # another one in between: `super` knows.
 
     __slots__ = ("_cls", "_name")
 
@@ -187,11 +187,11 @@ class InheritedMethod(Method):  # noqa: D101  # pyright: ignore[reportIncompatib
         if instance is None:
             return getattr(_above(self._cls, owner or self._cls), self._name)
         found = getattr(_above(self._cls, instance), self._name)
-        # What is no method, or is made for an instance by its own rules, is left as it is.
+        # Anything but a method, or a value made by its own descriptor, is unchanged.
         return BoundMethod(found.__func__, instance) if type(found) is MethodType else found
 
 
-# What Python itself calls, often on an instance that is half built, half copied or broken:
+# Python itself calls these, often on an instance that is half built, half copied or broken:
 # bound the plain way.
 _PLAIN_NAMES = (
     "__init__ __post_init__ __check_init__ __new__ __init_subclass__ __class_getitem__ __del__"
@@ -207,7 +207,7 @@ _FUNCTIONS: tuple[type, ...] = (type(lambda: None), type(jax.jit(lambda: None)))
 
 
 def as_method(name: str, value: Any) -> Any:
-    """What to keep in a class for `value`, found in its body under `name`."""
+    """The attribute to store in a class for `value`, found in its body under `name`."""
     return Method(value) if is_method(name, value) else value
 
 

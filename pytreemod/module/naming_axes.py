@@ -1,10 +1,10 @@
 """Names of the axes of a model's arrays, read from the annotations of their fields.
 
 `weight: Float[Array, "heads embed"]` names two axes. Nothing is stored for that: the names are read
-where they are asked for, from the class, so that they cannot disagree with the arrays after a
-transform. What a class cannot say in an annotation, it says in a method `__axis_names__`; what
-holds several layers as one (`Stack`, `Ensemble`) names its own axis; and `with_axis_names` says
-more of the leaves of one model.
+from the class on request, so that they cannot disagree with the arrays after a
+transform. Names that depend on configuration come from a method `__axis_names__`. A node with
+layer axes (`Stack`, `Ensemble`) names its own axis. `with_axis_names` names axes of single leaves
+of one model.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ def axis_names(tree: PyTree) -> PyTree:
 
     `weight: Float[Array, "out_features in_features"]` has the names `("out_features",
     "in_features")`. An axis without a name has None: one of fixed size (`"3"`), `_`, `...`, an
-    expression, or what a variadic part (`*shape`) covers; so have all axes of a field whose
-    annotation names none, and of what no Module holds. Of a union, the first alternative counts
-    that fits the leaf's rank and fixed sizes. In a list, tuple or dict, the annotation of its
-    elements counts. If a name appears twice in one leaf, the first axis has it.
+    expression, or an axis of a variadic part (`*shape`). So do all axes of a field whose annotation
+    has no names, and of a leaf outside Modules. For a union, the first alternative that fits the
+    leaf's rank and fixed sizes counts. For a list, tuple or dict, the annotation of its elements
+    counts. If a name appears twice in one leaf, the first axis has it.
 
-    What annotations cannot say:
+    Names from elsewhere:
 
     - a class whose axes depend on its configuration has a method `__axis_names__(self)`, which
-      gives a dict from the name of a field to a tuple of names;
+      returns a dict from the name of a field to a tuple of names;
     - [`nn.Stack`][pytreemod.nn.Stack] and [`nn.Ensemble`][pytreemod.nn.Ensemble] name their own
-      axis: `"layers"`, `"members"`, or what their `axis_name=` says;
+      axis: `"layers"`, `"members"`, or the value of `axis_name=`;
     - [`with_axis_names`][pytreemod.with_axis_names] names axes of single leaves.
 
-    The parts of a computed leaf that have its shape have the names of the field; of a
-    [`lora`][pytreemod.lora] update, each factor has the name of the axis that it shares.
+    Arrays of a computed leaf that have its shape have the names of the field. Each factor of a
+    [`lora`][pytreemod.lora] update has the name of the axis that it shares.
     Gradients, an [`Optimizer`][pytreemod.Optimizer] and moving averages of a model have the model's
-    names, for they have its classes.
+    names, because they have its classes.
 
     Args:
-        tree: a model, or what has the structure of one; abstract arrays do.
+        tree: a model, or a tree of its structure; its arrays may be abstract.
 
     Returns:
         A tree of the structure of `tree`, in which each leaf is a tuple as long as its rank.
 
     Raises:
-        ShapeError: the annotation of a leaf names axes, and does not fit its rank, or a fixed size
-            in it another; by path.
+        ShapeError: the annotation of a leaf names axes, but does not fit its rank or its fixed
+            sizes; the error lists the paths.
 
     Examples:
         >>> import jax
@@ -89,22 +89,22 @@ def axis_names(tree: PyTree) -> PyTree:
 def with_axis_names(model: _T, names: By) -> _T:
     """Name the axes of chosen leaves of one model.
 
-    For what no annotation says, above all the axis that a vmapped construction has added. Like
+    Use it where no annotation does, above all for the axis that a vmapped construction adds. Like
     roles, the names are configuration: transforms, surgery, copies, pickles and files preserve
-    them. Where a leaf has another rank, as inside a map over that axis, the annotation answers.
+    them. Where a leaf has another rank, as inside a map over that axis, the annotation counts.
 
     Args:
         model: a model, or any tree of Modules.
-        names: a [`by`][pytreemod.by] with a text for each selector: one name for each axis of the
-            leaf, `_` for none, and at most one `...` for the names that the axes have already, as
-            in `"layers ..."`. None leaves a leaf as it is.
+        names: a [`by`][pytreemod.by] with a string for each selector: one name for each axis of the
+            leaf, `_` for none, and at most one `...` for the names that the axes already have, as
+            in `"layers ..."`. None leaves a leaf unchanged.
 
     Returns:
-        A new tree. The arrays in it are the same.
+        A new tree with the same arrays.
 
     Raises:
-        ArgumentError: `names` is no `by`, or a value is not such a text.
-        SpecError: a leaf has another rank; no Module holds it; or what `by` refuses.
+        ArgumentError: `names` is not a `by`, or a value is not such a string.
+        SpecError: a leaf has another rank, or is in no Module; or `by` refuses the tree.
 
     Examples:
         >>> import jax
@@ -136,9 +136,9 @@ class LeafNames(NamedTuple):
     """The names of a leaf's axes.
 
     Attributes:
-        names: as many as it has axes.
-        reason: why there are none, or what does not fit; empty if there is nothing to say.
-        is_unfit: whether what the annotation says does not fit the leaf.
+        names: as many as the leaf has axes.
+        reason: why there are none, or why they do not fit; empty if neither.
+        is_unfit: whether the annotation does not fit the leaf.
     """
 
     names: AxisNames
@@ -165,26 +165,26 @@ def names_of(loc: Location) -> LeafNames:
     """The names of the axes of a leaf of any tree.
 
     Args:
-        loc: the leaf, and how it is reached.
+        loc: the leaf and its location.
     """
     leaf = _Leaf(loc)
     if not leaf.shape or leaf.depth < 0:
         return LeafNames((None,) * len(leaf.shape), "no Module holds it" if leaf.shape else "")
     names = leaf.said()
     found = leaf.annotated(leaf.shape) if names is None else LeafNames(names)
-    # Under a model's classes an optimizer may have arrays of its own, such as factored moments.
+    # An optimizer may have its own arrays, such as factored moments, under a model's classes.
     is_own = found.is_unfit and any(map(_mirrors, leaf.nodes))
     return found._replace(names=_once(found.names), is_unfit=found.is_unfit and not is_own)
 
 
 class _Leaf:
-    """A leaf of a tree, and what is above it.
+    """A leaf of a tree, and the nodes above it.
 
     Attributes:
-        nodes: the nodes above it, the root first: one for each step of its path.
-        depth: how many steps there are to the innermost Module above it.
-        steps: from there to the leaf.
-        front: the names of the axes of layers and members.
+        nodes: the nodes above it, the root first: one for each key of its path.
+        depth: the number of keys to the innermost Module above it.
+        steps: the keys from there to the leaf.
+        front: the names of the layer axes.
     """
 
     def __init__(self, loc: Location):
@@ -196,13 +196,13 @@ class _Leaf:
         self.front = tuple(_axis_name(self.nodes[len(hold.path)]) for hold in holds_of(loc))
 
     def said(self) -> AxisNames | None:
-        """What `with_axis_names` said; None if that is nothing, or does not fit the rank."""
+        """The names from `with_axis_names`; None if there are none, or they do not fit the rank."""
         text: str | None = dict(note_of(self.nodes[self.depth], AXES)).get(self.steps)
         if text is None:
             return None
         said: tuple[Any, ...] = tuple(_WORDS.get(word, word) for word in text.split())
         if ... not in said:
-            # Of one layer, if several are held as one.
+            # Of one layer, if the leaf has layer axes.
             return next(
                 (n for n in (said, (*self.front, *said)) if len(n) == len(self.shape)), None
             )
@@ -213,9 +213,9 @@ class _Leaf:
         return (*said[:at], *rest.names, *said[at + 1 :])
 
     def annotated(self, shape: tuple[int, ...]) -> LeafNames:
-        """What classes say of an array of this shape in the leaf's place."""
+        """The names that classes give to a leaf of this shape at this path."""
         refused = LeafNames((None,) * len(shape))
-        # With the axes of layers that are there: in a map they are not, though the tree says so.
+        # With the layer axes that are present: inside a map they are not, though the nodes remain.
         for count in range(min(len(self.front), len(shape)), -1, -1):
             own = self._of_class_or_part(shape[count:])
             if not own.is_unfit:
@@ -229,7 +229,7 @@ class _Leaf:
         return _of_class(holder, self.steps, shape) if part is None else LeafNames(part)
 
     def _of_part(self, holder: Any, shape: tuple[int, ...]) -> AxisNames | None:
-        """What the field says that reads as the array which the leaf is a part of."""
+        """The names of the field that reads as the array of which the leaf is a part."""
         above = max((i for i in range(self.depth) if record_of(self.nodes[i])), default=-1)
         value = made_of(holder).shape
         if above < 0 or value is None:
@@ -244,7 +244,7 @@ class _Leaf:
 
 
 def _of_class(holder: Any, steps: tuple[str, ...], shape: tuple[int, ...]) -> LeafNames:
-    """What the class of a Module says of an array of this shape, at these steps below it."""
+    """The names that a Module's class gives to an array of this shape, at this path below it."""
     name, nothing = steps[0], (None,) * len(shape)
     of_instance = getattr(class_of(holder), "__axis_names__", None)
     names = None if of_instance is None else of_instance(holder).get(name)
@@ -261,7 +261,7 @@ def _of_class(holder: Any, steps: tuple[str, ...], shape: tuple[int, ...]) -> Le
 
 
 def _axis_name(node: Any) -> str | None:
-    """What a node that holds several layers as one calls their axis."""
+    """The name that a node gives to its layer axis."""
     name = getattr(node, "axis_name", None)
     if isinstance(name, str):
         return name
@@ -269,7 +269,7 @@ def _axis_name(node: Any) -> str | None:
 
 
 def _mirrors(node: Any) -> bool:
-    """Whether what is below a node follows a model, as an optimizer's state does."""
+    """Whether the nodes below one mirror a model, as an optimizer's state does."""
     is_plain = record_of(node) is not None or class_of(node) in (list, tuple, dict)
     return hasattr(class_of(node), "__holds_values__") or not is_plain
 
@@ -281,16 +281,16 @@ def _once(names: AxisNames) -> AxisNames:
 # ---- annotations
 
 
-# As long as the process, for so long JAX holds the classes of its pytrees.
+# Cached for the process, because JAX never frees the classes of its pytrees.
 @ft.cache
 def _annotations(cls: Any) -> dict[str, Any]:
-    """The annotations of a class's fields; of one that cannot be evaluated, the error."""
+    """The annotations of a class's fields; for one that cannot be evaluated, the error."""
     found: dict[str, Any] = {}
     for name, field in cls.__record__.fields.items():
         try:
             found[name] = evaluated(cls, field)
         except Exception as error:
-            # Without its frames, which hold whatever the caller has.
+            # Without its frames, which keep the caller's objects alive.
             found[name] = error.with_traceback(None)
     return found
 
@@ -316,7 +316,7 @@ def _options(cls: Any, steps: tuple[str, ...]) -> tuple[str, list[list[str]]]:
 
 
 def _plain(annotation: Any) -> Any:
-    """An annotation without what is around it: an alias, `Annotated`."""
+    """An annotation without wrappers around it: an alias, `Annotated`."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
@@ -331,7 +331,7 @@ def _is_array(kind: Any) -> bool:
 
 
 def _element(annotation: Any, step: str) -> Any:
-    """The annotation of an element of a container; None if it says nothing of that."""
+    """The annotation of an element of a container; None if there is none."""
     for option in options_of(_plain(annotation)):
         origin, args = typing.get_origin(option), typing.get_args(option)
         if origin is tuple and args[1:] != (...,):
@@ -352,7 +352,7 @@ def _fitting(holder: Any, tokens: Sequence[str], shape: tuple[int, ...]) -> Axis
     many = next((i for i, token in enumerate(tokens) if _is_variadic(token)), None)
     if many is not None:
         covered = len(shape) - len(tokens) + 1
-        # One that is named after sizes covers as many axes: an axis of a map is none of them.
+        # A part that is named after sizes covers as many axes, and none of a map.
         sizes = cast("object", getattr(holder, tokens[many].lstrip("#?*_"), None))
         if isinstance(sizes, tuple):
             covered = len(cast("tuple[Any, ...]", sizes))
@@ -375,15 +375,15 @@ def _name(token: str) -> str | None:
     return name if name.isidentifier() and not name.startswith("_") else None
 
 
-# ---- what is said of single leaves
+# ---- names of single leaves
 
 
-# What is none of the names in a text.
+# Words that are not names.
 _WORDS = {"...": ..., "_": None}
 
 
 def _checked(text: Any) -> str:
-    """A text that names axes, with one blank between names."""
+    """A string that names axes, with one blank between names."""
     names = text.split() if isinstance(text, str) else []
     is_word = [name == "..." or name.isidentifier() for name in names]
     if not names or not all(is_word) or names.count("...") > 1:
@@ -424,7 +424,7 @@ def _refuse_unheld(locs: Sequence[Location]) -> None:
         raise SpecError(
             "with_axis_names(names)",
             "leaves of Modules, whose configuration has the names",
-            "leaves of which no Module is above",
+            "leaves outside Modules",
             places=lost,
         )
 

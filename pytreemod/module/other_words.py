@@ -1,6 +1,6 @@
-"""What is called otherwise in other libraries: arguments, members of Modules, names of layers.
+"""The names that other libraries use: for arguments, members of Modules, layers.
 
-Looked up where Python has found nothing, so that a program which asks for what there is pays
+They are looked up only after Python has found nothing, so that programs without such mistakes pay
 nothing.
 """
 
@@ -45,12 +45,12 @@ OURS: dict[str, tuple[str, ...]] = {
     "param_dtype": ("dtype",),
     "kernel_init": ("weight_init",),
 }
-"""By what PyTorch, Flax or Keras say, what is said here."""
+"""Names of arguments in PyTorch, Flax or Keras, and their names here."""
 
 
 _OPPOSITE = frozenset({"training", "train"})
 _MODE = ("A model has its mode, not the call:", "model = nn.inference_mode(model)")
-_HEARD = "True is where to look here, and what is added to the weights is a bias:"
+_HEARD = "True marks keys to look at here, and numbers added to the weights are a bias:"
 _HINTS: dict[str, tuple[str, ...]] = {
     "attn_mask": (_HEARD, "mask=~attn_mask", "bias=attn_mask"),
     "key_padding_mask": (_HEARD, "mask=~key_padding_mask[:, None, None, :]"),
@@ -60,14 +60,14 @@ _HINTS: dict[str, tuple[str, ...]] = {
         "state=state",
     ),
 }
-"""Where the values differ as well."""
+"""Arguments with other values as well."""
 
 _LEAVE_OUT = ("The weights are not returned; leave it out:", "out = layer(query, key_, value)")
 _NOT_HERE: dict[str, tuple[str, ...]] = {
     "need_weights": _LEAVE_OUT,
     "average_attn_weights": _LEAVE_OUT,
 }
-"""What no layer here can be asked for."""
+"""Arguments that no layer here has."""
 
 OTHER_MEMBERS: dict[str, tuple[str, ...]] = {
     "eval": ("A new model, in which nothing is dropped:", "model = pm.inference_mode(model)"),
@@ -114,7 +114,7 @@ OTHER_MEMBERS: dict[str, tuple[str, ...]] = {
         "model, opt = opt.update(model, grads)",
     ),
     "compile": (
-        "A model has no optimizer and no loss; what is compiled is a step:",
+        "A model has no optimizer and no loss; compile a training step:",
         "opt = pm.Optimizer(optax.adam(1e-3)).init(model)",
         "step = pm.filter_jit(step)",
     ),
@@ -125,7 +125,7 @@ OTHER_MEMBERS: dict[str, tuple[str, ...]] = {
         "model = nn.Linear(3, 4, key=jax.random.key(0))",
     ),
 }
-"""Attributes of models of PyTorch and Flax, and what to write here."""
+"""Attributes of models of PyTorch and Flax, and code to write instead."""
 
 _FILTERS = "Transforms that divide arrays from the rest have another name:"
 _TREE = "A model is a tree, which goes through JAX as it is:"
@@ -179,16 +179,16 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
         "optax.softmax_cross_entropy_with_integer_labels(logits, labels)",
     ),
 }
-"""What `torch.nn` and Flax have at the top, and what to write here."""
+"""Top-level names of `torch.nn` and Flax, and code to write instead."""
 
 
 class OtherMember(Waiting):
-    """Stands in `Module` for an attribute that Modules of other libraries have, and says so.
+    """An attribute of `Module` that raises an error for a name that other libraries use.
 
-    No `__getattr__`, with which reading every attribute takes longer on Python 3.11. Whatever else
-    has the name is found first: a field, what a subclass defines, a base that comes after `Module`,
-    a `__getattr__`. To `hasattr`, `dataclasses` and `dir` there is nothing here. A Protocol that
-    can be asked by `isinstance` looks into classes only, and does see it.
+    This is not a `__getattr__`, with which reading every attribute takes longer on Python 3.11.
+    Every other attribute of the name is found first: a field, a definition in a subclass or in a
+    base after `Module`, a `__getattr__`. `hasattr`, `dataclasses` and `dir` do not find it. A
+    runtime-checkable Protocol looks into classes only, and does find it.
     """
 
     __slots__ = ("home",)
@@ -198,12 +198,12 @@ class OtherMember(Waiting):
         self.home = home
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        # What comes before was looked at, or is passed over by `super()`.
+        # Earlier bases have been searched, or `super()` skips them.
         bases = owner.__mro__
         return self.without(instance, owner, bases[bases.index(self.home) + 1 :])
 
     def missing(self, instance: Any, owner: type) -> AttributeError:
-        """The error, which says what to write."""
+        """The error, with a hint."""
         where, hint = f"{owner.__qualname__}.{self.name}", OTHER_MEMBERS[self.name]
         return MissingNameError(where, "an attribute", _GOT, hint=hint)
 
@@ -213,23 +213,23 @@ _GOT = "a name that only other libraries have"
 
 
 def add_other_members(home: type) -> None:
-    """Let a class, and its subclasses, answer the names of other libraries that they lack."""
+    """Let a class, and its subclasses, answer to names of other libraries that they lack."""
     for name in OTHER_MEMBERS:
         type.__setattr__(home, name, OtherMember(name, home))
 
 
 def without_other_members(cls: Any, names: Iterable[str]) -> list[str]:
-    """Of what `dir` would show of a class or its instance, what is really there."""
+    """The names in `dir` of a class or its instance that really exist."""
     fields = cls.__record__.fields
     return [n for n in names if n not in OTHER_MEMBERS or n in fields or has_attribute(cls, n)]
 
 
 def refuse_name(package: str, name: str) -> NoReturn:
-    """What a package does with names that it lacks: Python's error, or what to write here.
+    """Raise Python's error for a missing name of a package, or one with a hint.
 
     Args:
         package: its name.
-        name: what was asked for.
+        name: the missing name.
 
     Raises:
         AttributeError: always.
@@ -252,17 +252,17 @@ that only other libraries have.
 def refuse_other_words(
     call: Callable[..., Any], owner: str, given: Iterable[str], error: TypeError
 ) -> None:
-    """Say how an argument is called here, or is spelt, if that is why Python refused a call.
+    """Raise a hint for an argument that has another name here, or is misspelt.
 
     Args:
         call: the function that was called.
         owner: the name of its class.
         given: the names of the arguments.
-        error: Python's.
+        error: the error that Python raised.
 
     Raises:
         ArgumentError: an argument has another name here, or is misspelt.
-        RngError: the random key is missing, and nothing else.
+        RngError: only the random key is missing.
     """
     text = str(error)
     if text == f"{call.__qualname__}() missing 1 required keyword-only argument: 'key'":
@@ -284,7 +284,7 @@ def refuse_other_words(
                 raise _refusal(owner, word, f"{ours}=", hint) from error
         meant = get_close_matches(word, names.keys() - {*given}, n=1)
         if meant and word not in names:
-            # Python 3.13 says so itself.
+            # Python 3.13 gives this hint itself.
             hint = ("perhaps it is", f"{meant[0]}=...")
             raise _refusal(owner, word, "its own arguments", hint) from error
 

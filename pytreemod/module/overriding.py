@@ -1,7 +1,7 @@
-"""What a subclass puts in a field's place.
+"""Attributes with which a subclass replaces a field.
 
-A property or method that comes before the declaration of a field, in the order in which Python
-looks, is what everybody would read there. So it takes the field's place: the class has no such
+A property or method that precedes the declaration of a field, in Python's order of look-up, hides
+the field from every reader. So it replaces the field: the class has no such
 field, its `__init__` no such parameter, and the tree no such child. (A plain value is a default,
 and the field stays.)
 """
@@ -22,11 +22,11 @@ _PROPERTIES = (property, ft.cached_property)
 
 
 def find_overridden(cls: type, value_kinds: tuple[type, ...]) -> dict[str, Any]:
-    """What stands in the place of fields, by their names.
+    """The attributes that replace fields, by name.
 
     Args:
-        cls: a class whose fields `dataclasses` has just collected.
-        value_kinds: classes whose instances Python binds, but which stand for a value.
+        cls: a class whose fields `dataclasses` has collected.
+        value_kinds: classes whose instances Python binds, but which represent a value.
     """
     own = inspect.get_annotations(cls)
     found: dict[str, Any] = {}
@@ -40,12 +40,12 @@ def find_overridden(cls: type, value_kinds: tuple[type, ...]) -> dict[str, Any]:
 
 
 def is_bound(value: object) -> bool:
-    """Whether Python gives something else where `value` is read from an instance."""
+    """Whether Python returns another object when `value` is read from an instance."""
     return hasattr(class_of(value), "__get__")
 
 
 def mark_overridden(cls: type, names: frozenset[str]) -> None:
-    """Tell `dataclasses` that fields are no parameters: it reads them, and never sets them."""
+    """Mark fields so that `dataclasses` makes no parameters of them; it only reads them."""
     known: dict[str, dataclasses.Field[Any]] = vars(cls)["__dataclass_fields__"]
     for name in names:
         known[name] = copy.copy(known[name])
@@ -53,10 +53,10 @@ def mark_overridden(cls: type, names: frozenset[str]) -> None:
 
 
 def drop_overridden(cls: type, overridden: dict[str, Any], values: dict[str, Any]) -> None:
-    """Take out of an instance what the `__init__` of a base has put in the place of a method.
+    """Remove values that the `__init__` of a base has stored under the name of a method.
 
     Raises:
-        FieldError: it was given, and is no default.
+        FieldError: a value was passed explicitly, and is not a default.
     """
     for name in overridden:
         if name not in values:
@@ -69,12 +69,12 @@ def drop_overridden(cls: type, overridden: dict[str, Any], values: dict[str, Any
 
 
 def refuse_overridden(cls: type, name: str, found: Any, given: Any) -> NoReturn:
-    """Raise the error for a value that would be hidden by what has taken the field's place."""
+    """Raise the error for a value that would be hidden by an attribute that replaces the field."""
     what = "property" if isinstance(found, _PROPERTIES) else "method"
     owner = next(base for base in cls.__mro__ if name in vars(base)).__qualname__
     raise FieldError(
         f"{cls.__qualname__}.{name}",
-        f"nothing to be set, for a {what} of {owner} has taken the field's place",
+        f"no value, because a {what} of {owner} replaces the field",
         describe(given),
         hint=[
             f"set it only where it is a field, or give the {what} another name:",
@@ -85,10 +85,10 @@ def refuse_overridden(cls: type, name: str, found: Any, given: Any) -> NoReturn:
 
 
 def refuse_properties(cls: type) -> None:
-    """Refuse a field and a property of one name: Python would read the property only.
+    """Refuse a field and a property of one name: Python would only read the property.
 
     Raises:
-        FieldError: the class body annotates a name that is a property, of its own or of a base.
+        FieldError: the class body annotates the name of a property, its own or of a base.
     """
     own = inspect.get_annotations(cls)
     for field in dataclasses.fields(cls):

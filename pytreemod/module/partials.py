@@ -13,7 +13,7 @@ _R = TypeVar("_R")
 
 
 class Partial(Module, Generic[_R]):
-    """`functools.partial` as a pytree: the function and what it is given are fields.
+    """`functools.partial` as a pytree: the function and its arguments are fields.
 
     Args:
         func: the function.
@@ -53,7 +53,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
         wrapped: the function; by default `wrapper.__wrapped__`.
 
     Returns:
-        A copy of `wrapper` that bears these, as configuration.
+        A copy of `wrapper` that has these, as configuration.
 
     Raises:
         FieldError: the class has no property `__wrapped__`.
@@ -80,6 +80,6 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
             hint=["add it:", "@property", "def __wrapped__(self):", "    return self.fn"],
         )
     if wrapped is None:
-        wrapped = getattr(wrapper, "__wrapped__")  # noqa: B009  (no attribute of every Module)
+        wrapped = getattr(wrapper, "__wrapped__")  # noqa: B009  (not every Module has it)
     names = {n: getattr(wrapped, n) for n in _COPIED if hasattr(wrapped, n)}
     return cls.__record__.rebuild(wrapper, names)

@@ -1,12 +1,12 @@
-"""How Modules are pickled and copied, and their classes, where cloudpickle pickles these by value.
+"""Pickling and copying Modules, and their classes, where cloudpickle pickles these by value.
 
-A pickle of an instance has its class, its fields as they are stored, and its notes. What is in a
-pickle of an older version of the class becomes an instance of the class as it is now.
+A pickle of an instance has its class, its fields in their stored form, and its notes. A
+pickle of an older version of the class becomes an instance of the present class.
 
-A class of a script or a notebook is in no module that another process could import. cloudpickle
-makes an empty class there, memorizes it, and fills it attribute by attribute, for a method may
-refer to its own class. So the empty class has a schema without fields, which is read anew when that
-of the pickled class arrives (`fill`); instances that arrive before it wait for that.
+No module that another process could import has a class of a script or a notebook. cloudpickle
+makes an empty class there, memorizes it, and fills it attribute by attribute, because a method may
+refer to its own class. So the empty class has a schema without fields. It is read again when the
+schema of the pickled class arrives (`fill`); instances that arrive earlier wait for that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pytreemod.tree.pending import PRIVATE, is_private
 from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import class_of
 
-# Pickles of version 0.1 look for it here, and for `find`.
+# Pickles of version 0.1 look for this name here, and for `find`.
 _Place = Place
 
 # ---- classes
@@ -48,30 +48,31 @@ copyreg.pickle(Schema, _reduce_schema)  # pyright: ignore[reportArgumentType]
 
 
 def is_skeleton(namespace: dict[str, Any]) -> bool:
-    """Whether a class is made by cloudpickle; a class statement gives a `__qualname__`, too."""
+    """Whether cloudpickle made a class; a class statement defines a `__qualname__`, too."""
     return {"__module__"} == namespace.keys() - {"__orig_bases__"}
 
 
 def is_own(name: str, value: Any) -> bool:
-    """Whether a class makes an attribute for itself, and so does not take it from a pickled one."""
+    """Whether a class makes an attribute itself, and so does not take it from a pickled class."""
     if name in ("__record__", "__dataclass_fields__"):
         return True
-    # What wraps such a function bears its marks, and is none.
+    # A wrapper of such a function copies its marks, but is not one.
     is_plain = class_of(value) is FunctionType and not hasattr(value, "__wrapped__")
     return is_plain and hasattr(value, "is_written")
 
 
 def fill(schema: Schema, pickled: PickledSchema) -> None:
-    """Read the fields of an empty class; its methods arrive by themselves."""
+    """Read the fields of an empty class; cloudpickle sets its methods."""
     cls, fields = schema.cls, pickled.fields
     for name, field in fields.items():
         owner = next((b for b in cls.__mro__[1:] if declares(b, name)), None)
         if owner is not None and not declares(cls, name) and name not in pickled.overridden:
-            # That of a base, which may be another object than the copy that came along.
+            # The field of a base, which may be another object than the pickled copy.
             fields[name] = vars(owner)["__dataclass_fields__"][name]
             continue
         for option in ("default", "default_factory", "kw_only"):
-            # The mark of what is missing is recognized by identity, which a pickle loses.
+            # The mark for a missing value is recognized by identity, which a pickle does not
+            # preserve.
             if class_of(getattr(field, option)) is class_of(dataclasses.MISSING):
                 setattr(field, option, dataclasses.MISSING)
     for name, default in pickled.defaults.items():
@@ -84,7 +85,7 @@ def fill(schema: Schema, pickled: PickledSchema) -> None:
         found: Any = vars(cls).get(name)
         is_default = class_of(found) is Method and found.__wrapped__ is declared.default
         if is_default or name in pickled.defaults:
-            # It arrived before one could know that it is no method, or as a copy.
+            # It arrived when it was not yet known to be a value, or as a copy.
             type.__setattr__(cls, name, declared.default)
     for node, values, config in schema.early_instances or ():
         attributes, notes = schema.apart(values)
@@ -96,29 +97,29 @@ def fill(schema: Schema, pickled: PickledSchema) -> None:
 
 
 def reduced(self: Any) -> Any:
-    """What `__reduce__` of a Module gives."""
+    """The result of a Module's `__reduce__`."""
     cls: Any = own_class(self)
     layout, values = class_of(self).__record__.split(self), all_of(self)
     if not _has_own_state(class_of(self)):
         unset = tuple(name for name in cls.__record__.fields if name not in values)
         return restore, (cls, referring(values), (*layout.config, *unset))
-    # What is computed, or is elsewhere, is pickled as it is stored.
+    # Computed and tied values are pickled in their stored form.
     with reading_stored():
         state: Any = values if cls.__getstate__ is _DEFAULT_GETTER else self.__getstate__()
     if class_of(state) is dict:
-        # Python's own getter gives all that the dict has.
+        # Python's own getter returns the whole dict.
         state = {name: value for name, value in state.items() if not is_private(name)}
     return restore_state, (cls, referring(state), referring(dict(layout.notes)))
 
 
 def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
-    """Put a pickled or copied instance together again.
+    """Rebuild a pickled or copied instance.
 
-    What was pickled of an older version of the class gets its new fields' defaults.
+    A pickle of an older version of the class gets the defaults of new fields.
 
     Args:
         cls: the class.
-        values: by name, of fields and notes.
+        values: of fields and notes, by name.
         config: the names of configuration; and of fields that were not set.
 
     Raises:
@@ -133,7 +134,7 @@ def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
     if schema.for_values(values).is_unfinished:
         return put_together(cls, values, config)
     if hasattr(cls, "__setstate__"):
-        # It had none when this was pickled.
+        # The class had no such method when this was pickled.
         return restore_state(cls, *schema.apart(values))
     given = {*values}
     fill_restored(schema, values, config)
@@ -144,7 +145,7 @@ def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
 
 
 def restore_state(cls: Any, state: Any, notes: Any = None) -> Any:
-    """Make an instance of a pickled one's state, as its class says, with the notes."""
+    """Make an instance from a pickled state, by the class's own method, with the notes."""
     node = make_record(cls, {})
     _set_state(node, referred(state))
     if PRIVATE in node.__stored__:
@@ -160,7 +161,7 @@ def _set_state(node: Any, state: Any) -> None:
     if hasattr(node, "__setstate__"):
         node.__setstate__(state)
         return
-    # As Python's own, it may be two dicts, the second of which is for slots.
+    # As in Python, it may be two dicts, of which the second is for slots.
     parts: Any = state if class_of(state) is tuple else (state,)
     for values in parts:
         node.__stored__.update(values or {})
@@ -170,18 +171,18 @@ _DEFAULT_GETTER = object.__getstate__
 
 
 def _has_own_state(cls: Any) -> bool:
-    """Whether a user's class says what of it is pickled, or what becomes of that."""
-    # It speaks of fields, which are not there yet.
+    """Whether a user's class defines how it is pickled or restored."""
+    # That code refers to fields, which do not exist yet.
     if cls.__record__.is_unfinished:
         return False
     return cls.__getstate__ is not _DEFAULT_GETTER or hasattr(cls, "__setstate__")
 
 
 def deep_copied(node: Any, memo: dict[int, Any]) -> Any:
-    """What `__deepcopy__` of a Module gives."""
+    """The result of a Module's `__deepcopy__`."""
     if _pickles_itself(class_of(node)):
         return _deep_copy_as_pickled(node, memo)
-    # Configuration is shared: a copy of a jitted function would be another function.
+    # Configuration is shared: a copied jitted function would be another function.
     layout = class_of(node).__record__.split(node)
     shared = {n: stored(node, n) for n in layout.config if n not in layout.held}
     copied = {n: stored(node, n) for n in (*layout.data, *layout.held)}
@@ -191,12 +192,12 @@ def deep_copied(node: Any, memo: dict[int, Any]) -> Any:
 
 def _pickles_itself(cls: Any) -> bool:
     is_custom = cls.__reduce__ is not reduced or cls.__reduce_ex__ is not object.__reduce_ex__
-    # A class that was made to pass for another is copied as that one.
+    # A variant is copied as the class that it is a variant of.
     return (is_custom and not hasattr(cls, "__passes_for__")) or _has_own_state(cls)
 
 
 def _deep_copy_as_pickled(node: Any, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` does with a class that has no `__deepcopy__`."""
+    """Do as `copy.deepcopy` does for a class without `__deepcopy__`."""
     told: Any = node.__reduce_ex__(4)
     if isinstance(told, str):
         return node

@@ -1,18 +1,18 @@
-"""Fields that are not read as they are stored: computed leaves, and ties.
+"""Fields that are read in another form than they are stored in: computed leaves, and ties.
 
-A field may hold what its array is computed from (a `Computed`), or take its value from another path
-of the model (a tie). The tree has what is stored, so flattening, transforms, files and surgery know
-nothing of it, and unflattening never runs it. Reading the attribute gives the value: in any layer,
-under any transform, for a function that insists on a `jax.Array`.
+A field may contain the inputs of its array (a `Computed`), or take its value from another path
+of the model (a tie). The tree contains the stored form, so flattening, transforms, files and
+surgery need not know of it, and unflattening never computes it. Reading the attribute gives the
+value: in any layer, under any transform, for a function that insists on a `jax.Array`.
 
     class Linear(pm.Module):            made = Linear(LowRank(base, a, b), bias)
         weight: jax.Array               in the tree              LowRank(...)
         bias: jax.Array                 made.weight              base + a @ b
 
-Python asks a data descriptor of the class before it looks into the instance. So an instance that
-holds such a field is of a variant of its class (see [`variants`][pytreemod.module.variants]) that
-has a [`Read`][pytreemod.module.reading.Read] for each of these fields. An instance that holds none
-is of the class itself, and reading it costs what it always did.
+Python looks for a data descriptor in the class before it looks into the instance. So an instance
+with such a field is of a variant of its class (see [`variants`][pytreemod.module.variants]) that
+has a [`Read`][pytreemod.module.reading.Read] for each of these fields. An instance without any
+is of the class itself, and reading it has no extra cost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pytreemod.tree.stored_fields import is_reading_stored, stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, class_of, jtu
 
-# The notes of a Module's ties, and of the shapes of what a computed leaf was made of.
+# The notes of a Module's ties, and of the shapes of a computed leaf's arrays when it was made.
 TIES = "<ties>"
 MADE = "<made>"
 # And of the ties that its `__init__` has asked for, until they can be made.
@@ -46,10 +46,10 @@ ASKED = "<asked>"
 
 
 class Made:
-    """What a computed leaf was like when it was made.
+    """The shapes of a computed leaf when it was made.
 
     Args:
-        leaves: the shapes of its leaves; None if some had none.
+        leaves: of its leaves; None if some had no shape.
         shape: of its value.
     """
 
@@ -74,7 +74,7 @@ UNKNOWN = Made(None, None)
 
 
 def made_of(node: Any) -> Made:
-    """What a computed leaf was like when it was made."""
+    """The shapes of a computed leaf when it was made."""
     return note_of(node, MADE, UNKNOWN)
 
 
@@ -85,14 +85,14 @@ def is_computed(value: object) -> bool:
 
 
 def observe(node: Any) -> Made:
-    """What a computed leaf that has just been built is like; its value is not computed for that.
+    """The shapes of a computed leaf that has just been built; its value is not computed for that.
 
     Raises:
-        FieldError: `value()` gives no array.
+        FieldError: `value()` does not return an array.
     """
     leaves, treedef = jtu.tree_flatten(node)
     if not all(map(_has_shape, leaves)):
-        # A tree of specs, or of labels, that has its form.
+        # A tree of specs, or of labels, of the same structure.
         return UNKNOWN
     # Tracing takes a thousand times as long as most constructions.
     shape = node.__value_shape__()
@@ -106,16 +106,16 @@ def observe(node: Any) -> Made:
 
 
 def evaluate(node: Any, where: str) -> Any:
-    """The value of a computed leaf; of shapes alone, its shape and dtype.
+    """The value of a computed leaf; for abstract arrays, its shape and dtype.
 
     Args:
         node: the leaf.
-        where: what is read, for errors.
+        where: the attribute that is read, for errors.
 
     Raises:
-        ShapeError: it is made of other shapes than it was: several models as one, or gradients; or
-            its value has got another shape.
-        FieldError: `value()` gives no array.
+        ShapeError: its arrays have other shapes than when it was made (they are of several models,
+            or gradients), or its value has another shape.
+        FieldError: `value()` does not return an array.
     """
     if is_derivative(node):
         _refuse_derivatives(where, "derivatives by its parts")
@@ -127,7 +127,7 @@ def evaluate(node: Any, where: str) -> Any:
     if made.leaves is not None and [*map(len, shapes)] != [*map(len, made.leaves)]:
         _refuse_leaves(where, made.leaves, shapes)
     value = _value(node, where)
-    # In the parts of a model on a mesh every shape may be another; the axes stay.
+    # On a mesh, parts of a model may have any shape, but the same number of axes.
     is_same = value.shape == made.shape if shapes == made.leaves else True
     if made.shape is not None and not (is_same and value.ndim == len(made.shape)):
         raise ShapeError(
@@ -140,16 +140,16 @@ def evaluate(node: Any, where: str) -> Any:
 
 
 def evaluate_each(node: Any, where: str) -> Any:
-    """The value of a computed leaf, as by `evaluate`; of several as one, their values as one."""
+    """The value of a computed leaf, as by `evaluate`; with layer axes, one value for each layer."""
     return _evaluate_mapped(node, where, count_made_as_one(node))
 
 
 def _evaluate_mapped(node: Any, where: str, axes: int) -> Any:
-    """The value of a computed leaf whose arrays have more axes; of shapes alone, its shape."""
+    """The value of a computed leaf whose arrays have more axes; for abstract ones, its shape."""
     leaves, treedef = jtu.tree_flatten(node)
 
     def value(arrays: list[Any]) -> Any:
-        # A number of Python's is the same for all.
+        # A Python number is the same for all.
         pairs = zip(arrays, leaves, strict=True)
         members = [leaf if array is None else array for array, leaf in pairs]
         return evaluate(treedef.unflatten(members), where)
@@ -162,9 +162,9 @@ def _evaluate_mapped(node: Any, where: str, axes: int) -> Any:
 
 
 def count_made_as_one(node: Any) -> int:
-    """How many axes every array of a computed leaf has more than it had when it was made.
+    """The number of axes that every array of a computed leaf has gained since it was made.
 
-    So many times were several made as one. 0 if some arrays have more axes and others have not.
+    That is how often the leaf was mapped or stacked. 0 if only some arrays have gained axes.
 
     Args:
         node: the leaf; its arrays may be abstract.
@@ -187,7 +187,7 @@ def _has_shape(leaf: Any) -> bool:
 
 
 def leaf_shape(leaf: Any) -> tuple[int, ...]:
-    """The shape of an array, or of what stands in its place; a number has none."""
+    """The shape of an array, or of a value instead of one; a number has none."""
     return tuple(getattr(leaf, "shape", ()))
 
 
@@ -199,7 +199,7 @@ def _value(node: Any, where: str) -> Any:
     try:
         value: Any = node.value()
     except AttributeError as error:
-        # Python would take it for one of the field itself, and ask `__getattr__`.
+        # Python would take it for an error of the field itself, and call `__getattr__`.
         expected = f"{class_of(node).__qualname__}.value() to run"
         hint = f"it says: {error}"
         raise FieldError(where, expected, "an AttributeError", hint=hint) from error
@@ -219,13 +219,13 @@ def _refuse_leaves(
     if len(shapes) < len(made):
         _refuse_derivatives(where, f"{len(shapes)} of its {len(made)} arrays")
     hint = [
-        "several models as one are mapped over:",
+        "map over several models:",
         "pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(models, x)",
     ]
-    # A member of what it was computed of as a whole, such as one layer of a Stack.
+    # A part of the value of several layers, such as one layer of a Stack.
     if any(len(shape) < len(own) for own, shape in zip(made, shapes, strict=False)):
         hint = [
-            "what is computed of several models at once is resolved before they are taken apart:",
+            "resolve values that are computed from several models before you take these apart:",
             "model = pm.resolve(model)",
         ]
     raise ShapeError(
@@ -249,9 +249,9 @@ def _refuse_derivatives(where: str, found: str) -> NoReturn:
 
 
 def mark_derivatives(tree: Any, has_computed: bool) -> None:
-    """Let computed leaves in a tree of derivatives, which has just been made, refuse to be read.
+    """Let computed leaves in a new tree of derivatives refuse to be read.
 
-    The outermost Modules say what they are, too.
+    The outermost Modules are marked, too.
     """
     for is_marked in (is_computed, _is_record) if has_computed else (_is_record,):
         for node in jtu.tree_leaves(tree, is_leaf=is_marked):
@@ -260,13 +260,13 @@ def mark_derivatives(tree: Any, has_computed: bool) -> None:
 
 
 def is_derivative(node: Any) -> bool:
-    """Whether a record was marked as one of derivatives; no copy of it is."""
+    """Whether a record was marked as derivatives; its copies are not."""
     own = node.__stored__.get(PRIVATE)
     return own is not None and own.is_derivative
 
 
 def are_derivatives(tree: Any) -> bool:
-    """Whether a tree has Modules that hold derivatives, as they came from a transform."""
+    """Whether a tree has Modules that are derivatives, as transforms return them."""
     nodes = jtu.tree_leaves(tree, is_leaf=_is_record)
     return any(_is_record(node) and is_derivative(node) for node in nodes)
 
@@ -279,11 +279,11 @@ def _is_record(node: Any) -> bool:
 
 
 class Tie:
-    """One place of a model that has its value from another.
+    """One path of a model that has its value from another.
 
     Args:
-        place: the path of the place, from the node that has the tie.
-        source: the path where the value is, from the same node.
+        place: the tied path, from the node that has the tie.
+        source: the path of the value, from the same node.
     """
 
     __slots__ = ("place", "source")
@@ -292,11 +292,11 @@ class Tie:
         self.place, self.source = place, source
 
     def stand_in(self, node: Any) -> Any:
-        """What is read at the place, where `node` is at the source."""
+        """The value to read at the tied path, given the `node` at the source."""
         return node
 
     def parts(self) -> tuple[Any, ...]:
-        """All that the tie is made of."""
+        """All parts of the tie."""
         return self.place, self.source
 
     def __eq__(self, other: object) -> bool:
@@ -309,20 +309,20 @@ class Tie:
 
 
 class Ties(Varying, tuple[Tie, ...]):
-    """The ties that a node has. A class, so that JAX does not look for arrays in the tuple."""
+    """The ties of a node. A class, so that JAX does not look for arrays in the tuple."""
 
     def traits(self) -> Iterator[Trait]:
-        """The fields in which something is tied are read otherwise."""
+        """The fields in which something is tied are read differently."""
         return ((Reading, tie.place[0].name) for tie in self)
 
     @ft.cached_property
     def at(self) -> dict[KeyPath, Tie]:
-        """The ties by their places."""
+        """The ties by tied path."""
         return {tie.place: tie for tie in self}
 
     @ft.cached_property
     def below(self) -> dict[KeyPath, list[Tie]]:
-        """By a path, the ties whose places are below it."""
+        """By a path, the ties whose tied paths are below it."""
         found: dict[KeyPath, list[Tie]] = {}
         for tie in self:
             for count in range(len(tie.place)):
@@ -330,7 +330,7 @@ class Ties(Varying, tuple[Tie, ...]):
         return found
 
     def __reduce__(self) -> Any:
-        # Without what was worked out.
+        # Without the cached properties.
         return Ties, (tuple(self),)
 
 
@@ -338,32 +338,32 @@ _NO_TIES = Ties()
 
 
 class AbstractAsked(tuple[tuple[Any, Any, Any], ...], ABC):
-    """What an `__init__` has asked of `tie`: places, sources, and the functions between them."""
+    """Calls of `tie` in an `__init__`: tied paths, sources, and the functions between them."""
 
     @abstractmethod
     def tied(self, node: Any) -> Any:
-        """The finished instance, tied; one that lacks a size still has what was asked."""
+        """The finished instance, tied; one that lacks a size stores the calls."""
 
 
 def ties_of(node: Any) -> Ties:
-    """The ties that a node has, outermost places first."""
+    """The ties of a node, outermost tied paths first."""
     return _NO_TIES if record_of(node) is None else note_of(node, TIES, _NO_TIES)
 
 
 def follow(node: Any, path: KeyPath, followed: dict[Any, Any] | None = None) -> Any:
-    """What is at a path below a node, ties followed; computed leaves are left as they are.
+    """The value at a path below a node, with ties followed; computed leaves are not evaluated.
 
-    Takes as long as the path and what is rebuilt, however many ties there are: each is followed
-    once, and found by its place.
+    The time depends on the path and the nodes to rebuild, not on the number of ties: each is
+    followed once, and found by its path.
 
     Args:
         node: any node.
         path: keys below it.
-        followed: what was found by ties that were followed, by the nodes that keep them and their
-            places; these nodes, which it keeps alive, with what was found.
+        followed: the values of ties that were followed, by the nodes that have them and their
+            paths; with the nodes, so that they stay alive.
 
     Raises:
-        SpecError: ties in a circle.
+        SpecError: ties form a circle.
     """
     if not path:
         return node
@@ -395,7 +395,7 @@ def _source(node: Any, tie: Tie, followed: dict[Any, Any]) -> Any:
         places = [f"{path_text(t.place)} to {path_text(t.source)}" for t in circle]
         raise SpecError(
             "tie",
-            "a place with a value of its own at the end of every chain of ties",
+            "a path with its own value at the end of every chain of ties",
             "ties in a circle",
             places=dict.fromkeys(places),
             hint=["take one of them away:", f"pm.untie(model, {path_text(tie.place)!r})"],
@@ -418,7 +418,7 @@ def _child(node: Any, key: Any) -> Any:
 class Read(Waiting):
     """The attribute of a variant for a field: reading it gives the value.
 
-    It has a `__set__`, so that Python asks it although the instance's dict has the name.
+    It has a `__set__`, so that Python calls it although the instance's dict has the name.
     """
 
     __slots__ = ()
@@ -435,12 +435,12 @@ class Read(Waiting):
         return value
 
     def __set__(self, instance: Any, value: Any) -> None:
-        # Reached past `__setattr__` alone, which refuses.
+        # Reached only by code that bypasses `__setattr__`, which refuses.
         instance.__stored__[self.name] = value
 
 
 class Reading(Variant):
-    """Of an instance with a field that is not read as it is stored."""
+    """The trait of an instance with a field that is read in another form."""
 
     __slots__ = ()
 
@@ -459,7 +459,7 @@ def traits_of(values: dict[str, Any]) -> Iterator[Trait]:
 
 
 def refuse_untied(node: Any, changes: dict[str, Any]) -> None:
-    """Refuse new values for fields that have something else at a tied place.
+    """Refuse new values for fields that lack a tie that the instance has.
 
     Raises:
         AccessError: there is one.
@@ -471,11 +471,11 @@ def refuse_untied(node: Any, changes: dict[str, Any]) -> None:
 
 
 def refuse_tied_place(tie: Tie) -> NoReturn:
-    """Raise the error for an edit of a tied place."""
+    """Raise the error for an edit of a tied path."""
     place, source = path_text(tie.place), path_text(tie.source)
     raise AccessError(
         place,
-        f"no edit, for it is tied to {source}",
+        f"no edit, because it is tied to {source}",
         "a new value",
         hint=[
             "edit the source, or take the tie away first:",

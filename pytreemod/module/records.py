@@ -1,7 +1,7 @@
-"""Frozen instances: what a Module is before it is a dataclass or a pytree.
+"""Immutable instances: a Module before it is a dataclass or a pytree.
 
-Owns how fields are stored (in the instance's dict, beside its layout), what of it `vars(model)`
-shows, and what happens to an assignment, before and after the instance is finished.
+Owns how fields are stored (in the instance's dict, beside its layout), which entries `vars(model)`
+shows, and the effect of an assignment, before and after the instance is finished.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pytreemod.typing import class_of
 
 
 class _HasDict:
-    """Whoever derives from it has a dict, which is found here alone under its usual name."""
+    """Its subclasses have a dict, which only this class exposes under its usual name."""
 
 
 class FieldsDict:
-    """Stands in Module classes for `__dict__`: gives the fields, and nothing that is beside them.
+    """The `__dict__` of Module classes: shows the fields, and no other entries.
 
-    Python finds attributes in the dict itself, and all of ours asks for `__stored__`, so no call
-    pays for it. No `property`, which cloudpickle takes for a part of the user's class.
+    Python finds attributes in the dict itself, and the library uses `__stored__`, so no call
+    pays for it. Not a `property`, which cloudpickle takes for a part of the user's class.
     """
 
     __slots__ = ()
@@ -56,11 +56,11 @@ class FieldsDict:
 
 
 class Record(_HasDict):
-    """Base of Modules: assignable while it is being built, frozen from then on."""
+    """Base of Modules: assignable while it is being built, immutable from then on."""
 
-    # No annotation, which whoever asks for the type hints of a Module class would find.
+    # No annotation, because the type hints of a Module class would include it.
     __record__ = cast(Schema, None)
-    # The instance's dict as it is, with its layout and what else is kept beside the fields.
+    # The instance's own dict, with its layout and the other entries beside the fields.
     __stored__ = vars(_HasDict)["__dict__"]
     __dict__ = cast(dict[str, Any], FieldsDict())
     __flat__ = cast(Any, Flattened())
@@ -95,16 +95,16 @@ class Record(_HasDict):
 
 
 set_fields = vars(_HasDict)["__dict__"].__set__
-"""Gives a record its dict: `set_fields(record, {...})`, past `__setattr__`."""
+"""Gives a record its dict: `set_fields(record, {...})`, bypassing `__setattr__`."""
 
 _new: Callable[[type], Any] = object.__new__
 
 
 class _Shown(dict[str, Any]):
-    """The fields of a finished record, as reading them gives them: a dict that changes none.
+    """The fields of a finished record, with the values that reading gives; they cannot be changed.
 
-    Under a name that is no field, values are kept with the instance, where Python finds them as its
-    attributes: so `functools.cached_property` works. No copy has them.
+    Under a name that is not a field, values are stored with the instance, where Python finds them
+    as its attributes: so `functools.cached_property` works. Copies do not have them.
     """
 
     __slots__ = ("_node",)
@@ -113,7 +113,7 @@ class _Shown(dict[str, Any]):
         values: dict[str, Any] = node.__stored__
         # In order.
         fields: dict[str, Any] = class_of(node).__record__.fields
-        # Listed at once, for another thread may just fill it in.
+        # Listed immediately, because another thread may be filling it in.
         names = [*fields, *list(values)]
         shown = {n: values[n] for n in names if n in values and not is_private(n)}
         if class_of(node).__record__.reads_otherwise:
@@ -133,7 +133,7 @@ class _Shown(dict[str, Any]):
         super().__delitem__(name)
         del self._node.__stored__[name]
 
-    # By the two above, as `dict` itself would not.
+    # By the two methods above, which `dict` itself would not call.
     update, setdefault = MutableMapping[str, Any].update, MutableMapping[str, Any].setdefault
     popitem, clear = MutableMapping[str, Any].popitem, MutableMapping[str, Any].clear
     pop = MutableMapping[str, Any].pop  # pyright: ignore[reportAssignmentType]  (as `dict.pop`)
@@ -147,7 +147,7 @@ class _Shown(dict[str, Any]):
 
 
 def add_fields(node: Any, values: dict[str, Any]) -> None:
-    """Give a record that is being built more fields; what it has already stays.
+    """Give a record that is being built more fields; those that are set are preserved.
 
     Raises:
         FrozenError: it is finished, or pending.
@@ -158,7 +158,7 @@ def add_fields(node: Any, values: dict[str, Any]) -> None:
 
 
 def accept_fields(node: Any) -> None:
-    """Check what a generated `__init__` has stored, and store what is accepted for it."""
+    """Check the values that a generated `__init__` has stored, and store the accepted ones."""
     values = node.__stored__
     for name, accept in class_of(node).__record__.accepts.items():
         if name in values:
@@ -166,16 +166,16 @@ def accept_fields(node: Any) -> None:
 
 
 def write_setattr(schema: Schema) -> None:
-    """Give a class whose own `__init__` assigns to its fields a `__setattr__` of its own.
+    """Give a class whose own `__init__` assigns to its fields its own `__setattr__`.
 
-    It lets pass, in one test and without a lookup, what nearly every assignment is: to a field, of
-    a value that holds nothing, while the instance is being built. The next class decides the rest,
-    and all that concerns instances of subclasses, which may have a `__setattr__` in between. It
-    saves a quarter of what such an instance costs (1.5 us in place of 2.0, for five fields); a
-    class does without if this function returns at once.
+    It accepts the most common assignment in one test without a look-up: to a field, of a value that
+    contains nothing, while the instance is being built. The next class decides about the rest, and
+    about instances of subclasses, which may have a `__setattr__` in between. It saves a quarter of
+    the time of building such an instance (1.5 us instead of 2.0, for five fields). To switch it
+    off, let this function return immediately.
 
-    Called while the class is made: one that is exchanged later, under threads that are just calling
-    it, is a crash of Python 3.11.
+    Called while the class is made: replacing it later, while other threads are calling it, crashes
+    Python 3.11.
     """
     cls = schema.cls
     if _setattr_owner(cls) is not Record:
@@ -200,7 +200,7 @@ def write_setattr(schema: Schema) -> None:
 
 
 def _setattr_owner(cls: type) -> type:
-    """Whose `__setattr__` it is that a class would have without those that are written here."""
+    """The class that would provide `__setattr__`, apart from the ones generated here."""
     return next(base for base in cls.__mro__ if _has_own_setattr(base))
 
 
@@ -210,9 +210,9 @@ def _has_own_setattr(cls: type) -> bool:
 
 
 class ClassValue:
-    """An attribute that a class was given later, in the place of a field.
+    """An attribute that replaces a field of an existing class.
 
-    Python finds it before it comes to `__getattr__`, which fills a pending instance in, so it does
+    Python finds it before it calls `__getattr__`, which fills a pending instance in, so it does
     that itself.
     """
 
@@ -230,7 +230,7 @@ class ClassValue:
 
 
 def make_record(cls: type, values: dict[str, Any]) -> Any:
-    """An instance of `cls` with this dict; nothing else runs."""
+    """An instance of `cls` with this dict; no other code runs."""
     made = _new(cls)
     set_fields(made, values)
     return made
@@ -252,7 +252,7 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
     if _is_in_init(node):
         _refuse_finished(node, f" (cannot assign to field {name!r})")
     hint = [
-        "make a new one; inside a larger model, name the place:",
+        "make a new one; inside a larger model, name the path:",
         f"model = model.replace({name}=new)",
         f"model = pm.tree_at(lambda m: m.path.to.{name}, model, new)",
     ]
@@ -268,7 +268,7 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
     raise FrozenError(
         f"{cls}.{name}",
         "no assignment, for a Module is frozen",
-        # As Python says it for a frozen dataclass, in a sentence of its own.
+        # As Python says it for a frozen dataclass, in a separate sentence.
         f"the value {describe(value)}. You cannot assign to field {name!r}",
         hint=hint,
     )
@@ -305,7 +305,7 @@ def refuse_undeclared(node: Any, name: str) -> None:
 
 
 def _assign_overridden(node: Any, name: str, value: Any) -> None:
-    """Hand an assignment to what has taken the field's place, if it takes any."""
+    """Pass an assignment on to the attribute that replaces the field, if that accepts any."""
     found = class_of(node).__record__.overridden[name]
     takes = found.fset is not None if isinstance(found, property) else hasattr(found, "__set__")
     if not takes:
@@ -319,13 +319,13 @@ _MAY_HOLD_SELF = (BoundMethod, list, tuple, dict)
 def refuse_itself(node: Any, name: str, value: Any) -> None:
     """Refuse a field's value that contains the instance itself, such as its own bound method.
 
-    Looks at the value, and at what is directly inside it: deeper down, it could only have come
-    from another Module, which was looked at when it was built.
+    Checks the value and its direct contents: deeper down, the instance could only be inside another
+    Module, which was checked when it was built.
 
     Raises:
         FieldError: the instance would contain itself.
     """
-    within: Any = value  # A checker narrows `value` to containers of it knows not what.
+    within: Any = value  # Type checkers would narrow `value` to containers of unknown items.
     inside: list[Any]
     if class_of(value) is BoundMethod or value is node:
         inside = [value]
@@ -366,8 +366,8 @@ def _refuse_finished(node: Any, what: str = "") -> NoReturn:
         "an instance that is being built",
         f"a finished one, which is frozen{what}",
         hint=[
-            "make another; and if a transform stands around __init__, it gets a copy: "
-            "transform the class",
+            "make another; a transform around __init__ gets a copy, so "
+            "transform the class:",
             f"model = {type(node).__name__}(...)",
             f"model = pm.filter_jit({type(node).__name__})(...)",
             f"models = pm.filter_vmap({type(node).__name__})(...)",

@@ -1,10 +1,10 @@
-"""Functions that a module keeps, pickled by reference, whatever kind of object they are.
+"""Functions of a module, pickled by reference, whatever kind of object they are.
 
-Pickle refers to what `def` makes by its module and name. It does not know that `jax.nn.relu` or
-`jnp.add` can be found in the same way, and tries to take apart what JAX made of them, which fails.
-So in the pickle of a Module a [`Reference`][pytreemod.module.references.Reference] stands for such
-a function, and for a container that has one; it is read back as the very function, so that the
-model has the structure it had.
+Pickle refers to a `def` by its module and name. It does not know that `jax.nn.relu` or
+`jnp.add` can be found in the same way. It tries to take apart the object that JAX made of them,
+which fails. So in the pickle of a Module a [`Reference`][pytreemod.module.references.Reference]
+represents such a function, or a container that has one. Reading it back gives the same function,
+so that the model has the same structure.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pytreemod.module.division import WRAPPERS
 from pytreemod.tree.nodes import is_node
 from pytreemod.typing import class_of
 
-# Pickle itself refers to these, as long as they are found under their names.
+# Pickle itself refers to these by name, if they can be found.
 _REFERRED: frozenset[type] = frozenset({FunctionType, BuiltinFunctionType, np.ufunc})
 
 
 class Reference:
-    """Stands for a value in what `__reduce__` tells, and never in what is read back.
+    """Represents a value in the result of `__reduce__`, and never in an unpickled object.
 
-    `copy.copy` hands it on as it is: `referred` gives the value.
+    `copy.copy` passes it on unchanged: `referred` gives the value.
     """
 
     __slots__ = ("value",)
@@ -52,21 +52,21 @@ class Reference:
 
 
 def referring(value: Any) -> Any:
-    """What is to be pickled in place of a value: itself, or what refers to the functions in it."""
+    """The object to pickle instead of a value: itself, or one with references to its functions."""
     return Reference(value) if _has_reference(value) else value
 
 
 def referred(value: Any) -> Any:
-    """The value that `referring` was given."""
+    """The value that was passed to `referring`."""
     return value.value if class_of(value) is Reference else value
 
 
 def share_functions(value: Any, memo: dict[int, Any]) -> None:
-    """Let a deep copy of a value hold the very functions that it holds, for one's copy is another.
+    """Let a deep copy of a value share its functions, because a copied function is another one.
 
     Args:
-        value: what is to be copied.
-        memo: what `copy.deepcopy` has copied already, and so will not copy.
+        value: the value to be copied.
+        memo: the objects that `copy.deepcopy` has copied already, and so will not copy.
     """
     if class_of(value) in WRAPPERS:
         memo[id(value)] = value
@@ -86,7 +86,7 @@ def _has_reference(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What a container holds, if another can be made of what stands for that."""
+    """The contents of a container that can be rebuilt from other items."""
     kind = class_of(value)
     if kind is dict:
         return value.values()
@@ -96,12 +96,12 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def _maker(kind: Any) -> Callable[[Any], Any] | None:
-    """What makes a sequence of a kind of its items; None if nobody knows."""
+    """A function that makes a sequence of this class from items; None if there is none."""
     return kind if kind in (tuple, list) else getattr(kind, "_make", None)
 
 
 class Place(NamedTuple):
-    """Where a function is found."""
+    """The module and name of a function."""
 
     module: str
     name: str
@@ -119,9 +119,9 @@ def _place_of(function: Any) -> Place | None:
 
 
 def _public_names(module: str) -> Iterator[str]:
-    """The modules in which a user finds what a private one has: `jax.nn` for `jax._src.nn`.
+    """The public modules for a private one: `jax.nn` for `jax._src.nn`.
 
-    Private names change from one release to the next, and a pickle is read by both.
+    Private names change from one release to the next, and a pickle must be readable in both.
     """
     if not _is_private(module):
         return
@@ -136,7 +136,7 @@ def _is_private(module: str) -> bool:
 
 def _look_up(module: ModuleType | None, name: str) -> Any:
     first, *rest = name.split(".")
-    # In its dict: asked for a name that is going out of use, a module may warn.
+    # In its dict: reading a deprecated attribute of a module may warn.
     found: Any = None if module is None else vars(module).get(first)
     for part in rest:
         found = getattr(found, part, None)
@@ -144,7 +144,7 @@ def _look_up(module: ModuleType | None, name: str) -> Any:
 
 
 def find(module: str, name: str) -> Any:
-    """The function of a module that has this name there; for what is in pickles."""
+    """The function with this name in a module; pickles refer to it."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
@@ -152,14 +152,15 @@ def find(module: str, name: str) -> Any:
 
 
 def is_by_value(module: str) -> bool:
-    """Whether what a module has is just being pickled by value: a script's, by cloudpickle.
+    """Whether the contents of a module are being pickled by value: a script's, by cloudpickle.
 
-    Another process does not find it. In whatever package cloudpickle is, for some bring their own.
+    Another process cannot import them. Any copy of cloudpickle counts; some packages bring their
+    own.
     """
     frame: Any = sys._getframe()  # pyright: ignore[reportPrivateUsage]  (public in effect)
     while frame is not None:
         if "cloudpickle" in frame.f_globals.get("__name__", ""):
-            # Modules that its user has named; a package's name stands for all that is in it.
+            # Modules that the user has registered; a package's name includes its submodules.
             named = frame.f_globals.get("list_registry_pickle_by_value", set[str])()
             return any(f"{module}.".startswith(f"{name}.") for name in {"__main__", *named})
         frame = frame.f_back

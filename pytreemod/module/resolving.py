@@ -1,4 +1,4 @@
-"""`resolve`: a model with arrays instead of what they are computed from."""
+"""`resolve`: a model with arrays instead of computed leaves."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _T = TypeVar("_T")
 
 
 def resolve(model: _T, selector: Any = ...) -> _T:
-    """The model with arrays instead of its computed leaves.
+    """Replace computed leaves by arrays.
 
-    Before a loop that uses a model many times, or to merge an update into its base for good.
+    Use it before a loop that uses a model many times, or to merge an update into its base for good.
 
     **Laws.** The result reads as the model does. `resolve(resolve(m))` equals `resolve(m)`.
-    `resolve` of models that were made as one (by `filter_vmap`, in a `Stack`) is the resolved
-    models as one. With no selector, ties are resolved as well: the places are leaves of their own.
+    `resolve` of models that were made at once (by `filter_vmap`, in a `Stack`) equals the resolved
+    models, stacked. With no selector, ties are resolved as well: tied paths get their own leaves.
 
     Args:
         model: any tree.
-        selector: which computed leaves: those of which it picks any part. All of them by default.
+        selector: picks the computed leaves, by any part of them; all of them by default.
 
     Returns:
-        A new tree; the model itself, if there is nothing to compute.
+        A new tree; the model itself if there is nothing to compute.
 
     Raises:
         SpecError: the selector matches nothing.
-        ShapeError: a computed leaf cannot be read where it is: see
+        ShapeError: a computed leaf cannot be read: see
             [`Computed`][pytreemod.Computed].
 
     Examples:

@@ -1,8 +1,8 @@
-"""Roles that single instances were given, instead of those that their classes declare.
+"""Roles of single instances, instead of those that their classes declare.
 
-Parameters that training leaves alone get another role: everything that trains selects by role, so
-you say it once. A role that a leaf was given is configuration of the innermost Module above it,
-stored beside its fields: it goes wherever the Module goes, and other instances have nothing of it.
+To freeze parameters, give them another role: everything that trains selects by role, so
+you say it once. The role of a leaf is configuration of the innermost Module above it,
+stored beside its fields. It goes wherever the Module goes, and other instances do not have it.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ _SYNONYMS = {
         *("non_trainable", "nontrainable", "not_trainable", "untrainable"),
     },
 }
-"""What people call the two. As roles of their own such words would train what was to be frozen."""
+"""Common words for the two. As roles they would train parameters that should be frozen."""
 
 
 def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
-    """Give chosen leaves another role: `"buffer"` is left alone by training, `"param"` is trained.
+    """Give chosen leaves another role: training ignores `"buffer"` and changes `"param"`.
 
-    `filter_grad`, `trainable`, [`Optimizer`][pytreemod.Optimizer] and `select.role` all ask for the
-    role of a leaf, so the code that trains all of a model trains a part of it as well.
+    `filter_grad`, `trainable`, [`Optimizer`][pytreemod.Optimizer] and `select.role` all look at the
+    role of a leaf, so the code that trains all of a model can train a part of it.
 
-    The role is given to a *place* of this one model, as `field(role=...)` gives it to a field of
-    all instances: surgery that puts another array there leaves it. It is configuration, part of the
-    structure: transforms, copies, pickles and files keep it, and a compiled function is compiled
-    anew for a model with other roles.
+    The role is given to a *path* of this one model, as `field(role=...)` gives it to a field of
+    all instances: surgery that puts another array there preserves it. It is configuration, part of
+    the structure: transforms, copies, pickles and files preserve it, and a compiled function is
+    compiled again for a model with other roles.
 
-    **Laws.** Afterwards the picked leaves have that role, and all others the one that they had. A
+    **Laws.** The picked leaves have that role afterwards, and all others the one that they had. A
     role that a leaf has anyway is not recorded: `with_role(with_role(m, s, "buffer"), s, "param")`
     equals `m`, where `s` picks parameters, and so does `with_role(with_role(m, s, role), s, None)`
     for every `s`, if `m` was given no roles.
 
     Args:
         model: a model, or any tree of Modules.
-        selector: which leaves.
-        role: their role: `"param"` is trained, `"buffer"` is left alone, any other word is yours;
-            None for the one that their classes declare.
+        selector: picks the leaves.
+        role: `"param"` is trained, `"buffer"` is not, any other word is yours;
+            None for the role that the class declares.
 
     Returns:
-        A new tree. The arrays in it are the same.
+        A new tree with the same arrays.
 
     Raises:
-        ArgumentError: `role` is no text; or nearly `"param"` or `"buffer"`, or a word for one of
-            them, such as `"frozen"`, that no class declares.
-        SpecError: `selector` picks nothing, or leaves that no Module holds.
+        ArgumentError: `role` is not a string; or it resembles `"param"` or `"buffer"`, or is a word
+            for one of them, such as `"frozen"`, that no class declares.
+        SpecError: `selector` picks nothing, or leaves outside Modules.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -82,7 +82,7 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
     if not picked:
         _refuse_nothing(selector, locs)
     _refuse_unheld(picked)
-    # First without: only then is it known which of them have that role anyway.
+    # First remove all: only then is it known which of them have that role anyway.
     bare = with_said(model, ROLES, ((loc, None) for loc in picked))
     if role is None:
         return bare
@@ -109,7 +109,7 @@ def _check_role(role: Any) -> None:
         )
     if role in DECLARED_ROLES:
         return
-    # Any other word is a role that is trained: a slip would train what was to be frozen.
+    # Any other word is a role that is trained: a typo would train parameters that should be frozen.
     said = role.lower().replace("-", "_")
     meant = get_close_matches(said, _OF_TRAINING, n=1, cutoff=0.75)
     meant = [name for name, words in _SYNONYMS.items() if said in words] or meant
@@ -136,11 +136,11 @@ def _refuse_unheld(picked: list[Location]) -> None:
     if lost:
         raise SpecError(
             "with_role(selector)",
-            "leaves of Modules, which keep the roles of what is in them",
-            "leaves of which no Module is above",
+            "leaves of Modules, which store the roles of their leaves",
+            "leaves outside Modules",
             places=lost,
             hint=[
-                "say at each call what is trained, or hold them in a Module:",
+                "choose the trained leaves in each call, or put them into a Module:",
                 "pm.filter_grad(loss, wrt=selector)",
                 "class Params(pm.Module):",
                 "    arrays: dict",
@@ -149,7 +149,7 @@ def _refuse_unheld(picked: list[Location]) -> None:
 
 
 def _check_roles(new: Any, locs: list[Location], mask: list[bool], role: str) -> None:
-    """Refuse leaves that their Module cannot tell apart, or one would get the other's role."""
+    """Refuse leaves that their Module cannot distinguish, or one would get the other's role."""
     wanted = [role if m else loc.role for loc, m in zip(locs, mask, strict=True)]
     found = zip(locations(new), wanted, strict=True)
     wrong = [path_text(loc.path) for loc, expected in found if loc.role != expected]

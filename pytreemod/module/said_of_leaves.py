@@ -1,8 +1,8 @@
-"""What single instances say of their leaves: roles, names of axes.
+"""Notes about leaves of single instances: roles, names of axes.
 
-It is configuration of the innermost Module above a leaf: a note beside its fields, which goes
+They are configuration of the innermost Module above a leaf: a note beside its fields, which goes
 wherever the Module goes, and which other instances do not have. The note is a tuple of pairs: the
-steps from the Module to the leaf, and what is said of it.
+keys from the Module to the leaf, and the value for the leaf.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pytreemod.typing import class_of
 _T = TypeVar("_T")
 _Steps = tuple[str, ...]
 
-# For each Module that is to change, by its path: what is said of its leaves, by their steps.
+# For each Module that changes, by its path: the values for its leaves, by their keys.
 _Changes = dict[tuple[Any, ...], dict[_Steps, Any]]
 
 
 def with_said(model: _T, note: str, said: Iterable[tuple[Location, Any]]) -> _T:
-    """The model with something said of leaves, beside what was said of others.
+    """Set the values of a note for some leaves, beside those of others.
 
     Args:
         model: any tree of Modules.
         note: the name of the note.
-        said: leaves, each with what is said of it; None for nothing.
+        said: leaves, each with its value; None for none.
     """
     changes: _Changes = {}
     for loc, value in said:
@@ -42,7 +42,7 @@ def with_said(model: _T, note: str, said: Iterable[tuple[Location, Any]]) -> _T:
 
 
 def depth_of_holder(loc: Location) -> int:
-    """How many steps there are to the innermost Module above a leaf; -1 if there is none."""
+    """The number of keys to the innermost Module above a leaf; -1 if there is none."""
     nodes = [node for node in loc.nodes if class_of(node) is not StandsFor]
     return max((i for i, node in enumerate(nodes) if record_of(node) is not None), default=-1)
 
@@ -59,10 +59,10 @@ def _changed(
 
 
 def _holding(node: Any, note: str, changes: dict[_Steps, Any]) -> Any:
-    """A Module that says something else of its leaves; itself, if nothing changes."""
+    """A Module with other values for its leaves; itself if nothing changes."""
     old = note_of(node, note)
     now: dict[_Steps, Any] = {**dict(old), **changes}
-    # In order, so that it is no matter in which one things were said.
+    # Sorted, so that the order in which values were set does not matter.
     new = tuple(sorted(((s, value) for s, value in now.items() if value is not None), key=_steps))
     return node if new == old else with_notes(node, {note: new})
 

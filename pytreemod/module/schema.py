@@ -1,7 +1,7 @@
-"""What is known of a Module class once its body has been read.
+"""The schema of a Module class: everything that follows from its body.
 
-A `Schema` holds the fields of one class with all that construction, flattening and surgery ask of
-them, worked out once when the class is made, and the layouts that were met.
+A `Schema` has the fields of one class with all data that construction, flattening and surgery need.
+It is computed once when the class is made, and caches the layouts of instances.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from pytreemod.tree.renewing import EDITABLE
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
-# The note of roles that an instance was given (see `roles`).
+# The note of roles of an instance (see `roles`).
 ROLES = "<roles>"
-# Of names of axes that an instance was given (see `naming_axes`).
+# The note of names of axes of an instance (see `naming_axes`).
 AXES = "<axes>"
-# And of the rules around its methods (see `transform.interception.surrounded_calls`).
+# The note of call rules around its methods (see `transform.interception.surrounded_calls`).
 CALL_RULES = "<rings>"
 
 _KEPT_BY_TYPE = 64
@@ -65,11 +65,11 @@ def _kind_in_layout(value: Any) -> Any:
 
 
 class PickledSchema(NamedTuple):
-    """What a pickle by value has for the schema of a class."""
+    """The data of a class's schema in a pickle by value."""
 
     fields: dict[str, dataclasses.Field[Any]]
-    # Of the class's own fields, those that refer to functions: copied with the class, they would be
-    # others than those in its instances.
+    # The class's own fields that refer to functions: if copied with the class, these would
+    # differ from those in its instances.
     defaults: dict[str, Any]
     overridden: dict[str, Any]
     custom_init: bool
@@ -78,7 +78,7 @@ class PickledSchema(NamedTuple):
     shown: tuple[str, ...]
 
 
-# Pickles of version 0.1 look for it under this name.
+# Pickles of version 0.1 use this name.
 Notes = PickledSchema
 
 
@@ -88,7 +88,7 @@ class Schema(AbstractRecord):
     Args:
         cls: the class.
         make: makes an instance with a given dict.
-        overridden: what has taken the place of fields that bases declare (see `overriding`).
+        overridden: the attributes that replace fields of bases (see `overriding`).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Schema(AbstractRecord):
     ):
         self.cls = cls
         self._make = make
-        # Of a variant: the schema of the class that it passes for. It is not called.
+        # For a variant: the schema of its original class. It cannot be called.
         own: Any = vars(cls).get("__passes_for__", cls)
         self.original: Schema = self if own is cls else own.__record__
         self.refusal: str | None = None if own is cls else "made for instances"
@@ -112,45 +112,46 @@ class Schema(AbstractRecord):
         self.checks: tuple[Callable[[Any], Any], ...] = ()
         self.can_wait = False
         self.shown: tuple[str, ...] = ()
-        # Of a class that is still empty (see `pickling`): the instances that were there before it.
+        # For a class that is still empty (see `pickling`): the instances that arrived before it.
         self.early_instances: list[tuple[Any, dict[str, Any], Iterable[str]]] | None = None
-        # What makes an instance and calls `__init__`, and what finishes it then.
+        # The function that makes an instance and calls `__init__`, and the one that finishes it
+        # then.
         self.build: Callable[..., Any] = cls
         self.finish: Callable[[Any], Any] = lambda node: node
         self._lock = threading.RLock()
         self.read(overridden or {})
 
     def read(self, overridden: dict[str, Any]) -> None:
-        """Work out what follows from the fields that `dataclasses` has collected."""
+        """Compute everything that follows from the fields that `dataclasses` has collected."""
         self.overridden = overridden
         fields = [f for f in dataclasses.fields(self.cls) if f.name not in overridden]
         self.fields = {f.name: f for f in fields}
         self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
         self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}
-        # What checks a value that is assigned, by the name that errors call the field.
+        # The checks of assigned values, by the field's name in errors.
         where = f"{self.cls.__name__}({{}})"
         self.accepts: dict[str, Callable[[Any, Any], Any]] = {
             f.name: ft.partial(f.metadata[ACCEPTS], where.format(f.name))
             for f in fields
             if ACCEPTS in f.metadata
         }
-        # The shapes of arrays that annotations say, read when they are first asked for.
+        # The shapes of arrays according to annotations, read on first request.
         self.contract: Any = None
         self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}
-        # By its class, for the word in the metadata may be another library's.
+        # By its class, because the word in the metadata may be another library's.
         declared = {f.name: f.metadata.get(CONSTRAINT) for f in fields}
         self.constraints = {n: c for n, c in declared.items() if isinstance(c, AbstractConstraint)}
         self._layouts: dict[Any, Layout] = {}
-        # The layouts that were met, by the types of all fields; with the names of configuration
-        # that may hide arrays, and a function there that hides none. What finishes an instance
-        # looks here first, for a twentieth of the cost (0.3 us in place of 6). Only what is there
-        # for good is in this table.
+        # The layouts of instances by the types of all fields, with the names of configuration
+        # that may contain arrays, and a function there that contains none. Finishing an instance
+        # looks here first, at a twentieth of the cost (0.3 us instead of 6). The table only has
+        # permanent objects.
         self.layouts_by_type: dict[tuple[type, ...], tuple[Layout, tuple[Any, ...]]] = {}
-        # Types that were met in fields and may be assigned without a look.
+        # Types of field values that may be assigned without a check.
         self.simple_types: set[type] = set()
 
     def apart(self, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The attributes of an instance, and its notes, which a pickle has in one dict."""
+        """The attributes of an instance and its notes, which a pickle has in one dict."""
         notes = {n for n in values if is_private(n) and n not in self.fields}
         attributes = {n: value for n, value in values.items() if n not in notes}
         return attributes, {n: values[n] for n in notes}
@@ -161,9 +162,9 @@ class Schema(AbstractRecord):
         config: Iterable[str],
         notes: Mapping[str, Any] = Layout.notes,
     ) -> Layout:
-        """The one layout for these values, of which some are configuration.
+        """The unique layout for these values, given the names of configuration.
 
-        A name that is no field is configuration: what `module_update_wrapper` adds.
+        A name that is not a field is configuration: `module_update_wrapper` adds such names.
         """
         data = tuple(n for n in self.fields if n in values and n not in config)
         rest = tuple(n for n in self.fields if n in values and n in config)
@@ -187,7 +188,7 @@ class Schema(AbstractRecord):
         return self.layout_for(fields, auto | self.static, notes)
 
     def for_values(self, values: dict[str, Any]) -> Schema:
-        """The schema of what an instance with these values is of: the class, or a variant."""
+        """The schema of the class of an instance with these values: the class, or a variant."""
         original, traits = self.original, frozenset(traits_of(values))
         if not traits:
             return original
@@ -197,9 +198,9 @@ class Schema(AbstractRecord):
             return original._variants[traits]
 
     def note_types(self, layout: Layout, values: dict[str, Any]) -> None:
-        """Remember that instances with values of such types have this layout.
+        """Record that instances with values of such types have this layout.
 
-        Called when these have passed all tests.
+        Called when the values have passed all tests.
         """
         self.simple_types.update(class_of(v) for v in values.values() if holds_nothing(v))
         if layout.extra or layout.notes or self.computes:
@@ -216,7 +217,7 @@ class Schema(AbstractRecord):
         self.layouts_by_type[tuple(class_of(values[n]) for n in self.fields)] = layout, asked
 
     def split(self, node: Any) -> Layout:
-        """The layout of an instance; decided by its values if it was put together by hand."""
+        """The layout of an instance; decided by its values if it was built by hand."""
         layout = layout_in(node.__stored__)
         if layout is None:
             fill_in(node)
@@ -233,34 +234,35 @@ class Schema(AbstractRecord):
         return self.split(node).data
 
     def role(self, name: str) -> str:
-        """The role that the field was declared with."""
+        """The role that the field declares."""
         return self.roles.get(name, DEFAULT_ROLE)
 
     def given_roles(self, node: Any) -> GivenRoles:
-        """The roles that places in `node` were given; see `AbstractRecord.given_roles`."""
+        """The roles given to paths in `node`; see `AbstractRecord.given_roles`."""
         return note_of(node, ROLES)
 
     def rebuild(
         self, node: Any, changes: dict[str, Any], is_given: bool = False, decide: bool = False
     ) -> Any:
-        """A copy of `node` with some fields exchanged; see `AbstractRecord.rebuild`.
+        """Copy `node` with some fields replaced; see `AbstractRecord.rebuild`.
 
-        With `decide`, the new values are judged as at construction; without, a string or a class
-        in the place of data stays data (a tree of labels for an optimizer has such leaves).
+        With `decide`, the new values are judged as at construction. Without it, a string or a class
+        instead of data remains data (a tree of labels for an optimizer has such leaves).
         """
         layout = self.split(node)
         fill_in(node)
         fields = node.__stored__
         if is_given and self.constraints:
             changes = self._constrained(fields, changes, decide)
-        # Surgery comes here for every node that it changes, and mostly with new arrays for old. So
-        # the dict is copied whole (0.1 us, in place of 0.35 name by name), and an array is looked
-        # at once: it moves nothing, and is no computed leaf (0.1 us, in place of 0.6).
+        # Surgery calls this for every node that it changes, mostly with new arrays for old ones. So
+        # the dict is copied as a whole (0.1 us, instead of 0.35 name by name), and an array is
+        # checked first: it never becomes configuration, and is not a computed leaf (0.1 us, instead
+        # of 0.6).
         if len(fields) == layout.size + (FLAT in fields) and PRIVATE in fields:
             values = {**fields, **changes}
             values.pop(FLAT, None)
         else:
-            # The rest tells of this instance alone: its snapshot, what a cached property keeps.
+            # The other entries belong to this instance alone: its snapshot, cached properties.
             values = {name: fields[name] for name in (*layout.data, *layout.config)}
             values.update(changes)
         schema, computes, is_same = self, self.reads_otherwise, True
@@ -282,7 +284,7 @@ class Schema(AbstractRecord):
         return self._make(schema.cls, values)
 
     def renewed(self, node: Any, changes: dict[str, Any]) -> Any:
-        """A copy of `node` with new lists and dicts; see `AbstractRecord.renewed`."""
+        """Copy `node` with new lists and dicts; see `AbstractRecord.renewed`."""
         layout = self.split(node)
         if not changes and not layout.held:
             return node
@@ -293,7 +295,7 @@ class Schema(AbstractRecord):
     def _constrained(
         self, values: dict[str, Any], changes: dict[str, Any], decide: bool
     ) -> dict[str, Any]:
-        """New values as they are stored, where fields are constrained."""
+        """New values in their stored form, where fields are constrained."""
         made = dict(changes)
         for name in changes.keys() & self.constraints.keys():
             where = f"{self.cls.__qualname__}.{name}"
@@ -303,7 +305,7 @@ class Schema(AbstractRecord):
         return made
 
     def _is_moved(self, layout: Layout, name: str, new: Any, decide: bool) -> bool:
-        """Whether a new value is configuration where the old one was data, or conversely."""
+        """Whether a new value is configuration where the old one was data, or vice versa."""
         if is_configuration(new) == (name in layout.config):
             return False
         return decide or not isinstance(new, (str, type))
@@ -311,7 +313,7 @@ class Schema(AbstractRecord):
     def _layout_after(
         self, layout: Layout, values: dict[str, Any], changes: dict[str, Any], decide: bool
     ) -> Layout:
-        """The layout of an instance of which more has changed than the leaves of its data."""
+        """The layout of an instance in which more has changed than leaves of its data."""
         free = [n for n in changes if n in self.fields and n not in self.static]
         moved = {n for n in free if self._is_moved(layout, n, changes[n], decide)}
         found = self.layout_for(values, ({*layout.config} ^ moved) | self.static, layout.notes)
@@ -321,15 +323,15 @@ class Schema(AbstractRecord):
         return found
 
     def is_finished(self, node: Any) -> bool:
-        """Whether `node` can change no more."""
+        """Whether `node` can no longer change."""
         layout = layout_in(node.__stored__)
         return layout is not None and not layout.held
 
     def early(self, node: Any) -> dict[str, Any] | None:
-        """What a pending copy of `node` must hold from the start; see `AbstractRecord.early`.
+        """The values that a pending copy of `node` needs at once; see `AbstractRecord.early`.
 
-        Where the class has an attribute of a field's name, as it has for a default, Python would
-        take that: such a value must be there already.
+        Where the class has an attribute of a field's name, such as a default, Python would
+        read that: such a value must be set from the start.
         """
         if not self.can_wait:
             return None
@@ -338,7 +340,7 @@ class Schema(AbstractRecord):
         early = {n: stored(node, n) for n in self.shown if n in self.names(node)}
         if any(n not in config and type(v) not in _SCALARS for n, v in early.items()):
             return None
-        # For these nothing waits in the class: they are no fields.
+        # The class has no `Waiting` for these: they are not fields.
         extra = {n: stored(node, n) for n in layout.extra}
         return {PRIVATE: layout, **extra, **early}
 
@@ -346,7 +348,8 @@ class Schema(AbstractRecord):
         """A proxy whose fields come from `source`; see `AbstractRecord.proxy`."""
         layout = self.split(node)
         values: dict[str, Any] = {PRIVATE: Private(layout, source)}
-        # What is no field is not asked for: it has to be there when the proxy is flattened.
+        # Values that are not fields cannot be requested: they must be set when the proxy is
+        # flattened.
         for name in layout.extra:
             values[name] = stored(node, name)
         made = self._make(self.cls, values)

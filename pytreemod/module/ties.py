@@ -1,10 +1,10 @@
-"""Ties: one place of a model has its value from another.
+"""Ties: one path of a model has its value from another.
 
-A tie is structure. The tied field has a `Tied`, a node without leaves that says where the value is.
+A tie is structure. The tied field has a `Tied`, a node without leaves that names the source.
 The lowest Module above both has the tie as configuration, and reading its field gives the node with
 the value (see [`reading`][pytreemod.module.reading]).
-So there is one leaf: one gradient, which is the sum, one slot of an optimizer, one array in a file.
-Whatever goes through JAX's flattening carries the tie along; nothing is looked up by identity.
+So there is one leaf: one gradient, which is the sum, one optimizer state, one array in a file.
+JAX's flattening preserves the tie; nothing is looked up by identity.
 """
 
 from __future__ import annotations
@@ -63,45 +63,45 @@ def tie(
     *,
     through: Callable[[Any], Any] | None = None,
 ) -> _M:
-    """A model in which one place has its value from another.
+    """Tie one path of a model to another, so that both have one value.
 
-    One leaf, one gradient (the sum of both uses), one slot of the optimizer, one array in a file.
-    Reading `model.head.weight` gives what is at `model.embed.weight`, in every transform; a
-    submodule that is taken out of the model has the value, untied. A whole layer may be tied, with
-    its tokens: both places then use one entry of the State.
+    There is one leaf, one gradient (the sum of both uses), one optimizer state, one array in a
+    file. Reading `model.head.weight` gives the value at `model.embed.weight`, in every transform. A
+    submodule that is taken out of the model has the value, untied. A layer may be tied, with its
+    tokens: both paths then use one entry of the State.
 
     **Inside a class.** `pm.tie(self, "head.weight", to="embed.weight")` in `__init__` or
-    `__post_init__`, where `self` is not finished, notes the tie; it is made when construction ends
-    (and of a model with sizes that follow, by [`materialize`][pytreemod.materialize]).
+    `__post_init__`, where `self` is not finished, notes the tie. It is made when construction ends
+    (or, for a model with sizes that follow, by [`materialize`][pytreemod.materialize]).
 
     **Form.** `model.head` has at `weight` a node without leaves. The lowest Module above both
-    places keeps the tie as configuration. It survives jit, vmap, scan, `tree_at`, `Stack`, copies,
+    paths stores the tie as configuration. It survives jit, vmap, scan, `tree_at`, `Stack`, copies,
     pickles and files.
 
     **Cost.** Each tie makes a new model, which takes time in proportion to the number of its nodes
     and ties: a thousand ties take a thousand times that. Reading does not depend on their number.
 
     **Laws.** `untie(tie(m, a, b))` reads as `tie(m, a, b)` does. The gradient at the source is the
-    sum of the gradients at all places. A chain of ties has the value at its end.
+    sum of the gradients at all tied paths. A chain of ties has the value at its end.
 
     Args:
         model: a Module; in its `__init__`, `self`.
-        place: what gets its value from elsewhere: a path (`"head.weight"`; of a pattern, every
+        place: the node to tie: a path (`"head.weight"`; a pattern ties every
             node that it matches), or a function that picks nodes, as for `tree_at`.
-        to: where the value is: one node, in the same way.
-        through: a function of the array at the source that gives the array at the place
-            (`jnp.transpose`); computed when it is read, never by unflattening. Where both places
-            are in layers that a `Stack` or `Ensemble` holds as one, it gets one layer's array.
+        to: the source of its value: one node, chosen in the same way.
+        through: a function of the array at the source that returns the array at the tied path
+            (`jnp.transpose`); it is computed when that is read, never by unflattening. If both
+            are in layers of a `Stack` or `Ensemble`, it gets one layer's array.
 
     Returns:
         A new model; in `__init__`, `self`.
 
     Raises:
-        AccessError: it is called in `__check_init__`, where `self` can change no more.
-        SpecError: a path that is not in the model; a place that is tied already, that is inside of
-            its source, or contains it; ties in a circle; no Module above both; a constrained
-            place, and a source that is not, or otherwise; layers that are configured otherwise.
-        ShapeError: the source has not the shape, or the structure, of the place.
+        AccessError: it is called in `__check_init__`, where `self` can no longer change.
+        SpecError: a path is not in the model, or is tied already. Or one path contains the other;
+            ties form a circle; there is no Module above both; only one of the two is constrained;
+            or their layers have different configuration.
+        ShapeError: the source does not have the shape, or the structure, of the tied node.
         ArgumentError: `through` cannot be called, or is given for a layer.
 
     Examples:
@@ -140,19 +140,19 @@ def tie(
 
 
 def untie(model: _T, place: str | Where | None = None) -> _T:
-    """A model in which tied places have values of their own again.
+    """Give tied paths of a model their own values again.
 
-    What they read as does not change; from now on each is a leaf, with its own gradient.
+    They read as before; from now on each is a leaf with its own gradient.
 
     Args:
         model: any tree.
-        place: the tied places, as for [`tie`][pytreemod.tie]; all of them by default.
+        place: the tied paths, as for [`tie`][pytreemod.tie]; all of them by default.
 
     Returns:
         A new tree.
 
     Raises:
-        SpecError: a place that is not tied.
+        SpecError: a path is not tied.
         AccessError: the ties of the model are not made yet.
 
     Examples:
@@ -177,53 +177,53 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
     targets = locate(place, model, None, "untie(place)").targets
     for target in targets:
         if not _is_tied(target.node):
-            expected = "a place that is tied"
+            expected = "a tied path"
             text = path_text(target.path)
             tied = [path_text(path) for path, _ in found_in(model, _is_tied)]
-            known = ", ".join(tied) or "no place is"
-            hint = f"tied are: {known}"
+            known = ", ".join(tied) or "none"
+            hint = f"the tied paths are: {known}"
             raise SpecError("untie(place)", expected, f"{text}, which is not", hint=hint)
     return _untied(model, {target.path for target in targets}, ())
 
 
 class Tied(Module):
-    """Stands at a tied place: a node without leaves.
+    """The node at a tied path: it has no leaves.
 
-    Its fields say all that the tie is, so that a file which has them has the tie.
+    Its fields describe the tie completely, so that a file with them has the tie.
     """
 
     to: str = field(static=True)
     through: Callable[[Any], Any] | None = field(static=True)
-    # How many steps of the path lie between the node that has the tie and this one.
+    # The number of keys between the node that has the tie and this one.
     depth: int = field(static=True)
 
     __is_hole__: ClassVar[bool] = True
 
     def __getattr__(self, name: str) -> Any:
-        # Python and JAX ask for dunder names.
+        # Python and JAX look up dunder names.
         if name.startswith("__"):
             raise AttributeError(name)
         raise AccessError(
-            f"a place that is tied to {self.to}",
-            "to be reached at its source",
-            f"{name!r} of the place",
+            f"a path that is tied to {self.to}",
+            "access at its source",
+            f"{name!r} of the tied path",
             hint=["edit the source:", f"pm.tree_at({self.to + '.' + name!r}, model, new)"],
         )
 
 
 class Through(Computed):
-    """What is read at a place that is tied through a function."""
+    """The value at a path that is tied through a function."""
 
     fn: Callable[[Any], Any]
     source: Any
 
     def value(self) -> Any:
-        """What the function gives of what is at the source."""
+        """The result of the function for the value at the source."""
         return self.fn(self.source)
 
 
 class _Functional(Tie):
-    """A tie through a function, with what it gave when it was made."""
+    """A tie through a function, with the shapes of its result when it was made."""
 
     __slots__ = ("made", "through")
 
@@ -237,9 +237,9 @@ class _Functional(Tie):
     def stand_in(self, node: Any) -> Any:
         made = self.made
         if is_computed(node):
-            # By now, or no longer: what it is made of is for itself to say.
+            # The source may have become computed, or no longer be: it checks its own arrays.
             made = Made(made_of(node).leaves, made.shape)
-        # Past its construction, which would trace the function each time.
+        # Bypass its construction, which would trace the function each time.
         values = {"fn": self.through, "source": node, MADE: made}
         return put_together(Through, values, ("fn",))
 
@@ -262,10 +262,10 @@ class _Asked(AbstractAsked):
 
 
 def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
-    """Whether a tie is asked for by the `__init__` of an instance, which notes it then.
+    """Whether the `__init__` of an instance is calling `tie`, which then notes the tie.
 
     Raises:
-        AccessError: it is by `__check_init__`, which the new model would not leave.
+        AccessError: `__check_init__` is calling it, and cannot return the new model.
     """
     caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  (public in effect)
     if not is_being_built(model):
@@ -288,23 +288,23 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
             values[ASKED] = _Asked((*values.get(ASKED, ()), asked))
             return True
         caller = caller.f_back
-    # Put together by hand.
+    # It was built by hand.
     return False
 
 
 def _asked_of(model: Any) -> Any:
-    """The ties that the `__init__` of an instance has asked for, of which none is made yet."""
+    """The ties that the `__init__` of an instance has asked for, while none is made."""
     return model.__stored__.get(ASKED) or note_of(model, ASKED)
 
 
 def _is_method_of(frame: Any, node: Any, names: tuple[str, ...]) -> bool:
-    """Whether a frame runs a method of one of these names, called for this instance."""
+    """Whether a frame runs a method with one of these names, called for this instance."""
     code = frame.f_code
     return code.co_name in names and frame.f_locals.get(code.co_varnames[0]) is node
 
 
 def waiting_ties(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The paths of Modules whose ties wait for sizes to be known, innermost first."""
+    """The paths of Modules whose ties wait until sizes are known, innermost first."""
     if is_unfinished(tree):
         return
     for key, child in children_of(tree) or ():
@@ -314,7 +314,7 @@ def waiting_ties(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def tie_waiting(node: Any) -> Any:
-    """A Module whose ties were waiting, tied; as it is, if there still is something to wait for."""
+    """Make the waiting ties of a Module; return it unchanged if they still have to wait."""
     return note_of(node, ASKED).tied(with_notes(node, {ASKED: None}))
 
 
@@ -334,10 +334,10 @@ def _tie_one(
     if count is None:
         raise SpecError(
             "tie",
-            "a Module above both places, which keeps the tie",
+            "a Module above both paths, to store the tie",
             f"{describe(model)}",
             places=[path_text(place), path_text(origin)],
-            hint=["let a Module hold them:", "class Pair(pm.Module): ..."],
+            hint=["put them into a Module:", "class Pair(pm.Module): ..."],
         )
     new = follow(model, origin)
     axes = _member_axes(model, place[:count])
@@ -348,7 +348,7 @@ def _tie_one(
     node = node_at(model, place[:count])
     keeper = _with_ties(node, [(below, hole)], (*ties_of(node), new_tie))
     tied = replace_at(model, [(place[:count], keeper)])
-    # Refused where the ties go in a circle.
+    # Raises an error if the ties form a circle.
     follow(tied, place)
     return tied
 
@@ -366,16 +366,16 @@ def _keeper_depth(model: Any, shared: KeyPath) -> int | None:
 
 
 def node_at(node: Any, path: KeyPath) -> Any:
-    """What is stored at a path."""
+    """The stored value at a path."""
     for key in path:
         node = dict(children_of(node) or ())[key]
     return node
 
 
 def _member_axes(model: Any, keeper: KeyPath) -> int:
-    """How many leading axes of what is below a keeper are of layers that are held as one.
+    """The number of leading layer axes below a keeper.
 
-    There a function to go through gets the array of one layer: the keeper of each has the tie.
+    There, `through` gets the array of one layer, because the keeper in each layer has the tie.
     """
     nodes = [node_at(model, keeper[:i]) for i in range(len(keeper))]
     return count_member_axes(nodes, keeper)
@@ -389,15 +389,15 @@ def _check_fit(
     origin: str,
     axes: int,
 ) -> Made | None:
-    """Refuse a source that does not fit; what a tie through a function has made."""
+    """Refuse a source that does not fit; return the shapes of a tie through a function."""
     if through is not None:
         if not (is_array(new) or is_computed(new)):
-            expected = "an array at the source, for there is a function to go through"
+            expected = "an array at the source, because through is given"
             raise ArgumentError("tie(through)", expected, f"{origin}: {describe(new)}")
         old, made = _one_of(old, axes), _made_through(through, _one_of(new, axes))
         if _Parts(old).shapes != {"": made.shape}:
             found = f"{made.shape} after {getattr(through, '__name__', 'through')}"
-            hint = ["give another function of what is at the source:", "through=lambda x: ..."]
+            hint = ["give another function of the source:", "through=lambda x: ..."]
             _refuse_misfit(place, origin, _shown(old), found, hint)
         return made
     mine, others = _Parts(untie(old)), _Parts(untie(new))
@@ -436,7 +436,7 @@ def _check_fit(
 
 
 class _Parts:
-    """What is read below a node, by path: shapes of arrays, their bounds, configuration."""
+    """The values to read below a node, by path: shapes of arrays, their bounds, configuration."""
 
     def __init__(self, node: Any):
         self.shapes: dict[str, Any] = {}
@@ -453,7 +453,7 @@ class _Parts:
                 self.bounds[name] = node.constraint
             return
         record = record_of(node)
-        # A token is recognized by its path alone, which of two is another.
+        # A token is identified by its path, which differs between the two.
         if record is not None and not hasattr(class_of(node), "__is_token__"):
             data = {key.name for key, _ in children}
             for name in record.names(node):
@@ -464,7 +464,7 @@ class _Parts:
 
 
 def _one_of(node: Any, axes: int) -> Any:
-    """Of what layers that are held as one have, the shapes of one of them."""
+    """The shapes of a single layer, from those of arrays with layer axes."""
 
     def one(leaf: Any) -> Any:
         shape = leaf_shape(leaf)[axes:]
@@ -474,20 +474,20 @@ def _one_of(node: Any, axes: int) -> Any:
 
 
 def observe_one(cls: Any, values: dict[str, Any], config: Iterable[str], axes: int) -> Made:
-    """What one of several computed leaves that are held as one is like.
+    """The shapes of a single computed leaf, from values with layer axes.
 
     Args:
-        cls: their class.
-        values: of all of its fields, of several as one.
-        config: which of them are configuration.
-        axes: how many axes are of members.
+        cls: its class.
+        values: all of its fields, with layer axes.
+        config: the names of configuration.
+        axes: the number of layer axes.
     """
     one = {name: v if name in config else _one_of(v, axes) for name, v in values.items()}
     return made_of(put_together(cls, one, config))
 
 
 def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
-    """What a function gives of a source, which counts as the one array that it reads as."""
+    """The shapes of a function's result, as a computed leaf with a single array."""
     given: Any = put_together(Through, {"fn": through, "source": source}, ("fn",))
     shape = made_of(source).shape if is_computed(source) else leaf_shape(source)
     return Made(None if shape is None else (shape,), made_of(given).shape)
@@ -498,7 +498,7 @@ def _inside(node: str, path: str) -> str:
 
 
 def _may_be_one(a: Any, b: Any) -> bool:
-    """Whether nothing says that two values differ; of those that compare by identity little does.
+    """Whether two values may be equal; for those that compare by identity, nearly always.
 
     A layer may make a function in its `__init__`: that of another layer is another object.
     """
@@ -520,7 +520,7 @@ def _shown(node: Any) -> str:
 def _hint_of_misfit(
     place: str, origin: str, mine: dict[str, Any], others: dict[str, Any]
 ) -> list[str]:
-    """The tie that was meant, where one of the two is a layer: that of arrays in it."""
+    """The tie that was meant where one of the two is a layer: that of its arrays."""
     for one, shape in mine.items():
         for other, found in others.items():
             if shape == found and (one == other or not one or not other):
@@ -542,10 +542,10 @@ def _refuse_misfit(place: str, origin: str, old: str, new: str, hint: Sequence[s
 
 
 def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
-    what = "itself" if place == origin else "a node that one of the two contains"
+    what = "itself" if place == origin else "a node inside the other"
     raise SpecError(
         "tie",
-        "two places of which none is inside of the other",
+        "two paths of which neither contains the other",
         f"a tie of {path_text(place)} to {what}",
         places=dict.fromkeys([path_text(place), path_text(origin)]),
     )
@@ -555,7 +555,7 @@ def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
 
 
 def _with_ties(node: Any, changes: Iterable[tuple[KeyPath, Any]], ties: Iterable[Tie]) -> Any:
-    """A record with changes at tied places, and with these ties."""
+    """A record with changes at tied paths, and with these ties."""
     fields: dict[str, Any] = {}
     for path, new in changes:
         name = path[0].name
@@ -564,19 +564,19 @@ def _with_ties(node: Any, changes: Iterable[tuple[KeyPath, Any]], ties: Iterable
 
 
 def _without_ties(node: Any, ties: tuple[Tie, ...]) -> Any:
-    """A record with values at the places of some of its ties."""
+    """A record with values at the tied paths of some of its ties."""
     found = [(tie.place, _value_at(node, tie.place)) for tie in ties]
     return _with_ties(node, found, (tie for tie in ties_of(node) if tie not in ties))
 
 
 def _value_at(node: Any, place: KeyPath) -> Any:
-    """What is read at a tied place: of a tie through a function, the array that it gives."""
+    """The value read at a tied path; for a tie through a function, its array."""
     found = follow(node, place)
     return evaluate_each(found, path_text(place)) if isinstance(found, Through) else found
 
 
 def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
-    """A tree without the ties of some places: from the top, for a tie may reach far down."""
+    """A tree without the ties of some paths, from the top, because a tie may reach far down."""
     ties = tuple(t for t in ties_of(node) if chosen is None or (*path, *t.place) in chosen)
     if ties:
         node = _without_ties(node, ties)
@@ -590,14 +590,14 @@ def _is_tied(node: Any) -> bool:
 
 
 def holds_ties(model: Any) -> bool:
-    """Whether any place of a tree is tied."""
+    """Whether a tree has any tie."""
     return bool(found_in(model, _is_tied))
 
 
 def members_of_ties(node: Any) -> dict[KeyPath, int]:
-    """By the places that a node has tied through functions, how many axes are of members.
+    """The number of layer axes by tied path, for ties of a node through functions.
 
-    Only where several were made as one: the function gets what one of them has.
+    Only where there are some: the function gets the array of one layer.
     """
     found: dict[KeyPath, int] = {}
     for tie in ties_of(node):
@@ -609,11 +609,11 @@ def members_of_ties(node: Any) -> dict[KeyPath, int]:
 
 
 def retie(model: Any, members: Mapping[int, int]) -> Any:
-    """A tree whose tied places are known to the Modules that keep the ties: of one from a file.
+    """Restore the ties in the Modules of a tree from a file, from the nodes at tied paths.
 
     Args:
         model: the tree.
-        members: what `members_of_ties` said, by the id of the node at the place.
+        members: the result of `members_of_ties`, by the id of the node at the tied path.
     """
     for path, hole in found_in(model, _is_tied):
         keeper, place = path[: len(path) - hole.depth], path[len(path) - hole.depth :]

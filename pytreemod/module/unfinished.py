@@ -3,16 +3,16 @@
     @sizes_follow(in_features=lambda x: x.shape[-1])
     def __init__(self, in_features, out_features, *, key): ...
 
-    layer = Linear(None, 3, key=key)      an *unfinished* instance: what __init__ was given
+    layer = Linear(None, 3, key=key)      an *unfinished* instance: the arguments of __init__
     materialize(layer, x)                 Linear(x.shape[-1], 3, key=key)
 
 An unfinished instance is of a variant of its class (see [`variants`][pytreemod.module.variants]).
-It is a tree as any other: the arrays that `__init__` was given (mostly a key) are its leaves, the
-rest is configuration. So they can be made by a map, stacked, put into containers and copied.
-`__init__` is called when the sizes are known, with the arguments that it would have been given
-then: the result is the same to the last bit.
+It is a tree like any other. The arrays among the arguments of `__init__` (mostly a key) are its
+leaves, the others are configuration. So a map can make several, and they can be stacked, put into
+containers and copied. `__init__` is called when the sizes are known, with all arguments: the result
+is the same to the last bit as if they had been known from the start.
 
-`__new__` decides whether one is made; only classes with such an `__init__` have it.
+`__new__` decides whether to make one; only classes with such an `__init__` have it.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.typing import class_of, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-# One for each number of arguments, so that a type checker knows those of a lambda.
+# One for each number of arguments, so that type checkers know the parameters of a lambda.
 SizeRule: TypeAlias = (
     Callable[[Any], Any] | Callable[[Any, Any], Any] | Callable[[Any, Any, Any], Any]
 )
-"""What gives a size: a function of arguments of `__call__`, by their names."""
+"""Computes a size: a function of arguments of `__call__`, by their names."""
 
-# `__init__` is traced with this size, and with twice as much: what is the same in both does not
-# depend on the size. Many numbers divide it (groups, heads). No array of such a size is ever made.
+# `__init__` is traced with this size, and with twice as much: results that are the same in both
+# do not depend on the size. Many numbers divide it (groups, heads). No array of this size is made.
 _TRIAL = 2_882_880
-# Among the arguments with arrays: an empty array, which gets an axis for each map that the instance
-# was made by, as the other arrays do. Some instances have no other.
+# Among the arguments with arrays: an empty array, which gets an axis from each map that makes
+# the instance, as the other arrays do. Some instances have no other.
 _AXES = "<axes>"
 
 
@@ -64,27 +64,26 @@ _AXES = "<axes>"
 
 
 def sizes_follow(**rules: SizeRule) -> Callable[[_F], _F]:
-    """Let sizes that a Module's `__init__` takes be None, and follow from what it is called with.
+    """Let sizes in a Module's `__init__` be None, and follow from the first call.
 
-    Decorates an `__init__`. Made with None for one of these sizes, an instance is *unfinished*: it
-    holds what `__init__` was given, and [`materialize`][pytreemod.materialize] calls `__init__`
-    when it has seen the first call. For each size there is a rule: a function of some of the
-    arguments of `__call__`, by their names; it may ask for other arguments of `__init__`, too.
+    Decorates an `__init__`. An instance made with None for one of these sizes is *unfinished*: it
+    stores the arguments of `__init__`, and [`materialize`][pytreemod.materialize] calls `__init__`
+    when it has seen the first call. Each size has a rule: a function of some of the
+    arguments of `__call__`, by their names; it may use other arguments of `__init__`, too.
 
-    None must have no other meaning there. A subclass with an `__init__` of its own has rules of its
-    own.
+    None must have no other meaning there. A subclass with its own `__init__` needs its own rules.
 
-    **Laws.** `materialize(Layer(None, ...), x) == Layer(size, ...)`, to the last bit. What is given
-    in full is made as ever.
+    **Laws.** `materialize(Layer(None, ...), x) == Layer(size, ...)`, to the last bit. An instance
+    made with all sizes is an ordinary one.
 
     Args:
-        **rules: by the name of the size; each gives a size, or what else `__init__` takes there.
+        **rules: by the name of the size; each returns a size, or another value for the argument.
 
     Returns:
-        A decorator, which gives back the `__init__` itself.
+        A decorator, which returns the `__init__` itself.
 
     Raises:
-        ArgumentError: a rule is no function, or `__init__` has no such argument.
+        ArgumentError: a rule is not a function, or `__init__` has no such argument.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -118,11 +117,11 @@ def sizes_follow(**rules: SizeRule) -> Callable[[_F], _F]:
 
 
 class Rules:
-    """What an `__init__` is marked with: which of its arguments may be None.
+    """The mark of an `__init__`: which of its arguments may be None.
 
     Args:
         init: the `__init__`.
-        rules: from the name of an argument to what gives its value.
+        rules: from the name of an argument to the function that computes its value.
     """
 
     __slots__ = ("_positions", "rules")
@@ -135,8 +134,8 @@ class Rules:
             where = f"sizes_follow({unknown[0]})"
             expected = f"an argument of __init__ ({', '.join([*parameters][1:])})"
             raise ArgumentError(where, expected, repr(unknown[0]))
-        # Their positions in a call, without self. This is read whenever an instance is made: to
-        # bind a call costs as much as most `__init__`s.
+        # Their positions in a call, without self. Read whenever an instance is made, because
+        # binding a call costs as much as most `__init__`s.
         self._positions = [
             (name, len(parameters) if each.kind is each.KEYWORD_ONLY else i - 1, each.default)
             for i, (name, each) in enumerate(parameters.items())
@@ -161,7 +160,7 @@ class Rules:
         try:
             bound = inspect.signature(cls).bind(*args, **kwargs)
         except TypeError:
-            # `__init__` says it better.
+            # `__init__` has a better error.
             return None
         bound.apply_defaults()
         return _defer(cls, bound.arguments, missing)
@@ -173,7 +172,7 @@ class Rules:
 class AbstractKeys(ABC):
     """An iterator over keys, from which an `__init__` takes some.
 
-    An unfinished instance reserves those that its `__init__` will take, so that whatever is built
+    An unfinished instance reserves the keys that its `__init__` will take, so that everything built
     after it takes the same keys as if the sizes had been known.
     """
 
@@ -181,11 +180,11 @@ class AbstractKeys(ABC):
 
     @abstractmethod
     def taken(self) -> int:
-        """How many were taken so far."""
+        """The number of keys taken so far."""
 
     @abstractmethod
     def reserve(self, n: int) -> AbstractReservedKeys:
-        """The next n, for later."""
+        """Reserve the next n keys for later."""
 
 
 class AbstractReservedKeys(Module, is_abstract=True):
@@ -195,7 +194,7 @@ class AbstractReservedKeys(Module, is_abstract=True):
 
     @abstractmethod
     def open(self) -> AbstractKeys:
-        """An iterator that begins with them."""
+        """An iterator that begins with these keys."""
 
 
 # ---- unfinished instances
@@ -203,13 +202,13 @@ class AbstractReservedKeys(Module, is_abstract=True):
 
 @dataclasses.dataclass(frozen=True)
 class Deferral(Varying):
-    """What an unfinished instance has beside arrays.
+    """The data of an unfinished instance, beside arrays.
 
     Attributes:
-        cls: the class that it will be of.
+        cls: the class of the finished instance.
         config: the arguments of `__init__` that are configuration.
         missing: the names of the sizes.
-        on_call: what answers a call, while the model is materialized.
+        on_call: a function that answers calls, while the model is materialized.
     """
 
     cls: Any
@@ -218,18 +217,18 @@ class Deferral(Varying):
     on_call: Callable[..., Any] | None = None
 
     def traits(self) -> Iterable[Trait]:
-        """It is unfinished."""
+        """The trait of unfinished instances."""
         return ((Unfinished, ""),)
 
 
 class Unfinished(Variant, Module, is_abstract=True):
-    """Of an instance that lacks a size.
+    """The trait of an instance that lacks a size.
 
-    The names of its fields say in paths what it is.
+    The names of its fields are descriptive, because they appear in paths.
 
     Fields:
-        unfinished_arguments: the arguments of `__init__` that have arrays in them
-        unfinished_sizes: the others, and what is missing
+        unfinished_arguments: the arguments of `__init__` that contain arrays
+        unfinished_sizes: the other arguments, and the missing sizes
     """
 
     unfinished_arguments: dict[str, Any]
@@ -240,7 +239,7 @@ class Unfinished(Variant, Module, is_abstract=True):
     @staticmethod
     def __vary__(original: Any, name: str) -> dict[str, Any]:
         del name
-        # Python calls `__init__` after `__new__`; that of the class has to wait.
+        # Python calls `__init__` after `__new__`; the class's own has to wait.
         return {name: _later(name) for name in original.__record__.fields} | {
             "__init__": _do_nothing
         }
@@ -254,12 +253,12 @@ class Unfinished(Variant, Module, is_abstract=True):
         return deferral.on_call(self, args, kwargs)
 
     def replace(self, /, **changes: Any) -> Any:
-        """Refuse it: the fields are not there yet."""
+        """Refuse: the fields do not exist yet."""
         given = ", ".join(f"{name}={describe(new)}" for name, new in changes.items())
         _refuse_use(self, ".replace", "fields are replaced", f"{given} for an unfinished Module")
 
     def __pdoc__(self, **kwargs: Any) -> Any:
-        """As it was called, but for the arrays."""
+        """Print the call that made it, without arrays."""
         import wadler_lindig as wl
 
         deferral = self.unfinished_sizes
@@ -286,44 +285,44 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def is_unfinished(node: object) -> bool:
-    """Whether something is an instance that lacks a size."""
+    """Whether an object is an instance that lacks a size."""
     return isinstance(node, Unfinished)
 
 
 def answering(node: Any, on_call: Callable[[Any, Any, Any], Any]) -> Any:
-    """A copy of an unfinished instance whose calls are answered by a function."""
+    """Copy an unfinished instance, with a function that answers its calls."""
     deferral = dataclasses.replace(node.unfinished_sizes, on_call=on_call)
     return _make(node.unfinished_arguments, deferral)
 
 
 def with_given(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """A copy of an unfinished instance with other arguments, of those with arrays.
+    """Copy an unfinished instance with other arguments that contain arrays.
 
     Raises:
-        UnfinishedError: the instance has more than its arguments (roles, interceptors), which would
+        UnfinishedError: the instance has more than its arguments (roles, call rules), which would
             be lost.
     """
     layout = class_of(node).__record__.split(node)
     names = (*layout.data, *layout.config)
     if layout.notes or names != ("unfinished_arguments", "unfinished_sizes"):
-        refuse_unfinished("what was done before materialize", node)
+        refuse_unfinished("the changes before materialize", node)
     return _make(change(node.unfinished_arguments), node.unfinished_sizes)
 
 
 def count_axes(node: Any) -> int:
-    """How many axes the arrays of an unfinished instance have more than they were given with.
+    """The number of axes that the arrays of an unfinished instance have gained.
 
-    So many times were several made as one.
+    That is how often the instance was mapped or stacked.
     """
     return node.unfinished_arguments[_AXES].ndim - 1
 
 
 def sizes_by_call(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What is missing, by the arguments of a call.
+    """The missing sizes, from the arguments of a call.
 
     Raises:
-        SpecError: a rule asks for what is no argument.
-        UnfinishedError: a rule fails, for an axis is not there.
+        SpecError: a rule uses a name that is not an argument.
+        UnfinishedError: a rule fails, because an axis is missing.
         TypeError: the call does not fit `__call__`.
     """
     deferral = node.unfinished_sizes
@@ -348,7 +347,7 @@ def _apply(cls: Any, name: str, rule: Callable[..., Any], known: dict[str, Any])
     try:
         return rule(**given)
     except (AttributeError, IndexError, TypeError) as error:
-        # There is no such axis, or an argument is no array.
+        # There is no such axis, or an argument is not an array.
         where = f"{cls.__qualname__}({name}=None)"
         found = ", ".join(f"{key}={describe(value)}" for key, value in given.items())
         expected = "inputs of which it follows"
@@ -356,11 +355,11 @@ def _apply(cls: Any, name: str, rule: Callable[..., Any], known: dict[str, Any])
 
 
 def finish(node: Any, sizes: dict[str, Any]) -> Any:
-    """Call `__init__` with what it was given, and the sizes.
+    """Call `__init__` with its arguments and the sizes.
 
     Args:
-        node: an unfinished instance; a single one.
-        sizes: what is missing, by name.
+        node: a single unfinished instance.
+        sizes: the missing sizes, by name.
 
     Raises:
         UnfinishedError: `__init__` takes another number of keys than it took with another size.
@@ -376,7 +375,7 @@ def finish(node: Any, sizes: dict[str, Any]) -> Any:
 
 
 def _build(cls: Any, arguments: dict[str, Any], reserved: dict[str, Any]) -> Any:
-    """What the class makes of its arguments, and how many of the reserved keys it took."""
+    """The instance for these arguments, and how many of the reserved keys it took."""
     opened = {name: keys.open() for name, keys in reserved.items()}
     start = {name: keys.taken() for name, keys in opened.items()}
     signature = inspect.signature(cls)
@@ -390,7 +389,7 @@ def _build(cls: Any, arguments: dict[str, Any], reserved: dict[str, Any]) -> Any
 def restore_unfinished(
     cls: Any, given: dict[str, Any], config: tuple[tuple[str, Any], ...], missing: tuple[str, ...]
 ) -> Any:
-    """What a pickle of version 0.1 asks for."""
+    """Restore a pickle of version 0.1."""
     return _make(given, Deferral(cls, config, missing))
 
 
@@ -399,11 +398,11 @@ def _defer(cls: Any, arguments: dict[str, Any], missing: tuple[str, ...]) -> Any
 
     Raises:
         PytreemodError: `__init__` refuses another argument.
-        UnfinishedError: it cannot be tried, so it is not known how many keys it takes.
+        UnfinishedError: a trial fails, so it is not known how many keys it takes.
     """
     rest = {name: value for name, value in arguments.items() if name not in missing}
     keys = {name: value for name, value in rest.items() if isinstance(value, AbstractKeys)}
-    # What is taken of these is not taken of the iterator.
+    # Keys taken from these are not taken from the iterator.
     copies = {name: value.reserve(0) for name, value in keys.items()}
 
     def count(size: int) -> dict[str, int]:
@@ -413,7 +412,7 @@ def _defer(cls: Any, arguments: dict[str, Any], missing: tuple[str, ...]) -> Any
         rest |= {name: keys[name].reserve(n) for name, n in count(_TRIAL).items()}
     except Exception as error:
         if isinstance(error, PytreemodError):
-            # An error about the size, or about what follows from it, has another text then.
+            # The message of an error that depends on the size is different then.
             try:
                 count(2 * _TRIAL)
             except Exception as other:
@@ -445,19 +444,19 @@ def _make(given: dict[str, Any], deferral: Deferral) -> Any:
 
 
 def _traced(read: Callable[[], Any]) -> Any:
-    """What a function gives under a trace: nothing is computed."""
+    """Call a function under a trace, so that nothing is computed."""
     found: list[Any] = []
     jax.eval_shape(lambda: found.append(read()))
     return found[0]
 
 
 def by_trial(tree: Any, read: Callable[[Any], Any], size: int = _TRIAL) -> Any:
-    """What is read of a tree whose unfinished instances are made with a size of our own.
+    """Read from a tree after finishing its unfinished instances with a trial size.
 
     Args:
         tree: any tree.
-        read: called under a trace; its result holds no array.
-        size: that size.
+        read: called under a trace; its result contains no array.
+        size: the trial size.
     """
 
     def make(node: Any) -> Any:
@@ -466,7 +465,7 @@ def by_trial(tree: Any, read: Callable[[Any], Any], size: int = _TRIAL) -> Any:
         return finish(node, dict.fromkeys(node.unfinished_sizes.missing, size))
 
     def trial(tree: Any) -> Any:
-        # One may have been given another.
+        # Surgery may have put one into another.
         while found_in(tree, is_unfinished):
             tree = jtu.tree_map(make, tree, is_leaf=is_unfinished)
         return read(tree)
@@ -475,10 +474,10 @@ def by_trial(tree: Any, read: Callable[[Any], Any], size: int = _TRIAL) -> Any:
 
 
 def _later(name: str) -> property:
-    """What a field will be, if that does not depend on what is missing.
+    """A property with the future value of a field, if that does not depend on missing sizes.
 
-    So a container can ask whether a layer needs State, and a model how many features it gives. Of
-    arrays, it is the shapes.
+    So a container can check whether a layer needs State, and a model how many features it returns.
+    For arrays, the values are shapes.
     """
 
     def read(self: Any) -> Any:
@@ -505,18 +504,18 @@ def _shape_of(leaf: Any) -> Any:
 
 
 def refuse_unfinished(where: str, tree: Any) -> None:
-    """Refuse a tree with unfinished instances in it, where what is done to these would be lost.
+    """Refuse a tree with unfinished instances where an operation on them would be lost.
 
     Args:
-        where: what is called.
-        tree: what it is given.
+        where: the function that is called.
+        tree: its argument.
 
     Raises:
         UnfinishedError: there is one.
     """
     refused: list[Any] = []
 
-    # One walk, which every load and save makes: paths are for the error.
+    # One walk, because every load and save makes it; the error looks for paths.
     def is_refused(node: Any) -> bool:
         if isinstance(node, Unfinished) or (record_of(node) is not None and _waits(node)):
             refused.append(node)
@@ -540,7 +539,7 @@ def refuse_unfinished(where: str, tree: Any) -> None:
 
 
 def _waits(node: Any) -> bool:
-    """Whether a Module has ties that wait for sizes, which it may have been given by surgery."""
+    """Whether a Module has ties that wait for sizes, which surgery may have added."""
     return bool(note_of(node, ASKED))
 
 

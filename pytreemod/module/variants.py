@@ -1,14 +1,14 @@
-"""Classes that are made for an instance: its class, with attributes that its values ask for.
+"""Variants: subclasses that are made for an instance, with attributes that its values require.
 
-A field that holds a computed leaf is read otherwise, a method with an interceptor is called
-otherwise, a layer without a size has no fields yet. Python looks such things up in the class, so an
-instance like this is of a *variant* of its class: a subclass, made once for the class and the
+A field with a computed leaf is read differently, a method with a call rule is called
+differently, a layer without a size has no fields yet. Python looks such attributes up in the class,
+so such an instance is of a *variant* of its class: a subclass, made once for the class and the
 traits in which the two differ. The values of an instance decide its traits, and so its class
-(`Schema.for_values`); any traits can be combined. An instance without any is of the class itself,
-which knows nothing of variants.
+(`Schema.for_values`); any traits can be combined. An instance without traits is of the class
+itself, which knows nothing of variants.
 
 A variant passes for its class: it has the name, the signature and the docstring, pickles and copies
-are those of the class, and [`own_class`][pytreemod.tree.nodes.own_class] gives the class.
+are those of the class, and [`own_class`][pytreemod.tree.nodes.own_class] returns the class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeAlias
 from pytreemod.typing import class_of
 
 Trait: TypeAlias = "tuple[type[Variant], str]"
-"""A kind of difference, and the name of the attribute that it is about."""
+"""A kind of difference, and the name of the attribute that differs."""
 
 
 class Variant:
@@ -39,18 +39,18 @@ class Variant:
 
         Args:
             original: the class.
-            name: that of the trait.
+            name: the attribute that differs.
         """
         raise NotImplementedError
 
 
 class Varying:
-    """Base of values that give the instance that holds them traits."""
+    """Base of values that give an instance traits."""
 
     __slots__ = ()
 
     def traits(self) -> Iterable[Trait]:
-        """These traits."""
+        """The traits."""
         raise NotImplementedError
 
 

@@ -122,10 +122,10 @@ def at(where: Any) -> Selector:
         where: a function from the tree to a node, or to a sequence of nodes; or, as in `tree_at`, a
             path, a class or a selector.
 
-        Returns:
-            A selector of everything at or below these nodes. It refuses a tree in which `where`
-            returns part of a leaf, as `lambda m: m.blocks[0].weight` does if `m.blocks` is a
-            `Stack`.
+    Returns:
+        A selector of everything at or below these nodes. It refuses a tree in which `where`
+        returns part of a leaf, as `lambda m: m.blocks[0].weight` does if `m.blocks` is a
+        `Stack`.
 
     Examples:
         >>> import pytreemod as pm

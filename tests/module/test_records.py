@@ -136,7 +136,7 @@ def test_a_transformed_init_is_refused(transform):
         FrozenError,
         match=r"Layer\.__init__: expected an instance that is being built, got a finished one, "
         r"which is frozen \(cannot assign to field 'weight'\)\.\n  make another; and if a "
-        r"transform stands around __init__",
+        r"a transform around __init__ gets a copy",
     ):
         Layer(ramp(2))
     assert_same(pm.filter_jit(Plain)(ramp(2)).weight, 2 * ramp(2))

@@ -564,7 +564,7 @@ def test_a_method_in_the_place_of_a_field_is_not_hidden():
     """In Equinox the field's value hides the method, unseen; pytreemod asks which is meant."""
     assert overridden(equinox)().activation is jnp.tanh
 
-    with pytest.raises(TypeError, match=r"a method of .*Swish has taken the field's place"):
+    with pytest.raises(TypeError, match=r"a method of .*Swish replaces the field"):
         overridden(pytreemod)()
 
 
