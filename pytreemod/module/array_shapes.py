@@ -183,7 +183,7 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
     A class takes part if it has a method `__array_shapes__`. This returns the shape that the
     configuration implies for each array, or None if the array should not exist. The key is the
     name of a field, or the path of an array in an inner layer (`"query_proj.weight"`). Only shapes
-    that the new configuration changes are checked, and only their last axes, because a map that made
+    that the new configuration changes are checked, and only their last axes: a map that made
     several Modules at once has added its own axis in front.
 
     Args:

@@ -366,8 +366,7 @@ def _refuse_finished(node: Any, what: str = "") -> NoReturn:
         "an instance that is being built",
         f"a finished one, which is frozen{what}",
         hint=[
-            "make another; a transform around __init__ gets a copy, so "
-            "transform the class:",
+            "make another; a transform around __init__ gets a copy, so transform the class:",
             f"model = {type(node).__name__}(...)",
             f"model = pm.filter_jit({type(node).__name__})(...)",
             f"models = pm.filter_vmap({type(node).__name__})(...)",

@@ -230,8 +230,8 @@ def test_a_value_that_would_be_hidden_is_refused(style):
 
     with pytest.raises(
         FieldError,
-        match=r"Sub\.f: expected nothing to be set, for a method of [^\n]*Sub has taken the "
-        r"field's place, got [^\n]*sin[^\n]*\n  set it only where it is a field, or give the "
+        match=r"Sub\.f: expected no value, because a method of [^\n]*Sub "
+        r"replaces the field, got [^\n]*sin[^\n]*\n  set it only where it is a field, or give the "
         r"method another name:\n      if not isinstance\(self, Sub\):\n          self\.f = f$",
     ):
         Sub()
