@@ -1,8 +1,8 @@
 """pytreemod: a module library for JAX in which a model is a value.
 
-This is the front door: it re-exports what users need from the rooms (`tree`, `module`,
-`transform`, `state`, `nn`), and owns nothing. What a program may do without (the layers, files,
-computed leaves and ties, what looks inside) is loaded when it first asks for it: `_LATER` says
+This is the front door: it re-exports the public names of the rooms (`tree`, `module`,
+`transform`, `state`, `nn`), and owns nothing. Names that many programs do not need (layers, files,
+computed leaves and ties, debugging) are loaded on first use: `_LATER` says
 where each name is.
 """
 
@@ -105,7 +105,7 @@ from pytreemod.tree.surgery import tree_at as tree_at
 from pytreemod.tree.updating import apply_updates as apply_updates
 from pytreemod.version import __version__ as __version__
 
-# Names that differ from those of what they name.
+# Names that differ from those of their modules.
 select = selectors
 EquinoxRuntimeError = CheckError
 EquinoxTracetimeError = CheckError
@@ -173,7 +173,7 @@ _LATER = {
     "with_precision": "pytreemod.training.precision_rules:with_precision",
 }
 
-# For type checkers alone: to import these here would be to load what `_LATER` puts off.
+# For type checkers alone: importing these here would load everything in `_LATER`.
 if _typing.TYPE_CHECKING:
     from pytreemod import debug as debug
     from pytreemod import nn as nn
@@ -241,7 +241,7 @@ if _typing.TYPE_CHECKING:
 
     tree_inference = inference_mode
 else:
-    # Hidden from type checkers, for which a name that is not there would be one that may come.
+    # Hidden from type checkers, which would otherwise accept every missing name.
     def __getattr__(name: str) -> object:
         if name not in _LATER:
             _refuse_name(__name__, name)

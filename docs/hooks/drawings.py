@@ -1,4 +1,4 @@
-"""Puts drawings into pages: `<!-- drawing: model -->` on a line of its own is where one goes."""
+"""Inserts drawings into pages: `<!-- drawing: model -->` on a separate line marks the position."""
 
 from __future__ import annotations
 

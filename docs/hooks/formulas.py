@@ -1,7 +1,7 @@
-"""Formulas as MathML, which browsers set by themselves: no script, and no font from another host.
+"""Formulas as MathML, which browsers render natively: no script, no font from another host.
 
-What docstrings and pages use of TeX is little, and this is all of it. What is not known stops the
-build, so that nobody reads backslashes.
+This covers the TeX that docstrings and pages use, and no more. An unknown command stops the
+build, so that no page shows backslashes.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ def _set(found: re.Match[str]) -> str:
     tex = unescape(found[2]).strip().removeprefix(r"\[").removesuffix(r"\]")
     if found[1] == "span":
         return element("math", mathml(tex))
-    # In a box of its own, which scrolls where the formula is wider than a phone.
+    # In its own box, which scrolls where the formula is wider than a phone.
     return element("div", element("math", mathml(tex), display="block"), class_="pm-formula")
 
 
 def mathml(tex: str) -> str:
-    """A formula of TeX as elements of MathML."""
+    """A TeX formula as elements of MathML."""
     return _row(iter(list(_tokens(tex))), end="")
 
 
 def _tokens(tex: str) -> Iterator[str]:
-    """Commands, numbers, signs and letters; three letters and more are one name, as `eps` is."""
+    """Commands, numbers, signs and letters; three or more letters are one name, as in `eps`."""
     for token in _TOKEN.findall(tex):
         yield from token if token.isalpha() and len(token) < 3 else [token]
 
 
 def _row(tokens: Iterator[str], end: str) -> str:
-    """What comes up to the end, each with what stands below and above it."""
+    """The elements up to `end`, each with its index and exponent."""
     parts: list[tuple[str, dict[str, str]]] = []
     for token in tokens:
         if token == end:
@@ -76,19 +76,19 @@ def _row(tokens: Iterator[str], end: str) -> str:
 
 
 def _scripted(base: str, scripts: dict[str, str]) -> str:
-    """With its index, its exponent, or both."""
+    """An element with its index, its exponent, or both."""
     places = [place for place in "_^" if place in scripts]
     tag = {"_": "msub", "^": "msup", "_^": "msubsup", "": ""}["".join(places)]
     return element(tag, base, *(scripts[place] for place in places)) if tag else base
 
 
 def _argument(tokens: Iterator[str]) -> str:
-    """What a command, an index or an exponent takes: a group, or one token."""
+    """The argument of a command, an index or an exponent: a group, or one token."""
     return _atom(next(tokens), tokens)
 
 
 def _atom(token: str, tokens: Iterator[str]) -> str:
-    """One thing, which may take more tokens."""
+    """One element, which may consume more tokens."""
     if token == "{":
         return _row(tokens, end="}")
     if token.startswith("\\"):
@@ -97,13 +97,13 @@ def _atom(token: str, tokens: Iterator[str]) -> str:
         return element("mn", token)
     if token.isalpha():
         return element("mi", token)
-    # Fences of the size of letters: what is set here stands in a line of text.
+    # Fences have the size of letters, because these formulas are in lines of text.
     options = {"stretchy": "false"} if token in FENCES else {}
     return element("mo", escape(token.replace("-", "−")), **options)
 
 
 def _command(name: str, tokens: Iterator[str]) -> str:
-    """What begins with a backslash."""
+    """The element for a command that begins with a backslash."""
     if name in SIGNS:
         return element("mi", SIGNS[name])
     if name in NAMES:
@@ -133,7 +133,7 @@ def _word(tokens: Iterator[str]) -> str:
 
 
 def _aligned(environment: str, tokens: Iterator[str]) -> str:
-    """Equations below each other, in columns."""
+    """Equations in rows, aligned in columns."""
     if environment != "aligned":
         raise PluginError(f"docs/hooks/formulas.py does not know the environment {environment}.")
     lines: list[list[list[str]]] = [[[]]]

@@ -1,4 +1,4 @@
-"""What layers do, in pictures of cells: which numbers go into one that comes out."""
+"""Pictures of layers as cells: which inputs each output depends on."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from svg import CELL, cell, figure, line, picture, words
 
 EDGE = 14.0
-"""The paper around a drawing."""
+"""The margin around a drawing."""
 
 
 # --- normalization ------------------------------------------------------------------------------
 
 EXAMPLES, CHANNELS, PLACES = 3, 4, 3
 
-# Which cells (example, channel, place) have one mean and variance with the first of all.
+# Which cells (example, channel, position) share mean and variance with the first one.
 NORMS: dict[str, tuple[str, Callable[[int, int, int], bool]]] = {
     "BatchNorm(4)": ("one channel of all examples", lambda n, c, p: c == 0),
     "InstanceNorm(4)": ("one channel of an example", lambda n, c, p: n == c == 0),
@@ -24,9 +24,9 @@ NORMS: dict[str, tuple[str, Callable[[int, int, int], bool]]] = {
 
 
 def draw_norms() -> str:
-    """For each layer the cells whose mean and variance are one."""
+    """For each layer, the cells that are normalized together."""
     caption = (
-        "A batch of three examples (rows) of four channels with three places each."
+        "A batch of three examples (rows) of four channels with three positions each."
         " <b>The filled cells are normalized together:</b> they have one mean and one variance."
     )
     return figure(caption, *(_norm(name, *rule) for name, rule in NORMS.items()), kind="pm-many")
@@ -55,7 +55,7 @@ def _norm(name: str, about: str, is_one: Callable[[int, int, int], bool]) -> str
 
 INPUTS = 8
 
-# Of each layer: stride, dilation, padding.
+# For each layer: stride, dilation, padding.
 CONVOLUTIONS = {
     "Conv1d(…, 3)": (1, 1, 0),
     "Conv1d(…, 3, stride=2)": (2, 1, 0),
@@ -65,17 +65,17 @@ CONVOLUTIONS = {
 
 
 def seen(output: int, stride: int, dilation: int, padding: int) -> list[int]:
-    """The inputs that an output of a convolution sees, also those that are padding."""
+    """The inputs that an output of a convolution sees, including padding."""
     return [output * stride + i * dilation - padding for i in range(3)]
 
 
 def outputs_of(stride: int, dilation: int, padding: int) -> int:
-    """How many outputs a convolution has."""
+    """The number of outputs of a convolution."""
     return (INPUTS + 2 * padding - 2 * dilation - 1) // stride + 1
 
 
 def draw_convolutions() -> str:
-    """For each choice of arguments what the second output sees; and the way back."""
+    """For each choice of arguments, the inputs of an output; and a transposed convolution."""
     caption = (
         "Eight entries (above) and what a kernel of three makes of them (below)."
         " <b>The filled entries above go into the filled one below;</b> dashed ones are padding."
@@ -95,7 +95,7 @@ def _window(
     width = 2 * EDGE + (INPUTS + 2) * CELL
     left, other = ((width - count * CELL) / 2 for count in (above, below))
     first, second = 58.0, 122.0
-    # A call is long: its arguments stand below the name.
+    # A call is long: its arguments are below the name.
     title, bracket, options = name.partition("(")
     lines = [
         line(
@@ -122,7 +122,7 @@ def _window(
 
 ENTRIES = 7
 
-# For each layer how many results there are, which one is filled, what it sees, and what is padding.
+# For each layer: the number of results, the filled one, its inputs, and the padding.
 POOLS: dict[str, tuple[int, int, list[int], list[int]]] = {
     "MaxPool1d(2)": (6, 1, [1, 2], []),
     "MaxPool1d(2, stride=2)": (3, 1, [2, 3], []),
@@ -133,7 +133,7 @@ POOLS: dict[str, tuple[int, int, list[int], list[int]]] = {
 
 
 def draw_pools() -> str:
-    """For each layer what one of the results sees."""
+    """For each layer, the inputs of one of the results."""
     caption = (
         "Seven entries of a channel (above) and what a pool makes of them (below)."
         " <b>The filled entries above are a window: one number below.</b> Dashed ones are padding:"
@@ -151,7 +151,7 @@ def draw_pools() -> str:
 
 LENGTH = 6
 
-# Whether a query sees a key, by their places.
+# Whether a query sees a key, by their positions.
 MASKS: dict[str, Callable[[int, int], bool]] = {
     "is_causal=False": lambda q, k: True,
     "is_causal=True": lambda q, k: k <= q,
@@ -161,10 +161,10 @@ MASKS: dict[str, Callable[[int, int], bool]] = {
 
 
 def draw_masks() -> str:
-    """For each choice of arguments who sees whom."""
+    """For each choice of arguments, which query sees which key."""
     caption = (
         "Rows are queries, columns keys. <b>A filled cell: the query looks at the key.</b>"
-        " What else is not to be seen, a <code>mask</code> says."
+        " Use <code>mask</code> to hide other keys."
     )
     return figure(caption, *(_mask(name, sees) for name, sees in MASKS.items()), kind="pm-many")
 

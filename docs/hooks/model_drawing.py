@@ -1,4 +1,4 @@
-"""What a model is, in two pictures: a tree, and what a transform does with it."""
+"""A model in two pictures: as a tree, and in a transform."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WIDTH, HEIGHT = 380.0, 262.0
 
 
 def draw_model() -> str:
-    """The tree at the left, a transform at the right."""
+    """The tree on the left, a transform on the right."""
     caption = (
         "<b>A model is a tree.</b> Its leaves are arrays; everything else is its structure."
         " <b>A transform passes the arrays through a compiled program</b>, which the structure"
@@ -50,12 +50,12 @@ def _tree() -> str:
 
 
 def _transform() -> str:
-    """A model goes in, arrays and configuration part, and meet again in a new model."""
+    """A model goes in; arrays and configuration separate, and rejoin in a new model."""
     return picture(
         WIDTH,
         HEIGHT,
         "A transform: arrays go from the model through the compiled program to a new model, "
-        "configuration goes round it",
+        "configuration goes around it",
         _small_tree(52, 96),
         _small_tree(328, 96),
         words(52, 156, "model"),
@@ -78,7 +78,7 @@ def _transform() -> str:
 
 
 def _branch(x: float, y: float, to_x: float, to_y: float) -> str:
-    """A curve from a node down to what it has."""
+    """A curve from a node down to its child."""
     middle = (y + to_y) / 2
     return line(f"M{x} {y}C{x} {middle} {to_x} {middle} {to_x} {to_y}", "pm-edge")
 
@@ -90,7 +90,7 @@ def _node(x: float, y: float, name: str, width: float) -> str:
 
 
 def _static(x: float, y: float, name: str, width: float) -> str:
-    """What is configuration."""
+    """Configuration."""
     box = {"x": x - width / 2, "y": y - 15, "width": width, "height": 30.0}
     return element("rect", **box, rx=4, class_="pm-static") + words(x, y + 5, name, "pm-code")
 
@@ -102,7 +102,7 @@ def _leaf(x: float, y: float, size: float = 1.0) -> str:
 
 
 def _small_tree(x: float, y: float) -> str:
-    """A model, small: three leaves, and one thing that is none."""
+    """A small model: three array leaves, and one field of configuration."""
     ends = [(x - 27, y + 22), (x - 9, y + 22), (x + 9, y + 22)]
     return "".join(
         [

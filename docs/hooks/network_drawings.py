@@ -1,4 +1,4 @@
-"""How layers go together, in pictures: over time, one after the other, side by side."""
+"""Pictures of networks of layers: over time, in sequence, in parallel."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from svg import CELL, cell, element, figure, line, picture, tip, words
 # --- recurrent ----------------------------------------------------------------------------------
 
 STEPS, STEP, KNOWING = 4, 46.0, 1
-"""How many steps a sequence has, how wide one is drawn, and whose inputs are filled."""
+"""The number of steps in a sequence, the width of one, and the step whose inputs are filled."""
 
-# In which directions the cells of a network pass their carry on.
+# The directions in which the cells of a network pass their carry.
 DIRECTIONS: dict[tuple[str, str], tuple[int, ...]] = {
     ("RNN(cell)", "forwards"): (1,),
     ("RNN(cell)", "reverse, keep_order"): (-1,),
@@ -20,12 +20,12 @@ DIRECTIONS: dict[tuple[str, str], tuple[int, ...]] = {
 
 
 def known(result: int, directions: Sequence[int]) -> list[int]:
-    """The inputs that a result depends on, by their places in time."""
+    """The inputs that a result depends on, by their positions in time."""
     return [i for i in range(STEPS) if any((result - i) * way >= 0 for way in directions)]
 
 
 def draw_recurrent() -> str:
-    """For each network the way of its carry, and what the second result knows."""
+    """For each network, the path of its carry, and the inputs of the second result."""
     caption = (
         "Time goes to the right: inputs above, results below, and between them one cell that is"
         " used at every step. <b>Arrows are the carry; the filled result knows of the filled"
@@ -40,7 +40,7 @@ def _recurrent(name: str, about: str, directions: tuple[int, ...]) -> str:
     width = 28 + STEPS * STEP
     centers = [width / 2 + (i - (STEPS - 1) / 2) * STEP for i in range(STEPS)]
     results = first + row * len(directions) + 4
-    # With two rows of cells each stands aside, so that the lines of the other pass by it.
+    # With two rows of cells, each is shifted, so that its lines do not cross the other.
     asides = [0.0] if len(directions) == 1 else [-8.0, 8.0]
     seen = known(KNOWING, directions)
 
@@ -76,7 +76,7 @@ def _recurrent(name: str, about: str, directions: tuple[int, ...]) -> str:
 
 # --- containers ---------------------------------------------------------------------------------
 
-# What a network of each kind is made of: the names of its layers, and the shapes of their weights.
+# The layers of each kind of network: their names, and the shapes of their weights.
 CHAINS: dict[str, list[tuple[str, str]]] = {
     "Sequential": [("Linear", "f32[4,3]"), ("Lambda(relu)", ""), ("Linear", "f32[2,4]")],
     "MLP(3, 2, 8, depth=2)": [
@@ -94,7 +94,7 @@ BOX, GAP, WIDE = 28.0, 12.0, 190.0
 
 
 def draw_containers() -> str:
-    """One after the other, by a scan, and side by side."""
+    """In sequence, by a scan, and in parallel."""
     caption = (
         "A call goes down. <b>A Sequential and an MLP have layers with arrays of their own.</b>"
         " A Stack and an Ensemble have one layer, whose arrays have an axis more: a Stack scans"
@@ -161,7 +161,7 @@ def _ensemble() -> str:
 
 
 def _box(x: float, y: float, width: float, text: str) -> str:
-    """A layer, its upper side in the middle at (x, y)."""
+    """A layer; the middle of its upper side is at (x, y)."""
     place = {"x": x - width / 2, "y": y, "width": width, "height": BOX}
     return element("rect", **place, rx=8, class_="pm-box") + words(
         x, y + 19, text, "pm-small pm-code"

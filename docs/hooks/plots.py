@@ -1,12 +1,12 @@
 """Draws the pictures of the pages when the site is built, with the pages' own code.
 
-A page says where a picture goes, on a line of its own after the block that has made it:
+A page marks the position of a picture, on a separate line after the block that has made it:
 
     <!-- figure: what it shows -->
 
-What is drawn is the figure of matplotlib that is called `figure` there. For it, the blocks of the
+The picture is the matplotlib figure that is called `figure` there. The blocks of the
 page up to that line are run as the tests run them: in order, in one namespace, in an empty folder.
-Pages without such a line run nothing. No picture is kept: what a page shows is what its code draws.
+Pages without such a line run nothing. Pictures are not stored: a page shows the output of its code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-# Before JAX starts: a page on several devices has them on any computer.
+# Before JAX starts: a page about several devices needs them on any computer.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 _BLOCK = re.compile(
@@ -32,10 +32,10 @@ _BLOCK = re.compile(
 )
 _MARK = re.compile(r"^<!-- figure: (?P<caption>.*?) -->$", re.M | re.S)
 
-# Drawn in no color of its own, so that it takes that of the text around it, light or dark.
+# A placeholder for the color of the text around it, light or dark.
 _INK = "#010203"
 _STYLE = {
-    # Of middle lightness: to be seen on white and on black.
+    # Of medium lightness, visible on white and on black.
     "axes.prop_cycle": "cycler('color', ['4c78d0', 'e07b39', '3da06f', 'c0504d', '8a68b8'])",
     "axes.facecolor": "none",
     "axes.spines.right": False,
@@ -55,12 +55,12 @@ _STYLE = {
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Mkdocs: put the pictures into a page."""
+    """Called by MkDocs with each page: insert the pictures."""
     return with_pictures(markdown, page.file.src_uri)
 
 
 def with_pictures(markdown: str, name: str) -> str:
-    """A page with its pictures in the places of the lines that ask for them.
+    """A page with its pictures instead of the lines that mark them.
 
     Raises:
         ValueError: there is no figure at such a line.
@@ -71,7 +71,7 @@ def with_pictures(markdown: str, name: str) -> str:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    # With a name for each picture, so that what one refers to is not in another one of the page.
+    # Each picture gets a name, so that its references do not lead into another one.
     pictures = []
     with mpl.rc_context(_STYLE), _in_empty_folder(), _page_module() as module:
         done = 0
@@ -97,7 +97,7 @@ def _run(block: re.Match[str], markdown: str, name: str, namespace: dict[str, An
             exec(compile(before + code, name, "exec"), namespace)
             return
         for example in doctest.DocTestParser().get_examples(code):
-            # An error that the page shows is no error of the page.
+            # An error that the page shows is not an error of the page.
             shown = Exception if example.exc_msg is not None else ()
             with contextlib.suppress(shown):
                 exec(compile(before + example.source, name, "single"), namespace)
@@ -108,7 +108,7 @@ def _as_html(figure: Any, caption: str) -> str:
     figure.savefig(written, format="svg", metadata={"Date": None}, transparent=True)
     svg = written.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    # A style sheet would be one of the whole page, and ids of groups are alike in all figures.
+    # A style sheet would apply to the whole page, and ids of groups are the same in all figures.
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     style = "max-width: 100%; height: auto; stroke-linejoin: round; stroke-linecap: butt"
@@ -133,7 +133,7 @@ def _in_empty_folder() -> Any:
 
 @contextlib.contextmanager
 def _page_module() -> Any:
-    """The module of what the page defines, for whoever asks where that is from."""
+    """The module for the page's definitions, where code looks up their source."""
     module = sys.modules["page"] = types.ModuleType("page")
     try:
         yield module

@@ -1,4 +1,4 @@
-"""The measured ratios, drawn from what the benchmarks printed.
+"""A plot of the measured ratios, from the output of the benchmarks.
 
 python -m benchmarks --only dispatch flattening construction --json > benchmarks/results/calls.json
 """
@@ -21,7 +21,7 @@ ROWS = (
     ("flattening", "flatten and unflatten, per module, 22 modules", "Flattening and unflattening"),
     ("construction", "5 fields, generated __init__", "Making a Module of five fields"),
 )
-"""Which benchmark, its row, and what the plot calls it."""
+"""A benchmark, its row, and the title in the plot."""
 
 LIBRARIES = {"pytreemod": "pm-ours", "Equinox": "pm-first", "NNX": "pm-second"}
 BASELINES = {
@@ -32,11 +32,11 @@ BASELINES = {
 
 WIDTH, LEFT, RIGHT, TOP, STEP = 480.0, 22.0, 462.0, 44.0, 72.0
 LAST = 320.0
-"""The largest ratio that there is room for."""
+"""The largest ratio that fits."""
 
 
 def draw_ratios() -> str:
-    """A row for each thing that was measured, on a logarithmic scale; less is faster."""
+    """A row for each measurement, on a logarithmic scale; less is faster."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = [(title, _row(results, name, label)) for name, label, title in ROWS]
     height = TOP + STEP * len(rows) + 26
@@ -59,12 +59,12 @@ def _row(results: Mapping[str, Any], name: str, label: str) -> Mapping[str, Any]
 
 
 def _place(ratio: float) -> float:
-    """Where a ratio stands."""
+    """The horizontal position of a ratio."""
     return LEFT + (RIGHT - LEFT) * math.log(ratio) / math.log(LAST)
 
 
 def _drawn(y: float, title: str, row: Mapping[str, Any]) -> Iterator[str]:
-    """A row: its title, what is one, and a mark for each library over its quartiles."""
+    """A row: its title, its unit, and a mark for each library over its quartiles."""
     baseline = next(text for name, text in BASELINES.items() if name in row)
     yield words(LEFT, y, title, "pm-strong", "start")
     yield words(RIGHT, y, baseline, "pm-small", "end")
@@ -80,7 +80,7 @@ def _drawn(y: float, title: str, row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _mark(x: float, y: float, kind: str) -> str:
-    """A shape of its own for each library, so that color alone does not tell them apart."""
+    """A different shape for each library, because color alone does not distinguish them."""
     shapes = {
         "pm-ours": element("circle", cx=x, cy=y, r=7, class_=kind),
         "pm-first": element("rect", x=x - 5.5, y=y - 5.5, width=11, height=11, class_=kind),
@@ -107,17 +107,17 @@ def _scale(bottom: float) -> Iterator[str]:
 
 
 def _short(ratio: float) -> str:
-    """Two decimals where they mean something."""
+    """Two decimals where they are significant."""
     return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.0f}"
 
 
 def _in_words(row: Mapping[str, Any]) -> str:
-    """For those who do not see the plot."""
+    """The row in words, for readers who do not see the plot."""
     return ", ".join(f"{name} {_short(row[name]['ratio']['median'])}" for name in LIBRARIES)
 
 
 def _caption(around: Mapping[str, Any]) -> str:
-    """What was measured where."""
+    """The conditions of the measurement."""
     versions = ", ".join(f"{name} {number}" for name, number in around["versions"].items())
     return (
         "<b>How many times as long as the plainest way</b>, on a logarithmic scale: less is faster."

@@ -1,8 +1,8 @@
-"""Docstrings as the reference shows them: the sections of our own, and signatures of all classes.
+"""Docstrings in the reference: the project's own sections, and signatures of all classes.
 
-Loaded by mkdocstrings (`mkdocs.yml`, `extensions`). Its parser knows Google's sections; of another
-heading it makes a box, in which lines run together, and it takes the text beside a heading for the
-box's title. So what is ours is rewritten as Markdown before it is parsed: *Shapes* and *Fields*
+Loaded by mkdocstrings (`mkdocs.yml`, `extensions`). Its parser knows Google's sections. For another
+heading it makes a box, in which lines run together, with the text beside the heading as the
+title. So the project's own sections are rewritten as Markdown first: *Shapes* and *Fields*
 become tables, *State and randomness* and *Source* paragraphs with a title.
 """
 
@@ -21,17 +21,17 @@ PARAGRAPHS = ("State and randomness", "Source")
 _HEADING = re.compile(rf"^({'|'.join((*TABLES, *PARAGRAPHS))}):(.*)$")
 _ENTRY = re.compile(r"^([\w*, ]+): (.*)$", re.S)
 _CODE = re.compile(r"`[^`]*`")
-# What looks like a shape: sizes, names of sizes and sums of them, in parentheses.
+# Something like a shape: sizes, names of sizes and sums of them, in parentheses.
 _SHAPE = re.compile(r"\((?:[\w*.+/ -]+,? ?)*\)")
 
 
 def rewritten(text: str) -> str:
-    """A docstring in which the sections of our own are tables and paragraphs of Markdown."""
+    """A docstring in which the project's own sections are tables and paragraphs of Markdown."""
     return "\n".join(_rewritten_lines(text.splitlines()))
 
 
 def _rewritten_lines(lines: list[str]) -> Iterator[str]:
-    """The lines, with each section of our own replaced as a whole."""
+    """The lines, with each of the project's own sections replaced."""
     rest = iter(enumerate(lines))
     for number, line in rest:
         found = _HEADING.match(line)
@@ -45,7 +45,7 @@ def _rewritten_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _indented(lines: list[str]) -> list[str]:
-    """What belongs to the heading above: up to the next line that is not indented."""
+    """The lines that belong to the heading above: up to the next line that is not indented."""
     end = next((n for n, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
     return lines[:end]
 
@@ -64,14 +64,14 @@ def _section(title: str, beside: str, body: str) -> Iterator[str]:
 
 
 def _row(entry: str) -> str:
-    """`name: text` as a row; what has no name fills the second column."""
+    """`name: text` as a row; without a name, the text fills the second column."""
     found = _ENTRY.match(entry)
     name, text = (f"`{found[1]}`", found[2]) if found else ("", entry)
     return f"| {name} | {_marked(text)} |"
 
 
 def _marked(text: str) -> str:
-    """Shapes as code, so that no `*` or `_` in them is taken for emphasis."""
+    """Shapes as code, so that no `*` or `_` in them becomes emphasis."""
     pieces = _CODE.split(text)
     codes = [*_CODE.findall(text), ""]
     plain = (_SHAPE.sub(lambda shape: f"`{shape[0]}`", piece) for piece in pieces)
@@ -80,7 +80,7 @@ def _marked(text: str) -> str:
 
 
 def _written_init(cls: griffe.Class) -> griffe.Function | None:
-    """The `__init__` that a Module gets from its fields, which stands in no source."""
+    """The `__init__` that a Module gets from its fields, which is not in the source."""
     made = resolve_name(cls.path)
     if not hasattr(vars(made).get("__init__"), "is_written"):
         return None
@@ -100,15 +100,15 @@ def _written_init(cls: griffe.Class) -> griffe.Function | None:
 
 
 class ReferenceSections(griffe.Extension):
-    """Changes each object once, when it has been read."""
+    """Changes each object when it is read."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
-        """Rewrite the sections of our own."""
+        """Rewrite the project's own sections."""
         if obj.docstring is not None:
             obj.docstring.value = rewritten(obj.docstring.value)
 
     def on_class(self, *, cls: griffe.Class, **_: object) -> None:
-        """Show how it is made, where that follows from its fields."""
+        """Show the constructor if it follows from the fields."""
         if "__init__" not in cls.members:
             written = _written_init(cls)
             if written is not None:

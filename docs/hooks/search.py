@@ -1,4 +1,4 @@
-"""Which pages a search finds first.
+"""Ranks pages in the search.
 
 A search for the name of a class should find its entry first, not one of the many pages that use it,
 so the reference weighs more. The page of mistakes names everything, so it weighs less. The page on
@@ -16,7 +16,7 @@ _SOURCE = '<details class="mkdocstrings-source"'
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Called by MkDocs with each page: a page that says nothing of its own gets its weight."""
+    """Called by MkDocs with each page: set the weight of a page that does not set it itself."""
     path = page.file.src_uri
     weights = (weight for folder, weight in BOOST.items() if path.startswith(folder))
     rule = {"exclude": True} if path in LEFT_OUT else {"boost": next(weights, 1.0)}

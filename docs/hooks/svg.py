@@ -1,7 +1,7 @@
-"""SVG as text: just enough to draw with.
+"""SVG as strings: the elements that the drawings need.
 
 Colors are classes, which `stylesheets/extra.css` sets for the light and the dark scheme: a drawing
-stands in its page and follows the reader's choice.
+is part of its page and follows the reader's choice.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ CELL = 20.0
 
 
 def cell(x: float, y: float, is_filled: bool, kind: str = "") -> str:
-    """A number, or a few of them: a square, its corner at (x, y)."""
+    """A number, or a few of them: a square with a corner at (x, y)."""
     style = f"pm-cell {'pm-filled' if is_filled else ''} {kind}"
     return element("rect", x=x, y=y, width=CELL, height=CELL, class_=" ".join(style.split()))
 
 
 def picture(width: float, height: float, about: str, *children: str) -> str:
-    """A whole drawing, with what it shows in words for those who do not see it."""
+    """A drawing, with a description for readers who do not see it."""
     return element(
         "svg",
         element("title", escape(about)),
@@ -64,9 +64,9 @@ def picture(width: float, height: float, about: str, *children: str) -> str:
 
 
 def figure(caption: str, *pictures: str, kind: str = "") -> str:
-    """Drawings side by side, or below each other where there is no room, and a line below them.
+    """Drawings side by side, or below each other on narrow screens, and a caption.
 
-    With the kind `"pm-many"` they are small, and more of them stand in a row.
+    With the kind `"pm-many"` they are small, and more of them fit in a row.
     """
     row = element("div", *pictures, class_=f"pm-row {kind}".strip())
     return element("figure", row, element("figcaption", caption), class_="pm-figure")

@@ -215,7 +215,7 @@ class Stateful(Module, Generic[_M]):
         """The State, if it was not used up."""
         if not self.state.__usable__():
             hint = (
-                "go on with what came back; using the old one would lose an update:",
+                "use the State that was returned; the old one would lose an update:",
                 "out, net = net(x)",
                 "net = net.restored()  # if something has failed since, and what came back is lost",
             )

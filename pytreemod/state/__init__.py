@@ -1,10 +1,11 @@
 """Room `state`: values that change, as tokens and one State.
 
-Owns: tokens (`StateIndex`, `RngStream`), the `State` that holds their values, making both with a
+Owns: tokens (`StateIndex`, `RngStream`), the `State` that stores their values, making both with a
 model, the arithmetic of random streams, and the keys that a model is built with.
 
-May import `module` and what that may import; a peer of `transform`.
+May import `module` and anything that `module` may import; a peer of `transform`.
 
-Promises: a State that was replaced refuses to be used again, so no update is lost unseen. (A State
+Promises: a State that was replaced refuses to be used again, so no update is lost silently. (A
+    State
 that is dropped inside a transform raises a warning there: see `transform.boundary.lost_updates`.)
 """

@@ -1,4 +1,4 @@
-"""In what form a State holds a value, which a new value has to keep: structure, shapes, dtypes."""
+"""The form of a State's value, which a new value must preserve: structure, shapes, dtypes."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from pytreemod.typing import class_of, jtu
 
 
 def is_strong(leaf: Any) -> bool:
-    """Whether a leaf is an array of JAX whose dtype does not give way to another one."""
+    """Whether a leaf is a JAX array with a strong dtype."""
     return isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False)
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf as a State holds it: an array, if it is a number or an array."""
+    """A leaf as a State stores it: numbers and arrays become JAX arrays."""
     if is_strong(leaf) or not is_array_like(leaf):
         return leaf
-    # A weak type would not outlive the first step, which would be compiled twice therefore.
+    # A weak type would not survive the first step, which would therefore be compiled twice.
     array = jnp.asarray(leaf)
     return jax.lax.convert_element_type(array, array.dtype)
 
 
 def ranks_of(value: Any) -> tuple[int, ...]:
-    """How many axes each leaf of a value has; none, if it is no array."""
+    """The number of axes of each leaf of a value; () for a leaf that is not an array."""
     if isinstance(value, jax.Array):
         return (value.ndim,)
     return tuple(getattr(leaf, "ndim", 0) for leaf in jtu.tree_leaves(value))
 
 
 def check_made_ranks(where: str, name: str, ranks: tuple[int, ...], value: Any) -> None:
-    """Refuse a value of which a leaf has more axes than when it was made: those of a map.
+    """Refuse a value with a leaf that has more axes than when it was made: those of a map.
 
-    Fewer are as they should be, inside of a map over values that were made for all members.
+    Fewer axes are correct inside a map over values that were made for all members.
 
     Raises:
-        StateError: one has.
+        StateError: there is such a leaf.
     """
     now = ranks_of(value)
-    # Of another length, where leaves were taken out.
+    # The number of leaves differs if some were taken out.
     if now == ranks or len(now) != len(ranks):
         return
     leaves = jtu.tree_leaves_with_path(value)
@@ -60,7 +60,7 @@ def check_made_ranks(where: str, name: str, ranks: tuple[int, ...], value: Any) 
             "more: the State came out of a map, or was split for one",
             places=more,
             hint=[
-                "take what is one for all members out without an axis; map over what differs:",
+                "return values shared by all members without an axis; map over the others:",
                 "y, state = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))(xs, state)",
                 "y, states = jax.vmap(layer)(xs, states)  # a value for each member",
                 "model, state = pm.make_with_state(state.fill)(model)  # one value, with axes",
@@ -72,13 +72,13 @@ def check_form(where: str, name: str, old: Any, new: Any) -> None:
     """Refuse a new value that differs from the old one in structure, shape or dtype.
 
     Raises:
-        StateError: it does.
+        StateError: it differs.
     """
     found = [each for each in compare(old, new, _fits) if not _is_other_text(each)]
     if found:
         raise StateError(
             f"{where} {name}",
-            "a value of the structure, shapes and dtypes of the present one",
+            "a value with the structure, shapes and dtypes of the present one",
             "another",
             places=[each.line(name) for each in found],
             hint=[
@@ -93,6 +93,6 @@ def _fits(old: Any, new: Any) -> bool:
 
 
 def _is_other_text(each: Difference) -> bool:
-    """Whether two leaves that are no arrays are of one class: such a value may change."""
+    """Whether two non-array leaves are of one class: such a value may change."""
     is_leaf = each.kind == "value" and not each.of_arrays
     return is_leaf and class_of(each.old) is class_of(each.new)

@@ -1,4 +1,4 @@
-"""Which State a substate was taken from, so that `update` knows what each of them changed."""
+"""The State from which a substate was taken, so that `update` knows which values each changed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from weakref import WeakKeyDictionary
 
 
 class History:
-    """What States have in common that were made from one another by `set`, `next_key` and so on.
+    """Shared by States that were made from one another by `set`, `next_key` and so on.
 
     Values are compared by identity: the same object means unchanged. Transforms return new objects
-    for all values, so a State that a transform returns starts a history of its own.
+    for all values, so a State that a transform returns starts a new history.
     """
 
     __slots__ = ("__weakref__", "taken")
 
     def __init__(self) -> None:
         # By the history of each substate, weakly: its values live only as long as both are in use.
-        # Most substates have none of their own.
+        # Most histories have no substates.
         self.taken: WeakKeyDictionary[History, dict[Any, Any]] | None = None
 
     def branch(self, values: dict[Any, Any]) -> History:
@@ -31,9 +31,9 @@ class History:
         return made
 
     def taken_by(self, branch: History | None) -> dict[Any, Any] | None:
-        """What a substate took from here; None if it took nothing, or it cannot be known."""
+        """The values that a substate took from here; None if it took none, or it is unknown."""
         return None if branch is None or self.taken is None else self.taken.get(branch)
 
 
 beginning = Lock()
-"""For the first use of a history, or of its table: two threads must not make two."""
+"""Held at the first use of a history, or of its table: two threads must not make two."""

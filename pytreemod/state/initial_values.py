@@ -1,4 +1,4 @@
-"""The initial values of a State: those of a model's tokens, of which no two are one array."""
+"""The initial values of a State: those of a model's tokens, without shared arrays."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _WithPaths: TypeAlias = list[tuple[tuple[Any, ...], Any]]
 
 
 def first_values(found: _WithPaths, markers: Iterable[Any]) -> tuple[dict[Any, Any], Rows]:
-    """The values of tokens, and what else is known about them, by the given markers."""
+    """The values of tokens, and their rows, by the given markers."""
     values: dict[Any, Any] = {}
     rows: list[Row] = []
     initial = _Initial()
     for (path, token), marker in zip(found, markers, strict=True):
         value = values[marker] = initial.value(path, token)
-        # A stream checks its own.
+        # A stream checks its own value.
         ranks = () if isinstance(token, RngStream) else ranks_of(value)
         rows.append(Row(marker, PathName.of(path), type(token), ranks))
     return values, Rows(rows)
 
 
 class _Initial:
-    """The initial values of the tokens of one model, of which no two have anything in common."""
+    """Collects the initial values of the tokens of one model, which must share nothing."""
 
     def __init__(self) -> None:
-        # By id: the model holds them all as long as this lives, so that none is met again.
+        # By id: the model keeps them all alive, so that no id is used twice.
         self.arrays: set[int] = set()
         self.keys: set[Any] = set()
 
@@ -50,10 +50,10 @@ class _Initial:
         return None if isinstance(token.init, Nothing) else jtu.tree_map(self._array, token.init)
 
     def _stream(self, stream: Stream) -> Stream:
-        """A stream that was met before starts without a key: both would draw the same numbers."""
+        """A stream that appeared before starts without a key: both would draw the same numbers."""
         if stream.key is None:
             return stream
-        # By its numbers, for a copy may have come from another process.
+        # By its numbers, because a copy may have come from another process.
         is_traced = isinstance(stream.key, Tracer)
         key = id(stream.key) if is_traced else np.asarray(streams.numbers_of(stream.key)).tobytes()
         if key in self.keys:

@@ -1,4 +1,4 @@
-"""Keys for everything that a model is built of, from one key and without a tower of splits."""
+"""All keys for building a model, from one key, without nested splits."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ ROOT = np.uint32(0x6B657973)
 
 
 def hashes(counts: np.ndarray, words: int) -> np.ndarray:
-    """What to mix into a key for each count, to get a key of that count's own.
+    """The numbers to mix into a key for each count, so that each count gets its own key.
 
     **Law.** For two counts below 2**32, each of the numbers differs.
 
-    A counter-based generator identifies streams by their keys: they are independent for
-    any keys that differ, be they as simple as `1, 2, 3`. So a key that is hashed once, and then has
-    these numbers added bit by bit, is as good as one into which each count was folded. But the
-    numbers are known before anything is traced. A key costs a program one operation, where a
-    `fold_in` costs it a whole block of random numbers, and the compiler the time for that.
+    A counter-based generator identifies streams by their keys: they are independent for any keys
+    that differ, even keys as simple as `1, 2, 3`. So a key that is hashed once, and then has these
+    numbers added bit by bit, is as good as one into which each count was folded. But the numbers
+    are known before anything is traced. A key costs a program one operation; a `fold_in` would cost
+    a block of random numbers, and the time to compile it.
 
     Args:
         counts: integers[n]
-        words: how many numbers a key consists of
+        words: the number of integers in a key
 
     Returns:
         uint32[n, words]
 
     Source:
         Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; the hash is the last
-        step of MurmurHash3 (Appleby 2011), which gives each 32-bit number another one.
+        step of MurmurHash3 (Appleby 2011), which maps each 32-bit number to a different one.
     """
     places = np.arange(1, words + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)
     h = counts[:, None].astype(np.uint32) + places
@@ -52,7 +52,7 @@ def hashes(counts: np.ndarray, words: int) -> np.ndarray:
 
 
 class InitKeys(AbstractKeys):
-    """Hands out keys, one after the other; made by [`init_keys`][pytreemod.init_keys].
+    """An iterator over new keys; made by [`init_keys`][pytreemod.init_keys].
 
     Examples:
         >>> import jax
@@ -66,19 +66,19 @@ class InitKeys(AbstractKeys):
 
     def __init__(self, key: PRNGKeyArray, start: int = 0):
         self._key, self._count, self._trace = key, start, current_trace()
-        # Hashed once, so that what is made of a key here, and what is made of one of these keys by
-        # another `init_keys`, do not meet: to mix numbers in twice is the same in either order.
+        # Hashed once, so that keys made from a key here differ from keys that another `init_keys`
+        # makes from one of these keys: mixing numbers in twice gives the same in either order.
         self._numbers = numbers_of(jax.random.fold_in(key, ROOT))
         self._is_traced = isinstance(self._numbers, Tracer)
         self._ready: list[Any] = []
-        # Two threads would count the same number, or take a block for keys that come after it.
+        # Two threads could count the same number, or take a block of keys twice.
         self._lock = Lock()
 
     def __iter__(self) -> InitKeys:
         return self
 
     def __next__(self) -> PRNGKeyArray:
-        """A key that was not handed out before."""
+        """Return a new key."""
         with self._lock:
             number = self._advance(1)
             if not self._ready:
@@ -87,7 +87,7 @@ class InitKeys(AbstractKeys):
         return self._mixed(self._numbers, key) if self._is_traced else key
 
     def take(self, n: int) -> Keys:
-        """Several keys as one array, to be mapped over.
+        """Return several keys as one array, to be mapped over.
 
         Args:
             n: how many.
@@ -96,7 +96,7 @@ class InitKeys(AbstractKeys):
             An array of the next `n` keys.
 
         Raises:
-            ArgumentError: `n` is no count.
+            ArgumentError: `n` is not a count.
             RngError: the keys were made outside the transform in which they are used.
         """
         if type(n) is not int or n < 0:
@@ -110,11 +110,11 @@ class InitKeys(AbstractKeys):
         return f"<init_keys: {self._count} handed out>"
 
     def taken(self) -> int:
-        """How many keys were handed out."""
+        """The number of keys returned so far."""
         return self._count
 
     def reserve(self, n: int) -> ReservedKeys:
-        """The next n keys, to be made later."""
+        """Reserve the next n keys, to be made later."""
         with self._lock:
             start = self._advance(n)
             self._ready = []
@@ -125,7 +125,7 @@ class InitKeys(AbstractKeys):
 
     @property
     def ndim(self) -> int:
-        """For JAX, which asks for it where it wants a key: an error that says how to get one."""
+        """JAX reads it where it needs a key: raise an error that says how to get one."""
         raise RngError(
             "init_keys",
             "a key that was taken from it",
@@ -143,7 +143,7 @@ class InitKeys(AbstractKeys):
 
     def _prepare(self, number: int) -> list[Any]:
         """The next keys, last one first; in a trace, the hashes that they are made with."""
-        # A key that is not used is no operation of a program. Outside of a trace, where each
+        # An unused key must not become an operation of a program. Outside of a trace, where each
         # operation costs a call, a block of keys costs hardly more than one.
         block = self._hashes(number, BLOCK)
         return list(block if self._is_traced else self._several(block))[::-1]
@@ -158,8 +158,8 @@ class InitKeys(AbstractKeys):
         return like(self._key, lax.bitwise_xor(numbers, hashed))
 
     def _advance(self, n: int) -> int:
-        # Inside another transform, all members of a map would get the same key, and all calls of
-        # a compiled function.
+        # Inside another transform, all members of a map would get the same key, and so would all
+        # calls of a compiled function.
         if self._trace != current_trace():
             raise RngError(
                 "init_keys",
@@ -183,40 +183,40 @@ class ReservedKeys(AbstractReservedKeys):
     n: int = field(static=True)
 
     def open(self) -> InitKeys:
-        """What hands them out."""
+        """An iterator over these keys."""
         return InitKeys(self.key, self.start)
 
 
-# Pickles of version 0.1 ask for it.
+# Pickles of version 0.1 use this name.
 KeysAside = ReservedKeys
 
 KeyLike: TypeAlias = PRNGKeyArray | InitKeys
-"""What a layer takes for its `key`."""
+"""The type of a layer's `key`."""
 
 
 def init_keys(key: KeyLike) -> InitKeys:
-    """Hand out keys for building a model, all from one key, without splitting it again and again.
+    """Return an iterator over keys for building a model, all from one key.
 
     Every layer accepts it as its key, and passes it on to its parts. With
-    plain keys each layer splits the key that it gets for the layers in it, and these split again:
-    for a deep model that is a tower of small random programs. Here the key is hashed once, and what
-    is handed out is that, mixed with a count in a single operation: in the order in which keys are
-    asked for, however deep the model is nested.
+    plain keys, each layer splits its key for the layers in it, and these split theirs again:
+    for a deep model that is a tower of small random programs. Here the key is hashed once, and each
+    new key mixes the hash with a count in a single operation. The keys depend on the order in which
+    they are requested, and not on the depth of the model.
 
-    In a Module of your own, begin with `keys = pm.init_keys(key)`: that is right for a key, and for
-    what the Module around it passes on.
+    In your own Modules, begin with `keys = pm.init_keys(key)`: that works for a key, and for
+    the iterator that a surrounding Module passes on.
 
     Args:
-        key: one random key; or what another call of this gave, which is given back as it is.
+        key: one random key; or the result of another call, which is returned unchanged.
 
     Returns:
         An iterator over keys. `next(keys)` is one, `keys.take(n)` an array of several.
 
     Raises:
-        RngError: `key` is no random key.
+        RngError: `key` is not a random key.
 
     Source:
-        Keys of a generator that counts may be any numbers that differ: Salmon et al. 2011,
+        A counter-based generator needs keys that differ, and nothing more: Salmon et al. 2011,
         "Parallel random numbers: as easy as 1, 2, 3".
 
     Examples:

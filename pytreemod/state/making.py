@@ -19,7 +19,7 @@ _M = TypeVar("_M")
 
 
 def delete_init_state(model: PyTree) -> PyTree:
-    """A copy of a model whose tokens no longer hold initial values, once a State has them.
+    """Copy a model without the initial values of its tokens, for use once a State has them.
 
     Args:
         model: any tree with tokens in it.
@@ -39,10 +39,10 @@ def delete_init_state(model: PyTree) -> PyTree:
 def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, State]]:
     """Make a model and the State with the initial values of its tokens.
 
-    Tokens are named by their paths in the model, so that two models built alike agree, and what
-    was compiled for one serves the other. Every path has a layer of its own: a layer at two paths,
-    or a copy of it, has weights and tokens for each. To use one layer twice, keep it in one field
-    and call it twice, or tie one path to the other (`pm.tie`).
+    Tokens are named by their paths in the model, so that two models built alike agree, and a
+    program compiled for one is valid for the other. Every path has its own layer: a layer at two
+    paths, or a copy of it, has separate weights and tokens. To use one layer twice, store it in one
+    field and call it twice, or tie one path to the other (`pm.tie`).
 
     Args:
         make_model: a Module class, or any function that builds a model.
@@ -52,9 +52,9 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
 
     Raises:
         ArgumentError: `make_model` is a model, or cannot be called.
-        StateError: a token's initial value is already in another State; or the paths of two tokens
-            read the same.
-        UnfinishedError: the model lacks sizes: `make_model` is to finish it.
+        StateError: a token's initial value is already in another State; or two tokens have the same
+            path.
+        UnfinishedError: the model lacks sizes: `make_model` has to finish it.
 
     Examples:
         >>> import jax

@@ -1,4 +1,4 @@
-"""The errors of a State, each naming the paths concerned."""
+"""The errors of a State; each names the paths concerned."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ TAKE = "layer, state = pm.make_with_state(lambda: state.fill(stack)[0])()  # one
 
 def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
     """For a State that `user` has replaced."""
-    # A transform sees the State alone, and not whether it is part of a net (`stateful`).
+    # A transform sees only the State, and not whether it is part of a net (`stateful`).
     net = ["out, net = net(x)"] if by == "use in a transform" else []
     return StateError(
         f"State.{by}",
         "the newest State",
-        # Equinox's text, by which people know it, as a sentence of its own.
+        # Equinox's message, by which people know it, as a separate sentence.
         f"one that {user} has already replaced. Attempted to use old state",
         places=places,
         hint=[
-            "go on with what came back; using the old one would lose an update:",
+            "use the State that was returned; the old one would lose an update:",
             "x, state = layer1(x, state)",
             "x, state = layer2(x, state)",
             *net,
-            "state = state.restored()  # if what came back is lost, or not wanted",
+            "state = state.restored()  # if the returned State is lost, or not wanted",
         ],
     )
 
@@ -60,7 +60,7 @@ def moved(path: str) -> StateError:
 
 
 def no_token(by: str, item: Any, kind: type) -> ArgumentError:
-    """For something that is no token, or one of another kind."""
+    """For an argument that is not a token, or is one of another kind."""
     got, hint = describe(item), ()
     if isinstance(item, AbstractToken):
         got = f"a token of another kind: {type(item).__name__}"
@@ -74,19 +74,19 @@ def no_token(by: str, item: Any, kind: type) -> ArgumentError:
         hint = ("a token in it is meant:", *code[:MAX_LISTED])
     elif isinstance(item, str):
         hint = (
-            "a value is known by its token, not by its name:",
+            "a value is identified by its token, not by its name:",
             "value = state.get(model.path.to.token)",
         )
     expected = "a token" if kind is AbstractToken else with_article(kind.__name__)
     return ArgumentError(f"State.{by}(item)", expected, got, hint=hint)
 
 
-# By whether it is a stream.
+# By whether the token is a stream.
 _USES = {False: "value = state.get(token)", True: "key, state = state.next_key(stream)"}
 
 
 def foreign(by: str, marker: Any, rows: Rows, places: Sequence[str] = ()) -> TokenError:
-    """For a token that has no value here."""
+    """For a token that has no value in this State."""
     is_unnamed = isinstance(marker, Unnamed)
     name = "one without a name" if is_unnamed else repr(marker)
     hint = ["make model and State together:", MAKE]
@@ -114,7 +114,7 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> Non
         rows: the State's.
 
     Raises:
-        StateError: one does.
+        StateError: there is such a token.
     """
     for marker, spots in found.items():
         if len(spots) > 1:
@@ -167,14 +167,14 @@ def check_paths_differ(names: Sequence[str]) -> None:
 
 
 def changed_in_both(names: Iterable[str]) -> StateError:
-    """For values that were changed in a State and in its substate."""
+    """For values that were changed both in a State and in its substate."""
     return StateError(
         "State.update(substate)",
-        "values that the State has left alone since the substate was taken",
+        "values that the State has not changed since the substate was taken",
         "some that were changed in both",
         places=names,
         hint=[
-            "put it back before the State is used for the same layer, or take it anew:",
+            "put it back before the State is used for the same layer, or take it again:",
             "part = state.substate(layer)",
             "out, part = layer(x, part)",
             "state = state.update(part)",
@@ -183,7 +183,7 @@ def changed_in_both(names: Iterable[str]) -> StateError:
 
 
 def changed_in_whole(names: Iterable[str]) -> StateError:
-    """For a substate that is as it was taken, where the State has moved on."""
+    """For an unchanged substate of a State that has changed."""
     return StateError(
         "State.update(substate)",
         "a substate that was changed",

@@ -1,4 +1,4 @@
-"""What a State knows about its values: their tokens, and the names of these."""
+"""A State's description of its values: their tokens, and the names of these."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pytreemod.tree.paths import PathName
 
 
 class Row(NamedTuple):
-    """What is known about one token, all but its value."""
+    """The description of one token, without its value."""
 
     marker: Any
-    """What the token is recognized by."""
+    """The object that identifies the token."""
 
     name: PathName
     """The token's path in the model that the State was made with."""
@@ -21,14 +21,14 @@ class Row(NamedTuple):
     """The token's class."""
 
     ranks: tuple[int, ...] = ()
-    """How many axes each leaf of its value had when it was made; () if that is not checked."""
+    """The number of axes of each leaf of its value when it was made; () if that is not checked."""
 
 
 class Rows:
     """The rows of a State, in order.
 
-    States that follow from one another share one, so that comparing two of them costs nothing,
-    and neither does hashing one a second time.
+    States that follow from one another share one object, so that comparing two of them costs
+    nothing, and neither does hashing one a second time.
     """
 
     __slots__ = ("by_marker", "hash", "rows")
@@ -75,5 +75,5 @@ class Rows:
         return [row.marker for row in self.rows if issubclass(row.kind, kind)]
 
 
-# Pickles of version 0.1 ask for it.
+# Pickles of version 0.1 use this name.
 Register = Rows

@@ -18,7 +18,7 @@ EXACT_UNDER_VMAP = ("threefry2x32", "rbg")
 
 
 class Stream(NamedTuple):
-    """The value of one stream: its key, how often it was used, and what it was split from."""
+    """The value of one stream: its key, how often it was used, and the stream before a split."""
 
     key: Any = None
     count: Any = None
@@ -41,10 +41,10 @@ def check_seed(where: str, key: Any) -> None:
 
 
 def fold_each(key: Any, numbers: Any) -> Any:
-    """An array of keys: `key` folded with each number, whichever the others are.
+    """An array of keys: `key` folded with each number, independently of the others.
 
     All at once: for a model with a hundred streams, one by one would take a hundred times as long,
-    to compile as well as to run. But JAX vouches only for some generators that this changes no
+    to compile and to run. But only for some generators does JAX guarantee that this changes no
     number.
     """
     if str(jax.random.key_impl(key)) in EXACT_UNDER_VMAP:
@@ -72,14 +72,14 @@ def hashes_of(names: Sequence[str]) -> Any:
 def use(stream: Stream) -> tuple[Any, Stream]:
     """The next key of a stream, and the stream after it.
 
-    One member of a split stream has a leading axis still where it is a device's shard.
+    A device's shard of a split stream is a single member that still has a leading axis.
     """
     if stream.count.ndim:
         key, after = use(Stream(stream.key[0], stream.count[0]))
         return key, Stream(after.key[None], after.count[None], stream.outer)
     stream = _consumed(stream)
     key = jax.random.fold_in(stream.key, stream.count)
-    # The operator looks at its operands for long; outside of a trace lax takes longer still.
+    # The operator checks its operands slowly; outside of a trace, lax is even slower.
     is_traced = isinstance(stream.count, Tracer)
     one = np.uint32(1)
     count = jax.lax.add(stream.count, one) if is_traced else stream.count + one
@@ -87,10 +87,10 @@ def use(stream: Stream) -> tuple[Any, Stream]:
 
 
 def _consumed(stream: Stream) -> Stream:
-    """The stream, in such a way that JAX, if it looks for keys that are used twice, finds this one.
+    """Consume a stream's key, so that JAX's check for keys that are used twice finds this use.
 
-    To fold a number into a key does not count as a use. So where somebody goes on with the State
-    from before a call, and so gets the same numbers in the next one, JAX would see nothing.
+    Folding a number into a key does not count as a use. So without this, JAX would not notice code
+    that goes on with the State from before a call, and gets the same numbers again.
     """
     if not (untyped_jax.config.jax_debug_key_reuse and _is_typed(stream.key)):
         return stream
@@ -106,10 +106,10 @@ def fork(stream: Stream, n: int) -> tuple[Stream, Stream]:
 
 
 def split(stream: Stream, n: int) -> Stream:
-    """`n` streams, all different, on a leading axis; `join` gives back the one after them."""
+    """`n` streams, all different, on a leading axis; `join` returns the one after them."""
     members, after = fork(stream, n)
-    # What it is split from has a leading axis too, so that one axes spec fits the whole value.
-    # Its key is stored as plain numbers, for JAX's check of key reuse objects to copies of a key.
+    # The stream before the split has a leading axis too, so that one axes spec fits the whole
+    # value. Its key is stored as plain numbers, because JAX's check of key reuse rejects copies.
     outer = repeated((numbers_of(after.key), after.count, stream.outer), n)
     return members._replace(outer=outer)
 
@@ -124,7 +124,7 @@ def repeated(tree: PyTree, n: int) -> PyTree:
 
 
 def join(stream: Stream) -> Stream:
-    """The stream that `split` was given, advanced once: past all that its members used."""
+    """The stream before `split`, advanced once: past all that its members used."""
     numbers, count, outer = jax.tree.map(operator.itemgetter(0), stream.outer)
     return Stream(like(stream.key, numbers), count, outer)
 
@@ -134,12 +134,12 @@ def _is_typed(key: Any) -> bool:
 
 
 def numbers_of(key: Any) -> Any:
-    """A key as the plain numbers in it."""
+    """A key as plain numbers."""
     return jax.random.key_data(key) if _is_typed(key) else key
 
 
 def like(key: Any, numbers: Any) -> Any:
-    """A key, or an array of them, of plain numbers: of the kind that `key` is."""
+    """A key, or an array of keys, from plain numbers: of the same kind as `key`."""
     if not _is_typed(key):
         return numbers
     return untyped_jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))

@@ -19,7 +19,7 @@ class Unnamed:
     """Identifies a token until `make_with_state` names it by its path."""
 
     __slots__ = ()
-    # What `explain_retraces` says of two.
+    # Shown by `explain_retraces` for two of these.
     __made_anew__ = "each token without a name is another: name them with pm.make_with_state"
 
     def __repr__(self) -> str:
@@ -35,7 +35,7 @@ class AbstractToken(Module, is_abstract=True):
 
 
 class Nothing(Module):
-    """None as an initial value: a token without an initial value has its value in a State."""
+    """None as an initial value; a token without an initial value has its value in a State."""
 
 
 def is_token(node: Any) -> bool:
@@ -49,7 +49,7 @@ def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def map_tokens(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
-    """A tree with what `fn` makes of each token, in order."""
+    """A tree with `fn` applied to each token, in order."""
 
     def visit(node: Any) -> Any:
         return fn(node) if is_token(node) else node
@@ -60,18 +60,18 @@ def map_tokens(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
 def with_fields(token: Any, changes: dict[str, Any]) -> Any:
     """A copy of a token with some other fields."""
     record = record_of(token)
-    # Neither `__init__` nor checks: it would be a new token, with a marker of its own.
+    # Without `__init__` and checks, which would make a new token with another marker.
     return token if record is None else record.rebuild(token, changes)
 
 
 def holding(token: Any, value: Any) -> Any:
-    """A token like this with an initial value, which no State knows."""
+    """A token like this with an initial value, and in no State."""
     return with_fields(token, {"init": Nothing() if value is None else value, "marker": Unnamed()})
 
 
 def is_moved(token: Any) -> bool:
-    """Whether the initial value of a token went into a State."""
-    # A stream starts without: its key comes when the State is seeded.
+    """Whether the initial value of a token has moved into a State."""
+    # A stream starts without one: its key is set when the State is seeded.
     is_new_stream = isinstance(token, RngStream) and isinstance(token.marker, Unnamed)
     return token.init is None and not is_new_stream
 
@@ -89,10 +89,10 @@ class StateIndex(AbstractToken, Generic[_V]):
 
     **Use.** `state.get(index)`, `state.set(index, value)`.
 
-    **Laws.** `state.set(i, v).get(i) == v`; for another token `j`, `state.set(i, v).get(j)` is
-    what `state.get(j)` was.
+    **Laws.** `state.set(i, v).get(i) == v`; for another token `j`, `state.set(i, v).get(j)` equals
+    `state.get(j)`.
 
-    **Paths.** Every path has a token of its own: a token in two fields, or in a layer that is used
+    **Paths.** Every path has its own token: a token in two fields, or in a layer that is used
     at two paths, becomes two tokens in `make_with_state`, as its arrays become two. To share one
     value, keep the token in one field, and call that layer twice or pass the token along.
 
@@ -136,7 +136,7 @@ class RngStream(AbstractToken):
     **Form.** Configuration; the values are in a [`State`][pytreemod.State].
 
     **Make.** `RngStream()` in a layer's `__init__`; then `state = state.seed(key)` gives every
-    stream of the model a key of its own, which depends on the seed and on the stream's path alone:
+    stream of the model its own key. This depends only on the seed and on the stream's path:
     adding a layer does not change another layer's numbers.
 
     **Use.** `key, state = state.next_key(stream)`: one `fold_in` of a counter, no split.

@@ -1,11 +1,11 @@
 """`State`: the values of a model's tokens.
 
 A State is a dict from each token's marker to its value, and rows with the tokens' names and
-classes. Every change makes another State of the same rows, and marks this one as used up: it
+classes. Every change makes another State with the same rows, and uses this one up: it
 refuses from then on, so that no update is lost silently.
 
-In order, the file has the methods for users; the checks of tokens and values; the interface to the
-library (a State caches its own snapshot, see `tree.snapshots`); and the registration with JAX. The
+In order, the file has the methods for users, the checks of tokens and values, the interface to the
+library, and the registration with JAX. A State caches its own snapshot (see `tree.snapshots`). The
 initial values are in `initial_values`, the arithmetic of keys in `streams`, the relation of States
 and substates in `history`, and the errors in `refusals`.
 """
@@ -56,18 +56,18 @@ class State(AbstractState):
     **Form.** A pytree whose leaves are arrays; each value has the path of its token.
 
     **Make.** With [`make_with_state`][pytreemod.make_with_state], or `State(model)` from a model
-    whose tokens still hold their initial values.
+    whose tokens still have their initial values.
 
     **Use.** `get`, `set`, `next_key`, `substate`, `update`; `seed`, `split`, `join` for the random
-    streams; `fill` to give a model its values back. What returns a new State uses this one up: it
-    refuses to be used again, so that no update can be lost. `restored` recovers a State that was
-    used up by a call that failed.
+    streams; `fill` to give a model its values back. A method that returns a new State uses this one
+    up: it refuses to be used again, so that no update can be lost. `restored` recovers a State that
+    was used up by a call that failed.
 
     **Laws.** Those of [`StateIndex`][pytreemod.StateIndex]; and
     `state.update(state.substate(m)) == state`; and
     `make_with_state(state.fill)(model) == (model, state)`.
 
-    A State knows a model by its paths alone. A part of another model at the same path, with tokens
+    A State identifies tokens by path alone. A part of another model at the same path, with tokens
     of the same names, counts as its own; see `fill`.
 
     Args:
@@ -75,7 +75,7 @@ class State(AbstractState):
 
     Raises:
         StateError: a token's initial value is already in another State; or a token is at two paths,
-            of which `make_with_state` would make two tokens.
+            for which `make_with_state` would make two tokens.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -114,13 +114,13 @@ class State(AbstractState):
             item: the token.
 
         Returns:
-            The value. Lists, dicts and other containers in it are the caller's own: to change
+            The value. Lists, dicts and other containers in it are copies: changing
             them changes nothing in the State.
 
         Raises:
             StateError: the State was used up.
             TokenError: it has no such token.
-            ArgumentError: `item` is no token.
+            ArgumentError: `item` is not a token.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -129,17 +129,17 @@ class State(AbstractState):
             >>> float(pm.State(index).get(index))
             1.0
         """
-        # Checked here, too, to save a call: no method is called as often.
+        # Checked here, too, to save a call: this is the most frequent method.
         if self._used:
             self._check("get", item)
         value: Any = self._values[self._marker(item, "get", StateIndex)]
-        # Nearly all values are single arrays, or tuples of them, in which nothing can be changed.
+        # Nearly all values are single arrays, or tuples of them, which are immutable.
         if not isinstance(value, jax.Array):
             return _apart(value)
         return value  # pyright: ignore[reportReturnType]  (_V is Array, then)
 
     def set(self, item: StateIndex[_V], value: _V) -> State:
-        """A State with another value for a token; this one is used up.
+        """Return a State with another value for a token; this one is used up.
 
         Args:
             item: the token.
@@ -149,10 +149,11 @@ class State(AbstractState):
             The new State.
 
         Raises:
-            StateError: the State was used up; the value does not fit; or the present one has more
-                axes than it was made with, those of a map, inside of which it is to be set.
+            StateError: the State was used up, or the value does not fit. Or the present value has
+                more axes than it was made with, because of a map: it can only be set inside the
+                map.
             TokenError: it has no such token.
-            ArgumentError: `item` is no token.
+            ArgumentError: `item` is not a token.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -169,13 +170,13 @@ class State(AbstractState):
         return self._succeed(values, "set", marker)
 
     def substate(self, pytree: PyTree) -> State:
-        """The part of this State that concerns the tokens in a tree, such as one layer's.
+        """Return the part of this State for the tokens in a tree, such as one layer.
 
         Args:
             pytree: a tree with tokens in it.
 
         Returns:
-            A State of its own; this one stays usable, so that the part can be put back.
+            A new State; this one stays usable, so that the part can be put back.
 
         Raises:
             StateError: the State was used up, or a token is at two paths of the tree.
@@ -199,7 +200,7 @@ class State(AbstractState):
         rows = self._rows.only(wanted)
         values = {row.marker: self._values[row.marker] for row in rows}
         if self._history is None:
-            # When it is first needed: most States have no substates.
+            # Created on first use: most States have no substates.
             with beginning:
                 self._history = self._history or History()
         part = _make(values, rows, self._history.branch(values))
@@ -207,11 +208,11 @@ class State(AbstractState):
         return part
 
     def update(self, substate: State) -> State:
-        """A State with the values of a substate instead of this one's.
+        """Return a State with the values of a substate instead of this one's.
 
-        Values that the substate has not changed stay as they are here, so that no update is lost,
-        whichever of the two it was made in. A substate that a transform returns is another State,
-        of which the origin is unknown: all of its values are taken.
+        Values that the substate has not changed are taken from this State, so that an update in
+        either of the two is preserved. A substate that a transform returns is another State of
+        unknown origin: all of its values are taken.
 
         Args:
             substate: a State with some of this one's tokens.
@@ -220,10 +221,11 @@ class State(AbstractState):
             The new State; both others are used up.
 
         Raises:
-            StateError: one of the States was used up; a value does not fit, or was changed in both
-                since the substate was taken; or this State has moved on, and the substate has not.
+            StateError: one of the States was used up; or a value does not fit, or was changed in
+                both since the substate was taken. Or only this State has changed, and the substate
+                has not.
             TokenError: `substate` has a token that this one lacks.
-            ArgumentError: `substate` is no State.
+            ArgumentError: `substate` is not a State.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -244,12 +246,12 @@ class State(AbstractState):
                 raise refusals.foreign("update", row.name, self._rows)
         changed = self._changed_in(substate)
         fitting = {m: self._fitting(m, substate._values[m], "update") for m in changed}
-        # Not before: an update that is refused leaves both as they were.
+        # Not earlier: an update that is refused leaves both usable.
         substate.__use_up__("update")
         return self._succeed({**self._values, **fitting}, "update")
 
     def _changed_in(self, substate: State) -> list[Any]:
-        """The markers of those values of a substate that are to replace this one's."""
+        """The markers of the values in a substate that are to replace this one's."""
         mine, others = self._values, substate._values
         taken = None if self._history is None else self._history.taken_by(substate._history)
         if taken is None:
@@ -263,13 +265,13 @@ class State(AbstractState):
         return changed
 
     def restored(self) -> State:
-        """A State with the values of this one, whether it was used up or not.
+        """Return a State with the values of this one, even if this one was used up.
 
         For a State that was passed to a call that failed, or whose result was lost: the call's
-        changes are undone, and the random streams give the same keys again.
+        changes are undone, and the random streams return the same keys again.
 
         Returns:
-            The new State; this one stays as it is.
+            The new State; this one is unchanged.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -284,26 +286,26 @@ class State(AbstractState):
             ...     state = state.restored()
             >>> x, state = norm(jnp.ones((4, 3)), state)
         """
-        # Of the same history: what was taken from the old one can be put back into it.
+        # With the same history: substates of the old one can be put back into it.
         return _make(self._values, self._rows, self._history)
 
     def seed(self, key: KeyLike, select: Any = None) -> State:
-        """Give every random stream a key of its own; this State is used up.
+        """Give every random stream its own key; this State is used up.
 
-        The key of a stream depends on `key` and on the stream's path alone. A stream that was used
-        before starts anew.
+        The key of a stream depends only on `key` and on the stream's path. A stream that was used
+        before starts again.
 
         Args:
-            key: one random key; or what `init_keys` gave, of which the next key is taken.
-            select: a selector over this State that says which streams, such as a path; all by
+            key: one random key; or the result of `init_keys`, from which the next key is taken.
+            select: a selector over this State that picks streams, such as a path; all by
                 default.
 
         Returns:
             The new State.
 
         Raises:
-            RngError: `key` is no random key, or `select` picks no stream.
-            SpecError: `select` names something that is not there.
+            RngError: `key` is not a random key, or `select` picks no stream.
+            SpecError: `select` names something that is not in the State.
             StateError: the State was used up.
 
         Examples:
@@ -328,7 +330,7 @@ class State(AbstractState):
         return self._succeed({**self._values, **dict(zip(chosen, seeded, strict=True))}, "seed")
 
     def next_key(self, stream: RngStream) -> tuple[Any, State]:
-        """A new key of a random stream; this State is used up.
+        """Return a new key of a random stream; this State is used up.
 
         Args:
             stream: the token.
@@ -337,7 +339,8 @@ class State(AbstractState):
             The key, and the new State.
 
         Raises:
-            RngError: the streams were not seeded, or this one was split and belongs under a map.
+            RngError: the streams were not seeded, or this one was split and must be used under a
+                map.
             StateError: the State was used up.
             TokenError: it has no such token.
 
@@ -355,11 +358,11 @@ class State(AbstractState):
         return key, self._succeed({**self._values, marker: value}, "next_key", marker)
 
     def split(self, n: int, select: Any = None) -> State:
-        """A State for `n` members: the chosen values get a leading axis; this one is used up.
+        """Return a State for `n` members: chosen values get a leading axis; this one is used up.
 
         Streams differ from member to member; other values are repeated. Pass it with
         `in_axes=pm.by({pm.RngStream: 0, ...: None})`, or 0 for the values that were chosen. Outside
-        of the map, those can be read, and not set.
+        of the map, those can be read, but not set.
 
         Args:
             n: how many members, at least one.
@@ -370,9 +373,9 @@ class State(AbstractState):
             The new State.
 
         Raises:
-            ArgumentError: `n` is no such count.
-            RngError: a chosen stream was not seeded, or is split already.
-            SpecError: `select` names something that is not there.
+            ArgumentError: `n` is not such a count.
+            RngError: a chosen stream was not seeded, or is already split.
+            SpecError: `select` names something that is not in the State.
             StateError: the State was used up.
 
         Examples:
@@ -401,10 +404,10 @@ class State(AbstractState):
         return self._succeed(values, "split")
 
     def join(self) -> State:
-        """Undo `split` for the random streams: each is one again, past what its members used.
+        """Undo `split` for the random streams: each is one again, advanced past its members.
 
-        Values that were repeated by `split` stay as they are: what to make of different members
-        (the first, the mean) is for you to say.
+        Values that `split` repeated are unchanged: you decide how to combine those of the members
+        (the first, the mean).
 
         Returns:
             The new State; this one is used up.
@@ -423,33 +426,33 @@ class State(AbstractState):
     def fill(self, model: _M) -> _M:
         """Give a model its values back, as the initial values of its tokens; the State is used up.
 
-        This undoes `make_with_state`, so that the model can be changed, or become a part of
-        another one, and be made with a State again:
+        This undoes `make_with_state`, so that you can change the model, or make it a part of
+        another one, and make it with a State again:
 
             model, state = pm.make_with_state(state.fill)(changed_model)
             model, state = pm.make_with_state(Pair)(state1.fill(model1), state2.fill(model2))
 
         A layer of the filled model may be put at a second path, where its values begin as they are
-        at the first; but a stream begins without a key there, to be seeded, for the two would draw
-        the same numbers. A layer that comes from another model brings its values only if that model
-        was filled by its own State. Where it has the names of this one's, and was not, it gets this
-        one's values: nothing in it says where it comes from.
+        at the first. A stream begins without a key there and must be seeded, because the two would
+        draw the same numbers. A layer from another model brings its values only if that model was
+        filled by its own State. If it was not, and has the names of this one's layers, it gets this
+        State's values: nothing in it shows where it is from.
 
             filled = state.fill(model)
             changed = pm.tree_at(lambda m: m.encoder, filled, state2.fill(model2).encoder)
             model, state = pm.make_with_state(lambda: changed)()
 
         Args:
-            model: a tree with tokens in it. Those that have no State yet stay as they are. Values
-                whose tokens are not in it are forgotten.
+            model: a tree with tokens in it. Tokens that have no State yet are unchanged. Values
+                whose tokens are not in it are dropped.
 
         Returns:
             A copy of the model.
 
         Raises:
             TokenError: a token of the model has its value in another State.
-            StateError: two tokens of the model have one name, for a layer was put at two paths, or
-                they come from two models; or the State was used up.
+            StateError: two tokens of the model have one name, because a layer is at two paths, or
+                because they are from two models; or the State was used up.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -474,12 +477,12 @@ class State(AbstractState):
             return holding(token, self._values[token.marker]) if known else token
 
         filled = map_tokens(restore, model)
-        # Not noted as used: the values are in the model, and not lost.
+        # Not recorded as used: the values are in the model, and not lost.
         self._claim("fill")
         return filled
 
     def _chosen(self, select: Any) -> list[Any]:
-        # Streams without a key have no leaf that could be picked, so they are given one.
+        # Streams without a key have no leaf to pick, so they get one.
         values = {
             marker: Stream(_UNSEEDED) if isinstance(value, Stream) and value.key is None else value
             for marker, value in self._values.items()
@@ -490,11 +493,11 @@ class State(AbstractState):
         return [row.marker for row in self._rows if row.name in names]
 
     def _single(self, marker: Any, by: str) -> Stream:
-        """The value of a stream that has a key, and is one."""
+        """The value of a stream that is seeded and not split."""
         value: Stream = self._values[marker]
         if value.key is None:
             raise refusals.unseeded(by, self._rows[marker].name)
-        # A device's shard of a split stream has an axis still, and is one.
+        # A device's shard of a split stream is a single stream that still has an axis.
         if value.count.ndim and value.count.size != 1:
             name = self._rows[marker].name
             raise refusals.split_stream(name, value.count.shape[0], by)
@@ -506,9 +509,9 @@ class State(AbstractState):
         return _make(values, self._rows, self._history)
 
     def _claim(self, by: str, marker: Any = None) -> None:
-        """Use this State up, which only one thread can, and only once."""
+        """Use this State up, which only one thread can do, and only once."""
         try:
-            # One step to Python, unlike a look and a store after it.
+            # Atomic in Python, unlike a check followed by a store.
             del self._fresh
         except AttributeError:
             raise refusals.used_up(by, self._user(), []) from None
@@ -532,9 +535,9 @@ class State(AbstractState):
         return item.marker
 
     def _fitting(self, marker: Any, value: Any, by: str) -> Any:
-        """A value as it is stored, if it may replace the present one."""
+        """A value in its stored form, if it may replace the present one."""
         old = self._values[marker]
-        # Nearly all values are single arrays, and nothing else need be looked at.
+        # Nearly all values are single arrays, which need no other check.
         strong = is_strong(value) and isinstance(old, jax.Array)
         if strong and value.shape == old.shape and value.dtype == old.dtype:
             return value
@@ -543,13 +546,13 @@ class State(AbstractState):
         return value
 
     def __getattr__(self, name: str) -> Any:
-        # A State that a jitted call returned is filled in when it is first asked for a value.
+        # A State that a jitted call returned is filled in when a value is first requested.
         if name != "_values":
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
         cached = cast("Snapshot", self._cached)
         cached.take()
         self._values = cached.structure.assemble(cached.arrays)._values
-        # It has nodes of unknown classes: whether the snapshot is still valid could not be checked.
+        # It has nodes of unknown classes: the snapshot could not be checked later.
         if cached.paths is None:
             self._cached = None
         return self._values
@@ -590,7 +593,7 @@ class State(AbstractState):
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __reduce__(self) -> Any:
-        # A copy, or a State in another process, has no relation to this one's history.
+        # A copy, or a State in another process, is not related to this one's history.
         return _make_again, (self._values, self._rows, self._used)
 
     def __child_kinds__(self) -> list[type]:
@@ -616,7 +619,7 @@ class State(AbstractState):
     def __treescope_repr__(self, path: str | None, subtree_renderer: Callable[..., Any]) -> Any:
         if self._used:
             return rich_text(f"State(<used up by {self._user()}>)")
-        # What is in it is asked for by tokens, for which there is no code.
+        # Values are read by tokens, for which there is no code to show.
         rows = [(row.name, self._values[row.marker], "") for row in self._rows]
         return rich_rows(State, rows, None, subtree_renderer)
 
@@ -629,7 +632,7 @@ _UNSEEDED = _Unseeded()
 
 
 def _apart(value: Any) -> Any:
-    """A value in containers of its own, which may be changed without changing the State."""
+    """A value in new containers, which may be changed without changing the State."""
     if type(value) is tuple:
         for part in cast("tuple[Any, ...]", value):
             if not isinstance(part, jax.Array):
@@ -641,11 +644,11 @@ def _apart(value: Any) -> Any:
 
 
 # pyright: reportPrivateUsage=false
-# What follows are State's own other halves: JAX wants functions.
+# The functions below belong to the class State: JAX needs functions.
 
 
 def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) -> State:
-    # Past `__init__`, which takes initial values out of a model.
+    # Bypass `__init__`, which takes initial values out of a model.
     state = object.__new__(State)
     state._values, state._rows, state._history = values, rows, history
     state._used, state._cached = None, None
@@ -655,7 +658,7 @@ def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) ->
 
 
 def other_ranks(state: State) -> list[tuple[int, ...]]:
-    """Of each value, the ranks that it was made with, if it has others; () if not."""
+    """For each value, the ranks that it was made with, if they have changed; otherwise ()."""
     pairs = [(row.ranks, state._values[row.marker]) for row in state._rows]
     return [() if not ranks or ranks == ranks_of(value) else ranks for ranks, value in pairs]
 
@@ -667,14 +670,14 @@ def assemble_state(rows: Iterable[Row], values: Iterable[Any]) -> State:
 
 
 def joined_states(state: State, other: State) -> State:
-    """A State with those tokens of another one, too, that it has not itself."""
+    """A State that also has those tokens of another one that it lacks."""
     more = [row for row in other._rows if row.marker not in state._values]
     values = {**state._values, **{row.marker: other._values[row.marker] for row in more}}
     return _make(values, Rows([*state._rows, *more]))
 
 
 def reduced_state(state: State, like: State) -> State:
-    """A State with the tokens of another one alone."""
+    """A State with only the tokens of another one."""
     return _make({marker: state._values[marker] for marker in like._values}, like._rows)
 
 
@@ -694,7 +697,7 @@ def _make_pending(rows: Rows, paths: Any, structure: Structure, arrays: Any) -> 
 
 
 def named_by_path(model: PyTree) -> tuple[State, list[str]]:
-    """A State whose values are recognized by the paths of their tokens.
+    """A State whose values are identified by the paths of their tokens.
 
     Args:
         model: any tree with tokens in it.
@@ -703,7 +706,7 @@ def named_by_path(model: PyTree) -> tuple[State, list[str]]:
         The State, and the path of each token, in order.
 
     Raises:
-        StateError: a token's initial value is gone, or the paths of two tokens read the same.
+        StateError: a token's initial value is gone, or two tokens have the same path.
     """
     found = tokens_of(model)
     names = [path_text(path) for path, _ in found]

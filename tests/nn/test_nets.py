@@ -350,7 +350,7 @@ def test_the_program_is_the_one_with_state_passed_by_hand():
 
 OLD = (
     r"^net\(\.\.\.\): expected the newest net, got one that a call has already replaced\.\n"
-    r"  go on with what came back; using the old one would lose an update:\n"
+    r"  use the State that was returned; the old one would lose an update:\n"
     r"      out, net = net\(x\)\n"
     r"      net = net\.restored\(\)  # if something has failed since, and what came back is lost$"
 )
@@ -375,7 +375,7 @@ def test_an_old_net_is_refused_by_transforms():
 
     text = (
         r"(?s)^State\.use in a transform: expected the newest State, .*      out, net = net\(x\)\n"
-        r"      state = state\.restored\(\)  # if what came back is lost, or not wanted$"
+        r"      state = state\.restored\(\)  # if the returned State is lost, or not wanted$"
     )
     with pytest.raises(StateError, match=text):
         pm.filter_jit(update)(net, X)
