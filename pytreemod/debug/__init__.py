@@ -1,6 +1,6 @@
-"""Room `debug`: looking at a model, and inside what runs.
+"""Room `debug`: inspecting models and running programs.
 
-Owns: summaries, looking at intermediate values, explaining retraces, counting traces and
+Owns: summaries, captured values, explanations of retraces, counts of traces and
 floating-point operations, assertions about trees (`testing`).
 
 May import everything below it (`training`, `transform`, `state`, `module`, `tree`); nothing imports

@@ -1,11 +1,11 @@
-"""`first_bad`: where the first number comes from that is not finite.
+"""`first_bad`: find the first value that is not finite.
 
-A rule around the calls of all Modules notes a few numbers for each call: whether what came out is
-finite, and the range of what went in. They come out of compiled code as captured values do
-(`debug.capturing`), and what says that a cotangent is not finite comes out as a cotangent does: it
-is the gradient by a zero that is supplied where the numbers are noted.
+A rule around the calls of all Modules notes a few numbers for each call: whether its results are
+finite, and the range of its arguments. They leave compiled code as captured values do
+(`debug.capturing`). Whether a cotangent is finite is known in the backward pass: it is returned as
+the gradient by a zero that is supplied where the numbers are noted.
 
-What was noted in a loop is stacked. The calls are put back into the order in which they ran: by the
+Notes from a loop are stacked. The calls are put back into the order in which they ran: by the
 steps of the loops that they share (`transform.boundary.stacked_notes`), and then by location.
 """
 
@@ -49,23 +49,24 @@ from pytreemod.typing import PyTree, Tracer, jtu
 
 @dataclass(frozen=True, repr=False)
 class FirstBad:
-    """What [`first_bad`][pytreemod.debug.first_bad] gives: false if everything is finite.
+    """The result of [`first_bad`][pytreemod.debug.first_bad]: false if everything is finite.
 
     Fields:
-        kind: what is not finite: an `"argument"` (a parameter is one), the `"output"` of a Module,
-            its `"cotangent"` in the backward pass, or the `"result"`; None if everything is finite.
-        path: of the Module, as `capture` has it, or of the array.
-        layers: the numbers of the layers of the Stacks that the Module was called in, outermost
+        kind: the value that is not finite: an `"argument"` (a parameter is one), the `"output"` of
+            a Module, its `"cotangent"` in the backward pass, or the `"result"`; None if all are
+            finite.
+        path: of the Module, as in `capture`, or of the array.
+        layers: the numbers of the layers of the Stacks in which the Module was called, outermost
             first.
-        steps: the same of the steps of other loops.
-        members: the same of the members of maps.
-        call: how many calls of the Module in the program there are before that one.
-        low: the least finite number that went into the Module; None if there was none.
+        steps: the same for the steps of other loops.
+        members: the same for the members of maps.
+        call: the number of earlier calls of the Module in the program.
+        low: the least finite number in the Module's arguments; None if there was none.
         high: the greatest.
-        was_bad: whether something that was not finite went in.
-        after: the call of a Module that ended before; None for the first.
-        others: how many other calls, or arrays, are not finite.
-        checked: how many calls were looked at.
+        was_bad: whether its arguments had a number that is not finite.
+        after: the last call of a Module that ended before; None for the first.
+        others: the number of other calls, or arrays, that are not finite.
+        checked: the number of calls that were checked.
     """
 
     kind: Literal["argument", "output", "cotangent", "result"] | None = None
@@ -99,9 +100,9 @@ class FirstBad:
         if self.kind == "result":
             text += after
         if self.was_bad:
-            text += f"; what went in was not finite{after}"
+            text += f"; its arguments were not finite{after}"
         elif self.low is not None:
-            text += f"; what went in was {self.low:.4g} to {self.high:.4g}"
+            text += f"; its arguments ranged from {self.low:.4g} to {self.high:.4g}"
         if self.others:
             text += f"; and {self.others} more"
         return text
@@ -122,29 +123,33 @@ def _counted(count: int, what: str) -> str:
 
 
 def first_bad(fn: Callable[..., Any]) -> Callable[..., FirstBad]:
-    """Find where the first number comes from that is NaN or infinite.
+    """Find the first value that is NaN or infinite.
 
-    In this order: an argument, parameters among them; the output of a Module, of those that were
-    called the first one, and of Modules in each other the innermost; the cotangent of an output,
-    where `fn` computes gradients by [`filter_grad`][pytreemod.filter_grad] or
-    [`filter_value_and_grad`][pytreemod.filter_value_and_grad]: in the order of the backward pass,
-    from the last call to the first; the result.
+    It searches in this order:
 
-    All calls of Modules in the arguments are looked at, inside compiled code, too, and in a
+    1. an argument, or a parameter in one;
+    2. the output of a Module: of the one called first, and of nested Modules the innermost;
+    3. the cotangent of an output, if `fn` computes gradients by
+       [`filter_grad`][pytreemod.filter_grad] or
+       [`filter_value_and_grad`][pytreemod.filter_value_and_grad]: in the order of the backward
+       pass, from the last call to the first;
+    4. the result.
+
+    All calls of Modules in the arguments are checked: inside compiled code, too, and in a
     [`Stack`][pytreemod.nn.Stack], [`filter_scan`][pytreemod.filter_scan] and
-    [`filter_vmap`][pytreemod.filter_vmap]: of steps of one loop, the earlier counts. `fn` is traced
-    twice, and compiled anew for this; it is not called otherwise than it would be.
+    [`filter_vmap`][pytreemod.filter_vmap]. For steps of one loop, the earlier counts. `fn` is
+    traced twice, and compiled again for this; its calls are unchanged.
 
     Args:
         fn: the function, which may be a Module.
 
     Returns:
         A function of the same arguments that returns a `FirstBad`: false if everything is finite.
-        It uses up no State that it is given.
+        It does not use up a State in the arguments.
 
     Raises:
         ArgumentError: `fn` is not callable; or the arguments are traced.
-        CaptureError: a Module is called in a transform that values cannot come out of.
+        CaptureError: a Module is called in a transform that cannot return captured values.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -152,7 +157,7 @@ def first_bad(fn: Callable[..., Any]) -> Callable[..., FirstBad]:
         >>> from pytreemod import nn
         >>> net = nn.Sequential([nn.LayerNorm(2), nn.Lambda(jnp.log)])
         >>> pm.debug.first_bad(pm.filter_jit(net))(jnp.asarray([1.0, 3.0]))
-        FirstBad: the output of layers[1]; what went in was -1 to 1; and 1 more
+        FirstBad: the output of layers[1]; its arguments ranged from -1 to 1; and 1 more
         >>> bool(pm.debug.first_bad(net.layers[0])(jnp.ones(2)))
         False
     """
@@ -160,11 +165,11 @@ def first_bad(fn: Callable[..., Any]) -> Callable[..., FirstBad]:
     return _FirstBad(fn, ())
 
 
-# ---- what is noted
+# ---- notes
 
 
 class _Looking(AbstractCallRule):
-    """Notes whether what a Module returns is finite, and the range of what went in."""
+    """Notes whether the result of a Module is finite, and the range of its arguments."""
 
     level: int
     uses_layer: ClassVar[bool] = True
@@ -176,8 +181,8 @@ class _Looking(AbstractCallRule):
         kwargs: dict[str, Any],
         where: CallSite,
     ) -> Any:
-        """Make the call, and note it."""
-        # First, for the call uses States up.
+        """Make the call, and take notes."""
+        # First, because the call uses States up.
         given = _looked_at((args, kwargs))
         out = call(*args, **kwargs)
         label, shown = Label(self.level, where.path), without_state(out)
@@ -194,7 +199,7 @@ class _Looking(AbstractCallRule):
 
 
 def _looked_at(tree: PyTree) -> jax.Array:
-    """Whether a number in a tree is not finite, and the range of those that are finite."""
+    """Whether a number in a tree is not finite, and the range of its finite numbers."""
     bad, low, high = [jnp.zeros((), bool)], [jnp.float32(jnp.inf)], [jnp.float32(-jnp.inf)]
     for leaf in jtu.tree_leaves(tree, is_leaf=is_state):
         if is_inexact_array(leaf):
@@ -210,7 +215,7 @@ def _looked_at(tree: PyTree) -> jax.Array:
 
 @jax.custom_vjp
 def _let_through(leaves: list[Any], zeros: Any) -> list[Any]:
-    """The leaves as they are; the gradient by the zeros says what comes back to them."""
+    """The leaves unchanged; the gradient by the zeros reports their cotangents."""
     return leaves
 
 
@@ -236,8 +241,8 @@ class _FirstBad(Transformed):
     transform_name = "first_bad"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> FirstBad:
-        """Call the function, and say what of it is not finite."""
-        # What is passed on is used up by no one: it is for the call that is asked about.
+        """Call the function, and report the first value that is not finite."""
+        # A copy of the arguments, so that the caller's States are not used up.
         arrays, structure = divide((self.fn, args, kwargs))
         if any(isinstance(x, Tracer) for x in arrays):
             raise ArgumentError(
@@ -291,7 +296,7 @@ def _is_bad(leaf: Any) -> bool:
 
 
 class _Call(NamedTuple):
-    """One call of a Module, and what was noted of it."""
+    """One call of a Module, with its notes."""
 
     # Calls ran in the order of their keys.
     key: tuple[tuple[int, int], ...]
@@ -307,7 +312,7 @@ class _Call(NamedTuple):
     high: float
 
     def text(self) -> str:
-        """Which call it is: `blocks.layer (layer 2)`."""
+        """The name of the call: `blocks.layer (layer 2)`."""
         numbers = _numbers_text(self.layers, self.steps, self.members, self.number)
         return f"{self.path} ({', '.join(numbers)})" if numbers else self.path
 
@@ -316,11 +321,11 @@ def _in_order(where: Sequence[tuple[Label, Any]], found: Sequence[Any]) -> list[
     """Every call, in the order in which they ran.
 
     Args:
-        where: from the plan, what is noted, with the routes of the labels.
-        found: what was noted.
+        where: from the plan: the notes, with the routes of the labels.
+        found: the noted values.
     """
     labels, axes = [label for label, _ in where], [_unwrapped(x)[0].axes for _, x in where]
-    # A loop runs where the first call in it is.
+    # A loop runs at the position of its first call.
     starts: dict[tuple[int, ...], int] = {}
     for i, (label, own) in enumerate(zip(labels, axes, strict=True)):
         for axis in own:
@@ -335,7 +340,7 @@ def _in_order(where: Sequence[tuple[Label, Any]], found: Sequence[Any]) -> list[
         lengths = numbers.shape[:-1]
         flags: Any = np.zeros(lengths, bool)
         if cotangent is not None:
-            # A pullback may be mapped: then there are several for each.
+            # A pullback may be mapped: then there are several for each call.
             flags = np.asarray(cotangent.value[0])[..., 0].reshape(-1, *lengths).any(0)
         of_layers = _axes_of_layers(own, layers, lengths)
         for index in np.ndindex(*lengths):
@@ -373,7 +378,7 @@ def _unwrapped(value: Any) -> tuple[StackedNote, Any]:
 def _axes_of_layers(
     axes: Sequence[NoteAxis], layers: Sequence[Any], lengths: tuple[int, ...]
 ) -> set[int]:
-    """Which axes are those of layers: along which the numbers of the layers go up."""
+    """The axes along which the numbers of the layers increase."""
     found: set[int] = set()
     for numbers in reversed(layers):
         for k in reversed(range(len(axes))):
@@ -385,12 +390,12 @@ def _axes_of_layers(
     return found
 
 
-# ---- the answer
+# ---- the result
 
 
 def _judged(calls: Sequence[_Call], results: Sequence[str]) -> FirstBad:
     outputs = [i for i, call in enumerate(calls) if call.output_is_bad]
-    # Calls are in the order in which they ended: of those in each other, the innermost is first.
+    # Calls are in the order in which they ended: of nested calls, the innermost is first.
     if outputs:
         return _of_call("output", calls, outputs[0], len(outputs) - 1)
     cotangents = [i for i, call in enumerate(calls) if call.cotangent_is_bad]

@@ -1,8 +1,8 @@
-"""`capture`: look at the values inside a function, by submodule or by name.
+"""`capture`: return the values inside a function, by submodule or by name.
 
-A rule around the calls of the chosen Modules (`transform.interception.surrounded_calls`) shows what
-they return under their paths, as `sow` shows a value under its name. The results have their own
-classes again.
+A rule around the calls of the chosen Modules (`transform.interception.surrounded_calls`) collects
+their results under their paths, as `sow` collects a value under its name. The results have their
+own classes again.
 """
 
 from __future__ import annotations
@@ -40,50 +40,51 @@ _R = TypeVar("_R")
 def capture(
     fn: Callable[_P, _R], selector: FilterSpec | None = None, *, cotangents: bool = False
 ) -> Callable[_P, tuple[_R, dict[str, Any]]]:
-    """Call a function, and see what chosen submodules return and what is sown on the way.
+    """Call a function, and return the results of chosen submodules and sown values, too.
 
-    Works through every filtered transform that hands results out, inside and outside of it. What
-    is captured under [`filter_vmap`][pytreemod.filter_vmap] or in the steps of
-    [`filter_scan`][pytreemod.filter_scan] is stacked along axis 0; in both branches of
-    [`filter_cond`][pytreemod.filter_cond] there must be the same. From where nothing comes out (a
-    transform of plain JAX, a while loop), capturing is an error.
+    Works through every filtered transform that can return them, inside and outside of it. Values
+    captured under [`filter_vmap`][pytreemod.filter_vmap] or in the steps of
+    [`filter_scan`][pytreemod.filter_scan] are stacked along axis 0. Both branches of
+    [`filter_cond`][pytreemod.filter_cond] must have the same. Capturing in a transform that cannot
+    return values (one of plain JAX, a while loop) is an error.
 
     A compiled function is compiled a second time for its first capture, and for each other choice
     of submodules; without a capture it runs as before.
 
     Captures may be nested: each takes the submodules that it chose, and the outer one also sees
-    what is sown inside the inner one.
+    values sown inside the inner one.
 
-    With `cotangents=True`, everything is shown as a pair: the value, and its cotangent in the
+    With `cotangents=True`, every value is a pair: the value, and its cotangent in the
     backward pass of a [`filter_grad`][pytreemod.filter_grad],
     [`filter_value_and_grad`][pytreemod.filter_value_and_grad] or
     [`filter_vjp`][pytreemod.filter_vjp] inside `fn`, whatever is differentiated there. Cotangents
-    are stacked as the values are. The function that is differentiated is traced once more. Of
+    are stacked as the values are. The differentiated function is traced once more. For
     nested derivatives, the innermost counts.
 
     **Law.** `capture(fn, s)(*args)[0]` equals `fn(*args)`.
 
     Args:
         fn: the function, which may be a Module, or a method of one.
-        selector: which Modules in the arguments (and in `fn`): a class (`nn.Linear`), a path
+        selector: picks Modules in the arguments (and in `fn`): a class (`nn.Linear`), a path
             (`"blocks.*.attention"`), `select.at(lambda m: m.head)`, a predicate on Modules, or a
-            combination of these. None for what is sown alone. A path is that of the Module itself
+            combination of these. None for sown values alone. A path is that of the Module itself
             in its argument.
-        cotangents: whether to show cotangents, too.
+        cotangents: whether to return cotangents, too.
 
     Returns:
-        A function of the same arguments that returns a pair: what `fn` returns, and a dict, in the
+        A function of the same arguments that returns a pair: the result of `fn`, and a dict, in the
         order of the calls. Its keys are paths of submodules (`blocks[0].attention`; `<root>` for an
-        argument itself) and the names given to [`sow`][pytreemod.sow]; for a second value it is
-        `name#2`, and so on, unless that is itself a name that was sown. A State is left out: of a
-        layer that returns `(out, state)`, the value is `out`. A submodule that was not called is
-        not there. With `cotangents=True` each is a pair `(value, cotangent)`: a tree like the
-        value, with None for other than floating arrays; None alone where nothing is differentiated.
+        argument itself) and the names given to [`sow`][pytreemod.sow]. The key of a second value is
+        `name#2`, and so on, unless that name was sown itself. A State is left out: for a layer that
+        returns `(out, state)`, the value is `out`. A submodule that was not called has no key. With
+        `cotangents=True` each value is a pair `(value, cotangent)`. The cotangent is a tree like
+        the value, with None for leaves that are not floating arrays; it is None if nothing is
+        differentiated.
 
     Raises:
         ArgumentError: `fn` is not callable.
-        SpecError: `selector` is no selector, or chooses no Module in the arguments.
-        CaptureError: a value cannot come out of the transform that it is in.
+        SpecError: `selector` is not a selector, or picks no Module in the arguments.
+        CaptureError: a value cannot leave the transform that it is in.
 
     Examples:
         >>> import jax
@@ -105,14 +106,14 @@ def capture(
     return _Captured(fn, _Options(chosen, bool(cotangents)))
 
 
-# ---- what a Module shows
+# ---- the rule around a Module
 
 
 class _Showing(AbstractCallRule):
-    """Shows what a Module returns to the capture of a level."""
+    """Gives the result of a Module to the capture of a level."""
 
     level: int
-    # What is shown in a Stack is stacked, in the order of the layers.
+    # Results in a Stack are stacked, in the order of the layers.
     uses_layer: ClassVar[bool] = False
 
     def around(
@@ -122,7 +123,7 @@ class _Showing(AbstractCallRule):
         kwargs: dict[str, Any],
         where: CallSite,
     ) -> Any:
-        """Make the call, and show what it returns."""
+        """Make the call, and record its result."""
         out = call(*args, **kwargs)
         label, shown = Label(self.level, where.path), without_state(out)
         note(label, shown)
@@ -131,7 +132,7 @@ class _Showing(AbstractCallRule):
 
 
 def without_state(out: Any) -> Any:
-    """What a layer returned, without State: of `(out, state)`, `out`."""
+    """The result of a layer, without State: for `(out, state)`, `out`."""
     if class_of(out) is tuple and any(map(is_state, out)):
         rest = tuple(x for x in out if not is_state(x))
         return without_state(rest[0] if len(rest) == 1 else rest)
@@ -139,12 +140,12 @@ def without_state(out: Any) -> Any:
     def hide(node: Any) -> Any:
         return None if is_state(node) else node
 
-    # Containers are copied, for the function may change them later on.
+    # Containers are copied, because the function may change them later.
     return jtu.tree_map(hide, out, is_leaf=is_state)
 
 
 def with_shown(out: Any, shown: Any) -> Any:
-    """`out` with another value for what `without_state` gave of it."""
+    """`out` with another value for the part that `without_state` returned."""
     if class_of(out) is tuple and any(map(is_state, out)):
         rest = [i for i, x in enumerate(out) if not is_state(x)]
         parts, new = list(out), [shown] if len(rest) == 1 else shown
@@ -174,9 +175,9 @@ class _Captured(Transformed):
     transform_name = "capture"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; returns what it returns, and what was captured."""
+        """Call the function; return its result and the captured values."""
         selector, cotangents = self.options
-        # It is a transform to those around it, from which values may come.
+        # For the code around it, this is a transform that may return values.
         handed = next_call() if handing else Handed()
         with capturing(cotangents=cotangents) as collector, surrounding() as level:
             trees = [self.fn, *args, *kwargs.values()]
@@ -195,14 +196,14 @@ class _Captured(Transformed):
         return out, _seen(collector, cotangents)
 
     def _explain(self, error: Exception) -> None:
-        # JAX has no class for these errors, but says it, with a capital or without.
+        # JAX has no class for these errors; their messages differ in capitals.
         if self.options.selector is not None and (
             "ustom node" in str(error) or "pytree" in str(error)
         ):
             error.add_note(
-                f"Inside capture of {function_name(self.fn)}, chosen Modules bear their names in "
-                "their structure, so that models that have other names, or none, cannot be mapped "
-                "together with them. Capture what calls the model, and not what updates it."
+                f"Inside capture of {function_name(self.fn)}, the structure of chosen Modules has "
+                "their names, so that models with other names, or without, cannot be mapped "
+                "together with them. Capture the code that calls the model, not the update."
             )
 
 
@@ -215,7 +216,7 @@ def _seen(collector: Collector, cotangents: bool) -> dict[str, Any]:
 
 
 def with_later(pairs: Iterable[tuple[Label, Any]]) -> list[tuple[Label, Any]]:
-    """What was noted, with the cotangents that were noted later, by a pullback."""
+    """The noted values, with the cotangents that a pullback noted later."""
     found: list[tuple[Label, Any]] = []
     for label, value in pairs:
         if isinstance(value, Cotangent):

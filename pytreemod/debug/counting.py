@@ -37,7 +37,7 @@ class _Counted(Transformed):
             raise RetraceError(too_many_text(function_name(self.fn), max_traces, changes))
         counter.count += 1
         counter.traces.append(trace)
-        # The latest say what changed; a function that is traced for ever must not fill the memory.
+        # The latest traces suffice for the error, and bound the memory.
         del counter.traces[:-16]
         return self.fn(*args, **kwargs)
 
@@ -47,20 +47,20 @@ def assert_max_traces(fn: _F, *, max_traces: int | None) -> _F: ...
 @overload
 def assert_max_traces(*, max_traces: int | None) -> Callable[[_F], _F]: ...
 def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
-    """Raise an error if a function is traced more often than it may be.
+    """Raise an error if a function is traced too often.
 
-    Put it *under* the transform: every time the function itself is called counts.
+    Put it *under* the transform: every call of the function itself counts.
 
     Args:
-        fn: the function; left out, a decorator is returned.
-        max_traces: how often it may be called; None to count only.
+        fn: the function; without it, a decorator is returned.
+        max_traces: the number of allowed calls; None to count only.
 
     Returns:
         A function of the same signature.
 
     Raises:
-        ArgumentError: `fn` is not callable, or `max_traces` is no count.
-        RetraceError: when called once too often; the text names what changed.
+        ArgumentError: `fn` is not callable, or `max_traces` is not a count.
+        RetraceError: a call exceeds the number; the message says what changed.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -84,10 +84,10 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
 
 
 def get_num_traces(fn: Any) -> int:
-    """How often a function under `assert_max_traces` was traced.
+    """The number of traces of a function under `assert_max_traces`.
 
     Args:
-        fn: what `assert_max_traces` returned, or a transform of it.
+        fn: the result of `assert_max_traces`, or a transform of it.
 
     Returns:
         The count.
@@ -105,7 +105,7 @@ def get_num_traces(fn: Any) -> int:
     """
     inner = fn
     while inner is not None and not isinstance(inner, _Counted):
-        # A bound method and a transform each say in their own way what is inside of them.
+        # A bound method and a transform have different names for the function inside.
         inner = getattr(inner, "func", None) or getattr(inner, "__wrapped__", None)
     if inner is None:
         raise ArgumentError(

@@ -44,7 +44,7 @@ class _Explainer:
             return self._call(*args, **kwargs)
 
     def __str__(self) -> str:
-        # Printed after the fact: what is remembered of the traces that there were.
+        # Printed afterwards, it shows the traces that are stored.
         reports = self.reports if self._has_listened else self._log.history(self._name)
         return "\n".join(reports) or "no retraces"
 
@@ -52,9 +52,9 @@ class _Explainer:
 def explain_retraces(
     fn: Callable[..., Any], announce: Callable[[str], None] = _to_stderr
 ) -> _Explainer:
-    """Say, for each trace of a jitted function after the first, what made it necessary.
+    """Explain, for each trace of a jitted function after the first, why it was necessary.
 
-    Each report names the argument and the path in it, and what changed: the structure, a static
+    Each report names the argument and the path in it, and the change: in the structure, in a static
     value (old and new; functions by name and line), a shape, a dtype, a weak type, a sharding.
 
     Args:
@@ -62,10 +62,9 @@ def explain_retraces(
         announce: called with each report; prints to standard error by default.
 
     Returns:
-        A context manager that listens while it is open; and a function that can be called
-        instead of `fn`, listening during the call. `reports` lists the texts so far. Printed
-        without having listened, it reports the earlier traces, as far as they are
-        remembered (the last 16).
+        A context manager that listens while it is open. It is also a function that can be called
+        instead of `fn`, and listens during the call. `reports` lists the reports so far. Printed
+        without having listened, it shows the reports of earlier traces (the last 16).
 
     Raises:
         ArgumentError: `fn` is not under `filter_jit`.

@@ -1,4 +1,4 @@
-"""How many floating-point operations a program takes, counted on its jaxpr.
+"""Counts the floating-point operations of a program, from its jaxpr.
 
 XLA's own `cost_analysis` counts the body of a loop once, however often it runs: a Stack of 24
 layers would be 24 times too cheap. Here a scan counts its length times.
@@ -22,7 +22,7 @@ _ELEMENTWISE = """
     round rsqrt sign sin sinh sqrt square sub tan tanh
 """.split()  # noqa: SIM905  (a table to be read)
 
-# One operation for each element that goes in.
+# One operation for each element of the input.
 _REDUCTIONS = """
     argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce_max reduce_min reduce_prod
     reduce_sum reduce_window_max reduce_window_min reduce_window_sum
@@ -30,11 +30,11 @@ _REDUCTIONS = """
 
 
 class Flops(NamedTuple):
-    """What a program takes.
+    """The operations of a program.
 
     Attributes:
         total: operations; a multiplication with an addition is two.
-        steps: operations of one step of each loop whose number of steps is not known, counted once
+        steps: operations of one step of each loop of unknown length, counted once
             in the total.
     """
 
@@ -45,19 +45,19 @@ class Flops(NamedTuple):
 def count_flops(jaxpr: Any) -> Flops:
     """Count the operations of a jaxpr.
 
-    Matrix products and convolutions count two for each multiplication and addition, elementwise
-    operations and reductions of floating numbers one for each element. A scan counts its length
-    times, a `while` loop, whose length is not known, as one step; of branches the most expensive
-    one counts; a program on several devices is counted for all of them. Moving data is free.
+    Matrix products and convolutions count two for each multiplication and addition. Elementwise
+    operations and reductions of floating numbers count one for each element. A scan counts its
+    length times; a `while` loop, whose length is unknown, counts as one step. The most expensive
+    branch counts. A program on several devices is counted for all of them. Moving data is free.
 
     Args:
-        jaxpr: what `jax.make_jaxpr` gives.
+        jaxpr: the result of `jax.make_jaxpr`.
 
     Returns:
         The total, and the steps of loops of unknown length.
 
     Raises:
-        ArgumentError: it is no jaxpr.
+        ArgumentError: it is not a jaxpr.
 
     Examples:
         >>> import jax
@@ -92,7 +92,7 @@ def _count_one(eqn: Any, steps: list[int]) -> int:
         return max(_count(branch.jaxpr, steps) for branch in params["branches"])
     inner = [*_jaxprs_in(params)]
     if inner:
-        # Rules of derivatives are functions, not jaxprs: what is found is what runs.
+        # Rules of derivatives are functions, not jaxprs: the only jaxpr is the one that runs.
         found = sum(_count(each, steps) for each in inner[:1])
         return found * (params["mesh"].size if name == "shard_map" else 1)
     if not any(_is_inexact(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
@@ -104,7 +104,7 @@ def _count_one(eqn: Any, steps: list[int]) -> int:
 
 def _jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
     for value in params.values():
-        # Known by what it has: JAX does not promise to keep the names of its classes.
+        # Recognized by its attributes: JAX does not promise to keep the names of its classes.
         jaxpr = getattr(value, "jaxpr", value)
         if hasattr(jaxpr, "eqns"):
             yield jaxpr
@@ -128,7 +128,7 @@ def _of_convolution(eqn: Any) -> int:
     kernel, numbers = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"]
     taps = math.prod(kernel[axis] for axis in numbers.rhs_spec[1:])
     out = _size(eqn.outvars[0].aval)
-    # Zeros between the elements of the input, as a transposed convolution has, are not multiplied.
+    # Zeros between input elements, as in a transposed convolution, are not multiplied.
     return 2 * out * taps // math.prod(eqn.params["lhs_dilation"])
 
 

@@ -1,6 +1,7 @@
-"""`gradient_report`: what each parameter learns from a loss, and why it learns nothing.
+"""`gradient_report`: how a loss depends on each parameter, and why a gradient is missing.
 
-Why is in the program (see `transform.derivatives.reaching`); how much is in the gradient.
+The reason follows from the program (see `transform.derivatives.reaching`); the size from the
+gradient.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ _KINDS: tuple[_Kind, ...] = ("unused", "cut off", "not finite", "zero", "nonzero
 
 
 class GradientRow(NamedTuple):
-    """What a loss says of one parameter.
+    """The report on one parameter.
 
     Attributes:
         path: of the parameter, as a selector takes it.
-        kind: `"unused"`, if the loss does not depend on it; `"cut off"`, if it does, but only
-            where no derivative goes: behind `stop_gradient`, rounding, comparisons; `"not finite"`,
-            if a number of the gradient is NaN or infinite; `"zero"`, if all are zero; `"nonzero"`.
+        kind: `"unused"` if the loss does not depend on it; `"cut off"` if it does, but only
+            without a derivative: behind `stop_gradient`, rounding, comparisons; `"not finite"`
+            if a number of the gradient is NaN or infinite; `"zero"` if all are zero; `"nonzero"`.
         norm: of the gradient.
         parameter_norm: of the parameter.
-        layers: of a parameter of layers or members that are held as one, the norm for each, an
-            array with their axes; None for others.
+        layers: for a parameter with layer axes, the norm for each layer, an
+            array with these axes; None for others.
         shape: of the parameter, in short form.
     """
 
@@ -92,7 +93,7 @@ _HINT_NOTHING = [
 
 @dataclass(frozen=True, repr=False)
 class GradientReport:
-    """What [`gradient_report`][pytreemod.debug.gradient_report] gives; prints a line for each path.
+    """The result of [`gradient_report`][pytreemod.debug.gradient_report]; prints a line per path.
 
     Fields:
         rows: one for each parameter, in the order of the model.
@@ -178,7 +179,7 @@ class _Report(Transformed):
             return loss
 
         reach = reach_of(loss_of, chosen.values)
-        # Of what is passed on nothing is used up: it is called as it is for the training step.
+        # A copy of the arguments, so that the caller's States are not used up.
         arrays, structure = divide((fn, args, kwargs))
         fn, args, kwargs = structure.assemble(arrays)
         differentiate = filter_jit(filter_value_and_grad(fn, wrt=wrt, has_aux=has_aux))
@@ -203,30 +204,30 @@ class _Report(Transformed):
 def gradient_report(
     loss: Callable[..., Any], *, wrt: FilterSpec | None = None, has_aux: bool = False
 ) -> Callable[..., GradientReport]:
-    """Say of each parameter what it learns from a loss, and why it learns nothing.
+    """Report for each parameter how a loss depends on it, and why a gradient is missing.
 
-    Five kinds, each parameter is of the first that fits: *unused*, *cut off*, *not finite*, *zero*,
-    *nonzero*. The first two are read off the program of the loss, so that they do not depend on
-    the numbers: `0 * b` gives a gradient that is zero, and neither.
+    A parameter has the first kind that fits: *unused*, *cut off*, *not finite*, *zero*,
+    *nonzero*. The first two follow from the program of the loss, so that they do not depend on
+    the numbers: the gradient of `0 * b` is zero, and neither of them.
 
-    A custom derivative that gives None counts as one that gives zeros. Rows of an embedding that
-    are not looked up are numbers of one parameter, and no paths.
+    A custom derivative that returns None counts as one that returns zeros. Rows of an embedding
+    that are not looked up are numbers of one parameter, and have no paths.
 
     Args:
         loss: as for [`filter_grad`][pytreemod.filter_grad]: differentiated with respect to its
             first argument. It is compiled, and traced twice.
-        wrt: which leaves; as for `filter_grad`.
+        wrt: picks the leaves; as for `filter_grad`.
         has_aux: whether `loss` returns a pair `(loss, aux)`.
 
     Returns:
         A function of the same arguments that returns a `GradientReport`. Printed, it has a line for
-        each parameter; `report["head.bias"]` is the `GradientRow` of one. It uses up no State that
-        it is given.
+        each parameter; `report["head.bias"]` is the `GradientRow` of one. It does not use up a
+        State in the arguments.
 
     Raises:
-        ArgumentError: there is nothing to differentiate, or `loss` returns no loss; the arguments
-            are traced.
-        ShapeError: the loss is no scalar.
+        ArgumentError: there is nothing to differentiate, `loss` does not return a loss, or the
+            arguments are traced.
+        ShapeError: the loss is not a scalar.
         SpecError: `wrt` does not fit the first argument.
 
     Examples:

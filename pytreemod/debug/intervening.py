@@ -1,9 +1,9 @@
-"""`intervene`: change what chosen Modules return, while a function runs.
+"""`intervene`: change the results of chosen Modules, while a function runs.
 
 The dual of `capture`: a rule around the calls of the chosen Modules
-(`transform.interception.surrounded_calls`) gives what they return to a function, and goes on with
-what that returns. What the functions take comes in as data: `values`, one for each call, by the way
-on which captured ones come out (`transform.boundary.supplying`), and the arrays of a `Partial`.
+(`transform.interception.surrounded_calls`) passes their results to a function, and goes on with
+its result. The inputs of the functions are data: `values`, one for each call, which enter
+compiled code as captured values leave it (`transform.boundary.supplying`), and the arrays of a `Partial`.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ def intervene(
     values: Mapping[str, PyTree] | None = None,
     inputs: bool = False,
 ) -> Callable[_P, _R]:
-    """Call a function, and change what chosen submodules return in it, or are given.
+    """Call a function, and change the results, or the arguments, of chosen submodules in it.
 
     For ablation, steering, and patching from another run. Works through every filtered transform,
     inside and outside of it, and in a [`Stack`][pytreemod.nn.Stack]. A function that needs neither
     `value` nor a number may be used in transforms of plain JAX, too.
 
-    What the functions take comes as data: through `values`, or as the arrays of a
-    [`Partial`][pytreemod.Partial], which may be traced. So another patch of the same shapes is no
-    new program, and `filter_vmap` over the number of the layer is one. A lambda is compared by its
-    code and by what it has taken from around it, so that the same one made again is no new
-    program; one that has taken an array is another each time: give it the array as data.
+    The inputs of the functions are data: in `values`, or as the arrays of a
+    [`Partial`][pytreemod.Partial], which may be traced. So another patch of the same shapes needs
+    no new program, and neither does a `filter_vmap` over the number of the layer. Lambdas are
+    compared by their code and the variables that they capture, so that making the same one again
+    needs no new program. One that captures an array differs each time: pass the array as data.
 
-    Interventions may be nested: the outer one sees what the inner one changed, and so does a
+    Interventions may be nested: the outer one sees the changes of the inner one, and so does a
     [`capture`][pytreemod.capture] around it.
 
     **Law.** With `lambda out, at, value: out`, it equals `fn`; and so it does with
@@ -82,29 +82,30 @@ def intervene(
     Args:
         fn: the function, which may be a Module, or a method of one.
         by: [`by`][pytreemod.by] with a function for each choice of Modules in the arguments (and in
-            `fn`); the first that picks a Module is for it. None leaves them alone. It is called as
-            `f(out, at, value)`, and returns what goes on, in the structure, shapes and dtypes of
-            `out`. For a layer that returns a State, too, `out` is without it. `at` says where that
-            is: `at.path`, `at.call` (how many calls of that Module there were before), `at.layer`
-            (in a `Stack`; `at.layers` in several), `at.member` (in an `Ensemble`), `at.step` (in
-            `filter_scan` or an `RNN`); these count from 0, may be traced, and are None elsewhere.
-        values: by the names that `capture` has for what these Modules return, whatever is to be
-            `value` in that call, a tree of arrays: along the first axes, an entry for each layer,
-            member or step, as in what is captured. In other calls `value` is None.
-        inputs: whether the functions are given, and return, `(args, kwargs)` of the call, instead
-            of what it returns.
+            `fn`); the first that picks a Module applies to it. None leaves them unchanged. It is
+            called as `f(out, at, value)`. Its result replaces `out`, with the same structure,
+            shapes and dtypes. For a layer that returns a State, too, `out` is without it. `at` is
+            the location of the call: `at.path`; `at.call`, the number of earlier calls of that
+            Module; `at.layer` in a `Stack` (`at.layers` in several); `at.member` in an `Ensemble`;
+            `at.step` in `filter_scan` or an `RNN`. They count from 0, may be traced, and are None
+            elsewhere.
+        values: the `value` for calls, by the names that `capture` gives to the results of these
+            Modules. Each is a tree of arrays: along the first axes, an entry for each layer,
+            member or step, as in captured values. In other calls `value` is None.
+        inputs: whether the functions take, and return, the `(args, kwargs)` of the call, instead
+            of its result.
 
     Returns:
-        A function of the same arguments that returns what `fn` returns.
+        A function of the same arguments that returns the result of `fn`.
 
     Raises:
-        ArgumentError: `fn` or a function is not callable, or `by` is none; `values` has a name that
-            was not chosen; or a function asks for the truth of a number that is traced.
-        SpecError: a selector chooses no Module in the arguments.
-        StructureError: a function returns something else than it was given.
-        ShapeError: a value has not an entry for each member.
-        CaptureError: a value, an array of a `Partial`, or the number of a step would have to go
-            into a transform that takes none in.
+        ArgumentError: `fn` or a function is not callable, or `by` is not a rule. Or `values` has a
+            name that was not chosen, or a function asks for the truth of a traced number.
+        SpecError: a selector picks no Module in the arguments.
+        StructureError: a function returns another structure than that of its argument.
+        ShapeError: a value does not have an entry for each member.
+        CaptureError: a value, an array of a `Partial`, or the number of a step would have to enter
+            a transform that accepts none.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -133,7 +134,7 @@ def intervene(
 
 
 def _as_function(selector: Selector, fn: Any) -> Any:
-    """A function whose arrays are data, and which is equal to another that does the same."""
+    """A function whose arrays are data; it equals another one that does the same."""
     if fn is None:
         return None
     where = f"intervene(by: {selector!r})"
@@ -159,7 +160,7 @@ def _check_parameters(where: str, fn: Any) -> None:
     try:
         signature = inspect.signature(inner)
     except (TypeError, ValueError):
-        return  # A callable that does not say what it takes.
+        return  # A callable without a signature.
     try:
         signature.bind(*args, None, None, None, **named)
     except TypeError as error:
@@ -189,16 +190,16 @@ def _as_jax(array: Any) -> Any:
     return jnp.asarray(array) if isinstance(array, np.ndarray) else array
 
 
-# ---- what happens around a Module
+# ---- the rule around a Module
 
 
 class _Intervening(AbstractCallRule):
-    """Gives what goes into a Module, or comes out of it, to a function, and goes on with its."""
+    """Passes the arguments or the result of a Module to a function, and goes on with its result."""
 
     level: int
-    # Of the arrays of the function.
+    # The arrays of the function.
     data: Label
-    # The function, but for its arrays.
+    # The function without its arrays.
     fn: Structure
     has_value: bool
     inputs: bool
@@ -222,16 +223,16 @@ class _Intervening(AbstractCallRule):
             args, kwargs = self.changed(where, (args, kwargs), value)
             return call(*args, **kwargs)
         out = call(*args, **kwargs)
-        # State is left out, and put in again.
+        # State is left out, and added again.
         leaves, treedef = jtu.tree_flatten(out, is_leaf=is_state)
         new = iter(jtu.tree_leaves(self.changed(where, without_state(out), value)))
         return treedef.unflatten([leaf if is_state(leaf) else next(new) for leaf in leaves])
 
     def changed(self, where: CallSite, old: Any, value: Any) -> Any:
-        """What the function makes of something, which is refused if it is something else."""
+        """The result of the function, which is refused if its form differs."""
         arrays = whole(self.data) if self.fn.count else ()
         try:
-            # Transforms in it are none of those that values go into.
+            # Transforms in it do not accept values.
             with not_counted():
                 new = self.fn.assemble(arrays)(old, where, value)
         except jax.errors.TracerBoolConversionError as error:
@@ -263,7 +264,7 @@ def _fits(old: Any, new: Any) -> bool:
 
 
 def _in_type_of(old: Any, new: Any) -> Any:
-    # Weak types are free; but what was of none goes on so: a loop's carry, say.
+    # Weak types may change; but a strong type must stay strong, for a loop's carry.
     is_weak = is_array(new) and jax.typeof(new).weak_type and not jax.typeof(old).weak_type
     return jax.lax.convert_element_type(new, new.dtype) if is_weak else new
 
@@ -299,7 +300,7 @@ class _Intervened(Transformed, has_data=True):
         self.fns = fns
         self.values = values
 
-    # With arrays in it, it is equal to itself alone.
+    # With arrays in it, it equals itself alone.
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -316,7 +317,7 @@ class _Intervened(Transformed, has_data=True):
             rest, named = rest[: len(args)], dict(zip(kwargs, rest[len(args) :], strict=True))
             labels: Sequence[Label] = ()
             supplied: list[Any] = []
-            # In a plan of others, nothing is changed: there is nothing to plan.
+            # While another plan is made, nothing is changed, and there is nothing to plan.
             if values is not None and not is_planned():
                 plan = planned(fn, rest, named).at(level)
                 _refuse_unknown(values, plan.names(), names)
@@ -327,13 +328,13 @@ class _Intervened(Transformed, has_data=True):
     def _surrounded(
         self, trees: list[Any], level: int, ring_level: int
     ) -> tuple[list[Any], dict[Label, list[Any]], list[str]]:
-        """The trees with rules around the Modules in them; what these take; and their names."""
+        """The trees with rules around their Modules; the inputs of the rules; and the names."""
         wanted = {_path_of(name) for name in self.values or ()}
         data: dict[Label, list[Any]] = {}
         around: list[tuple[list[dict[Path, str]], Callable[[str], _Intervening]]] = []
         done: list[set[Path]] = [set() for _ in trees]
         for i, (selector, fn) in enumerate(zip(self.options.selectors, self.fns, strict=True)):
-            # All of them choose in the trees as they came.
+            # All of them choose in the original trees.
             chosen: list[dict[Path, str]] = []
             for found, before in zip(
                 choose_modules("intervene", selector, trees, _is_callable), done, strict=True
@@ -359,7 +360,7 @@ def _is_callable(node: Any) -> bool:
 
 
 def _path_of(name: str) -> str:
-    """The path of a Module in the name of a call: that without `#2`."""
+    """The path of a Module in the name of a call: the name without `#2`."""
     path, mark, number = name.rpartition("#")
     return path if mark and number.isdigit() else name
 

@@ -1,6 +1,6 @@
-"""Functions that give back what they are given, and report what happens to it.
+"""Functions that return their argument, and report the operations on it.
 
-To be put into a program for as long as a bug is looked for, as a `print` would be.
+Put them into a program while you look for a bug, as a `print`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def announce_transform(
     intermediates: bool = False,
     announce: Callable[[str], Any] = print,
 ) -> _T:
-    """Give back a tree, and announce each transform of JAX that is applied to it.
+    """Return a tree, and announce each JAX transform that is applied to it.
 
-    A line has the transforms, outermost first, and what was done in the end: `vmap:impl` for an
+    A line has the transforms, outermost first, and the final operation: `vmap:impl` for an
     eager call under `jax.vmap`; `jvp_p` is the primal and `jvp_t` the tangent part of a derivative;
     `abstract` is tracing, and `mlir` lowering into a compiled program.
 
     Args:
         x: any tree; its arrays are watched.
-        name: what is printed in front.
-        intermediates: whether to announce transforms that are not yet at their end as well.
-        announce: what prints.
+        name: a prefix for the lines.
+        intermediates: whether to announce transforms before the final operation as well.
+        announce: the function that prints.
 
     Returns:
         `x`.
@@ -57,7 +57,7 @@ def announce_transform(
 
 
 class _Announcing(NamedTuple):
-    """Compared by what it has, so that JAX does not evaluate twice what it has evaluated."""
+    """Compared by its fields, so that JAX does not evaluate the same thing twice."""
 
     name: str | None
     intermediates: bool
@@ -76,11 +76,11 @@ def _with_watched(x: Any, report: Callable[[tuple[str, ...], bool], object]) -> 
 
 
 def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
-    """Give back a tree; print it and its cotangent in the backward pass, and stop at a NaN.
+    """Return a tree; print it and its cotangent in the backward pass, and stop at a NaN.
 
     Args:
-        x: any tree; its floating arrays are looked at.
-        name: what is printed above.
+        x: any tree; its floating arrays are checked.
+        name: a title for the output.
         terminate: whether a NaN in the cotangent is an error, as
             [`error_if`][pytreemod.error_if] raises it.
 
@@ -131,7 +131,7 @@ _backward_nan.defvjp(_forward, _backward)
 
 
 def breakpoint_if(pred: Any, **kwargs: Any) -> None:
-    """`jax.debug.breakpoint`, where a condition is true; in compiled code, too.
+    """`jax.debug.breakpoint` if a condition is true; in compiled code, too.
 
     Args:
         pred: a boolean array; any true element counts.
@@ -146,7 +146,7 @@ def breakpoint_if(pred: Any, **kwargs: Any) -> None:
     def stop() -> None:
         jax.debug.breakpoint(**kwargs)
 
-    # Under a map the condition is that of the whole batch: it stays one, and is no selection.
+    # Under a map the condition is that of the whole batch: it must not become a selection.
     @custom_vmap
     def stop_if(pred: Any) -> Any:
         jax.lax.cond(jnp.any(pred), stop, lambda: None)
@@ -177,10 +177,10 @@ _entries_lock = threading.Lock()
 
 
 def store_dce(x: _T, name: Hashable = None) -> _T:
-    """Give back a tree, and remember which of its arrays a compiled program needs.
+    """Return a tree, and record which of its arrays a compiled program needs.
 
-    XLA leaves out what nothing depends on (dead code elimination, "DCE"). Put this into a jitted
-    function, call that, and ask [`inspect_dce`][pytreemod.debug.inspect_dce].
+    XLA removes computations that nothing depends on (dead code elimination, "DCE"). Put this into a
+    jitted function, call that, and call [`inspect_dce`][pytreemod.debug.inspect_dce].
 
     Args:
         x: any tree; its arrays are watched.
@@ -214,19 +214,19 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
     structs = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     with _entries_lock:
         _entries.append(_Entry(name, treedef, rest, structs, is_alive))
-    # Each by itself: a primitive with one result that is needed needs all that go in.
+    # Each by itself: if one result of a primitive is needed, all of its inputs are.
     kept = [watched([leaf], _Alive(is_alive, i))[0] for i, leaf in enumerate(leaves)]
     return combine(treedef.unflatten(kept), rest)
 
 
 class _Alive:
-    """Notes that a value is part of a program, or was computed."""
+    """Records that a value is part of a program, or was computed."""
 
     def __init__(self, is_alive: list[bool], index: int):
         self.is_alive, self.index = is_alive, index
 
     def __call__(self, steps: tuple[str, ...], is_end: bool) -> None:
-        """Note it."""
+        """Record it."""
         if steps[-1] in ("mlir", "impl"):
             self.is_alive[self.index] = True
 
@@ -237,10 +237,10 @@ class _Dead:
 
 
 def inspect_dce(name: Hashable = None) -> None:
-    """Print what [`store_dce`][pytreemod.debug.store_dce] has remembered.
+    """Print the records of [`store_dce`][pytreemod.debug.store_dce].
 
     Args:
-        name: that of the calls that are meant; None for those without a name.
+        name: the name of the calls; None for those without a name.
 
     Examples:
         See [`store_dce`][pytreemod.debug.store_dce].

@@ -1,4 +1,4 @@
-"""`raise_errors`: wait for the checks that no call waits for."""
+"""`raise_errors`: wait for the checks of `filter_jit(checks="later")`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pytreemod.transform.host.later_checks import raise_pending
 
 
 def raise_errors() -> None:
-    """Wait for all calls of functions under `filter_jit(checks="later")`, and raise what failed.
+    """Wait for all calls of functions under `filter_jit(checks="later")`, and raise their failures.
 
-    Of all functions and threads. Put it where the program waits anyway: at the end of an epoch,
-    before a checkpoint is written, at the end of a test. What was raised is forgotten.
+    For all functions and threads. Call it where the program waits anyway: at the end of an epoch,
+    before a checkpoint is written, at the end of a test. Each failure is raised once.
 
     Raises:
-        CheckError: a check failed. Its notes name the line of the check, the index in the batch
-            where there is one, the call, counted from 1 for each function, and how many other
-            failures there were.
+        CheckError: a check failed. Its notes name the line of the check, and the index in the batch
+            if there is one. They also have the number of the call, counted from 1 for each
+            function, and the number of other failures.
 
     Examples:
         >>> import jax.numpy as jnp

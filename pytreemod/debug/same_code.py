@@ -1,10 +1,10 @@
-"""`SameCode`: a function that is equal to another that was made by the same code.
+"""`SameCode`: a function that equals another one that was made by the same code.
 
-A lambda that is written in a loop is a new object each time, and nothing that was compiled for the
-last one would be found again. Two functions do the same if they are of one code, in one module, and
-what they have taken from the function around them is the same. That is compared as static values
-are elsewhere: what differs in kind is another, and so is what has no hash, because it may change.
-Globals are what they were when the program was traced, as for each function that JAX compiles.
+A lambda in a loop is a new object each time, so that programs compiled for the last one would not
+be found again. Two functions do the same if they have the same code, in one module, and capture
+the same variables. These are compared as all static values: values that differ in kind differ,
+and so do values without a hash, because they may change.
+Globals have the values of the first trace, as for each function that JAX compiles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pytreemod.tree.snapshots import exact, static_kind
 
 
 class SameCode:
-    """A function, compared by what it does.
+    """A function, compared by its code.
 
     Args:
         fn: any function; a callable of another kind is compared by its own `==`.
@@ -57,7 +57,7 @@ def _key_of(fn: Any, around: tuple[Any, ...] = ()) -> Any:
         named = tuple((name, _token(x, around)) for name, x in (fn.__kwdefaults__ or {}).items())
         key = fn.__code__, id(fn.__globals__), cells, defaults, named
         hash(key)
-    # ValueError: what it takes from the function around it is not there yet.
+    # ValueError: a captured variable has no value yet.
     except (TypeError, ValueError):
         return fn
     return key

@@ -1,8 +1,9 @@
-"""`summary`: what a model is, as a table; nothing is run.
+"""`summary`: a model as a table; nothing is run.
 
-The rows come from the tree alone: one for each Module. If there is an example, the model is traced
+The rows follow from the tree alone: one for each Module. If there is an example, the model is
+    traced
 with it, with a rule around the call of each Module (`transform.interception.surrounded_calls`) that
-writes down the shapes of what is returned. How they are shown is in `summary_tables`.
+records the shapes of the results. The output is made in `summary_tables`.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from pytreemod.typing import FilterSpec, KeyPath, PyTree, class_of, jtu
 
 
 def param_count(model: PyTree, selector: FilterSpec | None = None) -> int:
-    """How many numbers the chosen arrays of a model have, a tied array once.
+    """Count the numbers in the chosen arrays of a model; a tied array counts once.
 
     Args:
         model: any tree; its arrays may be `jax.ShapeDtypeStruct`s.
-        selector: which arrays: a class, a path, a selector. None for those that are trained: the
-            floating arrays that are no buffers.
+        selector: picks arrays: a class, a path, a selector. None for the trained ones: the
+            floating arrays that are not buffers.
 
     Returns:
-        The number of numbers.
+        The count.
 
     Raises:
         SpecError: the selector does not fit the model.
@@ -93,29 +94,30 @@ def summary(
     Without an example there are no output shapes.
 
     Layers that repeat are printed as one row: `4 x blocks[0]`. A `Stack` traces its layers once, so
-    that they have one row. Further columns are there where there is something to say: the precision
-    of [`with_precision`][pytreemod.with_precision], roles, ties, computed leaves, what trains an
-    array (with `opt`), shardings and the bytes on one device. Values of a State in the example
-    follow below.
+    that they have one row. Further columns appear if they are not empty: the precision of
+    [`with_precision`][pytreemod.with_precision], roles, ties, computed leaves, the optimizer rule
+    of an array (with `opt`), shardings and the bytes on one device. Values of a State in the
+    example follow below.
 
     Args:
         model: a Module, or any tree that has some; arrays may be `jax.ShapeDtypeStruct`s.
-        *example: what the model is called with; arrays may be `jax.ShapeDtypeStruct`s.
-        depth: how many levels of Modules are shown, the model itself being level 0; None for all.
+        *example: the arguments of the model; arrays may be `jax.ShapeDtypeStruct`s.
+        depth: the number of levels of Modules to show, the model itself being level 0; None for
+            all.
         opt: an optimizer that was initialized for the model.
         flops: whether to count floating-point operations of a call with the example; see
             [`count_flops`][pytreemod.debug.count_flops].
-        **options: by keyword, what the model is called with. One that has a name of those above is
-            given to the model by `pm.Partial(model, depth=...)`.
+        **options: keyword arguments of the model. Pass one with a name from above
+            by `pm.Partial(model, depth=...)`.
 
     Returns:
         A value that prints as the table; `.rows` has its records, `.params`, `.bytes` and `.flops`
         its totals; `.to_markdown()`, `.mermaid()`, and boxes in a notebook.
 
     Raises:
-        ArgumentError: an option is unusable, or there is an example and the model is not callable.
-        Exception: whatever a layer raises for the example; its path, and the table as far as it
-            came, are appended to the text.
+        ArgumentError: an option is invalid, or there is an example and the model is not callable.
+        Exception: any error that a layer raises for the example; its path, and the table so far,
+            are appended to the message.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -162,11 +164,11 @@ def summary(
     )
 
 
-# ---- what the tree says
+# ---- rows of the tree
 
 
 class _Sums(NamedTuple):
-    """Of all arrays below a node."""
+    """Sums over all arrays below a node."""
 
     params: int = 0
     bytes: int = 0
@@ -177,7 +179,7 @@ class _Sums(NamedTuple):
 
 
 class _Outer(NamedTuple):
-    """What the Module that a Module is in has."""
+    """Properties of the Module around a Module."""
 
     depth: int = -1
     axes: int = 0
@@ -186,18 +188,18 @@ class _Outer(NamedTuple):
 
 
 class _Rows:
-    """The rows of a model, by the paths that call rules have."""
+    """The rows of a model, by the paths that call rules use."""
 
     def __init__(self, model: PyTree, opt: Optimizer | None):
         self.found: list[tuple[str, SummaryRow]] = []
         self.rules = _rules_by_path(model, opt)
         self.leaves = {loc.path: loc for loc in locations(model)}
-        # Those that no row has yet; that of the innermost Module around takes one.
+        # Ties that no row has yet; the innermost Module around one takes it.
         self.ties: list[tuple[KeyPath, KeyPath]] = []
         self.total = self._visit(model, (), _Outer())
 
     def rows(self, calls: _Calls) -> Iterator[SummaryRow]:
-        """The rows, with what the calls of the model have shown."""
+        """The rows, with the results of the model's calls."""
         for path, row in self.found:
             shape, count = calls.outputs.get(path, (None, 0))
             yield row._replace(shape=shape, calls=count)
@@ -270,7 +272,7 @@ class _Rows:
 
 
 def _is_row(node: Any) -> bool:
-    """Whether it is a Module that has a row, and not a part of how an array is stored."""
+    """Whether it is a Module with a row, and not part of the form in which an array is stored."""
     record = record_of(node)
     if record is None or not isinstance(node, Module) or record.is_hole:
         return False
@@ -287,7 +289,7 @@ def _precision(node: Any) -> str:
 
 
 def _own_children(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """What a Module has itself, containers passed through, without the Modules in it."""
+    """A Module's own children, through containers, without the Modules in it."""
     for key, child in children_of(node) or ():
         place = (*path, key)
         if isinstance(child, Module):
@@ -300,7 +302,7 @@ def _own_children(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _rules_by_path(model: PyTree, opt: Optimizer | None) -> dict[KeyPath, str]:
-    """Which rule of an optimizer each leaf has."""
+    """The rule of an optimizer for each leaf."""
     if opt is None:
         return {}
     given: Any = opt  # callers may be unchecked
@@ -346,11 +348,11 @@ def _state_lines(state: Any) -> list[str]:
     return [f"{pattern_text(path)}  {describe(leaf)}" for path, leaf in pairs]
 
 
-# ---- what a call shows
+# ---- calls
 
 
 class _Calls:
-    """What was called, by path: the first result, and how often."""
+    """The calls, by path: the first result, and their number."""
 
     def __init__(self) -> None:
         self.outputs: dict[str, tuple[Any, int]] = {}
@@ -363,11 +365,11 @@ _RUNNING: dict[int, _Calls] = {}
 
 
 class _Noting(AbstractCallRule):
-    """Writes down what each Module returns.
+    """Records the result of each Module.
 
     Fields:
-        serial: of the summary; another one each time, so that no jitted function in the model
-            finds a trace that was made before, and calls nothing.
+        serial: of the summary; a new one each time, so that a jitted function in the model
+            is traced again, and its Modules are called.
     """
 
     serial: int = field(static=True)
@@ -380,7 +382,7 @@ class _Noting(AbstractCallRule):
         kwargs: dict[str, Any],
         where: CallSite,
     ) -> Any:
-        """Make the call, and write down the shapes of what it returns."""
+        """Make the call, and record the shapes of its result."""
         calls = _RUNNING.get(self.serial)
         if calls is None:
             return call(*args, **kwargs)
@@ -398,7 +400,7 @@ class _Noting(AbstractCallRule):
 
 
 def _shapes(out: Any) -> Any:
-    """What was returned, with shapes for arrays, without State."""
+    """A result without State, with shapes for arrays."""
     if class_of(out) is tuple and any(map(is_state, out)):
         rest = tuple(x for x in out if not is_state(x))
         return _shapes(rest[0] if len(rest) == 1 else rest)
@@ -414,7 +416,7 @@ def _shapes(out: Any) -> Any:
 def _traced(
     model: Any, example: tuple[Any, ...], options: dict[str, Any], calls: _Calls, found: _Rows
 ) -> Any:
-    """Trace a call of the model; returns its jaxpr."""
+    """Trace a call of the model; return its jaxpr."""
     serial = next(_SERIAL)
     _RUNNING[serial] = calls
     try:
@@ -437,11 +439,11 @@ def _call(model: Any, example: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
 
 def _explain(error: Exception, options: dict[str, Any], calls: _Calls, found: _Rows) -> None:
-    """Append the path of the layer that raised, and the table as far as it came, to the text."""
+    """Append the path of the layer that raised, and the table so far, to the message."""
     done = [row for row in found.rows(calls) if row.calls]
     path = calls.failed
     text = f"In summary(model, ...), at {path or '<root>'}"
-    # What summary does not know goes to the model, an option of its own that is misspelt, too.
+    # An unknown option is passed to the model, even if it is a misspelt option of summary.
     unknown = next((name for name in options if f"argument '{name}'" in str(error)), "")
     text += nearest(unknown, ("depth", "opt", "flops")) if unknown else ""
     if done:

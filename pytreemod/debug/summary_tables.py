@@ -1,7 +1,7 @@
-"""The table that `summary` makes, in all its forms: text, Markdown, a diagram, boxes in a notebook.
+"""The output of `summary` in all forms: text, Markdown, a diagram, boxes in a notebook.
 
-All are made of the same rows and the same columns. A column is there only if some row says
-something in it, and equal neighbours are one row.
+All are made of the same rows and columns. A column appears only if it is not empty, and
+equal neighbors are one row.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class SummaryRow(NamedTuple):
     Attributes:
         path: as a selector takes it; `<root>` for the model itself.
         cls: the name of its class.
-        shape: what its first call returned, `jax.ShapeDtypeStruct`s for arrays, without State; None
+        shape: the first result, `jax.ShapeDtypeStruct`s for arrays, without State; None
             if it was not called.
-        params: how many numbers in it, and in the Modules in it, are trained.
+        params: the number of trained numbers in it, and in the Modules in it.
         bytes: of all arrays in it, trained or not.
-        dtype: of the arrays in it that are its own: `f32`, or several.
-        depth: how many Modules it is in.
-        layers: how many layers, or members, it has as one, if it is the part of a `Stack` or an
-            `Ensemble` that is stacked; else 1.
-        calls: how often it was called.
-        precision: what `with_precision` gave it, if that differs from the Module that it is in.
-        roles: of its own arrays, where these are not all parameters: `buffer`.
+        dtype: of its own arrays: `f32`, or several.
+        depth: the number of Modules around it.
+        layers: the number of layers, or members, if it is the stacked part of a `Stack` or an
+            `Ensemble`; otherwise 1.
+        calls: the number of its calls.
+        precision: its precision by `with_precision`, if that differs from the Module around it.
+        roles: of its own arrays, if these are not all parameters: `buffer`.
         trained_by: the selectors of the optimizer's rules for its own arrays.
-        ties: which of its arrays are those of another path.
-        computed: which of its arrays are computed from others, and the class that does it.
+        ties: those of its arrays that are tied to another path.
+        computed: those of its arrays that are computed, with the class of the computed leaf.
         sharding: the partition specs of its own arrays that are on several devices.
         device_bytes: of all arrays in it, on one device.
     """
@@ -64,15 +64,15 @@ class SummaryRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Summary:
-    """What [`summary`][pytreemod.summary] gives: printed, it is a table.
+    """The result of [`summary`][pytreemod.summary]: printed, it is a table.
 
     Fields:
-        rows: one for each Module, those that it is in first.
-        params: how many numbers are trained.
+        rows: one for each Module, outer Modules first.
+        params: the number of trained numbers.
         bytes: of all arrays.
-        state: a line for each value of the State in the example, streams among them.
-        flops: floating-point operations of a call; None if not asked for.
-        flops_per_step: those of one step of each loop whose number of steps is not known: `flops`
+        state: a line for each value of the State in the example, including streams.
+        flops: floating-point operations of a call; None if not requested.
+        flops_per_step: those of one step of each loop of unknown length: `flops`
             counts one step.
     """
 
@@ -118,7 +118,7 @@ class Summary:
         return "\n".join([*lines, "", *self._end()])
 
     def mermaid(self) -> str:
-        """The Modules as a diagram, in the language of Mermaid, which many sites draw.
+        """The Modules as a diagram, in the language of Mermaid, which many sites render.
 
         Examples:
             >>> import jax
@@ -176,7 +176,7 @@ _NUMBERS = ("params", "bytes", "bytes/device")
 
 
 def _columns(rows: Sequence[SummaryRow]) -> list[tuple[str, Callable[[SummaryRow], str]]]:
-    """The columns that there is something to say in."""
+    """The columns that are not empty."""
     is_split = any(row.sharding for row in rows)
     every: list[tuple[str, Callable[[SummaryRow], str], bool]] = [
         ("path", lambda row: row.path, True),
@@ -228,7 +228,7 @@ def _shape_text(shape: Any) -> str:
 
 
 def _collapsed(rows: Sequence[SummaryRow]) -> Iterator[tuple[SummaryRow, int]]:
-    """The rows, with those of equal neighbours as one, and how many there are."""
+    """The rows, with equal neighbors as one, and their number."""
     at = 0
     blocks = _blocks(rows)
     while at < len(rows):
@@ -253,7 +253,7 @@ def _collapsed(rows: Sequence[SummaryRow]) -> Iterator[tuple[SummaryRow, int]]:
 
 
 def _blocks(rows: Sequence[SummaryRow]) -> list[int]:
-    """For each row, how many rows it is with those inside of it."""
+    """For each row, the number of rows including those inside it."""
     sizes, opened = [0] * len(rows), list[int]()
     for i, row in enumerate(rows):
         while opened and rows[opened[-1]].depth >= row.depth:
@@ -266,13 +266,13 @@ def _blocks(rows: Sequence[SummaryRow]) -> list[int]:
 
 
 def _is_next(one: str, other: str) -> bool:
-    """Whether two paths differ in the index at their ends alone."""
+    """Whether two paths differ only in the index at their ends."""
     head, _, last = one.rpartition("[")
     return bool(_) and last.endswith("]") and other.rpartition("[")[0] == head
 
 
 def _forms(rows: Sequence[SummaryRow]) -> list[Any]:
-    """What rows say, with paths from the first of them."""
+    """The contents of rows, with paths relative to the first of them."""
     start = len(rows[0].path) if rows else 0
     return [(row.path[start:], repr(row.shape), row._replace(path="", shape=None)) for row in rows]
 
@@ -287,7 +287,7 @@ def _bytes(count: int) -> str:
 # Labels are HTML, in which a path in angle brackets would be an unknown element.
 _IN_MERMAID = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;"})
 
-# Colors are those of what is around, and a grey that is half transparent: light or dark alike. On a
+# Colors are inherited, with a half-transparent gray: light or dark alike. On a
 # narrow screen long paths are broken, and the boxes are less indented.
 _STYLE = """<style>
 .pm-summary { font: 13px/1.5 ui-monospace, monospace; max-width: 100%; overflow-x: auto; }

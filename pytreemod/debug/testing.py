@@ -1,4 +1,4 @@
-"""`pytreemod.testing`: assertions about trees, with the paths of what fails."""
+"""`pytreemod.testing`: assertions about trees; errors list the paths."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from pytreemod.tree.selecting import Locations, as_selector
 from pytreemod.typing import FilterSpec, PyTree, Tracer, jtu
 
 _TOLERANCES = {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-5, "complex64": 1e-5}
-"""Relative and absolute, by dtype; for what is narrower that of bfloat16, for wider ones 1e-10."""
+"""Relative and absolute, by dtype; narrower ones use that of bfloat16, wider ones 1e-10."""
 
 
 def assert_trees_close(
     actual: PyTree, expected: PyTree, rtol: float | None = None, atol: float | None = None
 ) -> None:
-    """Assert that two trees agree: structure, configuration, shapes, dtypes, numbers nearly.
+    """Assert that two trees agree: structure, configuration, shapes, dtypes, and (nearly) numbers.
 
     NaN equals NaN. Integers, booleans and keys must be equal.
 
     Args:
         actual: a tree.
-        expected: what it should be.
+        expected: the expected tree.
         rtol: relative tolerance of floating arrays; None for one by dtype: 1e-5 for float32, 1e-3
             for float16, 1e-2 for bfloat16, 1e-10 for float64.
         atol: absolute tolerance; None for `rtol`.
 
     Raises:
-        AssertionError: they do not; each path is named.
+        AssertionError: they differ; each path is named.
         ArgumentError: an array is traced.
 
     Examples:
@@ -58,16 +58,16 @@ def assert_trees_close(
 def assert_changed(
     before: PyTree, after: PyTree, only: FilterSpec | Sequence[FilterSpec] = ...
 ) -> None:
-    """Assert that chosen leaves changed, and no others: that a step trained what it should.
+    """Assert that chosen leaves changed, and no others, for instance in a training step.
 
     Args:
         before: a tree.
         after: the tree later, of the same structure.
-        only: what may change, as everywhere: a path (`"head.**"`), a class, a selector. Or a list
-            of these, of which each must pick at least one leaf that has changed.
+        only: the leaves that may change: a path (`"head.**"`), a class, a selector. Or a list
+            of these; each must pick at least one leaf that has changed.
 
     Raises:
-        AssertionError: another leaf has changed, or none of those that should have; each path is
+        AssertionError: another leaf has changed, or none of the expected ones; each path is
             named.
         SpecError: `only` does not fit the tree.
         ArgumentError: an array is traced.
@@ -96,12 +96,12 @@ def assert_changed(
 
 
 def assert_unchanged(before: PyTree, after: PyTree, selector: FilterSpec = ...) -> None:
-    """Assert that chosen leaves are what they were, number for number.
+    """Assert that chosen leaves have not changed, number for number.
 
     Args:
         before: a tree.
         after: the tree later, of the same structure.
-        selector: which leaves; all if left out.
+        selector: picks the leaves; all by default.
 
     Raises:
         AssertionError: one has changed; each path is named.
@@ -124,7 +124,7 @@ def assert_unchanged(before: PyTree, after: PyTree, selector: FilterSpec = ...) 
 
 
 def _changes(where: str, before: PyTree, after: PyTree) -> tuple[Locations, list[bool]]:
-    """The leaves of a tree, and whether each has other numbers now."""
+    """The leaves of a tree, and whether the numbers of each have changed."""
     _refuse_traced(where, before, after)
     others = [d.line() for d in compare(before, after, _have_one_type)]
     _fail_if(others, where, "trees of one structure", "difference")

@@ -426,7 +426,7 @@ def test_trees_that_cannot_be_told_to_be_alike_are_explained():
 
     with pytest.raises(ValueError, match=r"pytree|Mismatch") as info:
         pm.capture(mean, Affine)((affine(2, 2), affine(2, 2)), X)
-    assert "Capture what calls the model" in info.value.__notes__[-1]
+    assert "Capture the code that calls the model" in info.value.__notes__[-1]
 
 
 PREFIXES = {
