@@ -2,8 +2,8 @@
 
 The dual of `capture`: a rule around the calls of the chosen Modules
 (`transform.interception.surrounded_calls`) passes their results to a function, and goes on with
-its result. The inputs of the functions are data: `values`, one for each call, which enter
-compiled code as captured values leave it (`transform.boundary.supplying`), and the arrays of a `Partial`.
+its result. The inputs of the functions are data: `values`, one for each call, and the arrays of a
+`Partial`. Values enter compiled code as captured ones leave it (`transform.boundary.supplying`).
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         raise SpecError("reinitialize(selector)", "some arrays of the model", "none")
     others = [path_text(loc.path) for loc in chosen if not is_inexact_array(loc.leaf)]
     if others:
-        expected = "floating arrays alone to be chosen"
+        expected = "only floating arrays to be chosen"
         raise ArgumentError("reinitialize(selector)", expected, "something else", places=others)
     meant = _meant(locs, chosen)
     keys = jax.random.split(check_key("reinitialize(key)", key), len(meant))

@@ -1,13 +1,13 @@
 """Room `training`: which parameters of a model are trained, and the state of a training loop.
 
-Owns: the optimizer, which applies optax by selector; other forms of chosen parameters (low-rank
-updates, parameters through a function); the constraints of fields; the dtypes of a model's
-parameters and computation; the loss scale that float16 needs.
+Owns: the optimizer, which applies optax by selector, and other forms of chosen parameters (low-rank
+updates, parameters through a function). The constraints of fields, the dtypes of a model's
+parameters and computation, and the loss scale for float16 belong here, too.
 
 May import `transform`, `state` and the rooms below them, but not optax: any object with `init` and
 `update` is a transformation.
 
-Promises: frozen leaves cost no state and never change; a trained leaf without a rule, or without a
-gradient, is an error that names its path; optimizers are values, of one structure from step to
+Promises: frozen leaves cost no state and never change. A trained leaf without a rule, or without a
+gradient, is an error that names its path. Optimizers are values, of one structure from step to
 step. A constrained value stays within its bound, whatever is added to the trained array.
 """

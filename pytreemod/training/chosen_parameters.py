@@ -1,4 +1,4 @@
-"""Parameters that a selector chooses, to be replaced by another form.
+"""Parameters that a selector picks, to be replaced by another form.
 
 A parameter is an array, or a computed leaf as a whole. In a Stack or an Ensemble it is the array of
 one layer or member: the replacement is made under a map, so that a computed leaf has the shapes of
@@ -27,31 +27,31 @@ class Parameter(NamedTuple):
     path: KeyPath
     node: Any
     members: int
-    """How many axes are of layers that are held as one."""
+    """The number of its layer axes."""
 
     def sizes(self) -> tuple[int, ...]:
-        """How many layers are held as one, for each of these axes."""
+        """The length of each of these axes."""
         return np.shape(jax.tree.leaves(self.node)[0])[: self.members]
 
     def each(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A function for each of the layers."""
+        """Map a function over the layers."""
         for _ in range(self.members):
             fn = filter_vmap(fn)
         return fn
 
 
 def choose_parameters(model: Any, selector: Selector) -> list[Parameter]:
-    """What a selector chooses; a computed leaf if it chooses any part of it, and once.
+    """The parameters that a selector picks; a computed leaf, once, if it picks any part of it.
 
     Args:
         model: any tree.
-        selector: which leaves.
+        selector: picks the leaves.
 
     Returns:
-        In the order of the leaves.
+        The parameters, in the order of the leaves.
 
     Raises:
-        SpecError: the selector names what is not in the tree.
+        SpecError: the selector names something that is not in the tree.
 
     Examples:
         >>> import jax
@@ -69,7 +69,7 @@ def choose_parameters(model: Any, selector: Selector) -> list[Parameter]:
 
 
 def _parameter(loc: Location) -> Parameter:
-    # What only says whose child something is has no step in the path.
+    # A node that only says whose child a value is adds no key to the path.
     nodes = [node for node in loc.nodes if type(node) is not StandsFor]
     length = next((i for i, node in enumerate(nodes) if is_computed(node)), len(nodes))
     path, node = loc.path[:length], (*nodes, loc.leaf)[length]

@@ -1,12 +1,12 @@
-"""What a constrained field may hold: `pm.field(constraint=pm.constraints.positive)`.
+"""The constraints of fields: `pm.field(constraint=pm.constraints.positive)`.
 
-The names are numpyro's and PyTorch's. Each is a value, or makes one of its bounds; a
+The names are numpyro's and PyTorch's. Each is a value, or a function of its bounds; a
 [`Constraint`][pytreemod.module.constrained_leaves.Constraint] has a smooth map, `forward`, from
 unconstrained arrays onto those inside the bound, and an inverse. Leading axes are batch axes.
 
 There is no `nonnegative`, and no closed interval: no smooth map without bounds reaches an end. All
-maps keep the dtype, and stay inside, if need be by clipping to the number next to the bound, for
-every finite array.
+maps preserve the dtype. Their values are inside for every finite array, if need be by clipping to
+the number next to the bound.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Checked(Constraint):
-    """A constraint whose bound is one formula, for known values and in programs.
+    """A constraint whose bound is one formula, for concrete values and in programs.
 
-    Values that are traced are checked when the program runs, by `error_if`.
+    Traced values are checked when the program runs, by `error_if`.
 
     Attributes:
-        name: how it is written.
+        name: its name in code.
         words: its bound.
     """
 
@@ -68,11 +68,11 @@ class _Checked(Constraint):
         return self.words
 
     def tests(self, value: Any, xp: Any) -> Iterator[tuple[Any, Any, str]]:
-        """What is true of each number of a value inside; the numbers; what to say of a wrong one.
+        """Conditions on a value's numbers, each with the numbers and a message for a violation.
 
         Args:
             value: an array.
-            xp: `numpy`, or `jax.numpy` for one that is traced.
+            xp: `numpy`, or `jax.numpy` for a traced one.
         """
         return iter(())
 
@@ -91,12 +91,12 @@ class _Checked(Constraint):
         return ft.reduce(cast("Any", operator.and_), answers, True)
 
     def invert_traced(self, value: Any, where: str) -> Any:
-        """`inverse`, which fails at run time for a value outside the bound."""
+        """Apply `inverse`, which fails at run time for a value outside the bound."""
         unconstrained, is_wrong = cast("tuple[Any, Any]", _inverted(self, value))
         return error_if(unconstrained, is_wrong, self.refusal(value, "numbers outside", where))
 
 
-# Compiled: one operation under vmap for ten, two thirds of the time of a field.
+# Compiled: a single operation under vmap instead of ten, two thirds of the time of a field.
 @ft.partial(jax.jit, static_argnums=0, inline=True)
 def _inverted(constraint: _Checked, value: Any) -> tuple[Any, Any]:
     unconstrained = constraint.inverse(value)
@@ -138,9 +138,9 @@ class _Range(_Checked):
         elif self.lower == -math.inf:
             constrained = self.upper - _exp(u)
         else:
-            # From the nearer end: near to an end that is zero, a number has more digits.
+            # From the nearer end: near an end that is zero, a number has more digits.
             width = self.upper - self.lower
-            # In float16 the powers of small numbers have no room.
+            # In float16 the powers of small numbers would underflow.
             low, high = (jax.nn.sigmoid(_computable(end)) for end in (u, -u))
             if low.dtype != u.dtype:
                 low, high = low.astype(u.dtype), high.astype(u.dtype)
@@ -160,7 +160,7 @@ class _Range(_Checked):
 
     def _check_form(self, value: Any, where: str, axes: int) -> None:
         super()._check_form(value, where, axes)
-        # Of the dtype alone, so that it is known of what is traced, too.
+        # The dtype alone decides, so that this works for traced values, too.
         least, most = _inside(self.lower, self.upper, value.dtype)
         if not least <= most:
             self._refuse(value, "no number between the bounds", where)
@@ -171,7 +171,7 @@ class _Range(_Checked):
 
 
 def _exp(u: Any) -> Any:
-    # Not infinite, of which the gradient would be no number.
+    # Not infinite, because the gradient would be NaN.
     known = untyped_jax.numpy.finfo(u.dtype)
     return jnp.exp(jnp.minimum(u, math.log(known.max) * (1 - 2 * float(known.eps))))
 
@@ -188,8 +188,8 @@ def _next_to(bound: float, towards: float, dtype: Any) -> float:
     if math.isinf(bound):
         return math.copysign(float(known.max), bound)
     if bound == 0:
-        # Not the least of all, where compiled code takes it for zero. It does not in float16, whose
-        # least numbers are ordinary ones of float32, in which it is computed.
+        # Not the smallest number, if compiled code takes it for zero. It does not in float16, whose
+        # smallest numbers are ordinary ones in float32, in which it is computed.
         wide: Any = dtype if np.dtype(dtype).itemsize > 4 else jnp.float32
         computed = cast("Any", jnp.finfo)(wide)
         least = max(float(known.smallest_subnormal), float(computed.tiny))
@@ -205,7 +205,7 @@ def _slack(value: Any, roundings: int) -> float:
 
 
 def _exact(value: Any, xp: Any) -> Any:
-    """A value in as many digits as there are: what is looked at is the rounding of its numbers."""
+    """A value in high precision: the tests look at the rounding of its numbers."""
     return value.astype(np.float64) if xp is np else _computable(value)
 
 
@@ -229,20 +229,20 @@ class _Softplus(_Checked):
 
 
 real: Constraint = _Range(-math.inf, math.inf)
-"""Finite numbers: no bound. For code that takes any constraint; values are checked, and stored as
-they are."""
+"""Finite numbers: no bound. For code that takes any constraint; values are checked, and stored
+unchanged."""
 
 positive: Constraint = _Range(0.0, math.inf)
-"""Greater than zero: `exp`, whose inverse is `log`. A step of an optimizer is a factor, whatever
-the size of the value: what scales, rates and variances want. numpyro's and PyTorch's map, too.
+"""Greater than zero: `exp`, whose inverse is `log`. An optimizer step is a factor, whatever
+the size of the value, as scales, rates and variances need. numpyro and PyTorch use this map, too.
 
-What is stored is `log x`, so a value is exact to `1 + |log x|` roundings of its dtype: from `e^-8`
-to `e^8` that is `1e-6` in `float32`, 0.5 % in `float16` and 4 % in `bfloat16`. A value that has to
-be more exact is stored in `float32`."""
+The stored array is `log x`, so a value is exact to `1 + |log x|` roundings of its dtype: from
+`e^-8` to `e^8` that is `1e-6` in `float32`, 0.5 % in `float16` and 4 % in `bfloat16`. Store a value
+that must be more exact in `float32`."""
 
 softplus_positive: Constraint = _Softplus()
-"""Greater than zero: `softplus`, `log(1 + exp(u))`. Nearly `u` itself where the value is large, so
-that it grows in steps and not by factors; nearly `exp(u)` where it is small. numpyro's name."""
+"""Greater than zero: `softplus`, `log(1 + exp(u))`. Nearly `u` itself for large values, so
+that they grow by sums and not by factors; nearly `exp(u)` for small ones. numpyro's name."""
 
 unit_interval: Constraint = _Range(0.0, 1.0)
 """Between zero and one: the logistic function. `interval(0.0, 1.0)`."""
@@ -258,7 +258,7 @@ def greater_than(lower_bound: float) -> Constraint:
         A constraint.
 
     Raises:
-        ArgumentError: the bound is no finite number.
+        ArgumentError: the bound is not a finite number.
 
     Examples:
         >>> import pytreemod as pm
@@ -280,7 +280,7 @@ def less_than(upper_bound: float) -> Constraint:
         A constraint.
 
     Raises:
-        ArgumentError: the bound is no finite number.
+        ArgumentError: the bound is not a finite number.
 
     Examples:
         >>> import pytreemod as pm
@@ -291,7 +291,7 @@ def less_than(upper_bound: float) -> Constraint:
 
 
 def interval(lower_bound: float, upper_bound: float) -> Constraint:
-    """Numbers between two bounds, neither of which is reached: the logistic function, stretched.
+    """Numbers between two bounds, which are not reached: the logistic function, stretched.
 
     Args:
         lower_bound: a finite number.
@@ -301,7 +301,7 @@ def interval(lower_bound: float, upper_bound: float) -> Constraint:
         A constraint.
 
     Raises:
-        ArgumentError: a bound is no finite number, or the upper is not above the lower.
+        ArgumentError: a bound is not a finite number, or the upper is not above the lower.
 
     Examples:
         >>> import pytreemod as pm
@@ -317,7 +317,7 @@ def interval(lower_bound: float, upper_bound: float) -> Constraint:
 
 
 def _bound(where: str, given: Any) -> float:
-    # Of Python's or NumPy's numbers: what is traced, or has axes, is no constant of the program.
+    # Python's or NumPy's numbers: a traced value, or an array, is not a constant of the program.
     kinds: tuple[Any, ...] = (int, float, np.integer, np.floating)
     if not isinstance(given, kinds) or isinstance(given, bool) or not math.isfinite(given):
         hint = [
@@ -392,8 +392,8 @@ class _OrderedVector(_Checked):
 
 
 simplex: Constraint = _Simplex()
-"""Shares: positive numbers whose sum over the last axis is one. The `softmax` of one number less,
-and zero, which keeps more digits than breaking sticks does (numpyro's and PyTorch's map)."""
+"""Shares: positive numbers whose sum over the last axis is one. The `softmax` of one number fewer,
+and zero, which is more precise than breaking sticks (numpyro's and PyTorch's map)."""
 
 ordered_vector: Constraint = _OrderedVector()
 """Numbers that increase along the last axis: the first, and the logarithms of the differences."""
@@ -413,7 +413,7 @@ class _LowerCholesky(_Checked):
         diagonal = positive.forward(u[..., below:])
         zero = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
         parts = jnp.concatenate([u[..., :below], diagonal, zero], axis=-1)
-        # One gather, where setting both triangles would be two scatters.
+        # One gather, instead of two scatters to set both triangles.
         return parts[..., _sources(size)]
 
     def inverse(self, constrained: Any) -> Any:
@@ -438,13 +438,13 @@ class _LowerCholesky(_Checked):
 
 
 def _size(count: int) -> int:
-    """How large a matrix is of which so many numbers are on the diagonal or below."""
+    """The size of a matrix with this many numbers on and below the diagonal."""
     return (math.isqrt(8 * count + 1) - 1) // 2
 
 
 @ft.cache
 def _sources(size: int) -> NDArray[Any]:
-    """The index from which each number of a matrix comes: those below, the diagonal, a zero."""
+    """The index of the source of each number of a matrix: below the diagonal, on it, or a zero."""
     below = size * (size - 1) // 2
     found = np.full((size, size), below + size)
     found[np.tril_indices(size, -1)] = np.arange(below)
@@ -458,7 +458,7 @@ class _PositiveDefinite(_LowerCholesky):
 
     def forward(self, unconstrained: Any) -> Any:
         factor = super().forward(unconstrained)
-        # In the default precision of an accelerator the product need not be definite any more.
+        # In the default precision of an accelerator the product might not be definite.
         return jnp.matmul(factor, jnp.matrix_transpose(factor), precision="highest")
 
     def inverse(self, constrained: Any) -> Any:
@@ -472,9 +472,9 @@ class _PositiveDefinite(_LowerCholesky):
             _slack(value, 8) * xp.abs(exact).max(initial=0)
         )
         yield is_same, value, "another number than on the other side of the diagonal, {},"
-        # In a program: a matrix that is not definite has no factor.
+        # In NumPy only: in a program, a matrix that is not definite has no factor.
         if xp is np:
-            # They come in order, and with the least all are positive.
+            # They are sorted: if the smallest is positive, all are.
             least = np.linalg.eigvalsh(exact)[..., 0]
             yield least > 0, least, "an eigenvalue of {}"
 
@@ -508,24 +508,24 @@ class _Orthogonal(_Checked):
 
 
 def _computable(x: Any) -> Any:
-    # Linear algebra is not there for half precision.
+    # Linear algebra does not support half precision.
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
 lower_cholesky: Constraint = _LowerCholesky()
-"""Lower-triangular matrices with a positive diagonal, as Cholesky's factors are. The array below
-has what is below the diagonal, and the logarithms of the diagonal: `n (n + 1) / 2` numbers."""
+"""Lower-triangular matrices with a positive diagonal, as Cholesky factors are. The stored array
+has the numbers below the diagonal, and the logarithms of the diagonal: `n (n + 1) / 2` numbers."""
 
 positive_definite: Constraint = _PositiveDefinite()
-"""Symmetric matrices with positive eigenvalues: `lower_cholesky`'s, times their transpose."""
+"""Symmetric matrices with positive eigenvalues: a `lower_cholesky` factor times its transpose."""
 
 orthogonal: Constraint = _Orthogonal()
 """Matrices, square or taller than wide, with orthonormal columns: the `Q` of the decomposition
 `QR`, with the signs that make the diagonal of `R` positive.
 
 No smooth map from unconstrained arrays is one-to-one onto these. This one reaches all of them,
-reflections too, and is smooth wherever the columns are linearly independent; the inverse is
-the matrix itself. The two components, of determinant 1 and -1, are not connected. The array below
+including reflections, and is smooth wherever the columns are linearly independent; the inverse is
+the matrix itself. The two components, of determinant 1 and -1, are not connected. The stored array
 has the shape of the value."""
 
 
@@ -542,7 +542,7 @@ class _Bijection(_Checked):
         return f"bijection({_name(self.forwards)}, {_name(self.backwards)})"
 
     def bound(self) -> str:
-        return f"what {_name(self.forwards)} gives of what {_name(self.backwards)} gives"
+        return f"a value x with {_name(self.forwards)}({_name(self.backwards)}(x)) == x"
 
     def forward(self, unconstrained: Any) -> Any:
         return self.forwards(unconstrained)
@@ -552,7 +552,7 @@ class _Bijection(_Checked):
 
     def fault(self, value: NDArray[Any]) -> str | None:
         if self.check is not None and not bool(np.all(self.check(value))):
-            return f"what {_name(self.check)} refuses"
+            return f"a value that {_name(self.check)} refuses"
         again = np.asarray(self.forwards(self.backwards(jnp.asarray(value))))
         if again.shape != value.shape:
             return f"the shape {again.shape} there and back"
@@ -573,7 +573,7 @@ class _Bijection(_Checked):
         return None
 
     def invert_seen(self, value: Any, axes: int) -> Any:
-        # As it was written: it need not be one that can be traced.
+        # Called directly: it may not be traceable.
         if not axes:
             return self.inverse(value)
         each = [self.inverse(value[index]) for index in np.ndindex(value.shape[:axes])]
@@ -586,22 +586,23 @@ def bijection(
     *,
     check: Callable[[Any], Any] | None = None,
 ) -> Constraint:
-    """A constraint of your own: a smooth map and its inverse.
+    """Make a constraint from a smooth map and its inverse.
 
-    When a value is given, it is taken there and back, and refused if another comes out: so is one
-    that is outside, and so are two functions that do not belong together.
+    A new value is mapped there and back, and refused if the result differs. So it refuses values
+    outside the bound, and two functions that do not fit each other.
 
     Args:
-        forward: from any array to one that is inside.
+        forward: from any array to one inside the bound.
         inverse: its inverse.
-        check: also asked whether a value, as a NumPy array, is inside: gives a bool, or an array of
+        check: a further test of a value, as a NumPy array: returns a bool, or an array of
             them.
 
     Returns:
         A constraint. Functions are compared by identity: make it once, and not in each call.
 
     Raises:
-        ArgumentError: one of them is no function, or a tree, whose arrays would be no parameters.
+        ArgumentError: one of them is not a function, or is a tree, whose arrays would not be
+            parameters.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -617,7 +618,7 @@ def bijection(
     given = {"forward": forward, "inverse": inverse}
     for name, function in (given if check is None else {**given, "check": check}).items():
         if not callable(function) or is_node(function):
-            hint = ["what has parameters of its own is computed from them:"]
+            hint = ["compute a value that has its own parameters from them:"]
             hint += ["class Mapped(pm.Computed): ..."]
             where = f"bijection({name})"
             raise ArgumentError(where, "a function", describe(function), hint=hint)
@@ -634,7 +635,7 @@ KINDS: dict[str, type[Constraint]] = {
     "Simplex": _Simplex,
     "Softplus": _Softplus,
 }
-"""The classes of constraints, by the names that files have for them."""
+"""The classes of constraints, by their names in files."""
 
 
 def _name(function: Any) -> str:

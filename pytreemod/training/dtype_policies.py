@@ -1,7 +1,7 @@
 """`Precision`: the dtypes of a Module's parameters, computation and outputs.
 
-A value of three names. That they are names, and no dtypes, lets it be compared, shown, hashed and
-written to a file as what it says.
+A value with three names. Because they are names and not dtypes, it can be compared, printed, hashed
+and written to a file directly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROLES = ("params", "compute", "output")
 def _name_of(where: str, dtype: Any) -> str:
     text = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
-        # None is float64 to NumPy.
+        # NumPy reads None as float64.
         found = None if text is None else jnp.dtype(text)
     except (TypeError, ValueError):
         found = None
@@ -46,13 +46,13 @@ class Precision(Module):
     **Form.** Configuration: names of floating dtypes.
 
     **Make.** `Precision("float32", "bfloat16", "float32")`, or in
-    [`with_precision`][pytreemod.with_precision] as text: `"params=float32,compute=bfloat16"`, or
-    one dtype for all three, `"bfloat16"`. Short names are `bf16`, `f16`, `f32` and `f64`.
+    [`with_precision`][pytreemod.with_precision] as a string: `"params=float32,compute=bfloat16"`,
+    or one dtype for all three, `"bfloat16"`. Short names are `bf16`, `f16`, `f32` and `f64`.
 
     Fields:
-        params: of the arrays that the model holds, and so of their gradients
+        params: of the arrays in the model, and so of their gradients
         compute: of these arrays, and of arguments, while a method runs
-        output: of what the method gives
+        output: of the method's results
 
     Args:
         params: a floating dtype, or its name.
@@ -60,7 +60,7 @@ class Precision(Module):
         output: the same; `compute` if None.
 
     Raises:
-        ArgumentError: one is no floating dtype.
+        ArgumentError: one is not a floating dtype.
 
     Examples:
         >>> import pytreemod as pm
@@ -85,8 +85,8 @@ def as_precision(where: str, spec: Any) -> Precision | None:
     """A precision from any of its spellings.
 
     Args:
-        where: names the argument in errors.
-        spec: a `Precision`, text for one, a dtype, or None for what is left as it is.
+        where: the name of the argument in errors.
+        spec: a `Precision`, a string for one, a dtype, or None for no precision.
 
     Raises:
         ArgumentError: it is none of these.

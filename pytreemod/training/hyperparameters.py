@@ -1,4 +1,4 @@
-"""Hyperparameters that are in the state, and so can be changed between two steps.
+"""Hyperparameters in the optimizer state, which can be changed between two steps.
 
 `optax.inject_hyperparams` puts them there: somewhere in the transformation's state is a node with a
 dict `hyperparams`.
@@ -24,9 +24,9 @@ _HYPERPARAMS, _OF_SCHEDULES = (jtu.GetAttrKey(n) for n in ("hyperparams", "hyper
 
 
 def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
-    """The rules of which a selector picks the leaves."""
+    """The rules whose leaves a selector picks."""
     chosen = as_selector(selector)
-    # A plan knows where leaves are; it has no arrays that a predicate could look at.
+    # A plan has the paths of leaves, but no arrays for a predicate to look at.
     if not chosen.is_structural():
         raise SpecError(
             "with_hyperparams(selector)",
@@ -61,9 +61,9 @@ def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
 
 
 def with_value(states: list[Any], name: str, value: Any, others: dict[str, list[Any]]) -> list[Any]:
-    """States with another value for a hyperparameter, wherever in them it is.
+    """States with another value for a hyperparameter, wherever it is in them.
 
-    `others` are those of rules that were not chosen, by their selectors as text, for errors.
+    `others` are those of rules that were not chosen, by their selectors as strings, for errors.
     """
     pairs, treedef = jtu.tree_flatten_with_path(states)
     ends = (_HYPERPARAMS, jtu.DictKey(name))
@@ -72,7 +72,7 @@ def with_value(states: list[Any], name: str, value: Any, others: dict[str, list[
         elsewhere = [text for text, own in others.items() if _has_hyperparameter(own, name)]
         _refuse_unknown(name, [path for path, _ in pairs], elsewhere)
     for i in at:
-        # optax keeps the states of schedules beside the values, under the same names.
+        # optax stores the states of schedules beside the values, under the same names.
         scheduled = (*pairs[i][0][:-2], _OF_SCHEDULES, ends[1])
         if any(path[: len(scheduled)] == scheduled for path, _ in pairs):
             raise ArgumentError(
@@ -103,7 +103,7 @@ def _like(old: Any, value: Any, name: str) -> Any:
         raise ArgumentError(where, expected, describe(value))
     if jnp.shape(value) not in ((), jnp.shape(old)):
         raise ShapeError(where, f"a scalar, or an array like {describe(old)}", describe(value))
-    # In the old dtype: with another one the step would be compiled anew.
+    # In the old dtype: another one would compile the step again.
     return jnp.full_like(old, value)
 
 
@@ -112,7 +112,7 @@ _KINDS = (jnp.complexfloating, jnp.floating, jnp.integer)
 
 
 def _is_castable(value: Any, old: Any) -> bool:
-    """Whether nothing but precision is lost: no fraction, and no imaginary part."""
+    """Whether only precision is lost: no fraction, and no imaginary part."""
     kinds = [
         next((i for i, kind in enumerate(_KINDS) if jnp.issubdtype(jnp.result_type(x), kind)), -1)
         for x in (value, old)

@@ -1,9 +1,9 @@
 """`LossScale`: a factor that lifts gradients into the range of float16, as a value.
 
 float16 has no numbers below 6e-8, where many gradients are. So the loss is multiplied by a factor
-before it is differentiated, and the gradients are divided by it afterwards, in wider numbers. How
-large the factor may be is found out while training: it grows until a gradient overflows; that step
-is skipped, and the factor shrinks.
+before it is differentiated, and the gradients are divided by it afterwards, in wider numbers.
+Training finds the largest factor: it grows until a gradient overflows; that step is skipped, and
+the factor shrinks.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
-# Not `Self`, which type checkers that run with the program (beartype) refuse in single methods.
+# Not `Self`, which runtime type checkers (beartype) refuse in single methods.
 _L = TypeVar("_L", bound="LossScale")
 
 
 _LEAST, _MOST = 2.0**-126, 2.0**126
-"""Between these a factor and one over it are normal numbers of float32: others XLA takes for 0."""
+"""In this range a factor and its inverse are normal numbers of float32: XLA takes others for 0."""
 
 
 def _check_factor(where: str, value: Any, above: float = 0.0) -> float:
     given = as_number(value)
-    # As it will be computed with: 1 + 1e-9 is 1.
+    # As the computation will round it: 1 + 1e-9 is 1.
     factor = 0.0 if given is None else float(np.float32(min(max(given, -1.0), _MOST * 2)))
     if given is None or not max(_LEAST, above) <= factor <= _MOST or factor == above:
         least = f"more than {above:g}" if above else "from 2**-126"
@@ -48,12 +48,12 @@ def _check_factor(where: str, value: Any, above: float = 0.0) -> float:
 class LossScale(Module):
     """The factor by which a loss is multiplied before it is differentiated.
 
-    **Form.** A value, with two arrays: pass it through `filter_jit`, `filter_scan`, files and
-    pickles beside the model.
+    **Form.** A value with two arrays: pass it through `filter_jit`, `filter_scan`, files and
+    pickles together with the model.
 
     **Make.** `LossScale()`, which adapts itself: after `period` finite steps the factor is
-    multiplied by `growth`, up to 2**126, and at a step that is not finite it is divided by it,
-    down to `minimum`. With `period=None` it stays as it is.
+    multiplied by `growth`, up to 2**126. At a step that is not finite it is divided by `growth`,
+    down to `minimum`. With `period=None` it never changes.
 
     **Use.** Differentiate `scale.scale(loss)`; `grads = scale.unscale(grads)`; then
     `finite = pm.all_finite(grads)` decides whether the step is made, by
@@ -64,14 +64,14 @@ class LossScale(Module):
 
     Fields:
         loss_scale: the factor, a float32
-        counter: how many finite steps there were since it changed, an int32
+        counter: the number of finite steps since it changed, an int32
 
     Args:
-        initial: the factor to begin with, from 2**-126 to 2**126; not below `minimum` if it
+        initial: the first factor, from 2**-126 to 2**126; not below `minimum` if it
             adapts.
-        period: after how many finite steps the factor grows, >= 1; None for never.
-        growth: by what it is multiplied or divided, > 1 as a float32, up to 2**126.
-        minimum: below which it never falls, from 2**-126 to 2**126.
+        period: the number of finite steps after which the factor grows, >= 1; None for never.
+        growth: the number to multiply or divide by, > 1 as a float32, up to 2**126.
+        minimum: the smallest factor, from 2**-126 to 2**126.
 
     Raises:
         ArgumentError: an argument is unusable.
@@ -111,7 +111,7 @@ class LossScale(Module):
         self.period = period
         self.growth = growth
         self.minimum = minimum
-        # Where a step overflows, `minimum` would raise the factor.
+        # At an overflow, `minimum` would raise the factor.
         if period is not None and first < self.minimum:
             raise ArgumentError(
                 "LossScale(initial)",
@@ -162,9 +162,9 @@ class LossScale(Module):
         counter = self.counter + 1
         is_due = counter >= self.period
         grown = self.loss_scale * self.growth
-        # Or one over it would be 0, and all gradients with it, which are finite.
+        # A larger factor would have an inverse of 0, and all finite gradients would become 0.
         up = jnp.where(is_due & (grown <= _MOST), grown, self.loss_scale)
-        # A loss that is never finite would bring it to zero, and with it all gradients.
+        # Otherwise a loss that is never finite would bring the factor, and all gradients, to zero.
         down = jnp.maximum(self.loss_scale / self.growth, self.minimum)
         return self.replace(
             loss_scale=jnp.where(finite, up, down),
@@ -179,7 +179,7 @@ def all_finite(tree: PyTree) -> jax.Array:
         tree: any tree, such as gradients; only floating and complex arrays are read.
 
     Returns:
-        One True or False, as an array; True if there is nothing to look at.
+        One True or False, as an array; True if there are no such arrays.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -193,16 +193,17 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
-    """One of two trees, decided by one True or False that may be traced.
+    """Return one of two trees, depending on one True or False that may be traced.
 
-    A step that is not finite is skipped by it: `select_tree(finite, new, old)`. A State among the
-    old may have been used up by the step: it is gone back to, as by `State.restored`.
+    Use it to skip a step that is not finite: `select_tree(finite, new, old)`. If the step has used
+        up
+    a State in `old`, that is restored, as by `State.restored`.
 
     Args:
         pred: True or False.
         on_true: a tree.
         on_false: a tree of the same structure. Its arrays have the same shapes and dtypes, and all
-            that is no array is the same.
+            other leaves are equal.
 
     Returns:
         A tree of the same structure.
@@ -218,7 +219,7 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
         2.0
     """
     pred = _check_bool("select_tree(pred)", pred)
-    # To go back to a State that a step has used up is what skipping the step means.
+    # Skipping a step means going back to a State that the step has used up.
     on_true, on_false = _restored(on_true), _restored(on_false)
     leaves, treedef = jtu.tree_flatten(on_true)
     others = jtu.tree_leaves(on_false)
@@ -231,14 +232,14 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
             places=[each.line(form="{} and {}") for each in found],
         )
     pairs = zip(leaves, others, strict=True)
-    # `where`, and no branch: both trees are there already, and under vmap it would be one anyway.
+    # `where`, and no branch: both trees exist already, and vmap would turn a branch into this.
     return treedef.unflatten([jnp.where(pred, a, b) if is_array(a) else a for a, b in pairs])
 
 
 def _times(x: Any, factor: jax.Array) -> Any:
     if not is_inexact_array(x):
         return x
-    # In float16 the factor itself, or one over it, might be out of range.
+    # In float16 the factor itself, or its inverse, might be out of range.
     wide = x.dtype if x.dtype.itemsize >= factor.dtype.itemsize else factor.dtype
     return (x.astype(wide) * factor.astype(wide)).astype(x.dtype)
 
@@ -251,7 +252,7 @@ def _restored(tree: Any) -> Any:
 
 
 def _fits(a: Any, b: Any) -> bool:
-    # A number beside an array is none: which of them it would become is not to be guessed.
+    # A number beside an array does not fit: which of the two the result should be is unclear.
     if is_array(a) and is_array(b):
         return a.shape == b.shape and a.dtype == b.dtype
     return not is_array(a) and not is_array(b) and a == b

@@ -1,7 +1,8 @@
-"""Low-rank updates: `lora` puts one on each matrix that is chosen.
+"""Low-rank updates: `lora` adds one to each chosen matrix.
 
-A matrix is then a *computed leaf*, so that no layer has to know of it: reading the attribute gives
-the sum. A role says what is trained, as everywhere.
+The matrix becomes a *computed leaf*, so that no layer has to know of it: reading the attribute
+    gives
+the sum. A role decides what to train, as everywhere.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _M = TypeVar("_M")
 class LowRank(Computed):
     r"""A matrix with a low-rank update: $W_0 + \frac{\alpha}{r} B A$.
 
-    What [`lora`][pytreemod.lora] replaces a matrix with.
+    [`lora`][pytreemod.lora] replaces a matrix with this.
     """
 
     base: Inexact[Array, "m n"]
@@ -48,7 +49,7 @@ class LowRank(Computed):
     scale: float = field(static=True)
 
     def value(self) -> Array:
-        """The matrix that it reads as."""
+        """The sum."""
         base = self.base
         if AxisType.Explicit in jax.typeof(base).sharding.mesh.axis_types:
             return base + self.scale * _laid_product(self.b, self.a, base)
@@ -73,38 +74,38 @@ def _laid_product(b: Array, a: Array, base: Array) -> Array:
 def lora(
     model: _M, selector: Any, rank: int = 8, *, key: KeyLike, alpha: float | None = None
 ) -> _M:
-    r"""A model in which chosen matrices have a low-rank update, to be trained instead of them.
+    r"""Add low-rank updates to chosen matrices, to be trained instead of them.
 
     Each matrix $W$ (m, n) becomes $W_0 + \frac{\alpha}{r} B A$, with `base` (m, n), `a` (r, n) and
     `b` (m, r) at its path: `"weight.a"`. The attribute reads as the sum. `a` and `b` have the role
-    `"lora"`, so that they alone are trained by `wrt=pm.select.role("lora")`, and the base stays as
-    it is, to the bit. [`pm.resolve`][pytreemod.resolve] merges what was trained into the matrix.
+    `"lora"`, so that `wrt=pm.select.role("lora")` trains them alone, and the base does not change
+    by a bit. [`pm.resolve`][pytreemod.resolve] merges the trained update into the matrix.
 
-    **First values.** `b` is zero, so that each matrix reads as it did, number for number. `a` is
-    normal with variance 1 / n. Each is drawn with a key of its own, folded from the path: to choose
-    more matrices, or to add layers, changes no number of the others.
+    **First values.** `b` is zero, so that each matrix reads as before, number for number. `a` is
+    normal with variance 1 / n. Each has its own key, folded from the path: choosing
+    more matrices, or adding layers, does not change the numbers of the others.
 
-    **What is adapted** are the matrices among what is chosen: floating arrays of two axes. In a
-    `Stack`, or an `MLP` that scans, each layer's matrix has an update of its own. All else that is
-    chosen is left alone: biases, convolutions. A computed leaf that reads as a matrix becomes the
-    base as it is. Where a path is tied to a matrix, both read as the sum.
+    **Adapted leaves** are the matrices among the chosen leaves: floating arrays of two axes. In a
+    `Stack`, or an `MLP` that scans, each layer's matrix has its own update. Other chosen leaves are
+    unchanged: biases, convolutions. A computed leaf that reads as a matrix becomes the
+    base unchanged. If a path is tied to a matrix, both read as the sum.
 
     Args:
-        model: any tree. For models that were made as one, map `lora` over them.
-        selector: which matrices, as everywhere: a path (`"blocks.*.attention.**.weight"`), a class
+        model: any tree. For models that were made at once by a map, map `lora` over them.
+        selector: picks the matrices: a path (`"blocks.*.attention.**.weight"`), a class
             (`pm.nn.Linear`), a selector.
         rank: of the update, >= 1.
         key: a random key; see above.
-        alpha: the update is multiplied by `alpha / rank`; by 1 if None. It lets `rank` be changed
-            without another learning rate.
+        alpha: the update is multiplied by `alpha / rank`; by 1 if None. With it, you can change
+            `rank` without another learning rate.
 
     Returns:
-        A new model; what is not adapted is shared with the old one.
+        A new model; all other leaves are shared with the old one.
 
     Raises:
-        ArgumentError: rank or alpha is unusable.
-        RngError: key is no random key.
-        SpecError: there is no matrix among what is chosen, or one that has an update already.
+        ArgumentError: rank or alpha is invalid.
+        RngError: key is not a random key.
+        SpecError: there is no matrix among the chosen leaves, or one that already has an update.
         UnfinishedError: the model lacks sizes.
 
     Examples:
@@ -144,7 +145,7 @@ def lora(
             places=adapted,
             hint=["merge it first:", f"model = pm.resolve(model, {adapted[0]!r})"],
         )
-    # One by one: to take many keys out of one array compiles a program that is as long.
+    # One by one: taking many keys out of one array would compile a longer program.
     names = hashes_of([plain_name(one.path) for one in matrices])
     keys = [jax.random.fold_in(seed, number) for number in names]
     pairs = zip(matrices, keys, strict=True)
@@ -152,7 +153,7 @@ def lora(
 
 
 def _is_matrix(parameter: Parameter) -> bool:
-    """Whether it is one, of each layer."""
+    """Whether it is a matrix in each layer."""
     node = parameter.node
     if is_computed(node):
         shape = made_of(node).shape
@@ -162,10 +163,10 @@ def _is_matrix(parameter: Parameter) -> bool:
 
 def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
     def adapt(base: Any, key: Any) -> LowRank:
-        # On top of a computed leaf there is no matrix until it is read: its shape will do.
+        # The base may be a computed leaf, which is no matrix until it is read: its shape suffices.
         like: Any = jax.eval_shape(base.value) if is_computed(base) else base
         (m, n), dtype = like.shape, like.dtype
-        # One factor is zero, so that the model computes at first what it did before.
+        # One factor is zero, so that the model computes the same as before at first.
         a = jax.random.normal(key, (rank, n), dtype) * max(n, 1) ** -0.5
         return LowRank(base, a, jnp.zeros((m, rank), dtype), scale)
 
@@ -185,7 +186,7 @@ def _check_alpha(alpha: Any) -> float:
 
 
 def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]) -> NoReturn:
-    """Raise the error for what has no matrix in it."""
+    """Raise the error for a selector that picks no matrix."""
     locs = list(locations(model, _is_tied))
     chosen = zip(locs, selector.mask(model, _is_tied), strict=True)
     tied = [loc for loc, hit in chosen if hit and _is_tied(loc.leaf)]
@@ -199,8 +200,8 @@ def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]
     hint = [f"Matrices of the model are: {some_of(known)}." if known else "The model has none."]
     if tied:
         code = f"pm.lora(model, {_source_of(tied[0])!r}, key=key)"
-        hint = ["adapt what a path is tied to, and both read so:", code]
-    got = "none among what is chosen" if shown else "nothing"
+        hint = ["adapt the source of the tie, which both paths read:", code]
+    got = "none among the chosen leaves" if shown else "nothing"
     raise SpecError("lora(selector)", "some matrices", got, places=shown, hint=hint)
 
 
@@ -209,7 +210,7 @@ def _is_tied(node: Any) -> bool:
 
 
 def _source_of(loc: Location) -> str:
-    """The path of what a path is tied to, from the top of the model."""
+    """The source of a tie, as a path from the root of the model."""
     # The tie's own path begins at the node that has it.
     keeper = path_text(loc.path[: len(loc.path) - loc.leaf.depth])
     to = loc.leaf.to

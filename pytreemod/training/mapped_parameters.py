@@ -1,4 +1,4 @@
-"""`map_parameters`: chosen parameters are what a function gives of what is trained."""
+"""`map_parameters`: chosen parameters are a function of trained arrays."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ def map_parameters(
     selector: Any,
     inverse: Callable[[Any], Any] | None = None,
 ) -> _M:
-    """A model in which chosen parameters read as a function of what is trained.
+    """Make chosen parameters a function of trained arrays.
 
     Each becomes a computed leaf, `pm.computed(fn, inverse(leaf))`: `inverse(leaf)` is trained and
     written to files, at the path `"weight.trees[0]"`; the attribute reads as `fn` of it.
 
-    **With `inverse`** the model reads as it did, if it is the inverse: the parameters have another
-    form. **Without** it the leaf itself is what is trained, and from now on the model reads as
-    `fn(leaf)`: another number than before, unless `fn` leaves it as it is.
+    **With `inverse`** the model reads as before, if it is the inverse: the parameters have another
+    form. **Without** it the leaf itself is trained, and from now on the model reads as
+    `fn(leaf)`: another number than before, unless `fn` does not change it.
 
     In a `Stack`, or an `MLP` that scans, `fn` gets the array of one layer.
 
     Args:
-        fn: from what is trained to what is read: one array.
+        fn: from the trained array to the parameter that is read: one array.
         model: any tree.
-        selector: which parameters, as everywhere: a path (`"**.weight"`), a class, a selector. All
-            that it chooses have to be floating arrays.
-        inverse: from what is read to what is trained: an array, or a tree of several.
+        selector: picks the parameters: a path (`"**.weight"`), a class, a selector. All of them
+            have to be floating arrays.
+        inverse: from the parameter that is read to the trained array, or a tree of several.
 
     Returns:
-        A new model; what is not chosen is shared with the old one.
+        A new model; all other leaves are shared with the old one.
 
     Raises:
-        ArgumentError: `fn` or `inverse` cannot be called; or what is chosen is no floating array,
-            or computed already.
-        FieldError: `fn` gives no array.
-        ShapeError: `fn(inverse(leaf))` has not the shape of the leaf.
+        ArgumentError: `fn` or `inverse` cannot be called; or a chosen leaf is not a floating array,
+            or is already computed.
+        FieldError: `fn` does not return an array.
+        ShapeError: `fn(inverse(leaf))` does not have the shape of the leaf.
         SpecError: nothing is chosen.
         UnfinishedError: the model lacks sizes.
 
@@ -116,7 +116,7 @@ def _check_chosen(chosen: list[Parameter]) -> None:
         raise ArgumentError(
             "map_parameters(selector)",
             "arrays",
-            "what is computed already",
+            "computed leaves",
             places=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
             hint=["make an array of it first:", f"model = pm.resolve(model, {path!r})"],
         )
@@ -124,7 +124,7 @@ def _check_chosen(chosen: list[Parameter]) -> None:
     if others:
         raise ArgumentError(
             "map_parameters(selector)",
-            "floating arrays alone to be chosen",
+            "only floating arrays to be chosen",
             "something else",
             places=[f"{path_text(one.path)}: {describe(one.node)}" for one in others],
         )

@@ -1,12 +1,12 @@
-"""The optimizer of a model: transformations of gradients, each for what a selector picks.
+"""The optimizer of a model: transformations of gradients, one for each selector.
 
-With plain optax, trees of labels say what is trained and by which rule, and every step passes
+With plain optax, trees of labels say which rule applies to each leaf, and every step passes
 state, model and transformation side by side. Here they are one value. Selectors are resolved once,
 when the optimizer is initialized, to a number for each leaf, which is configuration: a step calls
 each transformation with its part of the model, and a compiled step contains nothing else.
 
 A transformation gets the model itself, with None for every leaf that has another rule. So masks,
-paths and global norms mean what they mean in optax.
+paths and global norms mean the same as in optax.
 """
 
 from __future__ import annotations
@@ -50,22 +50,21 @@ from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 _STACKED = ("per layer", "as one")
 
 _T = TypeVar("_T")
-# Not `Self`, which type checkers that run with the program (beartype) refuse in single methods.
+# Not `Self`, which runtime type checkers (beartype) refuse in single methods.
 _O = TypeVar("_O", bound="Optimizer")
 
 
 class Optimizer(Module):
     """optax for a model: a rule for each part of it, and their state, in one value.
 
-    **Form.** `rules` is one transformation of optax's, or whatever else has `init` and `update`; or
-    [`by`][pytreemod.by] with one for each selector, of which the first that picks a leaf decides,
-    and None for what is left alone. Trained are the floating arrays that are no buffers, as
-    `filter_grad` has it. All else is left alone, whatever the rule for it: its gradient, if it has
-    one, is not looked at, and it has no state.
+    **Form.** `rules` is one optax transformation, or any other object with `init` and `update`. Or
+    it is a [`by`][pytreemod.by] with one for each selector: the first that picks a leaf decides,
+    and None freezes leaves. As with `filter_grad`, floating arrays that are not buffers are
+    trained. All other leaves are frozen, whatever their rule: they have no state, and a gradient,
+    if there is one, is ignored.
 
-    **Make.** `Optimizer(rules).init(model)` decides for each leaf, and gives the optimizer with its
-    state. A leaf that is to be trained and has no rule is an error, and so is a selector that picks
-    nothing at all.
+    **Make.** `Optimizer(rules).init(model)` decides for each leaf, and returns the optimizer with
+    its state. A trained leaf without a rule is an error, and so is a selector that picks nothing.
 
     **Use.** `model, opt = opt.update(model, grads)` in each step. Both are values: pass them
     through `filter_jit` (donated), `filter_scan`, files and pickles.
@@ -73,34 +72,34 @@ class Optimizer(Module):
     **Layers and members.** A [`Stack`][pytreemod.nn.Stack] trains like the list of its layers,
     whatever a rule looks at: the norm of each layer's array, or of all arrays; the matrix in each
     layer. In an [`Ensemble`][pytreemod.nn.Ensemble] each member trains as if it were alone,
-    `before` included; what the members share, and what is outside of it, is one more group. A rule
+    including `before`; shared arrays, and arrays outside of it, are one more group. A rule
     for single numbers is called on the stacked arrays, one for single arrays is mapped over the
-    layers. A rule that mixes both, and is no `optax.chain`, gets a list of layers: its program
+    layers. A rule that mixes both, and is not an `optax.chain`, gets a list of layers: its program
     grows with them.
 
-    **Laws.** With one rule it does what optax does on the model, with several what
-    `optax.multi_transform` does, if no layers are stacked. The optimizer that comes out has the
-    structure of the one that went in, and the model's arrays keep shape and dtype, as with
+    **Laws.** With one rule it does the same as optax on the model, with several the same as
+    `optax.multi_transform`, if no layers are stacked. The returned optimizer has the
+    same structure, and the model's arrays keep shape and dtype, as with
     `apply_updates`.
 
     Fields:
         rules: as given
         before: as given
         stacked: as given
-        plan: which rule each leaf has; None before `init`
+        plan: the rule of each leaf; None before `init`
         states: the state of each rule's transformation, in order, with a tree of the model's
             structure wherever it has something for each parameter
         before_state: the state of `before`
 
     Args:
         rules: a transformation, or `by` with transformations and None.
-        before: a transformation of the gradients of all that is trained, ahead of the rules, such
+        before: a transformation of all trained gradients, applied before the rules, such
             as `optax.clip_by_global_norm(1.0)`.
         stacked: `"per layer"`; or `"as one"`: rules get the stacked arrays of a Stack or an
             Ensemble as single arrays, as with plain optax.
 
     Raises:
-        ArgumentError: a rule is no transformation, or `stacked` another word.
+        ArgumentError: a rule is not a transformation, or `stacked` is another word.
 
     Examples:
         >>> import jax, jax.numpy as jnp, optax
@@ -125,7 +124,7 @@ class Optimizer(Module):
     plan: Any = field(static=True, repr=False)
     states: tuple[Any, ...] | None
     before_state: Any
-    # A default, although __init__ sets it, for files and pickles that know nothing of it.
+    # A default, although __init__ sets it, for files and pickles from before it existed.
     stacked: str = field(static=True, default="per layer")
 
     def __init__(self, rules: Any, *, before: Any = None, stacked: str = "per layer"):
@@ -157,14 +156,14 @@ class Optimizer(Module):
         """Decide for each leaf of a model, and make the state.
 
         Args:
-            model: what is to be trained.
+            model: the model to train.
 
         Returns:
             The optimizer with its state.
 
         Raises:
-            SpecError: a leaf that is to be trained has no rule, or a selector picks nothing, or
-                nothing that those before it leave.
+            SpecError: a trained leaf has no rule; or a selector picks nothing, or only leaves that
+                earlier ones pick.
             ArgumentError: nothing is to be trained, or a rule cannot be mapped over layers or
                 members.
             UnfinishedError: the model lacks sizes.
@@ -187,27 +186,27 @@ class Optimizer(Module):
         return self.replace(plan=plan, states=tuple(states), before_state=own)
 
     def update(self: _O, model: _T, grads: PyTree, **extra: Any) -> tuple[_T, _O]:
-        """One step.
+        """Make one training step.
 
         Args:
-            model: the model, as it is now.
-            grads: its gradients, as `filter_grad` gives them.
-            **extra: for those of the transformations that take more than gradients, state and
+            model: the present model.
+            grads: its gradients, as `filter_grad` returns them.
+            **extra: for transformations that take more than gradients, state and
                 parameters (optax's extra arguments), such as `value=loss`.
 
         Returns:
-            The model and the optimizer to go on with.
+            The new model and the new optimizer.
 
         Raises:
             ArgumentError: the optimizer was not initialized, or none of its transformations takes
                 an argument of that name.
-                Or the model and its gradients were exchanged, or a gradient is complex and
+                Or the model and its gradients were swapped, or a gradient is complex and
                 its parameter is not.
             StructureError: the model is not the one that the optimizer was initialized with, or
-                there is no gradient for something that is trained.
-            ShapeError: a gradient would be broadcast to its parameter, or a transformation gave an
-                update, or a state, of another shape. A gradient of more axes, as a transformation
-                wants it that takes one for each example, is passed on.
+                a trained leaf has no gradient.
+            ShapeError: a gradient would be broadcast to its parameter, or a transformation returned
+                an update, or a state, of another shape. A gradient with more axes is passed on, for
+                transformations that take one for each example.
         """
         plan, states = self._initialized("update")
         leaves, treedef = jtu.tree_flatten(model)
@@ -249,11 +248,11 @@ class Optimizer(Module):
     def with_hyperparams(self: _O, selector: FilterSpec = ..., /, **values: Any) -> _O:
         """Change hyperparameters by hand, such as the learning rate.
 
-        Those can be changed that `optax.inject_hyperparams` has put into the state, where they are
-        arrays. Nothing is compiled anew: the new value has shape, dtype and weak type of the old.
+        You can change those that `optax.inject_hyperparams` has put into the state, where they are
+        arrays. Nothing is compiled again: the new value has shape, dtype and weak type of the old.
 
         Args:
-            selector: for which leaves of the model; all of the leaves of a rule, or none.
+            selector: picks leaves of the model: all leaves of a rule, or none.
             **values: new values by name.
 
         Returns:
@@ -279,7 +278,7 @@ class Optimizer(Module):
         plan, states = self._initialized("with_hyperparams")
         chosen = chosen_rules(plan, selector)
         trees: list[Any] = [states[i] for i in chosen]
-        # What acts on all is meant if all is.
+        # A rule for all leaves is included if all leaves are picked.
         is_all = chosen == [i for i, is_used in enumerate(plan.is_used) if is_used]
         trees += [self.before_state] if is_all else []
         others = {repr(rule): states[i] for i, rule in enumerate(plan.selectors) if i not in chosen}
@@ -310,7 +309,7 @@ class Optimizer(Module):
 
 
 class _Step:
-    """What a transformation does in one step, with what it takes of the extra arguments."""
+    """A transformation in one step, with its extra arguments."""
 
     def __init__(self, rule: Any, extra: dict[str, Any]):
         self.rule = rule
@@ -341,21 +340,21 @@ def _extra_names(rule: Any) -> tuple[str, ...] | None:
     parameters = list(inspect.signature(rule.update).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    # After the updates, the state and the parameters, as optax has them.
+    # After the updates, the state and the parameters, as in optax.
     return tuple(p.name for p in parameters[3:])
 
 
 def _gradients(
     plan: RulePlan, model: PyTree, leaves: list[Any], treedef: Any, grads: PyTree
 ) -> list[Any]:
-    """The gradient of each leaf; None for what is not trained."""
+    """The gradient of each leaf; None for frozen leaves."""
     try:
         found = treedef.flatten_up_to(grads)
     except (ValueError, TypeError):
         found = None
     if found is None:
         _refuse_gradients(model, grads)
-    # A gradient of what is not trained, as a frozen layer has one, is dropped here.
+    # A gradient of a frozen leaf is dropped here.
     given = plan.only(found)
     rows = list(zip(leaves, given, plan.is_trained, strict=True))
     if not all(_fits(leaf, gradient) for leaf, gradient, is_trained in rows if is_trained):
@@ -366,8 +365,8 @@ def _gradients(
 def _fits(leaf: Any, gradient: Any) -> bool:
     if gradient is None:
         return False
-    # One of more axes is never broadcast: what a transformation makes of it must fit, and is
-    # looked at then. Some take a gradient for each example.
+    # One with more axes is never broadcast: the transformation's result must fit, and is
+    # checked then. Some take a gradient for each example.
     if jnp.shape(gradient) != jnp.shape(leaf) and jnp.ndim(gradient) <= jnp.ndim(leaf):
         return False
     return jnp.iscomplexobj(leaf) or not jnp.iscomplexobj(gradient)
@@ -390,7 +389,7 @@ def _refuse_unfit(plan: RulePlan, rows: list[tuple[Any, Any, bool]]) -> NoReturn
             f"none for {len(lost)} of {sum(plan.is_trained)}",
             places=lost,
             hint=[
-                "differentiate by them; or leave them alone, by a rule or by a role, and make the "
+                "differentiate by them, or freeze them by a rule or by a role, and make the "
                 "optimizer for that:",
                 'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
                 'model = pm.with_role(model, "backbone", "buffer")',
@@ -408,15 +407,15 @@ def _refuse_unfit(plan: RulePlan, rows: list[tuple[Any, Any, bool]]) -> NoReturn
 
 
 def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
-    # None for a leaf is what was not differentiated; for a node it says too little.
+    # None for a leaf was not differentiated; for a node it says too little.
     found = [
         d
         for d in compare(model, grads, fits_always)
         if d.new is not None or jtu.tree_leaves(d.old) != [d.old]
     ]
-    hint = ["they are what filter_grad gives:", "grads = pm.filter_grad(loss)(model)"]
+    hint = ["use the result of filter_grad:", "grads = pm.filter_grad(loss)(model)"]
     if any(d.new is None for d in found):
-        hint = ["what is left alone has a rule that says so:"]
+        hint = ["freeze leaves by a rule:"]
         hint += ['pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)']
     raise StructureError(
         "Optimizer.update(grads)",
@@ -428,7 +427,7 @@ def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
 
 
 def _check_state(plan: RulePlan, rule: int | None, old: Any, new: Any) -> None:
-    """Refuse a state that has grown: what was broadcast has met a model of other shapes."""
+    """Refuse a state that has grown because it was broadcast with a model of other shapes."""
     pairs, structure = jtu.tree_flatten_with_path(old)
     if jtu.tree_structure(new) != structure:
         return

@@ -1,4 +1,4 @@
-"""Which rule each leaf of a model has.
+"""The rule of each leaf of a model.
 
 Decided once, by the selectors, when an optimizer is initialized: a number for each leaf, which is
 configuration from then on.
@@ -25,13 +25,13 @@ _UNTRAINED = -1
 
 
 class RulePlan:
-    """Which rule each leaf of a model has: decided once, and configuration from then on.
+    """The rule of each leaf of a model: decided once, and configuration from then on.
 
     Transformations always get the structure that the model had when the optimizer was
     initialized: in another mode it has another structure, which would not fit their state.
     """
 
-    # No business of a file: a Stack has one leaf where a list of its layers has many.
+    # Not written to files: a Stack has one leaf where a list of its layers has many.
     __follows_from_the_tree__ = True
     __slots__ = ("_hash", "has_layers", "is_trained", "is_used", "labels", "selectors", "structure")
 
@@ -45,16 +45,16 @@ class RulePlan:
         self.structure = structure
         self.labels = labels
         self.selectors = selectors
-        # Rules with a transformation, and with something to transform.
+        # Rules with a transformation that apply to some leaf.
         self.is_used = is_used
         self.is_trained = tuple(label != _UNTRAINED and is_used[label] for label in labels)
-        # Whether any leaf has axes of layers or members: found here, so that steps need not look.
+        # Whether any leaf has layer axes: computed here, so that steps need not look.
         self.has_layers = any(holds_of(loc) for loc in locations(self.stand_in()))
-        # Taken once: a plan is part of the key of every jitted step.
+        # Computed once: a plan is part of the key of every jitted step.
         self._hash = hash((structure, labels, selectors))
 
     def only(self, values: Sequence[Any], rule: int | None = None) -> list[Any]:
-        """Values by leaf, with None for what is not trained, or has another rule."""
+        """Values by leaf, with None for leaves that are not trained, or have another rule."""
         if rule is None:
             return [v if t else None for v, t in zip(values, self.is_trained, strict=True)]
         return [v if i == rule else None for v, i in zip(values, self.labels, strict=True)]
@@ -64,7 +64,7 @@ class RulePlan:
         return self.structure.unflatten(self.only(values, rule))
 
     def stand_in(self) -> PyTree:
-        """A tree of the model's structure, for what asks for nothing else."""
+        """A tree of the model's structure, for code that needs nothing else."""
         return self.structure.unflatten(self.labels)
 
     def __eq__(self, other: object) -> bool:
@@ -77,7 +77,7 @@ class RulePlan:
         return self._hash
 
     def __reduce__(self) -> Any:
-        # JAX pickles no structure with nodes of classes.
+        # JAX cannot pickle a structure with nodes of classes.
         return _plan_of, (self.stand_in(), self.selectors, self.is_used)
 
     def __repr__(self) -> str:
@@ -93,15 +93,15 @@ def _plan_of(
 
 
 def make_plan(rules: Any, model: PyTree) -> RulePlan:
-    """Decide for each leaf of a model.
+    """Decide the rule of each leaf of a model.
 
     Args:
-        rules: what an `Optimizer` takes.
+        rules: the rules of an `Optimizer`.
         model: the model.
 
     Raises:
-        SpecError: a leaf that is to be trained has no rule, or a selector picks nothing, or nothing
-            that those before it leave.
+        SpecError: a trained leaf has no rule; or a selector picks nothing, or only leaves that
+            earlier ones pick.
         ArgumentError: nothing is to be trained.
     """
     selectors, transformations = _selectors_of(rules), rules_of(rules)
@@ -134,14 +134,14 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
         raise ArgumentError(
             "Optimizer.init",
             "at least one floating array to train",
-            "none that is no buffer, and has a rule",
+            "none with a rule, apart from buffers",
             places=_shown(locs),
             hint=[
-                "roles say what is trained; to give them to leaves of one model:",
+                "training follows roles; to change them in one model:",
                 'model = pm.with_role(model, selector, "param")',
             ],
         )
-    # Inside a `capture` the model is wrapped for that one call, and the plan is for all calls.
+    # Inside a `capture` the model is wrapped for that one call, but the plan is for all calls.
     structure = jtu.tree_structure(released(model))
     return RulePlan(structure, tuple(labels), selectors, is_used)
 
@@ -163,7 +163,7 @@ def _picks(selectors: Sequence[Selector], model: PyTree, locs: list[Location]) -
 
 
 def rules_of(rules: Any) -> tuple[Any, ...]:
-    """The transformation of each rule, in order; None for what leaves its leaves alone."""
+    """The transformation of each rule, in order; None for a rule without one."""
     return tuple(rule for _, rule in rules.items) if isinstance(rules, By) else (rules,)
 
 
@@ -175,7 +175,7 @@ def _selectors_of(rules: Any) -> tuple[Selector, ...]:
 
 
 def check_transformation(where: str, rule: Any) -> None:
-    """Refuse what is neither a transformation nor None."""
+    """Refuse a rule that is neither a transformation nor None."""
     methods = [getattr(rule, name, None) for name in ("init", "update")]
     if rule is None or (all(map(callable, methods)) and not isinstance(rule, type)):
         return
@@ -185,7 +185,7 @@ def check_transformation(where: str, rule: Any) -> None:
         hint += ['pm.Optimizer(pm.by({"head": optax.adam(1e-3), ...: None}))']
     elif callable(rule):
         name = getattr(rule, "__name__", "adam")
-        hint = ["call it, for what it makes is one:", f"pm.Optimizer(optax.{name}(1e-3))"]
+        hint = ["call it to make one:", f"pm.Optimizer(optax.{name}(1e-3))"]
     expected = "a transformation of optax's, with `init` and `update`, or None"
     raise ArgumentError(where, expected, describe(rule), hint=hint)
 
@@ -209,9 +209,9 @@ def _shown(locs: list[Location]) -> list[str]:
 
 
 def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
-    """Refuse a model whose leaves are others than the optimizer was initialized with.
+    """Refuse a model whose leaves differ from those that the optimizer was initialized with.
 
-    It may be configured otherwise: in another mode it has the same leaves.
+    Its configuration may differ: in another mode it has the same leaves.
     """
     if treedef == plan.structure:
         return
@@ -224,7 +224,7 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
             "Optimizer.update(model)",
             "the model that the optimizer was initialized with",
             "one of another structure",
-            # In the structure that is known every leaf is its label.
+            # In the stored structure every leaf is its label.
             places=[
                 d.line("model", "a leaf -> {1}" if type(d.old) is int else "{} -> {}")
                 for d in found

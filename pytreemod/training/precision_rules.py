@@ -48,51 +48,51 @@ _T = TypeVar("_T")
 
 
 def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ()) -> _T:
-    """Give chosen Modules the dtypes in which they are stored, compute, and give their results.
+    """Choose the dtypes in which Modules are stored, compute, and return their results.
 
-    Works for any Module, ours or yours, as it is. A Module that is chosen is meant with all that is
-    inside of it, but for Modules inside that are chosen themselves: the innermost wins, so that a
-    `LayerNorm` may compute in float32 in the middle of bfloat16. Of a
+    Works for any Module, ours or yours, unchanged. Choosing a Module includes everything inside
+    it, except for Modules inside that are chosen themselves: the innermost wins, so that a
+    `LayerNorm` may compute in float32 in the middle of bfloat16. In a
     [`Precision`][pytreemod.Precision],
 
-    - `params` is the dtype to which the floating arrays are cast, here and now;
-    - `compute` is that to which these and the floating arrays in the arguments are cast where
-      `__call__` is entered, or another method that is named;
-    - `output` is that to which the floating arrays in the result are cast, where the outermost of
-      Modules of one precision is left. What such Modules give to each other is in `compute`. A
-      Module that gives itself back, as a net that carries its State does, has its arrays in
-      `params` again, and those that it did not change as they were.
+    - `params` is the dtype to which the floating arrays are cast, immediately;
+    - `compute` is the dtype to which these and the floating arrays in the arguments are cast when
+      `__call__`, or another named method, is called;
+    - `output` is the dtype to which the floating arrays in the result are cast, when the outermost
+      of Modules of one precision returns. Inside, such Modules exchange arrays in `compute`. If a
+      Module returns itself, as a net with its State does, its arrays are in
+      `params` again, and the unchanged ones are the original arrays.
 
-    Gradients arrive in `params`, for that is what is differentiated. State (running statistics, for
-    instance), keys, integers, complex numbers and fields that are declared as
-    [`buffer`][pytreemod.buffer] are left as they are. A computed leaf is stored in `params`; its
-    value is computed in that, and then cast. Where an array is tied to another, the path where it
-    is decides how it is stored, and the Module that reads it how it is used.
+    Gradients are in `params`, because the stored arrays are differentiated. State (running
+    statistics, for instance), keys, integers, complex numbers and fields declared as
+    [`buffer`][pytreemod.buffer] are unchanged. A computed leaf is stored in `params`; its
+    value is computed in that, and then cast. For a tied array, the path of the source
+    decides how it is stored, and the Module that reads it how it is used.
 
-    A precision is configuration of the model, printed behind the outermost Modules that have it:
-    transforms, `tree_at`, copies, pickles and files keep
-    it. What is loaded `like` a model computes as that does, whatever the file says.
+    A precision is configuration of the model, printed behind the outermost Modules that have it.
+    Transforms, `tree_at`, copies, pickles and files preserve it. A model that is
+    loaded `like` another one computes as that does, whatever the file says.
 
     **Laws.** `with_precision(with_precision(m, p), q)` equals `with_precision(m, q)`, if `p` stores
-    what is lost by no cast. With None every Module is of its own class again; the arrays stay as
-    they were cast. The casts in a compiled program are those of code that is written by hand.
+    arrays without loss. With None, every Module has its own class again; the arrays stay in the
+    dtype that they were cast to. The casts in a compiled program are those of code written by hand.
 
     Args:
-        model: a model, or any tree that holds some.
-        precision: a [`Precision`][pytreemod.Precision], a dtype, or text for one, as in
+        model: a model, or any tree that contains some.
+        precision: a [`Precision`][pytreemod.Precision], a dtype, or a string for one, as in
             `"params=float32,compute=bfloat16,output=float32"` or `"bfloat16"`; or
-            [`by`][pytreemod.by] with one for each selector. A selector chooses Modules: a class
-            means its instances, a path that of the Module itself, and `...` all that nothing else
-            chooses. None leaves alone, or takes away what was given before.
-        methods: names of further methods at which a Module is entered, beside `__call__`.
+            [`by`][pytreemod.by] with one for each selector. A selector picks Modules: a class
+            picks its instances, a path the Module at it, and `...` all Modules that no other entry
+            picks. None changes nothing, or removes the present precision.
+        methods: names of further methods at which arrays are cast, beside `__call__`.
 
     Returns:
         A new tree.
 
     Raises:
         ArgumentError: `precision` is none of these.
-        SpecError: a path chooses no Module, an array has no precision, or no method has the name;
-            or arrays belong to a Module without any such method, so that nothing would cast them.
+        SpecError: a path picks no Module, an array has no precision, or no method has the name.
+            Or arrays belong to a Module without any such method, so that they would not be cast.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -142,17 +142,17 @@ def _names_of(methods: Any) -> Sequence[str]:
 
 _ALL = as_selector(...)
 
-# Under what name files have it. No identifier, so that no field can bear it.
+# The name in files. Not an identifier, so that no field can have it.
 PRECISION = "<precision>"
 
 
 def precisions_of(node: Any) -> dict[str, Precision | None]:
-    """The precisions that a Module was given, by the names of the methods; empty if none."""
+    """The precisions of a Module, by the names of the methods; empty if there are none."""
     return {name: rule.precision for name, rule in own_rules(node, _Casting).items()}
 
 
 def with_precisions(node: Any, precisions: Mapping[str, Precision | None]) -> Any:
-    """A Module with other precisions; its arrays stay.
+    """Copy a Module with other precisions; its arrays are unchanged.
 
     Args:
         node: the Module.
@@ -180,7 +180,7 @@ def _without(node: Any, path: Path) -> Any:
 
 
 class _Undecided:
-    """The precision of a Module that no selector has chosen."""
+    """The precision of a Module that no selector picks."""
 
 
 _UNDECIDED: Any = _Undecided()
@@ -190,12 +190,12 @@ class _Here(NamedTuple):
     """The precision at a path of the model, and the precision that casts its arrays."""
 
     precision: Any
-    # That of the innermost Module above that has a method at which it is entered.
+    # That of the innermost Module above with a method at which arrays are cast.
     entered: Any
 
 
 class _Giving:
-    """One walk over a model that casts what is stored, and puts rules around methods."""
+    """One walk over a model that casts stored arrays, and puts rules around methods."""
 
     def __init__(self, chosen: dict[Path, Any], methods: Sequence[str]):
         self.chosen, self.methods = chosen, methods
@@ -204,7 +204,7 @@ class _Giving:
         self.uncast: list[str] = []
 
     def visit(self, node: Any, path: Path, here: _Here) -> Any:
-        """The tree with its rules; what is inside is done first."""
+        """The tree with its rules, made from the inside out."""
         if _has_floats(node):
             return self._store(node, path, here)
         if _is_left_alone(node):
@@ -212,9 +212,9 @@ class _Giving:
         precision = self.chosen.get(path, here.precision)
         found = self._methods_of(node)
         is_entered = bool(found) and precision is not _UNDECIDED
-        # Within another, one that is left alone must say so.
+        # Inside another one, a Module without a precision needs a rule.
         is_ruled = is_entered and (precision is not None or here.entered is not None)
-        # A Module without a method at which it is entered is a part of the one around it.
+        # A Module without a method at which arrays are cast is part of the one around it.
         inside = _Here(precision, precision if is_entered else here.entered)
         node = _with_parts(node, lambda child, key: self.visit(child, (*path, key), inside))
         rules = dict.fromkeys(found, _Casting(precision))
@@ -233,16 +233,16 @@ class _Giving:
             self.undecided.append(path_text(path))
             return array
         is_stored = precision is None or precision.params == precision.compute
-        # What no method casts on the way in must be stored as it is computed with.
+        # An array that no method casts must be stored in the dtype of the computation.
         if precision != here.entered and not (is_stored and here.entered is None):
             self.uncast.append(path_text(path))
         return array if precision is None else _as_dtype(array, precision.params)
 
     def check(self, where: str) -> None:
-        """Refuse what was found on the way.
+        """Refuse the problems that were found.
 
         Raises:
-            SpecError: there is something.
+            SpecError: there is one.
         """
         # Without the first, `__call__`, which is the default.
         missing = [name for name in self.methods[1:] if name not in self.seen]
@@ -273,10 +273,10 @@ class _Giving:
 
 
 class _Casting(AbstractCallRule):
-    """Casts what goes into a Module, and what comes out of it.
+    """Casts the arguments and the results of a Module.
 
     Fields:
-        precision: None for a Module that is left alone in the middle of others that are not
+        precision: None for a Module without a precision inside others that have one
         is_inside: whether the Module is part of one of the same precision that has been entered
     """
 
@@ -295,13 +295,13 @@ class _Casting(AbstractCallRule):
         return f" in {precision.params if is_one else ','.join(parts)}"
 
     def entering(self, module: Any) -> Any:
-        """The Module with its arrays as they are computed with."""
+        """The Module with its arrays in the dtype of the computation."""
         if self.precision is None:
             return module
         return _Cast(self.precision, self.precision.compute, is_inside=True).visit(module)
 
     def leaving(self, called: Any, entered: Any, out: Any) -> Any:
-        """What the method gave, in which parts of the Module are as they were before."""
+        """The result of the method, with the original arrays for unchanged parts of the Module."""
         if self.precision is None or self.is_inside:
             return out
         return _Restored(self.precision, _originals(called, entered)).visit(out, is_part=False)
@@ -313,7 +313,7 @@ class _Casting(AbstractCallRule):
         kwargs: dict[str, Any],
         where: CallSite,
     ) -> Any:
-        """Make the call, with arguments to compute with."""
+        """Make the call, with cast arguments."""
         precision = self.precision
         if precision is None:
             return call(*args, **kwargs)
@@ -322,19 +322,19 @@ class _Casting(AbstractCallRule):
             *(given.visit(arg) for arg in args),
             **{name: given.visit(arg) for name, arg in kwargs.items()},
         )
-        # One part of a region hands the next one what that computes with.
+        # The parts of a region exchange arrays in the dtype of the computation.
         dtype = precision.compute if self.is_inside else precision.output
         return _Cast(precision, dtype).visit(out)
 
 
 class _Cast(NamedTuple):
-    """Casts the floating arrays of a tree, but for Modules in it that have another precision.
+    """Casts the floating arrays of a tree, except for Modules in it that have another precision.
 
     Args:
         precision: that of the Module that is called.
-        dtype: to which.
-        is_inside: what the rules of Modules that have this precision are to say; None if Modules
-            with a precision are to be left as they are.
+        dtype: to cast to.
+        is_inside: the value for the rules of Modules of this precision; None to leave Modules
+            with a precision unchanged.
     """
 
     precision: Precision
@@ -352,21 +352,21 @@ class _Cast(NamedTuple):
         if is_other or (rules and self.is_inside is None):
             return node
         if is_computed(node):
-            # By its value: what a weight is computed from may need to be more precise than it.
+            # Cast the value: the arrays that it is computed from may need more precision.
             return self.visit(evaluate_each(node, class_of(node).__qualname__))
         node = _with_parts(node, lambda child, key: self.visit(child))
         return _with_rules(node, self.precision, bool(self.is_inside)) if rules else node
 
 
 class _Restored(NamedTuple):
-    """Brings what comes out of a region back to what is stored.
+    """Casts the results of a region back to the stored dtypes.
 
-    A net that carries its State gives itself back: to cast its arrays once more would leave them
+    A net with its State returns itself: casting its arrays once more would leave them
     rounded.
 
     Args:
         precision: that of the region.
-        originals: what was stored, by the identity of what was made of it for the call.
+        originals: the stored arrays, by the identity of those made from them for the call.
     """
 
     precision: Precision
@@ -394,7 +394,7 @@ def _with_rules(node: Any, precision: Precision, is_inside: bool) -> Any:
 
 
 def _originals(called: Any, entered: Any) -> dict[int, Any]:
-    """What was stored, by the identity of what is computed with."""
+    """The stored arrays, by the identity of those that are computed with."""
     if called is entered:
         return {}
     # By identity: two arrays at different paths may be equal.
@@ -410,15 +410,15 @@ def _is_whole(node: Any) -> bool:
 
 
 def _is_left_alone(node: Any) -> bool:
-    """Whether nothing inside is cast: what belongs to State has the dtype that it began with."""
+    """Whether nothing inside is cast: parts of a State keep their first dtype."""
     return is_token(node) or isinstance(node, State)
 
 
 def _with_parts(node: Any, visit: Callable[[Any, Any], Any]) -> Any:
-    """A node with what `visit` makes of each child, and its key; without its buffers.
+    """Apply `visit` to each child of a node and its key; without its buffers.
 
-    Buffers by its class: that a part of a model is not trained, and was given the role, is no
-    reason to compute with it otherwise.
+    The class decides about buffers: a part of a model that is frozen by a role still computes in
+    the same dtype.
     """
     record, children = record_of(node), children_of(node) or []
     parts = [

@@ -1,9 +1,9 @@
-"""Quantised matrices: `quantize` stores each that is chosen as small integers with scales.
+"""Quantized matrices: `quantize` stores each chosen matrix as small integers with scales.
 
-A matrix is then a *computed leaf*, as an update of low rank is: reading the attribute gives
-floating numbers, so no layer has to know of it. What is stored are buffers, which training leaves
-alone. `load(quantize=)` uses the same two halves: `choose_matrices` decides by paths, before any
-array is there, and `quantized_leaf` makes the leaf of one array.
+The matrix becomes a *computed leaf*, as with an update of low rank: reading the attribute gives
+floating numbers, so no layer has to know of it. The stored arrays are buffers, which training
+ignores. `load(quantize=)` uses the same two functions: `choose_matrices` decides by paths, before
+there are arrays, and `quantized_leaf` makes the leaf of one array.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _BITS = {"int8": 8, "int4": 4}
 class Quantized(Computed):
     r"""A matrix as integers with a scale for each group of a row: $w_{ij} = q_{ij} s_{i,g(j)}$.
 
-    What [`quantize`][pytreemod.quantize] replaces an array with. Rows are along the first axis; all
-    others, of a convolution's kernel for instance, are one row together.
+    [`quantize`][pytreemod.quantize] replaces an array with this. Rows are along the first axis; all
+    other axes, of a convolution's kernel for instance, are one row together.
 
     Fields:
         numbers: (m, n) of int8; or (m, ceil(n / 2)) of uint8, in which each byte has two numbers in
             two's complement, the first one in its lower four bits. A row of odd length ends in 0.
-        scales: (m, groups), of the dtype that the array had.
+        scales: (m, groups), in the dtype of the original array.
         form: `"int8"` or `"int4"`.
         shape: of the array.
     """
@@ -74,15 +74,15 @@ class Quantized(Computed):
     shape: tuple[int, ...] = field(static=True)
 
     def value(self) -> Array:
-        """The array that it reads as."""
+        """The array, in floating numbers."""
         inner = self.shape[1:]
         numbers = self.numbers
         if self.form == "int4":
             numbers = _unpacked(numbers, math.prod(inner))
-        # Of a part of a mesh, the rows that are there.
+        # On a part of a mesh, only its rows.
         m, groups = self.scales.shape
         if groups == 1:
-            # What XLA compiles best.
+            # XLA compiles this form best.
             return (numbers.astype(self.scales.dtype) * self.scales).reshape(m, *inner)
         rows = numbers.reshape(m, groups, math.prod(inner) // groups).astype(self.scales.dtype)
         return (rows * self.scales[:, :, None]).reshape(m, *inner)
@@ -91,25 +91,25 @@ class Quantized(Computed):
         return self.shape
 
     def __part_axis_names__(self, names: Any) -> dict[str, Any]:
-        # Along a row, bytes and groups are not the entries that the name is of.
+        # Along a row, bytes and groups are not the entries that the name refers to.
         return {"numbers": (names[0], None), "scales": (names[0], None)}
 
 
 class IntegerForm(NamedTuple):
-    """How a matrix is stored."""
+    """The form in which a matrix is stored."""
 
     name: str
     group_size: int | None
-    """How many numbers of a row have a scale of their own; None for all."""
+    """The number of entries of a row that share a scale; None for all."""
 
 
 def quantize(model: _M, form: Any) -> _M:
-    r"""A model in which chosen matrices are stored as integers of 8 or 4 bits, with scales.
+    r"""Store chosen matrices as integers of 8 or 4 bits, with scales.
 
     Each matrix becomes a computed leaf with its parts at `"weight.numbers"` and `"weight.scales"`;
-    the attribute reads as floating numbers, of the dtype that it had. Both parts are buffers:
-    `filter_grad`, `trainable` and [`Optimizer`][pytreemod.Optimizer] leave them alone.
-    [`pm.resolve`][pytreemod.resolve] gives arrays again; what rounding has lost stays lost.
+    the attribute reads as floating numbers, of the original dtype. Both parts are buffers:
+    `filter_grad`, `trainable` and [`Optimizer`][pytreemod.Optimizer] ignore them.
+    [`pm.resolve`][pytreemod.resolve] returns arrays again; the rounding cannot be undone.
 
     **Algorithm**: symmetric, by the largest absolute value (absmax), rounded to the nearest. With
     $L = 127$ for `"int8"` and $L = 7$ for `"int4"`, each row, or each group of a row, has a scale
@@ -125,38 +125,37 @@ def quantize(model: _M, form: Any) -> _M:
 
     **Rows** are along the first axis: the outputs of `Linear` and `Conv`, the entries of an
     `Embedding`. All other axes are one row together. In a `Stack`, an `Ensemble`, or an `MLP` that
-    scans, each layer has scales of its own.
+    scans, each layer has its own scales.
 
-    **What is quantised**: of what is chosen, the floating arrays of at least 16 bits that have two
-    axes or more and rows of several numbers. Vectors and integers are left alone. So are buffers,
-    and what a class gives a role of its own, such as the factors of [`lora`][pytreemod.lora]; the
-    base of `lora` is quantised. If a path names a single leaf, this leaf is quantised even if it is
-    a buffer, and refused if it is a vector. Where a path is tied to a matrix, both read the
-    quantised one.
+    **Quantized leaves** are, among the chosen ones, the floating arrays of at least 16 bits that
+    have two axes or more and rows of several numbers. Vectors and integers are unchanged. So are
+    buffers, and arrays with another role by their class, such as the factors of
+    [`lora`][pytreemod.lora]; the base of `lora` is quantized. If a path names a single leaf, this
+    leaf is quantized even if it is a buffer, and refused if it is a vector. If a path is tied to a
+    matrix, both read the quantized one.
 
     **Cost.** A read computes the whole matrix: memory is saved between calls, not during them. A
-    compiled call of `Linear(1024, 1024)` in float32 needs 4,198,400 bytes while it runs, the matrix
-    and 4,096 more, where it needed 4,096. What is stored takes 1,052,672 bytes instead of
-    4,194,304, or 528,384 with `"int4"`. A `Stack` computes one layer's matrix at a time. A compiled
-    lookup in an `Embedding` computes the rows that it gives, and needs no bytes more. (Measured on
-    the CPU, by JAX's `memory_analysis`.)
+    compiled call of `Linear(1024, 1024)` in float32 needs 4,198,400 bytes while it runs: the matrix
+    and 4,096 more. Without quantization it needs 4,096. The stored arrays take 1,052,672 bytes
+    instead of 4,194,304, or 528,384 with `"int4"`. A `Stack` computes one layer's matrix at a time.
+    A compiled lookup in an `Embedding` computes only the rows that it returns, and needs no more
+    bytes. (Measured on the CPU, by JAX's `memory_analysis`.)
 
     Args:
         model: any tree; its arrays may be abstract, as
             [`filter_eval_shape`][pytreemod.filter_eval_shape] makes them.
         form: `"int8"` or `"int4"`, with a scale for each row; or `"int4,group_size=64"`, with one
-            for each 64 numbers of a row. It is for all matrices; or a [`by`][pytreemod.by] of such
-            forms, with None for what is left as it is.
+            for each 64 numbers of a row. It applies to all matrices. Or a [`by`][pytreemod.by] of
+            such forms, with None for leaves that are not quantized.
 
     Returns:
-        A new model; what is not quantised is shared with the old one. `pm.load(...,
-        quantize=form)` makes it of a file without having the whole model in floating numbers.
+        A new model; all other leaves are shared with the old one. `pm.load(...,
+        quantize=form)` makes it from a file without having the whole model in floating numbers.
 
     Raises:
-        ArgumentError: `form` is unusable; a group does not divide a row; or an array has numbers
-            that are not finite. In a function that is traced they are not looked at: such a row
-            reads as nan.
-        SpecError: a rule picks no matrix, or names another leaf; or some are computed already.
+        ArgumentError: `form` is invalid; a group does not divide a row; or an array has numbers
+            that are not finite. Traced numbers are not checked: such a row reads as nan.
+        SpecError: a rule picks no matrix, or names another leaf; or some are already computed.
         UnfinishedError: the model lacks sizes.
 
     Examples:
@@ -176,9 +175,9 @@ def quantize(model: _M, form: Any) -> _M:
           layers.2.weight: f32[10,32] as int4, 1280 bytes before, 240 after, error 0.067
 
     Source:
-        Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale",
-        https://arxiv.org/abs/2208.07339, sections 2.1 (absmax) and 3.1 (a scale for each row);
-        groups as in Frantar et al. 2022, "GPTQ", https://arxiv.org/abs/2210.17323, section 4, but
+        Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale".
+        https://arxiv.org/abs/2208.07339, sections 2.1 (absmax) and 3.1 (a scale for each row).
+        Groups as in Frantar et al. 2022, "GPTQ", https://arxiv.org/abs/2210.17323, section 4, but
         rounded to the nearest, as that paper's baseline is. Two numbers in a byte as in ONNX's
         INT4.
     """
@@ -192,26 +191,26 @@ def quantize(model: _M, form: Any) -> _M:
     )
 
 
-# ---- what is quantised
+# ---- which leaves
 
 
 class ChosenMatrix(NamedTuple):
-    """An array that is to be quantised."""
+    """An array that is to be quantized."""
 
     place: int
-    """Which leaf of the model it is."""
+    """The index of the leaf in the model."""
 
     path: KeyPath
     form: IntegerForm
     members: int
-    """How many of its first axes are of layers that are held as one."""
+    """The number of its layer axes."""
 
     adapted: bool
     """Whether it is the base of an update of low rank."""
 
 
 def choose_matrices(model: PyTree, form: Any, where: str) -> list[ChosenMatrix]:
-    """What is to be quantised, in the order of the leaves.
+    """The arrays to quantize, in the order of the leaves.
 
     Args:
         model: any tree.
@@ -219,12 +218,12 @@ def choose_matrices(model: PyTree, form: Any, where: str) -> list[ChosenMatrix]:
         where: the call, for errors.
 
     Raises:
-        ArgumentError: `form` is unusable, or a group does not divide a row.
-        SpecError: a rule picks no matrix, or names another leaf; or some are computed already.
+        ArgumentError: `form` is invalid, or a group does not divide a row.
+        SpecError: a rule picks no matrix, or names another leaf; or some are already computed.
     """
     rule = form if isinstance(form, By) else by({...: form})
     forms = [parse_form(value, where) for _, value in rule.items]
-    # For what it refuses.
+    # Called for its errors.
     rule.values(model)
     locs = Locations(locations(model))
     entries, _ = decide(
@@ -263,14 +262,14 @@ _FORM = re.compile(r"(int8|int4)(?:\s*,\s*group_size\s*=\s*([1-9][0-9]*))?")
 
 
 def parse_form(text: Any, where: str) -> IntegerForm | None:
-    """How a matrix is to be stored; None if as it is.
+    """The form of a stored matrix; None if it is not quantized.
 
     Args:
         text: as for `quantize`.
         where: the call, for errors.
 
     Raises:
-        ArgumentError: it is none of these.
+        ArgumentError: it is not valid.
 
     Examples:
         >>> parse_form("int4, group_size=64", "quantize")
@@ -290,7 +289,7 @@ def parse_form(text: Any, where: str) -> IntegerForm | None:
 
 
 class _Refused(NamedTuple):
-    """Leaves that cannot be quantised, though a rule means them."""
+    """Leaves that cannot be quantized, although a rule names them."""
 
     computed: list[KeyPath]
     quantized: list[KeyPath]
@@ -302,7 +301,7 @@ class _Refused(NamedTuple):
             path = pattern_text(self.quantized[0])
             raise SpecError(
                 where,
-                "matrices that are not quantised",
+                "matrices that are not quantized",
                 "some that are",
                 places=dict.fromkeys(map(path_text, self.quantized)),
                 hint=[
@@ -316,7 +315,7 @@ class _Refused(NamedTuple):
             raise SpecError(
                 where,
                 "arrays",
-                "what is computed from others",
+                "computed leaves",
                 places=dict.fromkeys(map(path_text, self.computed)),
                 hint=[
                     "leave it as it is, or make an array of it first:",
@@ -338,7 +337,7 @@ def _matrix_at(
     loc: Location, place: int, form: IntegerForm, is_named: bool, refused: _Refused
 ) -> ChosenMatrix | None:
     """The matrix that a leaf is; None if it is left alone, or refused."""
-    # What only says whose child something is has no step in the path.
+    # A node that only says whose child a value is adds no key to the path.
     nodes = [node for node in loc.nodes if type(node) is not StandsFor]
     computed = [i for i, node in enumerate(nodes) if is_computed(node)]
     top = computed[0] if computed else len(nodes)
@@ -361,7 +360,7 @@ def _matrix_at(
             refused.others.append(loc)
         return None
     elif _is_matrix(loc.leaf, members) and len(nodes) == len(loc.nodes):
-        # Of what a State has, nothing.
+        # Nothing in a State is quantized.
         if is_named or _is_of_training(loc, nodes):
             return ChosenMatrix(place, loc.path, form, members, False)
         return None
@@ -373,7 +372,7 @@ def _matrix_at(
 def _is_matrix(leaf: Any, members: int) -> bool:
     """Whether a leaf is a floating array of two axes or more, in each layer.
 
-    Not with rows of one number, as the bias of a convolution has: a scale for each gains nothing.
+    Rows of one number, as in the bias of a convolution, do not count: scales would save nothing.
     """
     if not is_abstract(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating):
         return False
@@ -382,7 +381,7 @@ def _is_matrix(leaf: Any, members: int) -> bool:
 
 
 def _is_of_training(loc: Location, nodes: Sequence[Any]) -> bool:
-    """Whether a leaf was declared a parameter, and is one still, or was frozen."""
+    """Whether a leaf was declared a parameter, even if it is frozen by a role."""
     declared = DEFAULT_ROLE
     for node, key in zip(nodes, loc.path, strict=True):
         record = record_of(node)
@@ -405,7 +404,7 @@ def _refuse_none(where: str, picked: Sequence[Location]) -> NoReturn:
     raise SpecError(
         where,
         f"some matrices: {_MATRIX}",
-        "none among what is chosen",
+        "none among the chosen leaves",
         places=[f"{path_text(loc.path)}: {_shown(loc)}" for loc in picked],
     )
 
@@ -435,7 +434,7 @@ def _check_groups(chosen: Sequence[ChosenMatrix], leaves: Sequence[Any], where: 
 def _encoded(matrix: Any, bits: int, group_size: int | None) -> tuple[Any, Any, Any]:
     """Numbers, scales, and whether each row is finite.
 
-    Compiled, so that nothing of the size of the matrix is made but the numbers.
+    Compiled, so that only the numbers, and no other array of the size of the matrix, are made.
     """
     m, n = matrix.shape[0], math.prod(matrix.shape[1:])
     size = n if group_size is None else group_size
@@ -444,7 +443,7 @@ def _encoded(matrix: Any, bits: int, group_size: int | None) -> tuple[Any, Any, 
     levels = 2 ** (bits - 1) - 1
     largest = jnp.max(jnp.abs(rows), axis=2, initial=0.0)
     scales = (largest / levels).astype(matrix.dtype)
-    # Of what is tiny in float16, the nearest may be too small by half.
+    # For tiny values in float16, the nearest scale may be too small by half.
     up = jnp.nextafter(scales, jnp.full_like(scales, jnp.inf))
     scales = jnp.where(scales.astype(wide) * (levels + 0.5) < largest, up, scales)
     steps = scales.astype(wide)[:, :, None]
@@ -456,7 +455,7 @@ def _encoded(matrix: Any, bits: int, group_size: int | None) -> tuple[Any, Any, 
 
 
 def _wide(dtype: Any) -> Any:
-    """What is computed in."""
+    """The dtype of the computation."""
     return jnp.float32 if dtype.itemsize < 4 else dtype
 
 
@@ -476,11 +475,11 @@ def _unpacked(packed: Any, n: int) -> Any:
 
 
 def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
-    """The computed leaf that takes the place of an array; of a shape, its shapes.
+    """The computed leaf that replaces an array; for an abstract array, its shapes.
 
     Args:
-        one: what it is.
-        array: the array, layers as one.
+        one: the description of the matrix.
+        array: the array, with layer axes.
         where: the call, for errors.
 
     Raises:
@@ -498,14 +497,14 @@ def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
     if isinstance(array, jax.ShapeDtypeStruct):
         return _with_shardings(untyped_jax.eval_shape(fn, array)[0], array, one)
     made, is_finite = fn(jnp.asarray(array))
-    # To ask is to wait for it: no second array is made meanwhile.
+    # The check waits for the result, so that no second array is made meanwhile.
     if not isinstance(is_finite, Tracer) and not is_finite.all():
         rows = [*zip(*np.nonzero(~np.asarray(is_finite)), strict=True)]
         shown = ", ".join("[" + ", ".join(map(str, row)) + "]" for row in rows[:3])
         more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
         raise ArgumentError(
             where,
-            "finite numbers in what is quantised",
+            "finite numbers in quantized arrays",
             "inf or nan",
             places=[f"{path_text(one.path)}: {describe(array)}, row {shown}{more}"],
             hint=["leave it as it is:", _rule(one.path, "None")],
@@ -514,7 +513,7 @@ def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
 
 
 def _with_shardings(made: Any, array: jax.ShapeDtypeStruct, one: ChosenMatrix) -> Any:
-    """Shapes on the devices of an array: rows where its rows are, columns if they are the same."""
+    """Shapes on the devices of an array: rows where its rows are; columns if they are the same."""
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding):
         return made
@@ -532,11 +531,11 @@ def _with_shardings(made: Any, array: jax.ShapeDtypeStruct, one: ChosenMatrix) -
 
 
 def with_quantized(model: _M, made: Iterable[tuple[ChosenMatrix, Any]]) -> _M:
-    """The model with quantised leaves.
+    """The model with quantized leaves.
 
     Args:
-        model: the tree that was chosen from.
-        made: what was chosen, and its leaf.
+        model: the tree from which the leaves were chosen.
+        made: the chosen leaves, each with its replacement.
     """
     changes: list[tuple[KeyPath, Any]] = []
     for one, leaf in made:
@@ -545,7 +544,7 @@ def with_quantized(model: _M, made: Iterable[tuple[ChosenMatrix, Any]]) -> _M:
             record = update.__record__
             values = {name: stored(update, name) for name in record.names(update)}
             config = values.keys() - {*record.data_names(update)}
-            # It remembers what one layer's update was made of, and that is something else now.
+            # The update stores the shapes of its arrays in one layer, which have changed.
             note = observe_one(LowRank, {**values, "base": leaf}, config, one.members)
             changes.append((one.path[:-1], with_notes(update, {MADE: note}, {"base": leaf})))
         else:
@@ -559,7 +558,7 @@ def _at(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
-# ---- what it has cost
+# ---- the error
 
 
 class QuantizedRow(NamedTuple):
@@ -567,7 +566,7 @@ class QuantizedRow(NamedTuple):
 
     name: str
     array: str
-    """Dtype and shape of the array that it was, such as `f32[32,64]`."""
+    """Dtype and shape of the original array, such as `f32[32,64]`."""
 
     form: str
     bytes_before: int
@@ -578,7 +577,7 @@ class QuantizedRow(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class QuantizationReport:
-    """What [`quantization_report`][pytreemod.quantization_report] gives."""
+    """The result of [`quantization_report`][pytreemod.quantization_report]."""
 
     rows: tuple[QuantizedRow, ...]
     bytes_before: int
@@ -600,21 +599,21 @@ class QuantizationReport:
 
 
 def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
-    r"""How far each quantised leaf is from what it was, and how many bytes it takes.
+    r"""How far each quantized leaf is from the original array, and how many bytes it takes.
 
     Args:
-        model: the model as it was.
-        quantized: what [`quantize`][pytreemod.quantize] made of it, or `load(quantize=)` of a file
-            of it. It may have updates of low rank since.
+        model: the original model.
+        quantized: the result of [`quantize`][pytreemod.quantize], or of `load(quantize=)` for a
+            file of the model. It may have got updates of low rank since.
 
     Returns:
-        A value that prints as a table. `rows` has for each quantised leaf its `name`, `array`,
+        A value that prints as a table. `rows` has for each quantized leaf its `name`, `array`,
         `form`, `bytes_before`, `bytes_after`, and `error`: the norm of the difference divided by
-        that of the array (Frobenius, over all layers that are held as one). `bytes_before` and
+        that of the array (Frobenius, over all layers). `bytes_before` and
         `bytes_after` of the report itself are those of all leaves of both models.
 
     Raises:
-        ArgumentError: there is no quantised leaf in `quantized`, or arrays are abstract.
+        ArgumentError: there is no quantized leaf in `quantized`, or arrays are abstract.
         StructureError: `model` has no such array at the path of one.
 
     Examples:
@@ -632,7 +631,7 @@ def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
     found = found_in(quantized, lambda node: isinstance(node, Quantized))
     if not found:
         hint = ["make it so first:", 'quantized = pm.quantize(model, "int8")']
-        expected = "a model with quantised leaves"
+        expected = "a model with quantized leaves"
         raise ArgumentError(f"{where}(quantized)", expected, "one without", hint=hint)
     rows: list[QuantizedRow] = []
     for path, node in found:
@@ -643,7 +642,7 @@ def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
             raise ArgumentError(where, expected, "abstract ones", places=places)
         value = evaluate_each(node, path_text(path))
         if was.shape != value.shape:
-            _refuse_other(where, path, f"{describe(was)} is quantised as {describe(value)}")
+            _refuse_other(where, path, f"{describe(was)} is quantized as {describe(value)}")
         error = float(cast("Any", _relative_error(was, value)))
         after = _count_bytes(node)
         row = plain_name(path), describe(was), node.form, _count_bytes(was), after, error
@@ -652,7 +651,7 @@ def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
 
 
 def _was(model: Any, path: KeyPath, where: str) -> Any:
-    """The array that a quantised leaf was made of."""
+    """The original array of a quantized leaf."""
     node = model
     for i, key in enumerate(path):
         children = dict(children_of(node) or ())
@@ -668,7 +667,7 @@ def _was(model: Any, path: KeyPath, where: str) -> Any:
 
 
 def _refuse_other(where: str, path: KeyPath, what: str) -> NoReturn:
-    expected = "the model that was quantised"
+    expected = "the model that was quantized"
     raise StructureError(where, expected, "another", places=[f"{path_text(path)}: {what}"])
 
 
@@ -681,7 +680,7 @@ def _count_bytes(tree: PyTree) -> int:
 def _relative_error(was: Any, value: Any) -> Any:
     wide = _wide(was.dtype)
     was, value = was.astype(wide), value.astype(wide)
-    # By the largest number, whose square might be none.
+    # Relative to the largest number, whose square might underflow.
     unit = jnp.max(jnp.abs(was), initial=0.0)
     unit = jnp.where(unit > 0, unit, 1)
     before = jnp.sum((was / unit) ** 2)

@@ -1,10 +1,10 @@
-"""Room `training.layered`: transformations of gradients over layers and members held as one.
+"""Room `training.layered`: transformations of gradients over layer axes.
 
-Owns: `per_layer`, and what it decides by: the recorded program of a transformation.
+Owns: `per_layer`, and the recorded program of a transformation, by which it decides.
 
-May import what `training` may.
+May import everything that `training` may.
 
-Promises: a rule gives on a Stack what it gives on a list of its layers, and on an Ensemble what it
-gives on each member alone; where a rule looks at one array at a time, its program does not grow
-with the number of layers.
+Promises: on a Stack, a rule has the same effect as on a list of its layers. On an Ensemble, it has
+the same effect as on each member alone. Where a rule looks at one array at a time, its program does
+not grow with the number of layers.
 """

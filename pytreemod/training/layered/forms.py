@@ -1,6 +1,6 @@
-"""Transformations of optax's over layers: chained, mapped, or shown a list of layers.
+"""Optax transformations over layers: chained, mapped, or applied to a list of layers.
 
-Each is a transformation itself.
+Each form is a transformation itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytreemod.typing import PyTree, jtu
 
 
 class ChainedRule:
-    """Transformations one after the other, each in its own way."""
+    """Transformations applied in turn, each in its own form."""
 
     def __init__(self, rules: Sequence[Any]):
         self.rules = rules
@@ -38,7 +38,7 @@ class ChainedRule:
 
 
 class ListedRule:
-    """A transformation that is shown a list of layers, or for each leaf a list of its rows."""
+    """A transformation that gets a list of layers, or for each leaf a list of its rows."""
 
     def __init__(self, rule: Any, by_leaf: bool = False):
         self.rule = rule
@@ -67,7 +67,7 @@ class ListedRule:
 
         @ft.wraps(value)
         def call(*args: Any, **kwargs: Any) -> Any:
-            # It knows the model, and no lists.
+            # The function knows the model, and no lists.
             with without_axes(None):
                 return self._listed(value(*as_one(args), **as_one(kwargs)))
 
@@ -75,12 +75,12 @@ class ListedRule:
 
 
 def _is_function(value: Any, updates: PyTree) -> bool:
-    # The gradients of a model that is called can be called, too.
+    # The gradients of a callable model are callable, too.
     return callable(value) and jtu.tree_structure(value) != jtu.tree_structure(updates)
 
 
 def _extra_axes(updates: PyTree, params: PyTree) -> int:
-    """How many axes gradients have more than parameters: of examples, which come first."""
+    """The number of axes that gradients have in addition: of examples, which come first."""
     pairs = zip(jtu.tree_leaves(updates), jtu.tree_leaves(params), strict=False)
     return max((jnp.ndim(one) - jnp.ndim(two) for one, two in pairs), default=0)
 
@@ -90,12 +90,12 @@ class RulePart(NamedTuple):
 
     Attributes:
         own: the numbers of the leaves.
-        axes: how many axes are mapped over.
-        axes_of_state: for each leaf of the state of these leaves, the same.
+        axes: the number of axes that are mapped over.
+        axes_of_state: the same for each leaf of the state of these leaves.
         paths: of the leaves of the state.
         structure: of the state.
         rule: the transformation under the map.
-        left_out: what the map takes away: the axes of `"members"`, or `"all"`.
+        left_out: the axes that the map removes: those of `"members"`, or `"all"`.
     """
 
     own: tuple[int, ...]
@@ -135,7 +135,7 @@ class RulePart(NamedTuple):
                 made, new = self.rule.update(given, old, shown, **others, **held)
             return structure.flatten_up_to(made), jtu.tree_leaves(new)
 
-        # Of gradients for each example, theirs is the first axis.
+        # For gradients of each example, the first axis is that of examples.
         ins = [_extra_axes(given, shown), self._axes, 0, 0]
         return self._mapped(run, ins, (0, self._axes))(given, state, shown, held)
 
@@ -150,7 +150,7 @@ class RulePart(NamedTuple):
 
 
 def _uncallable(name: str, value: Any) -> Any:
-    """Instead of a function of the model: it is not one of a layer or a member."""
+    """Replaces a function of the model, which does not apply to one layer or member."""
 
     @ft.wraps(value)
     def call(*args: Any, **kwargs: Any) -> NoReturn:
@@ -203,7 +203,7 @@ class MappedRule(_PartedRule):
         return [[leaves[path] for path in part.paths] for part in self.parts]
 
     def together(self, news: list[list[Any]]) -> Any:
-        """What is the same for all leaves, such as a count, is what the first part says."""
+        """The state; values common to all leaves, such as a count, are those of the first part."""
         found: dict[Any, Any] = {}
         for part, new in zip(self.parts, news, strict=True):
             found = dict(zip(part.paths, new, strict=True)) | found
@@ -211,10 +211,10 @@ class MappedRule(_PartedRule):
 
 
 class GroupedRule(_PartedRule):
-    """A transformation for each group of leaves: for members, mapped; for what has none, once."""
+    """A transformation for each group of leaves: mapped for members; called once for the others."""
 
     def apart(self, state: Any) -> list[list[Any]]:
-        """One state for each part; no tuple where there is one part."""
+        """One state for each part; not a tuple if there is only one part."""
         return [jtu.tree_leaves(own) for own in ((state,) if len(self.parts) == 1 else state)]
 
     def together(self, news: list[list[Any]]) -> Any:

@@ -1,4 +1,4 @@
-"""Models as transformations are shown them: layers in a list, one alone, or some leaves."""
+"""Models in the form that transformations get: layers in a list, one alone, or some leaves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pytreemod.typing import KeyPath, PyTree, jtu
 
 
 class HeldLeaf(NamedTuple):
-    """A leaf of parameters: what holds it, and its shape.
+    """A leaf of parameters: its layer axes, and its shape.
 
     Attributes:
-        holds: its leading axes of layers and members.
-        members: how many of them lead to the innermost members, and are mapped over.
+        holds: its layer axes.
+        members: the number of those down to the innermost members, which are mapped over.
     """
 
     holds: tuple[Hold, ...]
@@ -32,7 +32,7 @@ class HeldLeaf(NamedTuple):
 
 
 def leaves_of(tree: PyTree) -> list[HeldLeaf]:
-    """What holds each leaf of a tree, in order."""
+    """The layer axes of each leaf of a tree, in order."""
     leaves: list[HeldLeaf] = []
     for loc in locations(tree):
         holds = tuple(holds_of(loc))
@@ -42,7 +42,7 @@ def leaves_of(tree: PyTree) -> list[HeldLeaf]:
 
 
 def bare(leaf: Any, axes: int) -> Any:
-    """What one layer's array is, without some leading axes."""
+    """The array of one layer, without some leading axes."""
     return jax.ShapeDtypeStruct(jnp.shape(leaf)[axes:], jnp.result_type(leaf))
 
 
@@ -58,7 +58,7 @@ def without(params: PyTree, axes: Sequence[int]) -> PyTree:
 
 
 def only(params: PyTree, own: Sequence[int]) -> PyTree:
-    """Some leaves, by number; None instead of the others, as for what is not trained."""
+    """Some leaves, by number; None instead of the others, as for frozen leaves."""
     leaves, structure = jtu.tree_flatten(params)
     return structure.unflatten([x if i in own else None for i, x in enumerate(leaves)])
 
@@ -79,7 +79,7 @@ class Layers:
 
     @classmethod
     def tree_unflatten(cls, aux: None, children: Any) -> Layers:
-        """The way back."""
+        """The inverse."""
         return cls(children)
 
 
@@ -88,13 +88,13 @@ def _is_layers(node: Any) -> bool:
 
 
 def listed(tree: PyTree, axis: int = 0, copies: int | None = None, by_leaf: bool = False) -> PyTree:
-    """A tree with a list of layers wherever they are held as one.
+    """A tree with a list of layers instead of each layer axis.
 
     Args:
         tree: its leaves have no axes of members.
         axis: of the layers.
-        copies: instead of how many there are.
-        by_leaf: whether each leaf is a list of its rows, instead, so that a mask, or a function
+        copies: the number of layers, if it differs from the length of the axis.
+        by_leaf: whether each leaf becomes a list of its rows instead, so that a mask, or a function
             of the model, still fits the tree.
     """
     if by_leaf:
@@ -137,7 +137,7 @@ def _item(leaf: Any, i: int, axis: int) -> Any:
 
 
 def as_one(tree: PyTree) -> PyTree:
-    """The way back."""
+    """The inverse of `listed`."""
 
     def stack(*each: Any) -> Any:
         return jnp.stack(each)
@@ -151,7 +151,7 @@ def as_one(tree: PyTree) -> PyTree:
 
 
 def owners(two: PyTree) -> list[tuple[Any, tuple[int, ...]]]:
-    """For each leaf of a tree in which layers are listed: which it is, and of which layer."""
+    """For each leaf of a tree in which layers are listed: its number, and its layer."""
     found: list[tuple[Any, tuple[int, ...]]] = []
     for loc in locations(two):
         steps = list(zip((type(node) is Layers for node in loc.nodes), loc.path, strict=True))

@@ -1,8 +1,8 @@
-"""What the program of a transformation says about it: what it looks at, and whether at once.
+"""Analysis of a transformation's program: which values its results depend on.
 
-A transformation of optax's is two functions. What they compute cannot be read from them, but JAX
-records it, and in the record it is seen whether each number goes its own way, whether each array
-does, and whether what is summed over all arrays is summed over layers in the same way.
+An optax transformation consists of two functions, whose source says little. JAX records the
+program. It shows whether each number is treated separately, whether each array is, and whether a
+sum over all arrays is also a sum over layers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _is_literal(variable: Any) -> bool:
 
 
 def is_random(jaxpr: Any) -> bool:
-    """Whether a program draws numbers: which ones depends on the shapes and the order of arrays."""
+    """Whether a program draws numbers: these depend on the shapes and the order of arrays."""
     return any(
         equation.primitive.name.startswith(_RANDOM) or any(map(is_random, _inside(equation)))
         for equation in jaxpr.eqns
@@ -67,9 +67,9 @@ class Marks(NamedTuple):
     """How marks follow the values of a program from its inputs to its outputs.
 
     Attributes:
-        none: the mark of what is the same for all.
-        of: the mark of what an equation gives, from the equation and the marks of its inputs.
-        chosen: that of what a branch gives, from the mark of the index and what each branch gives.
+        none: the mark of a value that is the same for all.
+        of: the mark of an equation's result, from the equation and the marks of its inputs.
+        chosen: the mark of a branch's result, from the mark of the index and those of the branches.
     """
 
     none: Any
@@ -111,7 +111,7 @@ def _union_chosen(index: frozenset[Any], outs: Sequence[frozenset[Any]]) -> froz
 
 
 DEPENDENCIES = Marks(frozenset[Any](), _union, _union_chosen)
-"""Sets: an output has all that is in the sets of the inputs that it depends on."""
+"""Sets: an output has the union of the sets of the inputs that it depends on."""
 
 
 # ---- whether two programs are the same, whatever the shapes
@@ -131,7 +131,7 @@ def are_alike(first: Any, second: Any, is_fit: Callable[[Any, Any], bool]) -> bo
 
 
 def _written(jaxpr: Any) -> tuple[list[Any], Any]:
-    """The equations of a program, and what is equal for two of the same equations."""
+    """The equations of a program, and a key that is equal for equal equations."""
     names: dict[Any, Any] = {variable: ("in", n) for n, variable in enumerate(jaxpr.invars)}
     names.update({variable: ("const", n) for n, variable in enumerate(jaxpr.constvars)})
 
@@ -144,7 +144,7 @@ def _written(jaxpr: Any) -> tuple[list[Any], Any]:
     for equation in jaxpr.eqns:
         ins = [name(variable) for variable in equation.invars]
         kind = equation.primitive.name
-        # A number broadcast to the shape of an array is the number.
+        # A number broadcast to the shape of an array counts as the number.
         if kind == "broadcast_in_dim" and not equation.invars[0].aval.shape:
             names[equation.outvars[0]] = ins[0]
             continue
@@ -168,16 +168,16 @@ def is_by_number_or_whole(one: Any, two: Any) -> bool:
     return is_by_number(one, two) or one.primitive.name == "broadcast_in_dim"
 
 
-# ---- whether what is summed over all arrays is summed over layers
+# ---- whether sums over all arrays are sums over layers
 
 
 class Mark(NamedTuple):
-    """What is known of a value: whose it is, and by what it was reduced to one number.
+    """The origin of a value, and the operation that reduced it to one number.
 
     Attributes:
-        owners: pairs of a leaf and a layer, which is a number, 0 or 1, for each axis of layers;
-            none if it is the same for all.
-        op: by what numbers of several are joined_marks, once it is reduced.
+        owners: pairs of a leaf and a layer, which is a number, 0 or 1, for each layer axis;
+            none if the value is the same for all.
+        op: the operation that joins numbers of several, once it is reduced.
     """
 
     owners: frozenset[Any] = frozenset()
@@ -192,7 +192,7 @@ class Unfit(Exception):
 
 
 def is_complete(mark: Mark) -> bool:
-    """Whether all layers of each leaf have gone into it."""
+    """Whether all layers of each leaf have contributed to it."""
     return all(
         (leaf, other) in mark.owners
         for leaf, layer in mark.owners
@@ -201,10 +201,10 @@ def is_complete(mark: Mark) -> bool:
 
 
 def joined_marks(first: Mark, second: Mark) -> Mark:
-    """Of a value that may be either.
+    """The mark of a value that may have either mark.
 
     Raises:
-        Unfit: they do not go together.
+        Unfit: they do not fit together.
     """
     if first == second or second == SHARED:
         return first
@@ -244,7 +244,7 @@ def _mark_of_joined(equation: Any, name: str, ins: list[Mark], live: list[Mark])
     )
     if all(mark.op == name for mark in live) and (zero or len(live) == len(ins)):
         return Mark(frozenset().union(*(mark.owners for mark in live)), name)
-    # A sum times a number is the sum of what was multiplied.
+    # A sum times a number is the sum of the products.
     linear = name == "mul" or (name == "div" and ins[1] == SHARED)
     if linear and len(live) == 1 and live[0].op == "add":
         return live[0]
@@ -252,7 +252,7 @@ def _mark_of_joined(equation: Any, name: str, ins: list[Mark], live: list[Mark])
 
 
 def _one(ins: list[Mark]) -> Mark:
-    """Of what is computed from values, each of which is one layer's, or of all layers."""
+    """The mark of a value computed from values of one layer each, or of all layers."""
     found = {mark for mark in ins if mark != SHARED and not (mark.op and is_complete(mark))}
     if not found:
         return SHARED
@@ -262,8 +262,8 @@ def _one(ins: list[Mark]) -> Mark:
 
 
 OWNERS = Marks(SHARED, _mark_of, _chosen)
-"""A `Mark` for each value of a program that two layers are given to.
+"""A `Mark` for each value of a program whose inputs are two layers.
 
-It raises `Unfit` where something else is done than to reduce arrays, to join what all were reduced
-to, and to compute number by number.
+It raises `Unfit` for anything but reducing arrays, joining the results for all, and
+computing number by number.
 """

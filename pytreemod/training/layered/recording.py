@@ -1,4 +1,4 @@
-"""What a transformation of optax's looks at: decided by its recorded program."""
+"""What an optax transformation depends on, according to its recorded program."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from pytreemod.typing import KeyPath, PyTree, jtu
 
 
 class UndecidedError(Exception):
-    """What a transformation does could not be recorded without its extra arguments."""
+    """A transformation could not be recorded without its extra arguments."""
 
 
 class RuleProgram(NamedTuple):
-    """What was recorded of a transformation.
+    """The recorded program of a transformation.
 
     Attributes:
-        start: how the state is made.
+        start: makes the state.
         jaxpr: a step.
         state: its shapes.
-        outs: how many updates there are.
+        outs: the number of updates.
     """
 
     start: Any
@@ -53,10 +53,10 @@ class RuleProgram(NamedTuple):
         """Marks of the updates and of the state, after as many steps as change them.
 
         Args:
-            marks: of which kind.
+            marks: the kind of marks.
             each: the marks of gradients, and of parameters.
-            join: two marks of one value.
-            held: what of the state has the mark of the parameters from the start.
+            join: joins two marks of one value.
+            held: which parts of the state have the marks of the parameters from the start.
         """
         state = marks.follow(self.start, each)
         state = [each[0] if h else m for h, m in zip(held, state, strict=True)] if held else state
@@ -70,10 +70,10 @@ class RuleProgram(NamedTuple):
 
 
 def record(rule: Any, params: PyTree) -> RuleProgram:
-    """A step of a transformation, recorded.
+    """Record a step of a transformation.
 
     Raises:
-        UndecidedError: it cannot be, for it lacks something, or refuses the shapes.
+        UndecidedError: it lacks an argument, or refuses the shapes.
     """
     leaves, structure = jtu.tree_flatten(params)
     count = len(leaves)
@@ -103,16 +103,16 @@ def record(rule: Any, params: PyTree) -> RuleProgram:
             start = jax.make_jaxpr(make)(*leaves)
             return RuleProgram(start.jaxpr, closed.jaxpr, state, count)
         except Exception as error:
-            # Whatever a transformation of others raises: it is called in earnest later on.
+            # A user's transformation may raise anything; it is really called later.
             first = first or error
     raise UndecidedError from first
 
 
 def record_two(rule: Any, params: PyTree) -> tuple[RuleProgram, PyTree, bool]:
-    """A step on two layers in a list.
+    """Record a step on two layers in a list.
 
     Returns:
-        The program; what it was shown; whether that is a list for each leaf.
+        The program; its input; whether that has a list for each leaf.
 
     Raises:
         UndecidedError: a step cannot be recorded.
@@ -126,12 +126,12 @@ def record_two(rule: Any, params: PyTree) -> tuple[RuleProgram, PyTree, bool]:
     try:
         return recorded(by_leaf=False)
     except UndecidedError:
-        # It may have a mask, or a function of the model, which fit no other tree.
+        # It may have a mask, or a function of the model, which fits no other tree.
         return recorded(by_leaf=True)
 
 
 def is_same(rule: Any, params: PyTree, one: PyTree, is_fit: Any) -> bool:
-    """Whether a step does to all layers, equation by equation, what it does to one."""
+    """Whether a step does to all layers, equation by equation, the same as to one."""
     try:
         first = record(rule, params)
         with without_axes("all"):
@@ -147,7 +147,7 @@ def is_same(rule: Any, params: PyTree, one: PyTree, is_fit: Any) -> bool:
 
 
 def is_whole(rule: Any, params: PyTree, one: PyTree) -> bool:
-    """Whether a step reduces layers as a list of them would be, and else goes number by number."""
+    """Whether a step reduces layers as a list of them, and otherwise goes number by number."""
     if not is_same(rule, params, one, is_by_number_or_whole):
         return False
     try:
@@ -164,7 +164,7 @@ def _joined_settled(first: Mark, second: Mark) -> Mark:
 
 
 def _settled(mark: Mark) -> Mark:
-    """Of what comes out: a number for all is shared, and one for some is none."""
+    """The mark of an output: a number for all is shared, and one for some layers is refused."""
     if mark.op is None:
         return mark
     if is_complete(mark):
@@ -190,13 +190,13 @@ def axes_of_state(
 ) -> tuple[tuple[int, ...], tuple[KeyPath, ...], Any]:
     """Which leaves of a state have an axis for each layer, or member.
 
-    Those that are in a tree of the model's structure; and those that follow from what differs.
+    They are those in a tree of the model's structure, and those that depend on such leaves.
 
     Returns:
         For each leaf its axes, and its path; the structure of the state.
 
     Raises:
-        UndecidedError: what has no axis for layers differs from layer to layer.
+        UndecidedError: a leaf without a layer axis differs from layer to layer.
     """
     with without_axes(left_out):
         program = record(rule, one)

@@ -1,15 +1,15 @@
-"""Transformations of gradients that see each layer, and each member, as if it stood alone.
+"""Transformations of gradients that treat each layer, and each member, separately.
 
-`Stack` and `Ensemble` hold several arrays as one. A transformation that looks at more than single
-numbers (the norm of an array, a matrix) would take them for one array. Here it is shown what it
-would be shown if layers stood in a list, and members were models of their own:
+`Stack` and `Ensemble` store several arrays as one. A transformation that looks at more than single
+numbers (the norm of an array, a matrix) would take them for one array. Here it gets the arrays of
+layers in a list, and of members as separate models:
 
-1. Where the program of the transformation does the same to both, it is called as it is.
+1. Where the program of the transformation does the same to both, it is called directly.
 2. Where it looks at each array by itself, it is called once, mapped over the layers.
 3. Otherwise, and only then, the layers are put into a list, and the program grows with them.
 
-Members are always mapped over. The state has the form of the model, whichever it is: an axis of
-layers in it is where the model has one.
+Members are always mapped over. The state has the structure of the model in each case: a layer
+axis is where the model has one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MOST_FORMS = 128
 
 
 class PerLayer(NamedTuple):
-    """A transformation of optax's, as `per_layer` makes one of another.
+    """An optax transformation that `per_layer` has made from another.
 
     Attributes:
         init: makes the state from parameters.
@@ -66,12 +66,13 @@ class PerLayer(NamedTuple):
 
 
 def per_layer(rule: Any) -> PerLayer:
-    """A transformation of optax's that treats each layer and each member by itself.
+    """Make an optax transformation treat each layer and each member separately.
 
     [`Optimizer`][pytreemod.Optimizer] does this already; use `per_layer` with plain optax. On a
     model with a [`Stack`][pytreemod.nn.Stack] the updates are those of `rule` for the same model
-    with a list of layers; on an [`Ensemble`][pytreemod.nn.Ensemble], those of `rule` for each
-    member alone. What the members share, and what is outside of them, is one more model.
+    with a list of layers. On an [`Ensemble`][pytreemod.nn.Ensemble], they are those of `rule` for
+    each member alone. Arrays that members share, and arrays outside of them, count as one more
+    model.
 
     Args:
         rule: has `init` and `update`, such as `optax.lamb(1e-3)`.
@@ -80,7 +81,7 @@ def per_layer(rule: Any) -> PerLayer:
         A transformation. It takes the extra arguments that `rule` takes.
 
     Raises:
-        ArgumentError: when it is used: `rule` cannot be mapped over layers or members.
+        ArgumentError: on use: `rule` cannot be mapped over layers or members.
 
     Examples:
         >>> import jax, optax
@@ -106,36 +107,36 @@ def per_layer(rule: Any) -> PerLayer:
     return PerLayer(init, update)
 
 
-# ---- which way
+# ---- the form
 
 
 def _form_of(rule: Any, params: PyTree) -> Any:
     leaves, structure = jtu.tree_flatten(params)
-    # Programs are recorded under the settings of the moment.
+    # Programs are recorded under the present settings.
     settings = _config.jax_numpy_dtype_promotion, _config.jax_enable_x64, axes_left_out()
     shapes: Any = tuple((leaf.shape, leaf.dtype) for leaf in map(_typed, leaves))
     key = rule, structure, shapes, settings
     try:
         found = _forms.get(key)
     except TypeError:
-        # A transformation without a hash is looked at each time.
+        # A transformation without a hash is analyzed each time.
         return _choose(rule, abstract(params))
     if found is None:
         try:
             found = _choose(rule, abstract(params))
         except UndecidedError as error:
             _refuse_unmapped(rule, error.__cause__ or error)
-        # The table would hold the trace in which a rule was made, of a traced learning rate.
+        # The table would keep the trace alive in which a rule with a traced learning rate was made.
         if not _holds_tracer(rule):
             _forms[key] = found
             if len(_forms) > _MOST_FORMS:
-                # A list, for another thread may add something in between.
+                # A list, because another thread may add something in between.
                 _forms.pop(next(iter([*_forms])), None)
     return found
 
 
 def _typed(leaf: Any) -> Any:
-    # Of what may be a number JAX must be asked, which takes longer than all else at a step.
+    # JAX must be asked about numbers, which takes longer than the rest of a step.
     return leaf if isinstance(leaf, jax.Array) else abstract(leaf)
 
 
@@ -151,7 +152,7 @@ def _holds_tracer(rule: Any) -> bool:
             continue
         seen.add(id(value))
         if isinstance(value, FunctionType):
-            # Not all that it refers to: that has the globals of its file.
+            # Not everything that it refers to: that includes the globals of its file.
             left += [value.__closure__, value.__defaults__, value.__kwdefaults__]
         elif isinstance(value, (CellType, MethodType, tuple, list, dict, ft.partial)):
             left += gc.get_referents(value)
@@ -159,7 +160,7 @@ def _holds_tracer(rule: Any) -> bool:
 
 
 def _choose(rule: Any, params: PyTree) -> Any:
-    """How a transformation is called on parameters, whose members have their axes still."""
+    """How a transformation is called on parameters that still have the axes of members."""
     leaves = leaves_of(params)
     shapes = [jnp.shape(x)[: len(leaf.holds)] for x, leaf in _paired(params, leaves)]
     if not any(shapes):
@@ -169,7 +170,7 @@ def _choose(rule: Any, params: PyTree) -> Any:
         return rule
     full = tuple(i for i, shape in enumerate(shapes) if 0 not in shape)
     if len(full) < len(shapes):
-        # Of no layers nothing is shown, as of an empty list.
+        # Leaves without layers are left out, as for an empty list.
         form = _choose(rule, only(params, full))
         return GroupedRule([_outside(full, form, only(params, full))])
     rules = _links(rule)
@@ -208,7 +209,7 @@ def _choose_for_layers(rule: Any, params: PyTree) -> Any:
     if not any(leaf.layers for leaf in leaves):
         return rule
     one = without(params, [len(leaf.layers) for leaf in leaves])
-    # Under a map, an equation for each number is as good as itself.
+    # Under a map, an equation for each number is valid as it stands alone.
     if is_whole(rule, params, one):
         return rule
     try:
@@ -224,7 +225,7 @@ def _choose_for_layers(rule: Any, params: PyTree) -> Any:
 
 
 def _links(rule: Any) -> list[Any]:
-    """The transformations that optax has chained, if it did; else none."""
+    """The transformations that optax has chained; otherwise none."""
     found: list[Any] = []
     for name in ("init", "update"):
         fn = getattr(rule, name)
@@ -242,7 +243,7 @@ def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf], 
     locs, structure = jtu.tree_flatten_with_path(state)
     paths = [path for path, _ in locs]
     if jtu.tree_structure(jax.eval_shape(as_one, two)) != structure:
-        # It has something for each array that is in no tree of the model's structure.
+        # Its state has something for each array outside any tree of the model's structure.
         raise UndecidedError
     sizes: dict[tuple[int, ...], list[int]] = {}
     shapes = [jnp.shape(x) for x in jtu.tree_leaves(params)]
@@ -264,7 +265,7 @@ def _called(rule: Any, form: Any, call: Callable[[], Any], step: Any) -> Any:
     except jax.dtypes.TypePromotionError:
         raise
     except Exception as error:
-        # Whatever it is: it may come of what the transformation is shown here.
+        # Any error: the inputs that the transformation gets here may cause it.
         if step is not None:
             params, state = step
             _check_state(rule, form, params, state, error)
@@ -272,7 +273,7 @@ def _called(rule: Any, form: Any, call: Callable[[], Any], step: Any) -> Any:
 
 
 def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Exception) -> None:
-    """Refuse a state that was made without regard to layers: by plain optax, or long ago."""
+    """Refuse a state that was made without regard to layers: by plain optax, or an old version."""
     states = jax.eval_shape(form.init, params), state
     expected, given = (
         (jtu.tree_structure(s), [*map(jnp.shape, jtu.tree_leaves(s))]) for s in states
@@ -290,9 +291,9 @@ def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Except
 
 
 def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
-    """Refuse a transformation that fails where layers or members are held as one."""
+    """Refuse a transformation that fails on layers or members."""
     if isinstance(error, jax.dtypes.TypePromotionError):
-        # Of how JAX is set, and of no layers.
+        # Caused by the settings of JAX, and not by layers.
         raise error
     reason, kind = str(error).partition("\n")[0], type(error).__name__
     reason = reason if isinstance(error, UndecidedError) else f"{kind}: {reason}"
@@ -309,7 +310,7 @@ def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
 
 
 def _name(rule: Any) -> str:
-    """What the function is called that has made a transformation."""
+    """The name of the function that has made a transformation."""
     name = getattr(rule.update, "__qualname__", type(rule).__qualname__).split(".")[0]
     wrapped: Mapping[str, Any] = (
         inspect.getclosurevars(rule.update).nonlocals if name.startswith("with_") else {}
