@@ -24,7 +24,7 @@ ArrayShapes: TypeAlias = dict[str, tuple[int, ...] | None]
 """The shape that the configuration implies, or None, by the name or path of an array."""
 
 COUNTS = "counts"
-"""In a field's metadata: the number of entries of an axis that consists of words."""
+"""In a field's metadata: the size of the axis for each word that the field accepts."""
 
 _Reader: TypeAlias = Callable[[Any, Any, Callable[..., None]], tuple[Any, ...]]
 

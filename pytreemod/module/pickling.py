@@ -3,7 +3,7 @@
 A pickle of an instance has its class, its fields in their stored form, and its notes. A
 pickle of an older version of the class becomes an instance of the present class.
 
-No module that another process could import has a class of a script or a notebook. cloudpickle
+A class of a script or a notebook is in no module that another process could import. cloudpickle
 makes an empty class there, memorizes it, and fills it attribute by attribute, because a method may
 refer to its own class. So the empty class has a schema without fields. It is read again when the
 schema of the pickled class arrives (`fill`); instances that arrive earlier wait for that.

@@ -465,7 +465,7 @@ def by_trial(tree: Any, read: Callable[[Any], Any], size: int = _TRIAL) -> Any:
         return finish(node, dict.fromkeys(node.unfinished_sizes.missing, size))
 
     def trial(tree: Any) -> Any:
-        # Surgery may have put one into another.
+        # One may be an argument of another.
         while found_in(tree, is_unfinished):
             tree = jtu.tree_map(make, tree, is_leaf=is_unfinished)
         return read(tree)

@@ -222,7 +222,7 @@ class State(AbstractState):
 
         Raises:
             StateError: one of the States was used up; or a value does not fit, or was changed in
-                both since the substate was taken. Or only this State has changed, and the substate
+                both since the substate was taken. Or this State has changed, and the substate
                 has not.
             TokenError: `substate` has a token that this one lacks.
             ArgumentError: `substate` is not a State.

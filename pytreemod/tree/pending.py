@@ -148,7 +148,7 @@ def open_to_waiting(cls: type, names: Iterable[str]) -> None:
         names: the fields for which the class has no attribute.
     """
     for name in names:
-        # Do not replace a `Waiting` of a subclass.
+        # Keep an attribute that is there, such as a special `Waiting`.
         if name not in vars(cls):
             # Bypass the metaclass, which would take it for a new class attribute.
             type.__setattr__(cls, name, Waiting(name))

@@ -170,7 +170,7 @@ def _choose(rule: Any, params: PyTree) -> Any:
         return rule
     full = tuple(i for i, shape in enumerate(shapes) if 0 not in shape)
     if len(full) < len(shapes):
-        # Leaves without layers are left out, as for an empty list.
+        # Stacks of zero layers are left out, as an empty list would be.
         form = _choose(rule, only(params, full))
         return GroupedRule([_outside(full, form, only(params, full))])
     rules = _links(rule)
@@ -209,7 +209,7 @@ def _choose_for_layers(rule: Any, params: PyTree) -> Any:
     if not any(leaf.layers for leaf in leaves):
         return rule
     one = without(params, [len(leaf.layers) for leaf in leaves])
-    # Under a map, an equation for each number is valid as it stands alone.
+    # Under a map, equations that treat each number separately are good, too.
     if is_whole(rule, params, one):
         return rule
     try:
