@@ -240,8 +240,8 @@ def test_several_models_as_one_are_not_read_as_one():
     with pytest.raises(
         ShapeError,
         match=r"^Generated\.weight: expected a value computed from the shapes \(2,\), \(\), as it "
-        r"was made, got arrays of the shapes \(3, 2\), \(3,\)\.\n  several models as one are "
-        r"mapped over:\n      pm\.filter_vmap\(",
+        r"was made, got arrays of the shapes \(3, 2\), \(3,\)\.\n  map over several "
+        r"models:\n      pm\.filter_vmap\(",
     ):
         _ = many.weight
     assert pm.filter_vmap(lambda m: m.weight)(many).shape == (3, 2)
