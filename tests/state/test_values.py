@@ -107,9 +107,9 @@ def four() -> tuple[Four, pm.State]:
 
 
 BOTH = (
-    r"^State\.update\(substate\): expected values that the State has not changed since the substate "
-    r"was taken, got some that were changed in both\.\n{places}  put it back before the State is "
-    r"used for the same layer, or take it again:\n      part = state\.substate\(layer\)\n"
+    r"^State\.update\(substate\): expected values that the State has not changed since the "
+    r"substate was taken, got some that were changed in both\.\n{places}  put it back before the "
+    r"State is used for the same layer, or take it again:\n      part = state\.substate\(layer\)\n"
     r"      out, part = layer\(x, part\)\n      state = state\.update\(part\)$"
 )
 
