@@ -25,6 +25,7 @@ from pytreemod.nn.arguments import (
     named,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
+from pytreemod.nn.functional.explicit_meshes import entries, explicit_mesh, laid_out
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.linear import Linear
 from pytreemod.nn.members.laying import gathered
@@ -267,11 +268,26 @@ def _activated(activation: Callable[..., Any], x: Array, by_neuron: bool = True)
     call: Callable[..., Any] = _call
     examples = x.ndim
     if by_neuron:
+        activation = _laid_by_neuron(activation, x)
         call, examples = filter_vmap(call), x.ndim - 1
     # What is left are axes of examples, which share the copies.
     for _ in range(examples):
         call = filter_vmap(call, in_axes=(None, 0))
     return call(activation, x)
+
+
+def _laid_by_neuron(activation: Callable[..., Any], x: Array) -> Callable[..., Any]:
+    """On a mesh with explicit axes: each device has the copies of the neurons that it has."""
+    mesh = explicit_mesh(x)
+    if mesh is None:
+        return activation
+
+    def lay(leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        return laid_out(leaf, mesh, (entries(x)[-1], *((),) * (leaf.ndim - 1)))
+
+    return jtu.tree_map(lay, activation)
 
 
 def _call(activation: Callable[..., Any], x: Array) -> Array:

@@ -10,7 +10,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import reshard
 from jaxtyping import Array
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe
@@ -264,7 +263,9 @@ def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
         # JAX 0.12 forgets how an array of outside lies, in the gradient of a scan without a mesh
         # in context; and knows it of what was made in the step.
         mesh = explicit_mesh(leaf) if is_inexact_array(leaf) else None
-        return leaf if mesh is None else reshard(leaf, sharding(mesh, entries(leaf)))
+        if mesh is None:
+            return leaf
+        return untyped_jax.sharding.reshard(leaf, sharding(mesh, entries(leaf)))
 
     return lambda: treedef.unflatten(itertools.starmap(narrowed, pairs))
 
