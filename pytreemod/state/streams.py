@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pytreemod.errors import RngError, describe
+from pytreemod.tree.split_arrays import split_axes
 from pytreemod.typing import PyTree, Tracer, untyped_jax
 
 EXACT_UNDER_VMAP = ("threefry2x32", "rbg")
@@ -125,8 +126,17 @@ def repeated(tree: PyTree, n: int) -> PyTree:
 
 def join(stream: Stream) -> Stream:
     """The stream before `split`, advanced once: past all that its members used."""
-    numbers, count, outer = jax.tree.map(operator.itemgetter(0), stream.outer)
+    numbers, count, outer = jax.tree.map(_first, stream.outer)
     return Stream(like(stream.key, numbers), count, outer)
+
+
+def _first(x: Any) -> Any:
+    """The first item of an array, on every device if explicit mesh axes split the array there."""
+    if any(split_axes(x)[:1]):
+        sharding: Any = jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding
+        spec = PartitionSpec(None, *sharding.spec[1:])
+        x = untyped_jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
+    return x[0]
 
 
 def _is_typed(key: Any) -> bool:

@@ -10,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+from jax.sharding import AxisType, Mesh
 
 import pytreemod as pm
+from pytreemod import nn
 from pytreemod.state.streams import fold_each
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.laws import law
+from tests.helpers.meshes import DEVICES, on
 
 
 class Noise(pm.Module):
@@ -146,6 +149,16 @@ def test_the_order_of_uses_between_streams_does_not_matter(seed, uses):
         for expected in got[i]:
             key, fresh = fresh.next_key(model.streams()[i])
             assert data(key).tolist() == expected
+
+
+@pytest.mark.parametrize("run", [lambda f: f, pm.filter_jit], ids=["eager", "jit"])
+def test_streams_split_over_a_mesh_join(run, key):
+    """All devices gather the stream that was split; explicit axes leave that choice to us."""
+    _, state = pm.make_with_state(nn.Dropout)(0.5, stream=pm.RngStream())
+    parts = state.seed(key).split(8)
+    split = pm.filter_shard(parts, on("data", mesh=Mesh(DEVICES, "data", (AxisType.Explicit,))))
+
+    assert pm.tree_equal(run(lambda s: s.join())(split), parts.restored().join())
 
 
 @pytest.mark.parametrize(("before", "members", "uses"), [(0, 1, 0), (2, 3, 1), (1, 2, 2)])
