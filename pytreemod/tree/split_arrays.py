@@ -12,6 +12,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from pytreemod.errors import describe, short_dtype
+from pytreemod.typing import Tracer
 
 
 def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
@@ -29,11 +30,11 @@ def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
         ()
     """
     # Reading a type from JAX takes microseconds, and nearly all arrays are on one device.
-    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+    if isinstance(value, jax.Array) and not isinstance(value, Tracer):
         if isinstance(value.sharding, SingleDeviceSharding):
             return ()
         value = jax.typeof(value)
-    elif isinstance(value, jax.core.Tracer):
+    elif isinstance(value, Tracer):
         value = jax.typeof(value)
     spec = getattr(getattr(value, "sharding", None), "spec", None) or ()
     found = tuple((at,) if isinstance(at, str) else tuple(at or ()) for at in spec)

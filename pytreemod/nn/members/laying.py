@@ -21,9 +21,11 @@ _S = TypeVar("_S")
 
 def gathered(tree: _T) -> _T:
     """A tree whose arrays are whole along their first axis."""
-    return jtu.tree_map(
-        lambda x: _moved(x, 0, (), explicit_mesh(x)) if _names_at(x, 0) else x, tree
-    )
+
+    def gather(x: Any) -> Any:
+        return _moved(x, 0, (), explicit_mesh(x)) if _names_at(x, 0) else x
+
+    return jtu.tree_map(gather, tree)
 
 
 def laid_alike(

@@ -345,7 +345,7 @@ def mesh_of_type(*arrays: Any) -> Any:
 
     Without devices, as the types of arrays have it, if one of them is traced.
     """
-    found = None
+    found: Any = None
     for array in arrays:
         if not isinstance(array, jax.Array):
             continue
@@ -356,7 +356,8 @@ def mesh_of_type(*arrays: Any) -> Any:
         if AxisType.Explicit in mesh.axis_types:
             if isinstance(array, Tracer):
                 return mesh
-            found = found or array.sharding.mesh
+            laid: Any = array.sharding
+            found = found or laid.mesh
     return found
 
 

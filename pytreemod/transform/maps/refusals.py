@@ -132,7 +132,8 @@ def _refuse_shared(
 
 def _laying(row: _Row, axis: int | None, over: tuple[str, ...]) -> str:
     """Code that lays out an array: split along one axis, or no longer split over some names."""
-    spec: list[Any] = list(jax.typeof(row.array).sharding.spec)
+    typed: Any = jax.typeof(row.array).sharding
+    spec: list[Any] = list(typed.spec)
     if axis is None:
         spec = [
             None if set(names) & set(over) else at
@@ -140,5 +141,5 @@ def _laying(row: _Row, axis: int | None, over: tuple[str, ...]) -> str:
         ]
     else:
         spec = spec or [None] * row.array.ndim
-        spec[axis] = over if len(over) > 1 else over[0]
+        spec[axis] = over if len(over) > 1 else next(iter(over))
     return f"pm.filter_shard({row.place}, NamedSharding(mesh, {spec_text(PartitionSpec(*spec))}))"
