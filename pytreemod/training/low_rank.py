@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Inexact
 
 from pytreemod.errors import ArgumentError, SpecError, describe
@@ -32,7 +32,7 @@ from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Selector, as_selector
 from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import Tracer
+from pytreemod.typing import Tracer, untyped_jax
 
 _M = TypeVar("_M")
 
@@ -65,7 +65,10 @@ def _laid_product(b: Array, a: Array, base: Array) -> Array:
     to = cast("NamedSharding", jax.typeof(base).sharding if is_traced else base.sharding)
     rows, columns = (*to.spec, None, None)[:2]
     b, a = (
-        cast("Array", reshard(factor, NamedSharding(to.mesh, PartitionSpec(*spec))))
+        cast(
+            "Array",
+            untyped_jax.sharding.reshard(factor, NamedSharding(to.mesh, PartitionSpec(*spec))),
+        )
         for factor, spec in ((b, (rows, None)), (a, (None, columns)))
     )
     return jnp.matmul(b, a, out_sharding=to)

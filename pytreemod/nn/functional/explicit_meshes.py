@@ -18,8 +18,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
+
+from pytreemod.typing import Tracer, untyped_jax
 
 Entries: TypeAlias = tuple[tuple[str, ...], ...]
 """The names of mesh axes that split each axis of an array: a spec as long as the array's rank."""
@@ -44,7 +46,7 @@ def explicit_mesh(*arrays: Any) -> Any:
     for array in arrays:
         if array is None:
             continue
-        is_traced = isinstance(array, jax.core.Tracer)
+        is_traced = isinstance(array, Tracer)
         # What a call outside of compiled code can afford to ask of each array.
         if not is_traced and not isinstance(array.sharding, NamedSharding):
             continue
@@ -125,12 +127,12 @@ def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]
         The same numbers.
     """
     if explicit_mesh(x) is None:
-        return reshard(x, sharding(mesh, wanted))
+        return untyped_jax.sharding.reshard(x, sharding(mesh, wanted))
     have, wanted = entries(x), tuple(wanted)
     names = {name for at in wanted for name in at}
     # In two steps where mesh axes go and others come: XLA knows no way for both at once.
     for then in (tuple(tuple(n for n in at if n in names) for at in have), wanted):
-        x = x if then == entries(x) else reshard(x, sharding(mesh, then))
+        x = x if then == entries(x) else untyped_jax.sharding.reshard(x, sharding(mesh, then))
     return x
 
 
@@ -210,7 +212,7 @@ def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "out in"]]) ->
     """
     mesh = explicit_mesh(x)
     # There are gradients of what is traced alone.
-    if mesh is None or len(weights) < 2 or not isinstance(x, jax.core.Tracer):
+    if mesh is None or len(weights) < 2 or not isinstance(x, Tracer):
         return x
     taken = {name for names in entries(x) for name in names}
     splits = [entries(weight) for weight in weights]
@@ -218,8 +220,8 @@ def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "out in"]]) ->
     # An x that is to be split along its last axis has parts of the gradient, not summands.
     if not outer or inner:
         return x
-    to = PartitionSpec(*sharding(mesh, entries(x)).spec, reduced=outer)
-    return reshard(x, NamedSharding(mesh, to))
+    to = PartitionSpec(*sharding(mesh, entries(x)).spec, reduced=frozenset(outer))
+    return untyped_jax.sharding.reshard(x, NamedSharding(mesh, to))
 
 
 def terms_of(
@@ -317,5 +319,5 @@ def contracted(
         return run(x, weight)
     in_x, in_weight = ({name for at in entries(one) for name in at} for one in (x, weight))
     # Outside of a loop XLA may do with one gathering.
-    again = jax.checkpoint(run, prevent_cse=False) if in_x & in_weight else run
+    again: Any = untyped_jax.checkpoint(run, prevent_cse=False) if in_x & in_weight else run
     return again(x, weight)

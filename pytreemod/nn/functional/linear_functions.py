@@ -185,7 +185,12 @@ def einsum(
 
 
 def _dot(sums: Any) -> Any:
-    return lambda x, weight, to: lax.dot_general(x, weight, sums, out_sharding=to)
+    """The product over these axes, as `contracted` asks for it."""
+
+    def dot(x: Array, weight: Array, to: Any) -> Array:
+        return lax.dot_general(x, weight, sums, out_sharding=to)
+
+    return dot
 
 
 def _plus(y: Array, bias: Array | None) -> Array:
