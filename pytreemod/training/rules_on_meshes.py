@@ -1,10 +1,10 @@
 """Transformations of gradients on a mesh with explicit axes.
 
-Transformations are written for arrays on one device. Most go number by number, and work on a mesh
-as they are. One that multiplies a matrix by itself (Muon), or reduces one axis (Adafactor), may
-come to an operation that has no type if its array is split: JAX asks how the result is to lie, and
-optax does not say. Such a step is traced once more, with the axes of the mesh automatic inside of
-it, so that the compiler decides; what comes out lies as it went in.
+Transformations are written for arrays on one device. Most are elementwise and work on a mesh
+unchanged. One that multiplies a matrix by itself (Muon), or reduces one axis (Adafactor), may use an
+operation without a type if its array is split. JAX asks for the sharding of the result, and optax
+does not give one. Such a step is traced again with automatic mesh axes, so that the compiler
+decides. Its results get the shardings of its arguments.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _update_automatically(
     rule: Any, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]
 ) -> tuple[Any, Any]:
     arrays, structure = divide((updates, state, params, extra))
-    # Updates are added to the parameters, and states mirror them: both lie as what they follow.
+    # Updates and states get the shardings of their parameters.
     wanted, form = jtu.tree_flatten((params, state))
 
     def run(arrays: Any) -> list[Any]:
@@ -112,7 +112,7 @@ def _update_automatically(
 
 
 def _automatic(run: Any, out: list[PartitionSpec], mesh: Any) -> Any:
-    """A function inside of which the axes of the mesh are automatic; its results lie as is said."""
+    """Make the axes of the mesh automatic inside a function; `out` are the specs of its results."""
     types = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
     return untyped_jax.sharding.auto_axes(run, axes=explicit, out_sharding=out)
@@ -130,7 +130,7 @@ def _in_context(mesh: Any) -> Any:
 
 
 class _OtherForm(Exception):
-    """A transformation that gives something else than it takes: the caller says so."""
+    """A transformation returns another structure than it takes; the caller reports it."""
 
 
 def _spec_of(x: Any) -> PartitionSpec:

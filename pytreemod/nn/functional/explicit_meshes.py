@@ -1,4 +1,4 @@
-"""What the layers do where arrays lie on a mesh of explicit axes.
+"""How layers compute on a mesh with explicit axes.
 
 On such a mesh each array's type says how it is split, and an operation whose operands are split
 over the same mesh axis in different ways has no type: JAX asks instead of choosing. The layers
@@ -7,8 +7,8 @@ the axes of x, and those of the weight where it has the axes of the weight. A me
 have is gathered from the weight, never from activations. Sums over an axis that both split alike
 are completed over all devices.
 
-Elsewhere nothing here does anything: no operation is added, and no argument is passed on. As types
-are known while tracing, a formula that is `traced_once` decides at its first call.
+Without such a mesh the functions here add no operation and pass no argument. Types are known while
+tracing, so a formula that is `traced_once` decides at its first call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Entries: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 def explicit_mesh(*arrays: Any) -> Any:
-    """The mesh with explicit axes that arrays lie on; None if there is none.
+    """The mesh with explicit axes of some arrays; None if there is none.
 
     Args:
         arrays: JAX arrays, or None.
@@ -96,7 +96,7 @@ def sharding(mesh: Any, wanted: Sequence[tuple[str, ...]]) -> NamedSharding:
 
 
 def lies(x: Shaped[Array, ...]) -> NamedSharding | None:
-    """How an array lies on a mesh with explicit axes, for `out_sharding=`; None if it is on none.
+    """The sharding of an array on a mesh with explicit axes, for `out_sharding=`, or None.
 
     Args:
         x: an array.
@@ -114,9 +114,9 @@ def lies(x: Shaped[Array, ...]) -> NamedSharding | None:
 
 
 def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]) -> Any:
-    """Lay an array out on a mesh; the array itself if it lies so.
+    """Reshard an array; return the array itself if it has that sharding.
 
-    What lies on no mesh is taken as whole. The gradient lies as x did.
+    An array that is on no mesh counts as replicated. The gradient gets the sharding of x.
 
     Args:
         x: an array.
@@ -137,7 +137,7 @@ def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]
 
 
 def laid_like(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Any:
-    """Lay out what is added to, or multiplied with, another array, such as a bias, as that lies.
+    """Reshard an array, such as a bias, like the one that it is added to or multiplied with.
 
     Args:
         values: an array of at most `like.ndim - axis` axes.
@@ -170,8 +170,8 @@ def factors(
             an equation of `einsum`.
 
     Returns:
-        x, the weight, and the `out_sharding` of their product: what was given, and None, where
-        neither is on a mesh with explicit axes.
+        x, the weight, and the `out_sharding` of their product. If neither is on a mesh with
+        explicit axes: x and the weight unchanged, and None.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -211,7 +211,7 @@ def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "out in"]]) ->
         True
     """
     mesh = explicit_mesh(x)
-    # There are gradients of what is traced alone.
+    # Only traced arrays have gradients.
     if mesh is None or len(weights) < 2 or not isinstance(x, Tracer):
         return x
     taken = {name for names in entries(x) for name in names}
@@ -271,7 +271,7 @@ def divided(x: Shaped[Array, ...], axis: int, sizes: tuple[int, int]) -> Any:
     Args:
         x: an array.
         axis: which axis, from the end.
-        sizes: of the two that come of it.
+        sizes: of the two new axes.
 
     Returns:
         An array of one more axis.
@@ -297,10 +297,10 @@ def contracted(
     weight: Shaped[Array, ...],
     terms: tuple[Sequence[Hashable], Sequence[Hashable], Sequence[Hashable]],
 ) -> Array:
-    """A sum of products, of factors that lie as `factors` lays them out.
+    """A sum of products, with the shardings that `factors` chooses.
 
-    A weight that is gathered is not kept for the backward pass, which gathers it again: else a
-    loop over layers would hold all of their weights whole.
+    A gathered weight is not stored for the backward pass, which gathers it again. Otherwise a
+    loop over layers would store the gathered weights of all of them.
 
     Args:
         operation: of x, the weight, and the `out_sharding` of the result.
@@ -309,7 +309,7 @@ def contracted(
         terms: see `factors`.
 
     Returns:
-        What the operation gives.
+        The result of the operation.
     """
 
     def run(x: Any, weight: Any) -> Array:

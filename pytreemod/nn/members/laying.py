@@ -58,7 +58,7 @@ def laid_alike(
         if axis is None or i != axis % x.ndim
     }
     names = given[0] if given else tuple(name for name in held[0] if name not in taken)
-    # Of all, whichever is on the mesh: what lies on none is laid out there, too.
+    # The mesh of any of them; arrays on no mesh are moved to it, too.
     mesh = explicit_mesh(*filter(is_array, [*jtu.tree_leaves(own), *inputs]))
 
     def whole(x: Any) -> Any:

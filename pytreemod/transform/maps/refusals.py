@@ -1,7 +1,7 @@
-"""What a map cannot do on a mesh with explicit axes, in errors that name argument and mesh axis.
+"""Errors of maps on meshes with explicit axes, which name the argument and the mesh axis.
 
-Where members are split over a mesh axis, each device computes its own, and has to have all that
-they need. So what is the same for all members cannot be split over that axis, too.
+If members are split over a mesh axis, each device computes its own members and needs all of their
+inputs. So an array that is shared by all members cannot be split over that axis, too.
 """
 
 from __future__ import annotations
