@@ -1,9 +1,9 @@
 """Transformations of gradients on a mesh with explicit axes.
 
 Transformations are written for arrays on one device. Most are elementwise and work on a mesh
-unchanged. One that multiplies a matrix by itself (Muon), or reduces one axis (Adafactor), may use an
-operation without a type if its array is split. JAX asks for the sharding of the result, and optax
-does not give one. Such a step is traced again with automatic mesh axes, so that the compiler
+unchanged. One that multiplies a matrix by itself (Muon), or reduces one axis (Adafactor), may use
+an operation without a type if its array is split. JAX asks for the sharding of the result, and
+optax does not give one. Such a step is traced again with automatic mesh axes, so that the compiler
 decides. Its results get the shardings of its arguments.
 """
 
