@@ -14,6 +14,9 @@ from pytreemod.transform.compilation.placements import (
     as_spec,
     axes_in,
     is_placement,
+    laid_as,
+    mesh_of_type,
+    on_mesh_of,
     spec_text,
 )
 from tests.goldens import refusals
@@ -184,6 +187,17 @@ def test_what_a_placement_is():
     """Shardings, specs, devices and None; no array, though it has a sharding."""
     assert all(map(is_placement, [None, on(), P(), DEVICES[0], SingleDeviceSharding(DEVICES[0])]))
     assert not any(map(is_placement, [ramp(2), "data", ("data",), 0, double]))
+
+
+def test_arrays_are_laid_as_others_are():
+    """On an explicit mesh, in a trace and outside; what lies on none is whole, or brought there."""
+    split, whole = (pm.filter_shard(ramp(4, 8), on(*at, mesh=EXPLICIT)) for at in [("data",), ()])
+    trees = {"a": split, "b": whole}, {"a": ramp(4, 8), "b": split}
+
+    assert all_lie(laid_as(*trees)) == all_lie(jax.jit(laid_as)(*trees)) == [(), ("data",)]
+    assert laid_as(trees[1], trees[1])["a"] is trees[1]["a"]
+    assert all_lie(on_mesh_of(trees[1], trees[0])) == [(), ("data",)]
+    assert mesh_of_type(ramp(2), np.ones(2), 3, None) is None
 
 
 def test_specs_as_text_and_as_axes():
