@@ -27,7 +27,7 @@ from pytreemod.typing import AnyArray
 
 
 class PReLU(Layer):
-    r"""An activation whose negative side is learnt: $x > 0 \mathbin{?} x : a x$.
+    r"""An activation whose negative side is learned: $x > 0 \mathbin{?} x : a x$.
 
     Computed in float32 or wider, returned in the dtype of x, or as floats if x has integers. Its
     derivative at zero is $a$, as PyTorch's is.

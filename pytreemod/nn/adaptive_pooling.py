@@ -28,17 +28,17 @@ from pytreemod.typing import AnyArray
 
 
 class AdaptivePool(Layer):
-    """Reduces spatial axes of any size to a given one.
+    """Reduces spatial axes of any size to a given size.
 
     The formula is that of [adaptive_pool][pytreemod.nn.functional.adaptive_pool].
 
-    An axis of n entries falls into t windows of neighbours that do not overlap: where t divides n
+    An axis of n entries falls into t windows of neighbors that do not overlap: where t divides n
     all are alike, and otherwise the first n % t of them have one entry more than the others, as in
     Equinox. PyTorch's windows differ there: number i goes from floor(i n / t) to
     ceil((i + 1) n / t), so that they overlap; and where n is smaller than t, which is refused here,
     it repeats entries.
 
-    `AdaptiveAvgPool1d` and the like are the usual ones, ready made. Floats narrower than float32
+    `AdaptiveAvgPool1d` and the like are the usual ones, predefined. Floats narrower than float32
     are reduced in float32, and returned in the dtype of x.
 
     Shapes:
@@ -122,7 +122,7 @@ class _AdaptiveMaxPool(AdaptivePool):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    """The mean of each of so many windows over one spatial axis.
+    """The mean of each of a number of windows over one spatial axis.
 
     Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
 
@@ -145,7 +145,7 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    """The mean of each of so many windows over two spatial axes.
+    """The mean of each of a number of windows over two spatial axes.
 
     Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
 
@@ -168,7 +168,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool):
-    """The mean of each of so many windows over three spatial axes.
+    """The mean of each of a number of windows over three spatial axes.
 
     Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
 
@@ -191,7 +191,7 @@ class AdaptiveAvgPool3d(_AdaptiveAvgPool):
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool):
-    """The largest entry of each of so many windows over one spatial axis.
+    """The largest entry of each of a number of windows over one spatial axis.
 
     Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
 
@@ -214,7 +214,7 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool):
-    """The largest entry of each of so many windows over two spatial axes.
+    """The largest entry of each of a number of windows over two spatial axes.
 
     Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
 
@@ -237,7 +237,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool):
-    """The largest entry of each of so many windows over three spatial axes.
+    """The largest entry of each of a number of windows over three spatial axes.
 
     Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
 

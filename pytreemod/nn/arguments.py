@@ -296,7 +296,7 @@ def _parts(key: PRNGKeyArray, n: int) -> tuple[PRNGKeyArray, ...]:
 
 
 # As one program: a fifth of what it takes to split a key, and to take each part out of the array by
-# a call of its own (9 us in place of 40 to 60, for two). In other programs it leaves no trace.
+# a call of its own (9 us instead of 40 to 60, for two). In other programs it leaves no trace.
 _divided: Callable[[PRNGKeyArray, int], tuple[PRNGKeyArray, ...]] = untyped_jax.jit(
     _parts, static_argnums=1, inline=True
 )
@@ -396,7 +396,7 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
 
 
 def refuse_tree(where: TitleLike, x: Any, argument: str = "x") -> None:
-    """Refuse a whole tree in the place of an array; lists, and a State, are other mistakes.
+    """Refuse a whole tree instead of an array; lists, and a State, are other mistakes.
 
     Raises:
         ArgumentError: x is one.
@@ -776,7 +776,7 @@ def required_state(where: Any, state: Any) -> State:
 
 
 def _state_hint(given: Any, is_needed: bool) -> Sequence[str]:
-    """What to write, by what came in the place of a State."""
+    """What to write, by what came instead of a State."""
     if given is None and is_needed:
         return (
             "Make the layer together with its State, and pass that along:",

@@ -1,4 +1,4 @@
-"""`MultiheadAttention`: what a sequence finds in another one, or in itself."""
+"""`MultiheadAttention`: weighted means over a sequence, for each entry of another or the same."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ from pytreemod.typing import AnyArray
 
 Heads: TypeAlias = Shaped[Array, "*batch seq heads size"]
 ProcessHeads: TypeAlias = Callable[..., tuple[Heads, Heads, Heads]]
-"""From the heads of queries, keys and values, and positions, to those that are used."""
+"""Maps the heads of queries, keys and values, and positions, to the heads that are used."""
 
 Bias: TypeAlias = Shaped[Array, "..."] | Callable[[Array, Array], Array]
-"""What is added to the products of queries and keys; or from the places of both to that."""
+"""An array added to the products of queries and keys, or a function from both positions to it."""
 
 QK_NORMS = ("rms", "layer")
 IMPLEMENTATIONS = ("xla", "cudnn")
@@ -109,13 +109,13 @@ def _check_rotary(where: str, rotary: Any, layer: MultiheadAttention) -> Any:
 
 
 class MultiheadAttention(StatefulLayer):
-    r"""Each query finds a mean of values: $\mathrm{softmax}(q k^\top / \sqrt{d}) \, v$, by heads.
+    r"""Multi-head attention: $\mathrm{softmax}(q k^\top / \sqrt{d}) \, v$ for each head.
 
-    Queries, keys and values are projected to num_heads vectors each, every head attends for
-    itself, and what all of them find is projected once more.
+    Projects queries, keys and values to num_heads vectors each. Each head computes, for every
+    query, a mean of the values. The results of all heads are projected once more.
 
-    Called with one sequence it attends to itself: key_ is the query, and value the key, where they
-    are left out.
+    Called with one sequence, the layer attends to the sequence itself: key_ defaults to query, and
+    value to key_.
 
     Shapes:
         query: (..., q_seq, query_size)
@@ -127,69 +127,73 @@ class MultiheadAttention(StatefulLayer):
         lengths: (...)
         return: (..., q_seq, output_size); a pair with the State if one was passed in
 
-    With `cache_size`, keys and values of what was seen are kept in a State, and a call with
-    `state=` goes on from there: with many places, to read a text, or with one, to write the next
-    token. Such a call gives what a call without State gives for the whole text. Sequences of a
-    batch may be of different `lengths`. [`reset_cache`][pytreemod.nn.reset_cache] begins anew, and
-    says for how many sequences. With `window` the cache is a ring of so many places, which never is
-    full. Without, a place beyond the cache is an error outside of compiled code. Inside of it, the
-    result is NaN from the first place on that has no room, or an error with `check=True`.
+    With `cache_size`, a call with `state=` stores the keys and values in State, and continues the
+    sequence from there: with many positions, to read a prompt, or with one, to generate the next
+    token. Such calls return what one call without State returns for the whole sequence. Sequences
+    of a batch may have different `lengths`. [`reset_cache`][pytreemod.nn.reset_cache] empties the
+    cache, and sets the number of sequences.
+
+    With `window`, the cache is a ring of that many positions, which is never full. Otherwise, a
+    position beyond the cache raises an error outside compiled code. In compiled code, the results
+    from the first such position on are NaN, or with `check=True` an error.
 
     Fields:
         query_proj: Linear, its weight of shape (num_heads * qk_size, query_size)
         key_proj: Linear, its weight of shape (num_kv_heads * qk_size, key_size)
         value_proj: Linear, its weight of shape (num_kv_heads * vo_size, value_size)
         output_proj: Linear, its weight of shape (output_size, num_heads * vo_size)
-        dropout: Dropout, of the attention's weights
+        dropout: Dropout, of the attention weights
         query_norm: RMSNorm or LayerNorm of shape (qk_size,), for each head of a query
         key_norm: the same for keys
-        rotary: turns queries and keys by their places
-        cache: token of the keys, the values and the number of places seen
+        rotary: rotates queries and keys by their positions
+        cache: token of the keys, the values and the number of positions seen
 
     Args:
         num_heads: number of heads, >= 1.
         query_size: size of a query; None if it follows from query
             ([`materialize`][pytreemod.materialize]).
-        key_size: size of a key; that of a query if None.
-        value_size: size of a value; that of a query if None.
-        output_size: size of what is returned; that of a query if None.
-        qk_size: size in which a head compares; query_size // num_heads, without a rest, if None.
-        vo_size: size of what a head finds; query_size // num_heads, without a rest, if None.
+        key_size: size of a key; query_size if None.
+        value_size: size of a value; query_size if None.
+        output_size: size of an output; query_size if None.
+        qk_size: size of queries and keys in each head; query_size / num_heads if None, which must
+            be an integer.
+        vo_size: size of values in each head; query_size / num_heads if None, which must be an
+            integer.
         use_query_bias: whether the projection of queries has a bias.
-        use_key_bias: whether that of keys has one.
-        use_value_bias: whether that of values has one.
-        use_output_bias: whether the last projection has one.
-        dropout_p: probability with which a weight is dropped while training, from 0 to 1.
-        inference: whether nothing is dropped, see `inference_mode`.
+        use_key_bias: whether the projection of keys has a bias.
+        use_value_bias: whether the projection of values has a bias.
+        use_output_bias: whether the output projection has a bias.
+        dropout_p: probability of dropping a weight while training, from 0 to 1.
+        inference: whether to drop nothing, see `inference_mode`.
         dtype: of all weights and biases; JAX's default float if None.
         key: used once, for the initial weights and biases.
         weight_init: passed on to every `Linear`.
         bias_init: passed on to every `Linear`.
-        num_kv_heads: number of heads of keys and values, a divisor of num_heads: each is for
-            several neighbouring heads of queries; num_heads if None.
-        is_causal: whether no query sees what comes after it.
-        window: how many places a query sees, its own counted: itself and those before it; if not
-            causal, as many after it, too. All if None.
-        qk_norm: whether heads of queries and keys are normalized, "rms" or "layer", with a weight
-            and no bias, before they are turned.
-        rotary: a `RotaryPositionalEmbedding` of qk_size, by which heads of queries and keys are
-            turned; it knows their places in a cache, too.
-        implementation: "xla" or "cudnn", for that of `jax.nn.dot_product_attention`, which may
-            round half precision in other places; the formula in float32 if None, and wherever that
-            one has no answer: with dropout, and with a cache.
-        cache_size: for how many places there is a cache of keys and values, >= 1, and not less than
-            window; none if None.
+        num_kv_heads: number of heads of keys and values, a divisor of num_heads: several adjacent
+            heads of queries share each; num_heads if None.
+        is_causal: whether each query sees only its own and earlier positions.
+        window: number of positions that a query sees, itself included: itself and those before
+            it; if not causal, as many after it, too. All if None.
+        qk_norm: how to normalize heads of queries and keys, before the rotation: "rms" or "layer",
+            with a weight and no bias. Not normalized if None.
+        rotary: a `RotaryPositionalEmbedding` of qk_size, which rotates heads of queries and keys;
+            with a cache, by their positions in the cached sequence.
+        implementation: "xla" or "cudnn", to use `jax.nn.dot_product_attention`, which may round
+            half precision differently. If None, and with dropout or a cache, the formula is
+            computed in float32.
+        cache_size: number of positions in the cache of keys and values, >= 1, and not less than
+            window; no cache if None.
 
     State and randomness: uses one key when training, if dropout_p is not 0. With cache_size, reads
         and writes its token if a State is passed in.
 
     Raises:
-        ArgumentError: an argument is unusable, heads do not divide what they must, mask is not
-            boolean, or something goes not with a State.
-        RngError: training without a key, or key is no random key.
-        ShapeError: a sequence has not the size above, keys and values or batches are not equally
-            many, or mask, bias, lengths or what process_heads gives has another shape.
-        StateError: there is no room in the cache, where that can be known.
+        ArgumentError: an argument is invalid, the number of heads does not divide what it must,
+            mask is not boolean, or an argument is not supported with a State.
+        RngError: training without a key, or key is not a random key.
+        ShapeError: a sequence does not have the size above; keys and values, or batch axes, differ
+            in number; mask, bias, lengths or the result of process_heads has another shape.
+        StateError: the cache has no room, where that can be known.
         CheckError: the same in compiled code, with check=True.
 
     Examples:
@@ -200,14 +204,14 @@ class MultiheadAttention(StatefulLayer):
         >>> layer(x, x, x).shape, layer(x).shape
         ((7, 5, 4), (7, 5, 4))
 
-        Each place may see itself and those before it:
+        Each position may see itself and those before it:
 
         >>> layer(x, x, x, mask=jnp.tril(jnp.ones((5, 5), bool))).shape
         (7, 5, 4)
         >>> layer(x, is_causal=True).shape
         (7, 5, 4)
 
-        Two places are read, then one at a time:
+        Two positions are read, then one at a time:
 
         >>> make = nn.make_with_state(nn.MultiheadAttention)
         >>> layer, state = make(2, 4, is_causal=True, cache_size=8, key=jax.random.key(0))
@@ -241,8 +245,8 @@ class MultiheadAttention(StatefulLayer):
     use_key_bias: bool = flag()
     use_value_bias: bool = flag()
     use_output_bias: bool = flag()
-    # After all that Equinox has, whose files have no names. Defaults, although __init__ sets them,
-    # because what equals its default is not printed.
+    # After Equinox's fields, because its files have no names. Defaults, although __init__ sets
+    # them: a value equal to its default is not printed.
     num_kv_heads: int | None = field(default=None, static=True, accepts=_check_divides)
     is_causal: bool = flag(default=False)
     window: int | None = size(1, optional=True, default=None)
@@ -296,12 +300,12 @@ class MultiheadAttention(StatefulLayer):
         self.num_kv_heads, self.is_causal, self.window = num_kv_heads, is_causal, window
         self.implementation, self.rotary = implementation, rotary
         kv_heads = self._kv_heads
-        # Under the names that they have here; Dropout calls them otherwise.
+        # Checked here, under its name in this layer; Dropout calls it `p`.
         p = check_number(named(self, "dropout_p"), dropout_p, 0.0, 1.0)
         self.dropout = Dropout(p, check_flag(named(self, "inference"), inference))
 
         dtype = check_dtype(named(self, "dtype"), dtype)
-        # Taken apart in one go: to read one key after the other takes as long as to make a layer.
+        # Split in one go: reading one key after the other takes as long as making a layer.
         for_query, for_key, for_value, for_output = divide_key(named(self, "key"), key, 4)
         linear = partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
         sizes = (heads * self.qk_size, kv_heads * self.qk_size, kv_heads * self.vo_size)
@@ -321,7 +325,7 @@ class MultiheadAttention(StatefulLayer):
             expected = "is_causal=True with a cache"
             raise ArgumentError(named(self, "is_causal"), expected, "False", hint=hint)
         _check_rotary(named(self, "rotary"), self.rotary, self)
-        # The cache itself, as long as it is not in a State, which is looked at in each call.
+        # Only a cache that the layer holds; one in a State is checked at each call.
         if self.cache is not None and isinstance(self.cache.init, tuple):
             hint = ("Make the layer with both:", f"window={self.window}, cache_size={self.window}")
             check_ring(named(self, "window"), self.window, self.cache.init[0].shape[-2], hint)
@@ -364,37 +368,37 @@ class MultiheadAttention(StatefulLayer):
         is_causal: bool | None = None,
         check: bool = False,
     ) -> Any:
-        """Let each query find its mean of values.
+        """Compute a mean of the values for each query.
 
         Args:
-            query: what looks.
-            key_: what is looked at; the query itself if None. A State in its place is taken for
-                `state`, so that the layer may be used where layers are called as `layer(x, state)`.
-            value: what is found there; the keys themselves if None.
-            mask: True where a query may look; a query that may look nowhere looks everywhere alike.
-                (PyTorch's masks say the opposite: where it may not.)
+            query: the queries.
+            key_: the keys; the queries if None. A State passed here is used as `state`, so that
+                the layer works where layers are called as `layer(x, state)`.
+            value: the values; the keys if None.
+            mask: True where a query may look. A query that may look nowhere looks everywhere
+                equally. (PyTorch's masks are the opposite: True where a query may not look.)
             key: decides which weights are dropped.
-            inference: overrides that of `dropout` if not None.
+            inference: overrides the `inference` of `dropout` if not None.
             deterministic: an older name of `inference`, with a warning.
-            process_heads: from the projected queries, keys and values, each of shape
-                (..., seq, num_heads, size), to those that are used, of the same shapes; see
-                `RotaryPositionalEmbedding` for one. Keys and values have num_kv_heads. With a
-                parameter `positions` it gets the places of queries and keys, (..., seq) or (seq,);
-                with a State it must have one.
-            state: with it, the sequences go on after what the cache has; queries, keys and values
-                are of the same places.
-            bias: added to the products of queries and keys; or a function from the places of
-                queries, (..., q_seq), and keys, (..., kv_seq), to that, with the batch axes that
-                they have: none without a State.
-            lengths: how many keys of each sequence count; all if None. What is found at the places
-                after them means nothing. In compiled code, less than none counts as none, and more
-                than there are as all.
+            process_heads: maps the projected queries, keys and values, each of shape
+                (..., seq, num_heads, size), to new ones of the same shapes; see
+                `RotaryPositionalEmbedding` for an example. Keys and values have num_kv_heads heads.
+                A parameter `positions` gets the positions of queries and keys, (..., seq) or
+                (seq,); it is required with a State.
+            state: continues the sequences in the cache; queries, keys and values have the same
+                positions.
+            bias: added to the products of queries and keys; or a function from the positions of
+                queries, (..., q_seq), and of keys, (..., kv_seq), to such an array. Without a State
+                the positions have no batch axes.
+            lengths: number of valid keys in each sequence; all if None. Results at the positions
+                after them are meaningless. In compiled code, negative lengths count as zero, and
+                larger ones as all.
             is_causal: overrides the field of that name if not None.
-            check: whether compiled code raises where there is no room in the cache, or lengths are
-                wrong, which makes a step much slower: it waits for Python.
+            check: whether compiled code raises an error if the cache has no room, or lengths are
+                wrong. This makes a step much slower: it waits for Python.
 
         Returns:
-            What is found, an output for each query; with `state`, the pair of it and the new State.
+            An output for each query; with `state`, the pair of it and the new State.
         """
         where = Title(self, "num_heads", "query_size")
         if deterministic is not None:
@@ -413,12 +417,12 @@ class MultiheadAttention(StatefulLayer):
             self._projected(where, "key_proj", looked_at, self._kv_heads, self.qk_size),
             self._projected(where, "value_proj", found_there, self._kv_heads, self.vo_size),
         )
-        # After the layer's own arrays were looked at: of several as one, the cache is stacked, too.
+        # After the check of the layer's arrays: in several layers as one, the cache is stacked too.
         cache = None
         if isinstance(state, State):
             refuse_uncachable(where, self.cache, mask, bias, is_causal, query, key_)
             cache = self._kept(where, state, key_, lengths, check)
-        # Before they are turned: the factors of a norm would scale the two of a pair apart.
+        # Before the rotation: the weight of a norm would scale the two numbers of a pair apart.
         if self.query_norm is not None and self.key_norm is not None:
             heads = (self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2])
         if process_heads is not None:
@@ -427,7 +431,7 @@ class MultiheadAttention(StatefulLayer):
         if self.dropout.p > 0 and not in_inference(where, self.dropout.inference, inference):
             dropout = partial(self._dropped, where, key)
         lead = (*query.shape[:-2], self.num_heads)
-        # With a cache the mask says all: a slot of a ring has another number than its place.
+        # With a cache the mask decides: the index of a slot in a ring differs from its position.
         if isinstance(state, State) and cache is not None:
             token: Any = self.cache
             seen = self._seen(heads, cache, lengths)
@@ -459,7 +463,7 @@ class MultiheadAttention(StatefulLayer):
         return (out, state) if isinstance(state, State) else out
 
     def is_stateful(self) -> bool:
-        """Whether there is a cache.
+        """Whether the layer has a cache.
 
         Returns:
             True or False.
@@ -467,7 +471,7 @@ class MultiheadAttention(StatefulLayer):
         return self.cache is not None
 
     def needs_state(self) -> bool:
-        """Whether it cannot be called without a State; without one nothing is kept.
+        """Whether the layer must be called with a State; without one nothing is cached.
 
         Returns:
             False.
@@ -476,11 +480,11 @@ class MultiheadAttention(StatefulLayer):
 
     @property
     def deterministic(self) -> bool:
-        """An older name of the `inference` of `dropout`."""
+        """An older name of `dropout.inference`."""
         return self.dropout.inference
 
     def _head_size(self, name: str) -> int:
-        """A head's share of the query's size."""
+        """The default size of a head: query_size divided by num_heads."""
         where = named(self, name)
         share, rest = divmod(self.query_size, self.num_heads)
         if rest != 0:
@@ -498,7 +502,7 @@ class MultiheadAttention(StatefulLayer):
         return share
 
     def _sequences(self, where: Title, query: Any, key_: Any, value: Any) -> tuple[Array, ...]:
-        """Queries, keys and values that go together."""
+        """Check queries, keys and values, and that they fit together."""
         sizes = (self.query_size, self.key_size, self.value_size)
         names = ("query", "key_", "value")
         found = tuple(
@@ -525,39 +529,39 @@ class MultiheadAttention(StatefulLayer):
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     def _norm(self, name: str | None, dtype: Any) -> RMSNorm | LayerNorm | None:
-        """One for heads of queries, or of keys."""
+        """Make a normalization layer for heads of queries, or of keys."""
         if name is None:
             return None
         kind = RMSNorm if name == "rms" else LayerNorm
         return kind(self.qk_size, use_bias=False, dtype=dtype)
 
     def _new_cache(self, size: Any, dtype: Any) -> StateIndex[Cache] | None:
-        """A token that holds an empty cache for one sequence."""
+        """Make a token with an empty cache for one sequence."""
         if size is None:
             return None
         slots = check_size(named(self, "cache_size"), size, 1)
         return StateIndex(self.empty_cache((), slots, dtype))
 
     def empty_cache(self, batch: tuple[int, ...], size: int, dtype: Any = None) -> Cache:
-        """A cache of this layer's sizes in which nothing was written; see `reset_cache`.
+        """Make an empty cache of this layer's sizes; see `reset_cache`.
 
         Args:
-            batch: a cache for each of so many sequences.
-            size: how many places it can hold; of a window no more than that is kept.
+            batch: the batch axes of the sequences.
+            size: number of positions in the cache; with a window, at most `window` are cached.
             dtype: of keys and values; JAX's default float if None.
 
         Returns:
-            Keys, values and how many places were seen.
+            Keys, values and the number of positions seen.
         """
         hint = ("A window needs no more, and no less:", f"cache_size={self.window}")
         check_ring(named(self, "cache_size"), self.window, size, hint)
-        # A ring: what leaves the window is what is overwritten next.
+        # A ring: each new position overwrites the one that leaves the window.
         slots = size if self.window is None else min(size, self.window)
         sizes = (self._kv_heads, self.qk_size, self.vo_size)
         return empty_cache(batch, slots, *sizes, dtype)
 
     def _turned(self, heads: Array, positions: Array | None = None) -> Array:
-        """Queries or keys (..., seq, heads, size), turned by their places if they are to be."""
+        """Rotate queries or keys (..., seq, heads, size) by their positions, if rotary is set."""
         if self.rotary is None:
             return heads
         return self.rotary(heads, positions=positions, axis=-3)
@@ -565,7 +569,7 @@ class MultiheadAttention(StatefulLayer):
     def _kept(
         self, where: Title, state: State, key_: Array, lengths: Array | None, check: bool
     ) -> Cache:
-        """The cache for these keys, in which there is room for them."""
+        """Return the cache, after a check that it has room for these keys."""
         token: Any = self.cache
         cache: Cache = state.get(token)
         check_fits(where, cache, self.empty_cache, key_.shape[:-2], self.window)
@@ -577,16 +581,16 @@ class MultiheadAttention(StatefulLayer):
     def _seen(
         self, heads: tuple[Array, Array, Array], cache: Cache, lengths: Array | None
     ) -> Extended:
-        """What there is to be found in the cache after the new keys were written."""
+        """Write the new keys and values, and return all that the queries may see."""
         _, key, value = heads
-        # Turned before they are kept: the angle of a place never changes.
+        # Rotated before they are cached: the angle of a position never changes.
         key = self._turned(key, after(cache[2], key.shape[-3]))
         return extend_cache(cache, key, value, lengths, window=self.window)
 
     def _shared(self, *sequences: Array) -> tuple[Array, ...]:
-        """The sequences; one that is projected more than once has its gradient summed once."""
+        """Mark sequences that are projected more than once, to sum their gradient once."""
         projections = (self.query_proj, self.key_proj, self.value_proj)
-        # Others do with a sequence what they like.
+        # Other projections may use a sequence in any way.
         if explicit_mesh(*sequences) is None or not all(map(_is_linear, projections)):
             return sequences
         uses: dict[int, list[Array]] = {}
@@ -596,7 +600,7 @@ class MultiheadAttention(StatefulLayer):
         return tuple(marked[id(x)] for x in sequences)
 
     def _projected(self, where: Title, name: str, x: Array, heads: int, size: int) -> Array:
-        """The heads of a sequence: (..., seq, heads, size)."""
+        """Project a sequence to heads: (..., seq, heads, size)."""
         y = getattr(self, name)(x)
         wanted = (*x.shape[:-1], heads * size)
         if y.shape != wanted:
@@ -609,12 +613,12 @@ class MultiheadAttention(StatefulLayer):
         return divided(y, -1, (heads, size))
 
     def _dropped(self, where: Title, key: KeyLike | None, weights: Array) -> Array:
-        """Weights of which some are dropped; each head by a key of its own, as in Equinox."""
+        """Drop weights; each head uses its own key, as in Equinox."""
         call = "layer(query, key_, value, key=jax.random.key(0))"
         keys = jax.random.split(required_key(where, key, call), self.num_heads)
 
         def drop(head: Array, key: Array) -> Array:
-            # That something is dropped was decided by whoever calls this.
+            # The caller has decided to drop.
             return self.dropout(head, key=key, inference=False)
 
         keys = laid_like(keys, weights, weights.ndim - 3)
@@ -646,7 +650,7 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
 def _processed(
     where: Title, process_heads: Any, heads: tuple[Array, Array, Array], cache: Cache | None
 ) -> tuple[Array, Array, Array]:
-    """Heads after the user's function, which with a cache must know where they are."""
+    """Apply the user's function to the heads; with a cache it must take positions."""
     if not callable(process_heads):
         expected = "process_heads to be a function (query, key, value) -> (query, key, value)"
         raise ArgumentError(where, expected, describe(process_heads))
@@ -682,7 +686,7 @@ def _processed(
 
 
 def _check_mask(where: Title, mask: Any, wanted: tuple[int, ...]) -> Array | None:
-    """Require booleans that are for all products, or as many axes as these have."""
+    """Require booleans, with the two axes of the sequences or with all axes of the products."""
     if mask is None:
         return None
     mask = check_array(where, mask, "mask")
@@ -704,8 +708,8 @@ def _check_spread(
 ) -> Array:
     """Require all axes of the products (*batch, heads, q_seq, kv_seq), or one of fewer numbers.
 
-    What an axis is for is decided by how many there are, and never by what sizes happen to be
-    equal: a batch of as many examples as there are heads is read as any other.
+    Only the number of axes decides their meaning, never sizes that happen to be equal. So a batch
+    with as many examples as heads is not a special case.
     """
     if x.ndim in (len(wanted), *fewer) and _spreads(x.shape, wanted):
         return x
@@ -731,13 +735,13 @@ def _spreads(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def _within(mask: Array | None, lengths: Array | None, count: int) -> Array | None:
-    """A mask that hides keys beyond the lengths, too."""
+    """Return a mask that also hides keys beyond the lengths."""
     if lengths is None:
         return mask
     shape = (*lengths.shape, count)
     limits = jax.lax.broadcast_in_dim(lengths, shape, range(lengths.ndim))
     here = jax.lax.broadcasted_iota(lengths.dtype, shape, lengths.ndim) < limits
-    # What is hidden is hidden from all heads and all queries.
+    # Hidden from all heads and all queries.
     here = here[..., None, None, :]
     if mask is None:
         return here
@@ -748,12 +752,12 @@ def _within(mask: Array | None, lengths: Array | None, count: int) -> Array | No
 def _check_bias(
     where: Title, bias: Any, wanted: tuple[int, ...], places: Array, others: Array
 ) -> Array | None:
-    """What is to be added to the products, for queries and keys at these places."""
+    """Compute and check the bias for queries and keys at these positions."""
     if bias is None:
         return None
     by_places: tuple[int, ...] = ()
     if callable(bias):
-        # Its axes are those of the places, which are the same for a whole batch without a cache.
+        # The result has the axes of the positions; without a cache they have no batch axes.
         bias, by_places = bias(places, others), (places.ndim + 2,)
     bias = check_array(where, bias, "bias")
     if not jnp.issubdtype(bias.dtype, jnp.floating):

@@ -1,4 +1,4 @@
-"""`BatchNorm`: each channel by the mean and the variance that it has over a batch."""
+"""`BatchNorm`: normalizes each channel by its mean and variance over a batch."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def _count_channels(x: AnyArray, axis_name: Hashable, channel_axis: int | None) 
 
 def _axis_of_channels(axis_name: Hashable, channel_axis: int | None) -> int:
     if channel_axis is None:
-        # Mapped over, the layer sees one example: the batch is the axis that has the name.
+        # Under a map the layer sees one example: the batch is the named axis.
         return 1 if axis_name is None else 0
     return channel_axis
 
 
 def _check_axis_name(where: str, axis_name: Any) -> Hashable:
-    """Accept None, one name, or several different ones."""
+    """Accept None, one name, or a sequence of different names."""
     names = as_sequence(axis_name)
     given = (axis_name,) if names is None else tuple(names)
-    # Without names every example would be a batch of its own; a name given twice counts twice.
+    # No names would make each example its own batch; a repeated name would count twice.
     if given and all(isinstance(name, Hashable) for name in given) and len({*given}) == len(given):
         return axis_name if names is None else given
     hint = ("For whole batches, without a mapped axis:", "BatchNorm(input_size)")
@@ -105,43 +105,43 @@ def _accept_mode(where: str, mode: Any, layer: BatchNorm) -> str:
 class BatchNorm(StatefulLayer, Layer):
     r"""Batch normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ for each channel.
 
-    While training, mean and (biased) variance are those of the batch, and the running statistics
-    in State move towards them (the running variance towards the unbiased one). In inference mode
-    the running statistics are used and State comes back as it was.
+    In training, mean and (biased) variance are those of the batch. The running statistics in State
+    move towards them (the running variance towards the unbiased one). In inference mode, the layer
+    uses the running statistics and does not change State.
 
-    With `mode="batch"`, written out, batches are normalized in the same way, but the running
-    statistics are Equinox's: those of the biased variance, divided by `1 - momentum ** n` after n
-    batches where they are used. That is a correction of the mean for its start at zero; the
-    variance, which starts at one, is too large by as much after few batches. It is for programs
-    that were written for Equinox, which then give the same numbers.
+    `mode="batch"` and `mode="ema"` are for programs written for Equinox:
 
-    With `mode="ema"`, what a batch is normalized by while training are the running statistics, too,
-    after their step towards those of the batch; they begin with the first batch's, and have the
-    biased variance. It is the default of Equinox, for programs that were tuned with it.
+    - `mode="batch"` returns the same numbers as Equinox. Training normalizes in the same way. The
+      running variance is the biased one. Inference divides both running statistics by
+      `1 - momentum ** n` after n batches. This corrects the mean, which starts at zero. The
+      variance starts at one, so it is too large after few batches.
+    - `mode="ema"` is Equinox's default. Training, too, normalizes by the running statistics, after
+      their step towards those of the batch. They start with those of the first batch, and have the
+      biased variance.
 
-    Which axis holds the channels depends on `axis_name`, if `channel_axis` does not say it:
+    If `channel_axis` is None, `axis_name` decides which axis has the channels:
 
     - `axis_name=None`: x is a whole batch, channels on axis 1, as in PyTorch;
-    - `axis_name="batch"`: x is one example, channels on axis 0, and the layer is called under
+    - `axis_name="batch"`: x is one example, channels on axis 0, and you call the layer under
       `jax.vmap(..., axis_name="batch")`, as in Equinox. Several names reduce over several axes.
 
-    With `channel_axis`, the statistics are those of all other axes of x and of the axes named:
-    `BatchNorm(8, "data", channel_axis=1)` takes the part of a batch that each device of a mesh has,
-    and normalizes it by the whole one.
+    With `channel_axis`, the statistics are taken over all other axes of x and the named axes. For
+    example, `BatchNorm(8, "data", channel_axis=1)` gets the part of a batch on each device of a
+    mesh, and normalizes it by the whole batch.
 
-    Computed in float32 or wider, returned in the dtype of x.
+    Computes in float32 or wider, and returns the dtype of x.
 
     Shapes:
-        x: (batch, input_size, *spatial); (input_size, *spatial) if axis_name is given; any with
-            input_size on channel_axis if that is
+        x: (batch, input_size, *spatial); (input_size, *spatial) with axis_name; with channel_axis,
+            any shape that has input_size on that axis
         return: the shape of x
 
     Fields:
         weight: (input_size,), or None if channelwise_affine=False
         bias: (input_size,), or None if channelwise_affine=False
-        state_index: token of the running statistics, (mean, var) of shape (input_size,) each;
-            under Equinox's names `batch_state_index` or `ema_state_index`, by mode
-        batch_counter: token of how many batches were seen; None unless mode="batch"
+        state_index: token of the running statistics, (mean, var) of shape (input_size,) each; also
+            under Equinox's names `batch_state_index` or `ema_state_index`, depending on mode
+        batch_counter: token of the number of batches seen; None unless mode="batch"
         ema_first_time_index: token of whether no batch was seen yet; None unless mode="ema"
 
     Args:
@@ -150,26 +150,26 @@ class BatchNorm(StatefulLayer, Layer):
         axis_name: name of the mapped batch axis, or a sequence of names; None for whole batches.
         eps: added to the variance, >= 0.
         channelwise_affine: whether to scale and shift each channel.
-        momentum: how much of the running statistics stays at each step, from 0 to 1 (one minus
-            PyTorch's `momentum`).
+        momentum: fraction of the running statistics that remains after each step, from 0 to 1 (one
+            minus PyTorch's `momentum`).
         inference: whether to use the running statistics, see `inference_mode`.
-        dtype: of weight and bias; JAX's default float if None. The running statistics are kept
-            in float32 or wider.
-        mode: "torch"; or "batch" or "ema", see above.
-        channel_axis: the axis of the channels, counted from the front or from the back; None for
-            the one that axis_name tells.
-        weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
-        bias_init: the same for the bias; zero if None.
-        key: used once, for weight_init and bias_init; not needed without.
+        dtype: of weight and bias; JAX's default float if None. The running statistics are in
+            float32 or wider.
+        mode: "torch", "batch" or "ema", see above.
+        channel_axis: the axis of the channels, counted from the front or from the back; if None,
+            axis_name decides.
+        weight_init: `(key, shape, dtype) -> array`, for the weight; ones if None.
+        bias_init: the same for the bias; zeros if None.
+        key: used once, for weight_init and bias_init; not needed without them.
 
-    State and randomness: reads and writes its tokens when training, reads them in inference.
+    State and randomness: reads and writes its tokens in training, reads them in inference.
 
     Raises:
-        ArgumentError: an argument is unusable, x is not floating, or an axis_name is not bound.
-        RngError: key is no random key, or an initializer has none.
-        ShapeError: the channels are not input_size, an axis is missing, or there is no value to
-            take a mean of; or weight or bias has not the shape above; or each device of a mesh has
-            a part of a batch with as many examples as channels, and channel_axis is None.
+        ArgumentError: an argument is invalid, x is not floating, or an axis_name is not bound.
+        RngError: key is not a random key, or an initializer has none.
+        ShapeError: x does not have input_size channels, lacks an axis, or has no value to average;
+            or weight or bias does not have the shape above. Also if channel_axis is None, and each
+            device of a mesh has a part of a batch with as many examples as channels.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -189,13 +189,13 @@ class BatchNorm(StatefulLayer, Layer):
 
     Source:
         Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithms 1 and 2; running
-        statistics as `torch.nn.BatchNorm2d`.
+        statistics as in `torch.nn.BatchNorm2d`.
     """
 
     weight: Inexact[Array, " input_size"] | None = array(given="channelwise_affine")
     bias: Inexact[Array, " input_size"] | None = array(given="channelwise_affine")
-    # Before the statistics, as in Equinox, whose files have no names. A default, although __init__
-    # sets it, because what equals its default is not printed.
+    # Before the statistics, as in Equinox, because its files have no names. A default, although
+    # __init__ sets it: a value equal to its default is not printed.
     ema_first_time_index: StateIndex[Bool[Array, ""]] | None = field(default=None, kw_only=True)
     batch_counter: StateIndex[Int[Array, ""]] | None = field(default=None, kw_only=True)
     state_index: StateIndex[Statistics]
@@ -228,13 +228,13 @@ class BatchNorm(StatefulLayer, Layer):
         assign_fields(self, input_size=input_size)
         self.axis_name, self.eps, self.momentum = axis_name, eps, momentum
         self.channelwise_affine, self.inference = channelwise_affine, inference
-        # An average that went on from the zeros would have to be debiased: the first batch is it.
+        # An average that started at zero would need a correction; this one starts with a batch.
         self.ema_first_time_index = StateIndex(jnp.asarray(True)) if mode == "ema" else None
         self.batch_counter = StateIndex(jnp.asarray(0)) if mode == "batch" else None
         self.mode, self.channel_axis = mode, channel_axis
         dtype = check_dtype(named(self, "dtype"), dtype, real=True)
-        # The running statistics are wide whatever the weights are: at momentum 0.99, bfloat16 would
-        # round most steps away.
+        # In a wide dtype, whatever the weights are: at momentum 0.99, bfloat16 would round most
+        # steps to nothing.
         size, wide = (self.input_size,), computing_dtype(dtype)
         shape = size if self.channelwise_affine else None
         inits = (weight_init, bias_init)
@@ -243,12 +243,12 @@ class BatchNorm(StatefulLayer, Layer):
 
     @property
     def batch_state_index(self) -> StateIndex[Statistics] | None:
-        """`state_index`, and None with mode="ema": Equinox's name for it."""
+        """Equinox's name for `state_index`; None with mode="ema"."""
         return None if self.mode == "ema" else self.state_index
 
     @property
     def ema_state_index(self) -> StateIndex[Statistics] | None:
-        """`state_index` with mode="ema", and None otherwise: Equinox's name for it."""
+        """Equinox's name for `state_index` with mode="ema"; otherwise None."""
         return self.state_index if self.mode == "ema" else None
 
     @ignores_key
@@ -265,16 +265,16 @@ class BatchNorm(StatefulLayer, Layer):
 
         Args:
             x: see the class.
-            state: holds the running statistics; it cannot be left out.
+            state: has the running statistics; required.
             key: ignored.
             inference: overrides the field of that name if not None.
 
         Returns:
-            The normalized array, and the State to go on with.
+            The normalized array, and the new State.
         """
         del key
         where = self._title()
-        # Before the State is missed: who calls it with a tree did not mean to call it.
+        # Before the check of State: a call with a tree is a mistake of another kind.
         refuse_tree(where, x)
         state = required_state(where, state)
         weight, bias = own_arrays(where, "weight", "bias")
@@ -285,11 +285,11 @@ class BatchNorm(StatefulLayer, Layer):
             batch_norm, weight=weight, bias=bias, channel_axis=channel_axis, eps=self.eps
         )
         mean, var = self._running(state)
-        # Before any statistics are taken: inference needs no mapped axis.
+        # Before any statistics are computed: inference needs no mapped axis.
         if in_inference(where, self.inference, inference):
             if self.batch_counter is not None:
-                # The running statistics started at no batch's. Before the first, and with a
-                # momentum of one, nothing was learnt that could be corrected.
+                # Corrects the start of the running statistics. Before the first batch, and with a
+                # momentum of one, there is nothing to correct.
                 scale = 1 - self.momentum ** state.get(self.batch_counter)
                 scale = jnp.where(scale == 0, 1, scale)
                 mean, var = mean / scale, var / scale
@@ -304,8 +304,8 @@ class BatchNorm(StatefulLayer, Layer):
         normalize = ft.partial(normalize_batch, weight=weight, bias=bias, eps=self.eps)
         out, new_mean, new_var, count = self._statistics(normalize, x, channel_axis)
         if self.batch_counter is None:
-            # The batch itself was divided by the biased one, as in the paper. One value is its own
-            # mean, and says nothing of the variance, which is 0 then.
+            # The batch itself was divided by the biased variance, as in the paper. A single value
+            # equals its mean and has variance 0.
             new_var = new_var * (count / max(count - 1, 1))
         else:
             state = state.set(self.batch_counter, state.get(self.batch_counter) + 1)
@@ -317,7 +317,7 @@ class BatchNorm(StatefulLayer, Layer):
         return Title(self, "input_size", "axis_name")
 
     def _running(self, state: State) -> tuple[Array, Array]:
-        """The running statistics; those of several members would broadcast, and mean nothing."""
+        """Return the running statistics; those of several members would broadcast wrongly."""
         running = state.get(self.state_index)
         if all(value.shape == (self.input_size,) for value in running):
             return running
@@ -330,7 +330,7 @@ class BatchNorm(StatefulLayer, Layer):
         raise ShapeError(str(self._title()), expected, describe(running[0]), hint=hint)
 
     def _axis_of_channels(self, x: Array) -> int:
-        """Counted from the front, and so known only with x if it is said from the back."""
+        """The axis of the channels, counted from the front."""
         axis = _axis_of_channels(self.axis_name, self.channel_axis)
         return axis + x.ndim * (axis < 0)
 
@@ -347,10 +347,10 @@ class BatchNorm(StatefulLayer, Layer):
         raise ShapeError(where, f"x of shape ({', '.join(axes)})", describe(x), hint=self._hint(x))
 
     def _check_whose(self, where: Title, x: Array) -> None:
-        """Refuse a part of a batch that would pass for one example.
+        """Refuse a part of a batch that looks like one example.
 
-        Under a map each call sees one example; on a device of a mesh, mostly several. If there are
-        as many of them as channels, nothing but what was said tells which axis is which.
+        Under a map, each call gets one example; on a device of a mesh, usually several. If there
+        are as many examples as channels, only the user knows which axis is which.
         """
         names = _axis_names(self.axis_name)
         if self.channel_axis is not None or not names or x.shape[1:2] != (self.input_size,):
@@ -366,14 +366,14 @@ class BatchNorm(StatefulLayer, Layer):
             raise ShapeError(where, expected, describe(x), hint=hint)
 
     def _is_on_a_mesh(self) -> bool:
-        """Whether the named axes are those of a mesh, under `shard_map`."""
+        """Whether the named axes are axes of a mesh, under `shard_map`."""
         return {*_axis_names(self.axis_name)} <= {*jax.sharding.get_abstract_mesh().manual_axes}
 
     def _with_channels(self) -> str:
         return f"BatchNorm({self.input_size}, {self.axis_name!r}, channel_axis=1)"
 
     def _hint(self, x: Array) -> Sequence[str]:
-        """What would put the channels where this layer looks for them."""
+        """Code that would move the channels to where this layer expects them."""
         if self.axis_name is None and x.shape[:1] == (self.input_size,):
             return (
                 "x looks like one example; give the layer the whole batch, or name a mapped axis:",
@@ -395,7 +395,7 @@ class BatchNorm(StatefulLayer, Layer):
         return (f"Axis {axis} fits; if it has the channels, move it:", f"layer({moved}, state)")
 
     def _statistics(self, compute: Callable[..., Any], x: Array, channel_axis: int) -> Any:
-        """What `compute` gives of the batch, which must have entries; last of all their count."""
+        """Call `compute` on the batch, which must not be empty; its last result is the count."""
         where, names = self._title(), _axis_names(self.axis_name)
         try:
             result = compute(x, channel_axis=channel_axis, axis_name=names)
@@ -407,7 +407,7 @@ class BatchNorm(StatefulLayer, Layer):
                 f"layer = BatchNorm({self.input_size})",
             )
             raise ArgumentError(where, expected, "one that is not mapped", hint=hint) from error
-        # JAX fails in one of several ways, which of them is up to the axes and its version.
+        # JAX raises one of these errors, depending on the axes and its version.
         except (AssertionError, ValueError) as error:
             of_mesh = jax.sharding.get_abstract_mesh().manual_axes
             mapped = [name for name in names if name not in of_mesh]
@@ -421,7 +421,7 @@ class BatchNorm(StatefulLayer, Layer):
                 "pm.filter_shard_map(f, ..., check_vma=False)",
             )
             raise ArgumentError(where, expected, got, hint=hint) from error
-        # A mean of nothing is nan, and would stay in the running statistics for good.
+        # The mean of nothing is NaN, and would stay in the running statistics.
         if result[-1] == 0:
             hint = ("Of an empty batch, use the running statistics:", "nn.inference_mode(layer)")
             expected = "at least one value per channel to take a mean of"
@@ -436,7 +436,7 @@ def _axis_names(axis_name: Hashable) -> tuple[Hashable, ...]:
 
 
 def _mapping(names: Sequence[Hashable]) -> list[str]:
-    """The code that maps a layer over axes of these names."""
+    """Return the code that maps a layer over axes of these names."""
     maps = [
         f"jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name={name!r})"
         for name in reversed(names)

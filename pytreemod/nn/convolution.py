@@ -34,12 +34,12 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 AnyConv: TypeAlias = Any
-"""A layer that convolves, transposed or not, while it is being made: not all of its fields are set,
-so that no check at run time could find it to be one."""
+"""A convolution, transposed or not, under construction: some fields are not set yet, so a check at
+run time could not recognize it."""
 
 
 def accept_padding(where: str, padding: Any, layer: Any) -> Any:
-    """Accept the ways to write a padding, for as many axes as the layer has."""
+    """Accept every way to write a padding, for as many axes as the layer has."""
     return check_padding(where, padding, layer.num_spatial_dims, words=True)
 
 
@@ -51,7 +51,7 @@ def accept_groups(where: str, groups: Any, layer: Any) -> int:
 
 
 class Convolution(Layer, is_abstract=True):
-    """Base of `Conv` and `ConvTranspose`: the sizes of their arrays, and what input they take."""
+    """Base of `Conv` and `ConvTranspose`: shapes of their arrays, and a check of their input."""
 
     num_spatial_dims: int = size(1)
     weight: Inexact[Array, "out_channels group_channels *kernel_size"]
@@ -67,19 +67,19 @@ class Convolution(Layer, is_abstract=True):
 
     @property
     def group_channels(self: Any) -> int:
-        """How many channels of the input a filter sees: those of its own group."""
+        """How many channels of the input a filter sees: those of its group."""
         return self.in_channels // self.groups
 
     @property
     def offset_axes(self: Any) -> tuple[int, ...]:
-        """Spatial axes of the bias, of size 1."""
+        """The spatial axes of the bias, of size 1."""
         return (1,) * self.num_spatial_dims
 
     def _read(self: Any, x: AnyArray) -> tuple[Title, Array, Array, Array | None]:
-        """What errors call the layer, the input as an array, weight and bias."""
+        """Return the layer's title for errors, the input as an array, weight and bias."""
         where = Title(self, "in_channels", "out_channels")
         weight, bias = own_arrays(where, "weight", "bias")
-        # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
+        # Not earlier: as in Equinox, you can make a layer whose groups do not divide out_channels.
         check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
         x = check_array(where, x)
         check_channels(where, x, self.in_channels, self.num_spatial_dims)
@@ -87,11 +87,10 @@ class Convolution(Layer, is_abstract=True):
 
 
 class Conv(Convolution):
-    """A convolution over any number of spatial axes, channels first.
+    """Convolves over any number of spatial axes, channels first.
 
-    The formula is that of [conv][pytreemod.nn.functional.conv].
-
-    `Conv1d`, `Conv2d` and `Conv3d` are this layer with `num_spatial_dims` filled in.
+    For the formula see [conv][pytreemod.nn.functional.conv]. `Conv1d`, `Conv2d` and `Conv3d` are
+    this layer with `num_spatial_dims` filled in.
 
     Shapes:
         x: (..., in_channels, *spatial)
@@ -112,21 +111,21 @@ class Conv(Convolution):
         dilation: distance between the kernel's taps, for all axes or for each.
         groups: number of groups of channels, a divisor of in_channels and out_channels.
         use_bias: whether to add a bias.
-        padding_mode: what is padded: "ZEROS", "REFLECT", "REPLICATE" or "CIRCULAR".
+        padding_mode: the values of the padding: "ZEROS", "REFLECT", "REPLICATE" or "CIRCULAR".
         dtype: of weight and bias; JAX's default float if None.
         key: used once, for the initial weight and bias.
         weight_init: `(key, shape, dtype) -> array`, called with the shape
-            `(*kernel_size, in_channels // groups, out_channels)` that `jax.nn.initializers`
-            reckon with; the result's axes are reordered.
+            `(*kernel_size, in_channels // groups, out_channels)`, which `jax.nn.initializers`
+            expect; the axes of the result are reordered.
         bias_init: the same for the bias, called with `(out_channels,)`.
 
     State and randomness: none.
 
     Raises:
         ArgumentError: an argument is negative, not an integer, or does not fit the others.
-        RngError: key is no random key.
-        ShapeError: x lacks an axis, its channels are not in_channels, or it is too small; or weight
-            or bias has not the shape above.
+        RngError: key is not a random key.
+        ShapeError: x lacks an axis, does not have in_channels channels, or is too small; or weight
+            or bias does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -136,8 +135,8 @@ class Conv(Convolution):
         ((8, 5, 5), (7, 8, 5, 5))
 
     Source:
-        Initial values U[-1/sqrt(n), 1/sqrt(n)] with n = in_channels // groups times the kernel's
-        taps, as `torch.nn.Conv2d`.
+        Initial values U[-1/sqrt(n), 1/sqrt(n)] with n = in_channels // groups times the number of
+        the kernel's taps, as in `torch.nn.Conv2d`.
     """
 
     padding_mode: str = choice(*PADDING_MODES)
@@ -175,7 +174,7 @@ class Conv(Convolution):
         del key
         where, x, weight, bias = self._read(x)
         window = extents(self.kernel_size, self.dilation)
-        # In numbers, here and not in the field: what "SAME" adds is up to the size of x.
+        # Resolved here, not in the field: the padding of "SAME" depends on the size of x.
         pads = resolve_padding(self.padding, x.shape[-self.num_spatial_dims :], window, self.stride)
         check_window(where, x, window, pads)
         return conv(
@@ -198,7 +197,7 @@ class Conv1d(Conv):
         return: (..., out_channels, length_out)
 
     Args:
-        as for `Conv`, without num_spatial_dims.
+        Those of `Conv`, without num_spatial_dims.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -219,7 +218,7 @@ class Conv2d(Conv):
         return: (..., out_channels, height_out, width_out)
 
     Args:
-        as for `Conv`, without num_spatial_dims.
+        Those of `Conv`, without num_spatial_dims.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -240,7 +239,7 @@ class Conv3d(Conv):
         return: (..., out_channels, depth_out, height_out, width_out)
 
     Args:
-        as for `Conv`, without num_spatial_dims.
+        Those of `Conv`, without num_spatial_dims.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -254,6 +253,6 @@ class Conv3d(Conv):
 
 
 def check_divisor(where: str, groups: int, name: str, channels: int) -> None:
-    """Require that groups divide the channels of that name."""
+    """Require that groups divide the number of channels."""
     if channels % groups != 0:
         raise ArgumentError(where, f"a divisor of {name}={channels}", str(groups))

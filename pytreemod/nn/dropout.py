@@ -77,11 +77,11 @@ class Dropout(StatefulLayer):
         deterministic: an older name of `inference`, with a warning.
 
     State and randomness: uses one key when training, unless p is 0: `key` if there is one, or
-        else the next one of its stream. In inference, State comes back as it was.
+        else the next one of its stream. In inference, State is unchanged.
 
     Raises:
-        ArgumentError: p is not a number from 0 to 1, or another argument is unusable, such as a
-            key in the place of the State.
+        ArgumentError: p is not a number from 0 to 1, or another argument is invalid, such as a
+            key instead of the State.
         RngError: training without a key.
         ShapeError: x lacks an axis that broadcast_dims names.
         StateError: the keys are in a State, and none was passed in.
@@ -112,7 +112,7 @@ class Dropout(StatefulLayer):
 
     p: float = fraction()
     inference: bool = flag()
-    # Defaults, although __init__ sets them, because what equals its default is not printed.
+    # Defaults, although __init__ sets them: a value equal to its default is not printed.
     broadcast_dims: tuple[int, ...] = checked(_check_dims, default=())
     stream: RngStream | None = field(default=None, accepts=_STREAM)
 
@@ -168,7 +168,7 @@ class Dropout(StatefulLayer):
         Args:
             x: any array.
             state: holds the layer's stream, if it has one.
-            key: decides which entries, in place of the stream.
+            key: decides which entries, instead of the stream.
             inference: overrides the field of that name if not None.
             deterministic: an older name of `inference`, with a warning.
 

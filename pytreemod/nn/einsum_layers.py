@@ -101,15 +101,15 @@ class LinearGeneral(Layer):
         dtype: of weight and bias; JAX's default float if None.
         key: used once, for the initial weight and bias.
         weight_init: `(key, shape, dtype) -> array`, called with `(n, m)`, the products of
-            in_features and of out_features, that `jax.nn.initializers` reckon with.
+            in_features and of out_features, that `jax.nn.initializers` expect.
         bias_init: the same for the bias, called with out_features.
 
     State and randomness: none.
 
     Raises:
         ArgumentError: an argument is no size, or there are not as many axes as in_features.
-        RngError: key is no random key.
-        ShapeError: the axes of x are not in_features, or weight or bias has not the shape above.
+        RngError: key is not a random key.
+        ShapeError: the axes of x are not in_features, or weight or bias does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -207,7 +207,7 @@ class Einsum(Layer):
         dtype: of weight and bias; JAX's default float if None.
         key: used once, for the initial weight and bias.
         weight_init: `(key, shape, dtype) -> array`, called with `(n, m)` that `jax.nn.initializers`
-            reckon with: n is the product of the axes that are summed over, m that of the others.
+            expect: n is the product of the axes that are summed over, m that of the others.
             Where x, weight and result share an axis, it is called once for each entry of that.
         bias_init: the same for the bias, called with bias_shape; zero if None.
 
@@ -215,7 +215,7 @@ class Einsum(Layer):
 
     Raises:
         ArgumentError: equation is none of two arrays, or does not fit weight_shape.
-        RngError: key is no random key.
+        RngError: key is not a random key.
         ShapeError: x is not as the equation says, bias_shape does not fit the result, or weight or
             bias has not the shape above.
 

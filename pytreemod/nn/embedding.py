@@ -52,7 +52,7 @@ class Embedding(Layer):
 
     Raises:
         ArgumentError: neither sizes nor weight are given, they disagree, or x has no integers.
-        RngError: key is no random key.
+        RngError: key is not a random key.
         ShapeError: weight has not two axes, or when called not those of the sizes.
 
     Examples:
@@ -121,7 +121,7 @@ class Embedding(Layer):
             An array of shape (..., num_embeddings).
 
         Raises:
-            ShapeError: the last axis of x has not embedding_size entries, or weight has another
+            ShapeError: the last axis of x does not have embedding_size entries, or weight has another
                 shape than the sizes say.
 
         Examples:

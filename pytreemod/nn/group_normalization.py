@@ -1,4 +1,4 @@
-"""`GroupNorm`: each example by the means and variances of groups of its channels."""
+"""`GroupNorm`: normalizes each example by the mean and variance of each group of channels."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _accept_channels(where: str, channels: Any, layer: GroupNorm) -> int | None:
 class GroupNorm(Normalization):
     r"""Group normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ over groups of channels.
 
-    Mean and (biased) variance are those of a group: of neighbouring channels, and of all that
-    comes after them. One group normalizes all of x, as many groups as channels each for itself.
+    Takes mean and (biased) variance over each group of adjacent channels, and all axes after the
+    channels. One group normalizes all of x; as many groups as channels normalize each channel.
 
-    Without num_spatial_dims x is one example, as in Equinox: how many spatial axes there are is for
-    x to say, so that a batch would be taken for a larger example. `jax.vmap(layer)` takes a batch;
-    so does a layer made with num_spatial_dims.
+    Without num_spatial_dims, x is one example, as in Equinox. The layer cannot distinguish a batch
+    from a larger example, because x decides the number of spatial axes. To normalize a batch, use
+    `jax.vmap(layer)`, or make the layer with num_spatial_dims.
 
-    Computed in float32 or wider, returned in the dtype of x.
+    Computes in float32 or wider, and returns the dtype of x.
 
     Shapes:
         x: (channels, *spatial); (..., channels, *spatial) with num_spatial_dims
@@ -53,24 +53,24 @@ class GroupNorm(Normalization):
 
     Args:
         groups: number of groups, >= 1.
-        channels: number of channels, a multiple of groups; None, where channelwise_affine=False,
-            for any multiple.
+        channels: number of channels, a multiple of groups; None for any multiple, which requires
+            channelwise_affine=False.
         eps: added to the variance, >= 0.
         channelwise_affine: whether to scale and shift each channel.
         dtype: of weight and bias; JAX's default float if None.
-        num_spatial_dims: number of axes after the channels, >= 0, where those before them are batch
-            axes; None where there are no batch axes.
-        weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
-        bias_init: the same for the bias; zero if None.
-        key: used once, for weight_init and bias_init; not needed without.
+        num_spatial_dims: number of axes after the channels, >= 0; axes before the channels are
+            batch axes. If None, there are no batch axes.
+        weight_init: `(key, shape, dtype) -> array`, for the weight; ones if None.
+        bias_init: the same for the bias; zeros if None.
+        key: used once, for weight_init and bias_init; not needed without them.
 
-    State and randomness: none. A State passed in is handed back beside the result.
+    State and randomness: none. A State that is passed in is returned with the result.
 
     Raises:
-        ArgumentError: an argument is unusable, or x is not floating.
-        RngError: key is no random key, or an initializer has none.
-        ShapeError: the first axis of x is not channels, or no multiple of groups; or weight or bias
-            has not the shape above.
+        ArgumentError: an argument is invalid, or x is not floating.
+        RngError: key is not a random key, or an initializer has none.
+        ShapeError: the number of channels of x is not channels, or not a multiple of groups; or
+            weight or bias does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -106,7 +106,7 @@ class GroupNorm(Normalization):
         bias_init: Initializer | None = None,
         key: KeyLike | None = None,
     ):
-        # The channels after what they are checked with.
+        # The check of channels needs the other two.
         self.groups, self.channelwise_affine, self.channels = groups, channelwise_affine, channels
         self.eps, self.num_spatial_dims = eps, num_spatial_dims
         self._start(dtype, weight_init, bias_init, key)

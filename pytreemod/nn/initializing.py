@@ -105,7 +105,7 @@ def begin(layer: Any, dtype: Any, key: Any, n: int | None = None) -> tuple[Any, 
 
     Raises:
         ArgumentError: dtype is no floating one.
-        RngError: key is no random key.
+        RngError: key is not a random key.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -232,7 +232,7 @@ def initial_affine(
         layer: what they are for; errors name it.
         shapes: of the weight and of the bias; None where there is to be none.
         dtype: of both.
-        initializers: for the one and for the other, in place of ones and of zeros.
+        initializers: for the one and for the other, instead of ones and of zeros.
         key: for these; not needed without.
 
     Returns:

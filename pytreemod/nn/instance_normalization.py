@@ -1,4 +1,4 @@
-"""`InstanceNorm`: each channel of each example by its own mean and variance."""
+"""`InstanceNorm`: normalizes each channel of each example by its mean and variance."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ def _count_channels(x: AnyArray, num_spatial_dims: int | None) -> int:
 class InstanceNorm(Normalization):
     r"""Instance normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ for each channel.
 
-    Mean and (biased) variance are those of one channel of one example, over its spatial axes: a
-    layer for images whose contrast is not to matter. The same in training and in inference, as
-    PyTorch's is by default; running statistics, for which that has an option, there are none.
+    Takes mean and (biased) variance over the spatial axes of each channel of each example, which
+    removes the contrast of an image. Training and inference are the same, as in PyTorch by
+    default; there are no running statistics, which PyTorch has as an option.
 
-    How many spatial axes there are is for x to say, so that x is one example, and a batch would be
-    taken for a larger one: `jax.vmap(layer)` takes a batch. So does a layer made with
-    num_spatial_dims, as PyTorch's are by their names.
+    Without num_spatial_dims, x is one example. The layer cannot distinguish a batch from a larger
+    example, because x decides the number of spatial axes. To normalize a batch, use
+    `jax.vmap(layer)`, or make the layer with num_spatial_dims, which PyTorch's layers have in
+    their names.
 
-    Computed in float32 or wider, returned in the dtype of x.
+    Computes in float32 or wider, and returns the dtype of x.
 
     Shapes:
         x: (channels, *spatial); (..., channels, *spatial) with num_spatial_dims
@@ -51,19 +52,19 @@ class InstanceNorm(Normalization):
         eps: added to the variance, >= 0.
         channelwise_affine: whether to scale and shift each channel.
         dtype: of weight and bias; JAX's default float if None.
-        num_spatial_dims: number of axes after the channels, >= 1, where those before them are batch
-            axes; None where there are no batch axes.
-        weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
-        bias_init: the same for the bias; zero if None.
-        key: used once, for weight_init and bias_init; not needed without.
+        num_spatial_dims: number of axes after the channels, >= 1; axes before the channels are
+            batch axes. If None, there are no batch axes.
+        weight_init: `(key, shape, dtype) -> array`, for the weight; ones if None.
+        bias_init: the same for the bias; zeros if None.
+        key: used once, for weight_init and bias_init; not needed without them.
 
-    State and randomness: none. A State passed in is handed back beside the result.
+    State and randomness: none. A State that is passed in is returned with the result.
 
     Raises:
-        ArgumentError: an argument is unusable, or x is not floating.
-        RngError: key is no random key, or an initializer has none.
-        ShapeError: x has other channels, or a single value for each; or weight or bias has not the
-            shape above.
+        ArgumentError: an argument is invalid, or x is not floating.
+        RngError: key is not a random key, or an initializer has none.
+        ShapeError: x has another number of channels, or one value for each channel; or weight or
+            bias does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -75,7 +76,7 @@ class InstanceNorm(Normalization):
 
     Source:
         Ulyanov, Vedaldi & Lempitsky 2016, https://arxiv.org/abs/1607.08022, eq. (4); defaults as
-        `torch.nn.InstanceNorm2d`.
+        in `torch.nn.InstanceNorm2d`.
     """
 
     shown: ClassVar[tuple[str, ...]] = ("channels",)
@@ -110,7 +111,7 @@ class InstanceNorm(Normalization):
     def _normalize(self, where: Title, x: Array, weight: Any, bias: Any) -> Array:
         axis = axis_of_channels(where, x, self.channels, self.num_spatial_dims)
         if x.shape[axis + 1 :].count(1) == x.ndim - axis - 1:
-            # Whose mean it is itself: nothing would be left of it.
+            # A single value is its own mean: the result would be zero.
             expected = "more than one value for each channel of an example"
             raise ShapeError(where, expected, describe(x))
         return instance_norm(x, weight, bias, channel_axis=axis, eps=self.eps)

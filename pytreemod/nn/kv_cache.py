@@ -1,4 +1,4 @@
-"""`reset_cache`: empty caches for the attention of a model; and what is checked of a cache."""
+"""Checks of the caches of keys and values that attention uses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pytreemod.typing import Tracer
 
 
 def check_ring(where: str, window: int | None, size: int, hint: Sequence[str]) -> None:
-    """Require room for a whole window, if there is one: with less, the cache were no ring.
+    """Require a cache that is at least as large as the window: a smaller one is no ring.
 
     Raises:
-        ArgumentError: there is less.
+        ArgumentError: the cache is smaller.
     """
     if window is not None and size < window:
         expected = f"a cache with a place for each of window={window}"
@@ -30,7 +30,7 @@ def check_ring(where: str, window: int | None, size: int, hint: Sequence[str]) -
 def refuse_uncachable(
     where: Title, token: Any, mask: Any, bias: Any, is_causal: bool, query: Array, key_: Array
 ) -> None:
-    """Refuse a State where there is no cache, and what does not go with one."""
+    """Refuse a State where there is no cache, and arguments that a cache does not support."""
     if token is None:
         hint: Sequence[str] = (
             "Make the layer with a cache, together with its State:",
@@ -48,7 +48,7 @@ def refuse_uncachable(
         raise ArgumentError(where, expected, describe(bias), hint=hint)
     if not is_causal:
         raise ArgumentError(where, "is_causal=True with a State", "False")
-    # The place of a query is that of its own key: how many were seen before says both.
+    # A query has the position of its own key: the number of positions seen determines both.
     if query.shape[-2] != key_.shape[-2]:
         expected = "with a State, queries and keys of the same places"
         got = f"query {describe(query)} and key_ {describe(key_)}"
@@ -62,7 +62,7 @@ def check_fits(
     batch: tuple[int, ...],
     window: int | None,
 ) -> None:
-    """Require a cache for these sequences: of any size, or a ring of a window's."""
+    """Require a cache for these sequences: of any size, or a ring of the size of the window."""
     keys, values, length = cache
     slots = keys.shape[-2]
     if length.shape != batch:
@@ -86,15 +86,15 @@ def check_fits(
 
 
 def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, check: bool) -> Cache:
-    """Refuse more places than there is room for, where that is known; in compiled code if asked."""
+    """Refuse more positions than the cache has room for; in compiled code only if asked."""
     keys, values, length = cache
     slots = keys.shape[-2]
-    # Known from the shapes alone, and so while tracing, too.
+    # The shapes alone show this, so it is known while tracing.
     if count > slots and lengths is None:
         raise StateError(_full(where, slots, f"{count} places at once"))
     later = length + (count if lengths is None else lengths.astype(length.dtype))
     if not isinstance(later, Tracer):
-        # Of an empty batch there is no longest.
+        # An empty batch has no longest sequence.
         most = int(jnp.max(later, initial=0))
         if most > slots:
             raise StateError(_full(where, slots, f"a sequence of {most}"))
@@ -102,21 +102,22 @@ def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, ch
     if not check:
         return cache
     text = _full(where, slots, "a longer sequence")
-    # On the length, of which all that follows is made: a check of what is not used is dropped.
+    # Attached to the length, which everything later depends on: a check of an unused value is lost.
     return keys, values, error_if(length, later > slots, text)
 
 
 def nan_where_full(found: Array, seen: Extended, lengths: Array | None) -> Array:
-    """What queries find (..., seq, heads, size); NaN where the cache had no room for their keys.
+    """Replace results by NaN where the cache had no room for the keys of a query.
 
-    In compiled code nothing can be refused, and what is found there is an answer to no question.
+    Compiled code cannot raise an error, and a result there would be meaningless. Results have the
+    shape (..., seq, heads, size).
     """
     positions, slots = seen.query_positions, seen.cache[0].shape[-2]
     if not isinstance(positions, Tracer):
         return found
     full = positions >= slots
     if lengths is not None:
-        # What does not count may go on into sums of what does.
+        # Positions beyond the lengths may be part of sums later, so they do not become NaN.
         index = jax.lax.broadcasted_iota(lengths.dtype, positions.shape, positions.ndim - 1)
         full &= index < jax.lax.broadcast_in_dim(lengths, positions.shape, range(lengths.ndim))
     return jnp.where(full[..., None, None], jnp.nan, found)

@@ -1,4 +1,4 @@
-"""`LayerNorm`: each example by its own mean and variance, over its last axes."""
+"""`LayerNorm`: normalizes each example by its mean and variance over the last axes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytreemod.state.key_sources import KeyLike
 class LayerNorm(TrailingNormalization):
     r"""Layer normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ over trailing axes.
 
-    Computed in float32 or wider, returned in the dtype of x.
+    Computes in float32 or wider, and returns the dtype of x.
 
     Shapes:
         x: (..., *shape)
@@ -33,21 +33,21 @@ class LayerNorm(TrailingNormalization):
         shape: the trailing axes over which to normalize: a size, or a sequence of them; None for
             the last one, whose size follows from x ([`materialize`][pytreemod.materialize]).
         eps: added to the variance, >= 0.
-        use_weight: whether to multiply by a weight, at first one.
-        use_bias: whether to add a bias, at first zero.
+        use_weight: whether to multiply by a weight, initially one.
+        use_bias: whether to add a bias, initially zero.
         dtype: of weight and bias; JAX's default float if None.
         elementwise_affine: an older name of `use_weight` and `use_bias` together, with a
             warning.
-        weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
-        bias_init: the same for the bias; zero if None.
-        key: used once, for weight_init and bias_init; not needed without.
+        weight_init: `(key, shape, dtype) -> array`, for the weight; ones if None.
+        bias_init: the same for the bias; zeros if None.
+        key: used once, for weight_init and bias_init; not needed without them.
 
-    State and randomness: none. A State passed in is handed back beside the result.
+    State and randomness: none. A State that is passed in is returned with the result.
 
     Raises:
-        ArgumentError: an argument is unusable, or x is not floating.
-        RngError: key is no random key, or an initializer has none.
-        ShapeError: x does not end in shape, or weight or bias has not the shape above.
+        ArgumentError: an argument is invalid, or x is not floating.
+        RngError: key is not a random key, or an initializer has none.
+        ShapeError: x does not end in shape, or weight or bias does not have the shape above.
 
     Examples:
         >>> import jax.numpy as jnp

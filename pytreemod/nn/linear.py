@@ -19,10 +19,10 @@ from pytreemod.typing import AnyArray
 
 
 class Linear(Layer):
-    """A dense layer: $y = Wx + b$ on the last axis.
+    """Applies $y = Wx + b$ to the last axis of its input.
 
-    A size of `"scalar"` means no axis at all: `Linear("scalar", 3)` takes each number of x to
-    three, `Linear(3, "scalar")` drops the last axis.
+    A size of `"scalar"` means no axis: `Linear("scalar", 3)` maps each number of x to three, and
+    `Linear(3, "scalar")` drops the last axis.
 
     Shapes:
         x: (..., in_features); (...) if in_features="scalar"
@@ -40,17 +40,17 @@ class Linear(Layer):
         dtype: of weight and bias; JAX's default float if None.
         key: used once, for the initial weight and bias.
         weight_init: `(key, shape, dtype) -> array`, called with the shape
-            `(in_features, out_features)` that `jax.nn.initializers` reckon with; the result is
+            `(in_features, out_features)`, which `jax.nn.initializers` expect; the result is
             transposed.
         bias_init: the same for the bias, called with `(out_features,)`.
 
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is negative or not an integer, or another argument is unusable.
-        RngError: key is no random key.
-        ShapeError: the last axis of x has not in_features entries, or weight or bias has not the
-            shape above.
+        ArgumentError: a size is negative or not an integer, or another argument is invalid.
+        RngError: key is not a random key.
+        ShapeError: the last axis of x does not have in_features entries, or weight or bias does
+            not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -60,7 +60,7 @@ class Linear(Layer):
         ((4,), (7, 4))
 
     Source:
-        Initial values U[-1/sqrt(in_features), 1/sqrt(in_features)], as `torch.nn.Linear`.
+        Initial values U[-1/sqrt(in_features), 1/sqrt(in_features)], as in `torch.nn.Linear`.
     """
 
     weight: Inexact[Array, "out_features in_features"]
@@ -92,7 +92,7 @@ class Linear(Layer):
         where = Title(self, "in_features", "out_features")
         weight, bias = own_arrays(where, "weight", "bias")
         x = check_array(where, x)
-        # A number is an axis of one, so that there is one formula.
+        # One formula for both: a number becomes an axis of size one.
         x = lax.expand_dims(x, (x.ndim,)) if self.in_features == "scalar" else x
         n_in = 1 if self.in_features == "scalar" else self.in_features
         check_last_axis(where, x, n_in, "in_features")

@@ -89,7 +89,7 @@ def materialize(
         4
 
     Source:
-        Shape inference at initialisation: `flax.linen`; `torch.nn.LazyLinear`.
+        Shape inference at initialization: `flax.linen`; `torch.nn.LazyLinear`.
     """
     model = with_new_containers(model)
     found: dict[KeyPath, Any] = {}
@@ -112,7 +112,7 @@ def materialize(
 
 
 def _visit(change: Callable[[KeyPath, Any], Any], tree: Any, path: KeyPath = ()) -> Any:
-    """A tree with something else in the place of each unfinished instance.
+    """A tree with something else instead of each unfinished instance.
 
     Those that others were given come first: these are built of them.
     """

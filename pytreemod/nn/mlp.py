@@ -41,7 +41,7 @@ from pytreemod.typing import AnyArray, jtu
 
 
 def identity(x: Array) -> Array:
-    """Give back x: the default `final_activation` of an `MLP`."""
+    """Return x: the default `final_activation` of an `MLP`."""
     return x
 
 
@@ -51,21 +51,22 @@ _ACTIVATION = function(
 
 
 class MLP(Module):
-    r"""A multilayer perceptron: `depth` hidden layers of one width, then an output layer.
+    r"""A multilayer perceptron: `depth` hidden layers of equal width, then an output layer.
 
-    $x \leftarrow \phi(W_i x + b_i)$ for each hidden layer, and $y = \phi_{out}(W x + b)$.
+    Computes $x \leftarrow \phi(W_i x + b_i)$ for each hidden layer, then
+    $y = \phi_{out}(W x + b)$.
 
     Shapes:
         x: (..., in_size); (...) if in_size="scalar"
         return: (..., out_size); (...) if out_size="scalar"
 
-    An activation that is a function gets the whole array. One that is a tree (a Module, a
-    `Partial`, a bound method of one) may be learnt: there is a copy of it for each neuron of each
+    An activation that is a function gets the whole array. An activation that is a tree (a Module, a
+    `Partial`, a bound method of a Module) can have parameters. It is copied for each neuron of each
     hidden layer, and each copy gets the one number of its neuron.
 
     Fields:
-        layers: depth + 1 `Linear` layers; with scan=True three, of which the second one is all
-            layers between the first and the last, whose arrays have a leading axis
+        layers: depth + 1 `Linear` layers; with scan=True three, of which the second one contains
+            all layers between the first and the last, stacked on a leading axis
         activation: configuration if a function; otherwise its arrays have two leading axes,
             (depth, width_size)
         final_activation: the same, with one leading axis (out_size,), or none for "scalar"
@@ -77,12 +78,12 @@ class MLP(Module):
         width_size: size of each hidden layer, >= 0.
         depth: number of hidden layers, >= 0; with 0 there is only the output layer.
         activation: applied after each hidden layer: a function, or a Module that is copied.
-        final_activation: the same for the output.
+        final_activation: the same for the output layer.
         use_bias: whether hidden layers have a bias.
         use_final_bias: whether the output layer has one.
         dtype: of all weights and biases; JAX's default float if None.
-        scan: whether the layers between the first and the last are kept as one and applied by
-            a scan, so that a deep network compiles as fast as a shallow one.
+        scan: whether to store the layers between the first and the last as one, and apply them by
+            a scan. A deep network then compiles as fast as a shallow one.
         key: used once, for the initial weights and biases.
         weight_init: passed on to every `Linear`.
         bias_init: passed on to every `Linear`.
@@ -90,10 +91,10 @@ class MLP(Module):
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is negative or not an integer, or another argument is unusable.
-        RngError: key is no random key.
-        ShapeError: the last axis of x has not in_size entries, or an activation has not a copy for
-            each neuron.
+        ArgumentError: a size is negative or not an integer, or another argument is invalid.
+        RngError: key is not a random key.
+        ShapeError: the last axis of x does not have in_size entries, or an activation does not
+            have a copy for each neuron.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -102,7 +103,7 @@ class MLP(Module):
         >>> mlp(jnp.ones((5, 2))).shape, len(mlp.layers)
         ((5, 1), 4)
 
-        With an activation that is learnt:
+        With a learned activation:
 
         >>> import pytreemod as pm
         >>> class Slope(pm.Module):
@@ -126,7 +127,7 @@ class MLP(Module):
     out_size: int | Literal["scalar"] = size(scalar=True)
     width_size: int = size()
     depth: int = size()
-    # A default, although __init__ sets it, because what equals its default is not printed.
+    # A default, although __init__ sets it: a value equal to its default is not printed.
     scan: bool = flag(default=False)
 
     @sizes_follow(in_size=lambda x: x.shape[-1])
@@ -163,7 +164,7 @@ class MLP(Module):
         def make_inner(key: Any) -> Linear:
             return make(self.width_size, self.width_size, self.use_bias, key)
 
-        # One for each layer, scanned or not: `scan` changes no number.
+        # One key for each layer, scanned or not: `scan` does not change the numbers.
         keys = divide_key(named(self, "key"), key, self.depth + 1)
         layers: list[Linear] = []
         if self.depth > 0:
@@ -172,7 +173,7 @@ class MLP(Module):
                 if isinstance(key, InitKeys):
                     inner = key.take(depth - 1)
                 else:
-                    # The same keys once more, as an array, over which the making is mapped.
+                    # The same keys as an array, to map over.
                     inner = jax.random.split(key, self.depth + 1)[1:depth]
                 layers.append(filter_vmap(make_inner)(inner))
             else:
@@ -181,14 +182,14 @@ class MLP(Module):
         self.layers = (*layers, make(n_in, self.out_size, self.use_final_bias, keys[self.depth]))
 
     def __stacked__(self) -> tuple[str, ...]:
-        # Asked by whoever means each layer's arrays, and not the stack of them.
+        # For code that needs the arrays of each layer, not the stack.
         return ("layers[1]",) if self.scan and self.depth > 0 else ()
 
     def __check_init__(self) -> None:
         _check_layers(self)
 
     def __array_shapes__(self) -> ArrayShapes:
-        # At the weights, and at how many there are, `_check_layers` looks.
+        # `_check_layers` checks the weights, and how many there are.
         last = len(self.layers) - 1
         n_out = 1 if self.out_size == "scalar" else self.out_size
         shapes: ArrayShapes = {
@@ -203,8 +204,8 @@ class MLP(Module):
         """Apply the layers one after the other; `key` is ignored."""
         del key
         where = Title(self, "in_size", "out_size", "width_size", "depth")
-        # In the network's name, and before the layers run: a layer would speak of itself, and an
-        # activation would fail inside of a scan.
+        # Checked before the layers run, so that errors name the network, not a layer, and an
+        # activation does not fail inside a scan.
         _check_copies(where, "activation", self.depth, self.width_size)
         if self.out_size != "scalar":
             _check_copies(where, "final_activation", self.out_size)
@@ -223,21 +224,21 @@ class MLP(Module):
 
 
 def _step(x: Array, each: tuple[Linear, Callable[..., Any]]) -> tuple[Array, None]:
-    """A step of the scan: a hidden layer and its activation."""
+    """One step of the scan: a hidden layer and its activation."""
     layer, activation = each
     return laid_as(_activated(activation, layer(x)), x), None
 
 
 def _is_plain(activation: Any) -> bool:
-    """Whether an activation is a function, which holds nothing that could be learnt."""
+    """Whether an activation is a function, and so has no parameters."""
     return jtu.all_leaves([activation])
 
 
 def _copied(activation: Callable[..., Any], *sizes: int) -> Callable[..., Any]:
-    """What may be learnt, with a copy for each entry of some leading axes."""
+    """Copy an activation that has parameters for each entry of some leading axes."""
     if _is_plain(activation):
         return activation
-    # From the inside out: the axis that is mapped last comes first.
+    # From the inside out: the axis that is mapped last becomes the first.
     for count in reversed(sizes):
         activation = filter_vmap(_given, in_axes=None, axis_size=count)(activation)
     return activation
@@ -248,7 +249,7 @@ def _given(value: Any) -> Any:
 
 
 def _at(activation: Callable[..., Any], index: int | slice) -> Callable[..., Any]:
-    """The copies for one layer, or for some of them."""
+    """Pick the copies for one layer, or for some of them."""
     if _is_plain(activation):
         return activation
 
@@ -259,9 +260,9 @@ def _at(activation: Callable[..., Any], index: int | slice) -> Callable[..., Any
 
 
 def _activated(activation: Callable[..., Any], x: Array, by_neuron: bool = True) -> Array:
-    """Apply a function to all of x; of what may be learnt, each copy to each number of its neuron.
+    """Apply a function to all of x, or each copy of a Module to each number of its neuron.
 
-    Every call of a copy sees one number, however many examples there are: it may branch on it.
+    Every call of a copy gets one number, however many examples there are: it may branch on it.
     """
     if _is_plain(activation):
         return activation(x)
@@ -270,14 +271,14 @@ def _activated(activation: Callable[..., Any], x: Array, by_neuron: bool = True)
     if by_neuron:
         activation = _laid_by_neuron(activation, x)
         call, examples = filter_vmap(call), x.ndim - 1
-    # What is left are axes of examples, which share the copies.
+    # The remaining axes are axes of examples, which share the copies.
     for _ in range(examples):
         call = filter_vmap(call, in_axes=(None, 0))
     return call(activation, x)
 
 
 def _laid_by_neuron(activation: Callable[..., Any], x: Array) -> Callable[..., Any]:
-    """On a mesh with explicit axes: each device has the copies of the neurons that it has."""
+    """On a mesh with explicit axes, shard the copies like the neurons."""
     mesh = explicit_mesh(x)
     if mesh is None:
         return activation
@@ -295,7 +296,7 @@ def _call(activation: Callable[..., Any], x: Array) -> Array:
 
 
 def _check_copies(where: Title, name: str, *sizes: int) -> None:
-    """Refuse an activation that was put in later, without a copy for each neuron."""
+    """Refuse an activation that was set later, without a copy for each neuron."""
     activation = getattr(where.layer, name)
     if _is_plain(activation):
         return
@@ -321,18 +322,18 @@ def _check_copies(where: Title, name: str, *sizes: int) -> None:
 
 
 def _check_layers(mlp: MLP) -> None:
-    """Refuse configuration that is not that of the layers."""
+    """Refuse configuration that does not match the layers."""
     depth, scan = len(mlp.layers) - 1, mlp.scan
     if depth > 0:
-        # What has no weight that is an array was put there on purpose, and nothing is known of it.
-        # A computed one is not read: of several networks as one, it cannot be.
+        # A layer whose weight is not an array was put there on purpose, and is not checked. A
+        # computed weight is not read: in several networks stored as one, it cannot be.
         weights: list[Any] = [
             stored(layer, "weight", None) if record_of(layer) is not None else None
             for layer in mlp.layers
         ]
         first, second, last = *weights[:2], weights[-1]
         if is_array(first) and is_array(second):
-            # Against both ends, for members that share one of them have an axis less there.
+            # Compared with both ends: a layer that members share lacks their axis.
             scan = second.ndim > max(first.ndim, getattr(last, "ndim", 0))
             depth = second.shape[-3] + 1 if scan else depth
         elif scan:

@@ -133,7 +133,7 @@ class Stateful(Module, Generic[_M]):
             The net to go on with.
 
         Raises:
-            RngError: `key` is no random key.
+            RngError: `key` is not a random key.
             StateError: the net is old.
         """
         return self.replace(state=self._newest("net.seed").seed(key))
@@ -241,7 +241,7 @@ def stateful(model: _M, state: State | Absent = ABSENT, /) -> Stateful[_M]:
 
     Raises:
         ArgumentError: `model` is no model, or `state` no State.
-        StateError: `state` is old, or left out where the model was already made with one.
+        StateError: `state` is old, or left out where the model was alpredefined with one.
         TokenError: `state` belongs to another model.
 
     Examples:

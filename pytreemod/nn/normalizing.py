@@ -1,7 +1,7 @@
-"""What the layers that normalize each example have in common.
+"""The common part of the layers that normalize each example.
 
-Each has an optional weight and bias, ignores keys, and hands back a State that is passed in, so
-that it may replace a `BatchNorm`. A layer adds its formula, and how its input is checked.
+Each has an optional weight and bias, ignores keys, and returns a State that is passed in, so that
+it can replace a `BatchNorm`. A layer adds its formula, and the check of its input.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pytreemod.typing import AnyArray
 
 
 class Normalization(Layer, is_abstract=True):
-    """Base of layers that normalize each example by itself."""
+    """Base of layers that normalize each example separately."""
 
     shown: ClassVar[tuple[str, ...]] = ()
     """The fields that errors show."""
@@ -54,7 +54,7 @@ class Normalization(Layer, is_abstract=True):
         *,
         key: KeyLike | None = None,
     ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
-        """Normalize x; `key` is ignored, `state` handed back if given."""
+        """Normalize x; `key` is ignored, `state` is returned if given."""
         del key
         where = Title(self, *self.shown)
         check_state(where, state)
@@ -66,7 +66,7 @@ class Normalization(Layer, is_abstract=True):
 
     @abstractmethod
     def _normalize(self, where: Title, x: Array, weight: Any, bias: Any) -> Array:
-        """The formula, for a floating array whose shape is not checked yet."""
+        """Check the shape of a floating array, and apply the formula."""
 
     def _start(
         self: Any,
@@ -75,7 +75,7 @@ class Normalization(Layer, is_abstract=True):
         bias_init: Initializer | None,
         key: KeyLike | None,
     ) -> None:
-        """Set weight and bias, when the configuration is set."""
+        """Set weight and bias, after the configuration."""
         dtype, shapes = check_dtype(named(self, "dtype"), dtype, real=True), self.__array_shapes__()
         sizes, inits = (shapes["weight"], shapes["bias"]), (weight_init, bias_init)
         self.weight, self.bias = initial_affine(self, sizes, dtype, inits, key)
@@ -97,20 +97,20 @@ class TrailingNormalization(Normalization, is_abstract=True):
 def axis_of_channels(
     where: Title, x: Array, channels: int | None, dims: int | None, groups: int = 1
 ) -> int:
-    """Where x has its channels: before `dims` spatial axes, or first of all, in one example.
+    """Return the axis of the channels: before `dims` spatial axes, or the first of one example.
 
     Args:
         where: the layer's title.
         x: the input.
-        channels: how many there are; None for any multiple of groups.
-        dims: how many spatial axes there are; None if only x says it.
-        groups: into how many groups they fall.
+        channels: number of channels; None for any multiple of groups.
+        dims: number of spatial axes; None if x decides it.
+        groups: number of groups of channels.
 
     Returns:
         The axis, counted from the front.
 
     Raises:
-        ShapeError: there are no such channels there.
+        ShapeError: that axis does not have the channels.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -57,7 +57,7 @@ class Pool(Layer):
     The formula is that of [pool][pytreemod.nn.functional.pool].
 
     `MaxPool1d`, `MaxPool2d`, `MaxPool3d`, `AvgPool1d`, `AvgPool2d` and `AvgPool3d` are the usual
-    ones, ready made. Floats narrower than float32 are reduced in float32, and returned in the
+    ones, predefined. Floats narrower than float32 are reduced in float32, and returned in the
     dtype of x.
 
     Shapes:

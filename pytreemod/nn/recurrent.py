@@ -72,14 +72,14 @@ class RNN(Module):
         unroll: as for `jax.lax.scan`.
 
     A call takes `initial_carry` (zeros if None: `cell.initialize_carry`), `seq_lengths` (integers,
-    one for each sequence of the batch), and for itself alone `return_carry`, `time_major`,
+    one for each sequence of the batch), and for itself `return_carry`, `time_major`,
     `reverse` and `keep_order`.
 
     State and randomness: no State; a cell that draws random numbers gets a key of its own in
     every step.
 
     Raises:
-        ArgumentError: cell is no cell, or another argument is unusable; seq_lengths are no
+        ArgumentError: cell is no cell, or another argument is invalid; seq_lengths are no
             integers, or less than zero, or greater than the axis of time.
         ShapeError: inputs lack an axis, seq_lengths are not one for each sequence; or what the cell
             refuses.
@@ -102,7 +102,7 @@ class RNN(Module):
     """
 
     cell: RNNCellBase = field(accepts=_CELL)
-    # Defaults, although __init__ sets them, because what equals its default is not printed.
+    # Defaults, although __init__ sets them: a value equal to its default is not printed.
     time_major: bool = flag(default=False)
     return_carry: bool = flag(default=False)
     reverse: bool = flag(default=False)
@@ -203,7 +203,7 @@ class RNN(Module):
 
 
 def _varying_alike(carry: Any, others: Any) -> Any:
-    """A carry that differs between devices, inside of a `shard_map`, where what it meets does."""
+    """A carry that differs between devices, inside a `shard_map`, where what it meets does."""
     found = [varying_axes(jax.typeof(x)) for x in jtu.tree_leaves(others) if is_array(x)]
     axes = frozenset[Any]().union(*found)
 
@@ -313,13 +313,13 @@ class Bidirectional(Module):
         time_major: whether the axis of time comes first; what the RNNs say does not count.
         return_carry: whether last carries are returned, too, before the outputs; the same.
 
-    A call takes `initial_carry` (a pair, or None), `seq_lengths` as `RNN`, and for itself alone
+    A call takes `initial_carry` (a pair, or None), `seq_lengths` as `RNN`, and for itself
     `return_carry` and `time_major`.
 
     State and randomness: no State; random numbers if the cells draw them.
 
     Raises:
-        ArgumentError: an argument is unusable; or what `RNN` refuses.
+        ArgumentError: an argument is invalid; or what `RNN` refuses.
 
     Examples:
         >>> import jax, jax.numpy as jnp

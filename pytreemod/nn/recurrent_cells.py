@@ -176,17 +176,17 @@ class GRUCell(GatedCell):
         dtype: of weights and biases; JAX's default float if None.
         key: used once, for the initial weights and biases.
         weight_init: `(key, shape, dtype) -> array`, called for each gate with the shape
-            `(input_size, hidden_size)` that `jax.nn.initializers` reckon with.
+            `(input_size, hidden_size)` that `jax.nn.initializers` expect.
         recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
         bias_init: the same for the biases, called for each gate with `(hidden_size,)`.
 
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is too small or not an integer, or another argument is unusable.
-        RngError: key is no random key.
-        ShapeError: the last axis of the input has not input_size entries, the hidden state does
-            not fit to it, or an own array has not the shape above.
+        ArgumentError: a size is too small or not an integer, or another argument is invalid.
+        RngError: key is not a random key.
+        ShapeError: the last axis of the input does not have input_size entries, the hidden state does
+            not fit to it, or an own array does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -258,7 +258,7 @@ class LSTMCell(GatedCell):
         dtype: of weights and bias; JAX's default float if None.
         key: used once, for the initial weights and bias.
         weight_init: `(key, shape, dtype) -> array`, called for each gate with the shape
-            `(input_size, hidden_size)` that `jax.nn.initializers` reckon with.
+            `(input_size, hidden_size)` that `jax.nn.initializers` expect.
         recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
         bias_init: the same for the bias, called for each gate with `(hidden_size,)`.
 
@@ -267,9 +267,9 @@ class LSTMCell(GatedCell):
     Raises:
         ArgumentError: a size is too small or not an integer, another argument is unusable, or
             hidden is no pair.
-        RngError: key is no random key.
-        ShapeError: the last axis of the input has not input_size entries, the hidden state does
-            not fit to it, or an own array has not the shape above.
+        RngError: key is not a random key.
+        ShapeError: the last axis of the input does not have input_size entries, the hidden state does
+            not fit to it, or an own array does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -384,7 +384,7 @@ class SimpleCell(GatedCell):
         activation: the function $\phi$.
         key: used once, for the initial weights and bias.
         weight_init: `(key, shape, dtype) -> array`, called with the shape
-            `(input_size, hidden_size)` that `jax.nn.initializers` reckon with; the result is
+            `(input_size, hidden_size)` that `jax.nn.initializers` expect; the result is
             transposed.
         recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
         bias_init: the same for the bias, called with `(hidden_size,)`.
@@ -392,10 +392,10 @@ class SimpleCell(GatedCell):
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is too small or not an integer, or another argument is unusable.
-        RngError: key is no random key.
-        ShapeError: the last axis of the input has not input_size entries, the hidden state does
-            not fit to it, or an own array has not the shape above.
+        ArgumentError: a size is too small or not an integer, or another argument is invalid.
+        RngError: key is not a random key.
+        ShapeError: the last axis of the input does not have input_size entries, the hidden state does
+            not fit to it, or an own array does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -489,7 +489,7 @@ def initial_gates(
 
 
 def _turned(values: Array) -> Array:
-    """(in, out), which JAX's initializers reckon with, as (out, in); a bias as it is."""
+    """(in, out), which JAX's initializers expect, as (out, in); a bias as it is."""
     return values.T if values.ndim == 2 else values
 
 

@@ -36,7 +36,7 @@ from pytreemod.typing import KeyPath, jtu
 Model = TypeVar("Model")
 
 
-# Where the layout of a field is not the one that initializers reckon with: what the constructor
+# Where the layout of a field is not the one that initializers expect: what the constructor
 # draws it by.
 _STARTS: dict[type, dict[str, Callable[..., Array]]] = {
     **{
@@ -56,7 +56,7 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
     """A copy of a model in which the arrays that are chosen have new first values.
 
     An initializer is called as the layer itself would call it: with the shape that
-    `jax.nn.initializers` reckon with, so that fan-in is the layer's whatever its layout. An array
+    `jax.nn.initializers` expect, so that fan-in is the layer's whatever its layout. An array
     of any other Module is drawn in the shape that it has, and so is a part of what a computed leaf
     is computed from. Layers that are held as one, as in a `Stack` or an `Ensemble`, get values one
     for one. What is drawn for a constrained field is its constrained value.
@@ -76,7 +76,7 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         ArgumentError: init is no function, or gives something else; or what is chosen is no
             floating array, or all that a computed leaf is computed from.
         FieldError: what is drawn is outside the bound of a constrained field.
-        RngError: key is no random key.
+        RngError: key is not a random key.
         SpecError: nothing is chosen.
         UnfinishedError: the model lacks sizes.
 

@@ -41,7 +41,7 @@ def reset_cache(
         The new State.
 
     Raises:
-        ArgumentError: no layer of the model has a cache, or a number is unusable.
+        ArgumentError: no layer of the model has a cache, or a number is invalid.
         StateError: the State was used up.
         TokenError: it is another model's.
 

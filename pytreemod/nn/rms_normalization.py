@@ -1,4 +1,4 @@
-"""`RMSNorm`: each example divided by its root mean square."""
+"""`RMSNorm`: divides each example by its root mean square."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytreemod.state.key_sources import KeyLike
 class RMSNorm(TrailingNormalization):
     r"""Root mean square normalization: $x / \sqrt{E[x^2] + eps} \cdot w + b$ over trailing axes.
 
-    `LayerNorm` without its mean. Computed in float32 or wider, returned in the dtype of x.
+    `LayerNorm` without the mean. Computes in float32 or wider, and returns the dtype of x.
 
     Shapes:
         x: (..., *shape)
@@ -34,18 +34,18 @@ class RMSNorm(TrailingNormalization):
             the last one, whose size follows from x ([`materialize`][pytreemod.materialize]).
         eps: added to the mean of the squares, >= 0.
         use_weight: whether to multiply by a weight.
-        use_bias: whether to add a bias, which PyTorch's and Flax's have not.
+        use_bias: whether to add a bias, which PyTorch and Flax do not have.
         dtype: of weight and bias; JAX's default float if None.
-        weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
-        bias_init: the same for the bias; zero if None.
-        key: used once, for weight_init and bias_init; not needed without.
+        weight_init: `(key, shape, dtype) -> array`, for the weight; ones if None.
+        bias_init: the same for the bias; zeros if None.
+        key: used once, for weight_init and bias_init; not needed without them.
 
-    State and randomness: none. A State passed in is handed back beside the result.
+    State and randomness: none. A State that is passed in is returned with the result.
 
     Raises:
-        ArgumentError: an argument is unusable, or x is not floating.
-        RngError: key is no random key, or an initializer has none.
-        ShapeError: x does not end in shape, or weight or bias has not the shape above.
+        ArgumentError: an argument is invalid, or x is not floating.
+        RngError: key is not a random key, or an initializer has none.
+        ShapeError: x does not end in shape, or weight or bias does not have the shape above.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -54,8 +54,8 @@ class RMSNorm(TrailingNormalization):
         [[1.0, 1.0], [0.0, 1.41...]]
 
     Source:
-        Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467, eq. (4); the default of eps as
-        Equinox's. That of `torch.nn.RMSNorm` is the epsilon of x's dtype.
+        Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467, eq. (4). The default of eps is
+        Equinox's; `torch.nn.RMSNorm` uses the epsilon of the dtype of x.
     """
 
     @sizes_follow(shape=lambda x: x.shape[-1])

@@ -113,7 +113,7 @@ class RotaryPositionalEmbedding(Module):
     and not on where they are. For queries and keys of attention, head by head; their values stay.
 
     A sequence starts at place 0, or at `offset`, or each vector has a place of its own, in
-    `positions`. Interleaved, neighbours are turned together, $(x_{2i}, x_{2i+1})$; files of weights
+    `positions`. Interleaved, neighbors are turned together, $(x_{2i}, x_{2i+1})$; files of weights
     are for one of the two.
 
     Nothing is kept between calls: layers of several sizes, bases and dtypes do not know of each
@@ -128,7 +128,7 @@ class RotaryPositionalEmbedding(Module):
         theta: the base, > 0; with a larger one the angles grow more slowly.
         dtype: of the cosines and sines; JAX's default float if None. Computed in the wider one of
             it and the dtype of x, returned in that of x.
-        interleaved: whether a pair has two neighbours, as in the paper and in GPT-J, and not one
+        interleaved: whether a pair has two neighbors, as in the paper and in GPT-J, and not one
             number of each half, as in GPT-NeoX, Llama and Equinox.
         scaling: makes the angles smaller, for texts longer than those that a model was trained on.
             A mapping by the names of Hugging Face's `config.json`: `rope_type` is "linear", with a
@@ -141,8 +141,8 @@ class RotaryPositionalEmbedding(Module):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is unusable, x is not floating, or places are no numbers.
-        ShapeError: x has no axis for places, or its last axis has not embedding_size entries;
+        ArgumentError: an argument is invalid, x is not floating, or places are no numbers.
+        ShapeError: x has no axis for places, or its last axis does not have embedding_size entries;
             positions or offset are not for that many vectors or sequences; or x has more than two
             axes within `process_heads` and no `axis` is given.
 
@@ -188,7 +188,7 @@ class RotaryPositionalEmbedding(Module):
     embedding_size: int = checked(_check_even)
     theta: float = checked(_check_positive)
     dtype: Any = checked(partial(check_dtype, real=True))
-    # A default, although __init__ sets it, because what equals its default is not printed.
+    # A default, although __init__ sets it: a value equal to its default is not printed.
     interleaved: bool = flag(default=False)
     scaling: Scaling | None = checked(_check_scaling, default=None)
 

@@ -1,4 +1,4 @@
-"""The layer of factors that are learnt."""
+"""The layer of factors that are learned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytreemod.typing import AnyArray
 
 
 class Scale(Layer):
-    r"""Multiplies the last axes of x by factors that are learnt: $y = w x$, entry by entry.
+    r"""Multiplies the last axes of x by factors that are learned: $y = w x$, entry by entry.
 
     With a small `weight_init` it begins a residual branch almost closed.
 
@@ -47,8 +47,8 @@ class Scale(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is unusable.
-        RngError: key is no random key, or an initializer has none.
+        ArgumentError: an argument is invalid.
+        RngError: key is not a random key, or an initializer has none.
         ShapeError: shape cannot be broadcast to the last axes of x, or weight has not the shape
             above.
 

@@ -111,7 +111,7 @@ class Sequential(StatefulLayer):
 
     Raises:
         ArgumentError: a layer is no Module that can be called, or state is no State.
-        RngError: key is no random key.
+        RngError: key is not a random key.
         StateError: a layer needs State and none was passed in, or it does not give it back.
 
     Examples:

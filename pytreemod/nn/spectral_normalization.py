@@ -80,8 +80,8 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         on to the layer if it takes them.
 
     Raises:
-        ArgumentError: an argument is unusable, or the weight is complex or all zero.
-        RngError: key is no random key.
+        ArgumentError: an argument is invalid, or the weight is complex or all zero.
+        RngError: key is not a random key.
         ShapeError: the weight has fewer than two axes, or not those of its singular vectors.
 
     Examples:
@@ -185,7 +185,7 @@ def _initial_vectors(
     # Also for a weight without rows, which has no columns that could be counted.
     v = jax.random.normal(right, (weight.size // max(weight.shape[0], 1),), dtype)
     u, v = power_iteration(weight, u, v, num_iterations=INITIAL_ITERATIONS, eps=eps)
-    # From zero vectors no iteration leads away, and the layer would give nan for ever.
+    # From zero vectors no iteration leads away, and the layer would give nan forever.
     if not is_traced(u) and not bool(jnp.any(u)):
         raise ArgumentError(where, "a weight to normalize", "one that is all zero")
     return u, v

@@ -37,15 +37,14 @@ def _accept_mode(where: str, mode: Any, layer: Any) -> str:
 class ConvTranspose(Convolution):
     """A transposed convolution over any number of spatial axes, channels first.
 
-    The formula is that of [conv_transpose][pytreemod.nn.functional.conv_transpose].
+    For the formula see [conv_transpose][pytreemod.nn.functional.conv_transpose].
 
-    It takes arrays of the shape that `Conv` returns to the shape that `Conv` took, where all
-    arguments but the channels are the same: what a layer with strides made small it makes large
-    again. An axis of n entries becomes one of
-    `(n - 1) * stride + (kernel_size - 1) * dilation + 1 - low - high + output_padding`.
+    With the same arguments except the channels, it maps the output shape of a `Conv` back to the
+    input shape: it enlarges what a strided convolution shrinks. An axis of n entries becomes one
+    of `(n - 1) * stride + (kernel_size - 1) * dilation + 1 - low - high + output_padding`.
 
     `ConvTranspose1d`, `ConvTranspose2d` and `ConvTranspose3d` are this layer with
-    `num_spatial_dims` filled in; **they take output_padding before padding**, as Equinox's do.
+    `num_spatial_dims` filled in. **They take output_padding before padding**, as in Equinox.
 
     Shapes:
         x: (..., in_channels, *spatial)
@@ -61,30 +60,30 @@ class ConvTranspose(Convolution):
             ([`materialize`][pytreemod.materialize]).
         out_channels: size of the output's channel axis, >= 1.
         kernel_size: size of the kernel, for all axes or for each.
-        stride: distance in the output between the windows of neighbours, for all axes or for each.
-        padding: what is cut off from the output: an amount, one per axis, (low, high) per axis,
-            "SAME", "SAME_LOWER" or "VALID". With "SAME" n entries become n * stride.
-        output_padding: how much longer the output is at its end (with "SAME": how much shorter),
+        stride: distance in the output between adjacent windows, for all axes or for each.
+        padding: how much of the output to cut off: an amount, one per axis, (low, high) per axis,
+            "SAME", "SAME_LOWER" or "VALID". With "SAME", n entries become n * stride.
+        output_padding: how many entries to add at the end of the output (with "SAME": to remove),
             for all axes or for each; less than stride.
         dilation: distance between the kernel's taps, for all axes or for each.
         groups: number of groups of channels, a divisor of in_channels and out_channels.
         use_bias: whether to add a bias.
-        padding_mode: "ZEROS"; or "CIRCULAR", with padding="SAME" or "SAME_LOWER": what is beyond
-            one end of the output is added at the other.
+        padding_mode: "ZEROS"; or "CIRCULAR", with padding="SAME" or "SAME_LOWER": entries beyond
+            one end of the output are added at the other end.
         dtype: of weight and bias; JAX's default float if None.
         key: used once, for the initial weight and bias.
         weight_init: `(key, shape, dtype) -> array`, called with the shape
-            `(*kernel_size, in_channels // groups, out_channels)` that `jax.nn.initializers`
-            reckon with; the result's axes are reordered.
+            `(*kernel_size, in_channels // groups, out_channels)`, which `jax.nn.initializers`
+            expect; the axes of the result are reordered.
         bias_init: the same for the bias, called with `(out_channels,)`.
 
     State and randomness: none.
 
     Raises:
         ArgumentError: an argument is negative, not an integer, or does not fit the others.
-        RngError: key is no random key.
-        ShapeError: x lacks an axis, its channels are not in_channels, or nothing would be left of
-            the output; or weight or bias has not the shape above.
+        RngError: key is not a random key.
+        ShapeError: x lacks an axis, does not have in_channels channels, or the output would be
+            empty; or weight or bias does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -97,9 +96,10 @@ class ConvTranspose(Convolution):
 
     Source:
         Dumoulin & Visin 2016, https://arxiv.org/abs/1603.07285, chapter 4. Initial values
-        U[-1/sqrt(n), 1/sqrt(n)] with n = in_channels // groups times the kernel's taps, as in
-        Equinox; `torch.nn.ConvTranspose2d` reckons with out_channels there. PyTorch's weight has
-        the channels the other way round, and the taps; `from_torch` and `to_torch` convert it.
+        U[-1/sqrt(n), 1/sqrt(n)] with n = in_channels // groups times the number of the kernel's
+        taps, as in Equinox; `torch.nn.ConvTranspose2d` uses out_channels there. PyTorch's weight
+        has the order of the channels and of the taps reversed; `from_torch` and `to_torch` convert
+        it.
     """
 
     output_padding: tuple[int, ...] = field(static=True, accepts=_accept_more)
@@ -152,10 +152,10 @@ class ConvTranspose(Convolution):
         )
 
     def _check_left(self, where: Title, x: Array) -> None:
-        """Require that padding leaves something of what the windows reach."""
+        """Require that the padding does not cut off the whole output of the windows."""
         spatial = x.shape[-self.num_spatial_dims :]
         window = extents(self.kernel_size, self.dilation)
-        # Without output_padding, of which no entry comes from x.
+        # Without output_padding, whose entries do not depend on x.
         none = (0,) * len(spatial)
         cuts = cut_for(self.padding, spatial, window, self.stride, none)
         sizes = tuple(cut.size for cut in cuts)
@@ -165,7 +165,7 @@ class ConvTranspose(Convolution):
 
 
 class _Arranged(ConvTranspose):
-    """`ConvTranspose` with the order of arguments that Equinox has for one, two and three axes."""
+    """`ConvTranspose` with Equinox's order of arguments for one, two and three axes."""
 
     @sizes_follow(in_channels=lambda x, num_spatial_dims: x.shape[-1 - num_spatial_dims])
     def __init__(
@@ -214,7 +214,7 @@ class ConvTranspose1d(_Arranged):
         return: (..., out_channels, length_out)
 
     Args:
-        as for `ConvTranspose`, without num_spatial_dims, and with output_padding before padding.
+        Those of `ConvTranspose`, without num_spatial_dims, and with output_padding before padding.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -235,7 +235,7 @@ class ConvTranspose2d(_Arranged):
         return: (..., out_channels, height_out, width_out)
 
     Args:
-        as for `ConvTranspose`, without num_spatial_dims, and with output_padding before padding.
+        Those of `ConvTranspose`, without num_spatial_dims, and with output_padding before padding.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -257,7 +257,7 @@ class ConvTranspose3d(_Arranged):
         return: (..., out_channels, depth_out, height_out, width_out)
 
     Args:
-        as for `ConvTranspose`, without num_spatial_dims, and with output_padding before padding.
+        Those of `ConvTranspose`, without num_spatial_dims, and with output_padding before padding.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -76,7 +76,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
     State and randomness: passes State and key on to the layer if it takes them.
 
     Raises:
-        ArgumentError: an argument is unusable; or the weight is complex, or has a slice that is
+        ArgumentError: an argument is invalid; or the weight is complex, or has a slice that is
             zero, and so no direction.
         ShapeError: `g` has not the shape that goes with the weight.
 

@@ -75,9 +75,9 @@ class Ensemble(Members[_M]):
         is split between the members, if they use one.
 
     Raises:
-        ArgumentError: an argument is unusable.
-        RngError: make needs a key and none was given, or key is no random key.
-        ShapeError: an array has not the leading axis, or an input not an entry for each member.
+        ArgumentError: an argument is invalid.
+        RngError: make needs a key and none was given, or key is not a random key.
+        ShapeError: an array lacks the leading axis, or an input not an entry for each member.
         SpecError: shared picks nothing, or everything; or in_axes does not fit the arguments.
         StateError: shared picks State, a member keeps its State in itself, or it gives back none
             that fits.
@@ -190,7 +190,7 @@ class Ensemble(Members[_M]):
         out, values = over_members(*own, [leaves[i] for i in mapped])
         if after is None:
             return out
-        # Not from inside of the map: every member gave its State back as it was.
+        # Not from inside the map: every member gave its State back as it was.
         return out, state if values is None else after(values, shared)
 
     @classmethod

@@ -23,7 +23,7 @@ def prelu(x: Shaped[Array, ...], slope: Shaped[Array, ...]) -> Shaped[Array, ...
         slope: the factor $a$.
 
     Returns:
-        An array of x's shape; of its dtype too where that is inexact. Computed in float32 or wider.
+        An array of the shape of x, and of its dtype if that is inexact. Computed in float32 or wider.
 
     Raises:
         ArgumentError: x is complex.

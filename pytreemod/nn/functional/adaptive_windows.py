@@ -17,12 +17,12 @@ from pytreemod.nn.functional.promotion import widen
 def adaptive_pool(
     x: Shaped[Array, ...], target_shape: Sequence[int], operation: Callable[[Any], Any]
 ) -> Shaped[Array, ...]:
-    r"""Divide the last axes of x into so many windows each, and reduce these, axis after axis.
+    r"""Divide the last axes of x into a number of windows each, and reduce these, axis after axis.
 
     $y_i = \mathrm{operation}(x_{a_i}, \dots, x_{a_{i+1} - 1})$ with
     $a_i = i \lfloor n / t \rfloor + \min(i, n \bmod t)$.
 
-    An axis of n entries falls into t windows of neighbours that do not overlap: the first n % t of
+    An axis of n entries falls into t windows of neighbors that do not overlap: the first n % t of
     them have one entry more than the others. Floats narrower than float32 are reduced in float32
     and returned in the dtype of x.
 

@@ -85,7 +85,7 @@ def attention_weights(
     Args:
         query: what is looked for.
         key: what is there to be found. With fewer heads than queries, each is for several
-            neighbouring heads of those.
+            neighboring heads of those.
         mask: True where a query may look. One that may look nowhere looks everywhere alike.
         bias: added to the products.
 

@@ -44,7 +44,7 @@ def layer_norm(
         eps: added to the variance.
 
     Returns:
-        An array of x's shape; of its dtype too where that is inexact.
+        An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
         ArgumentError: x is complex.
@@ -99,7 +99,7 @@ def rms_norm(
         eps: added to the mean of the squares.
 
     Returns:
-        An array of x's shape; of its dtype too where that is inexact.
+        An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
         ArgumentError: x is complex.
@@ -139,7 +139,7 @@ def group_norm(
 
     Args:
         x: input; every axis before that of the channels is a batch axis.
-        groups: into how many groups of neighbours the channels fall; mean and (biased) variance
+        groups: into how many groups of neighbors the channels fall; mean and (biased) variance
             are taken over the channels of a group and all that comes after them.
         weight: factor for each channel.
         bias: summand for each channel.
@@ -147,7 +147,7 @@ def group_norm(
         eps: added to the variance.
 
     Returns:
-        An array of x's shape; of its dtype too where that is inexact.
+        An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
         ArgumentError: x is complex.
@@ -197,7 +197,7 @@ def instance_norm(
         eps: added to the variance.
 
     Returns:
-        An array of x's shape; of its dtype too where that is inexact.
+        An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
         ArgumentError: x is complex.
@@ -314,7 +314,7 @@ def batch_norm(
         eps: added to the variance.
 
     Returns:
-        An array of x's shape; of its dtype too where that is inexact.
+        An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
         ArgumentError: x is complex.

@@ -198,7 +198,7 @@ def rotary_embedding(
     r"""Turn each pair $(x_i, x_{i + d/2})$ of a vector by the angle of its place.
 
     $y_i = x_i \cos - x_{i+d/2} \sin$ and $y_{i+d/2} = x_{i+d/2} \cos + x_i \sin$: a pair has one
-    number of each half, as in GPT-NeoX and Llama. Interleaved, a pair has two neighbours,
+    number of each half, as in GPT-NeoX and Llama. Interleaved, a pair has two neighbors,
     $(x_{2i}, x_{2i+1})$, as in the paper and in GPT-J.
 
     Shapes:
@@ -210,7 +210,7 @@ def rotary_embedding(
         x: vectors, one for each place.
         cos: cosines of the angles, see `rotary_tables` and `rotary_angles`.
         sin: their sines.
-        interleaved: whether neighbours are turned together, instead of numbers of both halves.
+        interleaved: whether neighbors are turned together, instead of numbers of both halves.
 
     Returns:
         The turned vectors, computed in the wider of the dtypes, in the dtype of x.

@@ -52,7 +52,7 @@ def conv_transpose(
         x: input; every axis before the channels is a batch axis.
         weight: the kernels, as Equinox lays them out: the last tap is the first of PyTorch's.
         bias: added to each output channel.
-        stride: distance in the output between the windows of neighbours, for all axes or for each.
+        stride: distance in the output between the windows of neighbors, for all axes or for each.
         padding: of the convolution that this one transposes, so that it is cut off here: an
             amount, one per axis, (low, high) per axis, `"SAME"`, `"SAME_LOWER"` or `"VALID"`. With
             `"SAME"` n entries become `n * stride - output_padding`.

@@ -32,7 +32,7 @@ def make_members(
 
     Raises:
         ArgumentError: `make` is no function that makes a member with no argument but `key`.
-        RngError: it needs a key and none was given, or `key` is no random key.
+        RngError: it needs a key and none was given, or `key` is not a random key.
     """
     where = f"{owner.name}({owner.make})"
     expected = f"a function that makes a {owner.member}"
@@ -44,7 +44,7 @@ def make_members(
         if not callable(member) or isinstance(member, type):
             raise ArgumentError(where, expected, describe(member))
         if look is not None:
-            # Inside of the map: the member is one, and its arrays have no leading axis yet.
+            # Inside the map: the member is one, and its arrays have no leading axis yet.
             look(member)
         return member
 

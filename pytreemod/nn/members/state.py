@@ -1,6 +1,6 @@
 """How a State goes through members.
 
-A value of which the token is inside of the members has a leading axis: each gets its own part. A
+A value of which the token is inside the members has a leading axis: each gets its own part. A
 random stream has none: it is divided between them. Values of tokens that come in by further
 arguments are shared: they go from each layer of a `Stack` to the next, and the members of an
 `Ensemble` may only read them.

@@ -84,9 +84,9 @@ class Stack(Members[_L]):
         layers in every call. A key is split between the layers, if they use one.
 
     Raises:
-        ArgumentError: an argument is unusable.
-        RngError: make_layer needs a key and none was given, or key is no random key.
-        ShapeError: an array has not the leading axis.
+        ArgumentError: an argument is invalid.
+        RngError: make_layer needs a key and none was given, or key is not a random key.
+        ShapeError: an array lacks the leading axis.
         StateError: the layers need State and none was passed in, or one that does not fit.
         StructureError: a layer does not give back what it takes; the paths are named.
 
