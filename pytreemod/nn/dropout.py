@@ -52,12 +52,12 @@ _STREAM = instance(
 
 
 class Dropout(StatefulLayer):
-    """Sets entries to zero with probability p while training; the others are divided by 1 - p.
+    """Sets entries to zero with probability p in training, and divides the others by 1 - p.
 
-    The formula is that of [dropout][pytreemod.nn.functional.dropout].
+    For the formula see [dropout][pytreemod.nn.functional.dropout].
 
-    The randomness comes from a key that is passed in, or from a stream that the layer holds. With
-    a stream the layer is stateful: it takes its keys from the State, a new one at each call.
+    The random key is an argument of the call, or comes from the layer's stream. With a stream the
+    layer is stateful: each call takes a new key from State.
 
     Shapes:
         x: any
@@ -70,21 +70,21 @@ class Dropout(StatefulLayer):
     Args:
         p: probability of zero, from 0 to 1.
         inference: whether to do nothing, see `inference_mode`.
-        broadcast_dims: axes along which all entries share one fate: with `broadcast_dims=(0,)` a
-            batch is dropped alike in all its examples.
-        stream: `RngStream()`, to be stateful. Layers that are given the same one have one each, as
-            their places in the model differ.
+        broadcast_dims: axes along which all entries are dropped together: with
+            `broadcast_dims=(0,)` the same entries in all examples of a batch.
+        stream: `RngStream()`, to make the layer stateful. Layers with the same `stream` draw
+            different keys, because their paths in the model differ.
         deterministic: an older name of `inference`, with a warning.
 
-    State and randomness: uses one key when training, unless p is 0: `key` if there is one, or
-        else the next one of its stream. In inference, State is unchanged.
+    State and randomness: uses one key in training, unless p is 0: `key` if given, otherwise the
+        next key of its stream. In inference, State is unchanged.
 
     Raises:
         ArgumentError: p is not a number from 0 to 1, or another argument is invalid, such as a
             key instead of the State.
         RngError: training without a key.
-        ShapeError: x lacks an axis that broadcast_dims names.
-        StateError: the keys are in a State, and none was passed in.
+        ShapeError: x lacks an axis of broadcast_dims.
+        StateError: the layer has a stream, and got neither State nor key.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -107,7 +107,7 @@ class Dropout(StatefulLayer):
 
     Source:
         Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html, in the form that
-        scales while training.
+        scales in training.
     """
 
     p: float = fraction()
@@ -167,13 +167,13 @@ class Dropout(StatefulLayer):
 
         Args:
             x: any array.
-            state: holds the layer's stream, if it has one.
-            key: decides which entries, instead of the stream.
+            state: has the keys of the layer's stream, if it has one.
+            key: decides which entries to drop, instead of the stream.
             inference: overrides the field of that name if not None.
             deterministic: an older name of `inference`, with a warning.
 
         Returns:
-            An array of the same shape; with `state`, the pair of it and the State to go on with.
+            An array of the same shape; with `state`, the pair of it and the new State.
         """
         where = Title(self, "p")
         if deterministic is not None:
@@ -194,8 +194,8 @@ class Dropout(StatefulLayer):
     def _key(
         self, where: Title, key: KeyLike | None, state: State | Absent
     ) -> tuple[PRNGKeyArray, State | Absent]:
-        """The key to use, and the State afterwards."""
-        # What is given goes first; the stream stays where it is.
+        """Return the key to use, and the new State."""
+        # A given key takes precedence, and the stream does not advance.
         if key is not None or self.stream is None:
             return required_key(where, key, "layer(x, key=jax.random.key(0))"), state
         if isinstance(state, Absence):

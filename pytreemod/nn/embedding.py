@@ -30,7 +30,7 @@ from pytreemod.typing import AnyArray
 class Embedding(Layer):
     """A table of vectors, read by row number.
 
-    The formula is that of [embedding][pytreemod.nn.functional.embedding].
+    For the formula see [embedding][pytreemod.nn.functional.embedding].
 
     Shapes:
         x: any, of integers
@@ -51,9 +51,9 @@ class Embedding(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: neither sizes nor weight are given, they disagree, or x has no integers.
+        ArgumentError: neither sizes nor weight are given, they disagree, or x is not integer.
         RngError: key is not a random key.
-        ShapeError: weight has not two axes, or when called not those of the sizes.
+        ShapeError: weight does not have two axes; or, in a call, the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -65,8 +65,8 @@ class Embedding(Layer):
         Array([0., 1.], dtype=float32)
 
     Source:
-        Initial values N(0, 1), as `torch.nn.Embedding`. A row number out of range gives nan
-        instead of another row, see `nn.functional.embedding`.
+        Initial values N(0, 1), as in `torch.nn.Embedding`. A row number out of range gives NaN,
+        never another row; see `nn.functional.embedding`.
     """
 
     num_embeddings: int = size()
@@ -91,7 +91,7 @@ class Embedding(Layer):
             start = jax.random.normal if weight_init is None else weight_init
             weight = initialize(named(self, "weight_init"), start, first, shape, dtype)
         self.weight = self._check_weight(weight, num_embeddings, embedding_size)
-        # From the table, which may have been given without them.
+        # From the table: the sizes are optional if it is given.
         self.num_embeddings, self.embedding_size = self.weight.shape
 
     @ignores_key
@@ -99,11 +99,11 @@ class Embedding(Layer):
     def __call__(
         self, x: Integer[ArrayLike, ...], *, key: KeyLike | None = None
     ) -> Shaped[Array, ...]:
-        """Read the rows that x names; `key` is ignored."""
+        """Read the rows with the numbers in x; `key` is ignored."""
         del key
         where = Title(self, "num_embeddings", "embedding_size")
         (weight,) = own_arrays(where, "weight")
-        # NumPy's as it is: converted, 64 bits would become 32, which may name another row.
+        # NumPy arrays are not converted: 64 bits would become 32, which may select another row.
         rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else check_array(where, x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
             hint = ("Convert it first:", "layer(x.astype(int))")
@@ -112,17 +112,17 @@ class Embedding(Layer):
 
     @in_scope("pm.nn.Embedding.attend")
     def attend(self, x: AnyArray) -> Shaped[Array, ...]:
-        """The product of x with each row: how well each fits, as logits of tied weights are taken.
+        """Compute the product of x with each row, such as the logits of tied weights.
 
         Args:
-            x: vectors of embedding_size entries, with any number of axes before.
+            x: vectors of embedding_size entries, with any number of leading axes.
 
         Returns:
             An array of shape (..., num_embeddings).
 
         Raises:
-            ShapeError: the last axis of x does not have embedding_size entries, or weight has another
-                shape than the sizes say.
+            ShapeError: the last axis of x does not have embedding_size entries, or weight does not
+                have the shape of the class.
 
         Examples:
             >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""`RNN`, a cell run over time, and `Bidirectional`, two of them in opposite directions."""
+"""`RNN` runs a cell over time; `Bidirectional` runs two RNNs in opposite directions."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _CELL = instance(RNNCellBase, "an RNNCellBase", "such as", "RNN(GRUCell(3, 4, ke
 
 
 class RNN(Module):
-    r"""A cell run over time: $h_t = \mathrm{cell}(x_t, h_{t-1})$, by a scan.
+    r"""Runs a cell over time, by a scan: $h_t = \mathrm{cell}(x_t, h_{t-1})$.
 
     Shapes:
         inputs: (..., time, in); (time, ..., in) if time_major
         return: (..., time, out), or (time, ..., out); with return_carry a pair, of the last carry
-            and that
+            and the outputs
 
-    A sequence that is shorter than others (`seq_lengths`) stops at its end: it keeps the carry of
-    its last step, and gives the output of that again. What fills it up is not looked at, be it NaN,
-    and no gradient comes from there.
+    A sequence that is shorter than others (`seq_lengths`) stops at its end: its carry stays that of
+    its last step, and the remaining outputs repeat the last one. Values after the end are ignored,
+    even NaN, and get no gradient.
 
     Fields:
         cell: the cell
@@ -64,26 +64,27 @@ class RNN(Module):
 
     Args:
         cell: `GRUCell`, `LSTMCell`, `SimpleCell`, or a cell of your own: an `RNNCellBase`.
-        time_major: whether the axis of time comes first, before batch axes, and not after them.
-        return_carry: whether the last carry is returned, too, before the outputs.
+        time_major: whether the time axis comes before the batch axes, instead of after them.
+        return_carry: whether to also return the last carry, before the outputs.
         reverse: whether to go from the end to the start of each sequence.
-        keep_order: whether outputs are in the order of the inputs, and not in that of the steps;
-            they differ with `reverse` alone.
+        keep_order: whether outputs are in the order of the inputs, instead of the order of the
+            steps, which differs only with `reverse`.
         unroll: as for `jax.lax.scan`.
 
-    A call takes `initial_carry` (zeros if None: `cell.initialize_carry`), `seq_lengths` (integers,
-    one for each sequence of the batch), and for itself `return_carry`, `time_major`,
-    `reverse` and `keep_order`.
+    A call takes `initial_carry` (from `cell.initialize_carry`, usually zeros, if None) and
+    `seq_lengths` (integers, one for each sequence of the batch). It can override `return_carry`,
+    `time_major`, `reverse` and `keep_order`.
 
-    State and randomness: no State; a cell that draws random numbers gets a key of its own in
-    every step.
+    State and randomness: no State; a cell that draws random numbers gets its own key in every
+        step.
 
     Raises:
-        ArgumentError: cell is no cell, or another argument is invalid; seq_lengths are no
-            integers, or less than zero, or greater than the axis of time.
-        ShapeError: inputs lack an axis, seq_lengths are not one for each sequence; or what the cell
-            refuses.
-        StructureError: initial_carry is not of the cell's kind, or changes its dtype in a step.
+        ArgumentError: cell is not a cell, or another argument is invalid; seq_lengths are not
+            integers, negative, or greater than the size of the time axis.
+        ShapeError: inputs lack an axis, seq_lengths is not one number for each sequence, or the
+            cell does not accept the shapes.
+        StructureError: initial_carry has another structure than the cell's, or a step changes its
+            dtype.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -98,7 +99,7 @@ class RNN(Module):
         True
 
     Source:
-        Names, defaults and the order of results as `flax.nnx.RNN`.
+        Names, defaults and the order of results as in `flax.nnx.RNN`.
     """
 
     cell: RNNCellBase = field(accepts=_CELL)
@@ -136,7 +137,7 @@ class RNN(Module):
         keep_order: bool | None = None,
         key: KeyLike | None = None,
     ) -> Any:
-        """Run the cell over time; what is None is as in the constructor."""
+        """Run the cell over time; arguments that are None are as in the constructor."""
         return_carry = self._chosen("return_carry", return_carry)
         time_major = self._chosen("time_major", time_major)
         reverse = self._chosen("reverse", reverse)
@@ -150,7 +151,7 @@ class RNN(Module):
         if initial_carry is None:
             initial_carry = self.cell.initialize_carry(x.shape[1:], x.dtype)
 
-        # Sequences of one length are all turned around by going through them from the end.
+        # Sequences of equal length are reversed by a scan from the end.
         options = {"reverse": reverse and lengths is None, "unroll": self.unroll}
         if reverse and lengths is not None:
             x = flip_sequences(x, lengths)
@@ -172,7 +173,7 @@ class RNN(Module):
     def _scanned(
         self, where: Title, x: Array, carry: Any, lengths: Array | None, key: Any, options: Any
     ) -> tuple[Any, Any]:
-        """The carry of each sequence's last step, and all outputs, time first."""
+        """Return the carry of each sequence's last step, and all outputs, time first."""
         keys: Any = None
         # Once, not in every step.
         cell = resolve(self.cell)
@@ -186,12 +187,12 @@ class RNN(Module):
         def advance(carry: Any, now: tuple[Any, Any, Any]) -> tuple[Any, Any]:
             x, key, step = now
             running = None if step is None else step < lengths
-            # Zeros past the end: what fills a sequence up may be anything, and the gradient of a
-            # choice asks for that of what was not chosen, too: zero times infinity.
+            # Zeros past the end: the values there are arbitrary, and the gradient of a select
+            # multiplies the unselected branch by zero, which is NaN for an infinity.
             x = x if running is None else _kept(running, x, jnp.zeros_like(x))
             new = cell_of_step()(x, carry, **({"key": key} if takes_key else {}))
             _check_dtypes(where, carry, new)
-            # What is of another structure the scan refuses, which knows where it is.
+            # The scan refuses another structure, with a message that has the path.
             if jtu.tree_structure(new) != jtu.tree_structure(carry):
                 return new, cell.output_of(new)
             if running is not None:
@@ -203,7 +204,7 @@ class RNN(Module):
 
 
 def _varying_alike(carry: Any, others: Any) -> Any:
-    """A carry that differs between devices, inside a `shard_map`, where what it meets does."""
+    """Inside a `shard_map`, make the carry vary over the mesh axes of what it is combined with."""
     found = [varying_axes(jax.typeof(x)) for x in jtu.tree_leaves(others) if is_array(x)]
     axes = frozenset[Any]().union(*found)
 
@@ -215,9 +216,9 @@ def _varying_alike(carry: Any, others: Any) -> Any:
 
 
 def _laid_out(cell: RNNCellBase, carry: Any, x: Array) -> tuple[RNNCellBase, Any]:
-    """Where axes of a mesh are explicit: a carry that lies as x does, and a cell that fits to both.
+    """On a mesh with explicit axes, shard the carry like x, and gather the cell where needed.
 
-    Each step would gather the weights that are split as the batch is; so that is done before.
+    Each step would gather the weights that are split like the batch; this gathers them once.
     """
     leaves, treedef = jtu.tree_flatten(cell)
     mesh = explicit_mesh(x, *filter(is_array, leaves))
@@ -232,7 +233,7 @@ def _laid_out(cell: RNNCellBase, carry: Any, x: Array) -> tuple[RNNCellBase, Any
         return laid_out(leaf, mesh, [taken.isdisjoint(at) * at for at in entries(leaf)])
 
     def begun(leaf: Any) -> Any:
-        # What was passed may lie otherwise, and stays there.
+        # A carry that the caller has sharded stays as it is sharded.
         if not is_array(leaf) or explicit_mesh(leaf) is not None:
             return leaf
         is_of_batch = leaf.shape[: len(sizes)] == sizes
@@ -243,16 +244,16 @@ def _laid_out(cell: RNNCellBase, carry: Any, x: Array) -> tuple[RNNCellBase, Any
 
 
 def _lying_like(new: Any, old: Any) -> Any:
-    """What a step has made, on a mesh as it was before."""
+    """Shard a result of a step like the value before the step."""
     fits = is_array(new) and is_array(old) and new.shape == old.shape
     return laid_like(new, old, 0) if fits else new
 
 
 def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
-    """What gives a cell in each step, of arrays that are in wide dtypes outside of the loop.
+    """Return a function that makes the cell in each step, from arrays in wide dtypes.
 
-    The gradient of what all steps share is a sum over all of them, and is added up in the dtype
-    that it has outside: in bfloat16, 256 + 1 is 256.
+    The gradient of shared arrays is a sum over all steps, which JAX adds up in the dtype outside
+    the loop. In bfloat16 such a sum stops growing: 256 + 1 is 256.
     """
     leaves, treedef = jtu.tree_flatten(cell)
     wide = [widen(leaf) if is_inexact_array(leaf) else leaf for leaf in leaves]
@@ -260,8 +261,8 @@ def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
 
     def narrowed(wide: Any, leaf: Any) -> Any:
         leaf = wide if wide is leaf else wide.astype(leaf.dtype)
-        # JAX 0.12 forgets how an array of outside lies, in the gradient of a scan without a mesh
-        # in context; and knows it of what was made in the step.
+        # In the gradient of a scan without a mesh in context, JAX 0.12 loses the sharding of an
+        # array from outside. It knows that of an array made in the step.
         mesh = explicit_mesh(leaf) if is_inexact_array(leaf) else None
         if mesh is None:
             return leaf
@@ -271,8 +272,8 @@ def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
 
 
 def _kept(running: Array, new: Any, old: Any) -> Any:
-    """What a sequence that runs has now, and one past its end had before."""
-    # What is of another kind, or no array, is for the scan to refuse or to keep as well.
+    """Return the new value for sequences that run, and the old one past their end."""
+    # The scan refuses or passes on values of another type, and values that are not arrays.
     if not is_array_like(new) or not is_array_like(old) or _kind(new) != _kind(old):
         return new
     new = _lying_like(new, old)
@@ -285,7 +286,7 @@ def _kind(array: Any) -> Any:
 
 
 def concatenate(forward: Array, backward: Array) -> Array:
-    """Put two arrays together on the last axis: the default `merge_fn` of `Bidirectional`."""
+    """Concatenate two arrays on the last axis: the default `merge_fn` of `Bidirectional`."""
     return jnp.concatenate([forward, backward], axis=-1)
 
 
@@ -293,12 +294,12 @@ _RNN = instance(RNN, "an RNN", "Cells are run over time by an RNN:", "RNN(cell)"
 
 
 class Bidirectional(Module):
-    """Two RNNs in opposite directions over the same inputs, their outputs put together.
+    """Runs two RNNs over the same inputs in opposite directions, and merges their outputs.
 
     Shapes:
         inputs: (..., time, in); (time, ..., in) if time_major
-        return: what merge_fn makes of the outputs, by default (..., time, out + out); with
-            return_carry a pair, of the pair of last carries and that
+        return: the result of merge_fn, by default (..., time, out + out); with return_carry a
+            pair, of the pair of last carries and that result
 
     Fields:
         forward_rnn: from start to end
@@ -308,18 +309,19 @@ class Bidirectional(Module):
 
     Args:
         forward_rnn: an `RNN`.
-        backward_rnn: an `RNN`; not one that goes backwards by itself, which it is made to do.
+        backward_rnn: an `RNN`; this layer reverses it, so leave its `reverse` False.
         merge_fn: from both outputs, each in the order of the inputs, to one.
-        time_major: whether the axis of time comes first; what the RNNs say does not count.
-        return_carry: whether last carries are returned, too, before the outputs; the same.
+        time_major: whether the time axis comes first; the RNNs' own settings are ignored.
+        return_carry: whether to also return the last carries, before the outputs; the RNNs' own
+            settings are ignored.
 
-    A call takes `initial_carry` (a pair, or None), `seq_lengths` as `RNN`, and for itself
+    A call takes `initial_carry` (a pair, or None) and `seq_lengths`, as `RNN` does. It can override
     `return_carry` and `time_major`.
 
     State and randomness: no State; random numbers if the cells draw them.
 
     Raises:
-        ArgumentError: an argument is invalid; or what `RNN` refuses.
+        ArgumentError: an argument is invalid, or `RNN` refuses it.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -332,7 +334,7 @@ class Bidirectional(Module):
         (7, 5, 8)
 
     Source:
-        Schuster & Paliwal 1997. Names, defaults and the order of results as
+        Schuster & Paliwal 1997. Names, defaults and the order of results as in
         `flax.nnx.Bidirectional`.
     """
 
@@ -366,7 +368,7 @@ class Bidirectional(Module):
         time_major: bool | None = None,
         key: KeyLike | None = None,
     ) -> Any:
-        """Run both; what is None is as in the constructor."""
+        """Run both; arguments that are None are as in the constructor."""
         where = Title(self)
         if return_carry is None:
             return_carry = self.return_carry
@@ -375,7 +377,7 @@ class Bidirectional(Module):
             expected = "initial_carry to be a pair: forward, backward"
             raise ArgumentError(where, expected, describe(initial_carry))
         keys = (None, None) if key is None else divide_key(f"{where}(key)", key, 2)
-        # Outputs of both in the order of time, or they could not be put together.
+        # Outputs of both in the order of time, so that they can be merged.
         shared: dict[str, Any] = {
             "seq_lengths": seq_lengths,
             "time_major": self.time_major if time_major is None else time_major,
@@ -396,10 +398,10 @@ class Bidirectional(Module):
 
 
 def _check_dtypes(where: Title, carry: Any, new: Any) -> None:
-    """Require a carry to come out of a step in the dtype in which it went in.
+    """Require that a step does not change the dtypes of the carry.
 
     Raises:
-        StructureError: it has another one, of floating numbers.
+        StructureError: a step changes a floating dtype.
     """
     for old, array in zip(jtu.tree_leaves(carry), jtu.tree_leaves(new), strict=False):
         if not (is_inexact_array(old) and is_inexact_array(array)):

@@ -33,11 +33,11 @@ from pytreemod.typing import AnyArray
 
 
 class RNNCellBase(Module):
-    """Base of cells: what `RNN` runs over time.
+    """Base of the cells that `RNN` runs over time.
 
-    A cell is called as `carry = cell(input, carry)`, as Equinox's are. A cell of your own says
-    what it starts with (`initialize_carry`) and, if that is not all of the carry, what its output
-    is (`output_of`).
+    Call a cell as `carry = cell(input, carry)`, as in Equinox. Your own cell defines
+    `initialize_carry`, its carry before the first step. If the output is not the whole carry, it
+    also defines `output_of`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -56,20 +56,20 @@ class RNNCellBase(Module):
         """Take one step.
 
         Args:
-            input: of one time, (..., in).
-            hidden: the carry of the step before.
+            input: the input of one time step, (..., in).
+            hidden: the carry of the previous step.
             key: for cells that draw random numbers.
 
         Returns:
-            The carry for the next step: of the same structure, shapes and dtypes.
+            The carry for the next step, with the same structure, shapes and dtypes.
         """
 
     @abstractmethod
     def initialize_carry(self, input_shape: Sequence[int], dtype: Any = None) -> Any:
-        """The carry before the first step.
+        """Return the carry before the first step.
 
         Args:
-            input_shape: the shape of the input of one time: batch axes, then features.
+            input_shape: the shape of the input of one time step: batch axes, then features.
             dtype: the input's; the cell's own if None.
 
         Returns:
@@ -77,13 +77,13 @@ class RNNCellBase(Module):
         """
 
     def output_of(self, carry: Any) -> Any:
-        """What of a carry is the output of its step.
+        """Return the output of a step: the carry, or a part of it.
 
         Args:
-            carry: what a call has returned.
+            carry: the result of a call.
 
         Returns:
-            All of it, unless overridden.
+            The whole carry, unless overridden.
         """
         return carry
 
@@ -93,13 +93,13 @@ _WEIGHTS = {"weight_ih": 0, "weight_hh": 1}
 
 
 class GatedCell(RNNCellBase, Layer, is_abstract=True):
-    """Base of the cells below: gates of an input and of a hidden state, one below the other.
+    """Base of the cells below: gates of an input and of a hidden state, stacked by rows.
 
-    A subclass says in `rows` for how many gates each of its arrays is; None where it has none.
+    A subclass defines in `rows` the number of gates in each of its arrays, None for no array.
     """
 
     rows: ClassVar[Mapping[str, int | None]]
-    # Uniform by the size of the hidden state, unless a cell says otherwise.
+    # Uniform, scaled by the size of the hidden state, unless a cell overrides it.
     starts: ClassVar[Sequence[Initializer | None]] = (None, None, None)
 
     weight_ih: Inexact[Array, "gates input_size"]
@@ -111,29 +111,29 @@ class GatedCell(RNNCellBase, Layer, is_abstract=True):
 
     @property
     def gates(self: Any) -> int:
-        """Rows of the weights: hidden_size for each gate."""
+        """The number of rows of the weights: hidden_size for each gate."""
         return (self.rows["weight_ih"] or 1) * self.hidden_size
 
     def initialize_carry(self: Any, input_shape: Sequence[int], dtype: Any = None) -> Any:
-        """Zeros: the hidden state before the first step.
+        """Return zeros: the hidden state before the first step.
 
         Args:
-            input_shape: the shape of the input of one time: batch axes, then features.
+            input_shape: the shape of the input of one time step: batch axes, then features.
             dtype: the input's; that of the weights if None.
 
         Returns:
             (..., hidden_size)
         """
-        # What a step makes of the input, for a carry must not change its dtype.
+        # The dtype that a step returns: a carry must not change its dtype.
         own = jnp.result_type(self.weight_hh)
         dtype = own if dtype is None else jnp.promote_types(own, dtype)
         return jnp.zeros((*input_shape[:-1], self.hidden_size), dtype)
 
     def _start(self: Any, configuration: tuple[Any, ...], drawn_with: tuple[Any, ...]) -> None:
-        """Set the configuration, and by it the arrays."""
+        """Set the configuration, then the arrays."""
         self.input_size, self.hidden_size, self.use_bias = configuration
         dtype, key, *inits = drawn_with
-        # Split without biases, too, so that the weights are the same with and without.
+        # Split for the biases even without them, so that the weights do not depend on use_bias.
         dtype, *keys = begin(self, dtype, key, len(self.rows))
         for name, own_key in zip(self.rows, keys, strict=True):
             i = _WEIGHTS.get(name, 2)
@@ -144,7 +144,7 @@ class GatedCell(RNNCellBase, Layer, is_abstract=True):
             setattr(self, name, values)
 
     def _read(self: Any, input: Any) -> tuple[Title, Array, Sequence[Any]]:
-        """What errors call the layer, the input as an array, and the own arrays."""
+        """Return the layer's title for errors, the input as an array, and the layer's arrays."""
         where = Title(self, "input_size", "hidden_size")
         arrays = own_arrays(where, *self.rows)
         x = check_array(where, input)
@@ -155,7 +155,7 @@ class GatedCell(RNNCellBase, Layer, is_abstract=True):
 class GRUCell(GatedCell):
     """One step of a gated recurrent unit; `RNN` runs it over time.
 
-    The formula is that of [gru_cell][pytreemod.nn.functional.gru_cell].
+    For the formula see [gru_cell][pytreemod.nn.functional.gru_cell].
 
     Shapes:
         input: (..., input_size)
@@ -163,20 +163,20 @@ class GRUCell(GatedCell):
         return: (..., hidden_size)
 
     Fields:
-        weight_ih: (3 * hidden_size, input_size), for reset, update and new, in this order
+        weight_ih: (3 * hidden_size, input_size), for the gates reset, update and new, in this order
         weight_hh: (3 * hidden_size, hidden_size)
         bias: (3 * hidden_size,), or None if use_bias=False
-        bias_n: (hidden_size,), within the reset gate; or None if use_bias=False
+        bias_n: (hidden_size,), inside the reset gate; or None if use_bias=False
 
     Args:
         input_size: size of the input's last axis, >= 0; None if it follows from the input
             ([`materialize`][pytreemod.materialize]).
         hidden_size: size of the hidden state's last axis, >= 1.
-        use_bias: whether there are biases.
+        use_bias: whether to add biases.
         dtype: of weights and biases; JAX's default float if None.
         key: used once, for the initial weights and biases.
         weight_init: `(key, shape, dtype) -> array`, called for each gate with the shape
-            `(input_size, hidden_size)` that `jax.nn.initializers` expect.
+            `(input_size, hidden_size)`, which `jax.nn.initializers` expect.
         recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
         bias_init: the same for the biases, called for each gate with `(hidden_size,)`.
 
@@ -185,8 +185,8 @@ class GRUCell(GatedCell):
     Raises:
         ArgumentError: a size is too small or not an integer, or another argument is invalid.
         RngError: key is not a random key.
-        ShapeError: the last axis of the input does not have input_size entries, the hidden state does
-            not fit to it, or an own array does not have the shape above.
+        ShapeError: the last axis of the input does not have input_size entries, the hidden state
+            does not fit it, or an array of the cell does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -196,7 +196,7 @@ class GRUCell(GatedCell):
         ((4,), (7, 4))
 
     Source:
-        Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as `torch.nn.GRUCell`.
+        Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as in `torch.nn.GRUCell`.
     """
 
     rows: ClassVar[Any] = {"weight_ih": 3, "weight_hh": 3, "bias": 3, "bias_n": 1}
@@ -236,8 +236,8 @@ class GRUCell(GatedCell):
 class LSTMCell(GatedCell):
     """One step of a long short-term memory; `RNN` runs it over time.
 
-    The formula is that of [lstm_cell][pytreemod.nn.functional.lstm_cell]. Its output is the hidden
-    state `h`, the first one of the pair.
+    For the formula see [lstm_cell][pytreemod.nn.functional.lstm_cell]. The output is the hidden
+    state `h`, the first of the pair.
 
     Shapes:
         input: (..., input_size)
@@ -245,8 +245,8 @@ class LSTMCell(GatedCell):
         return: a pair (h, c), each (..., hidden_size)
 
     Fields:
-        weight_ih: (4 * hidden_size, input_size), for input, forget, cell and output gate, in this
-            order
+        weight_ih: (4 * hidden_size, input_size), for the gates input, forget, cell and output, in
+            this order
         weight_hh: (4 * hidden_size, hidden_size)
         bias: (4 * hidden_size,), or None if use_bias=False
 
@@ -254,22 +254,22 @@ class LSTMCell(GatedCell):
         input_size: size of the input's last axis, >= 0; None if it follows from the input
             ([`materialize`][pytreemod.materialize]).
         hidden_size: size of the hidden state's last axis, >= 1.
-        use_bias: whether there is a bias.
+        use_bias: whether to add a bias.
         dtype: of weights and bias; JAX's default float if None.
         key: used once, for the initial weights and bias.
         weight_init: `(key, shape, dtype) -> array`, called for each gate with the shape
-            `(input_size, hidden_size)` that `jax.nn.initializers` expect.
+            `(input_size, hidden_size)`, which `jax.nn.initializers` expect.
         recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
         bias_init: the same for the bias, called for each gate with `(hidden_size,)`.
 
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is too small or not an integer, another argument is unusable, or
-            hidden is no pair.
+        ArgumentError: a size is too small or not an integer, another argument is invalid, or
+            hidden is not a pair.
         RngError: key is not a random key.
-        ShapeError: the last axis of the input does not have input_size entries, the hidden state does
-            not fit to it, or an own array does not have the shape above.
+        ShapeError: the last axis of the input does not have input_size entries, the hidden state
+            does not fit it, or an array of the cell does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -280,7 +280,7 @@ class LSTMCell(GatedCell):
         ((4,), (4,))
 
     Source:
-        Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as `torch.nn.LSTMCell`.
+        Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as in `torch.nn.LSTMCell`.
     """
 
     rows: ClassVar[Any] = {"weight_ih": 4, "weight_hh": 4, "bias": 4}
@@ -315,7 +315,7 @@ class LSTMCell(GatedCell):
         """Take one step; `key` is ignored."""
         del key
         where, x, arrays = self._read(input)
-        # An array of two rows would be taken apart as well, along what may be a batch axis.
+        # An array of two rows would unpack, too, along an axis that may be a batch axis.
         if not isinstance(hidden, (tuple, list)) or len(hidden) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             hint = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
             got = describe(hidden)
@@ -327,10 +327,10 @@ class LSTMCell(GatedCell):
     def initialize_carry(
         self, input_shape: Sequence[int], dtype: Any = None
     ) -> tuple[Shaped[Array, ...], Shaped[Array, ...]]:
-        """Zeros: hidden state and cell state before the first step.
+        """Return zeros: hidden state and cell state before the first step.
 
         Args:
-            input_shape: the shape of the input of one time: batch axes, then features.
+            input_shape: the shape of the input of one time step: batch axes, then features.
             dtype: the input's; that of the weights if None.
 
         Returns:
@@ -341,19 +341,19 @@ class LSTMCell(GatedCell):
         return h, c
 
     def output_of(self, carry: Any) -> Any:
-        """The hidden state, without the cell state.
+        """Return the hidden state, without the cell state.
 
         Args:
-            carry: what a call has returned.
+            carry: the result of a call.
 
         Returns:
-            The first one of the pair.
+            The first of the pair.
         """
         return carry[0]
 
 
 def _orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
-    """An orthogonal matrix, of narrow dtypes, too, in which there is no decomposition."""
+    """Draw an orthogonal matrix, also in narrow dtypes, for which JAX has no decomposition."""
     return jax.nn.initializers.orthogonal()(key, shape, wide_dtype(dtype)).astype(dtype)
 
 
@@ -378,13 +378,13 @@ class SimpleCell(GatedCell):
         input_size: size of the input's last axis, >= 0; None if it follows from the input
             ([`materialize`][pytreemod.materialize]).
         hidden_size: size of the hidden state's last axis, >= 1.
-        use_bias: whether there is a bias.
+        use_bias: whether to add a bias.
         dtype: of weights and bias; JAX's default float if None.
-        residual: whether the hidden state is added before the activation.
+        residual: whether to add the hidden state before the activation.
         activation: the function $\phi$.
         key: used once, for the initial weights and bias.
         weight_init: `(key, shape, dtype) -> array`, called with the shape
-            `(input_size, hidden_size)` that `jax.nn.initializers` expect; the result is
+            `(input_size, hidden_size)`, which `jax.nn.initializers` expect; the result is
             transposed.
         recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
         bias_init: the same for the bias, called with `(hidden_size,)`.
@@ -394,8 +394,8 @@ class SimpleCell(GatedCell):
     Raises:
         ArgumentError: a size is too small or not an integer, or another argument is invalid.
         RngError: key is not a random key.
-        ShapeError: the last axis of the input does not have input_size entries, the hidden state does
-            not fit to it, or an own array does not have the shape above.
+        ShapeError: the last axis of the input does not have input_size entries, the hidden state
+            does not fit it, or an array of the cell does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -405,7 +405,7 @@ class SimpleCell(GatedCell):
         (4,)
 
     Source:
-        `flax.nnx.SimpleCell`, called as the other cells are. Initial values as there: LeCun's
+        `flax.nnx.SimpleCell`, called like the other cells. Initial values as in Flax: LeCun's
         normal distribution, an orthogonal matrix for the hidden state, zeros for the bias.
     """
 
@@ -462,14 +462,14 @@ def initial_gates(
     *,
     name: str,
 ) -> Array:
-    """The first values of a field of a cell, from an initializer that counts inputs first.
+    """Draw a field of a cell, with an initializer that expects (in, out).
 
-    Each gate is drawn for itself: of all gates as one matrix an initializer would take the number
-    of outputs for several times as large, and an orthogonal one would be so for none of them.
+    Each gate is drawn separately. For a matrix of all gates, an initializer would count several
+    times as many outputs, and an orthogonal one would make no single gate orthogonal.
 
     Args:
-        cell: the cell, for its kind and its sizes.
-        init: the initializer; uniform by the size of the hidden state if None.
+        cell: the cell, for its class and sizes.
+        init: the initializer; uniform, scaled by the size of the hidden state, if None.
         key: used once.
         dtype: of the values.
         where: the call, for errors.
@@ -478,7 +478,7 @@ def initial_gates(
     size, count = cell.hidden_size, cell.rows[name]
     lead = {"weight_ih": (cell.input_size,), "weight_hh": (size,)}.get(name, ())
     if init is None:
-        # Drawn as one, so that a seed gives the numbers it gives in Equinox.
+        # Drawn as one array, so that a seed gives the same numbers as in Equinox.
         whole = ((count or 1) * size, *lead)
         return initialize(where, uniform_by_fan_in(size), key, whole, dtype)
     if count is None:
@@ -489,7 +489,7 @@ def initial_gates(
 
 
 def _turned(values: Array) -> Array:
-    """(in, out), which JAX's initializers expect, as (out, in); a bias as it is."""
+    """Transpose (in, out), which JAX's initializers expect, to (out, in); a bias is unchanged."""
     return values.T if values.ndim == 2 else values
 
 
