@@ -1,8 +1,8 @@
-"""Room `nn.ensemble`. Owns `Ensemble`, members of one kind as one value, called like one of them.
+"""Room `nn.ensemble`. Owns `Ensemble`, which stores members as one and calls them by a map.
 
 Owns:
 
-    layer       the class, and how the axes of its inputs are found
+    layer       the class, and the axes of its inputs
 
 May import what `nn` may, `nn.members`, and the files of `nn` that all layers share.
 """

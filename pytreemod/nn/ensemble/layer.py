@@ -1,7 +1,8 @@
-"""`Ensemble`: members of one kind as one value, called like one of them.
+"""`Ensemble`: members of one kind, stored as one and called by a map.
 
-The members are one Module, whose arrays have a leading axis, but for what they share. A call maps
-over what is for each member (see `members.layer`), and over the inputs that have an entry for each.
+The members are one Module, whose arrays have a leading axis unless they are shared. A call maps
+over everything that each member has for itself (see `members.layer`), and over the inputs that have
+an entry for each member.
 """
 
 from __future__ import annotations
@@ -36,51 +37,52 @@ _M = TypeVar("_M", bound=Callable[..., Any])
 
 
 class Ensemble(Members[_M]):
-    """Members of one kind as one value, called like one of them: all at once, by a map.
+    """Calls members of one kind together, by a map.
 
-    The members are kept as one, whose arrays have a leading axis, and are called by
-    [`filter_vmap`][pytreemod.filter_vmap]: the program is that of the map written by hand. What
-    `shared` picks is held once, without that axis; its gradient is the sum over the members.
+    The members are stored as one, whose arrays have a leading axis. They are called by
+    [`filter_vmap`][pytreemod.filter_vmap]: the program is the same as for a map written by hand.
+    Arrays that `shared` selects are stored once, without that axis. Their gradient is the sum over
+    the members.
 
-    Indexing gives a member, slicing an `Ensemble`; `len` and iteration work. Edit what is inside as
-    anywhere: `tree_at(lambda e: e.member.weight, nets, replace_fn=lambda w: w.at[2].set(0))`.
+    Indexing returns a member, slicing an `Ensemble`; `len` and iteration work. Edit the members
+    with `tree_at(lambda e: e.member.weight, nets, replace_fn=lambda w: w.at[2].set(0))`.
 
-    On a mesh with explicit axes, members that are split over one axis are computed there, each by
-    the devices that have it; members are gathered where the inputs are split over the same axis.
+    On a mesh with explicit axes, members that are split over a mesh axis are computed on the
+    devices that have them. Members are gathered if the inputs are split over the same axis.
 
     **Law.** `nets(x)[i] == nets[i](x)`, and `nets(xs, in_axes=0)[i] == nets[i](xs[i])`.
 
     Shapes:
-        x: whatever a member takes; with `in_axes`, an axis more, of size n
-        return: what a member gives, with a leading axis of size n; a pair with the State if one
+        x: any input of a member; with `in_axes`, with one more axis of size n
+        return: the output of a member, with a leading axis of size n; a pair with the State if one
             was passed in
 
     Fields:
-        member: the members as one; each array has a leading axis of size n, but for those shared
-        n: how many
-        shared: the paths, below `member`, of what is held once
+        member: the members as one; each array has a leading axis of size n, unless it is shared
+        n: the number of members
+        shared: the paths, below `member`, of the shared parts
 
     Args:
-        make: makes one member; called once, mapped, as `make(key=k)` with a key of its own for each
-            member, or as `make()` if it takes no `key`.
-        n: how many members, >= 1.
-        key: split between the members; or what `init_keys` gave.
-        shared: a selector on a member: a path, a class, or what `pm.select` makes. What it picks is
-            the first member's.
-        axis_name: what [`axis_names`][pytreemod.axis_names] calls the leading axis.
+        make: makes one member; called once, under a map, as `make(key=k)` with a different key for
+            each member, or as `make()` if it takes no `key`.
+        n: number of members, >= 1.
+        key: split between the members; or the result of `init_keys`.
+        shared: a selector on a member: a path, a class, or the result of `pm.select`. The shared
+            values are those of the first member.
+        axis_name: the name that [`axis_names`][pytreemod.axis_names] gives the leading axis.
 
-    State and randomness: is stateful if its members are, or have tokens without saying so. Each
-        value in the State has a leading axis of size n; values that come from elsewhere may be read
-        and not written. Each random stream is one, split between the members in every call. A key
-        is split between the members, if they use one.
+    State and randomness: is stateful if its members are, or have tokens without declaring it. Each
+        value in the State has a leading axis of size n. Members may read, not write, values of
+        tokens that are arguments. There is one stream for each random stream of a member, split
+        between the members in every call. A key is split between the members, if they use one.
 
     Raises:
         ArgumentError: an argument is invalid.
         RngError: make needs a key and none was given, or key is not a random key.
-        ShapeError: an array lacks the leading axis, or an input not an entry for each member.
-        SpecError: shared picks nothing, or everything; or in_axes does not fit the arguments.
-        StateError: shared picks State, a member keeps its State in itself, or it gives back none
-            that fits.
+        ShapeError: an array lacks the leading axis, or an input lacks an entry for each member.
+        SpecError: shared selects nothing or everything, or in_axes does not fit the arguments.
+        StateError: shared selects State, a member stores its State in itself, or a member returns
+            no State that fits.
 
     Examples:
         >>> import functools as ft
@@ -97,7 +99,7 @@ class Ensemble(Members[_M]):
     """
 
     owner: ClassVar[Owner] = ENSEMBLE
-    # To an optimizer, each of them is a model of its own.
+    # An optimizer treats each member as a model.
     __has_independent_members__: ClassVar[bool] = True
 
     member: _M
@@ -142,16 +144,16 @@ class Ensemble(Members[_M]):
         """Call all members.
 
         Args:
-            *args: what a member takes; a State among them is that of all members.
-            key: split between the members, if they use one; they are called without if it is None.
-            in_axes: which axis of the inputs has an entry for each member: an int for all arguments
-                by position, a tuple with one for each but the State, or a dict by name. What has
-                none is given to every member as it is; None, for all of them.
-            **kwargs: what a member takes by name.
+            *args: arguments of a member; a State among them is that of all members.
+            key: split between the members, if they use one; if None, they are called without a key.
+            in_axes: the axis of each input that has an entry for each member: an int for all
+                positional arguments, a tuple with one for each except the State, or a dict by name.
+                Inputs without such an axis go to every member unchanged; None means all of them.
+            **kwargs: arguments of a member by name.
 
         Returns:
-            What the members return, on a leading axis; with a State, the pair of it and the new
-            State.
+            The outputs of the members, on a leading axis; with a State, the pair of them and the
+            new State.
         """
         title, n = self._title(), self.n
         if kwargs:
@@ -168,7 +170,7 @@ class Ensemble(Members[_M]):
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         call, parts, shared, after = self._parts(title, state, key, list(inputs.values()))
 
-        # For rules around the members, if there are any.
+        # Call rules around the members, if there are any, get the number of the member.
         numbers = None if call.outer is None else jnp.arange(n)
         own, (call, shared), leaves = laid_alike((*parts, numbers), (call, shared), leaves, axes)
 
@@ -190,7 +192,7 @@ class Ensemble(Members[_M]):
         out, values = over_members(*own, [leaves[i] for i in mapped])
         if after is None:
             return out
-        # Not from inside the map: every member gave its State back as it was.
+        # The State from before the map if every member returned it unchanged.
         return out, state if values is None else after(values, shared)
 
     @classmethod
@@ -201,34 +203,35 @@ class Ensemble(Members[_M]):
         shared: FilterSpec | None = None,
         axis_name: str = "members",
     ) -> Ensemble[_M]:
-        """An Ensemble of members that exist, which differ in their arrays' values alone.
+        """Make an Ensemble of existing members, which differ only in the values of their arrays.
 
-        Tokens at one path in all members become one, whose value has an entry for each member. If
-        they hold initial values, these are stacked; of random streams, the first member's goes on
-        for all.
+        Tokens at the same path in all members become one token, whose value has an entry for each
+        member. Initial values of tokens are stacked. A random stream of the first member becomes
+        the stream of all.
 
-        **Law.** `Ensemble.from_members(nets.unstack(), shared=s) == nets`, but for random streams.
+        **Law.** `Ensemble.from_members(nets.unstack(), shared=s) == nets`, except for random
+        streams.
 
         Args:
             members: at least one.
-            shared: as for `Ensemble`; what it picks must be the same in all of them.
+            shared: as for `Ensemble`; the selected arrays must be equal in all members.
             axis_name: as for `Ensemble`.
 
         Returns:
             The Ensemble.
 
         Raises:
-            ArgumentError: there are no members, or what they are to share differs.
-            SpecError: shared picks nothing, or everything.
-            StateError: shared picks State, or a member keeps its State in itself.
-            StructureError: two members differ; the paths are named.
+            ArgumentError: there are no members, or the shared parts differ.
+            SpecError: shared selects nothing or everything.
+            StateError: shared selects State, or a member stores its State in itself.
+            StructureError: two members differ; the message has the paths.
         """
         members = list(members)
         if not members:
             raise ArgumentError("Ensemble.from_members", "at least one member", "none")
         refuse_kept_state(members[0])
         paths = shared_paths(members[0], shared)
-        # What `__init__` would make is there already.
+        # Without members: they exist already.
         blank: Any = Ensemble(Identity, 1)
         made = stack_members(members, paths)
         return blank.replace(member=made, n=len(members), shared=paths, axis_name=axis_name)
@@ -237,13 +240,13 @@ class Ensemble(Members[_M]):
 def _axes(
     title: str, n: int, names: tuple[str, ...], inputs: dict[int | str, Any], in_axes: Any
 ) -> list[int | None]:
-    """The axis of each leaf of the inputs; None for what is the same for all members."""
+    """Return the axis of each leaf of the inputs; None if all members share it."""
     rest = "is the same for all members"
     terms = Terms(f"{title}, in_axes", is_axes_spec, None, "in_axes", "0", rest)
     texts = [at if isinstance(at, str) else argument_name(names, at) for at in inputs]
     trees = list(inputs.values())
     positional = sum(isinstance(at, int) for at in inputs)
-    # One spec, or a tuple of them, speaks of what has a position, as for `jax.vmap`.
+    # As for `jax.vmap`, an int or a tuple is for positional arguments.
     count = len(trees) if issubclass(class_of(in_axes), dict) else positional
     found = axes_by_argument(in_axes, texts[:count], trees[:count], positional, terms)
     found += [[None] * len(jtu.tree_leaves(tree)) for tree in trees[count:]]
@@ -266,7 +269,7 @@ def _axes(
 
 
 def _check_read(title: str, shared: Any, read: Any) -> None:
-    """Refuse a member that writes what others read at the same time."""
+    """Refuse a member that writes a value which other members read at the same time."""
     pairs = zip(jtu.tree_leaves(read), jtu.tree_leaves(shared), strict=True)
     if all(new is old for new, old in pairs):
         return

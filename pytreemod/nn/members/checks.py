@@ -1,4 +1,4 @@
-"""What is checked of members before they are called, in the name of whoever has them."""
+"""Checks of members before a call; their errors name the owner of the members."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pytreemod.typing import jtu
 
 
 class Owner(NamedTuple):
-    """Who has members, as errors say it.
+    """The class that has members, as errors name it.
 
     Attributes:
         name: of the class.
-        member: what a member is called; the field that has them is, too.
-        make: the argument that makes one.
-        call: what an instance is called in code that an error shows.
-        number: the field with their number.
-        least: how many there are at least.
-        part: what calls some of them, in code that an error shows.
+        member: the word for one member, and the field that has the members.
+        make: the argument that makes one member.
+        call: the name of an instance in the code of errors.
+        number: the field with the number of members.
+        least: the least number of members.
+        part: the code for some of the members, in errors.
     """
 
     name: str
@@ -42,10 +42,10 @@ ENSEMBLE = Owner("Ensemble", "member", "make", "nets", "n", 1, _MAP)
 
 
 def check_name(where: str, name: Any) -> str:
-    """Refuse anything but a name for the axis of members.
+    """Refuse an axis name that is not a string.
 
     Raises:
-        ArgumentError: it is not.
+        ArgumentError: it is not a name.
     """
     if isinstance(name, str) and name.isidentifier():
         return name
@@ -53,16 +53,16 @@ def check_name(where: str, name: Any) -> str:
 
 
 def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence[str] = ()) -> None:
-    """Refuse arguments that members do not take: before they are called, in their owner's name.
+    """Refuse arguments that the members do not take, before the call, in the owner's name.
 
     Args:
         title: the owner.
         member: the members.
-        names: what they are to be given by name.
-        also: names that the owner itself takes, one of which may have been meant.
+        names: the names of their keyword arguments.
+        also: names that the owner itself takes, one of which may be misspelled.
 
     Raises:
-        ArgumentError: there is one that they do not take.
+        ArgumentError: the members do not take one of them.
     """
     call = type(member).__call__
     try:
@@ -87,10 +87,10 @@ def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence
 
 
 def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> None:
-    """Refuse arrays that have not the leading axis.
+    """Refuse arrays that lack the leading axis.
 
     Raises:
-        ShapeError: there are some; their paths are named.
+        ShapeError: there are some; the message has their paths.
     """
     wrong = without_leading_axis(trees, n)
     if not wrong:
@@ -111,8 +111,8 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
 
 
 def without_leading_axis(trees: dict[str, Any], n: int) -> list[str]:
-    """The arrays that have not an entry for each member, with their paths."""
-    # Paths cost more than the leaves, and are made only for an error.
+    """Return the arrays that lack an entry for each member, with their paths."""
+    # Only an error needs the paths, which cost more than the leaves.
     first = (n,)
     if all(not is_array(x) or x.shape[:1] == first for x in jtu.tree_leaves(trees)):
         return []

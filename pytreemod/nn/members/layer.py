@@ -1,8 +1,8 @@
-"""`Members`: the base of `Stack` and `Ensemble`, which hold several of one kind as one value.
+"""`Members`: the base of `Stack` and `Ensemble`, which store several of one kind as one value.
 
-A call splits what is for each member (its arrays, its part of the State, its key) from what is for
-all of them. A `Stack` gives the parts to a scan, an `Ensemble` to a map, and `MemberCall` calls one
-member with its part.
+A call separates the values of each member (its arrays, its part of the State, its key) from those
+that all members share. A `Stack` passes the parts to a scan, an `Ensemble` to a map, and
+`MemberCall` calls one member with its part.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _S = TypeVar("_S", bound="Members[Any]")
 
 
 class MemberCall(Module):
-    """What calls one member, given its part of everything."""
+    """Calls one member, with its part of everything."""
 
     rest: Any
     outer: Numbers | None
@@ -53,18 +53,18 @@ class MemberCall(Module):
         key: Any,
         number: Any = None,
     ) -> tuple[Any, Any, Any]:
-        """Call it.
+        """Call the member.
 
         Args:
             invoke: from the member, its State or None, and a dict with its key, to its result.
             own: its arrays.
             values: its values in State.
-            shared: those that all members share.
-            key: None if it uses none.
-            number: which one it is, for rules around it.
+            shared: the values that all members share.
+            key: its key; None if it uses none.
+            number: its number, for call rules around it.
 
         Returns:
-            The output; the values, None if the State came back as it was; and those shared.
+            The output; its values, None if the State is unchanged; and the shared values.
         """
         outer = self.outer if number is None else (self.outer or Numbers()).add(self.kind, number)
         member = with_numbers(combine(own, self.rest), outer)
@@ -74,20 +74,20 @@ class MemberCall(Module):
         state = self.form.state(values, shared)
         result = invoke(member, state, options)
         out, values, shared = self.form.changed(self.title, result)
-        # As in inference mode: then the State of all is unchanged, too.
+        # Unchanged, as in inference mode: then the State of all members is unchanged, too.
         return out, None if result[1] is state else values, shared
 
 
 class Members(StatefulLayer, Generic[_M], is_abstract=True):
     """Several of one kind as one value, whose arrays have a leading axis.
 
-    A subclass has two fields that `owner` names: one with the members, one with their number.
+    A subclass has two fields that `owner` names: the members, and their number.
     """
 
     owner: ClassVar[Owner]
 
     def __stacked__(self) -> tuple[str, ...]:
-        # Read by what means each member's arrays, and not the stack of them.
+        # For code that needs the arrays of each member, not the stack.
         return own_paths(_members_of(self), _shared_by(self), self.owner.member)
 
     def replace(self: _S, /, **changes: Any) -> _S:  # noqa: D102  (as that of Module)
@@ -115,17 +115,17 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         return self.is_stateful() and needs_state(_members_of(self))
 
     def unstack(self) -> list[_M]:
-        """The members one by one, as they would be in a list, each with what all share.
+        """Return the members as a list; each also has the shared parts.
 
-        Each has tokens of its own, which hold the values for that member if those held here hold
-        values. To take the values out of a State, put them into the model first:
+        Each member gets new tokens, which have the initial values for that member, if there are
+        initial values here. To use the values of a State, put them into the model first:
 
             model = state.fill(model)
             model = pm.tree_at(lambda m: m.blocks, model, replace_fn=lambda s: s.unstack())
             model, state = pm.make_with_state(lambda: model)()
 
         Returns:
-            A list of them.
+            A list of the members.
 
         Raises:
             ShapeError: an array lacks the leading axis.
@@ -142,11 +142,11 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
     def __getitem__(self: _S, index: slice) -> _S: ...
 
     def __getitem__(self, index: int | slice) -> Any:
-        """One by number, or several as one by a slice; with tokens of their own, as `unstack`."""
+        """Return one member, or several as one by a slice; tokens are new, as in `unstack`."""
         member, outer = without_numbers(_members_of(self))
         chosen: Any = index
         if isinstance(index, slice):
-            # There is one stream for all, however many are taken.
+            # One stream serves any number of members.
             own, rest = self._split(member, _is_stream)
         else:
             chosen = self._number(index)
@@ -198,26 +198,26 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
     def _parts(
         self, title: str, state: Any, key: KeyLike | None, others: Any
     ) -> tuple[MemberCall, tuple[Any, Any, Any], Any, Callable[..., State] | None]:
-        """What of a call is for each member.
+        """Split the inputs of a call into the values of each member and those of all.
 
         Args:
-            title: what to call the members in errors.
-            state: the State, if the members are given one.
+            title: the name of the members in errors.
+            state: the State, if the members get one.
             key: the key of the call.
-            others: the other arguments, in which there may be tokens.
+            others: the other arguments, which may have tokens.
 
         Returns:
-            What calls one member; the arrays, the values in State and the keys of all; the values
-            that they share; and what makes the State after them, None if they get none.
+            A `MemberCall`; the arrays, values in State and keys of all members; the shared values;
+            and a function that makes the new State, or None without a State.
         """
         n, keys = getattr(self, self.owner.number), None
         held = _members_of(self)
         member, outer = without_numbers(held)
         if isinstance(state, State):
-            # The State has them; what is left in the members would be split as their arrays are.
+            # The State has the values; initial values would be split as the arrays are.
             member = delete_init_state(member)
         own, rest = self._split(member, title=title)
-        # Keys that are not used would be split in the program all the same.
+        # Unused keys would still be split in the program.
         if key is not None and wants_key(held):
             keys = jax.random.split(check_key(title, key), n)
         if not isinstance(state, State):
@@ -232,7 +232,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         return call, (own, states.own, keys), states.shared, states.after
 
 
-# Functions: to read a method makes a bound one, and a call of a Stack reads these many times.
+# Functions, not methods: reading a method makes a bound one, and a call reads these many times.
 
 
 def _members_of(several: Members[Any]) -> Any:

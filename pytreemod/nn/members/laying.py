@@ -1,8 +1,8 @@
-"""How members, and what they are called with, are laid out on a mesh with explicit axes.
+"""The sharding of members and their inputs on a mesh with explicit axes.
 
-The rule is that of `functional.explicit_meshes`: what a layer is called with leads, and what
-members have is gathered where both are split over one mesh axis. A scan goes through layers that
-each device has whole; a map, over members that are all split alike. Elsewhere nothing is done.
+The rule is that of `functional.explicit_meshes`: inputs lead, and members are gathered where both
+are split over one mesh axis. A scan needs layers that are replicated along the layers; a map needs
+members that are all split alike. Without such a mesh nothing is done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _S = TypeVar("_S")
 
 
 def gathered(tree: _T) -> _T:
-    """A tree whose arrays are whole along their first axis."""
+    """Gather the arrays of a tree along their first axis."""
 
     def gather(x: Any) -> Any:
         return _moved(x, 0, (), explicit_mesh(x)) if _names_at(x, 0) else x
@@ -31,19 +31,19 @@ def gathered(tree: _T) -> _T:
 def laid_alike(
     own: _T, shared: _S, inputs: Sequence[Any], axes: Sequence[int | None]
 ) -> tuple[_T, _S, list[Any]]:
-    """What a map over members is given, so that all of it is split alike along the members.
+    """Split everything that a map over members gets alike, along the members.
 
-    As the inputs are that have an entry for each member; or else as the members are, but for mesh
-    axes that split the inputs along other axes.
+    Follows the inputs that have an entry for each member. If there are none, it follows the
+    members, except for mesh axes that split the inputs along other axes.
 
     Args:
         own: has an entry for each member, on the first axis of its arrays.
-        shared: what members have that is the same for all.
-        inputs: the leaves that they are called with.
-        axes: where each of these has an entry for each member; None for nowhere.
+        shared: values that all members share.
+        inputs: the leaves of the inputs.
+        axes: the axis of each input that has an entry for each member; None for no axis.
 
     Returns:
-        What the members have, and what they are called with.
+        The members' values, the shared ones, and the inputs.
     """
     pairs = list(zip(inputs, axes, strict=True))
     held = [names for x in jtu.tree_leaves(own) if (names := _names_at(x, 0))]
@@ -58,7 +58,7 @@ def laid_alike(
         if axis is None or i != axis % x.ndim
     }
     names = given[0] if given else tuple(name for name in held[0] if name not in taken)
-    # The mesh of any of them; arrays on no mesh are moved to it, too.
+    # Any of their meshes; arrays that are on no mesh move to it.
     mesh = explicit_mesh(*filter(is_array, [*jtu.tree_leaves(own), *inputs]))
 
     def whole(x: Any) -> Any:
@@ -72,13 +72,13 @@ def laid_alike(
 
 
 def _names_at(x: Any, axis: int) -> tuple[str, ...]:
-    """The mesh axes that split an array along an axis."""
+    """Return the mesh axes that split an array along an axis."""
     axes = split_axes(x) if is_array(x) else ()
     return axes[axis] if axes else ()
 
 
 def _moved(x: Any, axis: int | None, names: tuple[str, ...], mesh: Any) -> Any:
-    """An array, split over some mesh axes along one axis, or none, and not along the others."""
+    """Split an array over some mesh axes along one axis, or none, and not along the others."""
     if not is_array(x):
         return x
     before = split_axes(x) or ((),) * x.ndim

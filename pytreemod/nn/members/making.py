@@ -1,4 +1,4 @@
-"""How members are made: as one, by a mapped call of what makes one."""
+"""Makes members as one, by one call of their constructor under a map."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pytreemod.transform.maps.vmap import filter_vmap
 def make_members(
     owner: Owner, make: Any, n: int, key: Any, look: Callable[[Any], object] | None = None
 ) -> Any:
-    """`n` members as one, each made with a key of its own.
+    """Make `n` members as one, each with its own key.
 
     Args:
-        owner: whose members they are.
-        make: makes one.
-        n: how many.
-        key: split between them; or what `init_keys` gave.
-        look: called with a single member while it is made: its arrays have its own shapes.
+        owner: the owner of the members.
+        make: makes one member.
+        n: number of members.
+        key: split between the members; or the result of `init_keys`.
+        look: called with a single member under the map, where its arrays have their own shapes.
 
     Returns:
         The members; every array has a leading axis.
 
     Raises:
-        ArgumentError: `make` is no function that makes a member with no argument but `key`.
+        ArgumentError: `make` is not a function that makes a member with no argument but `key`.
         RngError: it needs a key and none was given, or `key` is not a random key.
     """
     where = f"{owner.name}({owner.make})"
@@ -44,26 +44,26 @@ def make_members(
         if not callable(member) or isinstance(member, type):
             raise ArgumentError(where, expected, describe(member))
         if look is not None:
-            # Inside the map: the member is one, and its arrays have no leading axis yet.
+            # Inside the map this is one member, whose arrays have no leading axis yet.
             look(member)
         return member
 
     keys = None
     if _takes_key(owner, make, key):
         keys = key.take(n) if isinstance(key, InitKeys) else jax.random.split(key, n)
-    # Mapped without keys, too: every array is to have the leading axis.
+    # Mapped even without keys, so that every array has the leading axis.
     return filter_vmap(make_one, axis_size=n)(keys)
 
 
 def _takes_key(owner: Owner, make: Any, key: Any) -> bool:
-    """Whether a member is to be made with a key."""
+    """Whether to make a member with a key."""
     where = f"{owner.name}(key)"
     if key is not None and not isinstance(key, InitKeys):
         check_key(where, key)
     try:
         signature = inspect.signature(make)
     except (TypeError, ValueError):
-        # A callable that does not say what it takes.
+        # A callable without a signature.
         return key is not None
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [
@@ -86,7 +86,7 @@ def _takes_key(owner: Owner, make: Any, key: Any) -> bool:
     if key is None:
         return False
     try:
-        # Bound, not looked for by name: partials and `**kwargs` take a key, too.
+        # Bound, not looked up by name: partials and `**kwargs` take a key, too.
         signature.bind(key=None)
     except TypeError:
         return False

@@ -1,7 +1,7 @@
-"""What the members of an `Ensemble` share: found by a selector, and held once.
+"""The shared parts of an `Ensemble`: found by a selector, and stored once.
 
-What is shared has no leading axis. The Ensemble stores its paths, each of the highest node of which
-all arrays are shared: so what replaces such a node is shared, too.
+Shared arrays have no leading axis. The Ensemble stores the path of the highest node in which all
+arrays are shared. So a new value for such a node is shared, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHERE = "Ensemble(shared)"
 
 
 def own_paths(member: Any, shared: Sequence[str], root: str) -> tuple[str, ...]:
-    """The paths, from a root, of the highest nodes below which nothing is shared."""
+    """Return the paths, from a root, of the highest nodes in which nothing is shared."""
     if not shared:
         return (root,)
     paths = [path for path, _ in jtu.tree_leaves_with_path(member)]
@@ -33,25 +33,25 @@ def own_paths(member: Any, shared: Sequence[str], root: str) -> tuple[str, ...]:
     return tuple(path_text(path, root) for path in own)
 
 
-# ---- finding it
+# ---- selection
 
 
 class _Value:
-    """Stands for the value of a token, whether that holds it or a State does."""
+    """Represents the value of a token, whether the token or a State has it."""
 
 
 def shared_paths(member: Any, selector: Any) -> tuple[str, ...]:
-    """Where the members share what a selector picks in one of them.
+    """Return the paths of the parts that a selector picks in a member.
 
     Args:
         member: a single member.
-        selector: what is shared; None for nothing.
+        selector: picks the shared parts; None for nothing.
 
     Returns:
-        The paths of the highest nodes of which everything is shared.
+        The paths of the highest nodes in which everything is shared.
 
     Raises:
-        SpecError: it is no selector, or picks no array, or all that could differ.
+        SpecError: it is not a selector, or picks no array, or every array.
         StateError: it picks a token.
         UnfinishedError: it picks a part of a layer that lacks a size.
     """
@@ -65,11 +65,11 @@ def shared_paths(member: Any, selector: Any) -> tuple[str, ...]:
 
 
 def _highest_of(member: Any, selector: Any) -> dict[KeyPath, None]:
-    """The highest nodes of which a selector picks everything."""
-    # Whether a token holds its value or not: as one leaf in its place.
+    """Return the highest nodes in which a selector picks everything."""
+    # Each token counts as one leaf, whether it has its value or not.
     probe = map_tokens(lambda token: with_fields(token, {"init": _Value()}), member)
     pairs = zip(locations(probe), _as_selector(selector).mask(probe), strict=True)
-    # All but arrays is the same for all members in any case.
+    # Only arrays can differ between members.
     rows = [(s, hit) for s, hit in pairs if is_array(s.leaf) or isinstance(s.leaf, _Value)]
     _refuse_tokens([loc.path for loc, hit in rows if hit and _is_of_state(loc)])
     picked = [loc.path for loc, hit in rows if hit]
@@ -92,7 +92,7 @@ def _is_of_state(loc: Location) -> bool:
 
 
 def _highest(path: tuple[Any, ...], others: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The shortest beginning of a path below which there is nothing else."""
+    """Return the shortest prefix of a path that is no prefix of the others."""
     starts = (path[:i] for i in range(1, len(path)))
     return next((s for s in starts if all(other[: len(s)] != s for other in others)), path)
 
@@ -104,7 +104,7 @@ def check_shared(where: str, shared: Any) -> tuple[str, ...]:
     """Accept a tuple of paths.
 
     Raises:
-        ArgumentError: it is something else, which `replace` may bring.
+        ArgumentError: it is something else, possibly from `replace`.
     """
     if type(shared) is tuple and all(isinstance(path, str) for path in shared):  # pyright: ignore[reportUnknownVariableType]  (a tuple of it knows not what)
         return cast("tuple[str, ...]", shared)
@@ -116,10 +116,10 @@ def check_shared(where: str, shared: Any) -> tuple[str, ...]:
 
 
 def refuse_kept_state(member: Any) -> None:
-    """Refuse a member that is called without State and gives back itself.
+    """Refuse a member that is called without State and returns itself.
 
     Raises:
-        StateError: it is one.
+        StateError: the member is called in that way.
     """
     if not getattr(class_of(member), "__keeps_state__", False):
         return
@@ -134,7 +134,7 @@ def refuse_kept_state(member: Any) -> None:
 def _refuse_tokens(found: Sequence[tuple[Any, ...]]) -> None:
     if not found:
         return
-    # The last step leads to the value, which may be in a State now.
+    # The last component is the value, which may be in a State now.
     names = dict.fromkeys(path_text(path[:-1]) for path in found)
     hint = (
         "Each member has State of its own; share the arrays alone:",

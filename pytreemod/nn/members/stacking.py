@@ -1,7 +1,7 @@
-"""Members taken apart and put together: arrays, tokens, and what all members share.
+"""Splits and joins members: their arrays, tokens, and shared parts.
 
-Each member has an element of each array, and tokens of its own. Two things are not stacked: a
-random stream, of which there is one for all members, and what all members share.
+Each member has an element of each array, and its own tokens. Two things are not stacked: random
+streams, of which all members use one, and shared parts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pytreemod.typing import IsLeaf, jtu
 
 
 def is_shared(path: tuple[Any, ...], shared: Sequence[str]) -> bool:
-    """Whether a path leads to one of those that are shared, or below."""
+    """Whether a path is a shared one, or below one."""
     return any(path_text(path[:i]) in shared for i in range(1, len(path) + 1))
 
 
 def split_members(member: Any, shared: Sequence[str], is_leaf: IsLeaf = None) -> tuple[Any, Any]:
-    """The arrays that have an entry for each member, and the rest, as `partition` gives them."""
+    """Partition the arrays that have an entry for each member from everything else."""
     if not shared:
         return partition(member, is_array, is_leaf=is_leaf)
 
@@ -41,34 +41,34 @@ def split_members(member: Any, shared: Sequence[str], is_leaf: IsLeaf = None) ->
 
 
 def split_streams(member: Any, n: int) -> Any:
-    """The members as one, in which streams have a leading axis like everything else."""
+    """Give the streams of the members a leading axis, like everything else."""
 
     def several_of(stream: Stream) -> Stream:
         if stream.key is None:
             return stream
         several = streams.split(stream, n)
-        # These are not joined again; what the stream itself was split from goes on.
+        # These are not joined again; the original stream goes on.
         return Stream(several.key, several.count, several.outer[2])
 
     return _on_streams(member, several_of)
 
 
 def renewed(member: Any) -> Any:
-    """Members whose tokens are new ones, which no State knows."""
+    """Give members new tokens, which no State has."""
     return _marked(member, (Unnamed() for _ in tokens_of(member)))
 
 
 def stack_members(members: Sequence[Any], shared: Sequence[str] = ()) -> Any:
-    """Members as one: with one token for those at the same path, and what they share once.
+    """Join members: one token for those at the same path, and the shared parts once.
 
     Raises:
-        ArgumentError: what they are to share differs from member to member.
-        StructureError: two of them differ in something else.
+        ArgumentError: the shared parts differ between members.
+        StructureError: two members differ in something else.
     """
-    # A name would say that some State has the value, in which it has no leading axis.
+    # A name would mean that a State has the value, without the leading axis.
     paths = [[path for path, _ in tokens_of(member)] for member in members]
     markers = [Unnamed() for _ in paths[0]]
-    # Where tokens are not at the same paths, stacking the members says so.
+    # If the paths of tokens differ, the error of stacking reports it.
     members = [
         _marked(member, markers) if found == paths[0] else member
         for member, found in zip(members, paths, strict=True)
@@ -99,7 +99,7 @@ def _shared_leaves(member: Any, shared: Sequence[str]) -> dict[str, Any]:
 def _check_same(commons: Sequence[dict[str, Any]]) -> None:
     ours = commons[0]
     for i, theirs in enumerate(commons[1:], 1):
-        # What only one of them has is reported by what stacks them.
+        # Stacking reports leaves that only one of them has.
         differing = [p for p in ours if p in theirs and not are_one(ours[p], theirs[p])]
         if differing:
             raise ArgumentError(
@@ -112,7 +112,7 @@ def _check_same(commons: Sequence[dict[str, Any]]) -> None:
 
 
 def _first_streams(member: Any) -> Any:
-    """Members as one, of which the first one's streams go on for all."""
+    """Join members so that all use the first one's streams."""
 
     def first(leaf: jax.Array) -> jax.Array:
         return leaf[0]
@@ -121,14 +121,14 @@ def _first_streams(member: Any) -> Any:
 
 
 def _marked(member: Any, markers: Iterable[Any]) -> Any:
-    """Members whose tokens bear the markers, in order."""
+    """Give the tokens of members these markers, in order."""
     rest = iter(markers)
 
     return map_tokens(lambda token: with_fields(token, {"marker": next(rest)}), member)
 
 
 def _on_streams(member: Any, change: Callable[[Stream], Stream]) -> Any:
-    """Members in which the values of the streams, where they hold them, are changed."""
+    """Change the values of the streams that members have."""
 
     def visit(token: Any) -> Any:
         if not isinstance(token, RngStream) or token.init is None:

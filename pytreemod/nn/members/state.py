@@ -1,9 +1,9 @@
-"""How a State goes through members.
+"""How a State passes through members.
 
-A value of which the token is inside the members has a leading axis: each gets its own part. A
-random stream has none: it is divided between them. Values of tokens that come in by further
-arguments are shared: they go from each layer of a `Stack` to the next, and the members of an
-`Ensemble` may only read them.
+If a token is inside the members, its value has a leading axis: each member gets its own part. A
+random stream has no such axis: it is split between the members. Values of tokens in other arguments
+are shared. A `Stack` passes them from each layer to the next; the members of an `Ensemble` may only
+read them.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from pytreemod.typing import jtu
 
 
 class MemberStates:
-    """A State as members take it: some values taken apart, others shared.
+    """A State for members: some values are split, others shared.
 
     Args:
-        owner: whose members they are.
+        owner: the owner of the members.
         title: the owner, for errors.
         member: the members.
-        n: how many.
-        same: what else they are called with; there may be tokens in it.
+        n: number of members.
+        same: their other arguments, which may have tokens.
         state: the State.
     """
 
     def __init__(self, owner: Owner, title: str, member: Any, n: int, same: Any, state: State):
         mine = {item.name for item in _items(state.substate(member))}
-        # Named twice among the arguments, a token is still one, which all members share.
+        # A token that is in the arguments twice is still one, which all members share.
         tokens = {token.marker: token for _, token in tokens_of((member, same))}
         part = state.substate(list(tokens.values()))
         items = _items(part)
@@ -50,7 +50,7 @@ class MemberStates:
         self.later = tuple(later for _, later in opened)
 
     def after(self, own: Sequence[Any], shared: Sequence[Any]) -> State:
-        """The State after all members; what `later` says is not for them to change."""
+        """Return the State after all members; values that they cannot change come from `later`."""
         values = iter(own)
         rows = zip(self.own, self.later, strict=True)
         new = [laid_as(next(values), old) if later is None else later for old, later in rows]
@@ -58,23 +58,23 @@ class MemberStates:
 
 
 def _open(owner: Owner, title: str, n: int, item: _Item) -> tuple[Any, Any]:
-    """What the members get of a value, and what it is afterwards if that is known already."""
+    """Split a value for the members; also return its later value, if that is known already."""
     name, kind, value = item
     if kind is not RngStream:
         _check_leading(owner, title, n, name, value)
         return value, None
     if value.key is None:
-        # In inference mode nobody asks it for a key; where one is asked for, it says so itself.
+        # Not seeded. In inference mode no layer draws a key; if one does, that raises an error.
         return value, value
-    # A device's shard of a split stream has an axis still, and is one.
+    # A device's shard of a split stream still has an axis, and is one stream.
     if value.count.ndim and value.count.size != 1:
         raise split_stream(name, value.count.shape[0])
-    # Each member draws from one of its own; what was given goes on past all of them.
+    # Each member draws from its own stream; the original goes on past all of them.
     return streams.fork(value, n)
 
 
 class Form(NamedTuple):
-    """How the State of one member is put together, and what it may have changed in it."""
+    """How to make the State of one member, and what it may have changed in it."""
 
     treedef: Any
     is_own: tuple[bool, ...]
@@ -82,12 +82,12 @@ class Form(NamedTuple):
     owner: Owner
 
     def state(self, own: Sequence[Any], shared: Sequence[Any]) -> State:
-        """From the values that each member has for itself, and those that it shares."""
+        """Make a State from the values of a member, and those that all members share."""
         mine, others = iter(own), iter(shared)
         return self.treedef.unflatten([next(mine if m else others) for m in self.is_own])
 
     def changed(self, title: str, result: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-        """What a member returned: its output, its own values, and all values that it shares."""
+        """Split the result of a member: its output, its own values, and all shared values."""
         pair = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else ()
         if len(pair) != 2 or not isinstance(pair[1], State):
             _refuse_result(self.owner, title, describe(cast("Any", result)))

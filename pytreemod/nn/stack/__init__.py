@@ -1,8 +1,8 @@
-"""Room `nn.stack`. Owns `Stack`, many layers of one kind as one layer, applied by a scan.
+"""Room `nn.stack`. Owns `Stack`, which stores many layers as one and applies them by a scan.
 
 Owns:
 
-    layer       the class, and what a step of its scan does
+    layer       the class, and one step of its scan
 
 May import what `nn` may, `nn.members`, and the files of `nn` that all layers share.
 """

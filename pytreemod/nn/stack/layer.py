@@ -1,9 +1,9 @@
-"""`Stack`: many layers of one kind as one layer, applied by a scan.
+"""`Stack`: many layers of one kind, stored as one and applied by a scan.
 
-The layers are one Module, whose arrays have a leading axis, so that JAX traces and compiles one
-layer, however many there are. What is for each layer (see `members.layer`, and the entries of
-`per_layer`) is scanned over; `x`, and values in State that all layers share, go from one layer to
-the next.
+The layers are one Module whose arrays have a leading axis, so JAX traces and compiles one layer,
+however many there are. The scan is over everything that differs between layers: see
+`members.layer`, and the entries of `per_layer`. The carry is `x`, and the values in State that all
+layers share.
 """
 
 from __future__ import annotations
@@ -46,49 +46,52 @@ def _check_unroll(where: str, unroll: Any) -> int | bool:
 
 
 class Stack(Members[_L]):
-    """Many layers of one kind, one after the other: traced and compiled once, however many.
+    """Applies many layers of one kind in sequence; JAX traces and compiles them once.
 
-    The layers are kept as one, whose arrays have a leading axis, and applied by
-    [`filter_scan`][pytreemod.filter_scan]. So all have the same configuration, and each gives back
-    what it takes: same structure, shapes and dtypes.
+    The layers are stored as one, whose arrays have a leading axis, and applied by
+    [`filter_scan`][pytreemod.filter_scan]. So all layers have the same configuration, and the
+    output of each has the structure, shapes and dtypes of its input.
 
-    Indexing gives a layer, slicing a `Stack`; `len` and iteration work. Edit what is inside as
-    anywhere: `tree_at(lambda s: s.layer.weight, stack, replace_fn=lambda w: w.at[2].set(0))`.
+    Indexing returns a layer, slicing a `Stack`; `len` and iteration work. Edit the layers with
+    `tree_at(lambda s: s.layer.weight, stack, replace_fn=lambda w: w.at[2].set(0))`.
 
-    On a mesh with explicit axes, the output is laid out as x is. Arrays that are split along the
-    layers are gathered once, before the scan, for all layers: split another axis to save memory
-    while the layers run.
+    On a mesh with explicit axes, the output is sharded like x. Arrays that are sharded along the
+    layers are gathered once, before the scan, for all layers. To save memory while the layers run,
+    shard another axis.
 
-    **Law.** `stack(x)` is `x` after `for layer in stack: x = layer(x)`; with State, the same holds
-    for the list of layers and the State that `unstack` shows how to make.
+    **Law.** `stack(x)` equals `x` after `for layer in stack: x = layer(x)`. With State, it equals
+    the same loop over the list of layers and the State that `unstack` shows how to make.
 
     Shapes:
-        x: whatever a layer takes
+        x: any input of a layer
         return: the structure, shapes and dtypes of x; a pair with the State if one was passed in
 
     Fields:
         layer: the layers as one; each array has a leading axis of size depth
 
     Args:
-        make_layer: makes one layer; called once, mapped, as `make_layer(key=k)` with a key of its
-            own for each layer, or as `make_layer()` if it takes no `key`.
-        depth: how many layers, >= 0.
-        key: split between the layers; or what `init_keys` gave.
-        remat: whether to recompute what each layer computed, in the backward pass, instead of
-            storing it; or a policy that says what may be stored, see `jax.checkpoint_policies`.
-        unroll: how many layers to write out in each step of the scan; True for all.
-        axis_name: what [`axis_names`][pytreemod.axis_names] calls the leading axis.
+        make_layer: makes one layer; called once, under a map, as `make_layer(key=k)` with a
+            different key for each layer, or as `make_layer()` if it takes no `key`.
+        depth: number of layers, >= 0.
+        key: split between the layers; or the result of `init_keys`.
+        remat: whether to recompute each layer in the backward pass, instead of storing its
+            intermediate results; or a policy that decides what to store, see
+            `jax.checkpoint_policies`.
+        unroll: number of layers in each step of the scan; True for all.
+        axis_name: the name that [`axis_names`][pytreemod.axis_names] gives the leading axis.
 
-    State and randomness: is stateful if its layer is, or has tokens without saying so. Each value
-        in the State has a leading axis of size depth. Each random stream is one, split between the
-        layers in every call. A key is split between the layers, if they use one.
+    State and randomness: is stateful if its layer is, or has tokens without declaring it. Each
+        value in the State has a leading axis of size depth. There is one stream for each random stream of
+        a layer, split between the layers in every call. A key is split between the layers, if they
+        use one.
 
     Raises:
         ArgumentError: an argument is invalid.
         RngError: make_layer needs a key and none was given, or key is not a random key.
         ShapeError: an array lacks the leading axis.
         StateError: the layers need State and none was passed in, or one that does not fit.
-        StructureError: a layer does not give back what it takes; the paths are named.
+        StructureError: a layer changes the structure, shapes or dtypes of x; the message has the
+            paths.
 
     Examples:
         >>> import functools as ft
@@ -160,10 +163,10 @@ class Stack(Members[_L]):
         Args:
             x: the first layer's input.
             state: for layers that are stateful.
-            key: split between the layers, if they use one; they are called without if it is None.
+            key: split between the layers, if they use one; if None, they are called without a key.
             per_layer: further arguments by name, with a leading axis: one entry for each layer.
-            **same: further arguments by name, the same for all layers, such as a mask. If there
-                are tokens in them, all layers read and write the same values in State.
+            **same: further arguments by name, the same for all layers, such as a mask. All layers
+                read and write the same State values of tokens in them.
 
         Returns:
             The last layer's output; with `state`, the pair of it and the new State.
@@ -181,11 +184,11 @@ class Stack(Members[_L]):
             check_keywords(title, self.layer, [*same, *extra])
             check_leading(STACK, title, depth, {"per_layer": extra})
         given = state if self.is_stateful() else None
-        # Layers that can do without State do so, where none is given.
+        # Without a State, layers that do not require one are called without it.
         if isinstance(given, Absence) and self.needs_state():
             required_state(title, state)
         call, parts, shared, after = self._parts(title, given, key, same)
-        # Rules around the layers, if there are any, are given the number of the layer.
+        # Call rules around the layers, if there are any, get the number of the layer.
         numbers = None if call.outer is None else jnp.arange(depth)
         (x, shared), values = scan_steps(
             self._recomputing(_Step(call, same)),
@@ -207,13 +210,13 @@ class Stack(Members[_L]):
         unroll: int | bool = 1,
         axis_name: str = "layers",
     ) -> Stack[_L]:
-        """A Stack of layers that exist, which differ in nothing but the values of their arrays.
+        """Make a Stack of existing layers, which differ only in the values of their arrays.
 
-        Tokens at one path in all layers become one, whose value has an entry for each layer: every
-        layer is one of its own, also where the same object is given twice. If they hold initial
-        values, these are stacked; of random streams, the first layer's goes on for all.
+        Tokens at the same path in all layers become one token, whose value has an entry for each
+        layer, even if the same object is given twice. Initial values of tokens are stacked. A
+        random stream of the first layer becomes the stream of all.
 
-        **Law.** `Stack.from_layers(stack.unstack()) == stack`, but for random streams.
+        **Law.** `Stack.from_layers(stack.unstack()) == stack`, except for random streams.
 
         Args:
             layers: at least one.
@@ -226,27 +229,27 @@ class Stack(Members[_L]):
 
         Raises:
             ArgumentError: there are no layers.
-            StructureError: two layers differ; the paths are named.
+            StructureError: two layers differ; the message has the paths.
         """
         layers = list(layers)
         if not layers:
             hint = ("A Stack of none is made by", "nn.Stack(make_layer, 0)")
             raise ArgumentError("Stack.from_layers", "at least one layer", "none", hint=hint)
-        # What `__init__` would make is there already.
+        # Without layers: they exist already.
         blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll, axis_name=axis_name)
         return blank.replace(layer=stack_members(layers), depth=len(layers))
 
     def _recomputing(self, step: _Step) -> Callable[..., Any]:
         if self.remat is False:
             return step
-        # Inside a loop XLA cannot undo the recomputing; without one it would.
+        # Inside a loop XLA cannot undo the recomputation; without a loop it would.
         no_loop = self.unroll is True or self.unroll >= self.depth
         policy = None if isinstance(self.remat, bool) else self.remat
         return filter_checkpoint(step, prevent_cse=no_loop, policy=policy)
 
 
 def _further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that differ from layer to layer; refused if a name is used twice."""
+    """Return the arguments that differ between layers; refuse a name that is used twice."""
     if per_layer is None:
         return {}
     if not isinstance(per_layer, Mapping):
@@ -259,7 +262,7 @@ def _further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str, Any]
 
 
 class _Step(Module):
-    """A step of the scan: one layer, applied to what the one before it gave."""
+    """One step of the scan: a layer, applied to the output of the previous one."""
 
     call: MemberCall
     same: dict[str, Any]
@@ -273,12 +276,12 @@ class _Step(Module):
 
         out, values, after = self.call(invoke, own, values, shared, key, number)
         out = _as_before(self.call.title, x, out)
-        # The scan has one type for what goes from layer to layer, and a mesh is a part of it.
+        # The carry of a scan has one type, which includes the mesh.
         return laid_as((out, after), (x, shared)), values
 
 
 def _as_before(title: str, x: Any, out: Any) -> Any:
-    """What a layer returned, refused if the next layer could not take it as this one took x."""
+    """Return the output of a layer, or refuse it if the next layer could not take it."""
     found = compare(x, out, _agree)
     if not found:
         return out
@@ -295,7 +298,7 @@ def _agree(before: Any, after: Any) -> bool:
     a, b = aval_of(before), aval_of(after)
     if a.shape != b.shape:
         return False
-    # The scan widens a first carry that the layers would widen; it narrows none.
+    # The scan widens a first carry that the layers would widen, and never narrows one.
     return a.dtype == b.dtype or may_be_promoted(a, b) not in (None, a.dtype)
 
 
