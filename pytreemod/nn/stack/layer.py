@@ -81,8 +81,8 @@ class Stack(Members[_L]):
         axis_name: the name that [`axis_names`][pytreemod.axis_names] gives the leading axis.
 
     State and randomness: is stateful if its layer is, or has tokens without declaring it. Each
-        value in the State has a leading axis of size depth. There is one stream for each random stream of
-        a layer, split between the layers in every call. A key is split between the layers, if they
+        value in the State has a leading axis of size depth. Each random stream of a layer is one
+        stream, split between the layers in every call. A key is split between the layers, if they
         use one.
 
     Raises:
