@@ -1,7 +1,8 @@
 """The numerics of the layers, as pure functions of arrays.
 
-Owns: formulas, without Modules, randomness kept in keys and statistics passed in and out. Every
-function accepts leading batch axes. May import errors, and the checks of `pytreemod.nn.arguments`.
+Owns: formulas, without Modules. Keys and statistics are arguments, and new statistics are results.
+Every function accepts leading batch axes. May import errors, and the checks of
+`pytreemod.nn.arguments`.
 """
 
 from pytreemod.nn.functional.activation_functions import prelu as prelu

@@ -1,4 +1,4 @@
-"""Activations that have parameters."""
+"""Activations with parameters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pytreemod.nn.functional.promotion import computing_dtype, narrow, place
 
 @traced_once()
 def prelu(x: Shaped[Array, ...], slope: Shaped[Array, ...]) -> Shaped[Array, ...]:
-    r"""Leave positive numbers as they are, and multiply the others: $x > 0 \mathbin{?} x : a x$.
+    r"""Multiply negative numbers by a slope: $x > 0 \mathbin{?} x : a x$.
 
     Shapes:
         x: (..., *shape)
-        slope: what can be broadcast to shape, one size for each of its axes
+        slope: any shape that broadcasts to shape, with one size for each of its axes
         return: the shape of x
 
     Args:
@@ -23,7 +23,8 @@ def prelu(x: Shaped[Array, ...], slope: Shaped[Array, ...]) -> Shaped[Array, ...
         slope: the factor $a$.
 
     Returns:
-        An array of the shape of x, and of its dtype if that is inexact. Computed in float32 or wider.
+        An array of the shape of x, and of its dtype if that is inexact. Computed in float32 or
+        wider.
 
     Raises:
         ArgumentError: x is complex.

@@ -1,4 +1,4 @@
-"""Reductions over windows whose number is given, and not their size."""
+"""Reductions over a given number of windows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pytreemod.nn.functional.promotion import widen
 def adaptive_pool(
     x: Shaped[Array, ...], target_shape: Sequence[int], operation: Callable[[Any], Any]
 ) -> Shaped[Array, ...]:
-    r"""Divide the last axes of x into a number of windows each, and reduce these, axis after axis.
+    r"""Divide each of the last axes of x into a number of windows, and reduce these.
 
     $y_i = \mathrm{operation}(x_{a_i}, \dots, x_{a_{i+1} - 1})$ with
     $a_i = i \lfloor n / t \rfloor + \min(i, n \bmod t)$.
 
-    An axis of n entries falls into t windows of neighbors that do not overlap: the first n % t of
-    them have one entry more than the others. Floats narrower than float32 are reduced in float32
-    and returned in the dtype of x.
+    An axis of n entries is divided into t windows that do not overlap; the first n % t of them have
+    one entry more than the others. The axes are reduced one after the other. Floats narrower than
+    float32 are reduced in float32 and returned in the dtype of x.
 
     Shapes:
         x: (..., *spatial), as many spatial axes as `target_shape` has entries
@@ -32,14 +32,14 @@ def adaptive_pool(
 
     Args:
         x: input; every axis before the spatial ones is a batch axis.
-        target_shape: how many windows there are on each spatial axis.
+        target_shape: number of windows on each spatial axis.
         operation: from an array of one axis to one number, such as `jax.numpy.mean`.
 
     Returns:
         One value for each window.
 
     Raises:
-        ArgumentError: operation does not give one number.
+        ArgumentError: operation does not return one number.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -48,18 +48,18 @@ def adaptive_pool(
         Array([2., 4., 6.], dtype=float32)
 
     Source:
-        The windows of Equinox.
+        Equinox's windows.
     """
     wide = out = widen(x)
     first = x.ndim - len(target_shape)
     for axis, count in enumerate(target_shape, first):
         out = _reduce_axis(out, axis, count, operation)
-    # What is not of x's kind, such as a position, is left as it is.
+    # Results of another dtype, such as positions, are unchanged.
     return out.astype(x.dtype) if wide is not x and out.dtype == wide.dtype else out
 
 
 def _reduce_axis(x: Array, axis: int, count: int, operation: Callable[[Any], Any]) -> Array:
-    """The windows of one axis: first those that are larger by one, then the others."""
+    """Reduce the windows of one axis: first those that are larger by one, then the others."""
     size, larger = divmod(x.shape[axis], count)
     middle = larger * (size + 1)
     # The longer windows first, as in Equinox; none overlap.
@@ -75,17 +75,17 @@ def _reduce_axis(x: Array, axis: int, count: int, operation: Callable[[Any], Any
 def _reduce_windows(
     x: Array, axis: int, windows: tuple[int, int], operation: Callable[[Any], Any]
 ) -> Array:
-    """An axis of `n * width` entries as one of n."""
+    """Reduce an axis of `n * width` entries to one of n."""
     shape = (*x.shape[:axis], *windows, *x.shape[axis + 1 :])
     apply = _one_number(operation)
-    # Mapped over every other axis where it is: nothing is moved, and nothing flattened.
+    # Mapped over the other axes where they are, so nothing is moved or flattened.
     mapped = apply
     for _ in range(axis + 1):
         mapped = jax.vmap(mapped)
     for _ in range(len(shape) - axis - 2):
         mapped = jax.vmap(mapped, in_axes=-1, out_axes=-1)
     if 0 in shape:
-        # A map over nothing: JAX takes no mean of an empty batch.
+        # Without a map: JAX takes no mean of an empty batch.
         result = jax.eval_shape(apply, jax.ShapeDtypeStruct((windows[1],), x.dtype))
         return jnp.zeros((*shape[: axis + 1], *shape[axis + 2 :]), result.dtype)
     return mapped(x.reshape(shape))

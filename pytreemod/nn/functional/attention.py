@@ -1,4 +1,4 @@
-"""`dot_product_attention`: averages of values, by how well their keys agree with a query."""
+"""`dot_product_attention`: averages of values, weighted by how well keys match a query."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def attention_mask(
     is_causal: bool = False,
     window: int | None = None,
 ) -> Bool[Array, "*batch q_seq kv_seq"]:
-    """Where queries may look, by the places of queries and keys.
+    """Compute which keys each query may see, from the positions of both.
 
     Shapes:
         query_positions: (..., q_seq)
@@ -34,9 +34,9 @@ def attention_mask(
     Args:
         query_positions: integers.
         key_positions: integers.
-        is_causal: whether no query sees what comes after it.
-        window: how many places a query sees, its own counted: itself and the window - 1 before it;
-            if not causal, as many after it, too.
+        is_causal: whether each query sees only its own and earlier positions.
+        window: number of positions that a query sees: itself and the window - 1 before it; if not
+            causal, as many after it, too.
 
     Returns:
         True where a query may look.
@@ -73,7 +73,7 @@ def attention_weights(
     mask: Bool[ArrayLike, ...] | None = None,
     bias: Shaped[ArrayLike, ...] | None = None,
 ) -> Shaped[Array, "*batch heads q_seq kv_seq"]:
-    r"""What each query gives to each place: $\mathrm{softmax}(q k^\top / \sqrt{d} + b)$.
+    r"""Compute the weight of each key for each query: $\mathrm{softmax}(q k^\top / \sqrt{d} + b)$.
 
     Shapes:
         query: (..., q_seq, heads, size)
@@ -83,10 +83,10 @@ def attention_weights(
         return: (..., heads, q_seq, kv_seq)
 
     Args:
-        query: what is looked for.
-        key: what is there to be found. With fewer heads than queries, each is for several
-            neighboring heads of those.
-        mask: True where a query may look. One that may look nowhere looks everywhere alike.
+        query: the queries.
+        key: the keys. If they have fewer heads than the queries, several adjacent heads of queries
+            share each.
+        mask: True where a query may look. A query that may look nowhere looks everywhere equally.
         bias: added to the products.
 
     Returns:
@@ -94,7 +94,7 @@ def attention_weights(
         and key.
 
     Raises:
-        ArgumentError: the heads of keys do not divide those of queries.
+        ArgumentError: the number of heads of keys does not divide that of queries.
         TypeError: the sizes disagree (raised by JAX).
 
     Examples:
@@ -116,32 +116,32 @@ def _attention_weights(query: Array, key: Array, mask: Array | None, bias: Array
     query, key = promote(query, key)
     groups = _groups(query.shape[-2], key.shape[-2])
     wide = wide_dtype(query.dtype)
-    # The queries and not the products, of which there are more.
+    # Scales the queries, not the products, of which there are more.
     scaled = query.astype(wide) / math.sqrt(query.shape[-1])
     if groups == 1:
         logits = _products("...qhd,...khd->...hqk", scaled, key.astype(wide))
     else:
-        # The queries in groups, not the keys repeated, which would copy them for each head. And
-        # with all sizes said: of an empty batch none could be found out.
+        # Groups the queries instead of repeating the keys, which would copy them for each head.
+        # All sizes are explicit: an empty batch does not allow inferring one.
         scaled = divided(scaled, -2, (key.shape[-2], groups))
         logits = _products("...qhgd,...khd->...hgqk", scaled, key.astype(wide))
         logits = logits.reshape((*logits.shape[:-4], query.shape[-2], *logits.shape[-2:]))
     if bias is not None:
         logits = logits + _spread(bias.astype(wide), logits)
     if mask is not None:
-        # Not -inf: a row of nothing else would become nan, and its gradient, too.
+        # Not -inf: a row without other entries would become NaN, and its gradient, too.
         about: Any = jnp.finfo
         logits = jnp.where(_spread(mask, logits), logits, about(wide).min)
     return jax.nn.softmax(logits, axis=-1).astype(query.dtype)
 
 
 def _spread(x: Array, logits: Array) -> Array:
-    """A mask or a bias for all products."""
+    """Broadcast a mask or a bias to all products."""
     return jnp.broadcast_to(laid_like(x, logits, logits.ndim - x.ndim), logits.shape)
 
 
 def _products(equation: str, x: Array, other: Array, dtype: Any = None) -> Array:
-    """Sums of products, each head for itself; heads lie as those of the first array do."""
+    """Sum products for each head; heads are sharded like those of the first array."""
     x, other, to = factors(x, other, terms_of(equation, x, other))
     return jnp.einsum(equation, x, other, preferred_element_type=dtype, out_sharding=to)
 
@@ -150,9 +150,7 @@ def weighted_values(
     weights: Shaped[ArrayLike, "*batch heads q_seq kv_seq"],
     value: Shaped[ArrayLike, "*batch kv_seq kv_heads size"],
 ) -> Shaped[Array, "*batch q_seq heads size"]:
-    r"""For each query the sum of values, by weights.
-
-    $y_q = \sum_k p_{q,k} v_k$, each head for itself.
+    r"""Sum the values for each query, with weights: $y_q = \sum_k p_{q,k} v_k$ for each head.
 
     Shapes:
         weights: (..., heads, q_seq, kv_seq)
@@ -160,14 +158,14 @@ def weighted_values(
         return: (..., q_seq, heads, size)
 
     Args:
-        weights: what each query gives to each place, see `attention_weights`.
-        value: what is found there.
+        weights: the weight of each key for each query, see `attention_weights`.
+        value: the values.
 
     Returns:
         The sums, added up in float32 or wider.
 
     Raises:
-        ArgumentError: the heads of keys do not divide those of queries.
+        ArgumentError: the number of heads of values does not divide that of queries.
         TypeError: the sizes disagree (raised by JAX).
 
     Examples:
@@ -187,7 +185,7 @@ def weighted_values(
 def _weighted_values(weights: Array, value: Array) -> Array:
     weights, value = promote(weights, value)
     wide = wide_dtype(value.dtype)
-    # The sums, and not what is summed, are wide: no copies of weights and values are made.
+    # The sums are wide, not the summands: no copies of weights and values are made.
     groups = _groups(weights.shape[-3], value.shape[-2])
     if groups == 1:
         summed = _products("...hqk,...khd->...qhd", weights, value, wide)
@@ -200,7 +198,7 @@ def _weighted_values(weights: Array, value: Array) -> Array:
 
 
 def _groups(heads: int, kv_heads: int) -> int:
-    """How many heads of queries one of keys is for."""
+    """Return how many heads of queries share one head of keys."""
     # JAX's error for the shapes says that there are no heads of keys at all.
     count, rest = divmod(heads, kv_heads or 1)
     if rest != 0:
@@ -221,7 +219,7 @@ def dot_product_attention(
     implementation: Literal["xla", "cudnn"] | None = None,
     dropout: Callable[[Array], Array] | None = None,
 ) -> Shaped[Array, "*batch q_seq heads v_size"]:
-    r"""Attend: $\mathrm{softmax}(q k^\top / \sqrt{d} + b) \, v$, each head for itself.
+    r"""Compute attention: $\mathrm{softmax}(q k^\top / \sqrt{d} + b) \, v$ for each head.
 
     Shapes:
         query: (..., q_seq, heads, size)
@@ -232,28 +230,27 @@ def dot_product_attention(
         return: (..., q_seq, heads, v_size)
 
     Args:
-        query: what is looked for.
-        key: what is there to be found.
-        value: what is given for it.
-        mask: True where a query may look. One that may look nowhere looks everywhere alike.
+        query: the queries.
+        key: the keys.
+        value: the values.
+        mask: True where a query may look. A query that may look nowhere looks everywhere equally.
         bias: added to the products.
-        is_causal: whether no query sees what comes after it, both counted from the start.
-        window: how many places a query sees, see `attention_mask`.
-        implementation: "xla" or "cudnn", for that of `jax.nn.dot_product_attention`; the formula in
-            the way of this page if None, and wherever that one has no answer: with dropout, and for
-            values of another size than keys.
+        is_causal: whether each query sees only its own and earlier positions, counted from 0.
+        window: number of positions that a query sees, see `attention_mask`.
+        implementation: "xla" or "cudnn", to use `jax.nn.dot_product_attention`. If None, and with
+            dropout or values of another size than keys, the formula above is computed.
         dropout: from the weights, (..., heads, q_seq, kv_seq), to those that are used.
 
     Returns:
-        For each query and head an average of values. The softmax and the sums are computed in
-        float32 or wider; by another implementation as that does it.
+        An average of values for each query and head. The softmax and the sums are computed in
+        float32 or wider, unless another implementation is used.
 
     Raises:
-        ArgumentError: the heads of keys do not divide those of queries.
+        ArgumentError: the number of heads of keys does not divide that of queries.
         TypeError: the sizes disagree (raised by JAX).
 
     Examples:
-        The last of two places may see both, the first one itself alone:
+        The second of two positions may see both, the first only itself:
 
         >>> import jax.numpy as jnp
         >>> from pytreemod import nn
@@ -281,7 +278,7 @@ def _seen(query: Array, key: Array, is_causal: bool, window: int | None) -> Arra
 
 
 def _both(mask: Array | None, seen: Array) -> Array:
-    """Where both allow to look."""
+    """Combine two masks; a query may look where both allow it."""
     if mask is None:
         return seen
     shape = jnp.broadcast_shapes(mask.shape, seen.shape)
@@ -300,11 +297,11 @@ def _of_jax(
     window: int | None,
     implementation: Any,
 ) -> Array:
-    """The same by JAX's function, which wants one batch axis, and the same ranks."""
-    # For its error: JAX would speak of axes that are not those of the call.
+    """Call JAX's function, which requires one batch axis, and equal ranks."""
+    # Called for its error: JAX's would name axes that are not those of the call.
     _groups(query.shape[-2], key.shape[-2])
     query, key, value = promote(query, key, value)
-    # Groups of queries are JAX's to make: here heads are only laid out alike.
+    # JAX groups the queries itself; here heads only get the same sharding.
     alike = "...qhd,...khd->...hqk"
     if key.shape[-2] == query.shape[-2]:
         query, key, _ = factors(query, key, terms_of(alike, query, key))
@@ -314,19 +311,19 @@ def _of_jax(
 
     def flat(x: Array | None) -> Array | None:
         if x is None or x.ndim <= 3:
-            # The same for all.
+            # The same for the whole batch.
             return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
         x = jnp.broadcast_to(x, (*lead, *x.shape[-3:]))
         return x.reshape((size, *x.shape[-3:]))
 
-    # It was not written for strict promotion.
+    # JAX's function does not support strict promotion.
     with jax.numpy_dtype_promotion("standard"):
         found = jax.nn.dot_product_attention(
             *(x.reshape((size, *x.shape[-3:])) for x in (query, key, value)),
             bias=flat(None if bias is None else bias.astype(query.dtype)),
             mask=flat(mask),
             is_causal=is_causal,
-            # JAX counts what is on each side of the query's own place, and not that place.
+            # JAX counts positions on each side of the query's own, without that one.
             local_window_size=None
             if window is None
             else (window - 1, 0 if is_causal else window - 1),

@@ -24,7 +24,7 @@ from pytreemod.nn.functional.promotion import promote, with_shared
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents, resolve_padding
 
 PaddingMode: TypeAlias = Literal["ZEROS", "REFLECT", "REPLICATE", "CIRCULAR"]
-"""What the padded positions hold."""
+"""The kinds of values that padded positions have."""
 
 PADDING_MODES = {"ZEROS": "constant", "REFLECT": "reflect", "REPLICATE": "edge", "CIRCULAR": "wrap"}
 
@@ -43,9 +43,8 @@ def conv(
     r"""Convolve x with weight (cross-correlation, as everywhere in deep learning).
 
     $y_{o,i} = b_o + \sum_{c,k} W_{o,c,k} \, x_{c, s i + d k}$, where x is padded, s is the stride,
-    d the dilation, and c goes over the channels of the group that o is in.
-
-    The number of spatial axes is `weight.ndim - 2`.
+    d the dilation, and c runs over the channels in the group of o. The number of spatial axes is
+    `weight.ndim - 2`.
 
     Shapes:
         x: (..., in_channels, *spatial)
@@ -61,8 +60,9 @@ def conv(
         padding: an amount, one per axis, (low, high) per axis, `"SAME"`, `"SAME_LOWER"` or
             `"VALID"`.
         dilation: distance between the kernel's taps, for all axes or for each.
-        groups: number of groups into which the channels are divided.
-        padding_mode: what is padded: `"ZEROS"`, `"REFLECT"`, `"REPLICATE"` or `"CIRCULAR"`.
+        groups: number of groups of channels.
+        padding_mode: the values of the padding: `"ZEROS"`, `"REFLECT"`, `"REPLICATE"` or
+            `"CIRCULAR"`.
 
     Returns:
         The convolved array.
@@ -88,7 +88,7 @@ def conv(
 
     x, weight, bias = promote(x, weight, bias)
     pads = resolve_padding(named, x.shape[-dims:], extents(weight.shape[2:], dilation), stride)
-    # JAX's convolution pads with zeros only.
+    # JAX's convolution pads only with zeros.
     if mode != "ZEROS":
         x, pads = _pad(x, pads, mode), ((0, 0),) * dims
     y = convolved(x, weight, stride, pads, dilation, groups)
@@ -110,7 +110,7 @@ def convolved(
     *,
     spread: tuple[int, ...] | None = None,
 ) -> Shaped[Array, ...]:
-    """JAX's convolution, which wants exactly one batch axis, with any number of them.
+    """Call JAX's convolution, which requires one batch axis, with any number of them.
 
     Args:
         x: (..., in_channels, *spatial)
@@ -119,7 +119,7 @@ def convolved(
         pads: (low, high) for each axis.
         dilation: distance between the kernel's taps on each axis.
         groups: number of groups of channels.
-        spread: distance that the entries of x are moved apart to, on each axis.
+        spread: distance to which the entries of x are moved apart, on each axis.
 
     Returns:
         (..., out_channels, *spatial_out)
@@ -153,10 +153,10 @@ def convolved(
 def _on_mesh(
     mesh: Any, x: Array, weight: Array, grouped: bool, apply: Callable[..., Array]
 ) -> Array:
-    """A convolution of parts: each device has its part of the batch, and of the channels."""
+    """Convolve in parts: each device has its part of the batch, and of the channels."""
     n = x.ndim - weight.ndim + 1
     batch, lies = x.shape[:n], entries(x)
-    # Axes of the batch that are split come first: what is merged then stays on its device.
+    # Split batch axes come first, so that merged entries stay on their device.
     order = sorted(range(n), key=lambda axis: not lies[axis])
     merged = tuple(name for axis in order for name in lies[axis])
     flat = lax.reshape(
@@ -174,7 +174,7 @@ def _on_mesh(
 
 
 def _whole(mesh: Any, x: Array, weight: Array, apply: Callable[..., Array]) -> Array:
-    """One group of channels: a sum of products over channels and taps, of which taps stay whole."""
+    """Convolve one group of channels: sums over channels and taps; taps are never split."""
     spatial = range(2, x.ndim)
     taps = [f"tap {axis}" for axis in spatial]
     weight = laid_out(weight, mesh, (*entries(weight)[:2], *((),) * len(taps)))
@@ -182,17 +182,17 @@ def _whole(mesh: Any, x: Array, weight: Array, apply: Callable[..., Array]) -> A
     x, weight, _ = factors(x, weight, terms)
     lies = (entries(x)[0], entries(weight)[0], *entries(x)[2:])
     sizes = jax.eval_shape(apply, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, weight)))
-    # Windows need not leave as many entries as there are devices.
+    # The number of windows need not be divisible by the number of devices.
     pairs = zip(sizes.shape, lies, strict=True)
     to = [names if size % _parts(mesh, names) == 0 else () for size, names in pairs]
     return apply(x, weight, out_sharding=sharding(mesh, to))
 
 
 def _grouped(mesh: Any, x: Array, weight: Array, apply: Callable[..., Array]) -> Array:
-    """Several groups of channels: each device convolves its own, of its part of the batch.
+    """Convolve several groups of channels: each device its own groups, and its part of the batch.
 
-    Device by device, because XLA's gradient of the weight is wrong where a batch is split, and the
-    mesh has another axis: it is multiplied by the size of that (in JAX 0.10 and 0.12).
+    This uses `shard_map` because XLA's gradient of the weight is wrong if a batch is split and the
+    mesh has another axis: it is multiplied by the size of that axis (in JAX 0.10 and 0.12).
     """
     groups = x.shape[1] // weight.shape[1]
     batch, channels = entries(x)[:2]
@@ -208,5 +208,5 @@ def _grouped(mesh: Any, x: Array, weight: Array, apply: Callable[..., Array]) ->
 
 
 def _parts(mesh: Any, names: tuple[str, ...]) -> int:
-    """Over how many devices these axes of a mesh split."""
+    """Return the number of parts into which these mesh axes split."""
     return math.prod(mesh.shape[name] for name in names)

@@ -1,4 +1,4 @@
-"""`dropout`: setting elements to zero, at random."""
+"""`dropout`: sets random elements to zero."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def dropout(
     Args:
         x: input.
         p: probability of zero, from 0 to 1.
-        key: decides which entries.
-        broadcast_dims: axes along which all entries share one fate.
+        key: decides which entries to drop.
+        broadcast_dims: axes along which all entries are dropped together.
 
     Returns:
         An array whose expectation is x (for p < 1).
@@ -46,13 +46,13 @@ def dropout(
 
     Source:
         Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html, in the form that
-        scales while training.
+        scales in training.
     """
-    # Nothing is drawn: a layer that is switched off leaves nothing in the program.
+    # Nothing is drawn, so a layer that is switched off adds nothing to the program.
     if p == 0:
         return x
     if p == 1:
-        # x / 0 would be inf, and its gradient nan even where it is masked.
+        # x / 0 would be inf, and its gradient NaN even where it is masked.
         return jnp.zeros_like(x)
     shape = list(jnp.shape(x))
     for axis in broadcast_dims:
@@ -60,9 +60,9 @@ def dropout(
     return _dropout(*as_arrays(x, key), keep=float(1 - p), shape=tuple(shape))
 
 
-# Compiled with its number as a constant, so that the last bit is the same in a larger program.
+# Compiled with a constant probability, so that the last bit is the same in a larger program.
 @traced_once("keep", "shape")
 def _dropout(x: Array, key: PRNGKeyArray, *, keep: float, shape: tuple[int, ...]) -> Array:
     kept = jax.random.bernoulli(key, keep, shape)
-    # Not a product with the mask: an infinity that is dropped would become nan.
+    # Not a product with the mask: a dropped infinity would become NaN.
     return jnp.where(kept, x / keep, 0)

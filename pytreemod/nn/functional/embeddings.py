@@ -1,4 +1,4 @@
-"""`embedding`: reading rows of a table."""
+"""`embedding`: reads rows of a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytreemod.nn.functional.promotion import wide_dtype, widen
 def embedding(
     x: Integer[ArrayLike, "*batch"], weight: Shaped[Array, "num size"]
 ) -> Shaped[Array, "*batch size"]:
-    """Read the rows of weight that x names.
+    """Read the rows of weight with the numbers in x.
 
     $y_i = W_{x_i}$.
 
@@ -30,19 +30,18 @@ def embedding(
         return: (*x.shape, size)
 
     Args:
-        x: row numbers, from 0 to num - 1 (or counted from the end, from -1 to -num), of any
-            integer dtype: -1 is the last row even where the dtype is too narrow for num.
+        x: row numbers of any integer dtype, from 0 to num - 1, or from -1 to -num to count from
+            the end. -1 is the last row even if the dtype is too narrow for num.
         weight: the table.
 
     Returns:
-        One row for each entry of x. A number out of range gives a row of nan (in a table of
-        integers, of an extreme one): under `jax.jit` the values are not known, so it cannot be
-        refused, but it is not read as another row. Gradients of floats narrower than float32 are
-        added up in float32.
+        One row for each entry of x. A number out of range gives a row of NaN, or in a table of
+        integers an extreme value: under `jax.jit` the values are not known, so it cannot raise an
+        error. Gradients of floats narrower than float32 are added up in float32.
 
     Raises:
-        ArgumentError: x has no integers.
-        IndexError: the table has no rows, and x names one (raised by JAX).
+        ArgumentError: x is not integer.
+        IndexError: the table has no rows, and x is not empty (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -59,12 +58,12 @@ def embedding(
 
 
 def _row_numbers(x: Any, num: int) -> Array:
-    """Row numbers in a dtype in which what is in range, and what is not, stays so.
+    """Convert row numbers to a dtype in which they stay in range, or out of range.
 
-    JAX adds num to a negative one in its own dtype, in which the sum may not fit; and it takes the
-    lower 32 bits of longer ones, which may well name a row.
+    JAX adds num to negative numbers in their own dtype, where the sum may overflow. It truncates
+    longer integers to their lower 32 bits, which may be the number of another row.
     """
-    # What NumPy holds is looked at before it becomes an array of JAX, with 32 bits by default.
+    # NumPy arrays are clipped before JAX converts them to 32 bits.
     is_numpys = isinstance(x, (np.ndarray, np.generic))
     held = cast("Any", x) if is_numpys else as_arrays(x)[0]
     bits = _bits(held.dtype)
@@ -79,7 +78,7 @@ def _row_numbers(x: Any, num: int) -> Array:
 
 @ft.cache
 def _bits(dtype: Any) -> int:
-    """How many bits an integer of a dtype has; none if it is a dtype of something else."""
+    """Return the number of bits of an integer dtype, and 0 for other dtypes."""
     return int(jnp.iinfo(dtype).bits) if jnp.issubdtype(dtype, jnp.integer) else 0
 
 
@@ -89,7 +88,7 @@ def _laid(rows: Array, weight: Array) -> tuple[Any, Any, NamedSharding | None]:
 
 
 def _read(weight: Array, rows: Array, fill: Any = None) -> Array:
-    # Not `weight[rows]`, which takes a number out of range for that of the last row.
+    # Not `weight[rows]`, which clips a number out of range to the last row.
     if explicit_mesh(weight) is None:
         return jnp.take(weight, rows, axis=0, mode="fill", fill_value=fill)
     *_, to = _laid(rows, weight)
@@ -105,7 +104,7 @@ def _read_narrow(weight: Array, rows: Array) -> Array:
 def _tangent_of_narrow(
     primals: tuple[Array, Array], tangents: tuple[Array, Any]
 ) -> tuple[Array, Array]:
-    """In float32: backwards this adds up what each reading of a row contributes."""
+    """Compute in float32, so that the gradient of a row is summed over its uses in float32."""
     weight, rows = primals
     change = _read(widen(tangents[0]), rows, 0)
     return _read_narrow(weight, rows), change.astype(weight.dtype)

@@ -1,11 +1,11 @@
-"""How layers compute on a mesh with explicit axes.
+"""The sharding of layers' results on a mesh with explicit axes.
 
-On such a mesh each array's type says how it is split, and an operation whose operands are split
+On such a mesh the type of each array says how it is split. An operation whose operands are split
 over the same mesh axis in different ways has no type: JAX asks instead of choosing. The layers
-choose by one rule. *The first operand, x, leads*: the result has the mesh axes of x where it has
-the axes of x, and those of the weight where it has the axes of the weight. A mesh axis that both
-have is gathered from the weight, never from activations. Sums over an axis that both split alike
-are completed over all devices.
+choose by one rule: *the first operand, x, leads*. The result has the mesh axes of x on the axes of
+x, and those of the weight on the axes of the weight. If both have a mesh axis, the weight is
+gathered along it, never the activations. Sums over an axis that both split alike are completed over
+all devices.
 
 Without such a mesh the functions here add no operation and pass no argument. Types are known while
 tracing, so a formula that is `traced_once` decides at its first call.
@@ -24,18 +24,18 @@ from jaxtyping import Array, Shaped
 from pytreemod.typing import Tracer, untyped_jax
 
 Entries: TypeAlias = tuple[tuple[str, ...], ...]
-"""The names of mesh axes that split each axis of an array: a spec as long as the array's rank."""
+"""The mesh axes that split each axis of an array: a spec as long as the rank of the array."""
 
 
 def explicit_mesh(*arrays: Any) -> Any:
-    """The mesh with explicit axes of some arrays; None if there is none.
+    """Return the mesh with explicit axes of some arrays; None if there is none.
 
     Args:
         arrays: JAX arrays, or None.
 
     Returns:
-        The first such mesh: as the types of arrays have it, without devices, while there is a
-        trace; else with them.
+        The first such mesh. While tracing, it is the mesh in the types of the arrays, without
+        devices; otherwise it has devices.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -47,7 +47,7 @@ def explicit_mesh(*arrays: Any) -> Any:
         if array is None:
             continue
         is_traced = isinstance(array, Tracer)
-        # What a call outside of compiled code can afford to ask of each array.
+        # A cheap check for calls outside compiled code.
         if not is_traced and not isinstance(array.sharding, NamedSharding):
             continue
         mesh: Any = jax.typeof(array).sharding.mesh
@@ -60,7 +60,7 @@ def explicit_mesh(*arrays: Any) -> Any:
 
 
 def entries(x: Shaped[Array, ...]) -> Entries:
-    """How the type of an array says that it is split.
+    """Return how an array is split, according to its type.
 
     Args:
         x: an array.
@@ -74,14 +74,14 @@ def entries(x: Shaped[Array, ...]) -> Entries:
         ((), ())
     """
     spec = jax.typeof(x).sharding.spec
-    # Asked for by its name where a gradient is to be summed later: see `shared`.
+    # `partitions` is required where a gradient is to be summed later: see `shared`.
     spec = tuple(getattr(spec, "partitions", spec))
     found = tuple((at,) if isinstance(at, str) else tuple(at or ()) for at in spec)
     return found + ((),) * (x.ndim - len(found))
 
 
 def sharding(mesh: Any, wanted: Sequence[tuple[str, ...]]) -> NamedSharding:
-    """The sharding with these entries, for `out_sharding=`.
+    """Return the sharding with these entries, for `out_sharding=`.
 
     Args:
         mesh: a mesh.
@@ -96,7 +96,7 @@ def sharding(mesh: Any, wanted: Sequence[tuple[str, ...]]) -> NamedSharding:
 
 
 def lies(x: Shaped[Array, ...]) -> NamedSharding | None:
-    """The sharding of an array on a mesh with explicit axes, for `out_sharding=`, or None.
+    """Return the sharding of an array on a mesh with explicit axes, for `out_sharding=`, or None.
 
     Args:
         x: an array.
@@ -116,11 +116,11 @@ def lies(x: Shaped[Array, ...]) -> NamedSharding | None:
 def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]) -> Any:
     """Reshard an array; return the array itself if it has that sharding.
 
-    An array that is on no mesh counts as replicated. The gradient gets the sharding of x.
+    An array on no mesh counts as replicated. The gradient gets the sharding of x.
 
     Args:
         x: an array.
-        mesh: a mesh with explicit axes, as `explicit_mesh` has it.
+        mesh: a mesh with explicit axes, as from `explicit_mesh`.
         wanted: the mesh axes for each axis of x.
 
     Returns:
@@ -130,22 +130,22 @@ def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]
         return untyped_jax.sharding.reshard(x, sharding(mesh, wanted))
     have, wanted = entries(x), tuple(wanted)
     names = {name for at in wanted for name in at}
-    # In two steps where mesh axes go and others come: XLA knows no way for both at once.
+    # In two steps if some mesh axes leave and others enter: XLA cannot do both at once.
     for then in (tuple(tuple(n for n in at if n in names) for at in have), wanted):
         x = x if then == entries(x) else untyped_jax.sharding.reshard(x, sharding(mesh, then))
     return x
 
 
 def laid_like(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Any:
-    """Reshard an array, such as a bias, like the one that it is added to or multiplied with.
+    """Reshard an array, such as a bias, like the array that it is added to or multiplied with.
 
     Args:
         values: an array of at most `like.ndim - axis` axes.
-        like: what it is combined with.
-        axis: where the first axis of `values` belongs, counted from the front.
+        like: the array that it is combined with.
+        axis: the axis of `like` that matches the first axis of `values`, counted from the front.
 
     Returns:
-        The same numbers; the array itself where `like` is on no mesh with explicit axes.
+        The same numbers; the array itself if `like` is on no mesh with explicit axes.
     """
     mesh = explicit_mesh(like)
     if mesh is None:
@@ -161,12 +161,12 @@ def factors(
     weight: Shaped[Array, ...],
     terms: tuple[Sequence[Hashable], Sequence[Hashable], Sequence[Hashable]],
 ) -> tuple[Any, Any, NamedSharding | None]:
-    """Lay out the two factors of a sum of products so that the sum is one that JAX accepts.
+    """Shard the two factors of a sum of products so that JAX accepts the sum.
 
     Args:
         x: the factor that leads.
-        weight: the factor that is gathered where both have a mesh axis.
-        terms: a label for each axis of x, of the weight, and of the result, as the letters of
+        weight: the factor that is gathered if both have a mesh axis.
+        terms: a label for each axis of x, of the weight, and of the result, like the letters of
             an equation of `einsum`.
 
     Returns:
@@ -185,7 +185,7 @@ def factors(
     at = dict(zip(terms[0], entries(x), strict=True))
     taken = {name for names in at.values() for name in names}
     for label, names in zip(terms[1], entries(weight), strict=True):
-        # An axis that only the weight splits is split in both: of x each device has that part.
+        # If only the weight splits a summed axis, x is split along it, too.
         at[label] = at.get(label) or tuple(name for name in names if name not in taken)
     ours, theirs, result = ([at[label] for label in term] for term in terms)
     return laid_out(x, mesh, ours), laid_out(weight, mesh, theirs), sharding(mesh, result)
@@ -194,15 +194,15 @@ def factors(
 def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "out in"]]) -> Any:
     """Mark an x that several weights are multiplied with, so that its gradient is summed once.
 
-    Where outputs are split, each device has a part of the sum that is the gradient of x. Of a
-    marked x, the parts of all weights are added first, and then summed over the devices.
+    If outputs are split, each device has a part of the sum that is the gradient of x. For a marked
+    x, the parts of all weights are added first, and then summed over the devices.
 
     Args:
-        x: the array, its last axis that of the weights' inputs.
+        x: the array; its last axis is the input axis of the weights.
         weights: matrices, rows first.
 
     Returns:
-        The same numbers; x itself where there is nothing to sum.
+        The same numbers; x itself if there is nothing to sum.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -217,7 +217,7 @@ def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "out in"]]) ->
     taken = {name for names in entries(x) for name in names}
     splits = [entries(weight) for weight in weights]
     outer, inner = ({name for split in splits for name in split[i]} - taken for i in (0, 1))
-    # An x that is to be split along its last axis has parts of the gradient, not summands.
+    # If x is to be split along its last axis, devices have parts of the gradient, not summands.
     if not outer or inner:
         return x
     to = PartitionSpec(*sharding(mesh, entries(x)).spec, reduced=frozenset(outer))
@@ -227,15 +227,16 @@ def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "out in"]]) ->
 def terms_of(
     equation: str, x: Shaped[Array, ...], weight: Shaped[Array, ...]
 ) -> tuple[Sequence[Hashable], Sequence[Hashable], Sequence[Hashable]]:
-    """The labels of an equation of two arrays, as `factors` takes them.
+    """Return the labels of an equation of two arrays, as `factors` takes them.
 
     Args:
-        equation: as `jnp.einsum` takes it; the axes of "..." are known by their distance from the
+        equation: as for `jnp.einsum`; the axes of "..." are labeled by their distance from the
             last of them.
         x: the first array.
-        weight: the second one.
+        weight: the second array.
 
     Returns:
+        A label for each axis of x, of the weight, and of the result.
         A label for each axis of x, of the weight, and of the result.
 
     Examples:
@@ -246,7 +247,7 @@ def terms_of(
     inputs, arrow, out = "".join(equation.split()).partition("->")
     first, _, second = inputs.partition(",")
     if not arrow:
-        # Batch axes come first, then the letters that occur once, in the alphabet's order.
+        # Batch axes come first, then the letters that occur once, in alphabetical order.
         letters = sorted({*inputs} - {*".,"})
         once = "".join(letter for letter in letters if inputs.count(letter) == 1)
         out = ("..." if "..." in inputs else "") + once
@@ -263,18 +264,18 @@ def terms_of(
 
 
 def divided(x: Shaped[Array, ...], axis: int, sizes: tuple[int, int]) -> Any:
-    """Divide an axis into two, such as that of all heads' numbers.
+    """Divide an axis into two, such as an axis with the numbers of all heads.
 
-    The first of the two is split as the axis was. Where its size does not divide by the number of
-    devices, it is gathered: there is no way to split what would be parts of its entries.
+    The first of the two is split like the axis. If its size is not divisible by the number of
+    devices, it is gathered, because parts of its entries cannot be split.
 
     Args:
         x: an array.
-        axis: which axis, from the end.
+        axis: the axis, counted from the end.
         sizes: of the two new axes.
 
     Returns:
-        An array of one more axis.
+        An array with one more axis.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -297,15 +298,15 @@ def contracted(
     weight: Shaped[Array, ...],
     terms: tuple[Sequence[Hashable], Sequence[Hashable], Sequence[Hashable]],
 ) -> Array:
-    """A sum of products, with the shardings that `factors` chooses.
+    """Compute a sum of products, with the shardings that `factors` chooses.
 
     A gathered weight is not stored for the backward pass, which gathers it again. Otherwise a
     loop over layers would store the gathered weights of all of them.
 
     Args:
-        operation: of x, the weight, and the `out_sharding` of the result.
+        operation: from x, the weight, and the `out_sharding` of the result, to the result.
         x: the factor that leads.
-        weight: the factor that is gathered where both have a mesh axis.
+        weight: the factor that is gathered if both have a mesh axis.
         terms: see `factors`.
 
     Returns:
@@ -318,6 +319,6 @@ def contracted(
     if explicit_mesh(x, weight) is None:
         return run(x, weight)
     in_x, in_weight = ({name for at in entries(one) for name in at} for one in (x, weight))
-    # Outside of a loop XLA may do with one gathering.
+    # Outside a loop XLA may gather only once.
     again: Any = untyped_jax.checkpoint(run, prevent_cse=False) if in_x & in_weight else run
     return again(x, weight)

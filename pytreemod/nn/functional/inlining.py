@@ -1,4 +1,4 @@
-"""Formulas that JAX traces once, and then only copies into the programs that use them."""
+"""Formulas that JAX traces once, and then copies into the programs that use them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ import jax.numpy as jnp
 Args = ParamSpec("Args")
 Out = TypeVar("Out")
 
-# From 0.12 on JAX can inline at several stages; before, only while tracing, as it is meant here.
+# From 0.12 on JAX can inline at several stages; earlier versions only do it while tracing.
 INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 
 def traced_once(*static: str) -> Callable[[Callable[Args, Out]], Callable[Args, Out]]:
-    """Make JAX trace, and differentiate, a function once for all arguments of the same shapes.
+    """Make JAX trace and differentiate a function once for all arguments of the same shapes.
 
-    A network is the same few formulas over and over. Under a transform each call of the result
-    copies the operations that were noted down at the first one, so that the program is the one
-    that it would have been, and takes less time to trace. The functions of `jax.numpy` are made
-    in this way, each for itself.
+    A network repeats the same few formulas. Under a transform, each call of the result copies the
+    operations of the first call. The program is the same as without, and takes less time to trace.
+    The functions of `jax.numpy` are made in the same way.
 
-    What can become an array does so before: the function is given JAX arrays, and None; tuples of
-    arrays, and numbers passed by keyword, as they are.
+    Arguments are converted to JAX arrays if possible. None, tuples of arrays, and numbers passed by
+    keyword are unchanged.
 
     Args:
-        static: names of arguments that are no arrays, and hashable; a list becomes a tuple.
+        static: names of arguments that are not arrays, and hashable; a list becomes a tuple.
 
     Returns:
         A decorator.
@@ -45,7 +44,7 @@ def traced_once(*static: str) -> Callable[[Callable[Args, Out]], Callable[Args, 
     """
 
     def decorate(function: Callable[Args, Out]) -> Callable[Args, Out]:
-        # For its cache of traces; inlined, no call of it is left in the program around.
+        # Used for its cache of traces; inlining leaves no call in the surrounding program.
         compiled: Any = jax.jit(function, static_argnames=static, inline=INLINE)
         names = [*inspect.signature(function).parameters]
         static_at = frozenset(map(names.index, static))
@@ -70,7 +69,7 @@ def _hashable(value: Any) -> Any:
 
 
 def as_arrays(*values: Any) -> tuple[Any, ...]:
-    """What such a function takes: JAX arrays, whatever else can be one converted; None as it is.
+    """Convert arguments of such a function to JAX arrays; None is unchanged.
 
     Args:
         values: arrays, numbers, objects that JAX can convert, or None.
@@ -86,6 +85,6 @@ def as_arrays(*values: Any) -> tuple[Any, ...]:
 
 
 def _as_array(value: Any) -> Any:
-    # A tuple is several of them.
+    # A tuple is several arrays.
     is_one = value is None or isinstance(value, (jax.Array, tuple))
     return cast("Any", value) if is_one else jnp.asarray(value)

@@ -1,7 +1,7 @@
-"""Keys and values that were seen, kept for the queries that come: written, and found again.
+"""Caches of keys and values for later queries: writing to them, and reading them.
 
-A cache is `(keys, values, length)`. Places come before heads in what a layer computes; here heads
-come first, as the products with queries want them, so that a step copies nothing but what is new.
+A cache is `(keys, values, length)`. In a layer, positions come before heads. In a cache, heads come
+first, as the products with queries need them, so that a step copies only new entries.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Cache: TypeAlias = tuple[
     Shaped[Array, "*batch heads slots v_size"],
     Int[Array, "*batch"],
 ]
-"""Keys, values, and how many places were seen so far."""
+"""Keys, values, and the number of positions seen so far."""
 
 
 class Extended(NamedTuple):
-    """What queries at new places find, and the cache to go on with."""
+    """The keys and values for queries at new positions, and the new cache."""
 
     cache: Cache
     keys: Shaped[Array, "*batch kv_seq heads size"]
@@ -41,14 +41,14 @@ class Extended(NamedTuple):
 def empty_cache(
     batch: tuple[int, ...], slots: int, heads: int, size: int, v_size: int, dtype: Any = None
 ) -> Cache:
-    """A cache in which nothing was written.
+    """Make an empty cache.
 
     Shapes:
         return: (*batch, heads, slots, size), (*batch, heads, slots, v_size), and batch
 
     Args:
-        batch: a cache for each of so many sequences.
-        slots: how many places it can hold.
+        batch: the batch axes of the sequences.
+        slots: number of positions in the cache.
         heads: number of heads.
         size: size of a key.
         v_size: size of a value.
@@ -74,11 +74,11 @@ def extend_cache(
     *,
     window: int | None = None,
 ) -> Extended:
-    """Write keys and values at the places after those that were seen.
+    """Write keys and values at the positions after those in the cache.
 
-    A cache of as many slots as the window has places is a ring: each place takes the slot of the
-    one that nobody sees any more, and so it never is full. In any other, what lies beyond the
-    slots is lost: to ask for it costs a step of compiled code much, and is left to the caller.
+    A cache with as many slots as the window is a ring: each position overwrites one that no later
+    query sees, so it is never full. In any other cache, positions beyond the slots are lost. The
+    caller has to check for that, because a check slows down compiled code.
 
     Shapes:
         cache: (..., heads, slots, size), (..., heads, slots, v_size), and (...)
@@ -87,16 +87,16 @@ def extend_cache(
         lengths: (...)
 
     Args:
-        cache: what was seen.
-        key: one key for each new place.
-        value: one value for each of them.
-        lengths: how many of the new places count, for each sequence; all if None. The others are
-            not written. Less than none counts as none, more than there are as all.
-        window: how many places a query sees, its own counted; all before it if None.
+        cache: keys and values of earlier positions.
+        key: one key for each new position.
+        value: one value for each new position.
+        lengths: number of valid new positions in each sequence; all if None. The others are not
+            written. Negative lengths count as zero, and larger ones as all.
+        window: number of positions that a query sees, itself included; all before it if None.
 
     Returns:
-        The cache to go on with; the keys and values that queries at the new places are to attend
-        to, a mask of where each may look, and the places of both.
+        The new cache; the keys and values for queries at the new positions; a mask of where each
+        query may look; and the positions of queries and keys.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -115,25 +115,25 @@ def _extend_cache(
 ) -> tuple[Any, ...]:
     keys, values, length = cache
     dtypes = (key.dtype, value.dtype)
-    # A cache may be kept in fewer bits than are computed with.
+    # A cache may have a narrower dtype than the computation.
     key, value = key.astype(keys.dtype), value.astype(values.dtype)
     (keys, values, length), key, value, lengths = _laid(cache, key, value, lengths)
     count, slots = key.shape[-3], keys.shape[-2]
-    # As many slots as a query sees: what is overwritten no later query looks at.
+    # As many slots as the window: no later query sees an overwritten position.
     is_ring = window == slots
     places = after(length, count)
     counted: Any = count
     if lengths is not None:
-        # What is beyond the end counts as the end, or the places after it were never written.
+        # Lengths beyond the end count as the end: later calls write after them.
         counted = jnp.clip(countable(lengths), 0, count).astype(length.dtype)
     at = places % slots if is_ring else places
-    # A single place of a single sequence, which surely is written, needs no look at each slot.
+    # A single position of a single sequence is always written: it needs no scatter.
     is_slice = places.shape == (1,) and lengths is None
     if lengths is not None:
-        # A slot that is not there, in which nothing is written.
+        # Invalid positions get a slot that does not exist, so they are not written.
         at = jnp.where(after(jnp.zeros_like(length), count) < counted[..., None], at, slots)
     if is_ring and count > slots:
-        # Of several places with one slot only the last may be written: a scatter has no order.
+        # If several positions share a slot, only the last is written: a scatter has no order.
         at = jnp.where(places >= length[..., None] + _column(counted, length) - slots, at, slots)
     write = _write_slice if is_slice else _write
     written = tuple(write(old, new, at) for old, new in ((keys, key), (values, value)))
@@ -144,10 +144,10 @@ def _extend_cache(
         return new_cache, *_found(written, dtypes), mask, places, held
     if count == 1:
         held = _held(places[..., 0], slots)
-        # All that a ring holds is within the window: what was not has just been overwritten.
+        # All positions in the ring are within the window: the write replaced the others.
         mask = (held >= 0)[..., None, :]
         return new_cache, *_found(written, dtypes), mask, places, held
-    # What the first of these places see may be overwritten by the last of them.
+    # The last new positions may overwrite positions that the first new queries see.
     held = jnp.concatenate([_held(length - 1, slots), places], axis=-1)
     mask = attention_mask(places, held, is_causal=True, window=window)
     mask &= (held >= 0)[..., None, :]
@@ -161,10 +161,10 @@ def _extend_cache(
 def _laid(
     cache: Cache, key: Array, value: Array, lengths: Array | None
 ) -> tuple[Cache, Array, Array, Array | None]:
-    """A cache, and what is written in it, which on a mesh with explicit axes lie alike.
+    """Shard a cache and new entries alike, on a mesh with explicit axes.
 
-    A cache that is on a mesh stays as it lies, so that a loop can hand it on; another one lies as
-    the first keys and values do.
+    The sharding of a cache on a mesh does not change, so that it can be the carry of a loop. A
+    cache on no mesh is sharded like the first keys and values.
     """
     keys, values, length = cache
     mesh = explicit_mesh(keys, values, key, value)
@@ -185,7 +185,7 @@ def _laid(
 
 
 def after(length: Array, count: int) -> Array:
-    """The next places of each sequence: (..., count)."""
+    """Return the next positions of each sequence: (..., count)."""
     shape = (*length.shape, count)
     start = lax.broadcast_in_dim(length, shape, range(length.ndim))
     return start + lax.broadcasted_iota(length.dtype, shape, length.ndim)
@@ -196,15 +196,15 @@ def _column(counted: Any, length: Array) -> Any:
 
 
 def _held(last: Array, slots: int) -> Array:
-    """The place that each slot of a ring holds after the place `last`; negative if it is empty."""
+    """Return the position in each slot of a ring after the position `last`; negative if empty."""
     shape = (*last.shape, slots)
     last = lax.broadcast_in_dim(last, shape, range(last.ndim))
-    # Of all places that have this slot, the latest that is not after `last`.
+    # The latest position that has this slot and is not after `last`.
     return last - (last - lax.broadcasted_iota(last.dtype, shape, last.ndim - 1)) % slots
 
 
 def _found(held: Iterable[Array], dtypes: Iterable[Any]) -> tuple[Array, ...]:
-    """Keys and values as they were given, and not as they are kept: places before heads."""
+    """Convert cached keys and values to these dtypes, with positions before heads."""
     pairs = zip(held, dtypes, strict=True)
     return tuple(jnp.swapaxes(array, -2, -3).astype(dtype) for array, dtype in pairs)
 
@@ -214,7 +214,7 @@ def _write_slice(old: Array, new: Array, at: Array) -> Array:
 
 
 def _write(old: Array, new: Array, at: Array) -> Array:
-    """Keys or values (heads, slots, size) with new ones (seq, heads, size); or batches of them."""
+    """Write keys or values (seq, heads, size) into (heads, slots, size); or batches of them."""
     write = _write_one
     for _ in range(at.ndim - 1):
         write = jax.vmap(write)
@@ -222,5 +222,5 @@ def _write(old: Array, new: Array, at: Array) -> Array:
 
 
 def _write_one(old: Array, new: Array, at: Array) -> Array:
-    # What does not count has a slot that is not there.
+    # Entries that are not valid have a slot that does not exist.
     return old.at[:, at].set(new, mode="drop")

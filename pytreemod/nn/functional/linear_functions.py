@@ -1,4 +1,4 @@
-"""Sums of products: with a matrix, with an array of any number of axes, entry by entry."""
+"""Sums of products: with a matrix, with an array of any number of axes, or entry by entry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def linear(
     """
     rows, matrix, offset = promote(x, weight, bias)
     batch = range(rows.ndim - 1)
-    # Not `x @ weight.T`: the transposition would be an operation of its own in the program.
+    # Not `x @ weight.T`: the transposition would be a separate operation in the program.
     sums = (((rows.ndim - 1,), (1,)), ((), ()))
     terms = ((*batch, "in"), ("out", "in"), (*batch, "out"))
     y = contracted(_dot(sums), rows, matrix, terms)
@@ -65,7 +65,7 @@ def linear_general(
     *,
     axis: Sequence[int] = (-1,),
 ) -> Shaped[Array, ...]:
-    r"""Sum over several axes of x at once; what comes of them is last.
+    r"""Sum over several axes of x at once; the new axes are the last ones.
 
     $y_{r,o} = b_o + \sum_i x_{r,i} W_{i,o}$, where i and o are several indices each.
 
@@ -115,7 +115,7 @@ def scale(x: Shaped[Array, ...], weight: Shaped[Array, ...]) -> Shaped[Array, ..
 
     Shapes:
         x: (..., *shape)
-        weight: what can be broadcast to shape, one size for each of its axes
+        weight: any shape that broadcasts to shape, with one size for each of its axes
         return: the shape of x
 
     Args:
@@ -148,25 +148,25 @@ def einsum(
 ) -> Shaped[Array, ...]:
     r"""Sum products of x and weight by an equation, and add a bias to the last axes.
 
-    $y = b + \sum x W$, over the letters that the result has not.
+    $y = b + \sum x W$, over the letters that are not in the result.
 
     Shapes:
-        x: as the equation says
-        weight: as the equation says
-        bias: what can be broadcast to the last axes of the result, or None
-        return: as the equation says
+        x: as in the equation
+        weight: as in the equation
+        bias: any shape that broadcasts to the last axes of the result, or None
+        return: as in the equation
 
     Args:
         x: input; "..." in the equation means any number of batch axes.
         weight: the factors.
         bias: added to the result.
-        equation: of both, such as `"...i,io->...o"`.
+        equation: of x and weight, such as `"...i,io->...o"`.
 
     Returns:
         The sums.
 
     Raises:
-        TypeError, ValueError: the shapes disagree, or the equation is none (raised by JAX).
+        TypeError, ValueError: the shapes disagree, or the equation is invalid (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -185,7 +185,7 @@ def einsum(
 
 
 def _dot(sums: Any) -> Any:
-    """The product over these axes, as `contracted` asks for it."""
+    """Return the product over these axes, in the form that `contracted` takes."""
 
     def dot(x: Array, weight: Array, to: Any) -> Array:
         return lax.dot_general(x, weight, sums, out_sharding=to)
@@ -194,12 +194,12 @@ def _dot(sums: Any) -> Any:
 
 
 def _plus(y: Array, bias: Array | None) -> Array:
-    """A bias for the last axes."""
+    """Add a bias to the last axes."""
     return y if bias is None else with_shared(lax.add, y, bias, y.ndim - bias.ndim)
 
 
 def _laid_sums(equation: str, x: Array, weight: Array) -> Array:
-    """The sums of arrays that lie on a mesh with explicit axes."""
+    """Sum products of arrays on a mesh with explicit axes."""
     terms = terms_of(equation, x, weight)
     return contracted(
         lambda x, weight, to: jnp.einsum(equation, x, weight, out_sharding=to), x, weight, terms
@@ -207,14 +207,13 @@ def _laid_sums(equation: str, x: Array, weight: Array) -> Array:
 
 
 def _summed_alone(equation: str, *arrays: Array) -> tuple[Any, ...]:
-    """Sum over the axes that one array has for itself; the equation of what is left, and that.
+    """Sum over the axes that only one array has; return the remaining equation and arrays.
 
     `jnp.einsum` would add them up in the dtype of the array, `jnp.sum` does so in a wider one.
     """
     inputs, _, out = "".join(equation.split()).partition("->")
     terms = inputs.split(",")
-    # Without an arrow, a letter that occurs once is in the result. JAX checks how many arrays there
-    # are.
+    # Without an arrow, a letter that occurs once is in the result. JAX checks the number of arrays.
     if "->" not in equation or len(terms) != len(arrays):
         return equation, *arrays
     left: list[Array] = []
@@ -224,7 +223,7 @@ def _summed_alone(equation: str, *arrays: Array) -> tuple[Any, ...]:
             letter for letter in letters if letter != "." and (inputs + out).count(letter) == 1
         ]
         places = [letters.index(letter) for letter in alone]
-        # After "..." an axis is known by its distance from the end.
+        # After "..." an axis is counted from the end.
         axes = tuple(at - len(letters) * ("." in letters[:at]) for at in places)
         left.append(jnp.sum(array, axes) if axes else array)
         terms[i] = "".join(letter for letter in letters if letter not in alone).replace(".", "...")

@@ -1,6 +1,6 @@
 """Normalization: subtract a mean, divide by a standard deviation, scale and shift.
 
-All of it is computed in float32 or wider and returned in the dtype of the input.
+Computes in float32 or wider and returns the dtype of the input.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def layer_norm(
     Args:
         x: input; every axis before `shape` is a batch axis.
         shape: the trailing axes over which mean and (biased) variance are taken.
-        weight: elementwise factor.
-        bias: elementwise summand.
+        weight: factor for each entry.
+        bias: summand for each entry.
         eps: added to the variance.
 
     Returns:
@@ -65,9 +65,9 @@ def layer_norm(
 
 
 def _standardize(wide: Array, first: int, eps: TracedNumber) -> Array:
-    """Mean zero and variance one over the axes from `first` on."""
+    """Standardize to mean zero and variance one over the axes from `first` on."""
     axes = tuple(range(first, wide.ndim))
-    # Centered before squaring, for the reason that `_moments` has.
+    # Centered before squaring, as in `_moments`.
     mean = jnp.mean(wide, axes, keepdims=True)
     centered = wide - mean
     var = jnp.mean(jnp.square(centered), axes, keepdims=True)
@@ -94,8 +94,8 @@ def rms_norm(
     Args:
         x: input; every axis before `shape` is a batch axis.
         shape: the trailing axes over which the mean of the squares is taken.
-        weight: elementwise factor.
-        bias: elementwise summand.
+        weight: factor for each entry.
+        bias: summand for each entry.
         eps: added to the mean of the squares.
 
     Returns:
@@ -139,8 +139,8 @@ def group_norm(
 
     Args:
         x: input; every axis before that of the channels is a batch axis.
-        groups: into how many groups of neighbors the channels fall; mean and (biased) variance
-            are taken over the channels of a group and all that comes after them.
+        groups: number of groups of adjacent channels; mean and (biased) variance are taken over
+            the channels of a group and all axes after the channels.
         weight: factor for each channel.
         bias: summand for each channel.
         channel_axis: the axis of the channels, counted from the front.
@@ -166,7 +166,7 @@ def group_norm(
     """
     batch, (channels, *spatial) = x.shape[:channel_axis], x.shape[channel_axis:]
     wide = x.astype(computing_dtype(x.dtype))
-    # A group is an axis: all that comes after it is averaged over, as in a LayerNorm.
+    # The group becomes an axis; the axes after it are averaged over, as in a LayerNorm.
     grouped = wide.reshape(*batch, groups, channels // groups, *spatial)
     out = _standardize(grouped, channel_axis + 1, eps).reshape(x.shape)
     return narrow(_scale_and_shift(out, weight, bias, channel_axis), x)
@@ -219,7 +219,7 @@ def instance_norm(
 def batch_statistics(
     x: Shaped[Array, ...], *, channel_axis: int, axis_name: Sequence[Hashable] = ()
 ) -> tuple[Shaped[Array, " channels"], Shaped[Array, " channels"], int]:
-    """Mean and biased variance of each channel, over every other axis and the mapped ones.
+    """Compute mean and biased variance of each channel, over every other axis and mapped axes.
 
     $E[x]$ and $E[(x - E[x])^2]$.
 
@@ -229,11 +229,11 @@ def batch_statistics(
 
     Args:
         x: input.
-        channel_axis: the axis that is kept, counted from the front.
-        axis_name: names of axes mapped by `jax.vmap` (or `shard_map`) to reduce over as well.
+        channel_axis: the axis of the channels, counted from the front.
+        axis_name: names of axes mapped by `jax.vmap` (or `shard_map`) to reduce over, too.
 
     Returns:
-        The means, the variances, and how many entries went into each.
+        The means, the variances, and the number of entries of each channel.
 
     Raises:
         ArgumentError: x is complex.
@@ -256,9 +256,9 @@ def batch_statistics(
 
 
 def _count(x: Array, channel_axis: int, names: tuple[Hashable, ...]) -> int:
-    """How many entries there are for each channel."""
+    """Return the number of entries of each channel."""
     count = math.prod(size for axis, size in enumerate(x.shape) if axis != channel_axis)
-    # Of a Python number psum is one, too: how many are mapped is known while tracing.
+    # psum of a Python number is one, too: the size of a mapped axis is known while tracing.
     return count * cast("int", lax.psum(1, names)) if names else count
 
 
@@ -266,22 +266,22 @@ def _count(x: Array, channel_axis: int, names: tuple[Hashable, ...]) -> int:
 def _moments(
     x: Array, *, channel_axis: int, names: tuple[Hashable, ...]
 ) -> tuple[Array, Array, Array]:
-    """Mean and biased variance of each channel, and x without its mean."""
+    """Return mean and biased variance of each channel, and x without its mean."""
     axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
     wide = x.astype(computing_dtype(x.dtype))
     mean = _mean_over(names, jnp.mean(wide, axes))
-    # Centered before squaring: E[x^2] - E[x]^2 cancels badly, and may come out negative.
+    # Centered before squaring: E[x^2] - E[x]^2 cancels badly, and may be negative.
     centered = wide - place(mean, wide, channel_axis)
     var = _mean_over(names, jnp.mean(jnp.square(centered), axes))
     return mean, var, centered
 
 
 def _mean_over(names: tuple[Hashable, ...], value: Array) -> Array:
-    """The mean over mapped axes of these names."""
-    # Each part of a mapped axis has as many entries: the mean of their means is that of all.
+    """Average over mapped axes of these names."""
+    # All parts of a mapped axis have equally many entries: the mean of their means is the mean.
     if not names:
         return value
-    # JAX fails to average over the axis of a `vmap` what is split over a mesh on another axis.
+    # JAX cannot average over the axis of a `vmap` if the value is split over another mesh axis.
     mesh = explicit_mesh(value)
     return lax.pmean(value if mesh is None else laid_out(value, mesh, ((),) * value.ndim), names)
 
@@ -306,8 +306,8 @@ def batch_norm(
 
     Args:
         x: input.
-        mean: what to subtract, see `batch_statistics`.
-        var: variance to divide out.
+        mean: subtracted from x, see `batch_statistics`.
+        var: the variance to divide by.
         weight: factor for each channel.
         bias: summand for each channel.
         channel_axis: the axis of the channels, counted from the front.
@@ -344,7 +344,7 @@ def _rescale(
     channel_axis: int,
 ) -> Array:
     scale = lax.rsqrt(var.astype(centered.dtype) + eps)
-    # One factor for each channel: the weight costs no pass over the whole array.
+    # One factor for each channel, so that the weight needs no pass over the whole array.
     scale = scale if weight is None else scale * weight.astype(centered.dtype)
     out = centered * place(scale, centered, channel_axis)
     return _scale_and_shift(out, None, bias, channel_axis)
@@ -363,8 +363,8 @@ def normalize_batch(
 
     $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$.
 
-    `batch_norm` with what `batch_statistics` gives, in one: the mean is subtracted only once, and
-    so the gradient, too, takes one reduction less.
+    The same as `batch_statistics` and `batch_norm`. But the mean is subtracted only once, so that
+    the gradient takes one reduction less.
 
     Shapes:
         x: any, channels at `channel_axis`
@@ -376,11 +376,12 @@ def normalize_batch(
         weight: factor for each channel.
         bias: summand for each channel.
         channel_axis: the axis of the channels, counted from the front.
-        axis_name: names of axes mapped by `jax.vmap` (or `shard_map`) to reduce over as well.
+        axis_name: names of axes mapped by `jax.vmap` (or `shard_map`) to reduce over, too.
         eps: added to the variance.
 
     Returns:
-        The normalized array, the means, the biased variances, and how many entries went into each.
+        The normalized array, the means, the biased variances, and the number of entries of each
+        channel.
 
     Raises:
         ArgumentError: x is complex.
@@ -432,7 +433,7 @@ def update_running(
     Args:
         running: the average so far.
         new: the latest value; no gradient flows through it.
-        momentum: how much of the old average stays (one minus PyTorch's `momentum`).
+        momentum: fraction of the old average that remains (one minus PyTorch's `momentum`).
 
     Returns:
         The new average, in the dtype of `running`.
@@ -454,7 +455,7 @@ def moving_average(
     *,
     is_first: Bool[Array, ""] | bool,
 ) -> Float[Array, " channels"]:
-    r"""`update_running` for an average that begins with its first value, and passes gradients on.
+    r"""`update_running` for an average that starts with its first value, and passes gradients on.
 
     $momentum \cdot running + (1 - momentum) \cdot new$, and at first $new$.
 
@@ -464,8 +465,8 @@ def moving_average(
     Args:
         running: the average so far.
         new: the latest value.
-        momentum: how much of the old average stays.
-        is_first: whether there is no average yet; then `new` is it.
+        momentum: fraction of the old average that remains.
+        is_first: whether there is no average yet; then the result is `new`.
 
     Returns:
         The new average, in the dtype of `running`.
@@ -481,9 +482,9 @@ def moving_average(
     """
     running, new = as_arrays(running, new)
     new = laid_like(new, running, 0)
-    # A State takes values of the dtype that it has, and no others.
+    # A value in State cannot change its dtype.
     new = new.astype(running.dtype)
-    # Not from zeros on, for which an average would have to be corrected in every later call.
+    # Does not start from zeros, which every later call would have to correct for.
     return jnp.where(is_first, new, momentum * running + (1 - momentum) * new)
 
 
@@ -491,9 +492,9 @@ def moving_average(
 def _average(
     running: Array, new: Array, *, old_share: TracedNumber, new_share: TracedNumber
 ) -> Array:
-    # On a mesh the average stays as it lies, or a second call would be one of other types.
+    # On a mesh the average keeps its sharding, or a second call would have other types.
     new = laid_like(new, running, 0)
-    # A gradient through what is kept for later would reach from one step into the next.
+    # A gradient through a stored value would flow from one step into the next.
     return old_share * running + new_share * lax.stop_gradient(new).astype(running.dtype)
 
 

@@ -31,8 +31,8 @@ def pool(
     $y_i = x_{s i} \circ x_{s i + 1} \circ \dots \circ x_{s i + k - 1}$, where x is padded with
     init, s is the stride and k the size of the window.
 
-    Floats narrower than float32 are reduced in float32 and returned in the dtype of x; integers
-    are reduced in their own dtype, and sums of them may overflow.
+    Floats narrower than float32 are reduced in float32 and returned in the dtype of x. Integers
+    are reduced in their own dtype, and their sums may overflow.
 
     Shapes:
         x: (..., *spatial), as many spatial axes as `kernel_size` has entries
@@ -40,8 +40,8 @@ def pool(
 
     Args:
         x: input; every axis before the spatial ones is a batch axis.
-        init: the operation's neutral element, also the padding. An infinity means the
-            extreme value of x's dtype.
+        init: the operation's neutral element, also the padding. An infinity means the extreme
+            value of the dtype of x.
         operation: an associative function such as `jax.lax.add`. Only JAX's own `add`, `max` and
             `min` can be differentiated.
         kernel_size: size of the window on each spatial axis.
@@ -72,9 +72,9 @@ def pool(
     assert not isinstance(pads, str)
     if use_ceil:
         pads = cover(pads, x.shape[-dims:], window, step)
-    # Along axes before the spatial ones each entry is a window of its own.
+    # Along axes before the spatial ones each entry is a separate window.
     ones = (1,) * (x.ndim - dims)
-    # A maximum needs no more digits, but its gradient is a sum, too, where windows overlap.
+    # A maximum needs no wider dtype, but its gradient is a sum if windows overlap.
     wide = widen(x)
     out = lax.reduce_window(
         wide,
@@ -88,7 +88,7 @@ def pool(
 
 
 def saturate(value: Any, dtype: Any) -> Any:
-    """`value` as a constant of `dtype`, an infinity as its extreme where it has none.
+    """Return `value` as a constant of `dtype`; an infinity becomes its extreme if it has none.
 
     Args:
         value: a number.
@@ -105,7 +105,7 @@ def saturate(value: Any, dtype: Any) -> Any:
     if isinstance(value, float) and math.isinf(value) and not jnp.issubdtype(dtype, jnp.inexact):
         if jnp.issubdtype(dtype, jnp.bool_):
             return np.bool_(value > 0)
-        # A maximum of integers begins with the least of them.
+        # A maximum of integers starts with the least integer.
         limits = jnp.iinfo(dtype)
         value = limits.max if value > 0 else limits.min
     return np.asarray(value, dtype)[()]
@@ -131,7 +131,7 @@ def max_pool(
         x: input; every axis before the spatial ones is a batch axis.
         kernel_size: size of the window on each spatial axis.
         stride: step of the window, for all axes or for each.
-        padding: an amount, one per axis, or (low, high) per axis; padded positions never win.
+        padding: an amount, one per axis, or (low, high) per axis; padding is never the maximum.
         use_ceil: whether a last window that overhangs the input counts.
 
     Returns:
@@ -165,7 +165,7 @@ def avg_pool(
     r"""Take the mean of each window over the last axes of x; padding counts as zeros.
 
     $y_i = \frac{1}{k} \sum_{j=0}^{k-1} x_{s i + j}$, where s is the stride and k the size of the
-    window. Computed in float32 or wider and returned in the dtype of x; the mean of integers is a
+    window. Computes in float32 or wider and returns the dtype of x; the mean of integers is a
     float.
 
     Shapes:
@@ -177,8 +177,8 @@ def avg_pool(
         kernel_size: size of the window on each spatial axis.
         stride: step of the window, for all axes or for each.
         padding: an amount, one per axis, or (low, high) per axis.
-        use_ceil: whether a last window that overhangs the input counts; what overhangs counts as
-            zeros.
+        use_ceil: whether a last window that overhangs the input counts; its entries outside the
+            input count as zeros.
 
     Returns:
         One value for each window.
@@ -193,11 +193,11 @@ def avg_pool(
         Array([0.5, 2.5, 4.5], dtype=float32)
 
     Source:
-        `torch.nn.functional.avg_pool2d` with `count_include_pad=True`; other than there, an
-        overhanging window is divided by its full size, as in Equinox.
+        `torch.nn.functional.avg_pool2d` with `count_include_pad=True`. Unlike there, an overhanging
+        window is divided by its full size, as in Equinox.
     """
-    # Integers as floats before they are added: in int8 the sum of a window would overflow.
+    # Integers become floats before they are added: in int8 the sum of a window would overflow.
     wide = widen(x) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.asarray(x, float)
     total = pool(wide, 0, lax.add, kernel_size, stride=stride, padding=padding, use_ceil=use_ceil)
-    # By the whole window, padding included: the default of PyTorch, and what Equinox does.
+    # Divided by the whole window, padding included, as in PyTorch by default, and in Equinox.
     return narrow(total / math.prod(kernel_size), x)

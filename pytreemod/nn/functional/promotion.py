@@ -1,6 +1,6 @@
-"""Dtypes and broadcasting as the layers' formulas need them.
+"""Dtypes and broadcasting for the layers' formulas.
 
-Both are explicit, so that the formulas hold under JAX's strictest settings
+Both are explicit, so that the formulas work under JAX's strictest settings
 (`jax_numpy_dtype_promotion="strict"`, `jax_numpy_rank_promotion="raise"`).
 """
 
@@ -20,7 +20,7 @@ from pytreemod.nn.functional.explicit_meshes import laid_like, lies
 
 
 def promote(*arrays: Any) -> tuple[Any, ...]:
-    """Bring arrays to one dtype by JAX's rules; None stays None.
+    """Convert arrays to one dtype by JAX's rules; None stays None.
 
     Args:
         arrays: arrays, numbers or None.
@@ -47,7 +47,7 @@ def _as_dtype(array: Any, dtype: Any) -> Array:
 
 
 def computing_dtype(dtype: Any) -> Any:
-    """The dtype in which statistics of an array of `dtype` are computed: float32 or wider.
+    """Return the dtype for statistics of an array of `dtype`: float32 or wider.
 
     Args:
         dtype: an array's dtype.
@@ -64,21 +64,21 @@ def computing_dtype(dtype: Any) -> Any:
     """
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise ArgumentError("normalization", "real numbers", str(jnp.dtype(dtype)))
-    # Integers have no mean of their dtype.
+    # The mean of integers is a float.
     return wide_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
 @ft.cache
 def wide_dtype(dtype: Any) -> Any:
-    """The dtype in which many numbers of `dtype` are added up: float32 for narrower floats.
+    """Return the dtype for long sums of `dtype`: float32 for narrower floats.
 
-    In bfloat16, 256 + 1 is 256: a long sum stops growing.
+    In bfloat16 a long sum stops growing: 256 + 1 is 256.
 
     Args:
         dtype: an array's dtype.
 
     Returns:
-        float32 for floats that are narrower; what was given for all else.
+        float32 for narrower floats; any other dtype unchanged.
 
     Examples:
         >>> jnp.dtype(wide_dtype(jnp.float16)).name, jnp.dtype(wide_dtype(jnp.int8)).name
@@ -90,16 +90,16 @@ def wide_dtype(dtype: Any) -> Any:
 
 
 def countable(x: Shaped[Array, ...]) -> Shaped[Array, ...]:
-    """Integers of which one can count on and subtract: signed, of 32 bits or more.
+    """Convert integers so that they can be added and subtracted: signed, of 32 bits or more.
 
-    Places and lengths come as whatever holds them, such as uint8: counted in that, 255 + 1 is 0,
-    and no place is before the first.
+    Positions and lengths can have any integer dtype. In uint8, 255 + 1 would be 0, and no number
+    would be negative.
 
     Args:
-        x: an array; floats stay what they are.
+        x: an array; floats are unchanged.
 
     Returns:
-        The same numbers; those that have no room count as the greatest that has.
+        The same numbers; numbers that are too large become the largest of the dtype.
 
     Examples:
         >>> countable(jnp.array([3, 255], jnp.uint8)) - 4
@@ -117,25 +117,25 @@ def countable(x: Shaped[Array, ...]) -> Shaped[Array, ...]:
 
 
 def widen(x: Shaped[Array, ...]) -> Shaped[Array, ...]:
-    """An array in its `wide_dtype`; the array itself where it is wide enough."""
+    """Convert an array to its `wide_dtype`; return the array itself if it is wide enough."""
     return _as_dtype(x, wide_dtype(x.dtype))
 
 
 def narrow(out: Shaped[Array, ...], x: Shaped[Array, ...]) -> Shaped[Array, ...]:
-    """A result in the dtype of the input, unless that is one of integers."""
+    """Convert a result to the dtype of the input, unless the input is integer."""
     return out.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else out
 
 
 def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Shaped[Array, ...]:
-    """Broadcast `values` against `like`, its first axis put at `axis` of it.
+    """Broadcast `values` to the shape of `like`, with its first axis at `axis`.
 
-    The gradient of values is a sum over all entries that they were brought to, so `like` is to be
-    of a wide dtype: see `with_shared`.
+    The gradient of values is a sum over the broadcast entries, so `like` should have a wide dtype:
+    see `with_shared`.
 
     Args:
         values: an array of at most `like.ndim - axis` axes.
         like: the array to match.
-        axis: where the first axis of `values` belongs, counted from the front.
+        axis: the axis of `like` that matches the first axis of `values`, counted from the front.
 
     Returns:
         An array of like's shape and dtype.
@@ -146,10 +146,10 @@ def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Sh
                [1, 1, 1]], dtype=int32)
     """
     values = laid_like(_as_dtype(values, like.dtype), like, axis)
-    # It is for all axes: nothing is left to broadcast, and the program gets no operation.
+    # Nothing to broadcast, so the program gets no operation.
     if values.shape == like.shape:
         return values
-    # As `like` lies: its gradient would be gathered for what is whole, before it is summed.
+    # Sharded like `like`: for replicated values, the gradient would be gathered before the sum.
     to = lies(like)
     return lax.broadcast_in_dim(
         values, like.shape, range(axis, axis + values.ndim), out_sharding=to
@@ -162,16 +162,16 @@ def with_shared(
     values: Shaped[Array, ...] | None,
     axis: int,
 ) -> Shaped[Array, ...]:
-    """Add or multiply what all examples share, such as a bias: its gradient is a long sum.
+    """Add or multiply an array that all examples share, such as a bias.
 
-    So it is computed in the `wide_dtype`, and given back in the dtype of x. `place` alone could not
-    do it: under `jax.vmap` the sum over the batch belongs to the operation.
+    Its gradient is a long sum, so this computes in the `wide_dtype`, and returns the dtype of x.
+    `place` alone could not do it: under `jax.vmap` the sum over the batch belongs to the operation.
 
     Args:
         operation: of two arrays of one shape, such as `lax.add`.
         x: an array.
-        values: what it is combined with; None leaves x as it is.
-        axis: where the first axis of values belongs, counted from the front.
+        values: the shared array; None leaves x unchanged.
+        axis: the axis of x that matches the first axis of values, counted from the front.
 
     Returns:
         An array of the shape and dtype of x.

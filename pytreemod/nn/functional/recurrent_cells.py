@@ -31,7 +31,12 @@ def gru_cell(
     $$
     \begin{aligned}
     r &= \sigma(W_{ir} x + b_r + W_{hr} h) \\
-    z &= \sigma(W_{iz} x + b_z + W_{hz} h) \\
+    z &= \sigma(W_{iz} x + b_z + W_{hz} h)
+    \end{aligned}
+    $$
+
+    $$
+    \begin{aligned}
     n &= \tanh(W_{in} x + b_n + r \, (W_{hn} h + b'_n)) \\
     h' &= n + z \, (h - n)
     \end{aligned}
@@ -48,11 +53,11 @@ def gru_cell(
 
     Args:
         x: input; every leading axis is a batch axis.
-        hidden: what the step before has left.
+        hidden: the hidden state of the previous step.
         weight_ih: from the input to the gates.
         weight_hh: from the hidden state to the gates.
         bias: added to the gates.
-        bias_n: $b'_n$, added within the reset gate.
+        bias_n: $b'_n$, added inside the reset gate.
 
     Returns:
         The hidden state after the step.
@@ -71,17 +76,17 @@ def gru_cell(
         Cho et al. 2014, https://arxiv.org/abs/1406.1078, with the reset gate after the product,
         and the parts in the order of `torch.nn.GRUCell`.
     """
-    # One product for all gates: a device does one large product faster than three small ones.
+    # One product for all gates: one large product is faster than three small ones.
     from_x = _parts(linear(x, weight_ih, bias), 3)
     from_hidden = _parts(linear(hidden, weight_hh), 3)
     reset = jax.nn.sigmoid(from_x[0] + from_hidden[0])
     update = jax.nn.sigmoid(from_x[1] + from_hidden[1])
     recurrent = from_hidden[2]
     if bias_n is not None:
-        # Within the reset gate, where no part of the common bias could replace it.
+        # Inside the reset gate, where no part of the common bias could replace it.
         recurrent = _plus(recurrent, bias_n)
     new = jnp.tanh(from_x[2] + reset * recurrent)
-    # That is (1 - z) n + z h, with one product less.
+    # Equal to (1 - z) n + z h, with one product less.
     return new + update * (hidden - new)
 
 
@@ -100,7 +105,12 @@ def lstm_cell(
     $$
     \begin{aligned}
     i &= \sigma(W_{ii} x + W_{hi} h + b_i), \quad
-    f = \sigma(W_{if} x + W_{hf} h + b_f) \\
+    f = \sigma(W_{if} x + W_{hf} h + b_f)
+    \end{aligned}
+    $$
+
+    $$
+    \begin{aligned}
     g &= \tanh(W_{ig} x + W_{hg} h + b_g), \quad
     o = \sigma(W_{io} x + W_{ho} h + b_o) \\
     c' &= f c + i g, \quad h' = o \tanh(c')
@@ -117,7 +127,7 @@ def lstm_cell(
 
     Args:
         x: input; every leading axis is a batch axis.
-        hidden: what the step before has left: hidden state and cell state.
+        hidden: hidden state and cell state of the previous step.
         weight_ih: from the input to the gates.
         weight_hh: from the hidden state to the gates.
         bias: added to the gates.
@@ -141,7 +151,7 @@ def lstm_cell(
         order of `torch.nn.LSTMCell`.
     """
     h, c = hidden
-    # One bias for both products: of PyTorch's two only the sum ever counts.
+    # One bias for both products: only the sum of PyTorch's two biases has an effect.
     gates = linear(x, weight_ih) + linear(h, weight_hh)
     if bias is not None:
         gates = _plus(gates, bias)
@@ -174,12 +184,12 @@ def simple_cell(
 
     Args:
         x: input; every leading axis is a batch axis.
-        hidden: what the step before has left.
+        hidden: the hidden state of the previous step.
         weight_ih: from the input.
         weight_hh: from the hidden state.
         bias: added before the activation.
         activation: the function $\phi$, of whole arrays.
-        residual: whether the hidden state is added, too.
+        residual: whether to add the hidden state, too.
 
     Returns:
         The hidden state after the step.
@@ -195,7 +205,7 @@ def simple_cell(
         (7, 2)
 
     Source:
-        Elman 1990, as `torch.nn.RNNCell` and `flax.nnx.SimpleCell` have it.
+        Elman 1990, as in `torch.nn.RNNCell` and `flax.nnx.SimpleCell`.
     """
     x, hidden, weight_ih, weight_hh, bias = as_arrays(x, hidden, weight_ih, weight_hh, bias)
     total = linear(x, weight_ih, bias) + linear(hidden, weight_hh)
@@ -208,5 +218,5 @@ def _plus(total: Array, bias: Any) -> Array:
 
 
 def _parts(gates: Array, count: int) -> Sequence[Array]:
-    """The last axis in as many parts of one size."""
+    """Split the last axis into parts of equal size."""
     return lax.split(gates, (gates.shape[-1] // count,) * count, gates.ndim - 1)

@@ -1,4 +1,4 @@
-"""`flip_sequences`: sequences of different lengths, each from its own end."""
+"""`flip_sequences`: reverses sequences of different lengths, each from its own end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytreemod.nn.functional.promotion import countable
 def flip_sequences(
     x: Shaped[ArrayLike, "time ..."], seq_lengths: Integer[ArrayLike, "*batch"]
 ) -> Shaped[Array, "time ..."]:
-    """Turn each sequence of a batch around, and leave what comes after its end where it is.
+    """Reverse each sequence of a batch, and leave entries after its end unchanged.
 
     Shapes:
         x: (time, *batch, ...)
@@ -22,11 +22,11 @@ def flip_sequences(
 
     Args:
         x: sequences, filled up to one length.
-        seq_lengths: how long each of them is. Below zero counts as zero, and beyond the end of
-            `x` as all of it.
+        seq_lengths: the length of each sequence. Negative lengths count as zero, and lengths beyond
+            the end of `x` as all of it.
 
     Returns:
-        The sequences from their ends.
+        The reversed sequences.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -45,6 +45,6 @@ def _flip_sequences(x: Array, seq_lengths: Array) -> Array:
     lengths = lax.broadcast_in_dim(lengths, (steps, *lengths.shape), axes)
     now = lax.broadcasted_iota(lengths.dtype, lengths.shape, 0)
     source = jnp.where(now < lengths, lengths - 1 - now, now)
-    # With one entry on the axes that are left, on which all of a time stays together.
+    # With size 1 on the remaining axes, along which all entries of a time step stay together.
     source = lax.expand_dims(source, range(source.ndim, x.ndim))
     return jnp.take_along_axis(x, source, axis=0)

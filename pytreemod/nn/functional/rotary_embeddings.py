@@ -1,4 +1,4 @@
-"""`rotary_embedding`: vectors turned by angles that grow with their places in a sequence."""
+"""`rotary_embedding`: rotates vectors by angles that grow with their positions in a sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import with_shared
 
 Scaling: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
-"""How angles are made smaller, as `config.json` of a model says it; or the items of that."""
+"""How to make angles smaller, as in the `config.json` of a model; or the items of that mapping."""
 
 
 def rotary_tables(
@@ -25,14 +25,14 @@ def rotary_tables(
     dtype: Any = None,
     scaling: Scaling | None = None,
 ) -> tuple[Shaped[Array, "end half"], Shaped[Array, "end half"]]:
-    r"""Cosine and sine of the angles $t \cdot \theta^{-2i/d}$, for $t$ from 0 to end - 1.
+    r"""Compute cosine and sine of $t \cdot \theta^{-2i/d}$, for $t$ from 0 to end - 1.
 
     Shapes:
         return: (end, embedding_size // 2), twice
 
     Args:
         embedding_size: the size $d$ of a vector, an even number.
-        end: how many places there are.
+        end: number of positions.
         theta: the base; it may be an array.
         dtype: of the result; the angles are computed in JAX's default float, which is the dtype if
             None.
@@ -43,8 +43,8 @@ def rotary_tables(
         The cosines, and the sines.
 
     Raises:
-        KeyError: scaling has another rope_type than "linear" and "llama3".
-        TypeError: scaling has not the numbers of its type.
+        KeyError: the rope_type of scaling is neither "linear" nor "llama3".
+        TypeError: scaling does not have the numbers of its type.
 
     Examples:
         >>> from pytreemod import nn
@@ -71,7 +71,7 @@ def _tables(
     theta: Array, *, embedding_size: int, end: int, dtype: Any, scaling: Any
 ) -> tuple[Array, Array]:
     places = jnp.arange(end, dtype=theta.dtype)
-    # In a wide dtype until here: in bfloat16 the place 257 would be 256.
+    # In a wide dtype until here: in bfloat16 the position 257 would be 256.
     angles = jnp.outer(places, _frequencies(theta, embedding_size, scaling))
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
@@ -96,7 +96,7 @@ def _llama3(
     high_freq_factor: float,
     original_max_position_embeddings: int,
 ) -> Array:
-    # How often a pair turns all the way around in a text of the length that the model knows.
+    # The number of full rotations of a pair in a sequence of the length that the model knows.
     turns = original_max_position_embeddings * frequencies / (2 * math.pi)
     unscaled = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
     unscaled = jnp.clip(unscaled, 0.0, 1.0)
@@ -113,14 +113,14 @@ def rotary_angles(
     dtype: Any = None,
     scaling: Scaling | None = None,
 ) -> tuple[Shaped[Array, "*batch seq half"], Shaped[Array, "*batch seq half"]]:
-    r"""Cosine and sine of the angles $t \cdot \theta^{-2i/d}$, for any places $t$.
+    r"""Compute cosine and sine of $t \cdot \theta^{-2i/d}$, for any positions $t$.
 
     Shapes:
         positions: (..., seq)
         return: (..., seq, embedding_size // 2), twice
 
     Args:
-        positions: the places, integers or not.
+        positions: integers or other numbers.
         embedding_size: the size $d$ of a vector, an even number.
         theta: the base; it may be an array.
         dtype: of the result; the angles are computed in JAX's default float, which is the dtype if
@@ -132,8 +132,8 @@ def rotary_angles(
         The cosines, and the sines.
 
     Raises:
-        KeyError: scaling has another rope_type than "linear" and "llama3".
-        TypeError: scaling has not the numbers of its type.
+        KeyError: the rope_type of scaling is neither "linear" nor "llama3".
+        TypeError: scaling does not have the numbers of its type.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -165,7 +165,7 @@ def _angles(
 
 
 def rotate_half(x: Shaped[ArrayLike, "*batch size"]) -> Shaped[Array, "*batch size"]:
-    """Exchange the halves of the last axis: $(x_1, x_2)$ becomes $(-x_2, x_1)$.
+    """Swap the halves of the last axis, and negate one: $(x_1, x_2)$ becomes $(-x_2, x_1)$.
 
     Shapes:
         x: (..., size), of an even size
@@ -175,7 +175,7 @@ def rotate_half(x: Shaped[ArrayLike, "*batch size"]) -> Shaped[Array, "*batch si
         x: input.
 
     Returns:
-        The negated second half, then the first one.
+        The negated second half, then the first half.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -195,25 +195,25 @@ def rotary_embedding(
     *,
     interleaved: bool = False,
 ) -> Shaped[Array, "*batch seq size"]:
-    r"""Turn each pair $(x_i, x_{i + d/2})$ of a vector by the angle of its place.
+    r"""Rotate each pair $(x_i, x_{i + d/2})$ of a vector by the angle of its position.
 
     $y_i = x_i \cos - x_{i+d/2} \sin$ and $y_{i+d/2} = x_{i+d/2} \cos + x_i \sin$: a pair has one
-    number of each half, as in GPT-NeoX and Llama. Interleaved, a pair has two neighbors,
+    number of each half, as in GPT-NeoX and Llama. Interleaved, a pair has two adjacent numbers,
     $(x_{2i}, x_{2i+1})$, as in the paper and in GPT-J.
 
     Shapes:
         x: (..., seq, size), of an even size
-        cos, sin: (seq, size // 2), or (..., seq, size // 2) for places that differ in a batch
+        cos, sin: (seq, size // 2), or (..., seq, size // 2) if positions differ in a batch
         return: (..., seq, size)
 
     Args:
-        x: vectors, one for each place.
+        x: vectors, one for each position.
         cos: cosines of the angles, see `rotary_tables` and `rotary_angles`.
         sin: their sines.
-        interleaved: whether neighbors are turned together, instead of numbers of both halves.
+        interleaved: whether pairs are adjacent numbers, instead of numbers of both halves.
 
     Returns:
-        The turned vectors, computed in the wider of the dtypes, in the dtype of x.
+        The rotated vectors, computed in the wider of the dtypes, in the dtype of x.
 
     Raises:
         TypeError: the shapes disagree (raised by JAX).
@@ -233,7 +233,7 @@ def rotary_embedding(
 
 @traced_once("interleaved")
 def _rotary_embedding(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
-    # The dtype of the angles was chosen for that of x, also where promotion is set to strict.
+    # The dtype of the angles was chosen for that of x, even if promotion is strict.
     with jax.numpy_dtype_promotion("standard"):
         dtype = jnp.promote_types(x.dtype, cos.dtype)
     wide = x.astype(dtype)
@@ -243,7 +243,7 @@ def _rotary_embedding(x: Array, cos: Array, sin: Array, *, interleaved: bool) ->
         return with_shared(lax.mul, x, both, x.ndim - both.ndim)
 
     if not interleaved:
-        # The numbers of both halves have one table, so the vector is turned whole.
+        # Both halves use the same table, so one product serves the whole vector.
         turned = times(wide, cos, 2) + times(rotate_half(wide), sin, 2)
         return turned.astype(x.dtype)
     pairs = wide.reshape((*wide.shape[:-1], wide.shape[-1] // 2, 2))

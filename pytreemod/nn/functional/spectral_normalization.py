@@ -1,6 +1,6 @@
 """The largest singular value of a weight, by power iteration.
 
-Computed in float32 or wider, whatever the dtype of the weight.
+Computes in float32 or wider, whatever the dtype of the weight.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def power_iteration(
     num_iterations: int = 1,
     eps: TracedNumber = 1e-12,
 ) -> tuple[Float[Array, " out"], Float[Array, " in"]]:
-    r"""Move u and v towards the first singular vectors of a weight, seen as a matrix.
+    r"""Move u and v towards the first singular vectors of a weight, as a matrix.
 
     $u \leftarrow W v / \lVert W v \rVert$, then $v \leftarrow W^\top u / \lVert W^\top u \rVert$.
 
     Shapes:
-        weight: (out, ...), all axes but the first taken as one, of size in
+        weight: (out, ...), with all axes but the first merged, of size in
         u: (out,)
         v: (in,)
         return: ((out,), (in,))
 
     Args:
         weight: the matrix; no gradient flows through it.
-        u: the left vector so far; only its shape matters, since it is computed from v.
+        u: the left vector so far; only its shape matters, because it is computed from v.
         v: the right vector so far.
-        num_iterations: how often to multiply by the matrix and its transpose.
-        eps: a norm smaller than this is not divided by.
+        num_iterations: number of multiplications by the matrix and its transpose.
+        eps: a norm smaller than this is replaced by it.
 
     Returns:
         Both vectors, of length one.
@@ -67,7 +67,7 @@ def power_iteration(
         Miyato et al. 2018, https://arxiv.org/abs/1802.05957, algorithm 1, in the order of
         `torch.nn.utils.parametrizations.spectral_norm`.
     """
-    # The vectors count as constants, as in PyTorch: the gradient of the norm is u v^T then.
+    # The vectors are constants, as in PyTorch, so that the gradient of the norm is u v^T.
     matrix = lax.stop_gradient(_matrix(weight))
     for _ in range(num_iterations):
         u = _unit(_times(matrix, v), eps)
@@ -81,20 +81,20 @@ def _matrix(weight: Array) -> Array:
         return wide
     mesh = explicit_mesh(wide)
     if mesh is not None:
-        # Axes that are merged into one can be split along the first of them alone.
+        # Merged axes can only be split along the first of them.
         wide = laid_out(wide, mesh, (*entries(wide)[:2], *((),) * (wide.ndim - 2)))
     return jnp.reshape(wide, (wide.shape[0], -1))
 
 
 def _times(matrix: Array, vector: Array) -> Array:
-    """The product, which all devices of a mesh have as a whole: a vector is small."""
+    """Multiply; the product is replicated on a mesh, because a vector is small."""
     vector, matrix, to = factors(vector, matrix, (("in",), ("out", "in"), ("out",)))
     whole = None if to is None else sharding(to.mesh, ((),))
     return jnp.matmul(matrix, vector, out_sharding=whole)
 
 
 def _unit(vector: Array, eps: TracedNumber) -> Array:
-    # Not plus eps: no vector would have length one then, and the singular value be too small.
+    # Not plus eps: then no vector would have length one, and the singular value would be too small.
     return vector / jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(vector))), eps)
 
 
@@ -105,7 +105,7 @@ def divide_by_spectral_norm(
     r"""Divide a weight by its largest singular value: $W / \sigma$ with $\sigma = u^T W v$.
 
     Shapes:
-        weight: (out, ...), all axes but the first taken as one, of size in
+        weight: (out, ...), with all axes but the first merged, of size in
         u: (out,)
         v: (in,)
         return: the shape of weight
@@ -116,7 +116,7 @@ def divide_by_spectral_norm(
         v: its first right singular vector.
 
     Returns:
-        An array of the shape and dtype of weight. Its gradient takes account of the norm.
+        An array of the shape and dtype of weight. Its gradient includes that of the norm.
 
     Raises:
         ArgumentError: weight is complex.

@@ -30,15 +30,15 @@ def conv_transpose(
     groups: int = 1,
     padding_mode: str = "ZEROS",
 ) -> Shaped[Array, ...]:
-    r"""Spread every entry of x over a window of the output: what a convolution's gradient does.
+    r"""Add every entry of x to a window of the output, like the gradient of a convolution.
 
-    $y_{o, s i + d (K - 1 - k)} = b_o + \sum_{c,i,k} W_{o,c,k} \, x_{c,i}$, cut at both ends by the
-    padding: the sum is over all i and k that lead there; s is the stride, d the dilation, and K the
-    size of the kernel.
+    $y_{o, s i + d (K - 1 - k)} = b_o + \sum_{c,i,k} W_{o,c,k} \, x_{c,i}$, with both ends cut by
+    the padding. The sum is over all i and k that lead to that entry; s is the stride, d the
+    dilation, and K the size of the kernel.
 
-    It takes an array of the shape of a convolution's output to the shape of its input. The number
-    of spatial axes is `weight.ndim - 2`. With a window of `extent = (kernel_size - 1) * dilation +
-    1` an axis of n entries becomes one of
+    Maps the output shape of a convolution back to its input shape. The number of spatial axes is
+    `weight.ndim - 2`. With a window of `extent = (kernel_size - 1) * dilation + 1`, an axis of n
+    entries becomes one of
 
         (n - 1) * stride + extent - low - high + output_padding.
 
@@ -50,24 +50,24 @@ def conv_transpose(
 
     Args:
         x: input; every axis before the channels is a batch axis.
-        weight: the kernels, as Equinox lays them out: the last tap is the first of PyTorch's.
+        weight: the kernels, in Equinox's layout: the last tap is the first of PyTorch's.
         bias: added to each output channel.
-        stride: distance in the output between the windows of neighbors, for all axes or for each.
-        padding: of the convolution that this one transposes, so that it is cut off here: an
+        stride: distance in the output between adjacent windows, for all axes or for each.
+        padding: the padding of the convolution that this one transposes, which is cut off here: an
             amount, one per axis, (low, high) per axis, `"SAME"`, `"SAME_LOWER"` or `"VALID"`. With
-            `"SAME"` n entries become `n * stride - output_padding`.
-        output_padding: how much longer the output is at its end, as several sizes become the same
-            under a convolution with strides; for all axes or for each, less than stride.
+            `"SAME"`, n entries become `n * stride - output_padding`.
+        output_padding: how many entries to add at the end of the output, because a strided
+            convolution maps several sizes to one; for all axes or for each, less than stride.
         dilation: distance between the kernel's taps, for all axes or for each.
-        groups: number of groups into which the channels are divided.
-        padding_mode: `"ZEROS"`; or `"CIRCULAR"`, which goes with `"SAME"` and `"SAME_LOWER"`: what
-            is beyond one end of the output is added at the other.
+        groups: number of groups of channels.
+        padding_mode: `"ZEROS"`; or `"CIRCULAR"`, with `"SAME"` or `"SAME_LOWER"`: entries beyond
+            one end of the output are added at the other end.
 
     Returns:
         The output.
 
     Raises:
-        ArgumentError: an argument is malformed, or does not go with the others.
+        ArgumentError: an argument is malformed, or does not fit the others.
         TypeError: the channels disagree (raised by JAX).
 
     Examples:
@@ -100,7 +100,7 @@ def conv_transpose(
 def check_output_padding(
     where: str, value: int | Sequence[int], stride: Sequence[int]
 ) -> tuple[int, ...]:
-    """Accept what is less than the stride, for all axes or for each."""
+    """Accept amounts that are less than the stride, for all axes or for each."""
     more = check_sizes(where, value, len(stride))
     if any(n >= step for n, step in zip(more, stride, strict=True)):
         hint = "A convolution takes sizes to the same one only if they differ by less than a step."
@@ -110,9 +110,9 @@ def check_output_padding(
 
 
 def check_transposed_mode(where: str, mode: str, padding: str | Pads, more: Sequence[int]) -> str:
-    """Accept a padding mode that goes with the padding."""
+    """Accept a padding mode that the padding supports."""
     mode = check_choice(where, mode, TRANSPOSED_PADDING_MODES)
-    # Of an output of another size there is no saying which entries meet.
+    # In an output of another size it is not defined which entries meet.
     fits = padding in ("SAME", "SAME_LOWER") and not any(more)
     if mode == "ZEROS" or fits:
         return mode
@@ -121,11 +121,11 @@ def check_transposed_mode(where: str, mode: str, padding: str | Pads, more: Sequ
 
 
 class Cut(NamedTuple):
-    """What is left, on one axis, of all that the windows reach.
+    """The part of one axis that remains of the output of all windows.
 
     Attributes:
-        low: how much is cut off at the beginning.
-        size: how much is left; zeros where no window reaches.
+        low: how many entries are cut off at the start.
+        size: how many entries remain; zeros where no window reaches.
     """
 
     low: int
@@ -139,14 +139,14 @@ def cut_for(
     stride: Sequence[int],
     more: Sequence[int],
 ) -> list[Cut]:
-    """What is left of each axis, for a padding in words or in numbers.
+    """Compute the remaining part of each axis, for a padding in words or in numbers.
 
     Args:
         padding: one of the words, or (low, high) for each axis.
         spatial: sizes of the input's spatial axes.
         window: extent of the window on each axis, dilation included.
         stride: distance between windows on each axis.
-        more: how much longer the output is than it would be.
+        more: the output padding of each axis.
 
     Returns:
         One for each axis.
@@ -159,10 +159,10 @@ def cut_for(
     for i, (n, extent, step) in enumerate(zip(spatial, window, stride, strict=True)):
         reach = (n - 1) * step + extent
         if padding in ("SAME", "SAME_LOWER"):
-            # Of the sizes that a convolution takes to n, the largest; or one of those below.
+            # The largest of the sizes that a convolution maps to n; or a smaller one.
             size = n * step - more[i]
             beyond = max(reach - size, 0)
-            # Where an odd entry goes is as in the convolution: its SAME pads more at the end.
+            # An odd entry is cut as a convolution pads it: SAME pads more at the end.
             cuts.append(Cut(beyond // 2 if padding == "SAME" else -(-beyond // 2), size))
         else:
             low, high = (0, 0) if isinstance(padding, str) else padding[i]
@@ -173,11 +173,11 @@ def cut_for(
 def _wrap(
     x: Array, cuts: Sequence[Cut], window: Sequence[int], stride: Sequence[int]
 ) -> tuple[Array, list[Cut]]:
-    """The input continued on both sides as far as it reaches into the output, and the new cuts."""
+    """Continue the input on both sides as far as it affects the output; return new cuts, too."""
     widths = [(0, 0)] * (x.ndim - len(cuts))
     moved: list[Cut] = []
     for cut, extent, step in zip(cuts, window, stride, strict=True):
-        # Rounded up: an entry too many reaches nothing that is left after the cut.
+        # Rounded up: an extra entry only affects entries that are cut off.
         before = max(-(-(extent - 1 - cut.low) // step), 0)
         after = (cut.low + step - 1) // step
         widths.append((before, after))
@@ -193,13 +193,13 @@ def _spread(
     dilation: tuple[int, ...],
     groups: int,
 ) -> Array:
-    """A convolution over x with `stride - 1` zeros between its entries."""
+    """Convolve x with `stride - 1` zeros between its entries."""
     dims = len(cuts)
     window = extents(weight.shape[2:], dilation)
     pads: list[tuple[int, int]] = []
     for cut, n, extent, step in zip(cuts, x.shape[-dims:], window, stride, strict=True):
         low = extent - 1 - cut.low
-        # Of `low + entries + high` positions, `extent - 1` are no beginning of a window.
+        # Of `low + entries + high` positions, the last `extent - 1` do not start a window.
         pads.append((low, cut.size + extent - 1 - low - ((n - 1) * step + 1)))
-    # The stride is in the distance of the entries; the window moves one by one.
+    # The stride is the distance between the entries; the window moves by one.
     return convolved(x, weight, (1,) * dims, pads, dilation, groups, spread=stride)

@@ -1,6 +1,6 @@
 """A weight as a direction and a length.
 
-Lengths are computed in float32 or wider, whatever the dtype of the weight.
+Computes lengths in float32 or wider, whatever the dtype of the weight.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pytreemod.nn.functional.promotion import computing_dtype
 
 
 def norm_except(v: Float[Array, ...], *, axis: int | None = 0) -> Float[Array, ...]:
-    r"""The length of each slice of an array along one axis: $\lVert v_{i\,\cdot} \rVert$.
+    r"""Compute the length of each slice of an array along one axis: $\lVert v_{i\,\cdot} \rVert$.
 
     Shapes:
         v: any
-        return: that of v, with 1 for all axes but `axis`
+        return: the shape of v, with 1 for all axes but `axis`
 
     Args:
         v: the array.
-        axis: the slices are those along it; with None there is one slice, the whole array.
+        axis: the axis of the slices; if None, the whole array is one slice.
 
     Returns:
         Norms in the dtype of v, computed in float32 or wider.
@@ -43,22 +43,22 @@ def norm_except(v: Float[Array, ...], *, axis: int | None = 0) -> Float[Array, .
 def weight_norm(
     v: Float[Array, ...], g: Float[Array, ...], *, axis: int | None = 0
 ) -> Float[Array, ...]:
-    r"""Give each slice of an array a length: $g_i \, v_i / \lVert v_i \rVert$.
+    r"""Scale each slice of an array to a length: $g_i \, v_i / \lVert v_i \rVert$.
 
-    Where `g` is `norm_except(v)`, the result is v, up to the rounding of a sum.
+    If `g` is `norm_except(v)`, the result is v, up to the rounding of a sum.
 
     Shapes:
         v: any
-        g: that of v, with 1 for all axes but `axis`
-        return: that of v
+        g: the shape of v, with 1 for all axes but `axis`
+        return: the shape of v
 
     Args:
         v: directions; their lengths do not matter.
         g: lengths.
-        axis: the slices are those along it; with None there is one slice, the whole array.
+        axis: the axis of the slices; if None, the whole array is one slice.
 
     Returns:
-        An array of the shape and dtype of v. A slice of v that is zero has no direction: nan.
+        An array of the shape and dtype of v. A slice of zeros has no direction, and becomes NaN.
 
     Raises:
         ArgumentError: v is complex, or has no such axis.
@@ -89,13 +89,13 @@ def _weight_norm(
     v: Shaped[Array, ...], g: Shaped[Array, ...], *, axis: int | None
 ) -> Shaped[Array, ...]:
     dtype = computing_dtype(v.dtype)
-    # The norm as g would have it, in its dtype: so that in narrow ones, too, equal lengths cancel.
+    # Rounds the norm to the dtype of g first, so that equal lengths cancel in narrow dtypes, too.
     factor = g.astype(dtype) / _norm_except(v, axis=axis).astype(dtype)
     return (v.astype(dtype) * jnp.broadcast_to(factor, v.shape)).astype(v.dtype)
 
 
 def _front(v: Array, axis: int | None) -> int | None:
-    """An axis counted from the front."""
+    """Count an axis from the front."""
     if axis is None or -v.ndim <= axis < v.ndim:
         return None if axis is None else axis % v.ndim
     raise ArgumentError("norm_except(axis)", f"an axis of {describe(v)}", describe(axis))

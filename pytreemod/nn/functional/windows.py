@@ -1,4 +1,4 @@
-"""How windows lie over spatial axes: padding, extent, and how many fit."""
+"""Windows over spatial axes: padding, extent, and number."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Padding: TypeAlias = str | int | Sequence[int] | Sequence[tuple[int, int]]
 """`"SAME"`, `"SAME_LOWER"`, `"VALID"`, one amount, one per axis, or (low, high) per axis."""
 
 Pads: TypeAlias = tuple[tuple[int, int], ...]
-"""How much is added below and above each spatial axis."""
+"""The padding below and above each spatial axis."""
 
 NAMED_PADDINGS = ("SAME", "SAME_LOWER", "VALID")
 
 
 def check_padding(where: str, padding: Any, dims: int, *, words: bool) -> str | Pads:
-    """Accept the ways to write a padding.
+    """Accept every way to write a padding.
 
     Args:
         where: names the argument in the error.
-        padding: what the user passed.
-        dims: how many spatial axes there are.
+        padding: the user's value.
+        dims: number of spatial axes.
         words: whether `"SAME"`, `"SAME_LOWER"` and `"VALID"` are accepted.
 
     Returns:
@@ -48,7 +48,7 @@ def check_padding(where: str, padding: Any, dims: int, *, words: bool) -> str | 
 
 
 def _pads(padding: Any, dims: int) -> Pads | None:
-    """(low, high) for each axis, or None where `padding` is no way to write that."""
+    """Return (low, high) for each axis, or None if `padding` is invalid."""
     amounts = as_sequence([padding] * dims if as_integer(padding) is not None else padding)
     if amounts is None or len(amounts) != dims:
         return None
@@ -56,7 +56,7 @@ def _pads(padding: Any, dims: int) -> Pads | None:
     for amount in amounts:
         pair = as_sequence(amount) or (amount, amount)
         low, high = map(as_integer, pair) if len(pair) == 2 else (None, None)
-        # A negative amount is what JAX cuts off; of a padding it is more likely a mistake.
+        # JAX would cut off a negative amount; here it is more likely a mistake.
         if low is None or high is None or low < 0 or high < 0:
             return None
         pairs.append((low, high))
@@ -64,7 +64,7 @@ def _pads(padding: Any, dims: int) -> Pads | None:
 
 
 def extents(kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
-    """How many positions a dilated kernel spans on each axis.
+    """Return how many positions a dilated kernel spans on each axis.
 
     Args:
         kernel_size: taps on each axis.
@@ -83,7 +83,7 @@ def extents(kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[int, .
 def resolve_padding(
     padding: str | Pads, spatial: Sequence[int], window: Sequence[int], stride: Sequence[int]
 ) -> Pads:
-    """The amounts behind `"SAME"`, `"SAME_LOWER"` and `"VALID"` for the given sizes.
+    """Return the amounts of `"SAME"`, `"SAME_LOWER"` and `"VALID"` for the given sizes.
 
     Args:
         padding: one of these words, or (low, high) for each axis.
@@ -100,14 +100,14 @@ def resolve_padding(
     """
     if not isinstance(padding, str):
         return padding
-    # By JAX's own rule, so that a word means here what it means in `lax`.
+    # By JAX's own rule, so that a word means the same as in `lax`.
     return tuple((low, high) for low, high in lax.padtype_to_pads(spatial, window, stride, padding))
 
 
 def cover(pads: Pads, spatial: Sequence[int], window: Sequence[int], stride: Sequence[int]) -> Pads:
-    """Padding enlarged at the top so that the last, overhanging window counts too.
+    """Enlarge the padding at the end, so that the last, overhanging window counts, too.
 
-    A window that would start beyond the input and its lower padding is left out.
+    A window that would start beyond the input and its lower padding does not count.
 
     Args:
         pads: (low, high) for each axis.
@@ -123,13 +123,13 @@ def cover(pads: Pads, spatial: Sequence[int], window: Sequence[int], stride: Seq
         ((0, 1),)
 
     Source:
-        The rule of PyTorch's `ceil_mode`.
+        PyTorch's rule for `ceil_mode`.
     """
     grown: list[tuple[int, int]] = []
     for (low, high), size, extent, step in zip(pads, spatial, window, stride, strict=True):
         total = low + size + high
         last_start = -(-(total - extent) // step) * step
-        # Such a window sees padding alone: its maximum would be -inf.
+        # Such a window has only padding: its maximum would be -inf.
         if last_start >= low + size:
             last_start -= step
         grown.append((low, high + max(last_start + extent - total, 0)))
