@@ -1,10 +1,10 @@
-"""Layers: Modules that hold arrays, and call the pure functions of `pytreemod.nn.functional`.
+"""Layers: Modules that have arrays, and call the pure functions of `pytreemod.nn.functional`.
 
-Owns: the layers, under Equinox's names. Leaves of a layer are arrays only (sizes, flags and
-functions are configuration). A layer that knows how many axes an example has accepts leading batch
-axes; and the axes that it cares for, of its input and of its own arrays, are always checked.
-May import errors, tree, module, state and transform. Promises that no layer keeps anything behind
-the caller's back: keys and State are passed in, new State is handed back.
+Owns: the layers, under Equinox's names. The leaves of a layer are arrays; sizes, flags and
+functions are configuration. A layer that knows how many axes an example has accepts leading batch
+axes. The axes that it uses, of its input and of its own arrays, are always checked. May import
+errors, tree, module, state and transform. No layer changes anything in place: keys and State are
+arguments, and new State is a result.
 """
 
 from functools import partial as _partial
@@ -77,5 +77,5 @@ from pytreemod.state.tokens import RngStream as RngStream
 from pytreemod.state.tokens import StateIndex as StateIndex
 from pytreemod.state.values import State as State
 
-# Type checkers, which do not see this, would take it for a promise that any name is here.
+# Hidden from type checkers, which would otherwise accept any name.
 globals()["__getattr__"] = _partial(_refuse_name, __name__)

@@ -1,4 +1,4 @@
-"""Activations that have parameters, and are layers for that."""
+"""Layers for activations with parameters."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from pytreemod.typing import AnyArray
 
 
 class PReLU(Layer):
-    r"""An activation whose negative side is learned: $x > 0 \mathbin{?} x : a x$.
+    r"""An activation with a learned negative slope: $x > 0 \mathbin{?} x : a x$.
 
-    Computed in float32 or wider, returned in the dtype of x, or as floats if x has integers. Its
-    derivative at zero is $a$, as PyTorch's is.
+    Computes in float32 or wider, and returns the dtype of x, or floats if x is integer. The
+    derivative at zero is $a$, as in PyTorch.
 
     Shapes:
         x: (..., *shape), where shape is that of init_alpha, and 1 means any size
@@ -40,16 +40,16 @@ class PReLU(Layer):
         negative_slope: the shape of init_alpha
 
     Args:
-        init_alpha: the first slope: a number, for all of x one; or an array, with a slope for each
-            entry of the trailing axes. A slope for each channel of an image is of shape
-            `(channels, 1, 1)`. 0.25 if None.
+        init_alpha: the initial slope: a number, for all of x; or an array, with a slope for each
+            entry of the trailing axes. For a slope for each channel of an image, pass an array of
+            shape `(channels, 1, 1)`. 0.25 if None.
 
     State and randomness: none.
 
     Raises:
-        ArgumentError: init_alpha is no real floating number, or x has no real numbers.
-        ShapeError: init_alpha cannot be broadcast to the trailing axes of x; or negative_slope has
-            not the shape above.
+        ArgumentError: init_alpha or x is not of real numbers; or init_alpha is not floating.
+        ShapeError: init_alpha cannot be broadcast to the trailing axes of x; or negative_slope does
+            not have the shape above.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -61,7 +61,7 @@ class PReLU(Layer):
         (7, 3, 8, 8)
 
     Source:
-        He et al. 2015, https://arxiv.org/abs/1502.01852, eq. (1); the first slope as
+        He et al. 2015, https://arxiv.org/abs/1502.01852, eq. (1); the initial slope as in
         `torch.nn.PReLU`.
     """
 
@@ -92,7 +92,7 @@ def _initial_slope(where: str, value: Any) -> Array:
     if is_array_like(value) and shape_of(value) is not None:
         slope = jnp.asarray(value)
         if jnp.issubdtype(slope.dtype, jnp.floating):
-            # Of its own dtype: a weak one would give way to that of the updates.
+            # Not weakly typed, or updates would decide its dtype.
             return slope.astype(slope.dtype)
     expected = "a floating number, or an array of them"
     raise ArgumentError(where, expected, describe(value))

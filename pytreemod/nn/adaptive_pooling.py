@@ -1,4 +1,4 @@
-"""The pooling layers whose output has a given size."""
+"""Pooling layers whose output has a given size."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ from pytreemod.typing import AnyArray
 class AdaptivePool(Layer):
     """Reduces spatial axes of any size to a given size.
 
-    The formula is that of [adaptive_pool][pytreemod.nn.functional.adaptive_pool].
+    For the formula see [adaptive_pool][pytreemod.nn.functional.adaptive_pool].
 
-    An axis of n entries falls into t windows of neighbors that do not overlap: where t divides n
-    all are alike, and otherwise the first n % t of them have one entry more than the others, as in
-    Equinox. PyTorch's windows differ there: number i goes from floor(i n / t) to
-    ceil((i + 1) n / t), so that they overlap; and where n is smaller than t, which is refused here,
-    it repeats entries.
+    An axis of n entries is divided into t windows that do not overlap. As in Equinox, the first
+    n % t of them have one entry more than the others. PyTorch's windows differ if t does not divide
+    n: window i goes from floor(i n / t) to ceil((i + 1) n / t), so its windows overlap. PyTorch
+    also repeats entries if n is smaller than t, which is an error here.
 
-    `AdaptiveAvgPool1d` and the like are the usual ones, predefined. Floats narrower than float32
-    are reduced in float32, and returned in the dtype of x.
+    `AdaptiveAvgPool1d` and similar layers are the common cases. Floats narrower than float32 are
+    reduced in float32, and returned in the dtype of x.
 
     Shapes:
         x: (..., channels, *spatial)
         return: (..., channels, *target_shape)
 
     Fields:
-        none that are arrays
+        no arrays
 
     Args:
         target_shape: size of the output's spatial axes, for all axes or for each, >= 1.
@@ -57,8 +56,8 @@ class AdaptivePool(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is no size, or operation gives no number.
-        ShapeError: x lacks an axis, or has one that is smaller than in target_shape.
+        ArgumentError: an argument is not a size, or operation does not return a number.
+        ShapeError: x lacks an axis, or an axis is smaller than in target_shape.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -67,7 +66,7 @@ class AdaptivePool(Layer):
         [[2.0, 4.0, 6.0]]
 
     Source:
-        Equinox's layer of that name.
+        `equinox.nn.AdaptivePool`.
     """
 
     target_shape: tuple[int, ...] = sizes(1, count="num_spatial_dims")
@@ -122,9 +121,9 @@ class _AdaptiveMaxPool(AdaptivePool):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    """The mean of each of a number of windows over one spatial axis.
+    """Takes the mean of each window over one spatial axis, for a given number of windows.
 
-    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
 
     Shapes:
         x: (..., channels, length)
@@ -145,9 +144,9 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    """The mean of each of a number of windows over two spatial axes.
+    """Takes the mean of each window over two spatial axes, for a given number of windows.
 
-    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
 
     Shapes:
         x: (..., channels, height, width)
@@ -168,9 +167,9 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool):
-    """The mean of each of a number of windows over three spatial axes.
+    """Takes the mean of each window over three spatial axes, for a given number of windows.
 
-    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
 
     Shapes:
         x: (..., channels, depth, height, width)
@@ -191,9 +190,9 @@ class AdaptiveAvgPool3d(_AdaptiveAvgPool):
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool):
-    """The largest entry of each of a number of windows over one spatial axis.
+    """Takes the largest entry of each window over one spatial axis, for a given number of windows.
 
-    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
 
     Shapes:
         x: (..., channels, length)
@@ -214,9 +213,9 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool):
-    """The largest entry of each of a number of windows over two spatial axes.
+    """Takes the largest entry of each window over two spatial axes, for a given number of windows.
 
-    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
 
     Shapes:
         x: (..., channels, height, width)
@@ -237,9 +236,9 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool):
-    """The largest entry of each of a number of windows over three spatial axes.
+    """Takes the largest entry of each window over three spatial axes, for a number of windows.
 
-    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
 
     Shapes:
         x: (..., channels, depth, height, width)

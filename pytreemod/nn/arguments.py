@@ -1,6 +1,6 @@
-"""Checks that all layers share: sizes, keys, dtypes, inputs, State, own arrays; and their hints.
+"""Checks that all layers share: sizes, keys, dtypes, inputs, State, their own arrays; with hints.
 
-Owns: turning what a user passed into what a layer can rely on, or an error that names the layer
+Owns: turning arguments into values that a layer can rely on, or into an error that names the layer
 and the argument.
 """
 
@@ -40,8 +40,8 @@ from pytreemod.typing import Keys, Tracer, untyped_jax
 
 KEY_HINT = ("Pass a random key:", "key=jax.random.key(0)")
 STATE_HINT = ("A State goes second, without a name:", "x, state = layer(x, state)")
-# A Module can be called, and so is taken for a function where either is accepted. That shows only
-# in the call: the layer's arrays are labels then, or the input is a whole tree.
+# A Module is callable, so it passes for a function where either is accepted. This shows only in the
+# call: then the layer's arrays are labels, or the input is a whole tree.
 TREE_HINT = (
     "If it is a tree of labels, or a mask, that was taken for a function and called, wrap it:",
     "lambda _: labels",
@@ -49,7 +49,7 @@ TREE_HINT = (
 
 
 class Title:
-    """A layer as its errors call it; the text is only made if there is an error to show it in.
+    """A layer as its errors name it; the string is only made if there is an error.
 
     Args:
         layer: a Module.
@@ -72,33 +72,33 @@ class Title:
 
 
 _DIVIDED_AT_ONCE = 16
-"""How many parts of a key are taken out by one program, whose size grows with them."""
+"""The most parts of a key that one program takes out; its size grows with them."""
 
 _NO_NUMBERS = "OSUMm"
-"""Kinds of NumPy's dtypes that JAX has not: objects, texts and times."""
+"""Kinds of NumPy's dtypes that JAX does not have: objects, strings and times."""
 
 TitleLike: TypeAlias = str | Title
-"""What an error is about: a text, or something that will make one."""
+"""The subject of an error: a string, or an object that makes one."""
 
 
 def named(layer: Any, argument: str) -> str:
-    """An argument of a layer's constructor as its errors call it: `Linear(in_features)`."""
+    """Name an argument of a layer's constructor as its errors do: `Linear(in_features)`."""
     return f"{type(layer).__name__}({argument})"
 
 
 def in_inference(where: TitleLike, own: Any, given: Any) -> bool:
-    """Whether a layer is in inference mode: as its call says, or else as its field does.
+    """Whether a layer is in inference mode: the argument of the call decides, then the field.
 
     Args:
         where: the layer's title.
         own: the field.
-        given: what the call was given; None if nothing.
+        given: the argument of the call; None if there is none.
 
     Returns:
         True or False.
 
     Raises:
-        ArgumentError: it is not known while the call is traced.
+        ArgumentError: the value is not known while tracing.
 
     Examples:
         >>> in_inference("Dropout(p=0.5)", True, None), in_inference("Dropout(p=0.5)", True, False)
@@ -117,8 +117,8 @@ def renamed(where: str, old: str, value: Any, *new: str) -> Any:
     Args:
         where: names the layer, or its call.
         old: the name that was used.
-        value: what was passed.
-        *new: how the argument is to be written; several if it is now several.
+        value: the value that was passed.
+        *new: the new name; several if the argument was split.
 
     Returns:
         The value.
@@ -140,14 +140,14 @@ def renamed(where: str, old: str, value: Any, *new: str) -> Any:
 
 
 def function(expected: str = "a function", *hint: str) -> Accepts:
-    """For fields that can be called: `field(accepts=function())`.
+    """Make a check for fields that are callable: `field(accepts=function())`.
 
     Args:
-        expected: what errors call it.
+        expected: the description of the value in errors.
         *hint: of these errors.
 
     Returns:
-        What the field accepts.
+        A check for `field(accepts=...)`.
 
     Examples:
         >>> function()("Lambda(fn)", abs, None)
@@ -164,15 +164,15 @@ def function(expected: str = "a function", *hint: str) -> Accepts:
 
 
 def instance(cls: type, expected: str, *hint: str) -> Accepts:
-    """For fields that are of one class: `field(accepts=instance(RNN, "an RNN"))`.
+    """Make a check for fields of one class: `field(accepts=instance(RNN, "an RNN"))`.
 
     Args:
         cls: the class.
-        expected: what errors call it; with "None" among its words None is accepted, too.
+        expected: the description of the value in errors; if it mentions "None", None is accepted.
         *hint: of these errors.
 
     Returns:
-        What the field accepts.
+        A check for `field(accepts=...)`.
 
     Examples:
         >>> instance(int, "an int or None")("Layer(size)", None, None) is None
@@ -190,16 +190,16 @@ def instance(cls: type, expected: str, *hint: str) -> Accepts:
 
 
 def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder: str) -> None:
-    """Refuse another number of layers that are held as one, without other layers.
+    """Refuse a new number of layers that are stored as one, unless the layers change, too.
 
     Args:
-        layer: what holds them.
-        changes: what `replace` was given.
-        name: the field with their number.
-        holder: the field that they are in.
+        layer: has the layers.
+        changes: the arguments of `replace`.
+        name: the field with the number of layers.
+        holder: the field with the layers.
 
     Raises:
-        ArgumentError: the number would no longer be theirs.
+        ArgumentError: the number would not match the layers.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -218,19 +218,19 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
 
     Args:
         where: names the layer and the argument in the error.
-        key: what the user passed.
+        key: the user's value.
 
     Returns:
         The key.
 
     Raises:
-        RngError: not a key, or several of them.
+        RngError: it is not a key, or several keys.
 
     Examples:
         >>> check_key("Linear(key)", jax.random.key(0)).shape
         ()
     """
-    # First: it has neither shape nor dtype, and is a key all the same.
+    # First: it has neither shape nor dtype, but is a key.
     if isinstance(key, InitKeys):
         return next(key)
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
@@ -238,7 +238,7 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
         hint = STATE_HINT if isinstance(key, State) else KEY_HINT
         raise RngError(where, "a random key", describe(key), hint=hint)
     typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    # Old-style keys are bare uint32 words: two of them by default, four for the "rbg" generator.
+    # Old-style keys are uint32 words: two by default, four for the "rbg" generator.
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape in ((2,), (4,))):
         return key
     hint: Sequence[str] = KEY_HINT
@@ -248,18 +248,18 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
 
 
 def required_key(where: TitleLike, key: Any, call: str) -> PRNGKeyArray:
-    """A random key, for a layer that cannot train without.
+    """Return a random key, for a layer that cannot train without one.
 
     Args:
         where: names the layer in the error.
-        key: what the user passed; None if nothing.
-        call: how the layer is called with one.
+        key: the user's value; None if there is none.
+        call: code that calls the layer with a key.
 
     Returns:
         The key.
 
     Raises:
-        RngError: there is none, or what there is is none.
+        RngError: there is no key, or the value is not a key.
     """
     if key is None:
         hint = ("Pass a key, or switch to inference:", call, "layer = nn.inference_mode(layer)")
@@ -268,18 +268,18 @@ def required_key(where: TitleLike, key: Any, call: str) -> PRNGKeyArray:
 
 
 def split_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] | Keys:
-    """Several keys for a layer's own arrays.
+    """Return several keys for a layer's own arrays.
 
     Args:
         where: names the layer and the argument in the error.
-        key: what the user passed.
-        n: how many.
+        key: the user's value.
+        n: number of keys.
 
     Returns:
         A key split by `n`; or, without a split, the next `n` of `init_keys`.
 
     Raises:
-        RngError: not a key, or several of them.
+        RngError: it is not a key, or several keys.
 
     Examples:
         >>> len(split_key("Linear(key)", jax.random.key(0), 2))
@@ -295,26 +295,26 @@ def _parts(key: PRNGKeyArray, n: int) -> tuple[PRNGKeyArray, ...]:
     return tuple(jax.random.split(key, n))
 
 
-# As one program: a fifth of what it takes to split a key, and to take each part out of the array by
-# a call of its own (9 us instead of 40 to 60, for two). In other programs it leaves no trace.
+# One program takes a fifth of the time of separate calls that split a key and take out each part:
+# 9 us instead of 40 to 60, for two. Inlining leaves no trace in other programs.
 _divided: Callable[[PRNGKeyArray, int], tuple[PRNGKeyArray, ...]] = untyped_jax.jit(
     _parts, static_argnums=1, inline=True
 )
 
 
 def divide_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[KeyLike] | Keys:
-    """What `n` parts of a layer are given as their keys.
+    """Return the keys for the `n` parts of a layer.
 
     Args:
         where: names the layer and the argument in the error.
-        key: what the user passed.
-        n: how many.
+        key: the user's value.
+        n: number of parts.
 
     Returns:
-        A key split by `n`; or `init_keys` itself for each: the parts take from it in turn.
+        A key split by `n`; or `init_keys` itself for each: the parts take keys from it in turn.
 
     Raises:
-        RngError: not a key, or several of them.
+        RngError: it is not a key, or several keys.
 
     Examples:
         >>> len(divide_key("MLP(key)", jax.random.key(0), 2))
@@ -324,18 +324,18 @@ def divide_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[KeyLike] | Ke
 
 
 def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
-    """The dtype for a layer's arrays: JAX's default float where None, otherwise a floating one.
+    """Return the dtype for a layer's arrays: a floating one, JAX's default float if None.
 
     Args:
         where: names the argument in the error.
         dtype: a dtype, its name, or None.
-        real: whether complex dtypes are refused too.
+        real: whether complex dtypes are refused, too.
 
     Returns:
         A dtype.
 
     Raises:
-        ArgumentError: not a floating (or complex) dtype.
+        ArgumentError: it is not a floating (or complex) dtype.
 
     Warns:
         UserWarning: it needs 64 bits, which JAX does not have by default.
@@ -357,12 +357,12 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
 
 
 def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
-    """Accept what JAX can compute with: arrays and numbers, but no lists.
+    """Accept arrays and numbers, but no lists.
 
     Args:
         where: the layer's title.
-        x: what the user passed.
-        argument: what the layer calls it.
+        x: the user's value.
+        argument: the layer's name for it.
 
     Returns:
         A JAX array or tracer.
@@ -375,7 +375,7 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
         (3,)
     """
     if isinstance(x, jax.Array):
-        # Only a random key has a dtype that is none of NumPy's.
+        # Only a random key has a dtype that is not NumPy's.
         if isinstance(x.dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]  (JAX annotates none)
             return x
         called = f"layer({argument}, key=key)" if argument == "x" else "layer(..., key=key)"
@@ -399,7 +399,7 @@ def refuse_tree(where: TitleLike, x: Any, argument: str = "x") -> None:
     """Refuse a whole tree instead of an array; lists, and a State, are other mistakes.
 
     Raises:
-        ArgumentError: x is one.
+        ArgumentError: x is a tree.
     """
     if x is None or isinstance(x, (list, tuple, State)) or not is_node(x):
         return
@@ -417,22 +417,22 @@ def check_floating(where: TitleLike, x: Array) -> None:
 
 
 def own_arrays(where: Title, *names: str) -> tuple[Any, ...]:
-    """Read the arrays that a layer holds: how every layer of `nn` gets its own, when it is called.
+    """Read and check the arrays of a layer, as every layer of `nn` does in a call.
 
-    Every axis counts. Layers that a map made as one have one axis more, and would take it for one
-    of the others: called as they are, they would broadcast to something that nobody meant. Shapes
-    are known while tracing, so that a compiled program does not contain the check.
+    Every axis counts. Layers that a map has made as one have an extra axis. Called without a map,
+    they would take it for one of the others, and broadcast to a wrong result. Shapes are known
+    while tracing, so a compiled program does not contain the check.
 
     Args:
-        where: the title of the layer, whose annotations say the shapes.
+        where: the title of the layer; its annotations define the shapes.
         *names: the fields.
 
     Returns:
         The values of these fields, in that order.
 
     Raises:
-        ShapeError: a value has another shape; or there is none, or one that should not be there.
-        ArgumentError: a value is no array at all.
+        ShapeError: a value has another shape, is missing, or should not exist.
+        ArgumentError: a value is not an array.
 
     Examples:
         >>> from pytreemod import nn
@@ -444,7 +444,7 @@ def own_arrays(where: Title, *names: str) -> tuple[Any, ...]:
 
 
 def check_own(where: Title, name: str, shape: tuple[int, ...] | None, value: Any) -> None:
-    """Refuse a value that has not the shape of the layer's array of that name."""
+    """Refuse a value that does not have the shape of the layer's array of that name."""
     expected = f"{name} to be None" if shape is None else f"{name} of shape {shape}"
     refuse_label(where, expected, value)
     found = shape_of(value)
@@ -474,12 +474,12 @@ def check_own(where: Title, name: str, shape: tuple[int, ...] | None, value: Any
 
 
 def refuse_label(where: Title, expected: str, value: Any) -> None:
-    """Refuse what cannot be an array of a layer: a text, a class, True.
+    """Refuse a value that cannot be an array of a layer: a string, a class, True.
 
     Raises:
-        ArgumentError: it cannot.
+        ArgumentError: the value is one of these.
     """
-    # JAX would make a number of True, and NumPy try a text as the name of a dtype.
+    # JAX would convert True to a number, and NumPy would try a string as the name of a dtype.
     is_label = isinstance(value, (bool, str))
     if not is_label:
         try:
@@ -491,15 +491,15 @@ def refuse_label(where: Title, expected: str, value: Any) -> None:
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of whatever can be an array; None for None."""
+    """Return the shape of a value that can be an array; None for None."""
     if value is None or hasattr(value, "shape"):
         return None if value is None else value.shape
-    # What only becomes an array when it is computed with: asked without computing it.
+    # A computed value becomes an array only in a computation, which this avoids.
     return jax.eval_shape(lambda: jnp.asarray(value)).shape
 
 
 def mapped_hint(layer: Any) -> Sequence[str]:
-    """How layers are called that a map has made as one."""
+    """Return a hint on how to call layers that a map has made as one."""
     call, arguments = _call_of(layer)
     mapped = f"pm.filter_vmap({call})({', '.join(['layers', *arguments])})"
     if is_stateful(layer):
@@ -511,9 +511,9 @@ def mapped_hint(layer: Any) -> Sequence[str]:
 
 
 def _call_of(layer: Any) -> tuple[str, list[str]]:
-    """A function that calls a layer with all that it takes, and names for what that is mapped over.
+    """Return code of a function that calls a layer, and names of the arguments to map over.
 
-    A recurrent cell takes what it carried, too.
+    For a recurrent cell these include the carry.
     """
     parameters = [*inspect.signature(layer).parameters.values()]
     required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
@@ -528,11 +528,11 @@ def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> Non
     Args:
         where: the layer's title.
         x: the input.
-        size: what the last axis must be.
+        size: of the last axis.
         argument: the constructor's argument that set the size.
 
     Raises:
-        ShapeError: it has not; the text shows which axis would fit.
+        ShapeError: it has another size; the message shows which axis would fit.
 
     Examples:
         >>> check_last_axis("Linear(...)", jnp.ones((7, 3)), 3, "in_features")
@@ -545,12 +545,12 @@ def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> Non
 
 
 def _last_axis_hint(shape: tuple[int, ...], size: int, made: str) -> Sequence[str]:
-    """What would make an array of `shape` end in an axis of `size`."""
+    """Return a hint for an array of `shape` to end in an axis of `size`."""
     if shape == ():
         if size == 1:
             return ("x has no axes; give it one:", "layer(x[None])")
         return f"x has no axes; the layer needs {size} numbers at once."
-    # From the back: of two axes that fit, the one nearest to its place is rather meant.
+    # From the back: of two axes that fit, the later one is more likely.
     for axis in reversed(range(len(shape) - 1)):
         if shape[axis] == size:
             moved = "x.T" if len(shape) == 2 else f"jnp.moveaxis(x, {axis}, -1)"
@@ -566,7 +566,7 @@ SPATIAL_AXES = ((), ("length",), ("height", "width"), ("depth", "height", "width
 
 
 def spatial_names(count: int) -> tuple[str, ...]:
-    """Names of the spatial axes, for the shapes that errors show."""
+    """Return names of the spatial axes, for the shapes in errors."""
     if count < len(SPATIAL_AXES):
         return SPATIAL_AXES[count]
     return tuple(f"d{axis}" for axis in range(count))
@@ -579,7 +579,7 @@ def check_channels(where: TitleLike, x: Array, channels: int | None, dims: int) 
         where: the layer's title.
         x: the input.
         channels: the size of the channel axis, if the layer fixes it.
-        dims: how many spatial axes there are.
+        dims: number of spatial axes.
 
     Raises:
         ShapeError: an axis is missing, or the channel axis has another size.
@@ -596,7 +596,7 @@ def check_channels(where: TitleLike, x: Array, channels: int | None, dims: int) 
 
 
 def _channel_hint(shape: tuple[int, ...], channels: int | None, axis: int) -> Sequence[str]:
-    """What would give an array of `shape` its channels at `axis`."""
+    """Return a hint for an array of `shape` to have its channels at `axis`."""
     dims = -axis - 1
     if len(shape) < dims:
         return f"The layer needs at least {dims + 1} axes: one of channels, {dims} spatial."
@@ -614,7 +614,7 @@ def _channel_hint(shape: tuple[int, ...], channels: int | None, axis: int) -> Se
 def check_window(where: TitleLike, x: Array, window: Sequence[int], pads: Sequence[Any]) -> None:
     """Require that a window of the given extent fits into the padded spatial axes.
 
-    JAX would return an empty array, which shows up later as a loss of nan, far from its cause.
+    JAX would return an empty array, which shows up later as a loss of NaN, far from its cause.
 
     Args:
         where: the layer's title.
@@ -641,10 +641,10 @@ def check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
     Args:
         where: the layer's title.
         x: the input.
-        shape: what its last axes must be.
+        shape: of the last axes.
 
     Raises:
-        ShapeError: they are not.
+        ShapeError: the last axes of x have other sizes.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -676,10 +676,10 @@ def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
     Args:
         where: the layer's title.
         x: the input.
-        shape: of what the layer holds; 1 goes with any size.
+        shape: of the layer's array; 1 fits any size.
 
     Raises:
-        ShapeError: it cannot.
+        ShapeError: the array cannot be broadcast.
 
     Examples:
         >>> check_spread("PReLU(...)", jnp.ones((7, 3, 8)), (3, 1))
@@ -702,17 +702,17 @@ def check_lengths(
 
     Args:
         where: the layer's title.
-        name: what the layer calls them.
-        lengths: what the user passed.
+        name: the layer's name for them.
+        lengths: the user's value.
         batch: the batch axes of the sequences.
-        most: how many places there are.
-        check: whether compiled code raises where one is wrong.
+        most: number of positions.
+        check: whether compiled code raises an error if a length is wrong.
 
     Returns:
         Integers that can be subtracted; None for None.
 
     Raises:
-        ArgumentError: they are no integers, or one is wrong, where that is known.
+        ArgumentError: they are not integers, or one is wrong, if that is known.
         ShapeError: there is not one for each sequence.
     """
     if lengths is None:
@@ -735,14 +735,14 @@ def check_lengths(
 
 
 def check_state(where: Any, state: Any) -> None:
-    """Refuse all but a State, such as a key in its place.
+    """Refuse everything but a State, such as a key.
 
     Args:
-        where: what was called, as text or something that will make one.
+        where: the call, as a string or an object that makes one.
         state: a State, or `ABSENT`.
 
     Raises:
-        ArgumentError: something else.
+        ArgumentError: it is something else.
 
     Examples:
         >>> from pytreemod.nn.calling import ABSENT
@@ -754,18 +754,18 @@ def check_state(where: Any, state: Any) -> None:
 
 
 def required_state(where: Any, state: Any) -> State:
-    """A State, for a layer that cannot do without.
+    """Return the State, for a layer that requires one.
 
     Args:
-        where: what was called, as text or something that will make one.
-        state: what was passed; `ABSENT` if nothing was.
+        where: the call, as a string or an object that makes one.
+        state: the user's value; `ABSENT` if there is none.
 
     Returns:
         The State.
 
     Raises:
-        ArgumentError: something else was passed.
-        StateError: nothing was.
+        ArgumentError: the value is not a State.
+        StateError: there is none.
     """
     if isinstance(state, Absence):
         raise StateError(where, "a State after x", "none", hint=_state_hint(None, True))
@@ -776,7 +776,7 @@ def required_state(where: Any, state: Any) -> State:
 
 
 def _state_hint(given: Any, is_needed: bool) -> Sequence[str]:
-    """What to write, by what came instead of a State."""
+    """Return a hint on how to pass a State, depending on the given value."""
     if given is None and is_needed:
         return (
             "Make the layer together with its State, and pass that along:",

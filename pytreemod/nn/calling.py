@@ -1,4 +1,4 @@
-"""How a layer is called: whether with State, whether with a key; and the mark for "no State"."""
+"""How to call a layer: with or without State and key; and the mark for "no State"."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Absence(Enum):
 
 
 ABSENT = Absence.ABSENT
-"""Stands for an argument that was not given, where None would be a value."""
+"""Represents an argument that was not given, where None would be a value."""
 
 Absent: TypeAlias = Literal[Absence.ABSENT]
 
@@ -41,7 +41,7 @@ Absent: TypeAlias = Literal[Absence.ABSENT]
 class StatefulLayer(Module):
     """Base of layers that are called as `layer(x, state, *, key)` and return `(out, state)`.
 
-    `Sequential` passes State to these, and to no others.
+    `Sequential` passes State only to these.
 
     Examples:
         >>> from pytreemod import nn
@@ -53,7 +53,7 @@ class StatefulLayer(Module):
     """
 
     def is_stateful(self) -> bool:
-        """Whether this instance needs State; a subclass may decide by what it holds.
+        """Whether this instance needs State; a subclass may decide by its fields.
 
         Returns:
             True, unless overridden.
@@ -61,17 +61,18 @@ class StatefulLayer(Module):
         return True
 
     def needs_state(self) -> bool:
-        """Whether this instance cannot be called without State; a subclass may decide.
+        """Whether this instance must be called with State; a subclass may decide.
 
         Returns:
-            What `is_stateful` says, unless overridden: a layer that keeps nothing without State
-            says False, and is called as `layer(x, *, key)` then, for its output alone.
+            The result of `is_stateful`, unless overridden. A layer that stores nothing without
+            State returns False. Without State, it is called as `layer(x, *, key)`, and returns only
+            its output.
         """
         return self.is_stateful()
 
 
 def needs_state(layer: Any) -> bool:
-    """Whether there are tokens in a layer that cannot do without State.
+    """Whether a layer has tokens that require a State.
 
     Examples:
         >>> from pytreemod.state.tokens import StateIndex
@@ -86,28 +87,28 @@ def needs_state(layer: Any) -> bool:
 
 
 def is_stateful(layer: Any) -> bool:
-    """Whether a layer, of whatever class, is called with State."""
+    """Whether a layer of any class is called with State."""
     return isinstance(layer, StatefulLayer) and layer.is_stateful()
 
 
 def requires_state(layer: Any) -> bool:
-    """Whether a layer, of whatever class, cannot be called without State."""
+    """Whether a layer of any class must be called with State."""
     return isinstance(layer, StatefulLayer) and layer.needs_state()
 
 
 def in_scope(name: str) -> Callable[[Call], Call]:
-    """`jax.named_scope` for a layer's call, which also answers words of other libraries.
+    """Add `jax.named_scope` to a layer's call, and hints on argument names of other libraries.
 
-    In the frame that the scope needs anyway, so that a call costs no more.
+    The scope needs a wrapper anyway, so the hints cost no extra time.
 
     Args:
-        name: what the computation is called in profiles.
+        name: the name of the computation in profiles.
 
     Returns:
         A decorator.
 
     Raises:
-        ArgumentError: from the call, where an argument has another name here.
+        ArgumentError: from the call, if an argument has another name here.
 
     Examples:
         >>> from pytreemod import nn
@@ -140,10 +141,10 @@ MARK = "_pytreemod_uses_key"
 
 
 def uses_key_if(condition: Callable[[Any], bool]) -> Callable[[Call], Call]:
-    """Mark a `__call__` with when it uses its `key`, so that no key is made for it in vain.
+    """Mark a `__call__` with the condition for using its `key`, so that no unused key is made.
 
-    The mark is on the function and not on the class, for a subclass with a `__call__` of its own
-    may well use the key.
+    The mark is on the function, not on the class: a subclass with its own `__call__` may use the
+    key.
 
     Args:
         condition: from the layer to whether a call of it uses a key.
@@ -175,8 +176,8 @@ def ignores_key(call: Call) -> Call:
 
 
 def wants_key(layer: Any) -> bool:
-    """Whether a call of a layer uses a key: as it is marked, or else whether it accepts one."""
-    # Of the class, where Python looks for what it calls.
+    """Whether a call of a layer uses a key: the mark decides, or whether it accepts one."""
+    # Read from the class, where Python looks up `__call__`.
     condition = getattr(type(layer).__call__, MARK, None)
     return accepts_key(layer) if condition is None else condition(layer)
 
@@ -196,14 +197,14 @@ def accepts_key(layer: Any) -> bool:
         (False, True)
     """
     if not isinstance(layer, Module):
-        # Not cached: two functions are of one class, and take different things.
+        # Not cached: functions have one class, and different parameters.
         return takes(layer, "key")
     call = type(layer).__call__
     return _accepting.find(weakref.ref(call), [call], lambda: takes(call, "key"))
 
 
 def takes(call: Any, name: str) -> bool:
-    """Whether something can be called with an argument of this name."""
+    """Whether a callable accepts an argument of this name."""
     try:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):
@@ -217,7 +218,7 @@ def takes(call: Any, name: str) -> bool:
 
 
 def refuse_no_state(where: Any, *places: str) -> NoReturn:
-    """Raise the error for a layer that needs State, or holds one that does, and is given none.
+    """Raise the error for a layer that needs State, or has one that does, and gets none.
 
     Raises:
         StateError: always.
@@ -231,20 +232,20 @@ def refuse_no_state(where: Any, *places: str) -> NoReturn:
 
 
 def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
-    """Call a layer with what it takes of State and key.
+    """Call a layer, with State and key if it takes them.
 
     Args:
-        layer: anything that can be called.
+        layer: any callable.
         x: its input.
         state: a State, or `ABSENT`; the layer gets it only if it is stateful.
         key: a random key or None; the layer gets it only if it accepts one.
 
     Returns:
-        The layer's output, and the State to go on with.
+        The layer's output, and the new State.
 
     Raises:
-        StateError: a stateful layer did not give back its output and a State; or one that is not
-            said to be stateful cannot be called without.
+        StateError: a stateful layer does not return its output and a State; or a layer that is
+            not marked as stateful requires a State.
 
     Examples:
         >>> call_layer(abs, -1, ABSENT, None)
@@ -252,7 +253,7 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
     """
     options = {"key": key} if accepts_key(layer) else {}
     if not is_stateful(layer) or (isinstance(state, Absence) and not requires_state(layer)):
-        # Its signature is read only once it has failed: that takes as long as a small layer.
+        # The signature is read only after a failure: that takes as long as a small layer.
         try:
             return layer(x, **options), state
         except TypeError as error:
@@ -260,7 +261,7 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
                 _refuse_unmarked(layer, error)
             raise
     result: Any = layer(x, state, **options)
-    # Not unpacked blindly: an array of two rows would pass for an output and a State.
+    # Not just unpacked: an array of two rows would pass for an output and a State.
     match result:
         case (out, State() as after):
             return out, after

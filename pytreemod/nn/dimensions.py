@@ -1,4 +1,4 @@
-"""Making layers of which the first arguments are decided from the one that takes them."""
+"""Makes layers whose first arguments are fixed, from a layer that takes them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def filled_in(
     /,
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[_Layer, Rest], None]]: ...
 def filled_in(init: Callable[..., None], /, *values: Any) -> Any:
-    """Decorates an empty `__init__`: makes it `init` with its first arguments filled in.
+    """Decorate an empty `__init__`: make it `init` with its first arguments filled in.
 
-    A class of its own per dimension then needs two lines, instead of a copy of the signature and
-    of what `init` does.
+    A class for each number of dimensions then needs two lines, without a copy of the signature or
+    of the code of `init`.
 
     Args:
         init: an `__init__`.
         *values: of its first arguments.
 
     Returns:
-        A decorator; what it gives has the rest of init's signature.
+        A decorator; its result has the remaining signature of init.
 
     Examples:
         >>> class Grid:
@@ -59,13 +59,13 @@ def filled_in(init: Callable[..., None], /, *values: Any) -> Any:
         layer, *parameters = signature.parameters.values()
         rest = parameters[len(values) :]
         ft.update_wrapper(fixed, empty)
-        # `update_wrapper` left a way back to the empty signature, which nothing should follow.
+        # `update_wrapper` has added a reference to the empty signature, which would be used.
         vars(fixed).pop("__wrapped__")
         vars(fixed)["__signature__"] = signature.replace(parameters=[layer, *rest])
         marked = getattr(init, RULES, None)
         if marked is None:
             return fixed
-        # Rules may ask for the number of axes, which is no argument any more.
+        # Rules may use the number of axes, which is not an argument any more.
         given = dict(zip([p.name for p in parameters], values, strict=False))
         rules = {name: _fixed(rule, given) for name, rule in marked.rules.items()}
         return sizes_follow(**rules)(fixed)

@@ -1,4 +1,4 @@
-"""The dense layers over several axes."""
+"""Dense layers over several axes."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def _check_axes(where: str, value: Any, layer: LinearGeneral) -> tuple[int, ...]
 
 
 def _terms(equation: str) -> tuple[str, str, str]:
-    """The letters of x, of the weight, and of the result."""
+    """Return the letters of x, of the weight, and of the result."""
     inputs, _, out = equation.partition("->")
     first, _, second = inputs.partition(",")
     return first, second, out
 
 
 def _check_equation(where: str, equation: Any, layer: Einsum) -> str:
-    """Accept an equation of two arrays, whose letters are each written once in each of them."""
+    """Accept an equation of two arrays, in which no letter occurs twice in one array."""
     text = "".join(equation.split()) if isinstance(equation, str) else ""
     terms = _terms(text)
     letters = [term.replace("...", "", 1) for term in terms]
-    # A letter twice in one array is a diagonal, of which the sizes say too little for an error.
+    # A letter twice in one array is a diagonal, whose sizes would not suffice for a clear error.
     is_one = text.count("->") == text.count(",") == 1 and "..." not in terms[1]
     is_one &= all(not word or (word.isalpha() and len({*word}) == len(word)) for word in letters)
     known = {*letters[0], *letters[1]}
@@ -78,14 +78,13 @@ def _check_equation(where: str, equation: Any, layer: Einsum) -> str:
 
 
 class LinearGeneral(Layer):
-    r"""A dense layer over several axes at once: `Linear`, whose sizes are shapes.
+    r"""A dense layer over several axes at once: a `Linear` whose sizes are shapes.
 
-    The formula is that of [linear_general][pytreemod.nn.functional.linear_general].
-
-    Axes of x are summed over, and those of out_features come last in the result.
+    Sums over axes of x; the axes of out_features are the last ones of the result. For the formula
+    see [linear_general][pytreemod.nn.functional.linear_general].
 
     Shapes:
-        x: in_features on the axes of axis, which are the last ones unless said otherwise
+        x: in_features on the axes of axis, by default the last ones
         return: the other axes of x, and then out_features
 
     Fields:
@@ -94,22 +93,23 @@ class LinearGeneral(Layer):
 
     Args:
         in_features: sizes of the axes that are summed over: a size, or a sequence of them.
-        out_features: sizes of the axes that come of them: a size, or a sequence of them.
-        axis: the axes of x that are summed over, in the order of in_features: counted from the
-            back, so that axes before them are batch axes; or from the front.
+        out_features: sizes of the new axes: a size, or a sequence of them.
+        axis: the axes of x that are summed over, in the order of in_features. Axes that are counted
+            from the back allow batch axes before them.
         use_bias: whether to add a bias.
         dtype: of weight and bias; JAX's default float if None.
         key: used once, for the initial weight and bias.
         weight_init: `(key, shape, dtype) -> array`, called with `(n, m)`, the products of
-            in_features and of out_features, that `jax.nn.initializers` expect.
+            in_features and of out_features, as `jax.nn.initializers` expect.
         bias_init: the same for the bias, called with out_features.
 
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is no size, or there are not as many axes as in_features.
+        ArgumentError: an argument is not a size, or axis and in_features differ in length.
         RngError: key is not a random key.
-        ShapeError: the axes of x are not in_features, or weight or bias does not have the shape above.
+        ShapeError: the axes of x are not in_features, or weight or bias does not have the shape
+            above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -122,8 +122,8 @@ class LinearGeneral(Layer):
         (7, 6)
 
     Source:
-        `flax.nnx.LinearGeneral`, without its batch_axis, which `pm.filter_vmap` gives. Initial
-        values U[-1/sqrt(n), 1/sqrt(n)] with n the product of in_features, as `torch.nn.Linear`.
+        `flax.nnx.LinearGeneral`, without its batch_axis; use `pm.filter_vmap` for that. Initial
+        values U[-1/sqrt(n), 1/sqrt(n)] with n the product of in_features, as in `torch.nn.Linear`.
     """
 
     weight: Inexact[Array, "*weight_shape"]
@@ -145,7 +145,7 @@ class LinearGeneral(Layer):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        # The axes after in_features, of which each has one.
+        # The check of axis needs in_features.
         assign_fields(self, in_features=in_features, out_features=out_features, axis=axis)
         self.use_bias = use_bias
         dtype, weight_key, bias_key = begin(self, dtype, key, 2)
@@ -169,7 +169,7 @@ class LinearGeneral(Layer):
     @ignores_key
     @in_scope("pm.nn.LinearGeneral")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
-        """Sum over the axes of x that the layer is for; `key` is ignored."""
+        """Sum over the axes of x; `key` is ignored."""
         del key
         where = Title(self, "in_features", "out_features", "axis")
         weight, bias = own_arrays(where, "weight", "bias")
@@ -178,7 +178,7 @@ class LinearGeneral(Layer):
             -x.ndim <= axis < x.ndim and x.shape[axis] == size
             for axis, size in zip(self.axis, self.in_features, strict=True)
         )
-        # Counted from both ends, two may be the same.
+        # Counted from both ends, two may be equal.
         if not fits or len({axis % x.ndim for axis in self.axis}) < len(self.axis):
             expected = f"x with axes {self.axis} of sizes {self.in_features}"
             raise ShapeError(where, expected, describe(x))
@@ -186,38 +186,38 @@ class LinearGeneral(Layer):
 
 
 class Einsum(Layer):
-    r"""A sum of products of x with a weight, by an equation, and a bias.
+    r"""Sums products of x and a weight by an equation, and adds a bias.
 
-    The formula is that of [einsum][pytreemod.nn.functional.einsum].
+    For the formula see [einsum][pytreemod.nn.functional.einsum].
 
     Shapes:
-        x: as the equation says, of the sizes that weight_shape gives to its letters; `...` means
-            any number of axes
-        return: as the equation says
+        x: as in the equation, with the sizes of the letters in weight_shape; `...` means any number
+            of axes
+        return: as in the equation
 
     Fields:
         weight: weight_shape
         bias: bias_shape, or None if that is None
 
     Args:
-        equation: of x and the weight, as `jax.numpy.einsum` takes it: `"...i,io->...o"`.
+        equation: of x and the weight, as for `jax.numpy.einsum`: `"...i,io->...o"`.
         weight_shape: the shape of the weight.
-        bias_shape: the shape of a bias, which belongs to the last axes of the result, with 1 for
-            any size; None for no bias.
+        bias_shape: the shape of a bias, added to the last axes of the result, with 1 for any size;
+            None for no bias.
         dtype: of weight and bias; JAX's default float if None.
         key: used once, for the initial weight and bias.
-        weight_init: `(key, shape, dtype) -> array`, called with `(n, m)` that `jax.nn.initializers`
-            expect: n is the product of the axes that are summed over, m that of the others.
-            Where x, weight and result share an axis, it is called once for each entry of that.
-        bias_init: the same for the bias, called with bias_shape; zero if None.
+        weight_init: `(key, shape, dtype) -> array`, called with `(n, m)`, as `jax.nn.initializers`
+            expect: n is the product of the axes that are summed over, m that of the others. If x,
+            weight and result share an axis, it is called once for each entry of that axis.
+        bias_init: the same for the bias, called with bias_shape; zeros if None.
 
     State and randomness: none.
 
     Raises:
-        ArgumentError: equation is none of two arrays, or does not fit weight_shape.
+        ArgumentError: equation is not of two arrays, or does not fit weight_shape.
         RngError: key is not a random key.
-        ShapeError: x is not as the equation says, bias_shape does not fit the result, or weight or
-            bias has not the shape above.
+        ShapeError: x does not fit the equation, bias_shape does not fit the result, or weight or
+            bias does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -227,7 +227,7 @@ class Einsum(Layer):
         (7, 2, 4)
 
     Source:
-        `flax.nnx.Einsum`. Initial values U[-1/sqrt(n), 1/sqrt(n)] with n as above, as
+        `flax.nnx.Einsum`. Initial values U[-1/sqrt(n), 1/sqrt(n)] with n as above, as in
         `torch.nn.Linear`.
     """
 
@@ -248,7 +248,7 @@ class Einsum(Layer):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        # The equation after the weight's axes, of which each has a letter.
+        # The check of the equation needs the weight's axes.
         assign_fields(self, weight_shape=weight_shape, equation=equation, bias_shape=bias_shape)
         dtype, weight_key, bias_key = begin(self, dtype, key, 2)
         self.weight = initial_factors(self, weight_init, weight_key, dtype)
@@ -286,7 +286,7 @@ class Einsum(Layer):
         return einsum(x, weight, bias, equation=self.equation)
 
     def _check_bias(self, where: Title, out: str, sizes: dict[str, int]) -> None:
-        """Require that the bias belongs to the last axes of the result, after its batch axes."""
+        """Require that the bias fits the last axes of the result, after its batch axes."""
         shape = () if self.bias_shape is None else self.bias_shape
         last = [sizes[letter] for letter in out.rpartition("...")[2]][-len(shape) :]
         if shape and (
@@ -303,7 +303,7 @@ def initial_tensor(
     dtype: Any,
     where: str | None = None,
 ) -> Array:
-    """The weight, (*in, *out), from an initializer that counts its inputs on the first axis."""
+    """Draw the weight, (*in, *out), by an initializer that counts its inputs on the first axis."""
     where = named(layer, "weight_init") if where is None else where
     fans = math.prod(layer.in_features), math.prod(layer.out_features)
     start = uniform_by_fan_in(fans[0]) if weight_init is None else weight_init
@@ -318,10 +318,10 @@ def initial_factors(
     dtype: Any,
     where: str | None = None,
 ) -> Array:
-    """The weight from an initializer that counts its inputs on the first axis.
+    """Draw the weight by an initializer that counts its inputs on the first axis.
 
-    JAX's initializers take fan-in from the axis before the last: which of the weight's axes are
-    inputs only the equation says.
+    JAX's initializers take fan-in from the axis before the last. But the equation decides which
+    axes of the weight are inputs.
     """
     where = named(layer, "weight_init") if where is None else where
     first, second, out = _terms(layer.equation)
@@ -339,7 +339,7 @@ def initial_factors(
     def draw(key: PRNGKeyArray) -> Array:
         return initialize(where, start, key, fans, dtype)
 
-    # Each of these is a matrix of its own, and none has more inputs for there being others.
+    # Each of these is a separate matrix; their number does not change fan-in.
     values = jax.vmap(draw)(jax.random.split(key, copies)) if shared else draw(key)
     back = sorted(range(len(order)), key=lambda i: order[i])
     return values.reshape(shape).transpose(back)

@@ -1,4 +1,4 @@
-"""Where the first values of weights and biases come from."""
+"""The initial values of weights and biases."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Initializer: TypeAlias = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
 
 
 def uniform_by_fan_in(fan_in: int) -> Initializer:
-    """Uniform between -1/sqrt(fan_in) and 1/sqrt(fan_in), as PyTorch's layers start.
+    """Make a uniform initializer on [-1/sqrt(fan_in), 1/sqrt(fan_in)], as in PyTorch's layers.
 
     Args:
-        fan_in: how many inputs go into one output. With none, every value is zero.
+        fan_in: number of inputs of one output. If it is 0, every value is zero.
 
     Returns:
-        An initializer. For complex dtypes, real and imaginary part are drawn alike.
+        An initializer. For complex dtypes, it draws real and imaginary part in the same way.
 
     Examples:
         >>> values = uniform_by_fan_in(4)(jax.random.key(0), (100,), jnp.float32)
@@ -37,15 +37,15 @@ def uniform_by_fan_in(fan_in: int) -> Initializer:
     Source:
         The defaults of `torch.nn.Linear` and `torch.nn.Conv2d`.
     """
-    # What PyTorch's kaiming_uniform_ with a = sqrt(5) comes to: sqrt(3 / fan_in) / sqrt(3).
+    # PyTorch's kaiming_uniform_ with a = sqrt(5) has the same limit: sqrt(3 / fan_in) / sqrt(3).
     limit = 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
 
     def draw(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
         if not jnp.issubdtype(dtype, jnp.complexfloating):
             return jax.random.uniform(key, shape, dtype, -limit, limit)
-        # JAX draws no complex numbers that are uniform.
+        # JAX draws no uniform complex numbers.
         real = np.float32 if dtype == jnp.complex64 else np.float64
-        # Each part for itself: together they fill a square, and not a disk.
+        # Each part separately: together they fill a square, not a disk.
         parts = [
             jax.random.uniform(part, shape, real, -limit, limit) for part in jax.random.split(key)
         ]
@@ -57,7 +57,7 @@ def uniform_by_fan_in(fan_in: int) -> Initializer:
 def initialize(
     where: str, initializer: Initializer, key: PRNGKeyArray, shape: Sequence[int], dtype: Any
 ) -> Array:
-    """Call an initializer and check what it gives.
+    """Call an initializer and check its result.
 
     Args:
         where: names the layer and the argument in the error.
@@ -70,7 +70,7 @@ def initialize(
         The initial values.
 
     Raises:
-        ArgumentError: not callable, or its result is no array of that shape and dtype.
+        ArgumentError: it is not callable, or its result is not an array of that shape and dtype.
 
     Examples:
         >>> zeros = jax.nn.initializers.zeros
@@ -85,26 +85,26 @@ def initialize(
     found = getattr(values, "shape", None), getattr(values, "dtype", None)
     if found != (wanted.shape, wanted.dtype):
         raise ArgumentError(where, f"it to return {describe(wanted)}", describe(values))
-    # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert. Those
-    # that are take as long to be converted as to be drawn.
+    # An initializer may return NumPy arrays; a layer's leaves are JAX's, which jit need not
+    # convert. Converting a JAX array would take as long as drawing it.
     return values if isinstance(values, jax.Array) else jnp.asarray(values)  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
 
 
 def begin(layer: Any, dtype: Any, key: Any, n: int | None = None) -> tuple[Any, ...]:
-    """The dtype of a layer's arrays, and a key for each of `n` of them.
+    """Return the dtype of a layer's arrays, and a key for each of `n` of them.
 
     Args:
         layer: errors name it.
-        dtype: what its constructor was given; JAX's default float if None.
-        key: what its constructor was given.
-        n: how many keys there are, whether all are used or not: so that an array is the same with
-            and without another. The key itself if None.
+        dtype: the argument of its constructor; JAX's default float if None.
+        key: the argument of its constructor.
+        n: number of keys, whether all are used or not, so that an array does not depend on the
+            presence of another. If None, the key itself is returned.
 
     Returns:
         The dtype, and the keys.
 
     Raises:
-        ArgumentError: dtype is no floating one.
+        ArgumentError: dtype is not floating.
         RngError: key is not a random key.
 
     Examples:
@@ -125,17 +125,17 @@ def initial_pair(
     weight_init: Initializer | None,
     bias_init: Initializer | None,
 ) -> tuple[Array, Any]:
-    """The first weight and bias of a layer, whose annotations say their shapes.
+    """Make the initial weight and bias of a layer, with the shapes of its annotations.
 
     Args:
-        layer: what they are for; errors name it.
-        dtype: what its constructor was given; JAX's default float if None.
-        key: the same.
+        layer: the layer; errors name it.
+        dtype: the argument of its constructor; JAX's default float if None.
+        key: the argument of its constructor.
         weight_init: the same, see `initial_weight`.
         bias_init: the same, see `initial_bias`.
 
     Returns:
-        Both; None for a bias that is not wanted.
+        Both; None for a bias if the layer has none.
     """
     dtype, weight_key, bias_key = begin(layer, dtype, key, 2)
     weight = initial_weight(layer, weight_init, weight_key, dtype)
@@ -149,15 +149,15 @@ def initial_weight(
     dtype: Any,
     where: str | None = None,
 ) -> Array:
-    """A weight (out, in, *taps), from an initializer that wants (*taps, in, out).
+    """Draw a weight (out, in, *taps), by an initializer that expects (*taps, in, out).
 
-    JAX's initializers take fan-in from all axes but the last: handed the layout of the field they
+    JAX's initializers take fan-in from all axes but the last. With the layout of the field they
     would silently scale by the wrong size.
 
     Args:
-        layer: what it is for, whose annotation says the shape.
+        layer: the layer, whose annotation defines the shape.
         initializer: None for the default, which is drawn in the layout of the field, so that a
-            seed gives the numbers that it gives in Equinox.
+            seed gives the same numbers as in Equinox.
         key: for the initializer.
         dtype: of the result.
         where: names the initializer in errors; the layer's own argument if None.
@@ -178,9 +178,9 @@ def initial_bias(
     dtype: Any,
     where: str | None = None,
 ) -> Any:
-    """The bias of a layer, from an initializer that wants (*out,); None if there is none.
+    """Draw the bias of a layer, by an initializer that expects (*out,); None if there is none.
 
-    Args: as for `initial_weight`; the default is scaled as that of the weight.
+    Args: as for `initial_weight`; the default has the scale of the weight's.
     """
     shapes = layer.__array_shapes__()
     shape = shapes["bias"]
@@ -188,14 +188,14 @@ def initial_bias(
         return None
     where = named(layer, "bias_init") if where is None else where
     start = initializer or uniform_by_fan_in(math.prod(shapes["weight"][1:]))
-    # Some have axes to be broadcast over, as in Equinox: its files and programs rely on that.
+    # Some biases have axes to broadcast over, as in Equinox, whose files and programs need them.
     offset = len(getattr(layer, "offset_axes", ()))
     values = initialize(where, start, key, shape[: len(shape) - offset], dtype)
     return values.reshape(shape) if offset else values
 
 
 def filled(value: float, shape: tuple[int, ...], dtype: Any) -> Array:
-    """An array of one number: `jnp.full` at a quarter of what a call of it takes (8 us, not 30).
+    """Make an array of one number, in a quarter of the time of `jnp.full` (8 us instead of 30).
 
     Args:
         value: the number.
@@ -213,7 +213,7 @@ def _full(value: float, shape: tuple[int, ...], dtype: Any) -> Array:
     return jnp.full(shape, value, dtype)
 
 
-# In other programs it leaves no trace.
+# Inlining leaves no trace in other programs.
 _filled: Callable[[float, tuple[int, ...], Any], Array] = untyped_jax.jit(
     _full, static_argnums=(0, 1, 2), inline=True
 )
@@ -226,20 +226,20 @@ def initial_affine(
     initializers: tuple[Initializer | None, Initializer | None],
     key: KeyLike | None,
 ) -> tuple[Array | None, Array | None]:
-    """The weight and bias that scale and shift what a layer has normalized: at first one and zero.
+    """Make the weight and bias of a normalization: initially ones and zeros.
 
     Args:
-        layer: what they are for; errors name it.
-        shapes: of the weight and of the bias; None where there is to be none.
+        layer: the layer; errors name it.
+        shapes: of the weight and of the bias; None for no array.
         dtype: of both.
-        initializers: for the one and for the other, instead of ones and of zeros.
-        key: for these; not needed without.
+        initializers: of the weight and of the bias; ones and zeros if None.
+        key: for the initializers; not needed without them.
 
     Returns:
-        Both, or None where there is none.
+        Both, or None for no array.
 
     Raises:
-        ArgumentError: an initializer cannot be called, or gives something else.
+        ArgumentError: an initializer is not callable, or its result is invalid.
         RngError: there is an initializer, and no key for it.
 
     Examples:
@@ -249,7 +249,7 @@ def initial_affine(
         (Array([1., 1.], dtype=float32), None)
     """
     keys: Any = (None, None)
-    # Ones and zeros are not drawn, so that a layer without initializers needs no key.
+    # Ones and zeros are not drawn, so a layer without initializers needs no key.
     if any(start is not None for start in initializers):
         keys = split_key(named(layer, "key"), cast("KeyLike", key), 2)
     elif key is not None:

@@ -1,4 +1,4 @@
-"""`Layer`: the base of layers whose arrays have the shapes that their annotations say."""
+"""`Layer`: the base of layers whose annotations define the shapes of their arrays."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pytreemod.nn.arguments import Title, own_arrays
 
 
 class Layer(Module):
-    """Base of layers whose arrays have the shapes that their annotations say.
+    """Base of layers whose annotations define the shapes of their arrays.
 
     A name in an annotation such as `Float[Array, "out_size in_size"]` is a size if it is a static
-    field, or a property, of the class; with a star it is several. An array that may be None is
-    declared with `field(given=...)`, which names the field that says whether there is one.
+    field, or a property, of the class. A name with a star is several sizes. Declare an array that
+    may be None with `field(given=...)`, which names the flag for it.
 
-    Arrays and configuration then go together: `replace` and `with_mode` refuse a size that the
-    arrays do not have, and [`own_arrays`][pytreemod.nn.Layer.own_arrays] an array of another shape.
-    Annotations that name anything else say nothing here.
+    Then arrays and configuration always match: `replace` and `with_mode` refuse a size that the
+    arrays do not have. [`own_arrays`][pytreemod.nn.Layer.own_arrays] refuses an array of another
+    shape. Annotations that name anything else are not checked.
 
     Warns:
-        FieldWarning: an annotation cannot be evaluated; nothing is checked by it.
+        FieldWarning: an annotation cannot be evaluated, and is not checked.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -49,9 +49,9 @@ class Layer(Module):
         return contract_of(type(self)).shapes(self)
 
     def own_arrays(self, *names: str) -> tuple[Any, ...]:
-        """Read arrays of the layer, each of the shape that its annotation says.
+        """Read arrays of the layer, and check that they have the shapes of their annotations.
 
-        Every axis counts: layers that a map has made as one have one more, and are refused.
+        Every axis counts: layers that a map has made as one have an extra axis, and are refused.
 
         Args:
             *names: of fields.
@@ -60,7 +60,7 @@ class Layer(Module):
             Their values, in that order.
 
         Raises:
-            ShapeError: one has another shape; or there is none, or one that should not be there.
-            ArgumentError: one is no array at all.
+            ShapeError: an array has another shape, is missing, or should not exist.
+            ArgumentError: a value is not an array.
         """
         return own_arrays(Title(self, *contract_of(type(self)).names), *names)

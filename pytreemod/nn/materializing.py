@@ -1,8 +1,9 @@
-"""`materialize`: models whose sizes follow are finished by an example of their input.
+"""`materialize`: finishes models with missing sizes, by an example of their input.
 
-The model is run once, on shapes alone. Each unfinished instance in it (see
-[`unfinished`][pytreemod.module.unfinished]) gets its path and whom to ask; called, it says what
-sizes follow, and goes on as the layer that it will be. Afterwards each is built in its place.
+It runs the model once, on shapes alone. Each unfinished instance in it (see
+[`unfinished`][pytreemod.module.unfinished]) gets its path and a `_Watch`. When it is called, it
+reports its sizes, and continues as the finished layer. Afterwards each instance is replaced by a
+finished one.
 """
 
 from __future__ import annotations
@@ -38,34 +39,34 @@ _M = TypeVar("_M")
 def materialize(
     model: _M, /, *args: Any, method: str | Callable[..., Any] | None = None, **kwargs: Any
 ) -> _M:
-    """Finish a model: sizes that were given as None follow from an example of its input.
+    """Finish a model: infer sizes that were given as None from an example of its input.
 
-    The model is run on the shapes and dtypes of the example; nothing is computed, and no memory is
-    taken but for the parameters. Every unfinished layer that the call comes to is then made, with
-    the arguments that it was given.
+    Runs the model on the shapes and dtypes of the example. Nothing is computed, and only the
+    parameters need memory. Every unfinished layer that the call reaches is then made, with the
+    arguments that it was given.
 
-    Do it before anything else: before `make_with_state` (which is given a function that calls
-    this), optimizers, ties, surgery. The page of a layer says which of its sizes may be None;
-    [`sizes_follow`][pytreemod.sizes_follow] says it of your own Modules.
+    Call it before anything else: before `make_with_state` (inside the function that you pass to
+    it), optimizers, ties, surgery. The page of a layer lists which of its sizes may be None; for
+    your own Modules use [`sizes_follow`][pytreemod.sizes_follow].
 
     **Laws.** The result equals the model with its sizes written out, to the last bit: keys are
-    used as there. `materialize` of a finished model is that model. Members of a Stack or an
-    Ensemble, and models that `filter_vmap` has made as one, are finished as one.
+    used in the same way. `materialize` of a finished model returns that model. Members of a Stack
+    or an Ensemble, and models that `filter_vmap` has made as one, are finished as one.
 
     Args:
-        model: a model, or any tree that holds some.
-        *args: what it is called with: arrays, or `jax.ShapeDtypeStruct`. Where it takes a State,
-            pass `pm.State(model)`, whose tokens are those that are there already.
-        method: what is called: the name of a method, or a function of the model and args; the
-            model itself if None.
-        **kwargs: the same, by name.
+        model: a model, or any tree that has some.
+        *args: arguments of the call: arrays, or `jax.ShapeDtypeStruct`. For a State, pass
+            `pm.State(model)`, which has the tokens that exist already.
+        method: the name of the method to call, or a function of the model and args; the model
+            itself if None.
+        **kwargs: further arguments of the call, by name.
 
     Returns:
         The model, finished.
 
     Raises:
-        UnfinishedError: the call did not come to a layer.
-        ShapeError: one layer is called with inputs of different sizes.
+        UnfinishedError: the call did not reach a layer.
+        ShapeError: a layer is called with inputs of different sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -112,9 +113,9 @@ def materialize(
 
 
 def _visit(change: Callable[[KeyPath, Any], Any], tree: Any, path: KeyPath = ()) -> Any:
-    """A tree with something else instead of each unfinished instance.
+    """Replace each unfinished instance in a tree.
 
-    Those that others were given come first: these are built of them.
+    Unfinished arguments of another instance are replaced first, because it is made from them.
     """
 
     def visit(below: KeyPath, node: Any) -> Any:
@@ -127,7 +128,7 @@ def _visit(change: Callable[[KeyPath, Any], Any], tree: Any, path: KeyPath = ())
 
 
 def _tied(tree: Any, before: Any) -> Any:
-    """A tree with the ties that were waiting for what was unfinished in it before."""
+    """Make the ties of a tree that had to wait for unfinished parts."""
     for path in waiting_ties(before):
         lacking = filter(
             is_unfinished, jtu.tree_leaves(node_at(before, path), is_leaf=is_unfinished)
@@ -140,31 +141,31 @@ def _tied(tree: Any, before: Any) -> Any:
 
 
 class _Watch:
-    """The sizes that one run has shown, by the paths of who lacks them."""
+    """The sizes found in one run, by the paths of the unfinished instances."""
 
     def __init__(self) -> None:
         self.sizes: dict[KeyPath, dict[str, Any]] = {}
 
     def call(self, path: KeyPath, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note what follows from a call, and answer it as the finished layer will."""
+        """Note the sizes that follow from a call, and return the finished layer's result."""
         sizes = sizes_by_call(node, args, kwargs)
         before = self.sizes.setdefault(path, sizes)
         if before != sizes:
             _refuse_other(path, node, before, sizes)
-        # What comes after it in the call is given an output of the right shape.
+        # Later layers in the call need an output of the right shape.
         return _call(finish(node, sizes), args, kwargs)
 
 
 def _call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a layer whose tokens the State that it is given does not know.
+    """Call a layer that has tokens which its State does not know.
 
-    The State is given these for the call, and comes back without: it goes through loops, whose
-    carry must not change its form.
+    The State has these only during the call: loops pass it on, and a carry must not change its
+    structure.
     """
     given = [part for part in (*args, *kwargs.values()) if isinstance(part, State)]
     if not given or not tokens_of(layer):
         return layer(*args, **kwargs)
-    # Any key will do: nothing is drawn.
+    # Any key is fine: nothing is drawn.
     own = State(layer).seed(jax.random.key(0))
 
     def with_own(part: Any) -> Any:
@@ -192,12 +193,12 @@ def _called(method: str | Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _finished(node: Any, sizes: dict[str, Any]) -> Any:
-    """One, or as many as were made as one."""
+    """Finish one instance, or several that were made as one."""
 
     def build(node: Any) -> Any:
         return finish(node, sizes)
 
-    # Members of a Stack or an Ensemble were made by a map, and have keys along leading axes.
+    # A map has made the members of a Stack or an Ensemble: their keys have leading axes.
     for _ in range(count_axes(node)):
         build = filter_vmap(build)
     return build(node)

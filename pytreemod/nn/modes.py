@@ -1,4 +1,4 @@
-"""Setting flags of every layer in a model at once, such as from training to inference."""
+"""Sets flags of all layers in a model, such as from training to inference."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _Path = tuple[Any, ...]
 def with_mode(model: Tree, /, **flags: Any) -> Tree:
     """Set fields by name, wherever they occur in a tree of Modules.
 
-    Sets configuration, and flags that are data: fields that hold True or False. What else is data
-    (arrays, numbers, Modules) is never touched; that is for [`tree_at`][pytreemod.tree_at]. New
-    values pass through the converters and checks of the Modules that get them.
+    Sets configuration, and data that is True or False. Other data (arrays, numbers, Modules) is
+    never changed; use [`tree_at`][pytreemod.tree_at] for that. The Modules convert and check the
+    new values.
 
     **Law.** `with_mode(m, inference=b) == inference_mode(m, b)`.
 
-    What is True or False is set to True or False, or as configuration to a function
+    The new value of a flag must be True or False; for configuration, a function is allowed, too
     (`Stack.remat` may be one).
 
     Args:
-        model: a model, or any tree that holds some.
+        model: a model, or any tree that has some.
         **flags: new values by field name.
 
     Returns:
         A new tree. The arrays in it are the same.
 
     Raises:
-        ArgumentError: no Module in the tree has a field of that name, one of them holds other
-            data in it, or what is not True or False was given for a field that is either.
+        ArgumentError: no Module in the tree has a field of that name, or one has other data in it.
+            Also if the new value of a flag is not one.
         FieldError: an array was given.
         UnfinishedError: the model lacks sizes.
 
@@ -69,15 +69,14 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     configuration or as data. Other fields are set by [`with_mode`][pytreemod.nn.with_mode].
 
     Args:
-        pytree: a model, or any tree that holds some.
+        pytree: a model, or any tree that has some.
         value: True for inference, False for training.
 
     Returns:
         A new tree. The arrays in it are the same.
 
     Raises:
-        ArgumentError: value is neither True nor False, or a field of that name holds data that
-            is neither.
+        ArgumentError: value is neither True nor False, or a field of that name has other data.
         UnfinishedError: the model lacks sizes.
 
     Examples:
@@ -91,23 +90,23 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
 
 
 class _Setting:
-    """One walk over a tree that sets fields and notes which it could have set."""
+    """One walk over a tree that sets fields, and notes which it could have set."""
 
     def __init__(self, where: str, flags: dict[str, Any]):
         self.where, self.flags = where, flags
         self.seen: set[str] = set()
 
     def visit(self, node: Any, path: _Path) -> Any:
-        """The tree with its new values: what is inside a Module is done before its checks run."""
+        """Return the tree with new values; contents of a Module change before its checks run."""
         children = children_of(node)
-        # Tokens and States hold names and values, and nothing that is set for a mode. (Asked last:
-        # whether an array is an instance of an abstract class takes as long as all else.)
+        # Tokens and States have no flags. (Checked last: an instance check of an array against an
+        # abstract class takes as long as everything else.)
         if children is None or isinstance(node, (AbstractToken, State)):
             return node
         parts = [(key, old, self.visit(old, (*path, key))) for key, old in children]
         changed = [((key,), new) for key, old, new in parts if new is not old]
         if changed:
-            # A State beside a model whose calls may use it up: in the new mode it has its own.
+            # The model of the new mode gets its own State, because calls may use it up.
             beside = [(key, old) for key, old in children if isinstance(old, State)]
             changed += [((key,), _copy(state)) for key, state in beside]
         node = replace_at(node, changed) if changed else node
@@ -136,13 +135,13 @@ class _Setting:
 def _copy(state: State) -> State:
     if not state.__usable__():
         return state
-    # Another object with the same values: what uses one up leaves the other.
+    # Another object with the same values: using up one does not affect the other.
     leaves, treedef = jtu.tree_flatten(state)
     return treedef.unflatten(leaves)
 
 
 def _is_flag(value: Any) -> bool:
-    """Whether a value is True or False; as an array, too, which transforms make of data."""
+    """Whether a value is True or False, or such an array, which transforms make from data."""
     if isinstance(value, bool):
         return True
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
@@ -150,7 +149,7 @@ def _is_flag(value: Any) -> bool:
 
 
 def _check_flag(where: str, place: str, value: Any, is_data: bool) -> Any:
-    """Require True or False, or in configuration what cannot be mistaken for one: a function."""
+    """Require True or False; configuration may also be a function."""
     if type(value) in (bool, np.bool_):
         return bool(value)
     if not is_data and callable(value):

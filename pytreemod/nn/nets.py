@@ -1,4 +1,4 @@
-"""A model and its State as one value, for code that need not know which layers have any."""
+"""A model and its State as one value, for code that need not know which layers have State."""
 
 from __future__ import annotations
 
@@ -27,26 +27,25 @@ class Stateful(Module, Generic[_M]):
     """A model and its State in one value, called as `out, net = net(x)`.
 
     **Form.** A Module of two fields: `model` is trained like any other, and `state` is a buffer,
-    which `filter_grad` leaves alone.
+    which `filter_grad` does not differentiate.
 
     **Make.** With [`stateful`][pytreemod.nn.stateful].
 
-    **Use.** `out, net = net(x)` calls the model with its State, if it has any, and gives the
-    output and the net to go on with; what is called otherwise than by `net(...)` goes through
-    `apply`. A net whose State the call changed is used up, as a State is, for what the call did
-    would be lost; so is a net whose successor came out of a function under `filter_jit`. A call
-    that fails, or changes no State, leaves the net as it was; where something else failed after it,
-    `restored` is the way back.
+    **Use.** `out, net = net(x)` calls the model with its State, if it has any, and returns the
+    output and the new net. Use `apply` to call another method. A call that changes State uses up
+    the net, as with State, because its changes would be lost. The same is true if a function under
+    `filter_jit` returns the new net. A call that fails, or changes no State, leaves the net
+    unchanged. If something fails after the call, `restored` returns the old net.
 
     **Laws.** `net(x)` is `out, stateful(model, state)` where `out, state = model(x, state=state)`,
-    and the compiled programs of both are the same.
+    and both compile to the same programs.
 
     Fields:
         model: the model
         state: its State
 
     Raises:
-        StateError: an old net was called.
+        StateError: a used net was called.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -61,7 +60,7 @@ class Stateful(Module, Generic[_M]):
     # Running statistics and keys are not trained.
     state: State = buffer()
 
-    # An update that does not come out of a transform is refused, and no mere warning.
+    # An update that a transform does not return is an error, not a mere warning.
     __keeps_state__ = True
 
     def __call__(self: _B, /, *args: Any, **kwargs: Any) -> tuple[Any, _B]:
@@ -72,7 +71,7 @@ class Stateful(Module, Generic[_M]):
             **kwargs: for the model; `state` is added.
 
         Returns:
-            What the model returns, and the net to go on with.
+            The output of the model, and the new net.
         """
         if not callable(self.model):
             kind = type(self.model).__qualname__
@@ -82,11 +81,11 @@ class Stateful(Module, Generic[_M]):
         return self._run("net(...)", self.model, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Asked only for what is not there. While an instance is made, it has no model yet.
+        # Called only for missing attributes. An instance under construction has no model yet.
         model = None if name.startswith("_") or name in (MODEL, STATE) else self.model
         if hasattr(model, name):
             raise AttributeError(_of_model(name, model), name=name, obj=self)
-        # Once more, for the error.
+        # For the error.
         return object.__getattribute__(self, name)
 
     def apply(self: _B, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any, _B]:
@@ -94,15 +93,15 @@ class Stateful(Module, Generic[_M]):
 
         Args:
             fn: called as `fn(model, *args, **kwargs, state=state)`, without `state` if the model
-                has none; returns what the model's own call would: `(out, state)`, or `out`.
+                has none; returns `(out, state)`, or `out`, like the model's own call.
             *args: for `fn`.
             **kwargs: for `fn`.
 
         Returns:
-            `out`, and the net to go on with.
+            `out`, and the new net.
 
         Raises:
-            StateError: the net is old.
+            StateError: the net was used.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -124,34 +123,34 @@ class Stateful(Module, Generic[_M]):
         return self._run("net.apply(...)", fn, (self.model, *args), kwargs)
 
     def seed(self: _B, key: Any) -> _B:
-        """Give every random stream of the model a key of its own; see `State.seed`.
+        """Give every random stream of the model a new key; see `State.seed`.
 
         Args:
-            key: one random key, or what `init_keys` gave.
+            key: one random key, or the result of `init_keys`.
 
         Returns:
-            The net to go on with.
+            The new net.
 
         Raises:
             RngError: `key` is not a random key.
-            StateError: the net is old.
+            StateError: the net was used.
         """
         return self.replace(state=self._newest("net.seed").seed(key))
 
     def split(self: _B, n: int, select: Any = None) -> _B:
-        """A net for `n` members; see `State.split`.
+        """Make a net for `n` members; see `State.split`.
 
         Args:
-            n: how many members.
+            n: number of members.
             select: a selector over the State; all random streams by default.
 
         Returns:
-            The net to go on with.
+            The new net.
 
         Raises:
-            ArgumentError: `n` is no count.
+            ArgumentError: `n` is not a count.
             RngError: a chosen stream was not seeded, or is split already.
-            StateError: the net is old.
+            StateError: the net was used.
         """
         return self.replace(state=self._newest("net.split").split(n, select))
 
@@ -159,21 +158,21 @@ class Stateful(Module, Generic[_M]):
         """Undo `split` for the random streams; see `State.join`.
 
         Returns:
-            The net to go on with. A net that has no streams is joined as it is.
+            The new net. A net without streams is unchanged.
 
         Raises:
-            StateError: the net is old, or its streams were not split.
+            StateError: the net was used, or its streams were not split.
         """
         state = self._newest("net.join")
-        # Without any there is nothing to join: code for ensembles need not ask.
+        # Code for ensembles need not check whether there are streams.
         has_streams = RngStream in state.__child_kinds__()
         return self.replace(state=state.join()) if has_streams else self
 
     def restored(self: _B) -> _B:
-        """The net as it was before the call that used it up; see `State.restored`.
+        """Return the net from before the call that used it up; see `State.restored`.
 
         Returns:
-            A net to go on with.
+            A net that can be called again.
         """
         return self.replace(state=self.state.restored())
 
@@ -184,15 +183,15 @@ class Stateful(Module, Generic[_M]):
             hint = ("it has one, and passes that on:", "out, net = net(x)")
             raise ArgumentError(where, "no State among the arguments", "one", hint=hint)
         state = self._newest(where)
-        # A State of the call's own: should it fail half-way, this one is still good.
+        # A separate State for the call: if it fails half-way, this one is still valid.
         own = state.substate(self.model)
-        # So that the same code serves a model which knows nothing of State.
+        # A model without State is called without it, so that the same code works.
         if not own.__child_kinds__() and not _requires_state(fn):
             return fn(*args, **kwargs), self
         try:
             result = fn(*args, **kwargs, state=own)
         except TypeError as error:
-            # It can be given one, so that the error is of the user's own code.
+            # It accepts a State, so the error is from the user's own code.
             if _takes_state(fn):
                 raise
             name = fn.__qualname__ if hasattr(fn, "__qualname__") else type(fn).__qualname__
@@ -212,7 +211,7 @@ class Stateful(Module, Generic[_M]):
         return out, self if new is own else self.replace(state=state.update(new))
 
     def _newest(self, where: str) -> State:
-        """The State, if it was not used up."""
+        """Return the State, if it was not used up."""
         if not self.state.__usable__():
             hint = (
                 "use the State that was returned; the old one would lose an update:",
@@ -225,23 +224,22 @@ class Stateful(Module, Generic[_M]):
 
 
 def stateful(model: _M, state: State | Absent = ABSENT, /) -> Stateful[_M]:
-    """Bundle a model and its State, so that code which calls and trains it need not know of State.
+    """Combine a model and its State, so that code which calls and trains it need not know of State.
 
-    The same code serves models with State, with random streams, and with neither: adding a
-    `BatchNorm` to a model changes no line of its training.
+    The same code works for models with State, with random streams, and with neither. If you add a
+    `BatchNorm` to a model, its training code does not change.
 
     Args:
-        model: any tree that is called, or has methods that are. Its State is passed to it by the
-            keyword `state`, and it returns `(out, state)`, as all layers do; a model without
-            State is called without.
-        state: the State; left out, it is made from the initial values that a new model holds.
+        model: any tree that is callable, or has methods. It gets its State by the keyword `state`,
+            and returns `(out, state)`, as all layers do; a model without State is called without.
+        state: the State; if left out, it is made from the initial values of a new model.
 
     Returns:
         A `Stateful`.
 
     Raises:
-        ArgumentError: `model` is no model, or `state` no State.
-        StateError: `state` is old, or left out where the model was alpredefined with one.
+        ArgumentError: `model` is not a model, or `state` not a State.
+        StateError: `state` was used, or is missing although the model was made with one.
         TokenError: `state` belongs to another model.
 
     Examples:
@@ -282,7 +280,7 @@ def _check_model(model: Any) -> None:
 
 
 def _refuse_made(model: Any) -> None:
-    """Refuse a model whose initial values went into a State, which must be given, then."""
+    """Refuse a model without State whose initial values went into a State."""
     gone = [path_text(path) for path, token in tokens_of(model) if is_moved(token)]
     if gone:
         raise StateError(
@@ -295,10 +293,10 @@ def _refuse_made(model: Any) -> None:
 
 
 def _parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
-    """The parameter of a function that takes the keyword `state`, if there is one.
+    """Return the parameter of a function that takes the keyword `state`, if there is one.
 
     Raises:
-        ValueError: the function does not say.
+        ValueError: the function has no signature.
     """
     parameters = inspect.signature(fn).parameters
     found = parameters.get(STATE)
@@ -308,8 +306,8 @@ def _parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
 
 
 def _requires_state(fn: Callable[..., Any]) -> bool:
-    """Whether a function must be given a State, even one without values."""
-    # Some callables of C have no signature; then a call shows what they take.
+    """Whether a function requires a State, even one without values."""
+    # Some C functions have no signature; then a call shows which arguments they take.
     try:
         found = _parameter(fn)
     except ValueError:
@@ -325,11 +323,11 @@ def _takes_state(fn: Callable[..., Any]) -> bool:
 
 
 def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
-    """What a model that was called with the State `own` returned.
+    """Split the result of a model that was called with the State `own`.
 
     Raises:
-        ArgumentError: it is no pair of an output and a State.
-        StateError: the State was replaced, and what replaced it is lost.
+        ArgumentError: it is not a pair of an output and a State.
+        StateError: the State was replaced, and its successor is lost.
     """
     pair = "out, state"
     out, new = pair_of(result, where, pair, reason=", for the model has State")
@@ -337,7 +335,7 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
         got, hint = f"{describe(new)} as the second", ["return it last:", f"return {pair}"]
         raise ArgumentError(where, f"a pair ({pair})", got, hint=hint)
     if new is own:
-        # Raises if it was used up: then another one has the values.
+        # Raises if it was used up: then another State has the values.
         new.substate(())
     return out, new
 

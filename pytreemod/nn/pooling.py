@@ -30,7 +30,7 @@ from pytreemod.typing import AnyArray
 
 
 def _check_init(where: str, init: Any) -> int | float:
-    """A Python number: an array would be a leaf that no optimizer should see."""
+    """Accept a Python number: an array would be a leaf that no optimizer should see."""
     number = as_number(init)
     if number is None:
         raise ArgumentError(where, "a number", describe(init))
@@ -41,7 +41,7 @@ def _accept_pads(where: str, padding: Any, layer: Pool) -> Pads:
     window = layer.kernel_size
     pads = check_padding(where, padding, len(window), words=False)
     assert not isinstance(pads, str)
-    # A window that sees nothing but padding would give the neutral element, -inf for a maximum.
+    # A window of padding alone would give the neutral element, -inf for a maximum.
     if any(max(pair) >= extent for pair, extent in zip(pads, window, strict=True)):
         expected = f"less than kernel_size={window} on each side"
         raise ArgumentError(where, expected, describe(padding))
@@ -54,22 +54,21 @@ _OPERATION = function("a function", "Pass a function of two arguments:", "operat
 class Pool(Layer):
     """Reduces windows over the spatial axes with any associative operation.
 
-    The formula is that of [pool][pytreemod.nn.functional.pool].
+    For the formula see [pool][pytreemod.nn.functional.pool].
 
-    `MaxPool1d`, `MaxPool2d`, `MaxPool3d`, `AvgPool1d`, `AvgPool2d` and `AvgPool3d` are the usual
-    ones, predefined. Floats narrower than float32 are reduced in float32, and returned in the
-    dtype of x.
+    `MaxPool1d`, `MaxPool2d`, `MaxPool3d`, `AvgPool1d`, `AvgPool2d` and `AvgPool3d` are the common
+    cases. Floats narrower than float32 are reduced in float32, and returned in the dtype of x.
 
     Shapes:
         x: (..., channels, *spatial)
         return: (..., channels, *spatial_out)
 
     Fields:
-        none that are arrays
+        no arrays
 
     Args:
-        init: the operation's neutral element, a number; also the padding. An infinity means
-            the extreme value of x's dtype.
+        init: the operation's neutral element, a number; also the padding. An infinity means the
+            extreme value of the dtype of x.
         operation: an associative function of two arguments such as `jax.lax.add`. Only JAX's own
             `add`, `max` and `min` can be differentiated.
         num_spatial_dims: number of spatial axes, >= 1.
@@ -92,7 +91,7 @@ class Pool(Layer):
         [[2.0, 2.0, 2.0]]
 
     Source:
-        `use_ceil` as PyTorch's `ceil_mode`. The default stride is 1, as in Equinox.
+        `use_ceil` is PyTorch's `ceil_mode`. The default stride is 1, as in Equinox.
     """
 
     init: int | float = checked(_check_init)
@@ -127,11 +126,11 @@ class Pool(Layer):
         )
 
     def _check(self, x: AnyArray) -> tuple[Array, Pads]:
-        """The input as an array, and how much is added to its spatial axes."""
+        """Return the input as an array, and the padding of its spatial axes."""
         where = Title(self, "kernel_size")
         x, dims, pads = check_array(where, x), self.num_spatial_dims, self.padding
         check_channels(where, x, None, dims)
-        # Now, for how far the last window hangs over is up to the size of x.
+        # Here, because the overhang of the last window depends on the size of x.
         if self.use_ceil:
             pads = cover(pads, x.shape[-dims:], self.kernel_size, self.stride)
         check_window(where, x, self.kernel_size, pads)
@@ -139,14 +138,14 @@ class Pool(Layer):
 
 
 class MaxPool(Pool):
-    """The largest entry of each window, over any number of spatial axes; see `MaxPool2d`."""
+    """Takes the largest entry of each window, over any number of spatial axes; see `MaxPool2d`."""
 
     @filled_in(Pool.__init__, -math.inf, lax.max)
     def __init__(self): ...
 
 
 class AvgPool(Pool):
-    """The mean of each window, over any number of spatial axes; see `AvgPool2d`."""
+    """Takes the mean of each window, over any number of spatial axes; see `AvgPool2d`."""
 
     @filled_in(Pool.__init__, 0, lax.add)
     def __init__(self): ...
@@ -161,14 +160,14 @@ class AvgPool(Pool):
 
 
 class MaxPool1d(MaxPool):
-    """The largest entry of each window over one spatial axis.
+    """Takes the largest entry of each window over one spatial axis.
 
     Shapes:
         x: (..., channels, length)
         return: (..., channels, length_out)
 
     Args:
-        kernel_size, stride, padding, use_ceil: as for `Pool`; padded positions never win.
+        kernel_size, stride, padding, use_ceil: as for `Pool`; padding is never the maximum.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -182,14 +181,14 @@ class MaxPool1d(MaxPool):
 
 
 class MaxPool2d(MaxPool):
-    """The largest entry of each window over two spatial axes.
+    """Takes the largest entry of each window over two spatial axes.
 
     Shapes:
         x: (..., channels, height, width)
         return: (..., channels, height_out, width_out)
 
     Args:
-        kernel_size, stride, padding, use_ceil: as for `Pool`; padded positions never win.
+        kernel_size, stride, padding, use_ceil: as for `Pool`; padding is never the maximum.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -203,14 +202,14 @@ class MaxPool2d(MaxPool):
 
 
 class MaxPool3d(MaxPool):
-    """The largest entry of each window over three spatial axes.
+    """Takes the largest entry of each window over three spatial axes.
 
     Shapes:
         x: (..., channels, depth, height, width)
         return: (..., channels, depth_out, height_out, width_out)
 
     Args:
-        kernel_size, stride, padding, use_ceil: as for `Pool`; padded positions never win.
+        kernel_size, stride, padding, use_ceil: as for `Pool`; padding is never the maximum.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -224,14 +223,14 @@ class MaxPool3d(MaxPool):
 
 
 class AvgPool1d(AvgPool):
-    """The mean of each window over one spatial axis; padding counts as zeros.
+    """Takes the mean of each window over one spatial axis; padding counts as zeros.
 
     Shapes:
         x: (..., channels, length)
         return: (..., channels, length_out)
 
     Args:
-        kernel_size, stride, padding, use_ceil: as for `Pool`; what overhangs counts as zeros.
+        kernel_size, stride, padding, use_ceil: as for `Pool`; an overhang counts as zeros.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -245,14 +244,14 @@ class AvgPool1d(AvgPool):
 
 
 class AvgPool2d(AvgPool):
-    """The mean of each window over two spatial axes; padding counts as zeros.
+    """Takes the mean of each window over two spatial axes; padding counts as zeros.
 
     Shapes:
         x: (..., channels, height, width)
         return: (..., channels, height_out, width_out)
 
     Args:
-        kernel_size, stride, padding, use_ceil: as for `Pool`; what overhangs counts as zeros.
+        kernel_size, stride, padding, use_ceil: as for `Pool`; an overhang counts as zeros.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -266,14 +265,14 @@ class AvgPool2d(AvgPool):
 
 
 class AvgPool3d(AvgPool):
-    """The mean of each window over three spatial axes; padding counts as zeros.
+    """Takes the mean of each window over three spatial axes; padding counts as zeros.
 
     Shapes:
         x: (..., channels, depth, height, width)
         return: (..., channels, depth_out, height_out, width_out)
 
     Args:
-        kernel_size, stride, padding, use_ceil: as for `Pool`; what overhangs counts as zeros.
+        kernel_size, stride, padding, use_ceil: as for `Pool`; an overhang counts as zeros.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""New first values for chosen arrays of a model."""
+"""New initial values for chosen arrays of a model."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from pytreemod.typing import KeyPath, jtu
 Model = TypeVar("Model")
 
 
-# Where the layout of a field is not the one that initializers expect: what the constructor
-# draws it by.
+# Fields whose layout differs from the one that initializers expect: the functions by which their
+# constructors draw them.
 _STARTS: dict[type, dict[str, Callable[..., Array]]] = {
     **{
         cls: {"weight": initial_weight, "bias": initial_bias}
@@ -53,29 +53,29 @@ _STARTS: dict[type, dict[str, Callable[..., Array]]] = {
 
 
 def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -> Model:
-    """A copy of a model in which the arrays that are chosen have new first values.
+    """Draw new initial values for chosen arrays of a model.
 
-    An initializer is called as the layer itself would call it: with the shape that
-    `jax.nn.initializers` expect, so that fan-in is the layer's whatever its layout. An array
-    of any other Module is drawn in the shape that it has, and so is a part of what a computed leaf
-    is computed from. Layers that are held as one, as in a `Stack` or an `Ensemble`, get values one
-    for one. What is drawn for a constrained field is its constrained value.
+    The initializer is called as the layer itself would call it: with the shape that
+    `jax.nn.initializers` expect, so that fan-in is the layer's. An array of any other Module is
+    drawn in its own shape, and so is an array from which a leaf is computed. Layers that are stored
+    as one, as in a `Stack` or an `Ensemble`, are drawn one by one. For a constrained field, the
+    constrained value is drawn.
 
     Args:
         model: any tree.
-        selector: which arrays, as everywhere: a path (`"layers.*.weight"`), a class
-            (`pm.nn.Linear`, for all arrays of such layers), a selector.
+        selector: which arrays: a path (`"layers.*.weight"`), a class (`pm.nn.Linear`, for all
+            arrays of such layers), or a selector.
         init: `(key, shape, dtype) -> array`, as in `jax.nn.initializers`; called with the dtype
-            that the array has.
-        key: used once, split among the arrays.
+            of the array.
+        key: used once, split between the arrays.
 
     Returns:
-        A new model; what is not chosen is shared with the old one.
+        A new model, which shares all other arrays with the old one.
 
     Raises:
-        ArgumentError: init is no function, or gives something else; or what is chosen is no
-            floating array, or all that a computed leaf is computed from.
-        FieldError: what is drawn is outside the bound of a constrained field.
+        ArgumentError: init is not a function, or its result is invalid. Also if a chosen leaf is
+            not a floating array, or all arrays of a computed leaf are chosen.
+        FieldError: a value is outside the bound of a constrained field.
         RngError: key is not a random key.
         SpecError: nothing is chosen.
         UnfinishedError: the model lacks sizes.
@@ -119,17 +119,17 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
 
 
 def _meant(locs: list[Location], chosen: list[Location]) -> dict[KeyPath, tuple[list[Any], Any]]:
-    """By path the arrays, and the constrained values, that are chosen, each with those above."""
+    """Return the chosen arrays and constrained values by path, each with the nodes above it."""
     paths = {loc.path for loc in chosen}
     meant: dict[KeyPath, tuple[list[Any], Any]] = {}
     for loc in chosen:
-        # What only says whose child something is has no step in the path.
+        # `StandsFor` only marks the owner of a node; it has no component in the path.
         nodes = [node for node in loc.nodes if type(node) is not StandsFor]
         path = loc.path
         for i, node in enumerate(nodes):
             if not is_computed(node):
                 continue
-            # Of a computed leaf either a part is meant, or the value as a whole.
+            # In a computed leaf, either a part is chosen, or the value as a whole.
             inside = {other.path for other in locs if other.path[:i] == path[:i]}
             if inside <= paths:
                 if not isinstance(node, Constrained):
@@ -143,7 +143,7 @@ def _meant(locs: list[Location], chosen: list[Location]) -> dict[KeyPath, tuple[
 def _renewed(
     path: KeyPath, nodes: list[Any], old: Any, init: Initializer, key: PRNGKeyArray
 ) -> Any:
-    """New values for one array, or for the value of a constrained field."""
+    """Draw new values for one array, or for the value of a constrained field."""
     where = f"reinitialize(init) at {path_text(path)}"
     if not isinstance(old, Constrained):
         return _drawn(where, path, nodes, old, init, key)
@@ -155,7 +155,7 @@ def _renewed(
 def _drawn(
     where: str, path: KeyPath, nodes: list[Any], old: Any, init: Initializer, key: PRNGKeyArray
 ) -> Array:
-    """New values of the shape and dtype of old ones."""
+    """Draw new values of the shape and dtype of old ones."""
     start = _start_of(nodes[-1], path[-1]) if path else None
     one = old.shape[count_member_axes(nodes, path) :]
 
@@ -164,8 +164,8 @@ def _drawn(
             return initialize(where, init, key, one, old.dtype)
         return start(nodes[-1], init, key, old.dtype, where)
 
-    # The axes before those of one layer are of several, and of a layer's own field it is known how
-    # many it has: it may also have been made by a map.
+    # Leading axes are for several layers stored as one. For a field of a layer in `_STARTS`, the
+    # number of its own axes is known, so this includes the axes of a map.
     shape = one if start is None else jax.eval_shape(draw, key).shape
     several = old.shape[: max(old.ndim - len(shape), 0)]
     if (*several, *shape) != old.shape:

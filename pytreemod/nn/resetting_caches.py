@@ -1,4 +1,4 @@
-"""`reset_cache`: the attention of a model begins anew, for as many sequences as are wanted."""
+"""`reset_cache`: empties the caches of a model, for any number of sequences."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def reset_cache(
     size: int | None = None,
     dtype: Any = None,
 ) -> State:
-    """A State in which every cache of keys and values is empty; all else in it stays.
+    """Empty every cache of keys and values in a State; other values are unchanged.
 
     Args:
-        model: any tree of Modules, `MultiheadAttention` with `cache_size` among them; what a
-            `Stack` holds has a cache for each layer.
+        model: any tree of Modules that has a `MultiheadAttention` with `cache_size`; in a `Stack`,
+            each layer has its own cache.
         state: its State, which is used up.
-        batch: the batch axes of the sequences that are to come.
-        size: how many places each cache can hold; as many as before if None. With a window at
-            least as many as that has, of which no more are kept.
+        batch: the batch axes of the next sequences.
+        size: number of positions in each cache; unchanged if None. At least `window`, if the layer
+            has one; then at most that many are cached.
         dtype: of keys and values; that of the layer's weights if None.
 
     Returns:
@@ -43,7 +43,7 @@ def reset_cache(
     Raises:
         ArgumentError: no layer of the model has a cache, or a number is invalid.
         StateError: the State was used up.
-        TokenError: it is another model's.
+        TokenError: the State belongs to another model.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -80,9 +80,9 @@ def _has_cache(node: Any) -> bool:
 def _renewed(
     layer: MultiheadAttention, batch: tuple[int, ...], size: int | None, dtype: Any
 ) -> MultiheadAttention:
-    """A layer whose token holds an empty cache."""
+    """Return a layer whose token has an empty cache."""
     weight, token = _readable(layer.key_proj).weight, layer.cache
-    # In a Stack the weights have an axis for the layers, and so has what each of them keeps.
+    # In a Stack, the weights and the caches have an axis for the layers.
     outer = weight.shape[:-2]
     held: Any = token.init if token is not None else None
     slots = held[0].shape[-2] if size is None else size
@@ -93,6 +93,6 @@ def _renewed(
 
 
 def _readable(layer: Any) -> Any:
-    """A layer, or its shapes: in a Stack what a weight is computed from has no value to be read."""
+    """Return a layer, or its shapes: the value of a computed weight in a Stack cannot be read."""
     is_whole = not any(map(is_computed, jtu.tree_leaves(layer, is_leaf=is_computed)))
     return layer if is_whole else jax.eval_shape(lambda: resolve(layer))

@@ -1,4 +1,4 @@
-"""`RotaryPositionalEmbedding`: places in a sequence as angles."""
+"""`RotaryPositionalEmbedding`: encodes positions in a sequence as angles."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 IN_PROCESS_HEADS: ContextVar[bool] = ContextVar("in_process_heads", default=False)
-"""Whether heads are processed: of more than two axes, the one before the last counts heads there,
-or positions, and the shape does not say which."""
+"""Whether a call is within `process_heads`. There, the axis before the last of an array with more
+than two axes may count heads or positions, and the shape does not show which."""
 
 SCALINGS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -54,7 +54,7 @@ SCALINGS: dict[str, tuple[str, ...]] = {
         "original_max_position_embeddings",
     ),
 }
-"""What each kind of scaling takes, by the names that `config.json` has for it."""
+"""The numbers of each kind of scaling, by their names in `config.json`."""
 
 
 def _check_even(where: str, size: Any) -> int:
@@ -73,12 +73,12 @@ def _check_positive(where: str, value: Any) -> float:
 
 
 def _check_scaling(where: str, scaling: Any) -> tuple[tuple[str, Any], ...] | None:
-    """The kind and its numbers as pairs, which can be hashed; None for the kind that has none."""
+    """Return the kind and its numbers as pairs, which can be hashed; None for "default"."""
     if scaling is None:
         return None
     given = scaling
     if not isinstance(scaling, Mapping):
-        # As it is stored.
+        # In the form that the field has.
         pairs = as_sequence(scaling) or ()
         if not pairs or any(len(as_sequence(pair) or ()) != 2 for pair in pairs):
             hint = ("As config.json has it:", "scaling={'rope_type': 'linear', 'factor': 2.0}")
@@ -106,45 +106,46 @@ def _check_scaling(where: str, scaling: Any) -> tuple[tuple[str, Any], ...] | No
 
 
 class RotaryPositionalEmbedding(Module):
-    r"""Turns each vector of a sequence by angles that grow with its place.
+    r"""Rotates each vector of a sequence by angles that grow with its position.
 
-    The vector at place $t$ has the pairs $(x_i, x_{i + d/2})$, and each is turned by
-    $t \cdot \theta^{-2i/d}$, so that the product of two vectors depends on how far they are apart,
-    and not on where they are. For queries and keys of attention, head by head; their values stay.
+    The vector at position $t$ has the pairs $(x_i, x_{i + d/2})$. Each pair is rotated by
+    $t \cdot \theta^{-2i/d}$, so that the product of two vectors depends on their distance, not on
+    their positions. Use it for the queries and keys of each attention head, not for the values.
 
-    A sequence starts at place 0, or at `offset`, or each vector has a place of its own, in
-    `positions`. Interleaved, neighbors are turned together, $(x_{2i}, x_{2i+1})$; files of weights
-    are for one of the two.
+    Positions start at 0, or at `offset`; or pass the position of each vector in `positions`. With
+    interleaved=True, a pair is two adjacent numbers, $(x_{2i}, x_{2i+1})$. The weights in a file
+    require one of the two.
 
-    Nothing is kept between calls: layers of several sizes, bases and dtypes do not know of each
-    other, and a compiled program computes its own angles.
+    Nothing is cached between calls: layers of several sizes, bases and dtypes are independent, and
+    a compiled program computes its own angles.
 
     Shapes:
-        x: (..., seq_length, embedding_size), or as `axis` says
+        x: (..., seq_length, embedding_size), or with another axis before the last, see `axis`
         return: the shape of x
 
     Args:
         embedding_size: size of a vector, an even number >= 0.
-        theta: the base, > 0; with a larger one the angles grow more slowly.
-        dtype: of the cosines and sines; JAX's default float if None. Computed in the wider one of
-            it and the dtype of x, returned in that of x.
-        interleaved: whether a pair has two neighbors, as in the paper and in GPT-J, and not one
-            number of each half, as in GPT-NeoX, Llama and Equinox.
-        scaling: makes the angles smaller, for texts longer than those that a model was trained on.
-            A mapping by the names of Hugging Face's `config.json`: `rope_type` is "linear", with a
-            `factor` by which all angles are divided; or "llama3", with `factor`, `low_freq_factor`,
-            `high_freq_factor` and `original_max_position_embeddings`. There, pairs that turn more
-            than high_freq_factor times in a text of that length stay as they are, those that turn
-            less than low_freq_factor times are divided, and between them it goes over smoothly.
-            Stored as a tuple of its items; not scaled if None, or of the type "default".
+        theta: the base, > 0; a larger base means slower growth of the angles.
+        dtype: of the cosines and sines; JAX's default float if None. The result is computed in the
+            wider of this dtype and that of x, and returned in that of x.
+        interleaved: whether a pair is two adjacent numbers, as in the paper and in GPT-J, instead
+            of one number of each half, as in GPT-NeoX, Llama and Equinox.
+        scaling: makes the angles smaller, for sequences longer than those in training. A mapping
+            with the names of Hugging Face's `config.json`. For the `rope_type` "linear", all angles
+            are divided by `factor`. For "llama3", pass `factor`, `low_freq_factor`,
+            `high_freq_factor` and `original_max_position_embeddings`. Pairs that rotate more than
+            high_freq_factor times in a sequence of the original length are unchanged. Pairs that
+            rotate less than low_freq_factor times are divided by `factor`. The transition between
+            them is smooth. Stored as a tuple of its items; no scaling if None, or for the type
+            "default".
 
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is invalid, x is not floating, or places are no numbers.
-        ShapeError: x has no axis for places, or its last axis does not have embedding_size entries;
-            positions or offset are not for that many vectors or sequences; or x has more than two
-            axes within `process_heads` and no `axis` is given.
+        ArgumentError: an argument is invalid, x is not floating, or positions are not numbers.
+        ShapeError: x has no axis of positions, or its last axis does not have embedding_size
+            entries; or the shape of positions or offset does not fit x. Also if x has more than two
+            axes within `process_heads`, and `axis` is None.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -172,7 +173,7 @@ class RotaryPositionalEmbedding(Module):
         >>> attention(x, x, x, process_heads=process_heads).shape
         (5, 8)
 
-        Twice as many places, at angles that the model knows:
+        Twice as many positions, at angles that the model knows:
 
         >>> half = nn.RotaryPositionalEmbedding(4, scaling={"rope_type": "linear", "factor": 2.0})
         >>> x = jnp.ones((6, 4))
@@ -206,14 +207,14 @@ class RotaryPositionalEmbedding(Module):
 
     @staticmethod
     def rotate_half(x: Shaped[Array, "*batch size"]) -> Shaped[Array, "*batch size"]:
-        """Exchange the halves of the last axis, see `nn.functional.rotate_half`."""
+        """Swap the halves of the last axis, see `nn.functional.rotate_half`."""
         return rotate_half(x)
 
     @staticmethod
     def precompute_freqs_cis(
         embedding_size: int, end: int, theta: float, dtype: Any
     ) -> tuple[Float[Array, "end half"], Float[Array, "end half"]]:
-        """Cosines and sines for places 0 to end - 1, see `nn.functional.rotary_tables`."""
+        """Compute the cosines and sines; see `nn.functional.rotary_tables`."""
         return rotary_tables(embedding_size, end, theta, dtype)
 
     @ignores_key
@@ -227,19 +228,20 @@ class RotaryPositionalEmbedding(Module):
         axis: int | None = None,
         key: KeyLike | None = None,
     ) -> Shaped[Array, ...]:
-        """Turn each vector by the angles of its place.
+        """Rotate each vector by the angles of its position.
 
         Args:
             x: see the class.
-            positions: the place of each vector, of shape (seq_length,) or (..., seq_length); from 0
-                on if None.
-            offset: added to all places: a number, or one for each sequence.
-            axis: the axis of x that counts places, from the end: -2 if None. The axes between it
-                and the last one have the same places: -3 for heads, (..., seq, num_heads, size).
+            positions: the position of each vector, of shape (seq_length,) or (..., seq_length);
+                counted from 0 if None.
+            offset: added to all positions: a number, or one for each sequence.
+            axis: the axis of positions in x, counted from the end; -2 if None. Vectors along axes
+                between it and the last one have the same position: use -3 for heads,
+                (..., seq, num_heads, size).
             key: ignored.
 
         Returns:
-            The turned vectors.
+            The rotated vectors.
         """
         del key
         where = Title(self, "embedding_size")
@@ -256,9 +258,9 @@ class RotaryPositionalEmbedding(Module):
         return turn(x)
 
     def _turned(self, where: Title, positions: Any, offset: Any, x: Array) -> Array:
-        """Vectors (..., seq, size), each turned by the angles of its place."""
+        """Rotate vectors (..., seq, size), each by the angles of its position."""
         size, options = self.embedding_size, (self.theta, self.dtype, self.scaling)
-        # All sequences begin at 0: one table serves the whole batch.
+        # All sequences start at 0: one table is enough for the whole batch.
         if positions is None and isinstance(offset, int) and offset == 0:
             tables = rotary_tables(size, x.shape[-2], *options)
         else:
@@ -267,7 +269,7 @@ class RotaryPositionalEmbedding(Module):
 
 
 def _check_axis(where: Title, x: Array, axis: int | None) -> int:
-    """The axis of places, from the end."""
+    """Return the axis of positions, counted from the end."""
     if axis is None:
         if x.ndim == 2 or not IN_PROCESS_HEADS.get():
             return -2
@@ -285,8 +287,8 @@ def _check_axis(where: Title, x: Array, axis: int | None) -> int:
 
 
 def _places(where: Title, x: Array, positions: Any, offset: Any) -> Array:
-    """The place of each vector: (seq,), or (..., seq)."""
-    # Floats, for a place may lie between two integers.
+    """Return the position of each vector: (seq,), or (..., seq)."""
+    # Floats, because a position may be between two integers.
     wide = jnp.result_type(float)
     count = x.shape[-2:-1]
     places = jnp.arange(count[0]) if positions is None else positions

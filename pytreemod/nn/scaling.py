@@ -1,4 +1,4 @@
-"""The layer of factors that are learned."""
+"""A layer of learned factors."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from pytreemod.typing import AnyArray
 
 
 class Scale(Layer):
-    r"""Multiplies the last axes of x by factors that are learned: $y = w x$, entry by entry.
+    r"""Multiplies the last axes of x by learned factors, entry by entry: $y = w x$.
 
-    With a small `weight_init` it begins a residual branch almost closed.
+    For example, with small initial values (`weight_init`), a residual branch has little effect at
+    first.
 
     Shapes:
         x: (..., *shape), where 1 in shape means any size
@@ -41,8 +42,8 @@ class Scale(Layer):
         shape: of the factors: a size, or a sequence of them; `()` for a single one. A factor for
             each channel of an image is of shape `(channels, 1, 1)`.
         dtype: of weight; JAX's default float if None.
-        weight_init: `(key, shape, dtype) -> array`; one if None.
-        key: used once, for weight_init; not needed without.
+        weight_init: `(key, shape, dtype) -> array`; ones if None.
+        key: used once, for weight_init; not needed without it.
 
     State and randomness: none.
 
@@ -76,7 +77,7 @@ class Scale(Layer):
     ):
         assign_fields(self, shape=shape)
         dtype = check_dtype(named(self, "dtype"), dtype)
-        # Ones are not drawn; a wrong key is refused all the same.
+        # Ones need no key, but an invalid key is refused.
         drawn_with: Any = None
         if key is not None or weight_init is not None:
             drawn_with = check_key(named(self, "key"), key)

@@ -1,4 +1,4 @@
-"""Layers made of other layers, and the two that make anything a layer."""
+"""`Sequential`, and two layers for its ends and gaps: `Identity` and `Lambda`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 class Identity(Module):
-    """Gives back what it gets; takes, and ignores, any arguments when made.
+    """Returns its input; its constructor accepts, and ignores, any arguments.
 
     Shapes:
         x: anything
@@ -58,11 +58,11 @@ class Identity(Module):
 
 
 class Lambda(Module):
-    """Makes a layer of a function.
+    """Makes a layer from a function.
 
     Shapes:
-        x: whatever fn takes
-        return: whatever fn gives
+        x: any input of fn
+        return: the result of fn
 
     Fields:
         fn: configuration if a function, data if a Module
@@ -71,7 +71,7 @@ class Lambda(Module):
         fn: called with x alone.
 
     Raises:
-        ArgumentError: fn cannot be called.
+        ArgumentError: fn is not callable.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -91,13 +91,13 @@ class Lambda(Module):
 
 
 class Sequential(StatefulLayer):
-    """Applies layers one after the other.
+    """Applies layers in sequence.
 
-    Indexing gives a layer, slicing a `Sequential`; `len` and iteration work.
+    Indexing returns a layer, slicing a `Sequential`; `len` and iteration work.
 
     Shapes:
-        x: whatever the first layer takes
-        return: whatever the last layer gives; a pair with the State if one was passed in
+        x: any input of the first layer
+        return: the output of the last layer; a pair with the State if one was passed in
 
     Fields:
         layers: a tuple of Modules
@@ -106,13 +106,13 @@ class Sequential(StatefulLayer):
         layers: callable Modules. Wrap functions: `Lambda(jax.nn.relu)`.
 
     State and randomness: passes State to the layers that are stateful. A key is split between
-        the layers, unless none of them uses one; a layer that does not use its key gets none,
-        and may have no parameter `key`.
+        the layers, unless none of them uses one. A layer that does not use its key gets none,
+        and need not have a parameter `key`.
 
     Raises:
-        ArgumentError: a layer is no Module that can be called, or state is no State.
+        ArgumentError: a layer is not a callable Module, or state is not a State.
         RngError: key is not a random key.
-        StateError: a layer needs State and none was passed in, or it does not give it back.
+        StateError: a layer needs State and none was passed in, or it does not return it.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -125,7 +125,7 @@ class Sequential(StatefulLayer):
     layers: tuple[Callable[..., Any], ...]
 
     def __init__(self, layers: Sequence[Callable[..., Any]], *more: Absent):
-        # Nothing fits `more`, to a type checker; it is there to say how layers are passed.
+        # Type checkers refuse any `more`; it is there for an error that shows the right call.
         self.layers = _check_layers(named(self, "layers"), layers, more)
 
     @overload
@@ -163,17 +163,17 @@ class Sequential(StatefulLayer):
         return x if isinstance(state, Absence) else (x, state)
 
     def _keys(self, key: KeyLike | None) -> Sequence[Any]:
-        """A key for each layer that wants one."""
+        """Return a key for each layer that uses one."""
         if key is None:
             return [None] * len(self.layers)
         wanted = [wants_key(layer) for layer in self.layers]
         if not any(wanted):
-            if not isinstance(key, InitKeys):  # From which a check would take a key in vain.
+            if not isinstance(key, InitKeys):  # A check would take an unused key from it.
                 check_key("Sequential(...)", key)
             return [None] * len(self.layers)
         if isinstance(key, InitKeys):
             return [key if wants else None for wants in wanted]
-        # By the number of all layers: what a layer gets does not depend on what the others are.
+        # Split by the number of all layers, so that a layer's key does not depend on the others.
         keys = jax.random.split(check_key("Sequential(...)", key), len(self.layers))
         return [keys[number] if wants else None for number, wants in enumerate(wanted)]
 
@@ -184,7 +184,7 @@ class Sequential(StatefulLayer):
     def __getitem__(self, index: slice) -> Sequential: ...
 
     def __getitem__(self, index: int | slice) -> Callable[..., Any] | Sequential:
-        """A layer by number, or several as a `Sequential`."""
+        """Return a layer by number, or several as a `Sequential`."""
         if isinstance(index, slice):
             return Sequential(self.layers[index])
         try:
@@ -208,7 +208,7 @@ class Sequential(StatefulLayer):
         return any(is_stateful(layer) for layer in self.layers)
 
     def needs_state(self) -> bool:
-        """Whether any of the layers cannot be called without State.
+        """Whether any of the layers must be called with State.
 
         Returns:
             True or False.
@@ -226,8 +226,8 @@ def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callabl
         if not callable(layer) or isinstance(layer, type):
             place = f"layers[{number}]: {describe(layer)}"
             raise ArgumentError(where, "layers to call", "something else", places=[place])
-        # In a tuple it would be a leaf that is no array, at which plain JAX fails: a field of its
-        # own, as `Lambda` has, makes configuration of it.
+        # In a tuple a function would be a leaf that is not an array, which plain JAX refuses.
+        # `Lambda` makes it configuration, in a field.
         if jtu.all_leaves([layer]):
             name = getattr(layer, "__name__", "f")
             hint = ("Make it a layer:", f"nn.Lambda({name if name.isidentifier() else 'f'})")

@@ -1,4 +1,4 @@
-"""`Shared`: ties, as Equinox spells them."""
+"""`Shared`: ties with Equinox's interface."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pytreemod.typing import PyTree, class_of, jtu
 
 
 class Shared(Module):
-    """A tree in which some nodes are what others are: calling it gives the tree, whole.
+    """Ties nodes of a tree; a call returns the whole tree.
 
-    The nodes that `where` picks are taken out, so that there is one array for each that is shared:
-    one gradient, the sum of all uses. `shared()` has them back, each what `get` gives.
+    Removes the nodes that `where` picks, so that each shared array exists once. Its gradient is
+    the sum over all uses. `shared()` returns the tree with the nodes that `get` returns.
 
-    [`pm.tie`][pytreemod.tie] does the same to a model in place, without a call: the attribute reads
-    as the value, and a file says in words which places are tied.
+    [`pm.tie`][pytreemod.tie] does the same to a model directly, without a call: the attribute reads
+    as the value, and files record which paths are tied.
 
     Shapes:
         return: the tree
@@ -39,12 +39,12 @@ class Shared(Module):
     Args:
         pytree: any tree.
         where: picks the nodes to take out, one or a sequence, as for `tree_at`.
-        get: from the tree to what replaces them: as many nodes, computed or not.
+        get: from the tree to the replacements: as many nodes, computed or not.
 
     Raises:
-        ArgumentError: `where` or `get` cannot be called.
-        ShapeError: what `get` gives has another structure, shape or dtype than what it replaces.
-        SpecError: `where` picks what is not in the tree; or `get` takes what `where` takes out.
+        ArgumentError: `where` or `get` is not callable.
+        ShapeError: a replacement has another structure, shape or dtype than the node.
+        SpecError: `where` picks a node that is not in the tree; or `get` uses a removed node.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -70,19 +70,19 @@ class Shared(Module):
         targets = locate(where, pytree, None, named(self, "where")).targets
         places = [path_text(target.path) for target in targets]
         picked = where(pytree)
-        # By shapes alone: `get` may compute, and what it gives now is not kept.
+        # By shapes alone: `get` may compute, and its current result is not stored.
         _check_alike(places, picked, filter_eval_shape(get, pytree))
         self.pytree = tree_at(where, pytree, replace_fn=_take_out)
         _check_apart(places, self.pytree, get)
 
     @in_scope("pm.nn.Shared")
     def __call__(self) -> PyTree:
-        """The tree, with all its nodes."""
+        """Return the tree, with all its nodes."""
         return tree_at(self.where, self.pytree, self.get(self.pytree))
 
 
 class SharedNode(Module):
-    """Stands where a node was taken out; it has no leaves."""
+    """Marks the path of a removed node; it has no leaves."""
 
 
 def _take_out(node: Any) -> SharedNode:
@@ -95,7 +95,7 @@ def _is_taken_out(node: Any) -> bool:
 
 
 def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
-    """Refuse values that do not fit in the places."""
+    """Refuse replacements that do not fit the removed nodes."""
     wanted, found = _outline(picked), _outline(given)
     if wanted == found:
         return
@@ -127,11 +127,11 @@ def _shown(tree: Any) -> str:
 
 
 def _check_apart(places: Sequence[str], rest: Any, get: Callable[[Any], Any]) -> None:
-    """Refuse values that are taken from nodes which are no longer there."""
+    """Refuse replacements that use removed nodes."""
     try:
         given = filter_eval_shape(get, rest)
     except (AttributeError, TypeError) as error:
-        # With these nodes it ran: it computes with one of them.
+        # It worked with these nodes, so it computes with one of them.
         raise SpecError(_circle(places)) from error
     if any(map(_is_taken_out, jax.tree.leaves(given, is_leaf=_is_taken_out))):
         raise SpecError(_circle(places))

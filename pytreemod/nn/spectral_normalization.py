@@ -1,4 +1,4 @@
-"""Layers that rescale the weight of another layer."""
+"""`SpectralNorm`: a layer with a weight divided by its largest singular value."""
 
 from __future__ import annotations
 
@@ -53,36 +53,35 @@ INITIAL_ITERATIONS = 15
 class SpectralNorm(StatefulLayer, Generic[_L]):
     r"""Calls a layer with one of its weights divided by its largest singular value.
 
-    $W / \sigma$ with $\sigma = u^\top W v$, where u and v are the first singular vectors, nearly.
-
-    That bounds how much the layer can stretch its input, as the discriminator of a generative
-    adversarial network wants it. The singular value is estimated by power iteration, which goes on
-    from call to call while training, and is constant in inference mode.
+    The weight is $W / \sigma$ with $\sigma = u^\top W v$, where u and v approximate the first
+    singular vectors. This bounds how much the layer can stretch its input, as in the discriminator
+    of a generative adversarial network. Power iteration estimates the singular value. It continues
+    from call to call in training, and stops in inference mode.
 
     Shapes:
-        x: whatever the layer takes
-        return: whatever the layer gives, and State
+        x: any input of the layer
+        return: the output of the layer, and State
 
     Fields:
-        layer: the layer, with its weight as it is trained
+        layer: the layer, with its weight before the division
         uv_index: token of the first singular vectors, (u, v), in float32 or wider
 
     Args:
         layer: a Module that can be called, such as `Linear` or `Conv2d`.
         weight_name: the field to rescale, an array of two axes or more. All axes but the first
-            are taken as one.
-        num_power_iterations: how many power iterations to do at each call when training, >= 0.
-        eps: a norm smaller than this is not divided by, >= 0.
-        inference: whether to leave the singular vectors alone, see `inference_mode`.
+            are merged.
+        num_power_iterations: number of power iterations at each call in training, >= 0.
+        eps: a norm smaller than this is replaced by it, >= 0.
+        inference: whether to leave the singular vectors unchanged, see `inference_mode`.
         key: used once, for the vectors from which 15 power iterations start.
 
-    State and randomness: reads `uv_index`, and writes it when training. State and key are passed
-        on to the layer if it takes them.
+    State and randomness: reads `uv_index`, and writes it in training. Passes State and key on to
+        the layer if it takes them.
 
     Raises:
         ArgumentError: an argument is invalid, or the weight is complex or all zero.
         RngError: key is not a random key.
-        ShapeError: the weight has fewer than two axes, or not those of its singular vectors.
+        ShapeError: the weight has fewer than two axes, or does not fit its singular vectors.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -120,7 +119,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         self.layer, self.weight_name = layer, weight_name
         self.num_power_iterations, self.eps, self.inference = num_power_iterations, eps, inference
         key = check_key(named(self, "key"), key)
-        # In the State, and no buffers: they move on with each call while training.
+        # In the State, not as buffers: each call in training changes them.
         self.uv_index = StateIndex(_initial_vectors(named(self, "layer"), weight, self.eps, key))
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
@@ -137,12 +136,12 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
 
         Args:
             x: the layer's input.
-            state: holds the singular vectors; it cannot be left out.
+            state: has the singular vectors; required.
             key: passed on to the layer.
             inference: overrides the field of that name if not None.
 
         Returns:
-            The layer's output, and the State to go on with.
+            The layer's output, and the new State.
         """
         where, weight = Title(self, "weight_name"), getattr(self.layer, self.weight_name)
         refuse_label(where, f"{self.weight_name} to be an array", weight)
@@ -153,12 +152,12 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
                 weight, u, v, num_iterations=self.num_power_iterations, eps=self.eps
             )
             state = state.set(self.uv_index, (u, v))
-        # Also without a step: in inference the weight is divided by what was found last.
+        # Also without a step: inference divides by the last estimate.
         normed = divide_by_spectral_norm(weight, u, v)
         return call_layer(with_weight(self.layer, self.weight_name, normed), x, state, key)
 
     def _vectors(self, weight: Array, state: State) -> tuple[Array, Array]:
-        """The singular vectors; refused if they are not those of a weight of that shape."""
+        """Return the singular vectors, after a check that they fit the shape of the weight."""
         u, v = state.get(self.uv_index)
         shape = shape_of(weight)
         if shape is not None and (u.shape, v.shape) == (shape[:1], (math.prod(shape[1:]),)):
@@ -169,7 +168,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
 
 
 def _check_weight(where: str, layer: Any, name: Any) -> Array:
-    """The array of that name."""
+    """Return the array of that name, after checks."""
     weight = weight_by_name(where, layer, name)
     if weight.ndim < 2:
         raise ShapeError(where, "a weight of two axes or more", describe(weight))
@@ -182,10 +181,10 @@ def _initial_vectors(
     dtype = computing_dtype(weight.dtype)
     left, right = jax.random.split(key)
     u = jax.random.normal(left, weight.shape[:1], dtype)
-    # Also for a weight without rows, which has no columns that could be counted.
+    # Also for a weight without rows, whose columns cannot be counted.
     v = jax.random.normal(right, (weight.size // max(weight.shape[0], 1),), dtype)
     u, v = power_iteration(weight, u, v, num_iterations=INITIAL_ITERATIONS, eps=eps)
-    # From zero vectors no iteration leads away, and the layer would give nan forever.
+    # Zero vectors never change by iteration, and the result of the layer would always be NaN.
     if not is_traced(u) and not bool(jnp.any(u)):
         raise ArgumentError(where, "a weight to normalize", "one that is all zero")
     return u, v

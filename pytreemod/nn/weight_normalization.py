@@ -43,7 +43,7 @@ _L = TypeVar("_L", bound=Callable[..., Any])
 
 
 def _check_axis(where: str, axis: Any, weight: Any) -> int | None:
-    """An axis, or None; one of those that the weight has, if there is a weight."""
+    """Accept None, or an axis; if there is a weight, one of its axes."""
     if axis is None:
         return None
     whole = as_integer(axis)
@@ -56,13 +56,13 @@ def _check_axis(where: str, axis: Any, weight: Any) -> int | None:
 class WeightNorm(StatefulLayer, Generic[_L]):
     r"""Calls a layer whose weight is trained as a direction and a length.
 
-    The weight is $g_i \, v_i / \lVert v_i \rVert$ for each of its slices along `axis`: for the
-    matrix of a `Linear`, each row, which makes one number of the output. The layer has `v` in the
-    place of its weight; at first `g` are the lengths, and the output is that of the layer.
+    The weight is $g_i \, v_i / \lVert v_i \rVert$ for each of its slices along `axis`. In the
+    matrix of a `Linear`, a slice is a row, which computes one number of the output. The layer has
+    `v` instead of its weight. Initially `g` are the lengths, so that the output is the layer's.
 
     Shapes:
-        x: whatever the layer takes
-        return: whatever the layer gives
+        x: any input of the layer
+        return: the output of the layer
 
     Fields:
         layer: the layer, with the directions as its weight
@@ -71,14 +71,14 @@ class WeightNorm(StatefulLayer, Generic[_L]):
     Args:
         layer: a Module that can be called, such as `Linear` or `Conv2d`.
         weight_name: the field that is normalized.
-        axis: the slices are those along it; with None there is one slice, the whole weight.
+        axis: the axis of the slices; if None, the whole weight is one slice.
 
     State and randomness: passes State and key on to the layer if it takes them.
 
     Raises:
-        ArgumentError: an argument is invalid; or the weight is complex, or has a slice that is
-            zero, and so no direction.
-        ShapeError: `g` has not the shape that goes with the weight.
+        ArgumentError: an argument is invalid; or the weight is complex, or has a slice of zeros,
+            which has no direction.
+        ShapeError: `g` does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -89,8 +89,8 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         ((2, 1), True)
 
     Source:
-        Salimans & Kingma 2016, https://arxiv.org/abs/1602.07868, eq. (2). For a weight that is to
-        be something else of what is trained, see [`Computed`][pytreemod.Computed].
+        Salimans & Kingma 2016, https://arxiv.org/abs/1602.07868, eq. (2). To compute a weight in
+        another way from trained arrays, see [`Computed`][pytreemod.Computed].
     """
 
     layer: _L
@@ -103,7 +103,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         self.layer, self.weight_name = layer, weight_name
         self.axis = _check_axis(named(self, "axis"), axis, v)
         self.g = norm_except(v, axis=self.axis)
-        # Such a slice would become nan. Under a transform there are no values to look at.
+        # A slice of zeros would become NaN. A transform has no values to check.
         if v.size and not is_traced(self.g) and not bool(jnp.all(self.g)):
             expected = "a weight of which each slice has a direction"
             found = f"one with zeros alone along axis {axis}"
@@ -167,7 +167,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         return is_stateful(self.layer)
 
     def needs_state(self) -> bool:
-        """Whether the layer cannot be called without State.
+        """Whether the layer must be called with State.
 
         Returns:
             True or False.

@@ -1,4 +1,4 @@
-"""The weight of a layer that another layer changes: found by its name, and put back."""
+"""The weight of a layer that another layer changes: reads and replaces it by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytreemod.typing import jtu
 
 
 def weight_by_name(where: str, layer: Any, name: Any) -> Array:
-    """The array of a layer by its name, of real numbers.
+    """Return the array of a layer by its name, of real numbers.
 
     Args:
         where: names the argument in the error.
@@ -27,7 +27,7 @@ def weight_by_name(where: str, layer: Any, name: Any) -> Array:
         name: of its field.
 
     Returns:
-        What reading the field gives.
+        The value of the field.
 
     Raises:
         ArgumentError: there is no such array, or it is complex.
@@ -48,14 +48,14 @@ def weight_by_name(where: str, layer: Any, name: Any) -> Array:
 
 
 def accept_weight_name(where: str, name: Any, node: Any) -> str:
-    """Accept what a node's layer has, whatever a transform has made of its arrays."""
+    """Accept a name that the layer of a node has, whatever a transform has made of its arrays."""
     if not isinstance(name, str) or not hasattr(node.layer, name):
         _refuse_name(where, node.layer, name)
     return name
 
 
 def _refuse_name(where: str, layer: Any, name: Any) -> NoReturn:
-    """Raise an error that shows which names there would have been."""
+    """Raise an error that shows the names of the layer's arrays."""
     found = [
         path_text((key,))
         for key, child in children_of(layer) or ()
@@ -67,12 +67,12 @@ def _refuse_name(where: str, layer: Any, name: Any) -> NoReturn:
 
 
 def with_weight(layer: Any, name: str, weight: Array) -> Any:
-    """A layer with another weight, wherever the one that it has comes from.
+    """Return a layer with another weight, however its weight is defined.
 
     Args:
         layer: any Module.
         name: of the field.
-        weight: what it is to read as.
+        weight: the value that reading the field returns.
 
     Returns:
         A new layer.
@@ -85,7 +85,7 @@ def with_weight(layer: Any, name: str, weight: Array) -> Any:
         (3,)
     """
     path = (jtu.GetAttrKey(name),)
-    # The layer may hold a tie of its own: this call of it has another weight, all the same.
+    # The layer may have a tie for the weight, which this replaces.
     if any(tie.place == path for tie in ties_of(layer)):
         layer = untie(layer, name)
     return replace_at(layer, [(path, weight)])
