@@ -30,7 +30,7 @@ from pytreemod.typing import AnyArray
 class AdaptivePool(Layer):
     """Reduces spatial axes of any size to a given size.
 
-    For the formula see [adaptive_pool][pytreemod.nn.functional.adaptive_pool].
+    The formula is that of [adaptive_pool][pytreemod.nn.functional.adaptive_pool].
 
     An axis of n entries is divided into t windows that do not overlap. As in Equinox, the first
     n % t of them have one entry more than the others. PyTorch's windows differ if t does not divide

@@ -89,8 +89,8 @@ class Convolution(Layer, is_abstract=True):
 class Conv(Convolution):
     """Convolves over any number of spatial axes, channels first.
 
-    For the formula see [conv][pytreemod.nn.functional.conv]. `Conv1d`, `Conv2d` and `Conv3d` are
-    this layer with `num_spatial_dims` filled in.
+    The formula is that of [conv][pytreemod.nn.functional.conv]. `Conv1d`, `Conv2d` and `Conv3d`
+    are this layer with `num_spatial_dims` filled in.
 
     Shapes:
         x: (..., in_channels, *spatial)

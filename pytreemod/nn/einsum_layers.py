@@ -80,8 +80,9 @@ def _check_equation(where: str, equation: Any, layer: Einsum) -> str:
 class LinearGeneral(Layer):
     r"""A dense layer over several axes at once: a `Linear` whose sizes are shapes.
 
-    Sums over axes of x; the axes of out_features are the last ones of the result. For the formula
-    see [linear_general][pytreemod.nn.functional.linear_general].
+    The formula is that of [linear_general][pytreemod.nn.functional.linear_general].
+
+    Sums over axes of x; the axes of out_features are the last ones of the result.
 
     Shapes:
         x: in_features on the axes of axis, by default the last ones
@@ -188,7 +189,7 @@ class LinearGeneral(Layer):
 class Einsum(Layer):
     r"""Sums products of x and a weight by an equation, and adds a bias.
 
-    For the formula see [einsum][pytreemod.nn.functional.einsum].
+    The formula is that of [einsum][pytreemod.nn.functional.einsum].
 
     Shapes:
         x: as in the equation, with the sizes of the letters in weight_shape; `...` means any number

@@ -30,7 +30,7 @@ from pytreemod.typing import AnyArray
 class Embedding(Layer):
     """A table of vectors, read by row number.
 
-    For the formula see [embedding][pytreemod.nn.functional.embedding].
+    The formula is that of [embedding][pytreemod.nn.functional.embedding].
 
     Shapes:
         x: any, of integers

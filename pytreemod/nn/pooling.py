@@ -54,7 +54,7 @@ _OPERATION = function("a function", "Pass a function of two arguments:", "operat
 class Pool(Layer):
     """Reduces windows over the spatial axes with any associative operation.
 
-    For the formula see [pool][pytreemod.nn.functional.pool].
+    The formula is that of [pool][pytreemod.nn.functional.pool].
 
     `MaxPool1d`, `MaxPool2d`, `MaxPool3d`, `AvgPool1d`, `AvgPool2d` and `AvgPool3d` are the common
     cases. Floats narrower than float32 are reduced in float32, and returned in the dtype of x.

@@ -155,7 +155,7 @@ class GatedCell(RNNCellBase, Layer, is_abstract=True):
 class GRUCell(GatedCell):
     """One step of a gated recurrent unit; `RNN` runs it over time.
 
-    For the formula see [gru_cell][pytreemod.nn.functional.gru_cell].
+    The formula is that of [gru_cell][pytreemod.nn.functional.gru_cell].
 
     Shapes:
         input: (..., input_size)
@@ -236,7 +236,7 @@ class GRUCell(GatedCell):
 class LSTMCell(GatedCell):
     """One step of a long short-term memory; `RNN` runs it over time.
 
-    For the formula see [lstm_cell][pytreemod.nn.functional.lstm_cell]. The output is the hidden
+    The formula is that of [lstm_cell][pytreemod.nn.functional.lstm_cell]. The output is the hidden
     state `h`, the first of the pair.
 
     Shapes:

@@ -37,7 +37,7 @@ def _accept_mode(where: str, mode: Any, layer: Any) -> str:
 class ConvTranspose(Convolution):
     """A transposed convolution over any number of spatial axes, channels first.
 
-    For the formula see [conv_transpose][pytreemod.nn.functional.conv_transpose].
+    The formula is that of [conv_transpose][pytreemod.nn.functional.conv_transpose].
 
     With the same arguments except the channels, it maps the output shape of a `Conv` back to the
     input shape: it enlarges what a strided convolution shrinks. An axis of n entries becomes one
