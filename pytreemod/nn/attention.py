@@ -188,8 +188,8 @@ class MultiheadAttention(StatefulLayer):
         and writes its token if a State is passed in.
 
     Raises:
-        ArgumentError: an argument is invalid, the number of heads does not divide what it must,
-            mask is not boolean, or an argument is not supported with a State.
+        ArgumentError: an argument is invalid, a size is not divisible by the number of heads, mask
+            is not boolean, or an argument is not supported with a State.
         RngError: training without a key, or key is not a random key.
         ShapeError: a sequence does not have the size above; keys and values, or batch axes, differ
             in number; mask, bias, lengths or the result of process_heads has another shape.
@@ -325,7 +325,7 @@ class MultiheadAttention(StatefulLayer):
             expected = "is_causal=True with a cache"
             raise ArgumentError(named(self, "is_causal"), expected, "False", hint=hint)
         _check_rotary(named(self, "rotary"), self.rotary, self)
-        # Only a cache that the layer holds; one in a State is checked at each call.
+        # Only a cache in the layer; a cache in a State is checked at each call.
         if self.cache is not None and isinstance(self.cache.init, tuple):
             hint = ("Make the layer with both:", f"window={self.window}, cache_size={self.window}")
             check_ring(named(self, "window"), self.window, self.cache.init[0].shape[-2], hint)

@@ -166,7 +166,7 @@ class BatchNorm(StatefulLayer, Layer):
 
     Raises:
         ArgumentError: an argument is invalid, x is not floating, or an axis_name is not bound.
-        RngError: key is not a random key, or an initializer has none.
+        RngError: key is not a random key, or is missing for an initializer.
         ShapeError: x does not have input_size channels, lacks an axis, or has no value to average;
             or weight or bias does not have the shape above. Also if channel_axis is None, and each
             device of a mesh has a part of a batch with as many examples as channels.

@@ -84,7 +84,7 @@ class Dropout(StatefulLayer):
             key instead of the State.
         RngError: training without a key.
         ShapeError: x lacks an axis of broadcast_dims.
-        StateError: the layer has a stream, and got neither State nor key.
+        StateError: training with a stream, and neither State nor key.
 
     Examples:
         >>> import jax, jax.numpy as jnp

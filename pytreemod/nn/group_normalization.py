@@ -68,7 +68,7 @@ class GroupNorm(Normalization):
 
     Raises:
         ArgumentError: an argument is invalid, or x is not floating.
-        RngError: key is not a random key, or an initializer has none.
+        RngError: key is not a random key, or is missing for an initializer.
         ShapeError: the number of channels of x is not channels, or not a multiple of groups; or
             weight or bias does not have the shape above.
 

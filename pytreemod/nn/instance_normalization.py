@@ -62,7 +62,7 @@ class InstanceNorm(Normalization):
 
     Raises:
         ArgumentError: an argument is invalid, or x is not floating.
-        RngError: key is not a random key, or an initializer has none.
+        RngError: key is not a random key, or is missing for an initializer.
         ShapeError: x has another number of channels, or one value for each channel; or weight or
             bias does not have the shape above.
 

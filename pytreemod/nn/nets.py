@@ -33,9 +33,9 @@ class Stateful(Module, Generic[_M]):
 
     **Use.** `out, net = net(x)` calls the model with its State, if it has any, and returns the
     output and the new net. Use `apply` to call another method. A call that changes State uses up
-    the net, as with State, because its changes would be lost. The same is true if a function under
-    `filter_jit` returns the new net. A call that fails, or changes no State, leaves the net
-    unchanged. If something fails after the call, `restored` returns the old net.
+    the net, as it uses up a State: a second call would lose the changes. The same is true if a
+    function under `filter_jit` returns the new net. A call that fails, or changes no State, leaves
+    the net unchanged. If something fails after the call, `restored` returns the old net.
 
     **Laws.** `net(x)` is `out, stateful(model, state)` where `out, state = model(x, state=state)`,
     and both compile to the same programs.

@@ -233,7 +233,7 @@ def _laid_out(cell: RNNCellBase, carry: Any, x: Array) -> tuple[RNNCellBase, Any
         return laid_out(leaf, mesh, [taken.isdisjoint(at) * at for at in entries(leaf)])
 
     def begun(leaf: Any) -> Any:
-        # A carry that the caller has sharded stays as it is sharded.
+        # A carry that the caller has sharded is unchanged.
         if not is_array(leaf) or explicit_mesh(leaf) is not None:
             return leaf
         is_of_batch = leaf.shape[: len(sizes)] == sizes

@@ -34,7 +34,7 @@ def reset_cache(
         state: its State, which is used up.
         batch: the batch axes of the next sequences.
         size: number of positions in each cache; unchanged if None. At least `window`, if the layer
-            has one; then at most that many are cached.
+            has one; then at most `window` are cached.
         dtype: of keys and values; that of the layer's weights if None.
 
     Returns:

@@ -44,7 +44,7 @@ class RMSNorm(TrailingNormalization):
 
     Raises:
         ArgumentError: an argument is invalid, or x is not floating.
-        RngError: key is not a random key, or an initializer has none.
+        RngError: key is not a random key, or is missing for an initializer.
         ShapeError: x does not end in shape, or weight or bias does not have the shape above.
 
     Examples:

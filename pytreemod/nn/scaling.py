@@ -49,9 +49,9 @@ class Scale(Layer):
 
     Raises:
         ArgumentError: an argument is invalid.
-        RngError: key is not a random key, or an initializer has none.
-        ShapeError: shape cannot be broadcast to the last axes of x, or weight has not the shape
-            above.
+        RngError: key is not a random key, or is missing for an initializer.
+        ShapeError: shape cannot be broadcast to the last axes of x, or weight does not have the
+            shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp

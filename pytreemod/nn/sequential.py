@@ -1,4 +1,4 @@
-"""`Sequential`, and two layers for its ends and gaps: `Identity` and `Lambda`."""
+"""`Sequential`, `Identity`, and `Lambda`, which makes a layer from a function."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`Ensemble`: members of one kind, stored as one and called by a map.
 
 The members are one Module, whose arrays have a leading axis unless they are shared. A call maps
-over everything that each member has for itself (see `members.layer`), and over the inputs that have
-an entry for each member.
+over the values of each member (see `members.layer`), and over the inputs that have an entry for
+each member.
 """
 
 from __future__ import annotations

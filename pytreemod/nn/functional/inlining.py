@@ -28,7 +28,7 @@ def traced_once(*static: str) -> Callable[[Callable[Args, Out]], Callable[Args, 
     keyword are unchanged.
 
     Args:
-        static: names of arguments that are not arrays, and hashable; a list becomes a tuple.
+        static: names of hashable arguments that are not arrays; a list becomes a tuple.
 
     Returns:
         A decorator.

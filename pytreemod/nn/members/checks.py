@@ -68,7 +68,7 @@ def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence
     try:
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):
-        return  # A callable that does not say what it takes.
+        return  # A callable without a signature.
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
