@@ -425,6 +425,17 @@ def filter_jit(
     A call returns as soon as one of `jax.jit` would. It waits for the device only if the function
     contains a check ([`error_if`][pytreemod.error_if]) and `checks` is `"wait"`.
 
+    With `checks="later"` no call waits. A call raises the failures of earlier calls that have
+    finished, instead of running. `pm.debug.raise_errors()` waits for all calls, and raises.
+    Failures that remain are printed at exit. A failed call still returns its results. If they
+    replaced a donated argument, the value before the failure is lost.
+
+    All checks are in effect then, whether or not the function uses the result of `error_if`. They
+    pass through every filtered transform. Plain JAX transforms and your own rules for derivatives
+    refuse them. If another traced function calls the function, its checks belong to that function,
+    and `checks` has no effect. A check with `on_error="breakpoint"` calls the host, so its call
+    waits. A program from `lower(...).compile()` reports failures, too; an exported program cannot.
+
     **Law.** `filter_jit(f)(*args)` equals `f(*args)`, for every `f` without side effects.
 
     Args:
@@ -444,26 +455,14 @@ def filter_jit(
             `PartitionSpec` for the mesh in context (`jax.set_mesh`), a device, or None for
             "unchanged". A spec is a placement, a function from an array to one,
             [`by`][pytreemod.by], a Module with placements instead of its data, or a prefix tree of
-            these. Arguments that a dict leaves
-            out, and the arrays of `fun` itself, keep their shardings.
+            these. Arguments that a dict leaves out, and the arrays of `fun` itself, keep their
+            shardings.
         out_shardings: the sharding of the result: one such spec.
         max_traces: how often the function may be traced. One trace more raises an error that
             reports what differed (see [`explain_retraces`][pytreemod.debug.explain_retraces]).
         checks: when a failed check raises. `"wait"`: in the call, which waits for its results.
-            `"later"`: no call waits; see below.
+            `"later"`: no call waits; see above.
         **jitkwargs: options of `jax.jit` (`inline`, `keep_unused`, `compiler_options`, ...).
-
-        **`checks="later"`.** A call raises the failures of earlier calls that have finished,
-        instead of running. `pm.debug.raise_errors()` waits for all calls, and raises. Failures that
-        remain are printed at exit. A failed call still returns its results. If they replaced a
-        donated argument, the value before the failure is lost.
-
-        All checks are in effect, whether or not the function uses the result of `error_if`. Checks
-        pass through every filtered transform. Plain JAX transforms and your own rules for
-        derivatives refuse them. If another traced function calls the function, its checks belong to
-        that function, and `checks` has no effect. A check with `on_error="breakpoint"` calls the
-        host, so its call waits. A program from `lower(...).compile()` reports failures, too; an
-        exported program cannot.
 
     Returns:
         A function of the same signature, with `lower(...).compile()`, `trace` and `eval_shape`.

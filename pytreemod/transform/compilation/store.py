@@ -393,7 +393,7 @@ _FUNCTIONS = (type(is_array), type(len), type)
 
 
 def store_for(fn: Any, options: Any) -> Store:
-    """The store of a function with these options; a new one for callables without a weak reference.
+    """The store of a function with these options; a new one for callables of other types.
 
     Args:
         fn: the function.

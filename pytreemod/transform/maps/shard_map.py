@@ -135,7 +135,7 @@ class _ShardMapped(Transformed):
                 results.explain(error)
                 raise
         if drawn:
-            # Assembled again, because the function may have used up values of its surroundings.
+            # Assembled again, because the function may have used up its States.
             _, args, kwargs = structure.assemble(arrays)
             specs = [_lie(x) for x in arrays] if assigned is None else options["in_specs"][0]
             # The arrays of the function come first, and are never divided.

@@ -306,7 +306,7 @@ class Vmapped(Transformed):
                 hint=["give it an axis:", "out_axes=0"],
             ) from error
         if drawn:
-            # Assembled again, because the function may have used up values of its surroundings.
+            # Assembled again, because the function may have used up its States.
             args, kwargs = treedef.unflatten(leaves)
             pairs = zip(axes, leaves, strict=True)
             are_mapped = [axis is not None for axis, leaf in pairs if is_array(leaf)]
