@@ -470,7 +470,7 @@ def _ask(
 
 
 class _Calls(threading.local):
-    """For each counting call of this thread, its traces with their counts."""
+    """For each `surrounding` of this thread, its traces with their counts of calls."""
 
     def __init__(self) -> None:
         self.stack: list[list[tuple[Any, dict[tuple[str, str], int]]]] = []
@@ -489,7 +489,7 @@ def surrounding() -> Generator[int]:
     stack = _calls.stack
     stack.append([])
     try:
-        # Traces inside a counting call count there.
+        # Traced apart from other calls, so that the counts belong to this one.
         with traced_apart("counted calls"):
             yield len(stack)
     finally:
