@@ -1,7 +1,7 @@
 """`summary`: a model as a table; nothing is run.
 
-The rows follow from the tree alone: one for each Module. If there is an example, the model is traced
-with it, with a rule around the call of each Module (`transform.interception.surrounded_calls`) that
+The rows follow from the tree alone: one for each Module. If there is an example, the model is
+traced with it. A rule around the call of each Module (`transform.interception.surrounded_calls`)
 records the shapes of the results. The output is made in `summary_tables`.
 """
 

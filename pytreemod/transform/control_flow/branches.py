@@ -77,8 +77,8 @@ def filter_cond(
 
     Static values in the operands, numbers included, are passed to the branches unchanged. Static
     values in their results must be equal, and are returned unchanged. A number that differs, or is
-    an array in the other branch, becomes an array. So each branch may change another part of a
-    model, and return the rest.
+    an array in the other branch, becomes an array. So each branch may change a different part of
+    a model, and return the rest unchanged.
 
     **Law.** It equals `true_fun(*operands) if pred else false_fun(*operands)`.
 

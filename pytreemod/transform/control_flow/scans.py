@@ -133,7 +133,7 @@ def scan_steps(
     out_axes: AxesSpec = ON_AXIS_0,
     are_numbered: bool = False,
 ) -> tuple[PyTree, PyTree]:
-    """`filter_scan`, whose steps have numbers if `are_numbered`; layers number their own."""
+    """`filter_scan`, whose steps have numbers if `are_numbered`; layers have their own numbers."""
     check_callable("filter_scan", f, "f")
     f = supplied(f)
     refuse_unroll("filter_scan", unroll)

@@ -402,8 +402,8 @@ def filter_shard_map(
         axis_names: the mesh axes that the function sees; by default all.
         check_vma: whether to check that values are the same everywhere if their spec says so.
             Without the check, JAX does not know which values are the same. A gradient by such a
-            value is then wrong inside the function, without an error. In this case, take gradients
-            outside.
+            value, if it is taken inside the function, then differs, without an error. In this case,
+            take gradients outside.
 
     Returns:
         A function of the same signature, for unsplit arrays.
