@@ -18,9 +18,10 @@ AxisKind: TypeAlias = Literal["loop", "reversed loop", "map"]
 class NoteAxis(NamedTuple):
     """One leading axis.
 
-    kind: the kind of its entries: steps or members.
-    depth: the number of transforms called inside that one, on the way to the value; known only in
-        a plan.
+    Attributes:
+        kind: the kind of its entries: steps or members.
+        depth: the number of transforms called inside that one, on the way to the value; known only
+            in a plan.
     """
 
     kind: AxisKind

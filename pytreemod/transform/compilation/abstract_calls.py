@@ -150,8 +150,8 @@ class ClosureConverted:
         """Call the function.
 
         Raises:
-                StructureError: if the arguments differ from those of the conversion in structure,
-                    shape, dtype or static values.
+            StructureError: if the arguments differ from those of the conversion in structure,
+                shape, dtype or static values.
         """
         arrays, structure = divide((args, kwargs), is_abstract)
         self._check(arrays, structure)

@@ -251,19 +251,19 @@ class _CustomVjp(Transformed):
     def def_fwd(self, fn_fwd: Callable[..., Any]) -> Callable[..., Any]:
         """Define the forward pass.
 
-        The rule is `fn_fwd(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`. `perturbed`
-        has the structure of `vjp_arg`, with True where a gradient is needed. `residuals` is any
-        tree, for the backward pass.
+        `fn_fwd(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`. `perturbed` has the
+        structure of `vjp_arg`, with True where a gradient is needed. `residuals` is any tree, for
+        the backward pass.
         """
         return _define(self, "def_fwd", fn_fwd)
 
     def def_bwd(self, fn_bwd: Callable[..., Any]) -> Callable[..., Any]:
         """Define the backward pass.
 
-        The rule is `fn_bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs) ->
-        grad_vjp_arg`. `grad_out` has the structure of the result, with None for zeros and for
-        everything that is not a floating array. The rule returns a tree with the structure of
-        `vjp_arg`, with None in the same sense.
+        `fn_bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs) -> grad_vjp_arg`.
+        `grad_out` has the structure of the result, with None for zeros and for everything that is
+        not a floating array. The rule returns a tree with the structure of `vjp_arg`, with None in
+        the same sense.
         """
         return _define(self, "def_bwd", fn_bwd)
 

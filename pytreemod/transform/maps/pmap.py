@@ -236,6 +236,8 @@ def filter_pmap(
         SpecError: if a spec does not fit the tree.
         ArgumentError: if an option does not exist, a name in `in_axes` is not an argument, nothing
             is mapped and `axis_size` is missing, or a static value is not hashable.
+
+    Warns:
         SharedStreamWarning: as for `filter_vmap`.
 
     Examples:

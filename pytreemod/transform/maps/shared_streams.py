@@ -2,8 +2,9 @@
 
 A State without a mapped axis means this, and users rarely want it: every example would have the
 same dropout mask. While the function runs, the library records which of the streams in its
-arguments it draws from. A warning names those that are not mapped. It omits streams that the
-user chose not to map: a rule of `by` names them, or maps another stream of their State.
+arguments it draws from (see `tree.effects`). A warning names those that are not mapped. It omits
+streams that the user chose not to map: a rule of `by` names them, or maps another stream of their
+State.
 """
 
 from __future__ import annotations
