@@ -20,8 +20,7 @@ class WithCotangent:
 
     Attributes:
         value: the value.
-        cotangent: a tree like it, with None for leaves that have none; None if there is none at
-        all.
+        cotangent: a tree like it, with None for leaves that have none; None if there is none.
         mark: identifies its `Cotangent`, if that is recorded later.
     """
 

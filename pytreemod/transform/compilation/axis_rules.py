@@ -41,8 +41,7 @@ class AxisRules:
 
     Raises:
         ArgumentError: if a name, or an axis of a mesh, is not a string, or one mesh axis is twice
-        in
-            a tuple.
+            in a tuple.
 
     Examples:
         >>> import pytreemod as pm

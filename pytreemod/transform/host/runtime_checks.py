@@ -128,7 +128,7 @@ def branched_error_if(
         CheckError: if the check failed.
         ArgumentError: as for `error_if`; or if `msgs` contains values other than strings.
         MessageError: if `msgs` is empty, or `index` is not an integer, or is known and out of
-        range.
+            range.
         ShapeError: if `index` does not broadcast against `pred`.
 
     Examples:
