@@ -148,8 +148,8 @@ def first_bad(fn: Callable[..., Any]) -> Callable[..., FirstBad]:
         It does not use up a State in the arguments.
 
     Raises:
-        ArgumentError: `fn` is not callable; or the arguments are traced.
-        CaptureError: a Module is called in a transform that cannot return captured values.
+        ArgumentError: if `fn` is not callable; or the arguments are traced.
+        CaptureError: if a Module is called in a transform that cannot return captured values.
 
     Examples:
         >>> import jax.numpy as jnp

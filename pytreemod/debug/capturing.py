@@ -82,9 +82,9 @@ def capture(
         differentiated.
 
     Raises:
-        ArgumentError: `fn` is not callable.
-        SpecError: `selector` is not a selector, or picks no Module in the arguments.
-        CaptureError: a value cannot leave the transform that it is in.
+        ArgumentError: if `fn` is not callable.
+        SpecError: if `selector` is not a selector, or picks no Module in the arguments.
+        CaptureError: if a value cannot leave the transform that it is in.
 
     Examples:
         >>> import jax

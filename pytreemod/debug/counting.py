@@ -59,8 +59,8 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
         A function of the same signature.
 
     Raises:
-        ArgumentError: `fn` is not callable, or `max_traces` is not a count.
-        RetraceError: a call exceeds the number; the message says what changed.
+        ArgumentError: if `fn` is not callable, or `max_traces` is not a count.
+        RetraceError: if a call exceeds the number; the message says what changed.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -93,7 +93,7 @@ def get_num_traces(fn: Any) -> int:
         The count.
 
     Raises:
-        ArgumentError: there is no such function inside.
+        ArgumentError: if there is no such function inside.
 
     Examples:
         >>> import jax.numpy as jnp

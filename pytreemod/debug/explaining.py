@@ -67,7 +67,7 @@ def explain_retraces(
         without having listened, it shows the reports of earlier traces (the last 16).
 
     Raises:
-        ArgumentError: `fn` is not under `filter_jit`.
+        ArgumentError: if `fn` is not under `filter_jit`.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -57,7 +57,7 @@ def count_flops(jaxpr: Any) -> Flops:
         The total, and the steps of loops of unknown length.
 
     Raises:
-        ArgumentError: it is not a jaxpr.
+        ArgumentError: if it is not a jaxpr.
 
     Examples:
         >>> import jax

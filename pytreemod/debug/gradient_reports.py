@@ -128,7 +128,7 @@ class GradientReport:
         """The paths of the parameters of some kinds; see `GradientRow`.
 
         Raises:
-            ArgumentError: there is no such kind.
+            ArgumentError: if there is no such kind.
         """
         for kind in kinds:
             if kind not in _KINDS:
@@ -225,10 +225,10 @@ def gradient_report(
         State in the arguments.
 
     Raises:
-        ArgumentError: there is nothing to differentiate, `loss` does not return a loss, or the
+        ArgumentError: if there is nothing to differentiate, `loss` does not return a loss, or the
             arguments are traced.
-        ShapeError: the loss is not a scalar.
-        SpecError: `wrt` does not fit the first argument.
+        ShapeError: if the loss is not a scalar.
+        SpecError: if `wrt` does not fit the first argument.
 
     Examples:
         >>> import jax, jax.numpy as jnp

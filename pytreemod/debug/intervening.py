@@ -99,13 +99,13 @@ def intervene(
         A function of the same arguments that returns the result of `fn`.
 
     Raises:
-        ArgumentError: `fn` or a function is not callable, or `by` is not a rule. Or `values` has a
-            name that was not chosen, or a function asks for the truth of a traced number.
-        SpecError: a selector picks no Module in the arguments.
-        StructureError: a function returns another structure than that of its argument.
-        ShapeError: a value does not have an entry for each member.
-        CaptureError: a value, an array of a `Partial`, or the number of a step would have to enter
-            a transform that accepts none.
+        ArgumentError: if `fn` or a function is not callable, or `by` is not a rule. Or `values` has
+            a name that was not chosen, or a function asks for the truth of a traced number.
+        SpecError: if a selector picks no Module in the arguments.
+        StructureError: if a function returns another structure than that of its argument.
+        ShapeError: if a value does not have an entry for each member.
+        CaptureError: if a value, an array of a `Partial`, or the number of a step would have to
+            enter a transform that accepts none.
 
     Examples:
         >>> import jax, jax.numpy as jnp

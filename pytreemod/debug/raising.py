@@ -12,8 +12,8 @@ def raise_errors() -> None:
     before a checkpoint is written, at the end of a test. Each failure is raised once.
 
     Raises:
-        CheckError: a check failed. Its notes name the line of the check, and the index in the batch
-            if there is one. They also have the number of the call, counted from 1 for each
+        CheckError: if a check failed. Its notes name the line of the check, and the index in the
+            batch if there is one. They also have the number of the call, counted from 1 for each
             function, and the number of other failures.
 
     Examples:

@@ -23,7 +23,7 @@ class SameCode:
         fn: any function; a callable of another kind is compared by its own `==`.
 
     Raises:
-        TypeError: it has no hash.
+        TypeError: if it has no hash.
     """
 
     __slots__ = ("fn", "key")

@@ -1,8 +1,7 @@
 """`summary`: a model as a table; nothing is run.
 
 The rows follow from the tree alone: one for each Module. If there is an example, the model is
-    traced
-with it, with a rule around the call of each Module (`transform.interception.surrounded_calls`) that
+traced with it. A rule around the call of each Module (`transform.interception.surrounded_calls`)
 records the shapes of the results. The output is made in `summary_tables`.
 """
 
@@ -61,7 +60,7 @@ def param_count(model: PyTree, selector: FilterSpec | None = None) -> int:
         The count.
 
     Raises:
-        SpecError: the selector does not fit the model.
+        SpecError: if the selector does not fit the model.
 
     Examples:
         >>> import jax
@@ -115,7 +114,8 @@ def summary(
         its totals; `.to_markdown()`, `.mermaid()`, and boxes in a notebook.
 
     Raises:
-        ArgumentError: an option is invalid, or there is an example and the model is not callable.
+        ArgumentError: if an option is invalid, or there is an example and the model is not
+            callable.
         Exception: any error that a layer raises for the example; its path, and the table so far,
             are appended to the message.
 

@@ -37,8 +37,8 @@ def assert_trees_close(
         atol: absolute tolerance; None for `rtol`.
 
     Raises:
-        AssertionError: they differ; each path is named.
-        ArgumentError: an array is traced.
+        AssertionError: if they differ; the error names each path.
+        ArgumentError: if an array is traced.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -67,10 +67,10 @@ def assert_changed(
             of these; each must pick at least one leaf that has changed.
 
     Raises:
-        AssertionError: another leaf has changed, or none of the expected ones; each path is
-            named.
-        SpecError: `only` does not fit the tree.
-        ArgumentError: an array is traced.
+        AssertionError: if another leaf has changed, or none of the expected ones; the error names
+            each path.
+        SpecError: if `only` does not fit the tree.
+        ArgumentError: if an array is traced.
 
     Examples:
         >>> import jax
@@ -104,9 +104,9 @@ def assert_unchanged(before: PyTree, after: PyTree, selector: FilterSpec = ...) 
         selector: picks the leaves; all by default.
 
     Raises:
-        AssertionError: one has changed; each path is named.
-        SpecError: the selector does not fit the tree.
-        ArgumentError: an array is traced.
+        AssertionError: if one has changed; the error names each path.
+        SpecError: if the selector does not fit the tree.
+        ArgumentError: if an array is traced.
 
     Examples:
         >>> import jax

@@ -1,10 +1,10 @@
-"""Room `parallel`: how a model lies on many devices.
+"""Room `parallel`: models on many devices.
 
-Owns: the specs, shardings and tables that rules from names of axes to axes of a mesh give for a
-tree (the rules themselves are in `transform`), and models that are made in parts.
+Owns: the specs, shardings and tables for a tree, from rules that map names of axes to axes of a
+mesh; models that are made in parts. (The rules themselves are in `transform`.)
 
 May import everything below it (`nn`, `transform`, `state`, `module`, `tree`).
 
-Promises: a model has nothing of it: names are read from its annotations (`module.naming_axes`), and
-the engine is JAX's own.
+Promises: models need no code for it: names are read from their annotations (`module.naming_axes`),
+and JAX itself runs the programs.
 """

@@ -1,9 +1,9 @@
-"""`make_sharded`: a model that is made in parts, each on the device that it is for.
+"""`make_sharded`: a model that is made in parts, each on its device.
 
-A model that no single device has memory for cannot be made first and split afterwards. So its
-constructor is traced for shapes and names, and the rules say how each leaf is split. Then the
-constructor is compiled with these shardings for its results: each device computes its own part of
-each array.
+A model too large for the memory of one device cannot be made first and split afterwards. So its
+constructor is traced for shapes and names, and the rules give the sharding of each leaf. Then the
+constructor is compiled with these shardings for its results: each device computes its part of each
+array.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ShardedMaker(Generic[_P, _T]):
         """Make the model.
 
         Raises:
-            ArgumentError: the mesh is abstract, or an argument is on other devices.
+            ArgumentError: if the mesh is abstract, or an argument is on other devices.
         """
         self._check_devices(args, kwargs)
         return self._compiled(args, kwargs)(*args, **kwargs)
@@ -54,7 +54,7 @@ class ShardedMaker(Generic[_P, _T]):
         return self._compiled(args, kwargs).lower(*args, **kwargs)
 
     def eval_shape(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """The model with a `jax.ShapeDtypeStruct` for each array, its sharding included."""
+        """The model with a `jax.ShapeDtypeStruct` for each array, including its sharding."""
         model, where = self._described(args, kwargs)
 
         def with_sharding(leaf: Any, sharding: Any) -> Any:
@@ -67,12 +67,13 @@ class ShardedMaker(Generic[_P, _T]):
 
     def _compiled(self, args: Any, kwargs: Any) -> Any:
         where = self._described(args, kwargs)[1]
-        # Compiled once: it is found again by `make`, the shardings and the options, by value.
+        # Compiled once: it is found by `make`, the shardings and the options, by value.
         return filter_jit(self.make, out_shardings=where, **self._options())
 
     def _options(self) -> dict[str, Any]:
-        # By default the compiler for the CPU begins all leaves at once: the temporaries of twelve
-        # layers were 14 shards, and are 3. In a larger program JAX allows no options.
+        # By default the compiler for the CPU starts all leaves at once. The temporaries of twelve
+        # layers were 14 shards; with these options they are 3. Inside a larger program JAX allows
+        # no options.
         if is_tracing() or isinstance(self.mesh, AbstractMesh):
             return {}
         is_cpu = self.mesh.devices.flat[0].platform == "cpu"
@@ -126,21 +127,21 @@ def make_sharded(
 ) -> ShardedMaker[_P, _T]:
     """Make a model in parts: each device computes its own part of each array.
 
-    For models that no single device has memory for. No array is ever whole on a device, unless the
-    rules leave it whole. The numbers are those of `filter_jit(make)`, bit for bit, with JAX's
+    For models too large for the memory of one device. No device has all of an array, unless the
+    rules leave it replicated. The numbers are those of `filter_jit(make)`, bit for bit, with JAX's
     default random numbers.
 
     `make` is traced twice, for the names of its axes and for the program. So it must be a function
-    that `jax.jit` takes: it reads no values of arrays, neither by NumPy nor into a file.
-    With State: `make_sharded(nn.make_with_state(Net), mesh, rules)`. The result may be called
-    inside other compiled functions.
+    that `jax.jit` accepts: it cannot read values of arrays, for instance to convert them to NumPy
+    or to write a file. With State: `make_sharded(nn.make_with_state(Net), mesh, rules)`. You may
+    call the result inside other compiled functions.
 
     An initializer works in parts if its formula does. `jax.nn.initializers.orthogonal` does not:
-    its decomposition takes several times the memory of the whole array, on each device.
+    on each device its decomposition takes several times the memory of the unsplit array.
 
-    To fill a model from a file, no numbers need be made:
-    `pm.load(path, make_sharded(Net, mesh, rules).eval_shape(key=key))`. Each device is given its
-    parts; the host reads one array at a time.
+    To fill a model from a file, you need not compute any numbers:
+    `pm.load(path, make_sharded(Net, mesh, rules).eval_shape(key=key))`. Each device gets its parts;
+    the host reads one array at a time.
 
     Args:
         make: a class, or a function that makes any tree.
@@ -149,12 +150,12 @@ def make_sharded(
 
     Returns:
         A function of the arguments of `make`. It has `lower`, as
-        [`filter_jit`][pytreemod.filter_jit] has, and `eval_shape`, which gives the model with a
+        [`filter_jit`][pytreemod.filter_jit] has, and `eval_shape`, which returns the model with a
         `jax.ShapeDtypeStruct` and a sharding for each array.
 
     Raises:
-        ArgumentError: `make` is not callable, or `mesh` is no mesh; when called: `make` reads
-            values of arrays, or gives an array that it did not compute and the rules split.
+        ArgumentError: if `make` is not callable, or `mesh` is not a mesh. When called: if `make`
+            reads values of arrays, or returns an array that it did not compute and the rules split.
         ShapeError, SpecError: when called: as [`shardings`][pytreemod.shardings].
 
     Examples:
@@ -180,7 +181,7 @@ def _argument(path: tuple[Any, ...]) -> str:
 
 
 class _CompilerOptions(dict[str, str]):
-    """As a part of a key."""
+    """Options with a hash, as a part of a key."""
 
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  (a dict has none)
         return hash(frozenset(self.items()))
@@ -195,11 +196,11 @@ _READING = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-"""What JAX raises where the values of a traced array are read."""
+"""The errors of JAX for code that reads the values of a traced array."""
 
 
 def _refuse_constants(make: Any, jaxpr: Any, model: PyTree, where: PyTree) -> None:
-    """Refuse leaves that are to be split, and would be whole in the program on each device."""
+    """Refuse leaves that must be split, but would be replicated constants of the program."""
     results = iter(jaxpr.jaxpr.outvars)
     constant = _Constants(jaxpr)
     leaves = jtu.tree_leaves_with_path(model)
@@ -224,14 +225,14 @@ def _refuse_constants(make: Any, jaxpr: Any, model: PyTree, where: PyTree) -> No
 
 
 class _Constants:
-    """The arrays that a program has as constants."""
+    """The arrays that are constants of a program."""
 
     def __init__(self, jaxpr: Any):
         self._known = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
         self._made = {var: eqn for eqn in jaxpr.jaxpr.eqns for var in eqn.outvars}
 
     def is_behind(self, result: Any, size: int) -> bool:
-        """Whether a result of so many elements is such an array, converted or copied at most."""
+        """Whether a result of this size is such an array, perhaps converted or copied."""
         # A literal has a value, and no hash.
         while not hasattr(result, "val") and result in self._made:
             inputs = list(_variables(self._made[result].invars))

@@ -1,4 +1,4 @@
-"""`sharding_table`: what each device has of each leaf, as a table."""
+"""`sharding_table`: each device's part of each leaf, as a table."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ShardingRow(NamedTuple):
     """A leaf in a table of shardings.
 
     Attributes:
-        path: of the leaf.
-        shape: of the whole array.
-        names: of its axes; None for an axis without one.
+        path: the path of the leaf.
+        shape: the shape of the entire array.
+        names: the names of its axes; None for an axis without one.
         spec: how it is split.
-        bytes: on each device.
+        bytes: its bytes on each device.
         reason: why its axes have no names, if none has.
     """
 
@@ -36,12 +36,12 @@ class ShardingRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardingTable:
-    """What [`sharding_table`][pytreemod.sharding_table] returns; prints as a table.
+    """The result of [`sharding_table`][pytreemod.sharding_table]; prints as a table.
 
     Attributes:
         rows: one for each leaf that is an array.
-        bytes: on each device, in all.
-        bytes_whole: of all arrays, if they were on one device.
+        bytes: the bytes on each device, in total.
+        bytes_whole: the bytes of all arrays, if they were on one device.
 
     Examples:
         >>> import jax
@@ -71,10 +71,10 @@ class ShardingTable:
 
 
 def sharding_table(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> ShardingTable:
-    """What each device has of each array: path, shape, names of axes, spec, bytes.
+    """Each device's part of each array: path, shape, names of axes, spec, bytes.
 
-    Abstract: it moves nothing, and takes `ShapeDtypeStruct`s, so that a model can be looked at
-    which no machine here has room for.
+    Abstract: it moves nothing, and accepts `ShapeDtypeStruct`s. So you can inspect a model too
+    large for any of your machines.
 
     Args:
         tree: as for [`partition_specs`][pytreemod.partition_specs].

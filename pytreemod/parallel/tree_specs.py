@@ -1,7 +1,7 @@
 """`partition_specs` and `shardings`: how rules split each leaf of a tree.
 
-A model says what its axes are called (`axis_names`), a program says on which axis of a mesh each
-name is split (`AxisRules`). Nothing in the model can disagree with either.
+A model names its axes (`axis_names`); a program says on which axis of a mesh each name is split
+(`AxisRules`). Nothing in the model can disagree with either.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pytreemod.typing import PyTree, jtu
 def partition_specs(tree: PyTree, rules: Any) -> PyTree:
     """A `PartitionSpec` for each leaf of a tree, from the names of its axes.
 
-    Of a model, and of what has its structure or its classes: gradients, an
-    [`Optimizer`][pytreemod.Optimizer], moving averages. Scalars, and arrays that no annotation
-    names, are whole on each device. The result goes wherever a tree of specs goes: `in_shardings`
+    The tree is a model, or a tree with its structure or its classes: gradients, an
+    [`Optimizer`][pytreemod.Optimizer], moving averages. Scalars, and arrays without an annotation,
+    are replicated. You can pass the result anywhere that accepts a tree of specs: `in_shardings`
     and `out_shardings` of [`filter_jit`][pytreemod.filter_jit] under a mesh,
     [`filter_shard`][pytreemod.filter_shard], `in_specs` of
     [`filter_shard_map`][pytreemod.filter_shard_map].
 
     Args:
-        tree: the tree; abstract arrays do.
+        tree: the tree; its arrays may be abstract.
         rules: [`AxisRules`][pytreemod.AxisRules]; or [`by`][pytreemod.by] with one, or a
             `PartitionSpec`, for each selector.
 
@@ -39,10 +39,10 @@ def partition_specs(tree: PyTree, rules: Any) -> PyTree:
         A tree of the structure of `tree`.
 
     Raises:
-        ArgumentError: `rules` is neither.
-        ShapeError: an annotation does not fit its leaf.
-        SpecError: two axes of one leaf are for one axis of the mesh; or a name that has one is the
-            name of no axis.
+        ArgumentError: if `rules` is neither.
+        ShapeError: if an annotation does not fit its leaf.
+        SpecError: if two axes of one leaf are split over one axis of the mesh, or no axis has the
+            name in a rule that splits.
 
     Examples:
         >>> import jax
@@ -59,8 +59,8 @@ def partition_specs(tree: PyTree, rules: Any) -> PyTree:
 def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
     """A `NamedSharding` for each leaf of a tree, from the names of its axes.
 
-    [`partition_specs`][pytreemod.partition_specs] on a mesh, with sizes checked. The result goes
-    wherever a tree of shardings goes, `load(like=)` and orbax included.
+    [`partition_specs`][pytreemod.partition_specs] on a mesh, with sizes checked. You can pass the
+    result anywhere that accepts a tree of shardings, including `load(like=)` and orbax.
 
     Args:
         tree: as for `partition_specs`.
@@ -71,9 +71,11 @@ def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
         A tree of the structure of `tree`.
 
     Raises:
-        ArgumentError: `mesh` is none.
-        ShapeError: a mesh axis does not divide the axis that is split over it; by path, with sizes.
-        SpecError: a rule names an axis that the mesh has not; or as for `partition_specs`.
+        ArgumentError: if `mesh` is not a mesh.
+        ShapeError: if a mesh axis does not divide the axis that is split over it; the error names
+            the path and the sizes.
+        SpecError: if a rule names an axis that the mesh does not have; or as for
+            `partition_specs`.
 
     Examples:
         >>> import jax
@@ -89,7 +91,7 @@ def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
 
 
 def shardings_for(where: str, tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
-    """As `shardings`, for a call of another name.
+    """`shardings`, for a call with another name.
 
     Raises:
         ArgumentError, ShapeError, SpecError: as `shardings`.
@@ -104,11 +106,11 @@ def shardings_for(where: str, tree: PyTree, mesh: Mesh | AbstractMesh, rules: An
 
 
 class SplitLeaf(NamedTuple):
-    """A leaf with the names of its axes, and how it is split.
+    """A leaf with the names of its axes, and its spec.
 
     Attributes:
         loc: the leaf.
-        names: of its axes.
+        names: the names of its axes.
         spec: how it is split.
     """
 
@@ -118,20 +120,20 @@ class SplitLeaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The leaf's path."""
+        """The path of the leaf."""
         return path_text(self.loc.path)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The leaf's shape."""
+        """The shape of the leaf."""
         return tuple(getattr(self.loc.leaf, "shape", ()))
 
 
 def rows_of(where: str, tree: PyTree, rules: Any) -> list[SplitLeaf]:
-    """How rules split each leaf of a tree.
+    """The names of the axes, and the spec, of each leaf of a tree.
 
     Args:
-        where: the call, for errors.
+        where: the name of the call, for errors.
         tree: the tree.
         rules: as for `partition_specs`.
 
@@ -144,7 +146,7 @@ def rows_of(where: str, tree: PyTree, rules: Any) -> list[SplitLeaf]:
     pairs = list(zip(locs, names, each, strict=True))
     for _, _, rule in pairs:
         _check_rule(where, rule)
-    # Of thousands of leaves most have the names and the rule of another.
+    # Most of thousands of leaves share names and rule with another.
     specs = {(own.names, id(rule)): (own, rule) for _, own, rule in pairs}
     specs = {key: _spec(own, rule) for key, (own, rule) in specs.items()}
     rows = [SplitLeaf(loc, own, specs[own.names, id(rule)]) for loc, own, rule in pairs]
@@ -169,7 +171,7 @@ def check_mesh(where: str, rows: Iterable[SplitLeaf], mesh: Any) -> None:
     sizes: dict[Any, int] = dict(mesh.shape)
     unknown: dict[str, None] = {}
     unfit: list[str] = []
-    # Those that fit; of the others each is listed.
+    # Those that fit; the error lists each of the others.
     seen: set[tuple[Any, ...]] = set()
     for row in rows:
         if (row.spec, row.shape) in seen:
@@ -221,7 +223,7 @@ def _check_rule(where: str, rule: Any) -> None:
 
 
 def _refuse_shared(where: str, rows: Sequence[SplitLeaf]) -> None:
-    """Refuse an axis of the mesh that two axes of one leaf are for."""
+    """Refuse to split two axes of one leaf over one axis of the mesh."""
     places: list[str] = []
     for row in rows:
         used = [axis for entry in row.spec for axis in mesh_axes(entry)]
@@ -244,7 +246,7 @@ def _refuse_shared(where: str, rows: Sequence[SplitLeaf]) -> None:
 
 
 def _refuse_unused(where: str, pairs: Sequence[tuple[Sequence[str | None], Any]]) -> None:
-    """Refuse a name that has an axis of the mesh, and that no leaf has."""
+    """Refuse a name that has an axis of the mesh, if no leaf has this name."""
     tables: dict[int, AxisRules] = {id(r): r for _, r in pairs if isinstance(r, AxisRules)}
     known = {name for names, _ in pairs for name in names if name is not None}
     used = {name for rules in tables.values() for name, axes in rules.rules if axes is not None}

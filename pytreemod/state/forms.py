@@ -41,7 +41,7 @@ def check_made_ranks(where: str, name: str, ranks: tuple[int, ...], value: Any) 
     Fewer axes are correct inside a map over values that were made for all members.
 
     Raises:
-        StateError: there is such a leaf.
+        StateError: if there is such a leaf.
     """
     now = ranks_of(value)
     # The number of leaves differs if some were taken out.
@@ -72,7 +72,7 @@ def check_form(where: str, name: str, old: Any, new: Any) -> None:
     """Refuse a new value that differs from the old one in structure, shape or dtype.
 
     Raises:
-        StateError: it differs.
+        StateError: if it differs.
     """
     found = [each for each in compare(old, new, _fits) if not _is_other_text(each)]
     if found:

@@ -96,8 +96,8 @@ class InitKeys(AbstractKeys):
             An array of the next `n` keys.
 
         Raises:
-            ArgumentError: `n` is not a count.
-            RngError: the keys were made outside the transform in which they are used.
+            ArgumentError: if `n` is not a count.
+            RngError: if the keys were made outside the transform in which they are used.
         """
         if type(n) is not int or n < 0:
             raise ArgumentError("init_keys(...).take(n)", "a count", describe(n))
@@ -213,7 +213,7 @@ def init_keys(key: KeyLike) -> InitKeys:
         An iterator over keys. `next(keys)` is one, `keys.take(n)` an array of several.
 
     Raises:
-        RngError: `key` is not a random key.
+        RngError: if `key` is not a random key.
 
     Source:
         A counter-based generator needs keys that differ, and nothing more: Salmon et al. 2011,

@@ -51,10 +51,10 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         A function of the same arguments that returns `(model, state)`.
 
     Raises:
-        ArgumentError: `make_model` is a model, or cannot be called.
-        StateError: a token's initial value is already in another State; or two tokens have the same
-            path.
-        UnfinishedError: the model lacks sizes: `make_model` has to finish it.
+        ArgumentError: if `make_model` is a model, or cannot be called.
+        StateError: if a token's initial value is already in another State; or two tokens have the
+            same path.
+        UnfinishedError: if the model lacks sizes: `make_model` has to finish it.
 
     Examples:
         >>> import jax

@@ -114,7 +114,7 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> Non
         rows: the State's.
 
     Raises:
-        StateError: there is such a token.
+        StateError: if there is such a token.
     """
     for marker, spots in found.items():
         if len(spots) > 1:
@@ -151,7 +151,7 @@ def check_paths_differ(names: Sequence[str]) -> None:
     """Refuse equal paths.
 
     Raises:
-        StateError: two have one name.
+        StateError: if two have one name.
     """
     if len(set(names)) == len(names):
         return

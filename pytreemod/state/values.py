@@ -74,8 +74,8 @@ class State(AbstractState):
         model: any tree with tokens in it, each at one path.
 
     Raises:
-        StateError: a token's initial value is already in another State; or a token is at two paths,
-            for which `make_with_state` would make two tokens.
+        StateError: if a token's initial value is already in another State; or a token is at two
+            paths, for which `make_with_state` would make two tokens.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -118,9 +118,9 @@ class State(AbstractState):
             them changes nothing in the State.
 
         Raises:
-            StateError: the State was used up.
-            TokenError: it has no such token.
-            ArgumentError: `item` is not a token.
+            StateError: if the State was used up.
+            TokenError: if it has no such token.
+            ArgumentError: if `item` is not a token.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -149,11 +149,11 @@ class State(AbstractState):
             The new State.
 
         Raises:
-            StateError: the State was used up, or the value does not fit. Or the present value has
-                more axes than it was made with, because of a map: it can only be set inside the
+            StateError: if the State was used up, or the value does not fit. Or the present value
+                has more axes than it was made with, because of a map: it can only be set inside the
                 map.
-            TokenError: it has no such token.
-            ArgumentError: `item` is not a token.
+            TokenError: if it has no such token.
+            ArgumentError: if `item` is not a token.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -179,8 +179,8 @@ class State(AbstractState):
             A new State; this one stays usable, so that the part can be put back.
 
         Raises:
-            StateError: the State was used up, or a token is at two paths of the tree.
-            TokenError: it lacks one of the tokens.
+            StateError: if the State was used up, or a token is at two paths of the tree.
+            TokenError: if it lacks one of the tokens.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -221,11 +221,11 @@ class State(AbstractState):
             The new State; both others are used up.
 
         Raises:
-            StateError: one of the States was used up; or a value does not fit, or was changed in
-                both since the substate was taken. Or this State has changed, and the substate
-                has not.
-            TokenError: `substate` has a token that this one lacks.
-            ArgumentError: `substate` is not a State.
+            StateError: if one of the States was used up; or a value does not fit, or was changed in
+                both since the substate was taken. Or this State has changed, and the substate has
+                not.
+            TokenError: if `substate` has a token that this one lacks.
+            ArgumentError: if `substate` is not a State.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -304,9 +304,9 @@ class State(AbstractState):
             The new State.
 
         Raises:
-            RngError: `key` is not a random key, or `select` picks no stream.
-            SpecError: `select` names something that is not in the State.
-            StateError: the State was used up.
+            RngError: if `key` is not a random key, or `select` picks no stream.
+            SpecError: if `select` names something that is not in the State.
+            StateError: if the State was used up.
 
         Examples:
             >>> import jax
@@ -339,10 +339,10 @@ class State(AbstractState):
             The key, and the new State.
 
         Raises:
-            RngError: the streams were not seeded, or this one was split and must be used under a
+            RngError: if the streams were not seeded, or this one was split and must be used under a
                 map.
-            StateError: the State was used up.
-            TokenError: it has no such token.
+            StateError: if the State was used up.
+            TokenError: if it has no such token.
 
         Examples:
             >>> import jax
@@ -373,10 +373,10 @@ class State(AbstractState):
             The new State.
 
         Raises:
-            ArgumentError: `n` is not such a count.
-            RngError: a chosen stream was not seeded, or is already split.
-            SpecError: `select` names something that is not in the State.
-            StateError: the State was used up.
+            ArgumentError: if `n` is not such a count.
+            RngError: if a chosen stream was not seeded, or is already split.
+            SpecError: if `select` names something that is not in the State.
+            StateError: if the State was used up.
 
         Examples:
             >>> import jax
@@ -413,7 +413,7 @@ class State(AbstractState):
             The new State; this one is used up.
 
         Raises:
-            StateError: the State was used up, or no stream in it was split.
+            StateError: if the State was used up, or no stream in it was split.
         """
         self._check("join")
         every = self._rows.of_kind(RngStream)
@@ -450,9 +450,9 @@ class State(AbstractState):
             A copy of the model.
 
         Raises:
-            TokenError: a token of the model has its value in another State.
-            StateError: two tokens of the model have one name, because a layer is at two paths, or
-                because they are from two models; or the State was used up.
+            TokenError: if a token of the model has its value in another State.
+            StateError: if two tokens of the model have one name, because a layer is at two paths,
+                or because they are from two models; or the State was used up.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -706,7 +706,7 @@ def named_by_path(model: PyTree) -> tuple[State, list[str]]:
         The State, and the path of each token, in order.
 
     Raises:
-        StateError: a token's initial value is gone, or two tokens have the same path.
+        StateError: if a token's initial value is gone, or two tokens have the same path.
     """
     found = tokens_of(model)
     names = [path_text(path) for path, _ in found]

@@ -51,7 +51,7 @@ def choose_parameters(model: Any, selector: Selector) -> list[Parameter]:
         The parameters, in the order of the leaves.
 
     Raises:
-        SpecError: the selector names something that is not in the tree.
+        SpecError: if the selector names something that is not in the tree.
 
     Examples:
         >>> import jax

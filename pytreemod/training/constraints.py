@@ -258,7 +258,7 @@ def greater_than(lower_bound: float) -> Constraint:
         A constraint.
 
     Raises:
-        ArgumentError: the bound is not a finite number.
+        ArgumentError: if the bound is not a finite number.
 
     Examples:
         >>> import pytreemod as pm
@@ -280,7 +280,7 @@ def less_than(upper_bound: float) -> Constraint:
         A constraint.
 
     Raises:
-        ArgumentError: the bound is not a finite number.
+        ArgumentError: if the bound is not a finite number.
 
     Examples:
         >>> import pytreemod as pm
@@ -301,7 +301,7 @@ def interval(lower_bound: float, upper_bound: float) -> Constraint:
         A constraint.
 
     Raises:
-        ArgumentError: a bound is not a finite number, or the upper is not above the lower.
+        ArgumentError: if a bound is not a finite number, or the upper is not above the lower.
 
     Examples:
         >>> import pytreemod as pm
@@ -601,7 +601,7 @@ def bijection(
         A constraint. Functions are compared by identity: make it once, and not in each call.
 
     Raises:
-        ArgumentError: one of them is not a function, or is a tree, whose arrays would not be
+        ArgumentError: if one of them is not a function, or is a tree, whose arrays would not be
             parameters.
 
     Examples:

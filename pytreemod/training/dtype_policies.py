@@ -60,7 +60,7 @@ class Precision(Module):
         output: the same; `compute` if None.
 
     Raises:
-        ArgumentError: one is not a floating dtype.
+        ArgumentError: if one is not a floating dtype.
 
     Examples:
         >>> import pytreemod as pm
@@ -89,7 +89,7 @@ def as_precision(where: str, spec: Any) -> Precision | None:
         spec: a `Precision`, a string for one, a dtype, or None for no precision.
 
     Raises:
-        ArgumentError: it is none of these.
+        ArgumentError: if it is none of these.
 
     Examples:
         >>> as_precision("f(spec)", "params=f32,compute=bf16,output=f32")

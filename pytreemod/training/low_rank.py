@@ -106,10 +106,10 @@ def lora(
         A new model; all other leaves are shared with the old one.
 
     Raises:
-        ArgumentError: rank or alpha is invalid.
-        RngError: key is not a random key.
-        SpecError: there is no matrix among the chosen leaves, or one that already has an update.
-        UnfinishedError: the model lacks sizes.
+        ArgumentError: if rank or alpha is invalid.
+        RngError: if key is not a random key.
+        SpecError: if there is no matrix among the chosen leaves, or one that already has an update.
+        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp

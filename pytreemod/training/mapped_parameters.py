@@ -57,12 +57,12 @@ def map_parameters(
         A new model; all other leaves are shared with the old one.
 
     Raises:
-        ArgumentError: `fn` or `inverse` cannot be called; or a chosen leaf is not a floating array,
-            or is already computed.
-        FieldError: `fn` does not return an array.
-        ShapeError: `fn(inverse(leaf))` does not have the shape of the leaf.
-        SpecError: nothing is chosen.
-        UnfinishedError: the model lacks sizes.
+        ArgumentError: if `fn` or `inverse` cannot be called; or a chosen leaf is not a floating
+            array, or is already computed.
+        FieldError: if `fn` does not return an array.
+        ShapeError: if `fn(inverse(leaf))` does not have the shape of the leaf.
+        SpecError: if nothing is chosen.
+        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp

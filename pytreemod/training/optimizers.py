@@ -99,7 +99,7 @@ class Optimizer(Module):
             Ensemble as single arrays, as with plain optax.
 
     Raises:
-        ArgumentError: a rule is not a transformation, or `stacked` is another word.
+        ArgumentError: if a rule is not a transformation, or `stacked` is another word.
 
     Examples:
         >>> import jax, jax.numpy as jnp, optax
@@ -162,14 +162,14 @@ class Optimizer(Module):
             The optimizer with its state.
 
         Raises:
-            SpecError: a trained leaf has no rule; or a selector picks nothing, or only leaves that
-                earlier ones pick.
-            ArgumentError: nothing is to be trained, or a rule cannot be mapped over layers or
+            SpecError: if a trained leaf has no rule; or a selector picks nothing, or only leaves
+                that earlier ones pick.
+            ArgumentError: if nothing is to be trained, or a rule cannot be mapped over layers or
                 members.
-            UnfinishedError: the model lacks sizes.
+            UnfinishedError: if the model lacks sizes.
 
         Warns:
-            SharedParameterWarning: one parameter has two paths in the model.
+            SharedParameterWarning: if one parameter has two paths in the model.
         """
         refuse_unfinished("Optimizer.init", model)
         plan = make_plan(self.rules, model)
@@ -198,15 +198,14 @@ class Optimizer(Module):
             The new model and the new optimizer.
 
         Raises:
-            ArgumentError: the optimizer was not initialized, or none of its transformations takes
-                an argument of that name.
-                Or the model and its gradients were swapped, or a gradient is complex and
-                its parameter is not.
-            StructureError: the model is not the one that the optimizer was initialized with, or
+            ArgumentError: if the optimizer was not initialized, or none of its transformations
+                takes an argument of that name. Or the model and its gradients were swapped, or a
+                gradient is complex and its parameter is not.
+            StructureError: if the model is not the one that the optimizer was initialized with, or
                 a trained leaf has no gradient.
-            ShapeError: a gradient would be broadcast to its parameter, or a transformation returned
-                an update, or a state, of another shape. A gradient with more axes is passed on, for
-                transformations that take one for each example.
+            ShapeError: if a gradient would be broadcast to its parameter, or a transformation
+                returned an update, or a state, of another shape. A gradient with more axes is
+                passed on, for transformations that take one for each example.
         """
         plan, states = self._initialized("update")
         leaves, treedef = jtu.tree_flatten(model)
@@ -259,11 +258,11 @@ class Optimizer(Module):
             A new optimizer.
 
         Raises:
-            ArgumentError: no rule has a hyperparameter of that name, a schedule decides it, or the
-                optimizer was not initialized.
-            SpecError: `selector` picks some leaves of a rule and not the others, or none that is
+            ArgumentError: if no rule has a hyperparameter of that name, a schedule decides it, or
+                the optimizer was not initialized.
+            SpecError: if `selector` picks some leaves of a rule and not the others, or none that is
                 trained.
-            ShapeError: a value is neither a scalar nor of the old one's shape.
+            ShapeError: if a value is neither a scalar nor of the old one's shape.
 
         Examples:
             >>> import jax.numpy as jnp, optax

@@ -100,9 +100,9 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
         model: the model.
 
     Raises:
-        SpecError: a trained leaf has no rule; or a selector picks nothing, or only leaves that
+        SpecError: if a trained leaf has no rule; or a selector picks nothing, or only leaves that
             earlier ones pick.
-        ArgumentError: nothing is to be trained.
+        ArgumentError: if nothing is to be trained.
     """
     selectors, transformations = _selectors_of(rules), rules_of(rules)
     items = list(zip(selectors, transformations, strict=True))

@@ -90,8 +90,8 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
         A new tree.
 
     Raises:
-        ArgumentError: `precision` is none of these.
-        SpecError: a path picks no Module, an array has no precision, or no method has the name.
+        ArgumentError: if `precision` is none of these.
+        SpecError: if a path picks no Module, an array has no precision, or no method has the name.
             Or arrays belong to a Module without any such method, so that they would not be cast.
 
     Examples:
@@ -159,7 +159,7 @@ def with_precisions(node: Any, precisions: Mapping[str, Precision | None]) -> An
         precisions: by the names of the methods.
 
     Raises:
-        SpecError: it has no such method.
+        SpecError: if it has no such method.
     """
     missing = [name for name in precisions if not has_method(node, name)]
     if missing:
@@ -242,7 +242,7 @@ class _Giving:
         """Refuse the problems that were found.
 
         Raises:
-            SpecError: there is one.
+            SpecError: if there is one.
         """
         # Without the first, `__call__`, which is the default.
         missing = [name for name in self.methods[1:] if name not in self.seen]

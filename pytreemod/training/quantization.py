@@ -153,10 +153,10 @@ def quantize(model: _M, form: Any) -> _M:
         quantize=form)` makes it from a file without having the whole model in floating numbers.
 
     Raises:
-        ArgumentError: `form` is invalid; a group does not divide a row; or an array has numbers
+        ArgumentError: if `form` is invalid; a group does not divide a row; or an array has numbers
             that are not finite. Traced numbers are not checked: such a row reads as nan.
-        SpecError: a rule picks no matrix, or names another leaf; or some are already computed.
-        UnfinishedError: the model lacks sizes.
+        SpecError: if a rule picks no matrix, or names another leaf; or some are already computed.
+        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -218,8 +218,8 @@ def choose_matrices(model: PyTree, form: Any, where: str) -> list[ChosenMatrix]:
         where: the call, for errors.
 
     Raises:
-        ArgumentError: `form` is invalid, or a group does not divide a row.
-        SpecError: a rule picks no matrix, or names another leaf; or some are already computed.
+        ArgumentError: if `form` is invalid, or a group does not divide a row.
+        SpecError: if a rule picks no matrix, or names another leaf; or some are already computed.
     """
     rule = form if isinstance(form, By) else by({...: form})
     forms = [parse_form(value, where) for _, value in rule.items]
@@ -269,7 +269,7 @@ def parse_form(text: Any, where: str) -> IntegerForm | None:
         where: the call, for errors.
 
     Raises:
-        ArgumentError: it is not valid.
+        ArgumentError: if it is not valid.
 
     Examples:
         >>> parse_form("int4, group_size=64", "quantize")
@@ -483,7 +483,7 @@ def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
         where: the call, for errors.
 
     Raises:
-        ArgumentError: there are numbers in it that are not finite.
+        ArgumentError: if there are numbers in it that are not finite.
     """
     name, group_size = one.form
 
@@ -613,8 +613,8 @@ def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
         `bytes_after` of the report itself are those of all leaves of both models.
 
     Raises:
-        ArgumentError: there is no quantized leaf in `quantized`, or arrays are abstract.
-        StructureError: `model` has no such array at the path of one.
+        ArgumentError: if there is no quantized leaf in `quantized`, or arrays are abstract.
+        StructureError: if `model` has no such array at the path of one.
 
     Examples:
         >>> import jax.numpy as jnp

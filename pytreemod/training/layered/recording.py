@@ -73,7 +73,7 @@ def record(rule: Any, params: PyTree) -> RuleProgram:
     """Record a step of a transformation.
 
     Raises:
-        UndecidedError: it lacks an argument, or refuses the shapes.
+        UndecidedError: if it lacks an argument, or refuses the shapes.
     """
     leaves, structure = jtu.tree_flatten(params)
     count = len(leaves)
@@ -115,7 +115,7 @@ def record_two(rule: Any, params: PyTree) -> tuple[RuleProgram, PyTree, bool]:
         The program; its input; whether that has a list for each leaf.
 
     Raises:
-        UndecidedError: a step cannot be recorded.
+        UndecidedError: if a step cannot be recorded.
     """
 
     def recorded(by_leaf: bool) -> tuple[RuleProgram, PyTree, bool]:
@@ -196,7 +196,7 @@ def axes_of_state(
         For each leaf its axes, and its path; the structure of the state.
 
     Raises:
-        UndecidedError: a leaf without a layer axis differs from layer to layer.
+        UndecidedError: if a leaf without a layer axis differs from layer to layer.
     """
     with without_axes(left_out):
         program = record(rule, one)

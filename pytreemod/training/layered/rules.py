@@ -81,7 +81,7 @@ def per_layer(rule: Any) -> PerLayer:
         A transformation. It takes the extra arguments that `rule` takes.
 
     Raises:
-        ArgumentError: on use: `rule` cannot be mapped over layers or members.
+        ArgumentError: on use: if `rule` cannot be mapped over layers or members.
 
     Examples:
         >>> import jax, optax

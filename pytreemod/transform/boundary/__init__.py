@@ -1,8 +1,9 @@
-"""Room `transform.boundary`: where a call is taken apart for JAX, and its result put together.
+"""Room `transform.boundary`: a call is taken apart for JAX, and its result assembled.
 
-Owns: the way in (`packing.split_call`) and out (`pack`, `unpack`); what all transformed functions
-have in common (`wrapping`); what callables take (`signatures`); what comes out beside the result
-(`sowing`), and what is lost or doubled (`lost_updates`, `shared_parameters`).
+Owns: the split of a call (`packing.split_call`) and of its result (`pack`, `unpack`). Also the
+common part of all transformed functions (`wrapping`); the parameters of callables (`signatures`);
+values returned beside the result (`sowing`). Also values that are lost or doubled
+(`lost_updates`, `shared_parameters`).
 
 May import nothing else of `transform`.
 """

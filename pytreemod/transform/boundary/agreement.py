@@ -1,4 +1,4 @@
-"""On which dtype values agree that JAX is to treat as one: results of branches, a carry."""
+"""Find the dtype on which values agree that JAX treats as one: results of branches, a carry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def may_be_promoted(weak: Any, other: Any) -> Any:
 
     Args:
         weak: the type (shape, dtype, weak type) of the value.
-        other: the type of what it meets.
+        other: the type of the other value.
     """
     if not getattr(weak, "weak_type", False):
         return None
@@ -26,7 +26,7 @@ def may_be_promoted(weak: Any, other: Any) -> Any:
 
 
 def _example(aval: Any) -> Any:
-    # Weakly typed is what promotes as the Python numbers of its kind do.
+    # A weak type promotes as the Python numbers of its kind do.
     if not getattr(aval, "weak_type", False):
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     return next(number(0) for number, kind in _KINDS if jnp.issubdtype(aval.dtype, kind))
@@ -36,13 +36,14 @@ _KINDS = ((int, jnp.integer), (float, jnp.floating), (complex, jnp.complexfloati
 
 
 def agreeing_dtype(avals: Sequence[Any]) -> Any:
-    """The dtype on which values agree that must be of one; None if they do not.
+    """The dtype on which values agree that must share one; None if they do not.
 
-    Strongly typed ones must have it already, weakly typed ones (Python numbers) must promote to it.
+    Strongly typed values must have it already, weakly typed ones (Python numbers) must promote to
+    it.
     """
     strong = [aval for aval in avals if not getattr(aval, "weak_type", False)]
     target = strong[0] if strong else _highest(avals)
-    # A strong value is promoted to nothing: it has the target's dtype, or they do not agree.
+    # A strong value is never promoted: it has the target's dtype, or they do not agree.
     for aval in avals:
         if aval.dtype != target.dtype and may_be_promoted(aval, target) != target.dtype:
             return None

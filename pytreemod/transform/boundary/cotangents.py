@@ -1,7 +1,7 @@
-"""What comes back to a value that was noted: its cotangent, and how it is asked for.
+"""Ask for the cotangent of a recorded value.
 
-A value that is noted is let through `look` with an array of zeros. This adds nothing to it, but by
-its derivative something would be. So the gradient by the zeros is the cotangent of the value.
+A recorded value goes through `look` with an array of zeros. The zeros add nothing to the value, but
+their derivative is that of the value. So the gradient by the zeros is the cotangent of the value.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pytreemod.typing import PyTree, jtu
 
 
 class WithCotangent:
-    """A noted value with its cotangent; a pytree of both.
+    """A recorded value with its cotangent; a pytree of both.
 
     Attributes:
-        value: as it was noted.
-        cotangent: a tree like it, with None for what has none; None if there is none at all.
-        mark: by what its `Cotangent` finds it, if that is noted later.
+        value: the value.
+        cotangent: a tree like it, with None for leaves that have none; None if there is none.
+        mark: identifies its `Cotangent`, if that is recorded later.
     """
 
     __slots__ = ("cotangent", "mark", "value")
@@ -33,11 +33,11 @@ class WithCotangent:
 
 
 class Cotangent:
-    """The cotangent of a value that was noted before; a pytree of it.
+    """The cotangent of a value that was recorded before; a pytree of it.
 
     Attributes:
         value: the cotangent.
-        mark: that of the `WithCotangent`.
+        mark: the mark of the `WithCotangent`.
     """
 
     __slots__ = ("mark", "value")
@@ -81,7 +81,7 @@ def _look_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def look(value: PyTree, zeros: Sequence[Any]) -> PyTree:
-    """A value as it is; its cotangent becomes that of the zeros.
+    """Return a value unchanged; its cotangent becomes that of the zeros.
 
     Args:
         value: any tree.
@@ -99,7 +99,7 @@ def look(value: PyTree, zeros: Sequence[Any]) -> PyTree:
 
 
 def beside_value(value: PyTree, cotangents: Sequence[Any]) -> PyTree:
-    """A tree like a value with a cotangent for each floating array, and None for all else.
+    """A tree like a value with a cotangent for each floating array, and None elsewhere.
 
     None, if there are no cotangents.
     """

@@ -1,17 +1,17 @@
-"""Updates that do not come out of a transform.
+"""Warn about updates that a transform does not return.
 
-A function inside a transform gets a State of its own, made from the arrays that the transform hands
-it. If it uses that State up, and what follows from it is not in its result, the update is lost, and
-nothing would show it: the caller's State is as good as before. So a function inside a transform is
-watched (see `tree.effects`) while it is traced. What is used up there and came in from outside
-must have a successor in the result: a warning, with the path of the State. A net is refused: it
-promises that its callers need not think of State.
+A function inside a transform gets its own State, made from the transform's arrays. If it uses up
+that State, and its result has no successor, the update is lost. Nothing would show this, because
+the caller's State is unchanged. So a function inside a transform is watched (see `tree.effects`)
+while it is traced. Every State from outside that is used up there must have a successor in the
+result. If not, a warning names its path. A net is refused, because it promises that its callers
+need not know about State.
 
-An update may also be lost further out: the inner transform hands the successor out, and the
-function around it drops it. So what has advanced inside is reported to the tracker outside, where
-an argument that holds the same values must not be left behind.
+An update may also be lost further out: the inner transform returns the successor, and the function
+around it drops it. So inner changes are reported to the outer tracker, where an argument with the
+same values must have a successor, too.
 
-All of this happens while a function is traced, and never in a call of what was compiled.
+All of this happens while a function is traced, and never in a compiled call.
 """
 
 from __future__ import annotations
@@ -40,47 +40,47 @@ def tell_lost_updates(
     result: Any,
     effects: Effects,
 ) -> None:
-    """Warn of lost updates of States, and report all updates to the tracker outside.
+    """Warn about lost updates of States, and report all updates to the outer tracker.
 
     Args:
         fn: a function that was called inside a transform.
         args: its arguments.
         kwargs: its arguments by keyword.
-        result: what it returned.
-        effects: what happened meanwhile.
+        result: its result.
+        effects: the effects recorded in the call.
 
     Warns:
-        LostUpdateWarning: a State was used up, and nothing that follows from it comes out.
+        LostUpdateWarning: if a State was used up, and the result has no successor.
 
     Raises:
-        StateError: a net among the arguments was changed by a call, and does not come out.
+        StateError: if a call changed a net in the arguments, and the result has no successor.
     """
     after = states_in(result)
-    # In the order in which they were used, which is the order of the warnings.
+    # In the order of use, which is the order of the warnings.
     lost = [old for old in effects.captured if not _is_followed(old, after)]
-    # What an argument held may have moved on inside of a transform, whether the argument was used
-    # up here (and what follows from it lacks that) or not.
+    # An inner transform may have changed the values of an argument. Its successor here may lack
+    # that change, whether or not the argument was used up.
     reported = {id(old) for old in lost}
     given = [old for old in states_in((fn, tuple(args), kwargs)) if id(old) not in reported]
     lost += [old for old in given if _is_left_behind(old, after, effects.changed)]
     for old in lost:
         _tell(fn, args, kwargs, old)
-    # After the warnings: a function further out may drop what has come out of this one. The
-    # transform around makes states of its own, too: markers are what they have in common.
+    # After the warnings, because an outer function may drop this function's result. The surrounding
+    # transform makes its own states, too; they share the markers.
     for old in effects.captured:
         effects.changed.update(*(changed_values(old, new) for new in after))
     effects.pass_on()
 
 
 def _is_followed(old: AbstractState, after: Iterable[AbstractState]) -> bool:
-    """Whether a state that was used up has a successor, which may be a part of it."""
+    """Whether a used state has a successor, which may be a part of it."""
     names = old.__values__().keys()
     # A state without values has nothing to lose.
     return not names or any(names & new.__values__().keys() for new in after)
 
 
 def _is_left_behind(old: AbstractState, after: Iterable[AbstractState], names: set[Any]) -> bool:
-    """Whether values have advanced, and come out as they came in, or not at all."""
+    """Whether values have changed, but are returned unchanged, or not at all."""
     return bool(names & old.__values__().keys()) and not any(
         names & changed_values(old, new) for new in after
     )
@@ -127,13 +127,13 @@ class _Found(NamedTuple):
 def _found(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], old: AbstractState
 ) -> _Found:
-    """Where a state is among the arguments of a call, and whether it is that of a net."""
+    """The path of a state among the arguments of a call, and whether it belongs to a net."""
     names = positional_names(fn)
     named = [(function_name(fn), fn), *((argument_name(names, i), x) for i, x in enumerate(args))]
     for root, tree in [*named, *kwargs.items()]:
         for place in locations(tree, is_state):
             if place.leaf is old:
-                # A net promises that its callers need not think of State, so a warning is not
+                # A net promises that its callers need not know about State, so a warning is not
                 # enough.
                 is_net = any(getattr(n, "__keeps_state__", False) for n in place.nodes)
                 return _Found([path_text(place.path, root)], is_net)

@@ -1,21 +1,20 @@
-"""The one boundary between a call and JAX: a call is split into arrays and the rest, and back.
+"""The boundary between a call and JAX: a call is split into arrays and the rest, and assembled.
 
-Every transform goes this way, by `divide` (see `tree.snapshots`) where nothing is cached from one
-call to the next, and no key is needed:
+Every transform uses it. If nothing is cached between calls, and no key is needed, it uses `divide`
+(see `tree.snapshots`):
 
     step(model, x)  ->  split: arrays, key  ->  jax.jit  ->  assemble  ->  user's code
     result          <-  unpack               <-  ...      <-  pack      <-  its result
 
-Splitting walks the arguments once and gives a flat list of arrays and a key: a tuple that is
-equal for two calls exactly if the second may use what was traced for the first. Records
-(Modules) come with their arrays already in a list (see `tree.snapshots`), so the walk is as long
-as the argument list, not as the model.
+Splitting walks the arguments once and returns a flat list of arrays and a key. The key is a tuple
+that is equal for two calls exactly if the second may use the trace of the first. Records (Modules)
+have a list of their arrays already (see `tree.snapshots`). So the walk is as long as the argument
+list, not as the model.
 
-*Packing* takes the result apart while it is traced and writes down, as a `Plan`, how to build it.
-The traced function returns `{plan: arrays}`: JAX keeps the keys of dicts in its own record of
-each trace, so the right plan comes back with the arrays of each call, whichever of a function's
-traces ran, and no table of ours has to be consulted. Where JAX must know beforehand how each array
-is to be treated, they go out in groups.
+*Packing* takes the result apart while it is traced, and stores in a `Plan` how to build it. The
+traced function returns `{plan: arrays}`. JAX keeps the keys of dicts in its record of each trace,
+so the right plan is returned with the arrays of each call, for any of a function's traces. No table
+is needed. If JAX must know beforehand how to treat each array, they are returned in groups.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def _split_sequence(value: Sequence[object], arrays: list[Any], key: list[Any]) 
 
 
 def _split_named_tuple(value: Any, arrays: list[Any], key: list[Any]) -> None:
-    # With attributes it may be a node of the user's own kind, of which they are data.
+    # With attributes it may be a node of a user's class, and the attributes are its data.
     split = _split_node if getattr(value, "__dict__", None) else _split_sequence
     split(value, arrays, key)
 
@@ -115,7 +114,7 @@ def _split_dict(value: dict[Any, object], arrays: list[Any], key: list[Any]) -> 
     key.append(dict)
     key.append(names)
     if any(type(name) is not str for name in names):
-        # 1, 1.0 and True are one key to Python, but programs distinguish them.
+        # 1, 1.0 and True are one key in Python, but programs distinguish them.
         key.append(kind_of(names))
     for name in names:
         item = value[name]
@@ -136,7 +135,7 @@ def _split_class(value: Any, arrays: list[Any], key: list[Any]) -> None:
 
 
 def _split_function(value: Any, arrays: list[Any], key: list[Any]) -> None:
-    # Equal to nothing but itself: it can be part of the key as it is.
+    # Equal only to itself, so it can be part of the key.
     key.append(_STATIC)
     key.append(value)
 
@@ -150,7 +149,7 @@ def _split_node(value: Any, arrays: list[Any], key: list[Any]) -> None:
 
 
 def split_other(value: Any, arrays: list[Any], key: list[Any]) -> None:
-    """Split a value of a type that was not met before."""
+    """Split a value of a new type."""
     kind = class_of(value)
     if is_carried(value):
         handlers[kind] = handler = _split_array
@@ -161,7 +160,7 @@ def split_other(value: Any, arrays: list[Any], key: list[Any]) -> None:
     elif is_plain_tuple(value):
         handlers[kind] = handler = _split_named_tuple
     elif is_node(value):
-        # JAX's registry keeps the classes of nodes for good, so keeping them here leaks nothing.
+        # JAX's registry keeps the classes of nodes forever, so this table leaks nothing.
         handlers[kind] = handler = _split_node
     else:
         handler = _split_class
@@ -187,16 +186,16 @@ handlers: dict[type, Handler] = {
         _split_function,
     ),
 }
-"""How to split a value, by its exact type. Types join as they are met."""
+"""How to split a value, by its exact type. Types are added when they are met."""
 
 
 def split_call(
     head: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], tuple[Any, ...]]:
-    """Split a call: all its arrays in one list, and the key of all else.
+    """Split a call: all its arrays in one list, and the key of the rest.
 
     Args:
-        head: what comes before the arguments (a function that is a pytree, or nothing).
+        head: values before the arguments (a function that is a pytree, or nothing).
         args: the positional arguments.
         kwargs: the arguments by keyword.
 
@@ -220,11 +219,11 @@ def split_call(
 
 
 def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
-    """The error for a call with a static value that cannot be hashed: its path is named.
+    """The error for a call with a static value that cannot be hashed; it names the path.
 
     Args:
         named: the arguments with their names.
-        error: what hashing raised.
+        error: the error that hashing raised.
 
     Returns:
         A better error if the value was found, or else `error`.
@@ -253,19 +252,19 @@ def _hashable_form(value: Any) -> list[str] | str:
 
 
 Make = Callable[[list[Any]], Any]
-"""Makes one leaf of a plan's tree from the arrays that it holds."""
+"""Makes one leaf of a plan's tree from its arrays."""
 
 
 Part = tuple[Make | None, Any, Any]
-"""A leaf of a plan's tree: what makes it, of which arrays (a slice), and all that is no array in
-it. An array is None, its index, and None."""
+"""A leaf of a plan's tree: the function that makes it, its arrays (a slice), and the rest of it.
+An array is None, its index, and None."""
 
 
 class Plan:
     """How to build a result from its arrays.
 
-    Plans are equal if their results differ in nothing but arrays: JAX, which compares what the
-    branches of a program return, can tell.
+    Plans are equal if their results differ only in arrays. So JAX can compare the results of the
+    branches of a program.
     """
 
     __slots__ = ("build", "gather", "hash", "parts", "treedef")
@@ -274,13 +273,13 @@ class Plan:
         self.treedef = treedef
         self.parts = parts
         self.gather: Callable[[Any], list[Any]] | None = None
-        # Makes the result of these arrays.
+        # Makes the result from these arrays.
         self.build = _builder(treedef, parts, finish)
-        # Kept, for JAX asks for it in each call.
+        # Stored, because JAX asks for it in each call.
         self.hash = hash((treedef, len(parts)))
 
     def regroup(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Build from groups from here on, of which `gather` makes the arrays."""
+        """From here on, build from groups, from which `gather` makes the arrays."""
         build: Callable[[Any], Any] = self.build
         self.gather = gather
         self.build = ft.partial(_build_gathered, build, gather)
@@ -292,7 +291,7 @@ class Plan:
             are_one_treedef(self.treedef, other.treedef)
             and self.gather == other.gather
             and len(self.parts) == len(other.parts)
-            # What makes them is no difference: it follows from what they are made of.
+            # The functions that make them are not compared: they follow from the rest.
             and all(
                 i == j and are_one(what, other_what)
                 for (_, i, what), (_, j, other_what) in zip(self.parts, other.parts, strict=True)
@@ -311,12 +310,12 @@ def _build_gathered(build: Any, gather: Any, groups: Any) -> PyTree:
 
 
 def _builder(treedef: Any, parts: Sequence[Part], finish: Any) -> Callable[[Any], PyTree]:
-    """What builds a result of its arrays: of one model, or of arrays alone, without a detour."""
+    """A function that builds a result from its arrays; one model, or only arrays, directly."""
     makers = [make for make, _, _ in parts]
     unflatten = treedef.unflatten
 
     def build_all(arrays: list[Any]) -> PyTree:
-        # On Python 3.11 a comprehension would be one function more, 0.15 us.
+        # On Python 3.11 a comprehension would be one more function call, 0.15 us.
         leaves: list[Any] = []
         for make, i, _ in parts:
             leaves.append(arrays[i] if make is None else make(arrays[i]))
@@ -329,11 +328,11 @@ def _builder(treedef: Any, parts: Sequence[Part], finish: Any) -> Callable[[Any]
 
 
 def pack(result: PyTree, weak: Container[int] = ()) -> dict[Plan, list[Any]]:
-    """Take a traced result apart: `{plan: arrays}`, for JAX to carry through the transform.
+    """Take a traced result apart: `{plan: arrays}`, which JAX carries through the transform.
 
     Args:
-        result: what the traced function returned.
-        weak: the ids of static values to which the plan has weak references: JAX stores it as
+        result: the result of the traced function.
+        weak: the ids of static values to which the plan has weak references. JAX stores the plan as
             long as its trace.
     """
     arrays: list[Any] = []
@@ -341,7 +340,7 @@ def pack(result: PyTree, weak: Container[int] = ()) -> dict[Plan, list[Any]]:
     makers: dict[int, Any] = {}
 
     def is_made(node: Any) -> bool:
-        # First, for most nodes of most results are arrays.
+        # First, because most nodes of most results are arrays.
         if is_carried(node):
             return False
         maker = _maker(node, weak)
@@ -352,7 +351,7 @@ def pack(result: PyTree, weak: Container[int] = ()) -> dict[Plan, list[Any]]:
     leaves, treedef = jtu.tree_flatten(result, is_leaf=is_made)
     for leaf in leaves:
         maker = makers.get(id(leaf))
-        # All else that is a leaf has one.
+        # Every other leaf has a maker.
         if maker is None:
             parts.append((None, len(arrays), None))
             arrays.append(leaf)
@@ -366,12 +365,12 @@ def pack(result: PyTree, weak: Container[int] = ()) -> dict[Plan, list[Any]]:
 def pack_call(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> dict[Plan, list[Any]]:
-    """Call a function inside a transform, and pack what it returns."""
+    """Call a function inside a transform, and pack its result."""
     return pack(collecting(fn)(*args, **kwargs))
 
 
 def _maker(node: Any, weak: Container[int]) -> tuple[list[Any], Make, Any] | None:
-    """For a node that one function makes its arrays, what makes it, and all else in it."""
+    """For a node that a function makes from its arrays: that function, and the rest of it."""
     record = record_of(node)
     if record is not None:
         early = record.early(node)
@@ -406,12 +405,12 @@ def _maker(node: Any, weak: Container[int]) -> tuple[list[Any], Make, Any] | Non
 
 
 def _pending_maker(cls: type, early: dict[str, Any], structure: Structure, paths: Any) -> Make:
-    """What makes records of some arrays, whose fields are built when they are read."""
+    """A function that makes records from arrays; their fields are built when they are read."""
     new: Any = object.__new__
     layout = early[PRIVATE]
 
     def make(arrays: list[Any]) -> Any:
-        # `make_record`, written out: one function less for each model that a call returns.
+        # `make_record`, written out: one function call less for each model in a result.
         made = new(cls)
         set_fields(
             made, {**early, PRIVATE: Private(layout, Snapshot(arrays, structure, (), paths))}
@@ -422,42 +421,43 @@ def _pending_maker(cls: type, early: dict[str, Any], structure: Structure, paths
 
 
 def _has(structure: Structure, weak: Container[int]) -> bool:
-    """Whether a structure has a weak value: then it cannot be stored."""
+    """Whether a structure has a weak value, so that it cannot be stored."""
     return bool(weak) and any(id(static) in weak for static in structure.statics)
 
 
 def unpack(packed: Any) -> PyTree:
-    """Build the result that `pack` took apart, or `group`."""
+    """Build a result after `pack` or `group`."""
     ((plan, arrays),) = packed.items()
     return plan.build(arrays)
 
 
 def unpack_structs(packed: Any) -> PyTree:
-    """The same of a result with structs for arrays, which are none.
+    """Build a result with structs instead of arrays.
 
-    Built by JAX: what `unpack` makes has them for arrays, and a transform would take them for some.
+    JAX builds it: records that `unpack` makes would have structs as arrays, and a transform would
+    treat them as arrays.
     """
     leaves, treedef = jtu.tree_flatten(unpack(packed))
     return treedef.unflatten(leaves)
 
 
 class Grouped(NamedTuple):
-    """A packed result in groups; unpacked like the one of `pack`.
+    """A packed result in groups; unpacked like that of `pack`.
 
-    JAX's transforms want to know how to treat each output before the function has run: on which
-    axis to stack it, how to lay it out. But only the run shows what the result of a function of any
-    trees is made of. So a traced function hands out its arrays in groups, one for each treatment
-    that the spec can name, which is known beforehand; which array went where is in the plan.
+    JAX's transforms need to know the treatment of each output before the function runs: the axis to
+    stack it on, or its sharding. But only the run shows the result of a function of any trees. So a
+    traced function returns its arrays in groups, one for each treatment that the spec can name.
+    These are known beforehand. The plan records the group of each array.
 
-    With a tree of treatments instead of `groups` and None instead of `plan`, it is also
-    the prefix that JAX wants.
+    With a tree of treatments instead of `groups`, and None instead of `plan`, it is also the prefix
+    for JAX.
     """
 
     plan: dict[Plan, Any] | None
     groups: list[Any]
 
     def items(self) -> list[tuple[Plan, list[Any]]]:
-        """The plan, and what it builds the result from."""
+        """The plan, and the groups from which it builds the result."""
         return [(plan, self.groups) for plan in self.plan or ()]
 
 
@@ -470,10 +470,10 @@ def group(
     """Pack a traced result in groups.
 
     Args:
-        result: what the traced function returned.
-        positions: for each of its arrays, that of the group that it goes to.
-        count: how many groups there are.
-        finish: what to do with the arrays, once they are out, before the result is built.
+        result: the result of the traced function.
+        positions: the number of the group of each array.
+        count: the number of groups.
+        finish: changes the arrays after the transform, before the result is built.
     """
     ((plan, arrays),) = pack(result).items()
     groups: list[list[Any]] = [[] for _ in range(count)]

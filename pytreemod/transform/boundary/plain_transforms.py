@@ -1,7 +1,7 @@
-"""Which transform of plain JAX is running: to name it where values cannot come out of one.
+"""Find the transform of plain JAX that is running, for errors about values that cannot leave it.
 
-JAX does not say of a trace what made it. The functions on Python's stack do: each transform of
-JAX's calls the user's function from a function of its own.
+JAX does not report which transform made a trace. The functions on Python's stack do: each transform
+of JAX calls the user's function from its own function.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class PlainTransform(NamedTuple):
     """A transform of plain JAX.
 
     Attributes:
-        name: as the user has written it.
-        instead: what hands values out, and does the same.
+        name: the name that users write.
+        instead: the name of a transform that returns values, and does the same.
     """
 
     name: str
@@ -27,7 +27,7 @@ class PlainTransform(NamedTuple):
 
 
 _RULE = "check before the call of it, or after"
-# By JAX's function that is on the stack.
+# By the function of JAX on the stack.
 _KNOWN = {
     "cache_miss": PlainTransform("jax.jit", "pm.filter_jit"),
     "vmap_f": PlainTransform("jax.vmap", "pm.filter_vmap"),
@@ -61,14 +61,15 @@ def plain_transform() -> PlainTransform | None:
         if code.co_filename.startswith(jax_folder):
             name = code.co_qualname
             known = _KNOWN.get(name, _KNOWN.get(name.rpartition(".")[2]))
-            # A loop is made of another, a gradient of others: the outermost of them was written.
+            # A loop is made of other loops, a gradient of other transforms: users wrote the
+            # outermost.
             if known is not None and (found is None or code.co_name != "cache_miss"):
                 found = known
-        # A transform of ours that hands values out: what is around it is not to blame.
+        # One of our transforms returns values, so those around it are not the problem.
         elif code.co_filename.startswith(own_folder) and code.co_name.startswith("collect"):
             break
         elif found is not None:
-            # In a backward pass, what our own derivatives are made of is still on the stack.
+            # In a backward pass, the parts of our own derivatives are still on the stack.
             if found.instead == _RULE or not code.co_filename.startswith(derivatives):
                 break
             found = None

@@ -1,9 +1,9 @@
-"""A parameter at two paths of a model: a warning where the model enters training.
+"""Warn about a parameter at two paths of a model when training starts.
 
-What a gradient is taken by is searched for leaves that are one object. Under `filter_jit` the
-leaves are tracers, each its own, so the compiled function's first call says which of them alias one
-array. Only what is differentiated is reported, for it is no mistake to call a function with a model
-and with its moving average, which is the same model at first.
+The differentiated leaves are searched for identical objects. Under `filter_jit` the leaves are
+separate tracers, so the first call of the compiled function records which of them alias one array.
+Only differentiated leaves are reported. Passing a model and its moving average is no mistake, and
+both are the same model at first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Aliases = tuple[tuple[int, ...], ...]
 
 
 class _Known(threading.local):
-    """For the tracers of the traces of each thread that alias others, the identity of the array."""
+    """For tracers in this thread's traces that alias others, the identity of the array."""
 
     def __init__(self) -> None:
         self.identities: dict[int, int] = {}
@@ -39,13 +39,13 @@ def _identity(leaf: Any) -> int:
 
 
 def aliases_among(tree: PyTree) -> Aliases:
-    """Which arrays of a tree are one parameter at several paths."""
+    """Find the arrays of a tree that are one parameter at several paths."""
     leaves = [leaf for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
-    # By identity alone, without paths: most models share nothing.
+    # By identity, without paths, because most models share nothing.
     if not has_twice(leaves):
         return ()
     groups = _groups(tree, [is_array(x) for x in jtu.tree_leaves(tree)])
-    # Inside another trace, two tracers may be one array: by what was made known there.
+    # Inside another trace, two tracers may be one array, as recorded there.
     shared = {_identity(group[0].leaf) for group in groups}
     positions: dict[int, list[int]] = {}
     for i, leaf in enumerate(leaves):
@@ -56,7 +56,7 @@ def aliases_among(tree: PyTree) -> Aliases:
 
 @contextmanager
 def knowing(aliases: Aliases, values: Sequence[Any]) -> Generator[None]:
-    """Let it be known, while a function is traced, which of its tracers alias one array.
+    """Record, while a function is traced, which of its tracers alias one array.
 
     Args:
         aliases: the groups.
@@ -65,7 +65,7 @@ def knowing(aliases: Aliases, values: Sequence[Any]) -> Generator[None]:
     before = _known.identities
     if aliases:
         pairs = {id(values[i]): id(values[group[0]]) for group in aliases for i in group}
-        # A new dict, and no change of the old one, which is put back when this trace is done.
+        # A new dict, because the old one is restored when this trace is done.
         _known.identities = {**before, **pairs}
     try:
         yield
@@ -74,22 +74,22 @@ def knowing(aliases: Aliases, values: Sequence[Any]) -> Generator[None]:
 
 
 def has_twice(leaves: Iterable[Any]) -> bool:
-    """Whether one of these leaves is there twice; if none is, there is nothing to report."""
+    """Whether one of these leaves appears twice; if none does, there is nothing to report."""
     identities = [_identity(leaf) for leaf in leaves]
     return len(set(identities)) < len(identities)
 
 
 def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> None:
-    """Warn if a parameter that is to be trained is at two paths of a tree.
+    """Warn if a parameter to be trained is at two paths of a tree.
 
     Args:
-        where: who asks.
-        root: what to call the tree.
+        where: the name of the caller.
+        root: the name of the tree.
         tree: the model.
-        mask: which of its leaves are trained.
+        mask: whether each leaf is trained.
     """
     leaves = jtu.tree_leaves(tree)
-    # Checked in each trace, so it has to be quick where nothing is shared.
+    # Each trace runs this, so it must be fast if nothing is shared.
     if not has_twice(leaf for leaf, m in zip(leaves, mask, strict=True) if m):
         return
     groups = _groups(tree, mask)

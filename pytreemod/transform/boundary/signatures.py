@@ -1,4 +1,4 @@
-"""What callables take: the names and the positions of their parameters."""
+"""The parameters of callables: their names and positions."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ _JITTED = type(jax.jit(np.shape))
 def parameters_of(fn: Callable[..., Any]) -> _Parameters | None:
     """The parameters of a callable; None if Python does not know them.
 
-    They are those that a call meets. What a wrapper claims (`functools.wraps`, `__signature__`)
-    counts only where it takes anything itself, and names nothing.
+    They are those of the code that a call runs. A wrapper's claims (`functools.wraps`,
+    `__signature__`) count only if its code takes any arguments and names none.
     """
     return _claimed(fn, _own_parameters(fn))
 
 
 def positional_names(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the parameters that may be given by position, in order."""
+    """The names of the parameters that may be passed by position, in order."""
     return _names(parameters_of(fn))
 
 
 def positions_of(fn: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
-    """The positional names of a callable, and its places: what each position is by keyword.
+    """The positional names of a callable, and the keyword of each position.
 
-    In the places None is one that cannot be given by keyword. What a wrapper does with what
-    it takes as `*args` and `**kwargs` is its own business: what it is given by keyword has no
-    position.
+    A keyword of None means that the position cannot be passed by keyword. It is unknown what a
+    wrapper does with `*args` and `**kwargs`, so its arguments by keyword have no position.
     """
-    # Looked up once for both: for a Module that takes 3 us.
+    # Looked up once for both, because it takes 3 us for a Module.
     own = _own_parameters(fn)
     places = tuple(
         p.name if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD else None
@@ -64,17 +63,17 @@ def _names(parameters: _Parameters | None) -> tuple[str, ...]:
 def place_keywords(
     places: tuple[str | None, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Move arguments given by keyword to their positions, as far as there is no gap.
+    """Move arguments passed by keyword to their positions, up to the first gap.
 
     Args:
-        places: the positions, as `positions_of` gives them.
+        places: the positions, as `positions_of` returns them.
         args: the arguments that have positions already.
         kwargs: the others.
     """
     placed = list(args)
     rest = dict(kwargs)
     for name in places[len(args) :]:
-        # A gap: what comes after it cannot be given by position.
+        # A gap: the arguments after it cannot be passed by position.
         if name is None or name not in rest:
             break
         placed.append(rest.pop(name))
@@ -82,7 +81,7 @@ def place_keywords(
 
 
 def _claimed(fn: Callable[..., Any], own: _Parameters | None) -> _Parameters | None:
-    """What `fn` says of itself, if what a call of it meets says nothing."""
+    """The parameters that `fn` claims, if its code names none."""
     if not _takes_anything(own):
         return own
     try:
@@ -92,9 +91,9 @@ def _claimed(fn: Callable[..., Any], own: _Parameters | None) -> _Parameters | N
 
 
 def _own_parameters(fn: Any) -> _Parameters | None:
-    """What a call of `fn` really meets; None if Python does not know it."""
+    """The parameters of the code that a call of `fn` runs; None if Python does not know them."""
     kind = class_of(fn)
-    # By its code: `__wrapped__` and `__signature__` are what a decorator claims.
+    # From its code, because decorators set `__wrapped__` and `__signature__`.
     if kind is types.FunctionType:
         is_passing = fn.__code__ in _passing and hasattr(fn, "__wrapped__")
         return _own_parameters(fn.__wrapped__) if is_passing else _of_code(fn.__code__)
@@ -117,14 +116,14 @@ def _own_parameters(fn: Any) -> _Parameters | None:
         return None
 
 
-# What is written in C is asked itself.
+# Callables written in C are inspected directly.
 _SLOTS = (type(None), type(object.__init__))
 
 
 def _call_of(kind: type) -> Any:
-    """What a call of an instance meets, where Python looks it up, and without running descriptors.
+    """The function that a call of an instance runs, found without running descriptors.
 
-    As `inspect.getattr_static` finds it, in an eighth of the time.
+    The same as `inspect.getattr_static`, in an eighth of the time.
     """
     for base in kind.__mro__:
         if "__call__" in vars(base):
@@ -133,15 +132,15 @@ def _call_of(kind: type) -> Any:
 
 
 def _takes_anything(parameters: _Parameters | None) -> bool:
-    """Whether it is nothing but `*args` and `**kwargs`, or unknown."""
+    """Whether the parameters are `*args` and `**kwargs` alone, or unknown."""
     return parameters is None or tuple(p.kind for p in parameters) == _ANYTHING
 
 
 def passing_on(wrapper: _F) -> _F:
-    """Mark a wrapper (with `__wrapped__`) that hands on its arguments as they were given.
+    """Mark a wrapper (with `__wrapped__`) that passes on its arguments unchanged.
 
-    By its code, which all wrappers from one decorator share: `functools.wraps` would copy a mark
-    on the function to whatever wraps it.
+    The mark is on its code, which all wrappers from one decorator share. `functools.wraps` would
+    copy a mark on the function to any function that wraps it.
     """
     _passing.add(wrapper.__code__)
     return wrapper
@@ -152,7 +151,7 @@ def _unchecked(fn: _F) -> _F:
 
 
 _passing: set[types.CodeType] = set()
-# Those of others that are known to: of context managers, `jax.named_scope` and jaxtyping.
+# Known wrappers of other libraries: context managers, `jax.named_scope` and jaxtyping.
 passing_on(contextlib.ContextDecorator()(_takes_anything))
 passing_on(jax.named_scope("")(_takes_anything))
 for _checker in (None, _unchecked):
@@ -160,7 +159,7 @@ for _checker in (None, _unchecked):
 
 
 def _of_code(code: types.CodeType) -> _Parameters:
-    """The parameters that the code of a function has, whatever the function claims."""
+    """The parameters in the code of a function, whatever the function claims."""
     count, only = code.co_argcount, code.co_posonlyargcount
     names = code.co_varnames
     end = count + code.co_kwonlyargcount
@@ -178,7 +177,7 @@ def _of_code(code: types.CodeType) -> _Parameters:
 
 
 def _without_first(parameters: _Parameters | None, count: int = 1) -> _Parameters | None:
-    """What is left when the first ones were given by position."""
+    """The parameters that remain when the first ones are passed by position."""
     if parameters is None:
         return None
     given = sum(p.kind in _BY_POSITION for p in parameters[:count])
@@ -190,7 +189,7 @@ def _of_partial(fn: ft.partial[Any]) -> _Parameters | None:
     found: list[inspect.Parameter] = []
     is_given = False
     for p in parameters or ():
-        # What comes after one that is given by keyword can only be given by keyword.
+        # After one that is passed by keyword, the others can only be passed by keyword.
         if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
             is_given = is_given or p.name in fn.keywords
             p = p.replace(kind=inspect.Parameter.KEYWORD_ONLY) if is_given else p
@@ -200,25 +199,25 @@ def _of_partial(fn: ft.partial[Any]) -> _Parameters | None:
 
 
 def _of_class(cls: type) -> _Parameters | None:
-    """The parameters of a class: of the one method that receives what it is called with."""
-    # A metaclass that makes instances in its own way may take anything.
+    """The parameters of a class: those of the one method that receives the arguments."""
+    # A metaclass with its own `__call__` may take any arguments.
     if inspect.getattr_static(type(cls), "__call__") not in _CALLS_OF_CLASSES:
         return None
     made_by = [getattr(cls, name) for name in ("__new__", "__init__")]
-    # Where there are both, each takes the arguments, and the stricter of them decides.
+    # If there are both, each takes the arguments, and the stricter one decides.
     own = [f for f in made_by if class_of(f) is types.FunctionType]
     return _without_first(_own_parameters(own[0])) if len(own) == 1 else None
 
 
-# Both hand what they are given to `__new__` and `__init__`.
+# Both pass their arguments to `__new__` and `__init__`.
 _CALLS_OF_CLASSES = (type.__call__, inspect.getattr_static(ModuleMeta, "__call__"))
 
 
 def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
-    """Refuse names that are not those of arguments of a function, as far as Python knows.
+    """Refuse names that are not those of a function's arguments, as far as Python knows.
 
     Raises:
-        ArgumentError: there are some.
+        ArgumentError: if there are some.
     """
     parameters = parameters_of(fn)
     if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
@@ -241,19 +240,19 @@ def check_options(
     own: Callable[..., Any],
     refused: Iterable[str] = (),
 ) -> None:
-    """Refuse options that JAX's own transform does not have.
+    """Refuse options that JAX's transform does not have.
 
     Args:
-        where: our transform.
-        options: the names of what was given for JAX's.
+        where: the name of our transform.
+        options: the names of the options for JAX's transform.
         function: JAX's transform.
-        own: ours, whose options may have been meant.
-        refused: options of JAX's that ours does not take, so that no error suggests them.
+        own: our transform, whose options the user may have meant.
+        refused: options of JAX's transform that ours does not take, so that no error suggests them.
 
     Raises:
-        ArgumentError: it has no such option.
+        ArgumentError: if it has no such option.
     """
-    # Now: JAX itself would complain in the first call only, and of a function of ours.
+    # Now, because JAX would complain only in the first call, about a function of ours.
     known = _options_of(function)
     unknown = [name for name in options if name not in known]
     if unknown:
@@ -265,7 +264,7 @@ def check_options(
         )
 
 
-# The signature of `jax.jit` takes 45 us.
+# Getting the signature of `jax.jit` takes 45 us.
 @ft.lru_cache(maxsize=64)
 def _options_of(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(parameter.name for parameter in parameters_of(function) or ())

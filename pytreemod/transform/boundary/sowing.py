@@ -1,24 +1,22 @@
-"""`sow`, and how what it records comes out of a transform.
+"""`sow`, and how a transform returns the values that it records.
 
-A pure function cannot push values sideways, so what is recorded while a function is traced has to
-become one more output of the transform that traces it. While a capture is active in a thread, there
-is a stack of collectors: one for the capture, and one for each filtered transform that runs inside
-it. `sow` adds to the innermost. What a transform collects while it calls its function comes out
-beside the result, goes through JAX with it, stacked or not as the transform has it, and is added to
-the collector outside.
+A pure function has no other way to report values: values recorded in a trace must become one more
+output of the transform that traces. While a capture is active in a thread, there is a stack of
+collectors: one for the capture, and one for each filtered transform inside it. `sow` adds to the
+innermost. A transform returns the values it collected beside its result. JAX carries them with the
+result, stacked or not, as the transform does. Then they are added to the outer collector.
 
-Without a capture none of this happens: functions are called as they are. Which of the two it is
-belongs to the key of all caches of JAX, so that what was traced without a capture is traced once
-more for the first capture, and neither is ever taken for the other.
+Without a capture none of this happens: functions are called directly. All of JAX's caches
+distinguish the two cases by their keys. So a function traced without a capture is traced once more
+for the first capture, and the traces are never confused.
 
-Values go in the same way (see `supplying`), and it is the collectors from which they are taken.
+Values also go into functions through collectors (see `supplying`).
 
-A collector remembers the trace in which it was opened. What is recorded in another one (inside of
-plain `jax.vmap`, of a while loop) could not come out, and is refused.
+A collector remembers the trace in which it was opened. Values of another trace (inside plain
+`jax.vmap`, or a while loop) could not be returned, and are refused.
 
-What checks record comes out in the same way where it is asked for (`collect_checks`, by
-`filter_jit(checks="later")`), whether there is a capture or not; and out of loops, which hand out
-nothing else.
+The records of checks are returned in the same way, if requested (`collect_checks`, by
+`filter_jit(checks="later")`), with or without a capture. Loops return them, too, and nothing else.
 """
 
 from __future__ import annotations
@@ -45,29 +43,29 @@ CHECKS = -1
 
 
 class AbstractNotedCheck:
-    """A check that has recorded a value, which it understands."""
+    """A check that has recorded a value, whose meaning it knows."""
 
     def refuse(self) -> NoReturn:
-        """Refuse to be where the value cannot come out."""
+        """Refuse a value that cannot be returned from here."""
         raise NotImplementedError
 
     def settle(self, value: Any) -> None:
-        """Raise, if the value is known, and is a failure."""
+        """Raise, if the value is known and is a failure."""
         raise NotImplementedError
 
     def in_step(self, axis: int) -> AbstractNotedCheck:
-        """The same for values of several steps, on one more axis: at this position from the end."""
+        """The same for values of several steps, on one more axis: this position from the end."""
         raise NotImplementedError
 
 
 class Label(NamedTuple):
-    """What a value is recorded under.
+    """The label of a recorded value.
 
     Attributes:
         level: the capture that it is for, counted from the outside; or `EVERY_CAPTURE`, `CHECKS`.
         name: its name.
-        route: which transforms it came out of, outermost first: the number of each among those that
-            were called in the same function. Known while a function is planned alone.
+        route: the numbers of the transforms that returned it, outermost first. A number counts the
+            transforms called in one function. Known only while a function is planned.
         source: the check that has recorded it; None for all others.
     """
 
@@ -87,17 +85,17 @@ class Collected:
         self.values = tuple(values)
 
     def sorted(self) -> Collected:
-        """The same by name: branches may come to it in different orders."""
+        """The same, sorted by name, because branches may record in different orders."""
         pairs = zip(self.labels, self.values, strict=True)
         return _from_pairs(sorted(pairs, key=lambda pair: pair[0][:2]))
 
     def in_steps(self) -> Collected:
-        """The same under labels for the values of several steps, which JAX will stack."""
+        """The same with labels for the values of several steps, which JAX will stack."""
         pairs = zip(self.labels, self.values, strict=True)
         return _from_pairs([(_label_in_step(label, value), value) for label, value in pairs])
 
     def divide(self) -> tuple[Collected, Collected]:
-        """What checks have recorded, and the rest."""
+        """The records of checks, and the rest."""
         pairs = [*zip(self.labels, self.values, strict=True)]
         checks = _from_pairs([pair for pair in pairs if pair[0].source is not None])
         return checks, _from_pairs([pair for pair in pairs if pair[0].source is None])
@@ -113,7 +111,7 @@ def _label_in_step(label: Label, value: Any) -> Label:
 
 
 class WithCollected:
-    """A result with what was recorded on the way to it; a pytree."""
+    """A result with the values recorded on the way to it; a pytree."""
 
     __slots__ = ("collected", "result")
 
@@ -141,20 +139,20 @@ jtu.register_pytree_with_keys(WithCollected, _flatten_with, _unflatten_with)
 
 
 class Collector:
-    """Where values are collected while one function runs, and from where it takes values.
+    """Collects values while one function runs, and supplies values to it.
 
     Attributes:
-        level: how many captures there are around it, in this thread.
-        is_captured: whether there is one.
-        is_planned: whether the function runs only to see what is recorded in it.
+        level: the number of captures around it, in this thread.
+        is_captured: whether there is a capture.
+        is_planned: whether the function runs only to find the values that it records.
         takes_checks: whether checks record here, and do not call the host.
-        is_loop: whether nothing but checks may record here.
-        labels: of the values so far.
+        is_loop: whether only checks may record here.
+        labels: the labels of the values so far.
         values: the values so far.
-        calls: how many transforms were called in it, while values are handed in.
-        waiting: the values that are handed in, by their labels, and that nothing has taken so far.
-        within: those that go into the transforms that are called in it, by the number of the call.
-        whole: what goes into each of them as it is, by labels.
+        calls: the number of transforms called in it, while values are supplied.
+        waiting: the supplied values that are not taken yet, by their labels.
+        within: the values for the transforms that are called in it, by the number of the call.
+        whole: values that go into each of them unchanged, by labels.
     """
 
     __slots__ = (
@@ -184,7 +182,7 @@ class Collector:
         self.is_planned = is_planned
         self.takes_checks = takes_checks
         self.is_loop = False
-        # Of now: what is sown in the function that is about to run comes out of this very trace.
+        # The current trace: it returns the values sown in the function that is about to run.
         self.trace = current_trace()
         self.labels: list[Label] = []
         self.values: list[PyTree] = []
@@ -197,15 +195,14 @@ class Collector:
         """Record a value.
 
         Raises:
-            CaptureError: it belongs to another trace, and could not come out of that.
+            CaptureError: if it belongs to another trace, which could not return it.
         """
-        # A tracer of an inner trace would be led out of it, and JAX would complain later,
-        # elsewhere.
+        # A tracer of an inner trace would leak, and JAX would raise later, elsewhere.
         is_reached = self.trace == current_trace()
         if label.source is not None and not is_reached:
             label.source.refuse()
         if label.source is None and (self.is_loop or not is_reached):
-            # A plan that is for no capture is for values.
+            # A plan that is not for a capture is for supplied values.
             if self.is_planned and not self.is_captured:
                 raise CaptureError(explain_no_way_in(f"value for {label.name!r}"))
             raise CaptureError(_explain_unreachable(label))
@@ -214,7 +211,7 @@ class Collector:
 
 
 def explain_no_way_in(what: str, inside: str = "a transform that takes none in") -> str:
-    """The text of the error for a value that cannot go into a transform."""
+    """The message about a value that cannot go into a transform."""
     return explain(
         what,
         "a place that values can go into",
@@ -248,20 +245,20 @@ class _Collectors(threading.local):
 
 
 _collectors = _Collectors()
-# The captures in all threads, and what collects checks: without one, no thread asks for its stack.
+# The captures in all threads, and collectors of checks: if empty, no thread looks at its stack.
 _active: set[Collector] = set()
 watching: set[Collector] = set()
-"""Those of them that ask for cotangents: derivatives look whether there is one."""
+"""Those that ask for cotangents: derivatives check whether there are any."""
 
 
 def is_collecting() -> bool:
-    """Whether what is recorded in this thread is collected: by a capture, or to plan one."""
+    """Whether values recorded in this thread are collected: by a capture, or for a plan."""
     collector = innermost()
     return collector is not None and (collector.is_captured or collector.is_planned)
 
 
 def collects_checks() -> bool:
-    """Whether checks that are traced here, in this thread, are to record what they find."""
+    """Whether checks that are traced in this thread record their failures."""
     collector = innermost()
     return collector is not None and collector.takes_checks
 
@@ -273,9 +270,9 @@ def innermost() -> Collector | None:
 
 @contextmanager
 def opened(*, is_captured: bool = False, is_planned: bool = False) -> Generator[Collector]:
-    """Collect, in this thread, until the end; what was collected is not passed on.
+    """Collect, in this thread, until the end; do not pass the collected values on.
 
-    The level is one more than around it. What is true of those around it is true of this one.
+    The level is one more than around it. It has the properties of the collector around it.
 
     Args:
         is_captured: see `Collector`.
@@ -300,7 +297,7 @@ def watched_levels() -> list[int]:
 
 
 def offered(label: Label) -> PyTree:
-    """What a derivative around supplies for a value that is being recorded; None if nothing."""
+    """The value that an outer derivative supplies for a value being recorded; None if none."""
     collector = innermost()
     waiting = collector.waiting.get(label) if collector is not None else None
     return waiting.pop(0) if waiting else None
@@ -324,7 +321,7 @@ def _within(collector: Collector) -> Generator[Collector]:
 def closed() -> Generator[None]:
     """Refuse to record anything in this thread, until the end."""
     collector = Collector(is_captured=True)
-    # No trace is equal to it.
+    # No trace equals it.
     collector.trace = None
     with _within(collector):
         yield
@@ -332,14 +329,14 @@ def closed() -> Generator[None]:
 
 @contextmanager
 def capturing(*, cotangents: bool = False) -> Generator[Collector]:
-    """Collect, in this thread, what is recorded until the end.
+    """Collect, in this thread, the values recorded until the end.
 
-    What is for captures around this one is passed on to them.
+    Values for outer captures are passed on to them.
 
     Args:
-        cotangents: whether derivatives inside are to record the cotangents, too.
+        cotangents: whether derivatives inside record the cotangents, too.
     """
-    # Under another key of JAX's caches: what was traced without a capture returns less.
+    # With another key in JAX's caches, because a trace without a capture returns less.
     flag = "cotangents" if cotangents else "capture"
     with traced_apart(flag), opened(is_captured=True) as collector:
         if cotangents:
@@ -348,7 +345,7 @@ def capturing(*, cotangents: bool = False) -> Generator[Collector]:
             yield collector
         finally:
             watching.discard(collector)
-    # After the collector is closed, so that the one around is the innermost.
+    # After the collector is closed, so that the outer one is the innermost.
     pairs = zip(collector.labels, collector.values, strict=True)
     for_others = [pair for pair in pairs if pair[0].level < collector.level]
     add_collected(Collected(*zip(*for_others, strict=True)) if for_others else None)
@@ -358,15 +355,15 @@ def note(label: Label, value: PyTree) -> None:
     """Record a value in the innermost collector of this thread, if there is one.
 
     Raises:
-        CaptureError: it could not come out of the transform that it is in.
-        CheckError: it is that of a check, and is known: a failure.
+        CaptureError: if the surrounding transform could not return it.
+        CheckError: if it is the value of a check, is known, and is a failure.
     """
     if not (_active and _collectors.stack):
         return
     collector = _collectors.stack[-1]
     if label.source is not None and not isinstance(value, Tracer):
         label.source.settle(value)
-    # Sown values are for captures: no plan is made for them without one.
+    # Sown values are for captures, so no plan is made for them without one.
     elif (
         label.source is not None
         or collector.is_captured
@@ -381,19 +378,19 @@ def collect(
     kwargs: dict[str, Any],
     drawn: set[Any] | None = None,
 ) -> tuple[Any, Collected | None]:
-    """Call a function inside a transform, and collect what is recorded in it.
+    """Call a function inside a transform, and collect the values that it records.
 
     Args:
         fn: the function.
         args: its arguments.
         kwargs: its arguments by keyword.
-        drawn: gets what the random streams are recognized by that came in and were drawn from.
+        drawn: gets the identities of the random streams from outside that were drawn from.
 
     Returns:
-        Its result, and what was recorded, to be added outside of the transform; None if that
-        is nothing.
+        Its result, and the recorded values, to be added outside the transform; None if there are
+        none.
     """
-    # The count first: without a capture, no thread asks for its stack.
+    # The active captures first: without one, no thread looks at its stack.
     if not (_active and _collectors.stack):
         return call_tracked(fn, args, kwargs, drawn), None
     with _within(_like(_collectors.stack[-1])) as collector:
@@ -412,13 +409,13 @@ def collect_checks(
         kwargs: its arguments by keyword.
 
     Returns:
-        Its result, `WithCollected` if something else was recorded; and what the checks recorded.
+        Its result, `WithCollected` if there are other recorded values; and the records of checks.
     """
     collector = _like(innermost() or Collector())
     collector.takes_checks = True
     _active.add(collector)
     try:
-        # Under another key of JAX's caches: what was traced without returns less.
+        # With another key in JAX's caches, because a trace without checks returns less.
         with traced_apart("checks"), _within(collector):
             result = call_tracked(fn, args, kwargs)
     finally:
@@ -428,7 +425,7 @@ def collect_checks(
 
 
 def collect_from_step(fn: Callable[[], Any]) -> tuple[Any, Collected]:
-    """Call a function in the step of a loop, which hands out nothing but what checks record."""
+    """Call a function in the step of a loop, which returns only the records of checks."""
     collector = _like(_collectors.stack[-1])
     collector.is_loop = True
     with _within(collector):
@@ -442,14 +439,14 @@ def call_tracked(
     kwargs: dict[str, Any],
     drawn: set[Any] | None = None,
 ) -> Any:
-    """Call a function inside a transform that hands out nothing but its result.
+    """Call a function inside a transform that returns only its result.
 
-    As every transform calls the user's function, if not by `collect`, which describes `drawn`. It
-    warns of a State that the function is given, and whose update it drops.
+    Every transform calls the user's function this way, or by `collect`, which describes `drawn`. It
+    warns about a State in the arguments whose update the function drops.
     """
     with Effects() as effects:
         result = fn(*args, **kwargs)
-    # Rarely: most functions are given no State.
+    # Rare, because most functions get no State.
     if effects.captured or effects.changed:
         tell_lost_updates(fn, args, kwargs, result, effects)
     if drawn is not None and effects.drawn:
@@ -458,21 +455,21 @@ def call_tracked(
 
 
 def add_collected(collected: Collected | None) -> None:
-    """Record, outside of a transform, what was collected inside.
+    """Record, outside a transform, the values collected inside.
 
     Raises:
-        CaptureError: it cannot come out of the next transform.
+        CaptureError: if the next transform cannot return them.
     """
     if collected is not None:
         outer = innermost()
-        # Of the transform that was called last, because it is this one that has ended.
+        # The number of the transform called last, because this one has ended.
         step = (outer.calls - 1,) if outer is not None and outer.is_planned else ()
         for label, value in zip(collected.labels, collected.values, strict=True):
             note(label._replace(route=(*step, *label.route)), value)
 
 
 def shown_names(names: Sequence[str]) -> list[str]:
-    """The names under which several values are shown: for a second one `name#2`, and so on."""
+    """The names that several values are shown with: for a second one `name#2`, and so on."""
     # The first value of a name has that name, whatever the others are called.
     taken, counts, shown = set(names), dict[str, int](), list[str]()
     for name in names:
@@ -486,17 +483,17 @@ def shown_names(names: Sequence[str]) -> list[str]:
 
 
 def with_collected(result: Any, collected: Collected | None) -> Any:
-    """`result`, as `WithCollected` if something was recorded on the way to it."""
+    """`result`, as `WithCollected` if values were recorded on the way to it."""
     return result if collected is None else WithCollected(result, collected)
 
 
 def labels_of(result: Any) -> tuple[Label, ...]:
-    """What was recorded on the way to a result."""
+    """The labels of the values recorded on the way to a result."""
     return result.collected.labels if type(result) is WithCollected else ()
 
 
 def collecting(fn: Callable[..., Any], drawn: set[Any] | None = None) -> Callable[..., Any]:
-    """`fn` inside a transform; it returns `WithCollected` if something is recorded.
+    """`fn` inside a transform; it returns `WithCollected` if values are recorded.
 
     See `collect` for `drawn`.
     """
@@ -508,7 +505,7 @@ def collecting(fn: Callable[..., Any], drawn: set[Any] | None = None) -> Callabl
 
 
 def take_result(result: Any) -> Any:
-    """The result of a function under `collecting`; what was collected is added outside."""
+    """The result of a function under `collecting`; the collected values are added outside."""
     if type(result) is not WithCollected:
         return result
     add_collected(result.collected)
@@ -522,23 +519,23 @@ def _same(leaf: Any) -> Any:
 def sow(name: str, value: _T) -> _T:
     """Show a value to the [`capture`][pytreemod.capture]s around this call, if there are any.
 
-    For looking at intermediate values: the program computes the same with it and without. Without
+    Use it to look at intermediate values. The program computes the same with or without it. Without
     a capture it does nothing, and costs nothing.
 
     **Law.** `sow(name, value)` is `value`.
 
     Args:
-        name: what to show it as. The second value of that name is shown as `name#2`, and so on; a
-            number is left out where `name#2` is itself a name.
+        name: the name to show it with. A second value of that name is shown as `name#2`, and so on.
+            A number is left out if `name#2` is itself a name.
         value: any tree.
 
     Returns:
         `value`, unchanged.
 
     Raises:
-        ArgumentError: inside a capture, `name` is no string.
-        CaptureError: inside a capture, but also inside a transform of plain JAX, or a while loop,
-            from which the value could not come out.
+        ArgumentError: inside a capture: if `name` is not a string.
+        CaptureError: inside a capture: if the call is also inside a transform of plain JAX, or a
+            while loop, which could not return the value.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -554,7 +551,7 @@ def sow(name: str, value: _T) -> _T:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise ArgumentError("sow(name)", "a string", describe(name))
         label = Label(EVERY_CAPTURE, name)
-        # Containers are copied, for the function may change them later on.
+        # Containers are copied, because the function may change them later.
         note(label, jtu.tree_map(_same, value))
         zeros = offered(label) if watching else None
         if zeros is not None:

@@ -1,8 +1,8 @@
-"""Along which loops and maps a noted value was stacked.
+"""Record the loops and maps along which a value was stacked.
 
-A value that is noted comes out of a loop with an axis for the steps, and out of a map with one for
-the members: the axes look alike. One that is noted as `StackedNote` says of each which it is. In a
-plan (see `supplying`) it also says in which transform of the label's route.
+A loop returns a recorded value with an axis for the steps, and a map with one for the members. The
+axes look alike. A `StackedNote` records the kind of each. In a plan (see `supplying`) it also
+records the transform in the label's route.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class NoteAxis(NamedTuple):
     """One leading axis.
 
     Attributes:
-        kind: of what it has an entry for each step, or member.
-        depth: how many transforms were called inside of that one, on the way to the value; known in
-            a plan alone.
+        kind: the kind of its entries: steps or members.
+        depth: the number of transforms called inside that one, on the way to the value; known only
+            in a plan.
     """
 
     kind: AxisKind
     depth: int
 
     def prefix(self, route: tuple[int, ...]) -> tuple[int, ...]:
-        """The part of a label's route that ends with the transform that this is the axis of."""
+        """The part of a label's route that ends with the transform of this axis."""
         return route[: len(route) - self.depth]
 
 
 class StackedNote:
-    """A value to be noted; a pytree of it.
+    """A value to be recorded; a pytree of it.
 
     Attributes:
         value: any tree of arrays.
@@ -59,7 +59,7 @@ jtu.register_pytree_with_keys(StackedNote, _flatten, _unflatten)
 
 
 def stacked_along(kind: AxisKind, collected: Collected | None) -> Collected | None:
-    """What was recorded in a step or member, before all of them are stacked."""
+    """The values recorded in a step or member, before all of them are stacked."""
     if collected is None:
         return None
     values = [

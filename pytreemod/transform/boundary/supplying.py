@@ -1,25 +1,24 @@
-"""Values that go into a function, at the places where `note` takes values out of it.
+"""Supply values to a function at the points where `note` records values.
 
-It is `sowing` the other way around. What is noted while a function runs comes out of every
-transform in it, on axis 0 where there are several members or steps. What is supplied goes in
-through the same transforms, taken apart along axis 0 where `note` would stack, and is taken
-(`take`) by what notes under the same label. So for each value that comes out there is one that can
-go in.
+This is the inverse of `sowing`. Every transform returns the recorded values of its function, on
+axis 0 if there are several members or steps. Supplied values go in through the same transforms,
+taken apart along axis 0 where `note` would stack. The code that records under a label takes the
+value with that label (`take`). So for each value that is returned, one can be supplied.
 
-Which transform a value has to go into is known beforehand: the function runs once with shapes alone
-(`planned`), and a label that comes out of a transform gets the number of that transform, among
-those that the same function calls, in front of its route. A run with values (`call_supplied`)
-counts again. A transform that values go into calls `Supplied`, a pytree of the function and its
-values, instead of the function. So they are data of the program, and other values of the same
-shapes are no new program.
+A plan shows beforehand which transforms a value must go into: the function runs once with shapes
+alone (`planned`). A label that a transform returns gets the number of that transform at the start
+of its route. The number counts the transforms that one function calls. A run with values
+(`call_supplied`) counts again. A transform that gets values calls a `Supplied` instead of the
+function: a pytree of the function and its values. So values are data of the program, and other
+values of the same shapes need no new program.
 
-Two kinds of values have no label of a `note`. What is supplied whole goes into every transform as
-it is, and may be asked for anywhere (`whole`): arrays that belong to a rule. So does the number of
-a step of `filter_scan`, which each step is given (`numbered_steps`).
+Two kinds of values have no label of a `note`. Values supplied whole, the arrays of a rule, go into
+every transform unchanged, and may be read anywhere (`whole`). The same is true of the number of a
+step of `filter_scan`, which each step gets (`numbered_steps`).
 
-For a transform this is one line, `fn = supplied(self.fn)`, before JAX's own is called. One that has
-several members or steps gives each its part (`as_values`, `of_values`). While nothing is supplied,
-in any thread, `handing` is empty.
+For a transform this is one line, `fn = supplied(self.fn)`, before JAX's transform is called. A
+transform with several members or steps passes each its part (`as_values`, `of_values`). While no
+values are supplied, in any thread, `handing` is empty.
 """
 
 from __future__ import annotations
@@ -50,43 +49,43 @@ from pytreemod.tree.traces import current_trace, traced_apart
 from pytreemod.typing import PyTree, jtu
 
 handing: set[Collector] = set()
-"""The calls, in all threads, that plan or supply values: transforms ask whether there is one."""
+"""The calls, in all threads, that plan or supply values; transforms check whether there are any."""
 
 
 STEP = Label(-1, "at.step")
-"""What the number of a step is supplied under."""
+"""The label of the number of a step."""
 
 
 # ---- planning
 
 
 class SupplyPlan(NamedTuple):
-    """What is noted while a function runs, in order.
+    """The values recorded while a function runs, in order.
 
     Attributes:
-        labels: what each value is noted under, with its route.
-        shapes: of each value; a tree with `jax.ShapeDtypeStruct`s for arrays.
+        labels: the label of each value, with its route.
+        shapes: the shape of each value; a tree with `jax.ShapeDtypeStruct`s for arrays.
     """
 
     labels: tuple[Label, ...]
     shapes: tuple[PyTree, ...]
 
     def at(self, *levels: int) -> SupplyPlan:
-        """The part of the plan that is for captures of these levels."""
+        """The part of the plan for captures of these levels."""
         found = [
             pair for pair in zip(self.labels, self.shapes, strict=True) if pair[0].level in levels
         ]
         return SupplyPlan(tuple(label for label, _ in found), tuple(shapes for _, shapes in found))
 
     def names(self) -> list[str]:
-        """The names under which a capture would show them."""
+        """The names with which a capture would show them."""
         return shown_names([label.name for label in self.labels])
 
 
 def planned(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> SupplyPlan:
-    """See what a function notes, and in which transforms, without computing anything.
+    """Find the values that a function records, and in which transforms, without computing anything.
 
-    A rule that notes may ask `is_planned()`. Captures around see nothing of what is noted.
+    Code that records may ask `is_planned()`. Outer captures get none of the recorded values.
 
     Args:
         fn: the function.
@@ -94,7 +93,7 @@ def planned(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
         kwargs: its arguments by keyword.
 
     Raises:
-        CaptureError: a value could not come out of the transform that it is in.
+        CaptureError: if the surrounding transform could not return a value.
     """
     arrays, structure = divide((fn, args, kwargs), is_abstract)
     labels: list[Label] = []
@@ -102,7 +101,7 @@ def planned(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
 
     def run(values: list[Any]) -> tuple[()]:
         fn, args, kwargs = structure.assemble(values)
-        # Of States, too, nothing that happens to copies is passed on.
+        # Effects on copies of States are not passed on, either.
         with _handing(is_planned=True) as collector, Effects():
             fn(*args, **kwargs)
         labels.extend(collector.labels)
@@ -115,15 +114,15 @@ def planned(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def is_planned() -> bool:
-    """Whether the function that runs is only looked at, by `planned`."""
+    """Whether the function runs only for a plan, in `planned`."""
     collector = innermost()
     return collector is not None and collector.is_planned
 
 
 def next_level() -> int:
-    """The level of what is noted, and supplied, in the next call alone.
+    """The level of values that are recorded and supplied in the next call alone.
 
-    That of a `planned` or `call_supplied` that follows, in this function.
+    It is that of the next `planned` or `call_supplied` in this function.
     """
     collector = innermost()
     return 1 + (collector.level if collector else 0)
@@ -147,14 +146,14 @@ def _handing(*, is_planned: bool = False) -> Generator[Collector]:
 
 
 class Supplied:
-    """A function with values for what is noted in it; a pytree of both.
+    """A function with values to supply in it; a pytree of both.
 
     Transforms call it through `collect`, instead of the function.
 
     Args:
         fn: the function.
-        labels: what the values are for, with routes from here on.
-        values: trees of arrays; along axis 0, what is for each member or step.
+        labels: the labels of the values, with routes from here on.
+        values: trees of arrays; along axis 0, the value for each member or step.
         whole: trees of arrays for all of them.
     """
 
@@ -181,7 +180,7 @@ class Supplied:
         return self.fn
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; what notes in it takes the values."""
+        """Call the function; code that records in it takes the values."""
         collector = innermost()
         assert collector is not None, "to be called by collect, or call_supplied"
         collector.whole.update(self.whole)
@@ -209,7 +208,7 @@ class Supplied:
 
 
 def _flatten(node: Supplied) -> tuple[tuple[Any, ...], Any]:
-    # The function, too, if it is no tree: what is cached for it must not keep it alive.
+    # The function, too, if it is not a tree: cache entries for it must not keep it alive.
     return (node.fn, (*node.whole.values(),), node.values), (node.labels, (*node.whole,))
 
 
@@ -235,22 +234,22 @@ def call_supplied(
     values: Sequence[PyTree] = (),
     whole: Mapping[Label, PyTree] | None = None,
 ) -> Any:
-    """Call a function with values for what is noted in it.
+    """Call a function with values for the points where it records.
 
-    To those around it this is a transform. Values that nothing takes are an error. Steps of
+    For surrounding code this is a transform. Values that are not taken are an error. Steps of
     `filter_scan` are numbered in it.
 
     Args:
         fn: the function.
         args: its arguments.
         kwargs: its arguments by keyword.
-        labels: from a plan, with their routes, in the order of the plan.
+        labels: labels of a plan, with their routes, in the order of the plan.
         values: for each of these, None or a tree of arrays.
         whole: trees of arrays that go everywhere.
 
     Raises:
-        CaptureError: a value cannot go into the transform that is to take it; or the function does
-            not do what was planned.
+        CaptureError: if a value cannot go into the transform that must take it, or the function
+            does not follow the plan.
     """
     fn = supplied(fn)
     with traced_apart("supplied"), _handing() as collector:
@@ -261,16 +260,16 @@ def call_supplied(
 
 
 def take(label: Label) -> PyTree:
-    """The value that was supplied for what is noted under a label; each is taken once.
+    """The value supplied for a label; each is taken once.
 
-    To be called once for each `note` of the plan, while it runs, and in the same order; only for
-    names for which values were supplied.
+    Call it once for each `note` of the plan, during that `note` and in the same order; only for
+    names with supplied values.
 
     Returns:
         The value; None while the function is planned.
 
     Raises:
-        CaptureError: it cannot come into the transform that this is in.
+        CaptureError: if the value cannot go into the surrounding transform.
     """
     collector = innermost()
     if collector is not None and collector.is_planned:
@@ -282,16 +281,16 @@ def take(label: Label) -> PyTree:
 
 
 def whole(label: Label) -> PyTree:
-    """What was supplied whole under a label; None if nothing was.
+    """The value supplied whole for a label; None if there is none.
 
     Raises:
-        CaptureError: it cannot come into the transform that this is in.
+        CaptureError: if the value cannot go into the surrounding transform.
     """
     collector = innermost()
     found = None if collector is None else collector.whole.get(label)
     if found is None or collector is None:
         return None
-    # It would stay in JAX's caches.
+    # It would remain in JAX's caches.
     if collector.trace != current_trace():
         raise CaptureError(explain_no_way_in(label.name))
     return found
@@ -301,21 +300,21 @@ def whole(label: Label) -> PyTree:
 
 
 class Handed(NamedTuple):
-    """What goes into a transform, or its part for a function: values with labels, and the whole."""
+    """The values for a transform, or a function's part of them: with labels, and the whole ones."""
 
     pairs: Sequence[tuple[Label, PyTree]] = ()
     whole: Mapping[Label, PyTree] = MappingProxyType({})
 
 
 def next_call() -> Handed:
-    """The values that go into the transform that is about to be called: count that call.
+    """The values for the transform that is about to be called; count that call.
 
-    To be asked only if something is in `handing`; by every transform that hands out what is noted
-    in it, once in each call.
+    Call it only if `handing` is not empty. Every transform that returns recorded values calls it
+    once in each call.
     """
     collector = innermost()
-    # In another trace, that of a loop of JAX's, say, nothing goes in or comes out. Its inside may
-    # be traced once more, or not at all: it is not counted.
+    # In another trace, such as that of a loop of JAX, nothing goes in or out. JAX may trace its
+    # contents once more, or not at all, so it is not counted.
     if collector is None or collector.trace != current_trace():
         return Handed()
     collector.calls += 1
@@ -323,7 +322,7 @@ def next_call() -> Handed:
 
 
 def with_values(fn: Any, handed: Handed) -> Any:
-    """A function with values for what is noted in it; itself, if there are none."""
+    """A function with values to supply in it; the same function, if there are none."""
     if not handed.pairs and not handed.whole:
         return fn
     labels, values = [label for label, _ in handed.pairs], [value for _, value in handed.pairs]
@@ -331,17 +330,17 @@ def with_values(fn: Any, handed: Handed) -> Any:
 
 
 def supplied(fn: Any) -> Any:
-    """What a transform is to call instead of a function, with the values that go in there."""
+    """The callable for a transform: the function with the values that go in there."""
     return with_values(fn, next_call()) if handing else fn
 
 
 def numbered_steps(fn: Any, length: int) -> Any:
-    """A step of a loop with its number, among the values that are taken apart."""
+    """A step of a loop with its number among the values that are taken apart."""
     collector = innermost() if handing else None
     if collector is None or collector.trace != current_trace():
         return fn
     given = fn if type(fn) is Supplied else Supplied(fn, (), (), {})
-    # That of a loop around it is not asked for any more.
+    # The number of an outer loop is not used any more.
     rest = {label: value for label, value in given.whole.items() if label != STEP}
     steps = jnp.arange(length)
     return Supplied(given.fn, (*given.labels, STEP), (*given.values, steps), rest)
@@ -349,7 +348,7 @@ def numbered_steps(fn: Any, length: int) -> Any:
 
 @contextmanager
 def not_counted() -> Generator[None]:
-    """Transforms that are called meanwhile are none of those that values go into."""
+    """Do not count the transforms that are called meanwhile: no values go into them."""
     collector = innermost() or Collector()
     calls, within = collector.calls, collector.within
     collector.within = {}
@@ -360,7 +359,7 @@ def not_counted() -> Generator[None]:
 
 
 def as_values(fn: Any) -> list[Any]:
-    """The arrays that are supplied with a function, to be taken apart; none for most functions."""
+    """The arrays supplied with a function, to be taken apart; none for most functions."""
     return jtu.tree_leaves(fn.values) if type(fn) is Supplied else []
 
 
@@ -373,10 +372,10 @@ def of_values(fn: Any, arrays: Sequence[Any]) -> Any:
 
 
 def check_slices(where: str, fn: Any, size: int | None) -> None:
-    """Refuse supplied arrays that have not an entry for each member or step.
+    """Refuse supplied arrays without one entry for each member or step.
 
     Raises:
-        ShapeError: there are some; their names are given.
+        ShapeError: if there are some; the error lists their names.
     """
     if type(fn) is not Supplied:
         return
@@ -394,10 +393,10 @@ def check_slices(where: str, fn: Any, size: int | None) -> None:
 
 
 def refuse_values(where: str, fn: Any) -> Any:
-    """A function as it is: refused, if values are to go into a transform that takes none.
+    """Return a function unchanged; refuse values for a transform that takes none.
 
     Raises:
-        CaptureError: some are.
+        CaptureError: if there are some.
     """
     fn = supplied(fn)
     if type(fn) is Supplied and fn.labels:

@@ -1,12 +1,12 @@
-"""What every transformed function has in common.
+"""The common part of all transformed functions.
 
-A transformed function is a pytree (its child is the function it wraps, if that is a pytree), so
-that it can be stored in a field and passed through other transforms; it binds to instances as a
-function does; and it keeps the name, docstring and signature of what it wraps.
+A transformed function is a pytree: its child is the wrapped function, if that is a pytree. So you
+can store it in a field and pass it through other transforms. It binds to instances as a function
+does. It keeps the name, docstring and signature of the wrapped function.
 
-JAX says, in its errors, from which argument of which function a traced value came. What it traces
-is a function of ours, of flat lists of arrays: that says of itself that it is the user's, and the
-positions in the lists become the paths of arguments (`in_words_of`).
+JAX's errors say from which argument of which function a traced value is. But JAX traces one of our
+functions, of flat lists of arrays. So this function presents itself as the user's, and positions in
+the lists are replaced by the paths of arguments (`in_words_of`).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__
 
 
 class Transformed:
-    """A function under a transform; the base of what each transform returns."""
+    """A function under a transform; the base of the results of all transforms."""
 
     __slots__ = ("__dict__", "__weakref__", "fn", "options")
 
     fn: Callable[..., Any]
     options: Any
-    # As the reader knows it: `filter_jit`.
+    # The public name: `filter_jit`.
     transform_name: ClassVar[str]
 
     def __init_subclass__(cls, *, has_data: bool = False) -> None:
-        # One that has data besides the function is registered where it is defined.
+        # A class with data besides the function is registered where it is defined.
         if not has_data:
             jtu.register_pytree_with_keys(cls, _flatten_with_keys, _unflatten, _flatten)
 
@@ -56,10 +56,10 @@ class Transformed:
         for name in _COPIED:
             try:
                 self.__dict__[name] = getattr(fn, name)
-            # A partial, a Module or a callable of the user's has some of them only.
+            # A partial, a Module or a user's callable has only some of them.
             except AttributeError:
                 continue
-        # JAX asks every function for its name, and so do errors.
+        # JAX and errors need a name of every function.
         self.__dict__.setdefault("__name__", type(fn).__name__)
         self.__dict__.setdefault("__qualname__", type(fn).__qualname__)
 
@@ -85,11 +85,11 @@ class Transformed:
         try:
             return hash((type(self), self.fn, self.options))
         except TypeError:
-            # Axes by name are a dict, which has no hash: equal functions are distinguished by `==`.
+            # Axes by name are a dict, which has no hash; `==` distinguishes such functions.
             return hash((type(self), self.fn))
 
     def __reduce__(self) -> Any:
-        # A decorated function is found by its name, as any function is when it is pickled.
+        # A pickle finds a decorated function by its name, as it finds any function.
         name, module = self.__dict__["__qualname__"], self.__dict__.get("__module__", "")
         found: Any = None if is_by_value(module) else sys.modules.get(module)
         for part in name.split("."):
@@ -105,9 +105,9 @@ def _remake(cls: type[Transformed], fn: Any, options: Any) -> Transformed:
 
 
 class _OfFunction(tuple[Any, ...]):
-    """All that there is to a function under a transform; and the same put together.
+    """The static part of a function under a transform, with the function itself.
 
-    The latter is not compared, and comes back when JAX puts the tree together: to make it anew
+    The latter is not compared. JAX gets it back when it assembles the tree, because making it again
     would take 4 us for `filter_jit`.
     """
 
@@ -115,7 +115,7 @@ class _OfFunction(tuple[Any, ...]):
 
 
 def _flatten(node: Transformed) -> tuple[tuple[Any, ...], Any]:
-    # A Module's arrays are children, so that JAX's transforms see them; a function is structure.
+    # The arrays of a Module are children, so JAX's transforms see them; a function is structure.
     if is_node(node.fn):
         return (node.fn,), (type(node), None, node.options)
     aux = _OfFunction((type(node), node.fn, node.options))
@@ -132,7 +132,7 @@ def _unflatten(aux: Any, children: Any) -> Transformed:
     cls, fn, options = aux
     if children:
         return cls(children[0], options)
-    # Unless custom rules were defined in between.
+    # Unless custom rules were defined meanwhile.
     return aux.node if aux.node.options is options else cls(fn, options)
 
 
@@ -140,9 +140,9 @@ def check_count(where: str, value: Any, least: int = 0) -> None:
     """Refuse a value that is not a count.
 
     Raises:
-        ArgumentError: `value` is no int, or is less than `least`.
+        ArgumentError: if `value` is not an int, or is less than `least`.
     """
-    # A bool is an int to Python, and no count to anybody.
+    # A bool is an int in Python, but not a count.
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_int or value < least:
         expected = "a count" if least == 0 else f"an int from {least} on"
@@ -150,10 +150,10 @@ def check_count(where: str, value: Any, least: int = 0) -> None:
 
 
 def check_axis_name(where: str, name: Any) -> None:
-    """Refuse what cannot be the name of an axis.
+    """Refuse a value that cannot be the name of an axis.
 
     Raises:
-        ArgumentError: `name` has no hash.
+        ArgumentError: if `name` has no hash.
     """
     try:
         hash(name)
@@ -163,24 +163,24 @@ def check_axis_name(where: str, name: Any) -> None:
 
 
 def check_callable(where: str, fn: Any, argument: str = "fun") -> None:
-    """Refuse to transform what cannot be called.
+    """Refuse a value that cannot be called.
 
     Raises:
-        ArgumentError: `fn` is not callable.
+        ArgumentError: if `fn` is not callable.
     """
     if not callable(fn) or isinstance(fn, Rule):
         raise ArgumentError(f"{where}({argument})", "something callable", describe(fn))
 
 
 def explain_dtypes(named: Iterable[tuple[str, Any]], error: TypeError) -> None:
-    """Raise a better error if there is an array that JAX has no type for.
+    """Raise a better error if an array has a dtype that JAX does not have.
 
     Args:
         named: the arguments with their names.
-        error: what the call has raised.
+        error: the error that the call raised.
 
     Raises:
-        ArgumentError: there is one; its path is named.
+        ArgumentError: if there is one; the error names its path.
     """
     found: list[tuple[str, Any]] = [
         (path_text(path, name), leaf)
@@ -202,17 +202,17 @@ def explain_dtypes(named: Iterable[tuple[str, Any]], error: TypeError) -> None:
 
 
 def _has_no_type(array: Any) -> bool:
-    # JAX's own narrow floats are "V" to NumPy, too, and have no fields.
+    # JAX's narrow floats have kind "V" in NumPy, too, but no fields.
     return array.dtype.kind in "OSUMm" or array.dtype.names is not None
 
 
 def argument_name(names: tuple[str, ...], index: int) -> str:
-    """What to call the argument at a position in an error."""
+    """The name in errors of the argument at a position."""
     return names[index] if index < len(names) else f"args[{index}]"
 
 
 def function_name(fn: Any) -> str:
-    """What to call a function in an error, or in a compiled program."""
+    """The name of a function in errors, or in a compiled program."""
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
@@ -223,14 +223,14 @@ def in_words_of(
     names: tuple[str, ...],
     structure: Structure,
 ) -> Callable[..., Any]:
-    """`run`, for JAX to trace: what JAX says of it is true of the user's function.
+    """`run`, for JAX to trace, so that JAX's errors fit the user's function.
 
     Args:
         fn: the user's function, which is not stored.
         run: a function of lists of arrays.
-        labels: what JAX calls each array.
+        labels: JAX's name for each array.
         names: the names of the function's positional arguments.
-        structure: all that is no array in `(head, args, kwargs)` of the call.
+        structure: the static part of `(head, args, kwargs)` of the call.
     """
     source = _source_of(fn)
 
@@ -240,8 +240,8 @@ def in_words_of(
             return run(*lists)
         except Exception as error:
             if _is_about(error, run.__name__, source):
-                # A node of the user's may refuse to be put together from anything but its own:
-                # then the error stays as JAX has it.
+                # A node of a user's class may refuse to be assembled from other values. Then JAX's
+                # error is unchanged.
                 with contextlib.suppress(Exception):
                     paths = dict(zip(labels, _paths(names, structure), strict=True))
                     _name_arguments(error, paths)
@@ -256,7 +256,7 @@ def in_words_of(
 
 
 def _source_of(fn: Any) -> types.CodeType | None:
-    """The code of a function, through all that may be around it; None if it is not Python's."""
+    """The code of a function inside any wrappers; None if it is not written in Python."""
     while True:
         fn = inspect.unwrap(fn)
         if isinstance(fn, ft.partial):
@@ -273,15 +273,15 @@ def _source_of(fn: Any) -> types.CodeType | None:
 
 
 def _stand_in(name: str, source: types.CodeType) -> Any:
-    """A function of this name and place, which is never called."""
-    # It holds nothing but code. The user's own would keep itself alive, because compiled programs
-    # are cached as long as the function exists.
+    """A function with this name and location, which is never called."""
+    # It has nothing but code. The user's function would keep itself alive, because compiled
+    # programs are cached as long as the function exists.
     cells = tuple(types.CellType() for _ in source.co_freevars)
     return types.FunctionType(source, {}, name, None, cells)
 
 
 def _is_about(error: Exception, name: str, source: types.CodeType | None) -> bool:
-    """Whether an error's text is one of JAX's, and speaks of this function's arguments."""
+    """Whether an error has a message of JAX about this function's arguments."""
     if not (error.args and isinstance(error.args[0], str)):
         return False
     where = name if source is None else f"{name} at {source.co_filename}:{source.co_firstlineno}"

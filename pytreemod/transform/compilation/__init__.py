@@ -1,7 +1,7 @@
-"""Room `transform.compilation`: `filter_jit`, and all that its options ask for.
+"""Room `transform.compilation`: `filter_jit` and its options.
 
-Owns: compiled functions and where they are cached, donation, static arguments, shardings, why a
-function was traced again; and looking at a call without running it.
+Owns: compiled functions and their caches, donation, static arguments, shardings, the reasons for
+retraces; and looking at a call without running it.
 
 May import `boundary`, `interception` and `host`.
 """

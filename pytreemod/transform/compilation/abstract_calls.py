@@ -1,4 +1,4 @@
-"""Looking at a function without running it: shapes, jaxprs, closures."""
+"""Trace functions without running them: shapes, jaxprs, closures."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pytreemod.typing import PyTree, jtu
 _R = TypeVar("_R")
 
 
-# What a function is given as, so that it may be given by keyword, too, and yet leave the name free
-# for an argument of its own.
+# The default of a function that may also be passed by keyword. It leaves the name free for an
+# argument of the function itself.
 _BY_KEYWORD: Any = object()
 
 
@@ -33,15 +33,15 @@ def filter_eval_shape(fun: Callable[..., _R] = _BY_KEYWORD, /, *args: Any, **kwa
     """The result of a call with `jax.ShapeDtypeStruct`s for arrays, without computing anything.
 
     Args:
-        fun: any function; a class gives the skeleton of an instance.
+        fun: any function; for a class, the result is the skeleton of an instance.
         *args: its arguments; a `jax.ShapeDtypeStruct` may replace an array.
         **kwargs: its arguments by keyword.
 
     Returns:
-        The result's tree; static values in it are as `fun` returned them.
+        The tree of the result; its static values are those that `fun` returned.
 
     Raises:
-        ArgumentError: `fun` is not callable.
+        ArgumentError: if `fun` is not callable.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -64,7 +64,7 @@ class _MakeJaxpr(Transformed):
     transform_name = "filter_make_jaxpr"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Inside of the trace: a struct that the function returns is no array of the program.
+        # Inside the trace: a struct that the function returns is not an array of the program.
         jaxpr, parts = _trace(self.fn, args, kwargs, lambda out: partition(out, is_array))
         return jaxpr, *parts
 
@@ -75,7 +75,7 @@ def _trace(
     kwargs: dict[str, Any],
     finish: Callable[[Any], Any] = lambda out: out,
 ) -> tuple[Any, PyTree]:
-    """The jaxpr of a call, and its result, finished, with shapes for arrays."""
+    """The jaxpr of a call, and its result after `finish`, with shapes for arrays."""
     arrays, structure = divide((args, kwargs), is_abstract)
 
     def run(*values: Any) -> Any:
@@ -92,12 +92,13 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTre
         fun: the function to trace.
 
     Returns:
-        A function of the same arguments that returns three things: the closed jaxpr, whose inputs
-        are the arrays of the arguments in order; the result's tree with
-        `jax.ShapeDtypeStruct`s for arrays and None for the rest; the same tree with the rest.
+        A function of the same arguments that returns three things. The first is the closed jaxpr,
+        whose inputs are the arrays of the arguments in order. The second is the tree of the result
+        with `jax.ShapeDtypeStruct`s for arrays and None for other leaves. The third is the same
+        tree with those other leaves alone.
 
     Raises:
-        ArgumentError: `fun` is not callable.
+        ArgumentError: if `fun` is not callable.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -110,12 +111,12 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTre
 
 
 class ClosureConverted:
-    """A function whose captured arrays are data: what `filter_closure_convert` returns.
+    """A function whose captured arrays are data: the result of `filter_closure_convert`.
 
     Attributes:
-        consts: the arrays that the function had captured.
-        in_struct: the arguments' structure, with shapes.
-        out_struct: the result's structure, with shapes.
+        consts: the arrays that the function captured.
+        in_struct: the structure of the arguments, with shapes.
+        out_struct: the structure of the result, with shapes.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class ClosureConverted:
 
     @property
     def jaxpr(self) -> Any:
-        """What the function does, as JAX wrote it down."""
+        """The function as a jaxpr."""
         return self.program.jaxpr
 
     @property
@@ -149,15 +150,15 @@ class ClosureConverted:
         """Call the function.
 
         Raises:
-            StructureError: the arguments differ, in structure, shape, dtype or static values,
-                from those that the function was converted for.
+            StructureError: if the arguments differ from those of the conversion in structure,
+                shape, dtype or static values.
         """
         arrays, structure = divide((args, kwargs), is_abstract)
         self._check(arrays, structure)
         return self._gives.structure.assemble(run_again(self.jaxpr, self.consts, arrays))
 
     def _check(self, arrays: list[Any], structure: Structure) -> None:
-        # Trees of types, so that what differs is found by path, as for branches and loops.
+        # Trees of types, so that differences are reported by path, as for branches and loops.
         before = self._takes.structure.assemble(_slots(self._takes.structs))
         found = compare(before, structure.assemble(_slots(arrays)))
         if found:
@@ -175,7 +176,7 @@ def _slots(values: Iterable[Any]) -> list[Any]:
 
 
 def _argument(path: tuple[Any, ...]) -> str:
-    """A path in `(args, kwargs)` in words."""
+    """A path in `(args, kwargs)` for a message."""
     if len(path) < 2:
         return (
             "the arguments" if not path else "keywords" if path[0].idx else "positional arguments"
@@ -208,10 +209,10 @@ def filter_closure_convert(
 ) -> ClosureConverted:
     """Turn the arrays that a function captured into data that a transform can see.
 
-    The result is a pytree whose leaves are these arrays, so that it can be passed into a transform
-    as an argument where the function itself would smuggle them past it. The rest is structure, and
-    is the same if the function is converted again: in the other branch of a `cond`, or in the next
-    step of a loop.
+    The result is a pytree whose leaves are these arrays. You can pass it into a transform as an
+    argument, where the arrays of the function itself would be invisible. Everything else is
+    structure. Converting the function again gives the same structure: in the other branch of a
+    `cond`, or in the next step of a loop.
 
     Args:
         fn: the function.
@@ -219,11 +220,11 @@ def filter_closure_convert(
         **kwargs: the same by keyword.
 
     Returns:
-        A function for arguments like the example, with `consts`, `in_struct`, `out_struct`.
+        A function of arguments like the example, with `consts`, `in_struct`, `out_struct`.
 
     Raises:
-        ArgumentError: `fn` is not callable.
-        StructureError: when called with arguments unlike the example.
+        ArgumentError: if `fn` is not callable.
+        StructureError: if it is called with arguments unlike the example.
 
     Examples:
         >>> import jax.numpy as jnp

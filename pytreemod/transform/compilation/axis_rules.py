@@ -1,13 +1,13 @@
-"""`AxisRules`: from names of axes to axes of a mesh, and `use_rules`, a context with such rules.
+"""`AxisRules`: from names of axes to axes of a mesh; `use_rules`: a context with such rules.
 
-A model says what its axes are called (`axis_names`), a program says on which axis of a mesh each
-name is split. Both are plain values, so a model that trains on one device trains on eight with one
-table more, and nothing in the model can disagree with it.
+A model names its axes (`axis_names`); a program says on which axis of a mesh each name is split.
+Both are plain values. So a model that trains on one device trains on eight with one more table, and
+nothing in the model can disagree with it.
 
 Activations are named where they are computed: `filter_shard(x, "batch seq embed")`. The rules for
-these names come from the context, so that a layer can name its activations without a mesh at hand.
-The context is part of the key of JAX's caches: a program that was traced under other rules, or
-under none, is another program.
+these names are in the context, so a layer can name its activations without a mesh. The context is
+part of the key of JAX's caches: a program traced under other rules, or without rules, is another
+program.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class AxisRules:
 
     Args:
         rules: by the name of an axis, the axis of the mesh over which it is split; a tuple of
-            several, the outermost first; or None for "not split". A leaf's name without a rule is
-            not split, either.
+            several, the outermost first; or None for "not split". A name without a rule is not
+            split, either.
 
     Raises:
-        ArgumentError: a name, or an axis of a mesh, is no text; or one mesh axis is twice in a
-            tuple.
+        ArgumentError: if a name, or an axis of a mesh, is not a string, or one mesh axis is twice
+            in a tuple.
 
     Examples:
         >>> import pytreemod as pm
@@ -90,14 +90,14 @@ _USED = "axis rules"
 def use_rules(mesh: Mesh | AbstractMesh, rules: AxisRules) -> Generator[None]:
     """A context in which [`filter_shard`][pytreemod.filter_shard] knows names of axes.
 
-    In it `filter_shard(x, "batch seq embed")` lays out `x` as the rules say for these names.
-    Outside, such a call does nothing, so that a model runs on one device as it is.
+    In it, `filter_shard(x, "batch seq embed")` shards `x` by the rules for these names. Outside,
+    such a call does nothing, so the same model runs on one device.
 
     The context is part of a program's key: a function is traced once for each mesh and rules, and
-    once without, whether it is compiled by [`filter_jit`][pytreemod.filter_jit] or by `jax.jit`.
-    Contexts nest, and the innermost one counts. A context belongs to its thread.
+    once without. This is true for [`filter_jit`][pytreemod.filter_jit] and for `jax.jit`. Contexts
+    nest, and the innermost one counts. A context belongs to its thread.
 
-    The mesh is not set for anything else; for that there is `jax.set_mesh`.
+    The mesh is not set for anything else; for that, use `jax.set_mesh`.
 
     Args:
         mesh: the mesh.
@@ -105,8 +105,8 @@ def use_rules(mesh: Mesh | AbstractMesh, rules: AxisRules) -> Generator[None]:
             those of parameters: `rules | {"batch": "fsdp", "embed": None}`.
 
     Raises:
-        ArgumentError: `mesh` is no mesh, or `rules` are no `AxisRules`.
-        SpecError: a rule names an axis that the mesh does not have.
+        ArgumentError: if `mesh` is not a mesh, or `rules` are not `AxisRules`.
+        SpecError: if a rule names an axis that the mesh does not have.
 
     Examples:
         >>> import jax
@@ -155,18 +155,18 @@ def mesh_axes(entry: Any) -> tuple[Any, ...]:
 
 
 def lay_by_names(assigned: Sequence[Assigned], where: str) -> list[Assigned]:
-    """Have names of axes replaced by the placements that the rules in use give for them.
+    """Replace names of axes by their placements under the rules in use.
 
     Args:
-        assigned: arrays and what a spec says of them; where that is no text, it stays.
-        where: what to call the spec in errors.
+        assigned: arrays with their values in a spec; values that are not strings are unchanged.
+        where: the name of the spec in errors.
 
     Returns:
-        The same, with shardings for texts; with None, if no rules are in use.
+        The same, with shardings instead of strings; with None, if no rules are in use.
 
     Raises:
-        ShapeError: an array has another rank.
-        SpecError: a name has no rule, or two names of one array have one axis of the mesh.
+        ShapeError: if names and axes of an array differ in number.
+        SpecError: if a name has no rule, or two names of one array have one axis of the mesh.
     """
     _check_ranks(assigned, where)
     used = rules_in_use()
@@ -221,7 +221,7 @@ def check_is_mesh(where: str, mesh: Any) -> None:
     """Refuse anything but a mesh.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: if the value is not a mesh.
     """
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         hint = ["make one, with the types of its axes:"]

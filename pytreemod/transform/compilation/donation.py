@@ -1,10 +1,10 @@
-"""Which arrays a jitted call gives away, so that their memory can hold the results.
+"""Choose the arrays whose memory a jitted call donates to its results.
 
-`donate=` says it by argument, by name or by selector (`as_donation`). In a call the arrays are
-taken apart into those that are given away and those that are not (`separation`), for JAX donates
-whole arguments. JAX warns of each that it could not use, which is no mistake of the user's where
-the model is donated as a whole: that is silenced, in the threads that are in such a call. An
-error names the path of an array that was given away, or is given away twice.
+`donate=` chooses arguments by name or by selector (`as_donation`). JAX donates whole arguments, so
+a call separates the donated arrays from the others (`separation`). JAX warns about each array that
+it could not use. If you donate a model as a whole, this is no mistake, so the warning is silenced
+in threads that are in such a call. Errors name the path of an array that was donated before, or
+that is donated twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STRINGS = ("none", "all", "all-except-first", "warn", "warn-except-first")
 
 
 class Donation:
-    """Which arguments' arrays a call gives away."""
+    """The arguments whose arrays a call donates."""
 
     __slots__ = ("quiet", "rule")
 
@@ -49,28 +49,28 @@ class Donation:
 
     @property
     def is_structural(self) -> bool:
-        """Whether calls with one key have the same flags, whatever their arrays are."""
+        """Whether all calls with one key have the same flags, for any arrays."""
         return not isinstance(self.rule, Selector) or self.rule.is_structural()
 
     @property
     def gives_own(self) -> bool:
-        """Whether the arrays of a callable that is a pytree (a Module, a bound method) go, too.
+        """Whether the arrays of a callable that is a pytree (a Module, a bound method) are donated.
 
-        They are no argument: the first of the arguments is still the one that is excepted.
+        They are not an argument: `"all-except-first"` still excepts the first argument.
         """
         return self.rule in ("all", "all-except-first")
 
     def flags(
         self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[bool]:
-        """One bool for each array of the arguments, in order."""
+        """A bool for each array of the arguments, in order."""
         if isinstance(self.rule, Selector):
             return self._selected(self.rule, names, args, kwargs)
         flags: list[bool] = []
         for i, value in enumerate(args):
             flags += [self._gives(i, argument_name(names, i))] * count_arrays(value)
         for name in sorted(kwargs):
-            # The first argument, where it has a name and no position (see `positions_of`).
+            # The first argument has a name and no position (see `positions_of`).
             index = 0 if not args and names[:1] == (name,) else -1
             flags += [self._gives(index, name)] * count_arrays(kwargs[name])
         return flags
@@ -83,13 +83,13 @@ class Donation:
     def _selected(
         self, rule: Selector, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[bool]:
-        # One tree of all arguments by name, in the order of the call: paths in the selector start
-        # with the argument's name, as they do in errors.
+        # One tree of all arguments by name, in the order of the call. Paths in the selector start
+        # with the name of the argument, as in errors.
         named = _Arguments(
             (*(argument_name(names, i) for i in range(len(args))), *sorted(kwargs)),
             (*args, *(kwargs[name] for name in sorted(kwargs))),
         )
-        # What is static is no array here, but a rule is asked about what the caller knows.
+        # A static value is not an array here, but the selector sees the values of the caller.
         mask = mask_of(rule, given_back(named), where="filter_jit(donate)")
         leaves = jtu.tree_leaves(named)
         return [m for m, leaf in zip(mask, leaves, strict=True) if is_array(leaf)]
@@ -122,21 +122,21 @@ jtu.register_pytree_with_keys(_Arguments, _flatten_with_keys, _unflatten)
 
 
 def count_arrays(value: Any) -> int:
-    """How many arrays are in a tree."""
+    """Count the arrays in a tree."""
     return sum(map(is_array, jtu.tree_leaves(value)))
 
 
 def as_donation(donate: Any, fn: Any) -> Donation | None:
-    """What `filter_jit(fn, donate=...)` means; None for nothing.
+    """The meaning of `filter_jit(fn, donate=...)`; None if it donates nothing.
 
     Raises:
-        ArgumentError: it means nothing, or names an argument that `fn` does not have.
+        ArgumentError: if it is of no known form, or names an argument that `fn` does not have.
     """
     if isinstance(donate, str):
         if donate == "none":
             return None
         if donate in _STRINGS:
-            # They differ in nothing but JAX's warning.
+            # Only JAX's warning differs.
             return Donation(donate.replace("warn", "all"), quiet=donate.startswith("all"))
         donate = (donate,)
     if isinstance(donate, (Selector, type, By)):
@@ -153,11 +153,10 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
     )
 
 
-# ---- JAX's warning about donated arrays that were of no use
+# ---- JAX's warning about donated arrays that were not usable
 
-# `warnings.catch_warnings` would put back, in the middle of another thread's, filters that it took
-# away there. So one filter is put in while it is needed, and taken out again, and it is for those
-# threads alone that want it.
+# `warnings.catch_warnings` restores filters that another thread may have changed meanwhile. So one
+# filter is added while it is needed, then removed. It applies only to threads that ask for it.
 
 _MESSAGE = "Some donated buffers were not usable"
 
@@ -168,12 +167,12 @@ class _InQuietThreads(type):
 
 
 class _Unwanted(UserWarning, metaclass=_InQuietThreads):
-    """What is a warning, in a thread that wants none."""
+    """The category of the warning, in threads that silence it."""
 
 
 _quiet: Counter[int] = Counter()
 _lock = threading.Lock()
-# Where the filter was put in: `catch_warnings`, of whomever, puts another list in place of one.
+# The lists that got the filter: any `catch_warnings` replaces the list.
 _lists: list[Any] = []
 
 
@@ -214,15 +213,15 @@ def without_warning(quiet: bool) -> Generator[None]:
 
 
 def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Exception) -> None:
-    """Raise a better error if `error` came from an argument whose memory was given away.
+    """Raise a better error if `error` is about an argument whose memory was donated.
 
     Args:
-        called: what to call the function.
+        called: the name of the function.
         named: the arguments of the call with their names.
-        error: what the call has raised.
+        error: the error that the call raised.
 
     Raises:
-        DonatedError: it did.
+        DonatedError: if it is.
     """
     gone = [
         f"{path_text(path, name)}: {describe(leaf)}"
@@ -230,7 +229,7 @@ def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Except
         for path, leaf in jtu.tree_leaves_with_path(value)
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
     ]
-    # Arrays that this very call gave away are gone, too, if it failed later on.
+    # If this call failed later, arrays that it donated are deleted, too.
     if gone and "has been deleted" in str(error):
         raise DonatedError(
             called,
@@ -244,18 +243,18 @@ def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Except
 def explain_twice(
     called: str, named: Iterable[tuple[str, Any]], given: Sequence[bool], error: Exception
 ) -> None:
-    """Raise a better error if `error` came from one buffer that is donated, and used besides.
+    """Raise a better error if `error` is about a buffer that is donated and used a second time.
 
     Args:
-        called: what to call the function.
+        called: the name of the function.
         named: the arguments of the call with their names.
         given: for each of their arrays, whether it is donated.
-        error: what the call has raised.
+        error: the error that the call raised.
 
     Raises:
-        DonatedError: it did.
+        DonatedError: if it is.
     """
-    # JAX has no class of error for it, and says "the same buffer" or "a buffer that was".
+    # JAX has no class for this error. Its message has "the same buffer" or "a buffer that was".
     if "donate" not in str(error) or "buffer" not in str(error):
         return
     places: dict[Any, list[tuple[str, str, Any, bool]]] = {}
@@ -268,7 +267,7 @@ def explain_twice(
     shared = [same for same in places.values() if len(same) > 1 and any(flag for *_, flag in same)]
     if not shared:
         return
-    # The one that is not donated, if there is one.
+    # The name of one that is not donated, if there is one.
     root = next((name for _, name, _, flag in shared[0] if not flag), shared[0][-1][1])
     raise DonatedError(
         called,
@@ -286,10 +285,10 @@ def explain_twice(
 
 
 def _buffer(array: Any) -> Any:
-    """What is the same for two arrays in the same memory."""
+    """A value that is equal for two arrays in the same memory."""
     try:
         return array.unsafe_buffer_pointer()
-    # NumPy's, a tracer, or an array on several devices: those are one if the object is.
+    # NumPy's, a tracer, or an array on several devices: the same if the object is the same.
     except (AttributeError, ValueError, RuntimeError):
         return id(array)
 
@@ -297,12 +296,12 @@ def _buffer(array: Any) -> Any:
 def separation(
     flags: list[bool],
 ) -> tuple[Callable[[list[Any]], tuple[list[Any], list[Any]]], Callable[[Any, Any], list[Any]]]:
-    """How to divide the arrays of a call into donated ones and others, and to join them again."""
+    """Functions that divide the arrays of a call into donated ones and others, and join them."""
     given = [i for i, flag in enumerate(flags) if flag]
     kept = [i for i, flag in enumerate(flags) if not flag]
     cut = len(given)
     if given == list(range(cut)):
-        # Arguments are mostly donated from the front: slices, which cost nothing per array.
+        # Most donated arguments come first: slices cost nothing per array.
         return (lambda a: (a[:cut], a[cut:])), (lambda d, k: [*d, *k])
     pick_given, pick_kept = _picker(given), _picker(kept)
 

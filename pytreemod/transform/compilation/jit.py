@@ -1,10 +1,9 @@
-"""`filter_jit`: compile a function of any trees; arrays are traced, all else is static.
+"""`filter_jit`: compile a function of any trees; arrays are traced, everything else is static.
 
 A call is split into arrays and a key (`boundary.packing`). The key finds the compiled function in
-the store of the user's function (`store`), the arrays go through it, and the result is put together
-again. `Jitted.__call__` is that road, written out, and nothing else; whatever is out of the
-ordinary, such as a first call, an option that looks at arrays, or an error, leaves it for
-`_call_slowly`.
+the store of the user's function (`store`). That function gets the arrays, and its result is
+assembled again. `Jitted.__call__` is this path alone, written out. Everything unusual goes to
+`_call_slowly`: a first call, an option that looks at arrays, an error.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# By position they would mean our list of arrays; the last five are those of Equinox's `filter_jit`,
-# for which there are other names now.
+# By position they would refer to our list of arrays. The last five are options of Equinox's
+# `filter_jit`, which have other names here.
 _REFUSED = (
     "static_argnums",
     "static_argnames",
@@ -79,11 +78,11 @@ class Jitted(Transformed):
     def __init__(self, fn: Callable[..., Any], options: Options):
         super().__init__(fn, options)
         self.names, self.places = positions_of(fn)
-        # Then its own arrays are arguments, and come first.
+        # The arrays of a callable tree are arguments, and come first.
         self.is_tree = is_node(fn)
-        # Whether what is done with an array depends on more of it than its place.
+        # Whether the treatment of an array depends on more than its position.
         self.asks = options.asks
-        # Whether something must be done before a call can be split, or after.
+        # Whether a call needs work before it is split, or after it.
         self.is_slow = self.is_tree or bool(options.static) or self.asks
         self.store = store_for(fn, options)
         # The same dict, one attribute nearer to each call.
@@ -93,14 +92,13 @@ class Jitted(Transformed):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, compiled."""
-        # Every call of every step of every training loop comes through these lines. What can be
-        # known per structure is found by its key; what is left is one walk over the arguments,
-        # written out here because one function call more is a tenth of the whole
-        # (benchmarks/dispatch.py). Whatever is out of the ordinary takes the longer road.
+        # Every call of every training step runs these lines. The key finds everything that depends
+        # on the structure alone. One walk over the arguments remains. It is written out here
+        # because one more function call costs a tenth of the total (benchmarks/dispatch.py).
         if self.is_slow or handing:
             return self._call_slowly(args, kwargs)
         if kwargs:
-            # As `place_keywords`, but Python has made this dict for us alone.
+            # As `place_keywords`, but Python made this dict for this call alone.
             placed: list[Any] = [*args]
             for name in self.places[len(args) :]:
                 if name not in kwargs:
@@ -116,11 +114,11 @@ class Jitted(Transformed):
             for value in args:
                 get(type(value), split_other)(value, arrays, parts)
             entry = self.entries[tuple(parts)]
-        # TypeError: something static has no hash, which the longer road says with its path.
+        # TypeError: a static value has no hash; `_call_slowly` reports its path.
         except (KeyError, TypeError):
             entry = None
         if entry is None:
-            # Not above: an error of the user's function would be shown as one in handling this.
+            # Outside the `except`, so that a user's error does not show this one as its context.
             return self._call_slowly(args, kwargs)
         if entry.is_special:
             return self._call_specially(entry, arrays, args, kwargs)
@@ -134,7 +132,7 @@ class Jitted(Transformed):
             raise
         if entry.unseen:
             self._catch_up(entry, arrays, args, kwargs, packed)
-        # As `unpack`, without the call of it.
+        # `unpack`, written out.
         ((plan, values),) = packed.items()
         if entry.successions is None:
             return plan.build(values)
@@ -165,12 +163,12 @@ class Jitted(Transformed):
     def _catch_up(
         self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, packed: Any
     ) -> None:
-        """After a call on the short road that met new shapes: what a first call does before."""
+        """Do the work of a first call after a fast call that met new shapes."""
         try:
-            # Part of another program: the call of that one looks, and waits.
+            # Part of another program, whose own call looks for checks and waits.
             if _runs_later(arrays):
                 return
-            # The trace is in JAX's cache by now: to look costs no second one.
+            # The trace is in JAX's cache by now, so looking does not trace again.
             entry.look(entry.arguments(arrays))
             if entry.checks:
                 jax.block_until_ready(packed)
@@ -183,7 +181,7 @@ class Jitted(Transformed):
     def _fail(
         self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, error: BaseException
     ) -> None:
-        # Of an interrupt, too: nothing may leave this thread marked as making a program.
+        # On an interrupt, too: this thread must not stay marked as making a program.
         entry.end()
         if isinstance(error, (RuntimeError, ValueError)):
             self._explain(arrays, args, kwargs, error)
@@ -191,18 +189,18 @@ class Jitted(Transformed):
             explain_dtypes(self._named(args, kwargs), error)
 
     def _call_specially(self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any) -> Any:
-        """A first call, a quiet one, or one with a check inside: it waits for its results."""
+        """Make a first call, a quiet one, or one with a check inside; wait for its results."""
         arguments = entry.arguments(arrays)
         try:
             with entry.making():
-                # Part of another program, or no program at all: no call here can wait for it.
+                # Part of another program, or not compiled: no call here can wait for it.
                 if _runs_later(arrays) or cast("Any", jax.config).jax_disable_jit:
                     packed = entry.jitted(*arguments)
                     return self._unpacked(entry, args, kwargs, packed)
                 if entry.unseen:
                     entry.look(arguments)
                 else:
-                    # Another thread's trace has marked it, and that thread has looked by itself.
+                    # Another thread's trace marked it, and that thread has looked.
                     entry.is_special = entry.has_check
                 call = ft.partial(entry.jitted, *arguments)
                 if entry.checks:
@@ -217,10 +215,10 @@ class Jitted(Transformed):
     def placed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments by position, however they were spelled; static ones held as such.
+        """The arguments by position where they can be, with static ones wrapped as constants.
 
         Raises:
-            ArgumentError: there is a JAX array in an argument that was said to be static.
+            ArgumentError: if an argument in `static` contains a JAX array.
         """
         if kwargs:
             args, kwargs = place_keywords(self.places, args, kwargs)
@@ -230,7 +228,7 @@ class Jitted(Transformed):
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], tuple[Any, ...]]:
-        """A call's arrays and its key."""
+        """The arrays and the key of a call."""
         return self._split((self.fn,) if self.is_tree else (), args, kwargs)
 
     def _split(
@@ -242,20 +240,20 @@ class Jitted(Transformed):
         return arrays, key
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
-        """The compiled function for a call, made if need be, and the call's arrays.
+        """The compiled function for a call, which is made if necessary, and the call's arrays.
 
         Raises:
-            ArgumentError: a static value cannot be hashed; its path is named.
+            ArgumentError: if a static value cannot be hashed; the error names its path.
         """
         fn = supplied(self.fn)
-        # With the values that are supplied, if there are any, it is a tree.
+        # With supplied values, a function is a tree.
         head = (fn,) if self.is_tree or fn is not self.fn else ()
         try:
             arrays, key = self._split(head, args, kwargs)
             entry = self.entries.get(key)
             if entry is None:
                 entry = self.store.add(key, self.names, fn, head, args, kwargs)
-        # Some of ours are TypeErrors, too; they say what is wrong already.
+        # Some of our errors are TypeErrors, too, and need no explanation.
         except PytreemodError:
             raise
         except TypeError as error:
@@ -263,23 +261,23 @@ class Jitted(Transformed):
         return entry, arrays
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """Trace and lower for these arguments, without running; see `jax.jit`'s `lower`.
+        """Trace and lower the function for these arguments, without running it.
 
-        Arguments may be arrays or `jax.ShapeDtypeStruct`s.
+        See `lower` of `jax.jit`. Arguments may be arrays or `jax.ShapeDtypeStruct`s.
         """
         return self._lower((), args, kwargs)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced:
-        """Trace for these arguments; see `jax.jit`'s `trace`."""
+        """Trace the function for these arguments; see `trace` of `jax.jit`."""
         traced, entry = self._stage("trace", args, kwargs)
         return Traced(traced, ft.partial(self._lowered, (), args, kwargs, entry))
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The result's tree with `jax.ShapeDtypeStruct`s for arrays."""
+        """The tree of the result, with a `jax.ShapeDtypeStruct` for each array."""
         return unpack_structs(self._stage("eval_shape", args, kwargs)[0])
 
     def stage_bound(self, what: str, instance: Any) -> Callable[..., Any]:
-        """`lower`, `trace` or `eval_shape` of the method that is bound to an instance."""
+        """`lower`, `trace` or `eval_shape` of the method bound to an instance."""
         if what != "lower":
             return ft.partial(getattr(self, what), instance)
 
@@ -305,7 +303,7 @@ class Jitted(Transformed):
         own = [("function", self.fn)] if self.is_tree else []
         own += [("self", instance) for instance in bound]
         static = named_arguments(self.names, *self.placed((*bound, *args), kwargs))
-        # What is stored must not keep the arrays alive.
+        # The stored call must not keep arrays alive.
         own, instance, given = as_structs((own, bound, (args, kwargs)))
         placed = place_keywords(self.places, (*instance, *given[0]), given[1])
         pairs = list(zip(named_arguments(self.names, *placed), static, strict=True))[len(bound) :]
@@ -314,24 +312,24 @@ class Jitted(Transformed):
         return Lowered("filter_jit", function_name(self.fn), split, lowered, entry, call)
 
     def _stage(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Entry]:
-        # Structs are no arrays, so NumPy arrays without memory replace them in the split.
+        # Structs are not arrays, so NumPy arrays without memory replace them for the split.
         structs: dict[int, Any] = {}
 
         def stand_in(leaf: Any) -> Any:
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 return leaf
-            # A size that has a name, as for `jax.export`, is none to NumPy.
+            # NumPy has no named sizes, which `jax.export` allows.
             shape = [size if isinstance(size, int) else 1 for size in leaf.shape]
             made = np.broadcast_to(np.empty((), object), shape)
-            # With the stand-in itself: if it died, its id might be another's.
+            # Store the array, too: if it were deleted, another object could get its id.
             structs[id(made)] = (leaf, made)
             return made
 
         args, kwargs = jtu.tree_map(stand_in, self.placed(args, kwargs))
         entry, arrays = self.find(args, kwargs)
         arrays = [structs[id(x)][0] if id(x) in structs else x for x in arrays]
-        # JAX keeps what is traced here, so that a first call would not run the function, and not
-        # see that it has to look for checks.
+        # JAX caches this trace, so a first call would not run the function and would not look for
+        # checks.
         entry.is_special = True
         arguments = entry.arguments(arrays)
         try:
@@ -349,7 +347,7 @@ class Jitted(Transformed):
         return [*own, *named_arguments(self.names, args, kwargs)]
 
     def _explain(self, arrays: list[Any], args: Any, kwargs: Any, error: Exception) -> None:
-        """Raise a better error than JAX's own, where there is one."""
+        """Raise a better error than JAX's, if there is one."""
         raise_recorded(error)
         named = self._named(args, kwargs)
         explain_deleted(function_name(self.fn), named, error)
@@ -374,7 +372,7 @@ class JittedLater(Jitted):
         self.pending: Any = self.store.pending_of(fn)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Raise what has failed in an earlier call, or else call the function, compiled."""
+        """Raise a failure of an earlier call, or else call the compiled function."""
         self.pending.begin()
         return Jitted.__call__(self, *args, **kwargs)
 
@@ -420,68 +418,71 @@ def filter_jit(
 ) -> Any:
     """`jax.jit` for functions of any trees: arrays are traced, everything else is static.
 
-    The function may take and return Modules, containers, numbers, strings, functions: whatever.
-    It is traced again when something static changes (by `==`, type included) or when an array
-    changes shape or dtype. A call returns as soon as `jax.jit`'s would: it waits for the
-    device only if the function contains a check ([`error_if`][pytreemod.error_if]), and not even
-    then with `checks="later"`. `fun` may itself be a pytree (a Module, a bound method): its arrays
-    are traced, too.
+    The function may take and return Modules, containers, numbers, strings and functions. It is
+    traced again when a static value changes (by `==` and type) or when an array changes shape or
+    dtype. `fun` may be a pytree itself (a Module, a bound method); its arrays are traced, too.
+
+    A call returns as soon as one of `jax.jit` would. It waits for the device only if the function
+    contains a check ([`error_if`][pytreemod.error_if]) and `checks` is `"wait"`.
+
+    With `checks="later"` no call waits. A call raises the failures of earlier calls that have
+    finished, instead of running. `pm.debug.raise_errors()` waits for all calls, and raises.
+    Failures that remain are printed at exit. A failed call still returns its results. If they
+    replaced a donated argument, the value before the failure is lost.
+
+    All checks are in effect then, whether or not the function uses the result of `error_if`. They
+    pass through every filtered transform. Plain JAX transforms and your own rules for derivatives
+    refuse them. If another traced function calls the function, its checks belong to that function,
+    and `checks` has no effect. A check with `on_error="breakpoint"` calls the host, so its call
+    waits. A program from `lower(...).compile()` reports failures, too; an exported program cannot.
 
     **Law.** `filter_jit(f)(*args)` equals `f(*args)`, for every `f` without side effects.
 
     Args:
-        fun: the function; left out, a decorator is returned.
-        donate: whose arrays' memory may be used for the results. Names of arguments
+        fun: the function; without it, `filter_jit` returns a decorator.
+        donate: the arguments whose memory the results may reuse. One of: names of arguments
             (`"model"`, `("model", "opt_state")`); a selector over the arguments by name
-            (`select.path("model.layers")`), which is asked in each call if it looks at the arrays
-            (a predicate does); or `"none"`, `"all"`, `"all-except-first"`, and
-            `"warn"`, `"warn-except-first"`, which are the same with JAX's warning if a donated
-            array was of no use. These, and nothing else, give away the arrays of `fun` itself.
-        static: names of arguments whose arrays are part of the program, not data: NumPy's arrays
-            and numbers in them are compared by value, and arrive as they were passed, so that they
-            can be shapes and indices. An array of JAX in them is an error. (Everything but arrays
-            is static in any argument.)
-        in_shardings: where the arguments are to lie: one spec for all of them; a tuple with one for
-            each positional argument; or a dict by argument name. A spec is a sharding, a
-            `PartitionSpec` for the mesh in context (`jax.set_mesh`), a device, None for "as it
-            is", a function from an array to one of these, [`by`][pytreemod.by], a Module that
-            holds these instead of its data, or a prefix tree of these. What a dict leaves
-            out, and the arrays of `fun` itself, lie as they lie.
-        out_shardings: where the result is to lie: one such spec.
-        max_traces: how often the function may be traced; one trace more raises, and the text says
-            what differed (see [`explain_retraces`][pytreemod.debug.explain_retraces]).
-        checks: when a check that failed is raised. `"wait"`: by the call, which waits for its
-            results. `"later"`: no call waits. A call raises what has failed in the calls before it
-            that have finished, instead of running; `pm.debug.raise_errors()` waits for all, and
-            raises; what is left is printed at exit. What a donated argument was overwritten with is
-            what went on from the failure, and the value before is gone. All checks are in effect,
-            whether what `error_if` returned is used or not. They come out of every filtered
-            transform, but not out of one of plain JAX, where they are refused; nor out of a rule
-            of one's own for derivatives. Called in another function that is traced, the function
-            has no say: its checks are that function's. (`on_error="breakpoint"` calls the host, and
-            so a call with such a check waits. A program that was compiled by `lower(...).compile()`
-            reports, too; one that was exported cannot.)
-        **jitkwargs: for `jax.jit` (`inline`, `keep_unused`, `compiler_options`, ...).
+            (`select.path("model.layers")`); or `"none"`, `"all"`, `"all-except-first"`. `"warn"`
+            and `"warn-except-first"` are the same, with JAX's warning about donated arrays that
+            were not usable. Only these strings donate the arrays of `fun` itself. A selector that
+            looks at arrays, such as a predicate, is evaluated in each call.
+        static: names of arguments whose arrays are part of the program. NumPy arrays and numbers in
+            them are compared by value. The function gets them unchanged, so they can be shapes and
+            indices. A JAX array in them is an error. (In any argument, values other than arrays are
+            static.)
+        in_shardings: the shardings of the arguments: one spec for all of them; a tuple with one for
+            each positional argument; or a dict by argument name. A placement is a sharding, a
+            `PartitionSpec` for the mesh in context (`jax.set_mesh`), a device, or None for
+            "unchanged". A spec is a placement, a function from an array to one,
+            [`by`][pytreemod.by], a Module with placements instead of its data, or a prefix tree of
+            these. Arguments that a dict leaves out, and the arrays of `fun` itself, keep their
+            shardings.
+        out_shardings: the sharding of the result: one such spec.
+        max_traces: how often the function may be traced. One trace more raises an error that
+            reports what differed (see [`explain_retraces`][pytreemod.debug.explain_retraces]).
+        checks: when a failed check raises. `"wait"`: in the call, which waits for its results.
+            `"later"`: no call waits; see above.
+        **jitkwargs: options of `jax.jit` (`inline`, `keep_unused`, `compiler_options`, ...).
 
     Returns:
         A function of the same signature, with `lower(...).compile()`, `trace` and `eval_shape`.
-        `jax.export.export` takes it: what it makes is called with the same trees, which must hold
-        arrays alone. (JAX can serialize it if these are dicts, lists and tuples, and no Modules:
-        then export a function of their leaves.)
+        `jax.export.export` accepts it. You call the exported program with the same trees, which
+        must contain only arrays. (JAX can serialize it if these are dicts, lists and tuples. With
+        Modules, export a function of their leaves.)
 
     Raises:
-        ArgumentError: `fun` is not callable, an option does not exist, a name in `donate` or
-            `static` is no argument; when called: a static value is not hashable, there is a JAX
-            array in an argument named in `static`, an argument lies elsewhere than `in_shardings`
-            says.
-        SpecError: when called: `in_shardings` or `out_shardings` is no prefix of the tree.
-        ShapeError: when called: a sharding does not fit its array.
-        RetraceError: when called: a trace more than `max_traces` is needed.
-        DonatedError: when called: an argument's memory was donated to an earlier call.
-        CheckError: when called: a check failed; with `checks="later"`, in an earlier call, which a
-            note counts from 1.
-        CaptureError: when traced, with `checks="later"`: a check is inside a transform that does
-            not hand it out.
+        ArgumentError: if `fun` is not callable, an option does not exist, or a name in `donate` or
+            `static` is not an argument. When called: if a static value is not hashable, an argument
+            in `static` contains a JAX array, or an argument has another sharding than
+            `in_shardings` says.
+        SpecError: when called: if `in_shardings` or `out_shardings` is not a prefix of the tree.
+        ShapeError: when called: if a sharding does not fit its array.
+        RetraceError: when called: if it needs one trace more than `max_traces`.
+        DonatedError: when called: if the memory of an argument was donated to an earlier call.
+        CheckError: when called: if a check failed. With `checks="later"`, a check of an earlier
+            call; a note says which call, counted from 1.
+        CaptureError: when traced with `checks="later"`: if a check is inside a transform that does
+            not return it.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -509,7 +510,7 @@ def filter_jit(
             checks=checks,
             **jitkwargs,
         )
-    # After the options, so that a decorator's mistake is reported where it is written.
+    # After the options, so that a mistake in a decorator is reported at its line.
     check_callable("filter_jit", fun)
     if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
         raise ArgumentError("filter_jit(max_traces)", "a count", describe(max_traces))
@@ -541,7 +542,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def clear_caches() -> None:
-    """Forget everything that transforms have cached, and clear JAX's own caches.
+    """Forget everything that transforms have cached, and clear JAX's caches.
 
     Examples:
         >>> clear_caches()

@@ -1,7 +1,7 @@
-"""How the checks of a program come out of it, and into the queue of its function.
+"""Return the checks of a program, and add them to the queue of its function.
 
-Their summary is one more array of the packed result. The caller that unpacks the result (a call, or
-a compiled program) takes it off again: that is part of the result's plan.
+The summary of the checks is one more array of the packed result. The caller that unpacks the
+result (a call, or a compiled program) removes it again: the plan of the result does this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytreemod.typing import Tracer, jtu
 
 
 def prefix_with_checks(prefix: Any) -> Grouped:
-    """`out_shardings` of a result, for what `with_checks` makes of it; the summary lies anywhere.
+    """`out_shardings` for the result of `with_checks`; the summary may be on any device.
 
     Args:
         prefix: a sharding, or one for each group.
@@ -31,10 +31,10 @@ def with_checks(packed: Any, found: Collected, pending: Pending, *, is_laid_out:
     """A packed result with the summary of its checks.
 
     Args:
-        packed: what `pack` or `group` gave.
-        found: what the checks have recorded.
+        packed: the result of `pack` or `group`.
+        found: the recorded checks.
         pending: the queue of the function.
-        is_laid_out: whether JAX expects the groups that `prefix_with_checks` speaks of.
+        is_laid_out: whether JAX expects the groups of `prefix_with_checks`.
     """
     ((plan, arrays),) = packed.items()
     if found.values:
@@ -52,14 +52,14 @@ def with_checks(packed: Any, found: Collected, pending: Pending, *, is_laid_out:
 
 
 class _Taking:
-    """Takes the summary off the arrays of a result."""
+    """Removes the summary from the arrays of a result."""
 
     def __init__(self, pending: Pending, checks: Checks, *, is_one: bool):
         self.pending = pending
         self.checks = checks
-        # The class of JAX's arrays, as soon as one was there.
+        # The class of JAX's arrays, set when one is met.
         self.kind: Any = None
-        # Whether the result is one group, and no list of groups.
+        # Whether the result is one group, not a list of groups.
         self.is_one = is_one
 
     def __eq__(self, other: object) -> bool:
@@ -72,21 +72,21 @@ class _Taking:
         return hash(self.checks)
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
-        # JAX has made the list for us alone.
+        # JAX made the list for this call alone.
         summary = arrays.pop()
         if type(summary) is self.kind:
             self.pending.add(summary, self.checks)
         elif isinstance(summary, Tracer):
             arrays = self.hand_on(arrays, summary)
-        # Of what is not run there is nothing but the type.
+        # Without a run, the summary is a type, not an array.
         elif isinstance(summary, jax.Array):
-            # Once: `isinstance` takes longer.
+            # Once, because `isinstance` takes longer.
             self.kind = type(summary)
             self.pending.add(summary, self.checks)
         return arrays[0] if self.is_one else arrays
 
     def hand_on(self, arrays: list[Any], summary: Any) -> list[Any]:
-        """Inside of another program: its caller is to learn of failures, in its own way."""
+        """Hand the checks to the program around, which reports failures in its own way."""
         leaves, treedef = jtu.tree_flatten(arrays)
         for each, part in self.checks.parts(summary):
             leaves = check_again(leaves, each.source, each.shape, part)

@@ -1,8 +1,9 @@
-"""`filter_shard`, and what all transforms with shardings or specs have in common.
+"""`filter_shard`, and the parts that all transforms with shardings or specs share.
 
-A *placement* says how an array lies on devices: a `jax.sharding.Sharding`, a `PartitionSpec`
-(which needs a mesh in context), a device, or None for "as it is". Specs are made of these, of
-functions from an array to one of these, and of rules by path ([`by`][pytreemod.by]).
+A *placement* says how an array is placed on devices. It is a `jax.sharding.Sharding`, a
+`PartitionSpec` (which needs a mesh in context), a device, or None for "unchanged". Specs are made
+of these, of functions from an array to one of these, and of rules by path
+([`by`][pytreemod.by]).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ SPECS = "PartitionSpecs, NamedShardings or None"
 
 
 def is_placement(value: Any) -> bool:
-    """Whether a value says how an array lies on devices."""
-    # The last: a jax.experimental.layout.Format, which is a sharding with a layout.
+    """Whether a value is a placement."""
+    # The last case is a jax.experimental.layout.Format, which is a sharding with a layout.
     return (
         value is None
         or isinstance(value, (Sharding, PartitionSpec, jax.Device))
@@ -54,17 +55,17 @@ def is_function(value: Any) -> bool:
 
 
 def stops(spec: Any) -> bool:
-    """Whether a node of a spec is a leaf of it."""
+    """Whether a node is a leaf of a spec."""
     return is_placement(spec) or isinstance(spec, By) or is_function(spec)
 
 
 def placement_terms(where: str) -> Terms:
-    """What shardings and specs are made of, for a tree of them that is for one tree."""
+    """The values of which shardings and specs are made, for a spec of one tree."""
     return Terms(where, stops)
 
 
 class SpecOption:
-    """A spec of shardings as an option: compared by value if it can be, or else by identity."""
+    """A spec of shardings as an option: compared by value if possible, or else by identity."""
 
     __slots__ = ("identity", "spec")
 
@@ -73,7 +74,7 @@ class SpecOption:
         try:
             leaves, treedef = jtu.tree_flatten(spec, is_leaf=stops)
         except ValueError as error:
-            # JAX puts the keys of a dict in order.
+            # JAX sorts the keys of a dict.
             raise SpecError(
                 "in_shardings, out_shardings",
                 "dicts with keys of one type, such as the names of arguments",
@@ -84,7 +85,7 @@ class SpecOption:
         try:
             hash(self.identity)
         except TypeError:
-            # Equal to itself alone: a spec that is compared wrongly would find another's program.
+            # Equal to itself alone: a wrong comparison would find the program of another spec.
             self.identity = object()
 
     def __eq__(self, other: object) -> bool:
@@ -98,10 +99,10 @@ class SpecOption:
 
 
 def as_sharding(value: Any) -> Any:
-    """A placement as JAX takes it.
+    """A placement in the form that JAX takes.
 
     Raises:
-        TypeError: it is none.
+        TypeError: if the value is not a placement.
     """
     if not is_placement(value):
         raise TypeError
@@ -112,7 +113,7 @@ def as_spec(value: Any) -> PartitionSpec:
     """A placement as a PartitionSpec.
 
     Raises:
-        TypeError: it has none.
+        TypeError: if the placement has none.
     """
     if value is None:
         return PartitionSpec()
@@ -126,16 +127,16 @@ def as_spec(value: Any) -> PartitionSpec:
 def convert_values(
     assigned: Sequence[Assigned], convert: Callable[[Any], Any], where: str, expected: str
 ) -> list[Assigned]:
-    """Ask the functions in a spec, and have every value in the form that JAX takes.
+    """Call the functions in a spec, and convert each value to the form that JAX takes.
 
     Args:
-        assigned: arrays and what the spec says of them.
-        convert: gives a value its form; raises TypeError for anything else.
-        where: what to call the spec in errors.
-        expected: what values there are, for errors.
+        assigned: arrays with their values in the spec.
+        convert: converts a value; raises TypeError for anything else.
+        where: the name of the spec in errors.
+        expected: the valid values, for errors.
 
     Raises:
-        SpecError: a value is no placement.
+        SpecError: if a value is not a placement.
     """
     converted: list[Assigned] = []
     for place, array, value in assigned:
@@ -151,17 +152,17 @@ def convert_values(
 def check_placements(
     assigned: Sequence[Assigned], where: str, mesh: Any = None, *, are_parts: bool = False
 ) -> None:
-    """Refuse specs that do not fit the arrays that they are for.
+    """Refuse specs that do not fit their arrays.
 
     Args:
         assigned: arrays and their placements.
-        where: what to call the spec in errors.
-        mesh: the mesh of PartitionSpecs; left out, the one in context, if any.
+        where: the name of the spec in errors.
+        mesh: the mesh of PartitionSpecs; by default the one in context, if any.
         are_parts: whether the arrays are split already, and need not be divided evenly.
 
     Raises:
-        ShapeError: an array has too few axes, or one that the mesh does not divide evenly.
-        SpecError: a spec names an axis that the mesh does not have.
+        ShapeError: if an array has too few axes, or one that the mesh does not divide evenly.
+        SpecError: if a spec names an axis that the mesh does not have.
     """
     specs = [(each, _spec_of(each.value)) for each in assigned]
     longer = [
@@ -169,7 +170,7 @@ def check_placements(
         for (place, array, _), spec in specs
         if spec is not None and len(spec) > array.ndim
     ]
-    # First, for what follows pairs the entries of a spec with axes.
+    # First, because the code below pairs the entries of a spec with axes.
     if longer:
         raise ShapeError(
             where,
@@ -204,7 +205,7 @@ def explain_placements(
     *,
     are_parts: bool = False,
 ) -> None:
-    """Raise a better error than JAX's, if it came from specs that do not fit their arrays."""
+    """Raise a better error than JAX's, if the specs do not fit their arrays."""
     try:
         check_placements(assigned, where, mesh, are_parts=are_parts)
     except ValueError as better:
@@ -221,7 +222,7 @@ def check_axis_names(
     """Refuse a spec that names an axis that the mesh does not have.
 
     Raises:
-        SpecError: there is one.
+        SpecError: if it does.
     """
     unknown = [name for name in axes_in(spec) if name not in sizes]
     if unknown:
@@ -262,7 +263,7 @@ def context_mesh() -> Any:
 
 
 def manual_axes() -> list[Any]:
-    """The mesh axes over which a `shard_map` around is mapped; none outside of one."""
+    """The mesh axes that the surrounding `shard_map` maps over; none outside of one."""
     mesh = context_mesh()
     if mesh is None:
         return []
@@ -283,12 +284,12 @@ def axes_in(spec: PartitionSpec) -> list[Any]:
 
 
 def spec_text(spec: PartitionSpec) -> str:
-    """A PartitionSpec as it is written, in every version of JAX."""
+    """A PartitionSpec as source code, in every version of JAX."""
     return f"P({', '.join(map(repr, spec))})"
 
 
 def constrain(array: Any, value: Any) -> Any:
-    """Have a traced array laid out as a placement says."""
+    """Constrain a traced array to a placement."""
     if value is None:
         return array
     spec = _spec_of(value)
@@ -296,7 +297,7 @@ def constrain(array: Any, value: Any) -> Any:
     if spec is None or mesh is None:
         return jax.lax.with_sharding_constraint(array, value)
     types = {*mesh.axis_types}
-    # For the axes of each type there is a function; it takes a spec that names no others.
+    # JAX has one function for axes of each type; its spec names only axes of that type.
     if AxisType.Explicit in types:
         own = value if len(types) == 1 else _of_type(AxisType.Explicit, spec, mesh)
         array = untyped_jax.sharding.reshard(array, own)
@@ -307,7 +308,7 @@ def constrain(array: Any, value: Any) -> Any:
 
 
 def _of_type(kind: AxisType, spec: PartitionSpec, mesh: Any) -> NamedSharding:
-    """What a spec says of the mesh axes of one type."""
+    """The part of a spec for the mesh axes of one type."""
     own = {n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == kind}
     return NamedSharding(mesh, PartitionSpec(*(_only(own, entry) for entry in spec)))
 
@@ -319,9 +320,9 @@ def _only(names: Collection[Any], entry: Any) -> Any:
 
 
 def _for_parts(value: Any) -> Any:
-    """A placement for what one device has of an array, inside `filter_shard_map`.
+    """A placement for one device's part of an array, inside `filter_shard_map`.
 
-    The manual axes of the mesh fall away: along them the array is split already.
+    It has no manual axes of the mesh, because the array is already split along them.
     """
     mesh, spec, manual = context_mesh(), _spec_of(value), manual_axes()
     if spec is None or not manual:
@@ -341,15 +342,15 @@ def _without(entry: Any, names: Collection[Any]) -> Any:
 
 
 def mesh_of_type(*arrays: Any) -> Any:
-    """The mesh with explicit axes that one of some arrays lies on; None if none does.
+    """The mesh with explicit axes that one of the arrays is on; None if there is none.
 
-    Without devices, as the types of arrays have it, if one of them is traced.
+    If one of them is traced, the mesh is abstract, as in the types of arrays.
     """
     found: Any = None
     for array in arrays:
         if not isinstance(array, jax.Array):
             continue
-        # To ask for a type takes microseconds, and nearly all arrays are on one device.
+        # Asking for a type takes microseconds, and nearly all arrays are on one device.
         if not isinstance(array, Tracer) and isinstance(array.sharding, SingleDeviceSharding):
             continue
         mesh: Any = untyped_jax.typeof(array).sharding.mesh
@@ -362,9 +363,9 @@ def mesh_of_type(*arrays: Any) -> Any:
 
 
 def laid_as(tree: _T, like: _T) -> _T:
-    """A tree whose arrays are split over explicit axes as those of another one of its structure.
+    """A tree whose arrays are split over explicit axes like those of another tree.
 
-    What lies on no mesh is taken as whole.
+    Arrays that are on no mesh count as replicated.
     """
 
     def lay(x: Any, other: Any) -> Any:
@@ -377,7 +378,7 @@ def laid_as(tree: _T, like: _T) -> _T:
 
 
 def on_mesh_of(tree: _T, like: PyTree) -> _T:
-    """A tree whose arrays lie on the mesh of another one's: whole, if they lie on none."""
+    """A tree whose arrays are on the mesh of another tree; replicated if they were on none."""
     mesh = mesh_of_type(*jtu.tree_leaves(like))
 
     def lay(x: Any) -> Any:
@@ -391,17 +392,17 @@ def on_mesh_of(tree: _T, like: PyTree) -> _T:
 def _lay(array: Any, value: Any) -> Any:
     if value is None:
         return array
-    # Onto a part of a mesh nothing can be moved.
+    # Arrays cannot be moved onto a part of a mesh.
     if isinstance(array, Tracer) or isinstance(getattr(value, "mesh", None), AbstractMesh):
         return constrain(array, value)
     moved = jax.device_put(array, value)
-    # A constant inside a traced function: there, to put it somewhere is no more than a hint.
+    # A constant in a traced function, where `device_put` is only a hint.
     return constrain(array, value) if isinstance(moved, Tracer) else moved
 
 
 def _explain_meshes(assigned: Sequence[Assigned], where: str, error: Exception) -> None:
-    """Raise a better error if the mesh is missing, or is another than the arrays lie on."""
-    # JAX has no class of error for it, and two texts.
+    """Raise a better error if there is no mesh, or if the arrays are on another one."""
+    # JAX has two messages for this, and no class of error.
     found = [each for each in assigned if isinstance(each.value, PartitionSpec)]
     if found and "mesh" in str(error) and context_mesh() is None:
         raise ArgumentError(
@@ -438,8 +439,8 @@ def _mesh_text(mesh: Any) -> str:
 def _explain_twice(
     assigned: Sequence[Assigned], where: str, error: Exception, *, have_names: bool
 ) -> None:
-    """Raise a better error if a map around is split along a mesh axis that a spec names."""
-    # JAX's class has no public name. In a spec itself no axis is twice.
+    """Raise a better error if a surrounding map is split along a mesh axis that a spec names."""
+    # JAX's class has no public name. Within a spec no axis appears twice.
     if type(error).__name__ != "DuplicateSpecError":
         return
     found = [
@@ -463,34 +464,35 @@ def _explain_twice(
 
 
 def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
-    """Lay the arrays of a tree out on devices; leave everything else as it is.
+    """Move the arrays of a tree to devices; leave everything else unchanged.
 
-    Outside compiled code the arrays are moved; inside, the compiler is given where they have to be.
-    Inside [`filter_shard_map`][pytreemod.filter_shard_map] a spec speaks of the part of an array
-    that a device has: the mesh axes over which the function is mapped fall away in it.
+    Outside compiled code it moves the arrays; inside, it constrains the compiler. Inside
+    [`filter_shard_map`][pytreemod.filter_shard_map] a spec applies to one device's part of an
+    array. There, the mesh axes that the function is mapped over are ignored in the spec.
 
-    Names of axes, `"batch seq embed"`, are laid out by the rules of the innermost
-    [`use_rules`][pytreemod.use_rules]; without one, they do nothing. All arrays they are for have
-    as many axes as there are names; an axis without a name is `_`, and is not split.
+    Names of axes, such as `"batch seq embed"`, follow the rules of the innermost
+    [`use_rules`][pytreemod.use_rules]; without one, they do nothing. Each of their arrays must have
+    as many axes as there are names. An axis without a name is `_`, and is not split.
 
-    **Law.** `filter_shard(x, s)` equals `x`: only where its numbers are changes.
+    **Law.** `filter_shard(x, s)` equals `x`: only the devices of its numbers change.
 
     Args:
         x: any tree.
-        device_or_shardings: where to put them: a device, a sharding, a `PartitionSpec` for the mesh
-            in context (`jax.set_mesh`), names of axes, None for "as it is", a function from an
-            array to one of these, [`by`][pytreemod.by], a Module that holds these instead of its
-            data, or a prefix tree of these.
+        device_or_shardings: a spec. A placement is a device, a sharding, a `PartitionSpec` for the
+            mesh in context (`jax.set_mesh`), names of axes, or None for "unchanged". A spec is a
+            placement, a function from an array to one, [`by`][pytreemod.by], a Module with
+            placements instead of its data, or a prefix tree of these.
 
     Returns:
-        The tree with its arrays laid out.
+        The tree with its arrays on these devices.
 
     Raises:
-        ArgumentError: there is no mesh in context for a `PartitionSpec`.
-        ShapeError: a spec has more entries than its array has axes, or (outside compiled code)
-            does not divide it evenly, or there are not as many names as axes; the path is named.
-        SpecError: the spec is no prefix of the tree, or holds something else than placements; a
-            name has no rule, or two names have one axis of the mesh.
+        ArgumentError: if there is no mesh in context for a `PartitionSpec`.
+        ShapeError: if a spec has more entries than its array has axes, if (outside compiled code)
+            it does not divide the array evenly, or if names and axes differ in number. The error
+            names the path.
+        SpecError: if the spec is not a prefix of the tree, or contains a value that is not a
+            placement. Also if a name has no rule, or two names have one axis of the mesh.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -517,12 +519,12 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
         each._replace(value=_for_parts(each.value))
         for each in convert_values(assigned, as_sharding, where, PLACEMENTS)
     ]
-    # In compiled code JAX pads what it cannot divide, on a mesh of some types.
+    # In compiled code, JAX pads axes that it cannot divide, on meshes of some types.
     check_placements(list(compress(converted, by_name)), where)
     leaves, treedef = jtu.tree_flatten(x)
     try:
         laid = iter([_lay(array, value) for _, array, value in converted])
-    # Of a spec that is too long, and of an axis twice, JAX says so in classes that have no name.
+    # JAX's errors about specs that are too long or repeat an axis have no public class.
     except Exception as error:
         explain_placements(converted, where, error)
         _explain_meshes(converted, where, error)

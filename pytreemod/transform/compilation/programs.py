@@ -1,11 +1,11 @@
-"""When two jaxprs are one program: when a structure that holds the one serves for the other.
+"""Decide whether two jaxprs are one program, so that their structures are equal.
 
-Tracing a function twice gives two jaxprs, and JAX compares jaxprs by identity. But a function that
-was converted in both branches of a `cond`, or in each step of a loop, is one function, and has to
-have one structure. So jaxprs are compared here equation by equation: the same operations, with the
-same parameters, on the variables that correspond. What cannot be looked into (the rule of a
-`custom_jvp` that was not yet applied) is one only with itself: it may have captured what makes it
-another, a bound for the gradient, say.
+Tracing a function twice gives two jaxprs, and JAX compares jaxprs by identity. A function that
+is converted in both branches of a `cond`, or in each step of a loop, must have one structure. So
+jaxprs are compared equation by equation: the same operations, with the same parameters, on
+corresponding variables. Some values cannot be compared, such as the rule of a `custom_jvp` that
+was not applied yet. These equal only themselves, because they may have captured something that
+differs, such as a bound for the gradient.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Program:
 
 
 class Signature:
-    """The structure of some arguments, or of a result, with shapes; equal to others of its kind."""
+    """The structure of arguments or of a result, with shapes; compared by value."""
 
     __slots__ = ("structs", "structure")
 
@@ -52,7 +52,7 @@ class Signature:
 
     @property
     def tree(self) -> PyTree:
-        """The tree, with the types of its arrays in their places."""
+        """The tree, with the type of each array instead of the array."""
         return self.structure.assemble(self.structs)
 
     def __hash__(self) -> int:
@@ -93,7 +93,7 @@ def _is_one_equation(a: Any, b: Any, partner: dict[Any, Any]) -> bool:
 
 
 def _binder(partner: dict[Any, Any]) -> Any:
-    """What makes two new variables correspond, and says whether they are of one type."""
+    """A function that pairs two new variables and returns whether their types are equal."""
 
     def bind(a: Any, b: Any) -> bool:
         partner[a] = b
@@ -116,7 +116,7 @@ def _is_one_operand(a: Any, b: Any, partner: dict[Any, Any]) -> bool:
 
 
 def _bits(value: Any) -> bytes:
-    # Not by `==`, for which -0.0 is 0.0, and NaN is nothing.
+    # Not by `==`: -0.0 equals 0.0, and NaN does not equal itself.
     return np.asarray(value).tobytes()
 
 
@@ -131,7 +131,7 @@ def _is_one_parameter(a: Any, b: Any) -> bool:
     if kind is tuple or kind is list:
         return len(a) == len(b) and all(map(_is_one_parameter, a, b))
     if hasattr(a, "eqns"):
-        # A jaxpr, or one with its constants, which may be traced and so are one by identity.
+        # A jaxpr, perhaps with constants. These may be traced, so they are compared by identity.
         constants = getattr(a, "consts", ()), getattr(b, "consts", ())
         return (
             len(constants[0]) == len(constants[1])

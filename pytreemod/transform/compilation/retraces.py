@@ -1,7 +1,7 @@
-"""Why a function was traced again: what differs between two traces, by path.
+"""Explain why a function was traced again: the differences between two traces, by path.
 
-A trace is remembered as the structure of its arguments and the types of their arrays; no array,
-and nothing of the model but its configuration, is stored.
+A stored trace has the structure of its arguments and the types of their arrays. It has no arrays,
+and of the model only its configuration.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pytreemod.tree.snapshots import Structure
 from pytreemod.typing import class_of, jtu
 
 REMEMBERED = 16
-"""How many traces of a function are remembered to compare new ones with."""
+"""How many traces of a function are stored, to compare new ones with."""
 
 SHOWN = 20
-"""How many differences a report lists: a structure that changed as a whole has hundreds."""
+"""How many differences a report lists; a structure that changed completely has hundreds."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Trace:
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
     function: Any = None
-    """What distinguishes a function that is a pytree from others of its name: structure, shapes."""
+    """Distinguishes functions that are pytrees and share a name: by structure and shapes."""
 
     @classmethod
     def of(cls, names: tuple[str, ...], structure: Structure, values: list[Any]) -> Trace:
@@ -49,7 +49,7 @@ class Trace:
         try:
             head, args, kwargs = structure.assemble([Slot(jax.typeof(v)) for v in values])
         except Exception:
-            # A node of another library's that takes nothing but arrays: then nothing is explained.
+            # A node of another library that accepts only arrays: nothing is explained then.
             return cls((), (), structure.treedef)
         positional = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
         own = ["function"] * len(head)
@@ -64,9 +64,9 @@ class TraceLog:
     """The traces of one function, or of all pytrees that are functions of one name.
 
     Attributes:
-        counts: how many there were; of each pytree.
-        last: the last of them.
-        observers: who wants to hear of new ones.
+        counts: the number of traces of each pytree.
+        last: the last traces.
+        observers: the functions that get a message about each new trace.
     """
 
     counts: Counter[Any] = field(default_factory=lambda: Counter[Any]())
@@ -75,7 +75,7 @@ class TraceLog:
 
     @property
     def count(self) -> int:
-        """How many traces there were."""
+        """The number of traces."""
         return self.counts.total()
 
     def clear(self) -> None:
@@ -84,7 +84,7 @@ class TraceLog:
         self.last.clear()
 
     def history(self, name: str) -> list[str]:
-        """The texts for the traces that are remembered, but for the first of them."""
+        """The messages for the stored traces, except the first."""
         traces = list(self.last)
         first = self.count - len(traces) + 1
         return [
@@ -93,30 +93,30 @@ class TraceLog:
         ]
 
     def add(self, trace: Trace, name: str, max_traces: int | None) -> None:
-        """Note a trace, show observers why it was needed, refuse one too many.
+        """Record a trace, report the reason to observers, and refuse a trace too many.
 
         Raises:
-            RetraceError: there were `max_traces` already.
+            RetraceError: if there were `max_traces` already.
         """
         too_many = max_traces is not None and self.counts[trace.function] >= max_traces
-        # To compare takes long for a large model: only if somebody is to hear of it.
+        # Comparing a large model takes long, so it is done only if someone gets the result.
         if self.last and (self.observers or too_many):
             changes = explain_change(list(self.last), trace)
             if too_many:
                 raise RetraceError(too_many_text(name, max_traces, changes))
             text = report(name, self.count + 1, changes)
-            # A copy, for an observer may take itself away.
+            # A copy, because an observer may remove itself.
             for observer in list(self.observers):
                 observer(text)
         elif too_many:
             raise RetraceError(too_many_text(name, max_traces, []))
-        # After the refusal: a trace that is refused is not made.
+        # After the check: a refused trace is not made.
         self.counts[trace.function] += 1
         self.last.append(trace)
 
 
 def report(name: str, number: int, changes: list[str]) -> str:
-    """The text for a trace after the first."""
+    """The message about a trace after the first."""
     lines = [f"{name} was traced again (trace {number}), because of", *changes[:SHOWN]]
     if len(changes) > SHOWN:
         lines.append(f"and {len(changes) - SHOWN} more")
@@ -124,7 +124,7 @@ def report(name: str, number: int, changes: list[str]) -> str:
 
 
 def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
-    """The text for a function that was traced too often."""
+    """The message about a function that was traced too often."""
     plural = "trace" if max_traces == 1 else "traces"
     return explain(
         name,
@@ -141,9 +141,9 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
 def changes_between(
     before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]
 ) -> list[str]:
-    """What differs between the arguments of two calls, by name, a line for each place.
+    """The differences between the arguments of two calls, by name, a line for each path.
 
-    Structures, static values, shapes and dtypes are compared, not what else a trace depends on.
+    It compares structures, static values, shapes and dtypes, and no other cause of a trace.
     """
 
     def trace(named: Sequence[tuple[str, Any]]) -> Trace:
@@ -161,8 +161,8 @@ def _typed(tree: Any) -> Any:
 
 
 def explain_change(earlier: list[Trace], new: Trace) -> list[str]:
-    """What differs between a trace and the most similar one before it, a line for each place."""
-    # The latest first: of two that are equally near, the reader remembers that one.
+    """The differences between a trace and the most similar earlier one, a line for each path."""
+    # The latest first, because of two that are equally similar the reader remembers that one.
     candidates = [list(_differences(old, new)) for old in reversed(earlier)]
     best = min(candidates, key=len)
     return best or ["nothing in the arguments: a setting of JAX, or JAX's own caches were cleared"]
@@ -194,7 +194,7 @@ def _line(found: Difference, root: str) -> str:
 
 
 def _lies_otherwise(old: Any, new: Any) -> bool:
-    """Whether nothing but where they lie makes the types of two arrays different."""
+    """Whether the types of two arrays differ only by their shardings."""
     if not isinstance(old, Slot) or not isinstance(new, Slot):
         return False
     ours, theirs = ((x.shape, x.dtype, x.weak_type, varying_axes(x)) for x in (old.aval, new.aval))
@@ -202,26 +202,26 @@ def _lies_otherwise(old: Any, new: Any) -> bool:
 
 
 def _lie(sharding: Any) -> str:
-    """How an array lies on its devices, as far as a trace depends on it."""
+    """The sharding of an array, as far as a trace depends on it."""
     mesh, spec = getattr(sharding, "mesh", None), getattr(sharding, "spec", None)
     if mesh is None or spec is None:
         return f"on {sharding}"
-    # By its axes: the text of a mesh lists every device, and a pod has thousands.
+    # By its axes: `str` of a mesh lists every device, and a pod has thousands.
     kinds = [str(getattr(kind, "name", kind)).lower() for kind in mesh.axis_types]
     axes = ", ".join(f"{n}={size} {k}" for (n, size), k in zip(mesh.shape.items(), kinds))
     return f"as {spec} on a mesh ({axes})" if axes else "on no mesh"
 
 
 def _why(old: Any, new: Any) -> str:
-    """What makes two values different that look alike."""
+    """The reason why two values differ that look alike."""
     shown = leaf_text(old)
     if type(old) is not type(new) or shown != leaf_text(new):
         return ""
     if isinstance(old, tuple):
-        # Such as a transformation of optax, which is a tuple of functions.
+        # For example a transformation of optax, which is a tuple of functions.
         inside: Any = zip(cast("tuple[Any, ...]", old), new, strict=False)
         return next((_why(*pair) for pair in inside if not are_one(*pair)), "")
-    # It looks alike and is not equal, so it was made twice from one source line.
+    # It looks alike and is not equal: one source line made it twice.
     if callable(old):
         return "the same function made anew: make it once, outside the loop"
     hint = getattr(class_of(old), "__made_anew__", None)
@@ -229,7 +229,7 @@ def _why(old: Any, new: Any) -> str:
         return hint
     if type(old).__eq__ is object.__eq__:
         hint = "make it once, outside the loop"
-        # What is private, or Python's own, is not the reader's to change.
+        # The reader cannot change a class that is private, or Python's.
         if not _is_private(class_of(old)):
             hint = f"give it __eq__ and __hash__, or {hint}"
         return f"{with_article(class_of(old).__qualname__)} is equal to itself alone: {hint}"

@@ -1,10 +1,10 @@
-"""Where the arguments and the results of a jitted function are to lie: `in_shardings` and the like.
+"""Shardings of the arguments and results of a jitted function: `in_shardings`, `out_shardings`.
 
-`jax.jit` wants a tree of shardings for the arguments, which a call's structure gives, and one for
-the result, whose structure is not known before the function is traced. The result is therefore
-handed out in groups, one for each sharding that the spec can name (see `packing`): the function is
-traced once, and nothing is added to its program. Only what a *function* in the spec gives can't be
-known beforehand, and becomes a sharding constraint at the end of the program.
+`jax.jit` needs a tree of shardings for the arguments. The structure of a call gives this tree. It
+also needs one for the result, whose structure is unknown before the trace. The result is therefore
+returned in groups, one for each sharding that the spec can name (see `packing`). So the function is
+traced once, and nothing is added to its program. Only the result of a *function* in the spec is
+unknown beforehand. It becomes a sharding constraint at the end of the program.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _TERMS = Terms(_IN, stops, None, "in_shardings", "sharding", "lies as it lies")
 
 
 class ArgumentPlacements(SpecOption):
-    """How the arguments of a jitted function lie."""
+    """The shardings of the arguments of a jitted function."""
 
     __slots__ = ()
 
     @property
     def is_structural(self) -> bool:
-        """Whether the rules in it say the same of all calls with one key (see `Selector`)."""
+        """Whether its rules give the same for all calls with one key (see `Selector`)."""
         rules = [x for x in jtu.tree_leaves(self.spec, is_leaf=stops) if isinstance(x, By)]
         return all(selector.is_structural() for rule in rules for selector in rule.selectors)
 
@@ -67,16 +67,16 @@ class ArgumentPlacements(SpecOption):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> list[Assigned]:
-        """What the spec says of each array of a call, in order.
+        """The value of the spec for each array of a call, in order.
 
         Raises:
-            SpecError, ArgumentError: the spec does not fit the arguments.
+            SpecError, ArgumentError: if the spec does not fit the arguments.
         """
         arguments = named_arguments(names, args, kwargs)
         return assign_arguments(self.spec, arguments, len(args), known, _TERMS)
 
     def explain(self, assigned: Sequence[Assigned], error: Exception) -> None:
-        """Raise a better error if `error` came from an argument that cannot lie as it is to."""
+        """Raise a better error if an argument cannot have its sharding."""
         converted = convert_values(assigned, as_sharding, _IN, PLACEMENTS)
         explain_placements(converted, _IN, error)
         elsewhere = [
@@ -95,7 +95,7 @@ class ArgumentPlacements(SpecOption):
 
 
 def _is_elsewhere(array: Any, value: Any) -> bool:
-    # What is not committed goes wherever the program wants it.
+    # An array that is not committed moves wherever the program needs it.
     if value is None or isinstance(array, Tracer) or not getattr(array, "committed", False):
         return False
     if isinstance(value, PartitionSpec):
@@ -112,16 +112,15 @@ def _lies(sharding: Any) -> str:
 
 
 def argument_shardings(assigned: Sequence[Assigned], arrays: Sequence[Any]) -> list[Any]:
-    """The shardings of a call's arrays; the functions in the spec are asked about these arrays."""
+    """The shardings of a call's arrays; functions in the spec are called with these arrays."""
     asked = [Assigned(a.place, array, a.value) for a, array in zip(assigned, arrays, strict=True)]
     return [value for _, _, value in convert_values(asked, as_sharding, _IN, PLACEMENTS)]
 
 
 class Asking:
-    """A jitted function whose `in_shardings` depend on its arrays: it asks at each call.
+    """A jitted function whose `in_shardings` depend on its arrays: each call evaluates them.
 
-    Whatever the shapes, it is found by the same key, so it holds one function of JAX for each
-    answer that it was given.
+    One key finds it for any shapes, so it has one function of JAX for each set of shardings.
     """
 
     def __init__(
@@ -134,31 +133,31 @@ class Asking:
     def find(self, arguments: tuple[list[Any], ...]) -> Any:
         """The function for these arrays."""
         shardings = self.shardings_of(arguments)
-        # JAX wants shardings when it is given the function, not when that is called.
+        # JAX needs the shardings when it gets the function, not when the function is called.
         token = tuple(tuple[Any, ...](some) for some in shardings)
         if token not in self.jitted:
             self.jitted[token] = self.jit(shardings)
         return self.jitted[token]
 
     def __call__(self, *arguments: list[Any]) -> Any:
-        """As `jax.jit`'s."""
+        """Call the function, as `jax.jit`'s does."""
         return self.find(arguments)(*arguments)
 
     def lower(self, *arguments: list[Any]) -> Any:
-        """As `jax.jit`'s."""
+        """Lower the function, as `jax.jit`'s does."""
         return self.find(arguments).lower(*arguments)
 
     def trace(self, *arguments: list[Any]) -> Any:
-        """As `jax.jit`'s."""
+        """Trace the function, as `jax.jit`'s does."""
         return self.find(arguments).trace(*arguments)
 
     def eval_shape(self, *arguments: list[Any]) -> Any:
-        """As `jax.jit`'s."""
+        """The shapes of the result, as `jax.jit`'s gives them."""
         return self.find(arguments).eval_shape(*arguments)
 
 
 class ResultPlacements(SpecOption):
-    """How the results of a jitted function lie."""
+    """The shardings of the results of a jitted function."""
 
     __slots__ = ("prefix", "treatments")
 
@@ -173,17 +172,17 @@ class ResultPlacements(SpecOption):
         self.prefix = Grouped(None, self.treatments)
 
     def pack(self, result: PyTree) -> Any:
-        """Pack a traced result as `prefix` says.
+        """Pack a traced result in the groups of `prefix`.
 
         Raises:
-            ShapeError, SpecError: the spec does not fit the result.
+            ShapeError, SpecError: if the spec does not fit the result.
         """
         own = result.result if type(result) is WithCollected else result
         assigned = assign(self.spec, own, "result", placement_terms(_OUT))
         converted = convert_values(assigned, as_sharding, _OUT, PLACEMENTS)
         check_placements(converted, _OUT)
         if self.treatments is None:
-            # One sharding for the whole result: what is captured lies as it, too.
+            # One sharding for the entire result applies to captured values, too.
             return pack(result)
         values: list[Any] = [value for _, _, value in converted]
         if type(result) is WithCollected:
@@ -192,7 +191,7 @@ class ResultPlacements(SpecOption):
         if any(late):
             leaves, treedef = jtu.tree_flatten(result)
             asked = iter(zip(values, late, strict=True))
-            # JAX was not given these: they go out as they lie, and are laid out inside the
+            # JAX did not get these: they keep their shardings, and are constrained inside the
             # program.
             result = treedef.unflatten([_laid(x, asked) if is_array(x) else x for x in leaves])
         positions = [
@@ -207,5 +206,5 @@ def _laid(array: Any, asked: Any) -> Any:
 
 
 def has_functions(assigned: Sequence[Assigned]) -> bool:
-    """Whether a spec has to be asked what it says of an array."""
+    """Whether a spec contains functions, which must be called with each array."""
     return any(is_function(value) for _, _, value in assigned)

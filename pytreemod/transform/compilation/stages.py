@@ -1,4 +1,4 @@
-"""The stages of a compiled function: what `filter_jit(f).lower(...)` and its `compile()` return."""
+"""The stages of a compiled function: the results of `filter_jit(f).lower(...)` and `compile()`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, jtu
 
 Split = Callable[..., tuple[list[Any], tuple[Any, ...]]]
-"""Gives the arrays of a call, and its key."""
+"""Returns the arrays and the key of a call."""
 
 
 class Traced:
-    """A function that was traced for particular arguments: what `filter_jit(f).trace` returns.
+    """A function traced for particular arguments: the result of `filter_jit(f).trace`.
 
-    Has `lower`, and whatever else `jax.stages.Traced` has (`jaxpr`, ...).
+    Has `lower`, and everything else of `jax.stages.Traced` (`jaxpr`, ...).
     """
 
     def __init__(self, traced: Any, wrap: Callable[[Any], Lowered]):
@@ -33,13 +33,13 @@ class Traced:
         self._wrap = wrap
 
     def lower(self, **options: Any) -> Lowered:
-        """Lower.
+        """Lower the function.
 
         Args:
             **options: as for `jax.stages.Traced.lower`.
 
         Returns:
-            What `filter_jit(f).lower` returns.
+            The same as `filter_jit(f).lower`.
         """
         return self._wrap(self.traced.lower(**options))
 
@@ -51,8 +51,8 @@ class TracedCall(NamedTuple):
     """A call that was traced.
 
     Attributes:
-        own: the function, and what it is bound to, if they are trees; by name.
-        named: the arguments by name; what is static by its name is no array in them.
+        own: the function and the instance it is bound to, if they are trees; by name.
+        named: the arguments by name; those in `static` have constants instead of arrays.
         arguments: `(args, kwargs)`.
     """
 
@@ -62,7 +62,7 @@ class TracedCall(NamedTuple):
 
 
 def as_structs(tree: PyTree) -> Any:
-    """The tree with shapes for arrays."""
+    """The tree with structs instead of arrays."""
 
     def struct(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
@@ -71,14 +71,14 @@ def as_structs(tree: PyTree) -> Any:
 
 
 class _Place:
-    """Which of its arrays is at a path of a result."""
+    """The number of the array at a path of a result."""
 
     def __init__(self, index: int):
         self.index = index
 
 
 def _leaves(named: Sequence[tuple[str, Any]]) -> list[tuple[Any, str]]:
-    """The leaves of trees with names, and where each is."""
+    """The leaves of named trees with their paths."""
     return [
         (leaf, f"{path_text(path, name)}: {describe(leaf)}")
         for name, tree in named
@@ -91,7 +91,7 @@ def _is_data(leaf: Any) -> bool:
 
 
 class _Stage:
-    """What JAX made of a function for particular arguments; has whatever that has."""
+    """The stage that JAX made of a function for particular arguments, with its attributes."""
 
     def __init__(
         self, transform: str, name: str, split: Split, made: Any, entry: Entry, call: TracedCall
@@ -108,11 +108,11 @@ class _Stage:
 
 
 class Lowered(_Stage):
-    """A function that was lowered for particular arguments: what `filter_jit(f).lower` returns.
+    """A function lowered for particular arguments: the result of `filter_jit(f).lower`.
 
-    Has `compile`, and whatever else `jax.stages.Lowered` has (`as_text`, `cost_analysis`, ...).
-    `in_tree` and `out_tree` are those of the function's own arguments and result, so that
-    `jax.export` makes of it what is called with models.
+    Has `compile`, and everything else of `jax.stages.Lowered` (`as_text`, `cost_analysis`, ...).
+    `in_tree` and `out_tree` describe the function's arguments and result, so `jax.export` makes a
+    program that you call with models.
     """
 
     @property
@@ -120,8 +120,8 @@ class Lowered(_Stage):
         """The structure of `(args, kwargs)`.
 
         Raises:
-            ArgumentError: they are more than arrays, or JAX has them in another order: this program
-                is not called with them alone.
+            ArgumentError: if they contain more than arrays, or if JAX has them in another order:
+                then this program takes other arguments.
         """
         own, named, arguments = self._call
         others = [place for _, place in _leaves(own)]
@@ -137,11 +137,11 @@ class Lowered(_Stage):
             )
         leaves, tree = jtu.tree_flatten(arguments)
         expected = "arguments in the order that they have in the program"
-        # A keyword has its position there, and keywords in a call are sorted.
+        # A keyword has a position in `named`; in a call, keywords are sorted.
         if any(leaf is not other for leaf, (other, _) in zip(leaves, given, strict=True)):
             hint = ["pass them by position:", f"export(pm.filter_jit({self._name}))(x, ...)"]
             self._refuse(expected, "keywords in another", (), hint)
-        # JAX has the donated ones first.
+        # JAX puts the donated ones first.
         places = list(range(len(leaves)))
         if jtu.tree_leaves(self._entry.arguments(places)) != places:
             hint = ["give away none of them, or the first:", f"pm.filter_jit({self._name})"]
@@ -153,10 +153,10 @@ class Lowered(_Stage):
         """The structure of the result.
 
         Raises:
-            ArgumentError: it holds more than arrays.
+            ArgumentError: if it contains more than arrays.
         """
         tree = self._made.out_tree
-        # The places of the arrays, in their stead: they must come out in order, and alone.
+        # Numbers replace the arrays. The numbers must be in order, with no other leaves.
         result = unpack(tree.unflatten(list(map(_Place, range(tree.num_leaves)))))
         found = _leaves([("result", result)])
         if len(found) < tree.num_leaves:
@@ -177,7 +177,7 @@ class Lowered(_Stage):
         raise ArgumentError(where, expected, got, places=places, hint=hint)
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
-        """Compile.
+        """Compile the function.
 
         Args:
             compiler_options: as for `jax.stages.Lowered.compile`.
@@ -190,20 +190,20 @@ class Lowered(_Stage):
 
 
 class Compiled(_Stage):
-    """A compiled function: what `filter_jit(f).lower(...).compile()` returns.
+    """A compiled function: the result of `filter_jit(f).lower(...).compile()`.
 
-    Call it with arguments like those it was compiled for. Has whatever else
-    `jax.stages.Compiled` has (`cost_analysis`, `memory_analysis`, ...).
+    Call it with arguments like those of `lower`. Has everything else of `jax.stages.Compiled`
+    (`cost_analysis`, `memory_analysis`, ...).
     """
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run.
+        """Run the function.
 
         Raises:
-            ArgumentError: something other than the values of arrays differs from what the
-                function was compiled for.
+            ArgumentError: if the arguments differ from those of `lower` in more than the values of
+                arrays.
         """
-        # As `filter_jit` would, so that a call that it would take for another is refused here.
+        # As `filter_jit` does it, so that a call that would need another program is refused.
         arrays, key = self._split(*args, **kwargs)
         if not _same_key(key, self._entry.key):
             places = self._changes(args, kwargs)
@@ -221,7 +221,7 @@ class Compiled(_Stage):
             raise
 
     def _changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """What of the arguments is not as it was, a line for each place."""
+        """The differences between these arguments and those of `lower`, a line for each path."""
         before = self._call.named
         names = [name for name, _ in before]
         more = (f"args[{i}]" for i in range(len(names), len(args)))
@@ -230,7 +230,7 @@ class Compiled(_Stage):
         return changes_between(before, after)
 
     def _explain(self, arrays: Sequence[Any], error: TypeError) -> None:
-        """Raise a better error if arrays are not of the types that JAX has compiled for."""
+        """Raise a better error if arrays have other types than those that JAX compiled for."""
         before = [
             leaf for leaf in _leaves([*self._call.own, *self._call.named]) if _is_data(leaf[0])
         ]
@@ -258,5 +258,5 @@ class Compiled(_Stage):
 
 
 def _same_key(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    # A hash first, as a dict would: a PyTreeDef raises when it is compared with something else.
+    # The hash first, as in a dict, because comparing a PyTreeDef with anything else raises.
     return hash(key) == hash(other) and key == other

@@ -1,7 +1,7 @@
 """Arguments whose arrays are part of the program: `filter_jit(static=...)`.
 
-Anything but an array is static by itself. In an argument that is named in `static=`, NumPy's arrays
-and numbers are, too: they are compared by what they hold, and arrive as they were passed.
+Values other than arrays are always static. In an argument named in `static=`, NumPy arrays and
+numbers are static, too. They are compared by value, and the function gets them unchanged.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _NUMPY = (np.ndarray, np.generic)
 
 
 class Constant:
-    """A NumPy array or number as a static value: equal to one that holds the same bytes."""
+    """A NumPy array or number as a static value: equal to one with the same bytes."""
 
     __slots__ = ("identity", "value")
 
     def __init__(self, value: Any):
         kind = class_of(value)
         if issubclass(kind, np.ndarray):
-            # The caller may write to the array; what was traced must not change with it.
+            # The caller may write to the array, which must not change a traced program.
             value = value.copy()
             value.flags.writeable = False
         self.value: Any = value
-        # By its bytes: NaN is equal to itself so, and zeros are distinguished by their signs.
+        # By its bytes: NaN equals itself then, and zeros are distinguished by their signs.
         self.identity: Any = (kind, value.shape, value.dtype, value.tobytes())
 
     def __eq__(self, other: object) -> bool:
@@ -49,7 +49,7 @@ def as_static(static: Any, fn: Any) -> tuple[str, ...]:
     """The names in `filter_jit(fn, static=...)`.
 
     Raises:
-        ArgumentError: they are no names, or not those of arguments.
+        ArgumentError: if a value is not a name, or not that of an argument.
     """
     names: Any = (static,) if isinstance(static, str) else static
     if class_of(names) not in (tuple, list) or not all(isinstance(name, str) for name in names):
@@ -66,10 +66,10 @@ def as_static(static: Any, fn: Any) -> tuple[str, ...]:
 def make_constant(
     static: tuple[str, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Make static what is in the arguments that were named.
+    """Make the values in the named arguments static.
 
     Raises:
-        ArgumentError: there is a JAX array in one; its path is named.
+        ArgumentError: if one contains a JAX array; the error names its path.
     """
     named = [(argument_name(names, i), x) for i, x in enumerate(args)]
     constant = tuple(_constant_in(x, name) if name in static else x for name, x in named)
@@ -78,17 +78,17 @@ def make_constant(
 
 def _constant_in(tree: PyTree, name: str) -> PyTree:
     leaves, treedef = jtu.tree_flatten(tree)
-    # To look at its numbers would wait for the device, in every call: the user has to say so.
+    # Reading its numbers would wait for the device in every call, so the user must ask for it.
     if any(isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) for leaf in leaves):
         _refuse(tree, name)
-    # As it was passed, mostly: numbers and texts are static by themselves.
+    # Numbers and strings are static already, so most arguments are returned unchanged.
     if not any(isinstance(leaf, _NUMPY) for leaf in leaves):
         return tree
     return treedef.unflatten(map(_as_constant, leaves))
 
 
 def constant_as(tree: PyTree, other: PyTree) -> PyTree:
-    """What `make_constant` makes of a tree, if `other` has some."""
+    """A tree with `make_constant` applied, if `other` has constants."""
     has_some = any(isinstance(leaf, Constant) for leaf in jtu.tree_leaves(other))
     return jtu.tree_map(_as_constant, tree) if has_some else tree
 
@@ -118,14 +118,14 @@ def _refuse(tree: PyTree, name: str) -> None:
 def give_back(
     static: tuple[str, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `make_constant` was given."""
+    """The inverse of `make_constant`."""
     named = [(argument_name(names, i), x) for i, x in enumerate(args)]
     out = tuple(given_back(x) if name in static else x for name, x in named)
     return out, {k: given_back(x) if k in static else x for k, x in kwargs.items()}
 
 
 def given_back(tree: PyTree) -> PyTree:
-    """A tree with what was held in it."""
+    """A tree with the arrays of its constants instead of the constants."""
     return jtu.tree_map(_value, tree)
 
 

@@ -1,7 +1,7 @@
-"""The compiled functions behind `filter_jit`, found by key.
+"""The compiled functions of `filter_jit`, found by key.
 
-For each function, and each set of options, there is one `Store`. It holds an `Entry` for each key
-(see `boundary`): one `jax.jit`ted function of a flat list of arrays, which JAX in turn specializes
+There is one `Store` for each function and each set of options. It has an `Entry` for each key (see
+`boundary`): one `jax.jit`ted function of a flat list of arrays. JAX then specializes this function
 by shape and dtype.
 """
 
@@ -57,10 +57,10 @@ from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.tree.snapshots import Structure, divide
 
 MAX_ENTRIES = 4096
-"""With as many static variants a program does nothing but compile; the oldest goes."""
+"""A program with so many static variants only compiles; the oldest is removed."""
 
 
-# Of no thread the identifier.
+# The identifier of no thread.
 _NO_THREAD = 0
 
 
@@ -77,9 +77,9 @@ class Options(NamedTuple):
 
     @property
     def asks(self) -> bool:
-        """Whether a rule in them looks at more of an array than at its path.
+        """Whether a rule in them looks at more of an array than its path.
 
-        Nothing of the arrays is in the dispatch key, so what such a rule says must be.
+        The dispatch key has nothing of the arrays, so it must have the result of such a rule.
         """
         rules = (self.donation, self.in_shardings)
         return not all(rule is None or rule.is_structural for rule in rules)
@@ -107,23 +107,24 @@ class Entry:
         self.quiet = quiet
         self.jitted: Any = None
         self.separate: Callable[[list[Any]], tuple[list[Any], list[Any]]] | None = None
-        # Which States among the arguments are replaced by a call; None if none is.
+        # The States among the arguments that a call replaces; None if there are none.
         self.successions: Successions | None = None
         self.checks: frozenset[str] = frozenset()
-        # What else there is of checks, if no call waits for them.
+        # The checks that no call waits for.
         self.pending: Pending | None = None
-        # Whether a call may not be made again: it gives arrays away, or does more than compute.
+        # Whether a call cannot be repeated: it donates arrays, or has side effects.
         self.is_once = False
-        # The threads that have traced it, and not looked for checks in it since. (In none it is as
-        # new, at first.) Each minds its own: another may look before this one's trace is there.
+        # The threads that have traced it, but not looked for checks since. (`_NO_THREAD` marks a
+        # new entry.) Each thread looks by itself, because another may look before its trace is
+        # there.
         self.unseen = {_NO_THREAD}
-        # Whether a call must do more than call: new, quiet, or one with a check inside.
+        # Whether a call needs more than the fast path: new, quiet, or with a check inside.
         self.is_special = True
         # The threads that have begun to make a program.
         self.begun: set[int] = set()
 
     def begin(self) -> None:
-        """What this thread lowers is this entry's, and quiet if that is wanted; until `end`."""
+        """Mark this thread as lowering this entry, quietly if asked; until `end`."""
         if threading.get_ident() not in self.begun:
             self.begun.add(threading.get_ident())
             begin_making()
@@ -131,7 +132,7 @@ class Entry:
                 begin_quiet()
 
     def end(self) -> None:
-        """Undo `begin`, if this thread has called it."""
+        """Undo `begin`, if this thread called it."""
         if threading.get_ident() in self.begun:
             self.begun.remove(threading.get_ident())
             end_making()
@@ -140,7 +141,7 @@ class Entry:
 
     @contextmanager
     def making(self) -> Generator[None]:
-        """`begin` and `end`, however they are nested."""
+        """`begin` and `end`, also when nested."""
         begin_making()
         try:
             with without_warning(self.quiet):
@@ -150,29 +151,29 @@ class Entry:
             self.end()
 
     def arguments(self, arrays: list[Any]) -> tuple[list[Any], ...]:
-        """What the jitted function takes: all arrays, or the donated ones and the others."""
+        """The arguments of the jitted function: all arrays, or the donated ones and the others."""
         return (arrays,) if self.separate is None else self.separate(arrays)
 
     @property
     def has_check(self) -> bool:
-        """Whether a call has to wait, to see if a check failed."""
+        """Whether a call has to wait, in order to see if a check failed."""
         return bool(self.checks)
 
     def look(self, arguments: tuple[list[Any], ...]) -> None:
         """Find the checks in the program for these arguments.
 
-        JAX traces here if it must, and takes the trace from its cache in the call that follows.
+        JAX traces here if necessary. The call that follows takes the trace from JAX's cache.
         """
         jaxpr = self.jitted.trace(*arguments).jaxpr
         self.checks |= checks_in(jaxpr)
         self.is_once = self.is_once or bool(jaxpr.effects) or self.separate is not None
         self.unseen -= {threading.get_ident(), _NO_THREAD}
-        # JAX warns of useless donations while it compiles: not in later calls.
+        # JAX warns about useless donations while it compiles, not in later calls.
         self.is_special = self.has_check
 
 
 class Store:
-    """The compiled functions of one function under one set of options."""
+    """The compiled functions of one function with one set of options."""
 
     __slots__ = ("__weakref__", "entries", "logs", "options", "pending", "reference")
 
@@ -182,11 +183,11 @@ class Store:
         self.entries: dict[tuple[Any, ...], Entry] = {}
         # By name: callables that are pytrees share a store.
         self.logs: dict[str, TraceLog] = {}
-        # The same, of checks that no call waits for.
+        # By name, too: the checks that no call waits for.
         self.pending: dict[str, Pending] = {}
 
     def clear(self) -> None:
-        """Forget what was compiled, and how often."""
+        """Forget the compiled functions and the counts of traces."""
         self.entries.clear()
         for log in self.logs.values():
             log.clear()
@@ -196,12 +197,12 @@ class Store:
         return self.logs.setdefault(_full_name(fn), TraceLog())
 
     def pending_of(self, fn: Any) -> Pending | None:
-        """The checks of a function that no call has looked at yet; None if calls wait for them."""
+        """The queue of checks that no call has looked at; None if calls wait for their checks."""
         if self.options.checks != "later":
             return None
         name = _full_name(fn)
         found = self.pending.get(name)
-        # Of two threads, the second takes what the first has made.
+        # If two threads arrive together, the second takes the object of the first.
         return found or self.pending.setdefault(name, Pending(function_name(fn)))
 
     def add(
@@ -213,10 +214,10 @@ class Store:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Entry:
-        """Make the compiled function for a key that was not met before.
+        """Make the compiled function for a new key.
 
         Raises:
-            TypeError: a static value cannot be hashed.
+            TypeError: if a static value cannot be hashed.
         """
         arrays, structure = divide((head, args, kwargs), is_carried)
         hash(structure.statics)
@@ -228,10 +229,10 @@ class Store:
         labels = [f"values[{i}]" for i in range(len(arrays))]
         options: dict[str, Any] = {}
         if donation is not None:
-            # The function's own arrays come first.
+            # The arrays of the function come first.
             more = len(as_values(fn))
             own = len(arrays) - more - count_arrays((args, kwargs))
-            # And behind these what is supplied, which the caller goes on to use.
+            # Supplied values follow; the caller still uses them, so they are not donated.
             flags = [donation.gives_own] * own + [False] * more
             flags += donation.flags(names, args, kwargs)
             entry.separate, join = separation(flags)
@@ -249,9 +250,9 @@ class Store:
         return self.keep(entry)
 
     def keep(self, entry: Entry) -> Entry:
-        """The entry, or the one that another thread has made for the same key."""
+        """The entry, or the one that another thread made for the same key."""
         if len(self.entries) >= MAX_ENTRIES:
-            # A list, for another thread may add one in between.
+            # A list, because another thread may add one meanwhile.
             self.entries.pop(next(iter(list(self.entries)), entry.key), None)
         return self.entries.setdefault(entry.key, entry)
 
@@ -263,11 +264,11 @@ class Store:
         kwargs: dict[str, Any],
         arrays: list[Any],
     ) -> tuple[Any, ...]:
-        """What the options say of a call's arrays, to distinguish it from others of its key."""
+        """The values of the options for a call's arrays, which distinguish calls with one key."""
         donation = self.options.donation
         flags = [] if donation is None else donation.flags(names, args, kwargs)
         assigned = self.assign(names, fn, args, kwargs, arrays)
-        # By identity: they are parts of the options.
+        # By identity, because they are parts of the options.
         return (*flags, *(id(a.value) for a in assigned or ()))
 
     def assign(
@@ -278,17 +279,17 @@ class Store:
         kwargs: dict[str, Any],
         arrays: list[Any],
     ) -> list[Assigned] | None:
-        """What `in_shardings` says of the arrays of a call; None where there is no such option.
+        """The value of `in_shardings` for each array of a call; None without this option.
 
         Raises:
-            SpecError, ArgumentError: it does not fit the arguments.
+            SpecError, ArgumentError: if it does not fit the arguments.
         """
         layout = self.options.in_shardings
         if layout is None:
             return None
         known = [parameter.name for parameter in parameters_of(fn) or ()]
         assigned = layout.assign(names, known, args, kwargs)
-        # The function's own arrays come first, and lie as they lie.
+        # The arrays of the function come first, and keep their shardings.
         own = [Assigned("function", None, None)] * (len(arrays) - len(assigned))
         return [a._replace(array=array) for a, array in zip(own + assigned, arrays, strict=True)]
 
@@ -307,7 +308,7 @@ class Store:
         entry: Entry,
         assigned: list[Assigned],
     ) -> Any:
-        # What is stored must not keep the arrays of the first call alive.
+        # The stored options must not keep the arrays of the first call alive.
         parts = entry.arguments([a._replace(array=None) for a in assigned])
 
         def jit(shardings: tuple[list[Any], ...]) -> Any:
@@ -329,19 +330,19 @@ class Store:
         name: str,
         log: TraceLog,
     ) -> Callable[[list[Any]], Any]:
-        """The function that JAX traces."""
+        """The function for JAX to trace."""
         reference = self.reference
         max_traces, out = self.options.max_traces, self.options.out_shardings
         static = self.options.static
 
         def run(values: list[Any]) -> Any:
-            # A call on the short road may have met new shapes: it will catch up. Not by an error
-            # raised here, after which JAX would never take its own short road for these shapes.
+            # A fast call may have met new shapes; it catches up afterwards. An error raised here
+            # would keep JAX off its own fast path for these shapes from then on.
             entry.is_special = True
-            # Whatever the road, for another thread may have changed it meanwhile; all end it.
+            # On any path, because another thread may have changed it meanwhile; all paths end it.
             entry.begin()
             entry.unseen.add(threading.get_ident())
-            # With jit disabled, calls are no traces; and one for a capture is no retrace.
+            # With jit disabled, calls are not traces; a trace for a capture is not a retrace.
             is_inside = is_collecting() or collects_checks()
             if not (cast("Any", jax.config).jax_disable_jit or is_inside):
                 log.add(Trace.of(names, structure, values), name, max_traces)
@@ -349,7 +350,7 @@ class Store:
             if static:
                 args, kwargs = give_back(static, names, args, kwargs)
             fn = head[0] if head or reference is None else reference()
-            # Inside of a program that hands them out already, by the way of everything else.
+            # A surrounding program already returns them, like all collected values.
             pending = None if collects_checks() else entry.pending
             found = Collected((), ())
             with knowing(aliases, values), Effects() as effects:
@@ -373,7 +374,7 @@ class Store:
 
 
 def _taking_two(run: Callable[[list[Any]], Any], join: Callable[..., list[Any]]) -> Any:
-    """`run` with its arrays in two lists: donated, and others."""
+    """`run` with its arrays in two lists: donated ones, and others."""
 
     def run_donated(donated: list[Any], kept: list[Any]) -> Any:
         return run(join(donated, kept))
@@ -386,19 +387,19 @@ def _full_name(fn: Any) -> str:
     return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
 
 
-# By the function, so that `filter_jit(f)` written inside a loop finds what the last one compiled.
+# By function, so that `filter_jit(f)` in a loop finds the compiled program of the last one.
 _stores = WeakTable()
 _FUNCTIONS = (type(is_array), type(len), type)
 
 
 def store_for(fn: Any, options: Any) -> Store:
-    """The store of a function under these options; one of its own for odd callables.
+    """The store of a function with these options; a new one for callables of other types.
 
     Args:
         fn: the function.
-        options: how it is compiled: `Options`, or what another transform has instead.
+        options: how it is compiled: `Options`, or those of another transform.
     """
-    # Callables that are pytrees come in with the arguments, and the dispatch key has them.
+    # The arrays of a callable pytree are arguments, and it is part of the dispatch key.
     if is_node(fn):
         key, objects, reference = (None, options), [], None
     elif isinstance(fn, _FUNCTIONS):

@@ -1,15 +1,15 @@
-"""States that a jitted function replaces, and callers who go on with the old ones.
+"""Warn about callers that use an old State again after a jitted function replaced it.
 
-Inside of a trace a State that was used up refuses, and an update that does not come out is found
-(see `boundary.lost_updates`). But the State that was passed to a compiled function would be as good
-after the call as before, and a loop that forgets what comes back (`_ = step(model, state, x)`)
-would train without it in silence. So a trace says which of the arguments have successors in the
-result: mostly none, and then a call does nothing more. After each call
+Inside a trace, a used State refuses, and an update that is not returned is found (see
+`boundary.lost_updates`). The State that was passed to a compiled function is not affected by the
+call. A loop that ignores the result (`_ = step(model, state, x)`) would train without it, and no
+error would show it. So a trace records which arguments have successors in the result. Most have
+none, and then a call does no more work. After each call
 
-- a net (of `stateful`) is used up: it promises that an old one refuses;
-- a State notes which function has had it, and what came out, whether it is read or passed
-  on. If it is not, and the function gets the old one again, the update was lost: a warning,
-  once.
+- a net (of `stateful`) is used up, because it promises that an old one refuses;
+- a State records the function that used it, and the successor, which is marked as soon as it is
+  read or passed on. If it was not, and the function gets the old State again, the update was
+  lost. A warning reports this once.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class _Found(NamedTuple):
 
 
 class _Pair:
-    """A state among the arguments, and its successors in the result."""
+    """A state among the arguments, with its successors in the result."""
 
     __slots__ = ("is_net", "place", "root", "successors", "tokens", "way")
 
     def __init__(self, root: int | str | None, place: str, old: _Found):
-        # The argument's index or name; None for the function itself.
+        # The index or name of the argument; None for the function itself.
         self.root = root
         self.way, self.is_net = old.way, old.is_net
         self.place = place
@@ -51,25 +51,25 @@ class _Pair:
 
 
 class Successions:
-    """Which arguments of a function have successors in its result."""
+    """The arguments of a function that have successors in its result."""
 
     __slots__ = ("direct", "name", "pairs")
 
     def __init__(self, name: str, pairs: Sequence[_Pair]):
         self.name = name
         self.pairs = pairs
-        # As in most training loops: one State that is an argument, and comes back in a tuple.
+        # The common case: one State as an argument, which is returned in a tuple.
         self.direct = _direct(pairs[0]) if len(pairs) == 1 else None
 
     def note(self, fn: Any, args: Sequence[Any], kwargs: dict[str, Any], result: PyTree) -> None:
-        """Note what was passed to a call, and what came out.
+        """Record the arguments and the result of a call.
 
         Warns:
-            LostUpdateWarning: a State was passed before, and the result was never read.
+            LostUpdateWarning: if a State was passed before, and its successor was never read.
         """
         if self.direct is not None:
             pair, root, step = self.direct
-            # A third of what the loop below costs, which a call of six arrays would feel.
+            # A third of the cost of the loop below, which a call with six arrays would notice.
             if pass_on(args[root].__kept__(), result[step].__kept__(), pair):
                 return
         for pair in self.pairs:
@@ -112,7 +112,7 @@ class Successions:
 
 
 def _direct(pair: _Pair) -> tuple[_Pair, int, int] | None:
-    """A pair, the argument, and the item of the result; None if there is more of a way to go."""
+    """A pair, the argument, and the item of the result; None if the states are nested deeper."""
     ways = [pair.way, *pair.successors]
     if pair.is_net or not isinstance(pair.root, int) or any(way.rest for way in ways):
         return None
@@ -127,14 +127,14 @@ def successions_in(
     result: PyTree,
     effects: Effects,
 ) -> Successions | None:
-    """Which arguments of a traced call have successors in its result; None if none has.
+    """The arguments of a traced call that have successors in its result; None if none has.
 
     Args:
-        name: the function's.
+        name: the name of the function.
         names: its positional parameters.
         given: the function, if its arrays are arguments; its arguments; and those by keyword.
-        result: what it returned.
-        effects: what happened meanwhile.
+        result: its result.
+        effects: the effects recorded in the call.
     """
     if not (effects.captured or effects.changed):
         return None
@@ -159,12 +159,12 @@ def successions_in(
 
 
 def _changed(old: _Found, others: Iterable[_Found], effects: Effects) -> set[Any]:
-    """Which values of a state have changed in a call, by what they are recognized by."""
+    """The identities of the values of a state that a call changed."""
     own = set(old.state.__values__())
     if any(used is old.state for used in effects.captured):
         return own
-    # In a transform inside, which has a state of its own: only the names say whose it was. Where
-    # two have them, as teacher and student do, nothing is known.
+    # The change is in an inner transform, which has its own state, so only names identify the
+    # owner. If two states share names, as those of a teacher and a student do, it is unknown.
     for other in others:
         own -= other.state.__values__().keys()
     return own & effects.changed
@@ -180,7 +180,7 @@ def _roots(
 
 
 def _found(tree: PyTree) -> Iterator[_Found]:
-    """The states in a tree to which Python can go."""
+    """The states in a tree that Python can reach."""
     for place in locations(tree, is_state):
         way = way_to(tree, place.path, place.leaf) if is_state(place.leaf) else None
         if way is not None:

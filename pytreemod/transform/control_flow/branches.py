@@ -1,8 +1,8 @@
 """Branches over any trees: `filter_cond` and `filter_switch`.
 
-JAX wants branches to return the same arrays, and what else they return must be equal, too. Where it
-refuses them, it is asked what each returns. If they differ in numbers and weak types alone, they
-are cast to the dtype on which they agree; otherwise what differs is shown by path.
+JAX needs branches to return the same arrays. Everything else that they return must be equal, too.
+If JAX refuses them, the results of the branches are compared. If they differ only in numbers and
+weak types, they are cast to a common dtype; otherwise the error shows the differences by path.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def filter_cond(
 ) -> _Out:
     """`jax.lax.cond` for functions of any trees.
 
-    Static values in the operands, numbers included, are passed to the branches as they are. Static
-    values in their results must be equal, and are returned as they are; a number that differs, or
-    is an array in the other branch, becomes an array. So a branch may change one part of a model
-    and pass on the rest, and the other branch another part.
+    Static values in the operands, numbers included, are passed to the branches unchanged. Static
+    values in their results must be equal, and are returned unchanged. A number that differs, or is
+    an array in the other branch, becomes an array. So each branch may change a different part of
+    a model, and return the rest unchanged.
 
     **Law.** It equals `true_fun(*operands) if pred else false_fun(*operands)`.
 
@@ -89,13 +89,13 @@ def filter_cond(
         *operands: their arguments.
 
     Returns:
-        What the chosen branch returns.
+        The result of the chosen branch.
 
     Raises:
-        ArgumentError: a branch is not callable, or `pred` is neither bool nor number.
-        ShapeError: `pred` is no scalar.
-        StructureError: the branches return different structures, shapes, dtypes or static values;
-            both are shown by path.
+        ArgumentError: if a branch is not callable, or `pred` is neither bool nor number.
+        ShapeError: if `pred` is not a scalar.
+        StructureError: if the branches return different structures, shapes, dtypes or static
+            values; the error shows both by path.
 
     Examples:
         >>> model = {"w": jnp.asarray(1.0), "b": jnp.asarray(2.0), "name": "model"}
@@ -124,24 +124,25 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., _Out]], *operands
     **Law.** It equals `branches[min(max(index, 0), len(branches) - 1)](*operands)`.
 
     Args:
-        index: which branch, an integer scalar; the nearest if there is none of this number.
-        branches: functions of the same arguments; Modules, for instance.
+        index: the number of the branch, an integer scalar; if there is none, the nearest.
+        branches: functions of the same arguments, such as Modules.
         *operands: their arguments.
 
     Returns:
-        What the chosen branch returns.
+        The result of the chosen branch.
 
     Raises:
-        ArgumentError: there is no branch, a branch is not callable, or `index` is no integer.
-        StructureError: the branches return different structures, shapes, dtypes or static values;
-            both are shown by path.
+        ArgumentError: if there is no branch, a branch is not callable, or `index` is not an
+            integer.
+        StructureError: if the branches return different structures, shapes, dtypes or static
+            values; the error shows both by path.
 
     Examples:
         >>> filter_switch(1, [jnp.sin, jnp.cos], jnp.asarray(0.0))
         Array(1., dtype=float32, weak_type=True)
     """
     try:
-        # Once, for it may be a generator.
+        # Once, because it may be a generator.
         fns = tuple(branches)
     except TypeError:
         raise ArgumentError(
@@ -167,7 +168,7 @@ def _run(
     operands: tuple[Any, ...],
     choose: Callable[..., Any],
 ) -> PyTree:
-    # One call, whose branches are given the same.
+    # One call, whose branches get the same supplied values.
     handed = next_call() if handing else Handed()
     fns = [with_values(fn, handed) for fn in fns]
     callee, split = functions(fns), Parts(operands)
@@ -185,26 +186,26 @@ class _Branches:
 
     def __init__(self, own: list[_Branch]):
         self.own = own
-        # Those that return arrays of the same dtypes, by these.
+        # The branches that return arrays of the same dtypes, by these dtypes.
         self.cast: dict[Any, list[_Branch]] = {}
-        # Those that return what the checks of all have recorded, by that.
+        # The branches that return the records of all checks, by these records.
         self.joined: dict[Any, _Branches] = {}
 
     @ft.cached_property
     def traced(self) -> list[Any]:
-        """The same, whose traces JAX stores; inline, so that the programs are the same, too."""
+        """The same branches with traces that JAX caches; inline, so programs are the same."""
         return [jax.jit(branch, inline=True) for branch in self.own]
 
     def run(self, where: str, labels: Sequence[str], choose: Any, values: Any) -> _Packed:
-        """Choose a branch; if JAX refuses them, once more, with results that it takes for one."""
-        # Where jit is disabled, JAX runs one branch alone, and compares nothing.
+        """Choose a branch; if JAX refuses them, try again with results made equal in type."""
+        # If jit is disabled, JAX runs one branch alone, and compares nothing.
         is_alone = _config.jax_disable_jit
         if collects_checks() and not is_alone:
             return self._with_checks(values)._run(where, labels, choose, values, is_alone)
         return self._run(where, labels, choose, values, is_alone)
 
     def _with_checks(self, values: Any) -> _Branches:
-        """The branches, each returning what the checks of all of them have recorded."""
+        """The branches, each of which returns the records of all checks."""
         found = tuple(_checks_of(branch.eval_shape(*values)) for branch in self.traced)
         if not any(found):
             return self
@@ -231,12 +232,12 @@ class _Branches:
             cast = [_cast(branch, dtypes) for branch in self.traced]
             return choose(self.cast.setdefault(dtypes, cast), *values)
         finally:
-            # Its traceback has this frame, and with it whatever the call was given.
+            # Its traceback has this frame, and so keeps all arguments of the call alive.
             del refused
 
 
 class _Returned:
-    """What a branch returned, but for its arrays. Equal where JAX need only compare these."""
+    """The result of a branch, without its arrays. Equal if JAX need only compare the arrays."""
 
     def __init__(self, result: Structure, weak: Callable[[], Container[int]]):
         self.weak = weak
@@ -269,7 +270,7 @@ def _branch(
     def branch(own: Any, values: Any) -> _Packed:
         fns, operands = fns_of().assemble(own), structure_of().assemble(values)
         result, collected = collect(fns[index], operands, {})
-        # By name, for JAX compares what branches return, in whatever order they sow.
+        # By name, because JAX compares results of branches that may sow in any order.
         arrays, structure = divide(with_collected(result, collected and collected.sorted()))
         return {_Returned(structure, weak): arrays}
 
@@ -277,7 +278,7 @@ def _branch(
 
 
 _Checks = tuple[tuple[Any, tuple[int, ...]], ...]
-"""What the checks of a branch record: labels and shapes."""
+"""The records of a branch's checks: labels and shapes."""
 
 
 def _checks_of(shapes: _Packed) -> _Checks:
@@ -294,7 +295,7 @@ def _checks_of(shapes: _Packed) -> _Checks:
 
 
 def _join_checks(index: int, branch: _Branch, found: Sequence[_Checks]) -> _Branch:
-    """The branch, returning what the checks of all branches record: in the others none fails."""
+    """The branch, returning the records of all checks: those of other branches do not fail."""
 
     def run(own: Any, values: Any) -> _Packed:
         ((returned, arrays),) = branch(own, values).items()
@@ -316,7 +317,7 @@ def _join_checks(index: int, branch: _Branch, found: Sequence[_Checks]) -> _Bran
 
 
 def _cast(branch: _Branch, dtypes: Sequence[Any]) -> _Branch:
-    """The branch, returning arrays of these dtypes; what has None stays as it is."""
+    """The branch, returning arrays of these dtypes; arrays with None are unchanged."""
 
     def run(own: Any, values: Any) -> _Packed:
         ((returned, arrays),) = branch(own, values).items()
@@ -328,7 +329,7 @@ def _cast(branch: _Branch, dtypes: Sequence[Any]) -> _Branch:
 
 
 def _result_of(shapes: _Packed) -> Structure:
-    """What a branch returns, with a `Slot` for each array."""
+    """The result of a branch, with a `Slot` for each array."""
     ((returned, structs),) = shapes.items()
     structure = returned.structure()
     leaves = list(structure.statics)
@@ -342,13 +343,13 @@ def _has(leaf: Any, dtype: Any) -> bool:
 
 
 def _join(where: str, labels: Sequence[str], results: Sequence[Structure]) -> list[Any]:
-    """Of each leaf, the dtype that all branches return there; None if it is no array.
+    """The dtype that all branches return, for each leaf; None if it is not an array.
 
     Raises:
-        StructureError, CaptureError: they do not return the same.
+        StructureError, CaptureError: if the results differ.
     """
     for label, result in zip(labels[1:], results[1:], strict=True):
-        # First as they are flat: a node of another library's may take nothing but arrays.
+        # First by their leaves: a node of another library may accept only arrays.
         if _may_be_joined(results[0], result):
             continue
         first, other = results[0].assemble(()), result.assemble(())
@@ -363,7 +364,7 @@ def _as_dtype(value: Any, dtype: Any) -> Any:
     fits = dtype is None or aval_of(value).dtype == dtype
     if fits and (dtype is None or is_array(value)):
         return value
-    # Of a number, JAX remembers that it was one, if it is not given the dtype.
+    # JAX remembers that a value was a number, unless it gets the dtype.
     return jnp.asarray(value, None if fits else dtype)
 
 
@@ -391,7 +392,7 @@ def _is_typed(leaf: Any) -> bool:
 
 
 def _dtype_of(column: Sequence[Any]) -> Any:
-    """The dtype of the array that leaves make; None if they are one static value."""
+    """The dtype of the array for some leaves; None if they are one static value."""
     first = column[0]
     if not isinstance(first, Slot) and all(are_one(first, leaf) for leaf in column):
         return None
@@ -424,7 +425,7 @@ def _refuse_index(index: Any) -> None:
 
 
 def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: Any) -> None:
-    """Refuse branches in which different values are captured."""
+    """Refuse branches that capture different values."""
     of_first, of_second = labels_of(first), labels_of(second)
     if of_first == of_second:
         return

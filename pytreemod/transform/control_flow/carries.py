@@ -1,8 +1,8 @@
-"""What a loop carries: a tree that comes out of each step as it went in.
+"""The carry of a loop: a tree that keeps its structure in every step.
 
-It is taken apart before the loop and put together in each step, so that it may be a Module, a
-State, or a container of anything. Everything else in it is part of the program, which is the same
-for all steps: it must come out of each of them unchanged.
+It is taken apart before the loop and assembled in each step, so it may be a Module, a State, or a
+container of anything. Its static values are part of the program, which is the same for all steps.
+So each step must return them unchanged.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pytreemod.typing import PyTree, jtu
 
 
 def returned(where: str, root: str, structure: Structure, values: Any, after: PyTree) -> list[Any]:
-    """The values of a carry that came out of a step.
+    """The values of the carry that a step returned.
 
     Args:
-        where: what to call the loop in errors.
-        root: what to call the carry.
-        structure: of the carry.
-        values: its values, as they went in.
-        after: what the step returned for it.
+        where: the name of the loop in errors.
+        root: the name of the carry.
+        structure: the structure of the carry.
+        values: its values before the step.
+        after: the carry that the step returned.
 
     Raises:
-        StructureError: it did not come out as it went in: before and after are shown by path.
+        StructureError: if they do not match; the error shows both by path.
     """
     found = compare(structure.assemble(values), after, _fits)
     if found:
@@ -47,11 +47,11 @@ def returned(where: str, root: str, structure: Structure, values: Any, after: Py
 
 
 def _fits(before: Any, after: Any) -> bool:
-    """Whether JAX takes `after` for what was `before`, possibly by promoting the latter."""
+    """Whether JAX accepts `after` in a carry that was `before`, perhaps by promoting that."""
     a, b = aval_of(before), aval_of(after)
     if a.shape != b.shape or varying_axes(a) != varying_axes(b) or split_axes(a) != split_axes(b):
         return False
-    # JAX starts a loop from a weak value with the dtype that comes out of its step.
+    # JAX starts a loop from a weak value with the dtype that its step returns.
     return a.dtype == b.dtype or may_be_promoted(a, b) not in (None, a.dtype)
 
 
@@ -87,7 +87,7 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
         )
     if any(entry.of_structure for entry in found):
         advice = f"the {root} has one structure, from what the loop starts with to the last step"
-        # In a scan alone is there something beside it.
+        # Only a scan has something beside it.
         if root != "carry":
             return [advice]
         return [f"{advice}; what is collected goes beside it:", "return carry, y"]

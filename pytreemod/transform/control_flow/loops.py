@@ -1,4 +1,4 @@
-"""Loops that go on as long as they must: `filter_while_loop` and `filter_fori_loop`."""
+"""Loops with a condition or a counter: `filter_while_loop` and `filter_fori_loop`."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def filter_while_loop(
     **Law.** It equals `while cond_fun(val): val = body_fun(val)`.
 
     Args:
-        cond_fun: says of a value whether to go on: a scalar bool.
-        body_fun: gives the next value. Static values come out as they went in; Python numbers
-            count as arrays, as in `jax.lax.while_loop`.
+        cond_fun: returns whether to go on, for a value: a scalar bool.
+        body_fun: returns the next value. Static values must be unchanged; Python numbers count as
+            arrays, as in `jax.lax.while_loop`.
         init_val: the first value.
 
     Returns:
         The last value.
 
     Raises:
-        ArgumentError: a function is not callable, or `cond_fun` gives no scalar bool.
-        StructureError: the value changes, in structure, shape, dtype, or static values:
-            before and after are shown by path.
+        ArgumentError: if a function is not callable, or `cond_fun` returns no scalar bool.
+        StructureError: if the value changes in structure, shape, dtype, or static values; the
+            error shows before and after by path.
 
     Examples:
         >>> filter_while_loop(
@@ -87,7 +87,7 @@ def filter_while_loop(
     if collects_checks() and not _config.jax_disable_jit:
         return carry.structure.assemble(_loop_with_checks(ask, move, state))
     made = cached(("filter_while_loop", names), fns, [carry], lambda: (goes_on, step))
-    # The functions' own arrays are carried: captured, they would be constants of a cached program.
+    # The arrays of the functions are carried: captured ones would be constants of a cached program.
     _, values = _lax.while_loop(*made, state)
     return carry.structure.assemble(values)
 
@@ -108,8 +108,8 @@ def filter_fori_loop(
     Args:
         lower: the first `i`.
         upper: the `i` to stop before.
-        body_fun: gives the next value, from `i` and the value. What is no array comes out as it
-            went in; Python numbers count as arrays, as in `jax.lax.fori_loop`.
+        body_fun: returns the next value, from `i` and the value. Static values must be unchanged;
+            Python numbers count as arrays, as in `jax.lax.fori_loop`.
         init_val: the first value.
         unroll: as for `jax.lax.fori_loop`.
 
@@ -117,9 +117,9 @@ def filter_fori_loop(
         The last value.
 
     Raises:
-        ArgumentError: `body_fun` is not callable, or a bound is no integer.
-        StructureError: the value changes, in structure, shape, dtype, or static values:
-            before and after are shown by path.
+        ArgumentError: if `body_fun` is not callable, or a bound is not an integer.
+        StructureError: if the value changes in structure, shape, dtype, or static values; the
+            error shows before and after by path.
 
     Examples:
         >>> filter_fori_loop(0, 4, lambda i, val: (val[0] + i, val[1]), (0, "sum"))
@@ -170,15 +170,15 @@ def _call(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def _loop_with_checks(ask: Callable[..., Any], move: Callable[..., Any], state: Any) -> Any:
-    """A `while` loop whose checks come out of it: what they record is carried.
+    """A `while` loop that returns its checks: their records are carried.
 
     Args:
-        ask: says whether to go on, from `state` and how to call a function.
-        move: gives the next values, from the same.
-        state: what the loop begins with.
+        ask: returns whether to go on, for `state` and a function that calls functions.
+        move: returns the next values, for the same.
+        state: the first state of the loop.
     """
 
-    # A condition hands out nothing: it is asked at the end of each step.
+    # A condition returns no checks, so it is evaluated at the end of each step.
     def step(own: Any, values: Any, call: _Call) -> Any:
         after = move(own, values, call)
         return after, ask(own, after, call)
@@ -200,7 +200,7 @@ def _loop_with_checks(ask: Callable[..., Any], move: Callable[..., Any], state: 
 
 
 class _Codes:
-    """What the checks in a step record, to be carried: the first failure of each."""
+    """The records of the checks in a step, to be carried: the first failure of each."""
 
     def __init__(self, labels: Sequence[Label], zeros: list[Any]):
         self.labels = labels
@@ -208,11 +208,11 @@ class _Codes:
 
     @classmethod
     def of(cls, step: Callable[..., Any], state: Any) -> _Codes:
-        """Those of a step, which is traced for this.
+        """The records of a step, which is traced to find them.
 
         Args:
-            step: a function of `state` and of how to call a function.
-            state: what the step gets.
+            step: a function of `state` and of a function that calls functions.
+            state: the state for the step.
         """
         labels: list[Label] = []
 
@@ -225,13 +225,13 @@ class _Codes:
         return cls(labels, [jnp.zeros(code.shape, code.dtype) for code in codes])
 
     def collect(self, step: Callable[..., Any], found: Any, *state: Any) -> Any:
-        """The result of a step, and what was found up to here."""
+        """The result of a step, with the records up to this step."""
         after, collected = _collect(step, state)
         pairs = zip(found, collected.values, strict=True)
         return after, [jnp.where(old == 0, new, old) for old, new in pairs]
 
     def note(self, found: Any) -> None:
-        """Record, outside of the loop, what the checks inside have found."""
+        """Record, outside the loop, the failures of the checks inside."""
         add_collected(Collected(self.labels, found))
 
 

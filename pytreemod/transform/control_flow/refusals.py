@@ -1,4 +1,4 @@
-"""What scans refuse."""
+"""Refuse wrong options, splits and results of scans."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def refuse_unroll(where: str, unroll: Any) -> None:
     """Refuse an `unroll` that is neither bool nor count.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: if it is neither.
     """
     if not isinstance(unroll, bool):
         check_count(f"{where}(unroll)", unroll)
 
 
 def as_length(where: str, length: Any) -> Any:
-    """`length` as it was given, if it is a count.
+    """`length` unchanged, if it is a count.
 
     Raises:
-        ArgumentError: it is none, or is known only when the program runs.
+        ArgumentError: if it is not, or is known only when the program runs.
     """
-    # A bool is an int to Python; the others would fail in JAX, by names that no user has written.
+    # A bool is an int in Python. The others would fail in JAX, with names that no user wrote.
     if isinstance(length, (bool, float, str, Tracer)):
         raise ArgumentError(
             f"{where}(length)", "an int that is known while tracing", describe(length)
@@ -52,17 +52,17 @@ def as_length(where: str, length: Any) -> Any:
 def refuse_split(
     where: str, root: str, tree: PyTree, axes: Sequence[int | None], error: Exception
 ) -> None:
-    """Raise a better error than JAX's, if it came from arrays that a loop cannot take apart.
+    """Raise a better error than JAX's, if a loop cannot take arrays apart.
 
     Args:
-        where: what to call the loop in errors.
-        root: what to call the tree.
-        tree: what is taken apart.
-        axes: along which axis, for each of its arrays; None for what each step gets whole.
-        error: JAX's.
+        where: the name of the loop in errors.
+        root: the name of the tree.
+        tree: the tree that is taken apart.
+        axes: the axis of each of its arrays; None for arrays that each step gets whole.
+        error: the error of JAX.
 
     Raises:
-        ShapeError: there are arrays that are split over a mesh along that axis.
+        ShapeError: if arrays are split over a mesh along that axis.
     """
     arrays = [(path, x) for path, x in jtu.tree_leaves_with_path(tree) if is_array(x)]
     split = [
@@ -88,10 +88,10 @@ def refuse_split(
 
 
 def as_pair(where: str, result: Any) -> tuple[Any, Any]:
-    """What a step returned, as a pair.
+    """The result of a step, as a pair.
 
     Raises:
-        StructureError: it is none.
+        StructureError: if it is not a pair.
     """
     is_sequence = issubclass(class_of(result), (tuple, list))
     if is_sequence and len(result) == 2:
@@ -108,13 +108,13 @@ def axis_in_stack(where: str, place: str, leaf: Any, axis: int | None) -> int:
     """The axis of the stacked results, counted from the front.
 
     Args:
-        where: what to call the transform in errors.
-        place: where the array is in the result.
+        where: the name of the transform in errors.
+        place: the path of the array in the result.
         leaf: the array, as one step returns it.
-        axis: what `out_axes` says.
+        axis: the value of `out_axes`.
 
     Raises:
-        SpecError: the stacked results will not have such an axis.
+        SpecError: if the stacked results will not have such an axis.
     """
     if axis is None:
         raise SpecError(

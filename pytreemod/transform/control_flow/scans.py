@@ -1,9 +1,9 @@
 """Loops over the members of a tree: `filter_scan`, `filter_map`, `filter_associative_scan`.
 
-The tree is taken apart along an axis of its arrays, and each step is given one element of it: a
-stack of layers is applied by a scan. The carry is taken apart before the loop and put together in
-each step (see `carries`); what steps return beside it leaves the loop as all results leave a
-transform, stacked.
+The tree is taken apart along an axis of its arrays, and each step gets one element. So a scan
+applies a stack of layers. The carry is taken apart before the loop and assembled in each step (see
+`carries`). The other results of the steps are packed like the results of any transform, and
+stacked.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def filter_scan(
 ) -> tuple[_Carry, _Out]:
     """`jax.lax.scan` for steps of any trees: `carry, y = f(carry, x)` for every `x` in `xs`.
 
-    A Module whose arrays have a leading axis is taken apart along it: a stack of layers is applied
-    by `filter_scan(lambda x, layer: (layer(x), None), x, layers)`.
+    A Module whose arrays have a leading axis is taken apart along it. So
+    `filter_scan(lambda x, layer: (layer(x), None), x, layers)` applies a stack of layers.
 
-    In the carry, what is no array (functions, strings) comes out of every step as it went in;
-    Python numbers count as arrays, as in `jax.lax.scan`. In `xs` and in what `f` returns beside the
-    carry, what is no array, numbers included, is the same for all steps: it is passed to each of
-    them as it is, and returned once.
+    Static values in the carry (functions, strings) must be unchanged by every step; Python numbers
+    count as arrays, as in `jax.lax.scan`. In `xs`, and in results beside the carry, all leaves
+    except arrays are static, numbers included. They are the same for all steps: each step gets
+    them unchanged, and they are returned once.
 
     **Law.** With `members = unstack(xs)`, it equals the Python loop `carry, y = f(carry, member)`
     over them, and the second result is the `stack` of all `y`.
@@ -87,24 +87,25 @@ def filter_scan(
     Args:
         f: the step, which may be a Module or a bound method; it returns a pair.
         init: the first carry.
-        xs: what is scanned over; None if `length` says how many steps there are.
-        length: how many steps.
+        xs: the tree to scan over; None if `length` gives the number of steps.
+        length: the number of steps.
         reverse: whether to go through `xs`, and stack the results, from the end.
         unroll: as for `jax.lax.scan`.
-        in_axes: along which axis the arrays in `xs` are taken apart, by default 0: an int, a
-            function from leaf to axis, [`by`][pytreemod.by], or a prefix tree of these. None
-            gives every step the whole.
+        in_axes: the axes along which the arrays in `xs` are taken apart, by default 0: an int, a
+            function from leaf to axis, [`by`][pytreemod.by], or a prefix tree of these. With None,
+            every step gets the whole array.
         out_axes: the same for the axes on which results are stacked; None is not possible.
 
     Returns:
         The last carry, and the stacked results.
 
     Raises:
-        ArgumentError: `f` is not callable; there is neither an array to scan over nor `length`.
-        ShapeError: arrays in `xs` disagree in size, or lack the axis; all paths are named.
-        SpecError: a spec does not fit the tree.
-        StructureError: the carry changes, in structure, shape, dtype, or static values:
-            before and after are shown by path; `f` does not return a pair.
+        ArgumentError: if `f` is not callable, or there is neither an array to scan over nor
+            `length`.
+        ShapeError: if arrays in `xs` disagree in size or lack the axis; the error names all paths.
+        SpecError: if a spec does not fit the tree.
+        StructureError: if the carry changes in structure, shape, dtype, or static values (the error
+            shows before and after by path), or if `f` does not return a pair.
 
     Examples:
         >>> def step(carry, x):
@@ -132,7 +133,7 @@ def scan_steps(
     out_axes: AxesSpec = ON_AXIS_0,
     are_numbered: bool = False,
 ) -> tuple[PyTree, PyTree]:
-    """`filter_scan`, whose steps have numbers if `are_numbered`: layers have their own."""
+    """`filter_scan`, whose steps have numbers if `are_numbered`; layers have their own numbers."""
     check_callable("filter_scan", f, "f")
     f = supplied(f)
     refuse_unroll("filter_scan", unroll)
@@ -171,16 +172,16 @@ def filter_map(
 ) -> _Out:
     """`jax.lax.map` for functions of any trees: one member of `xs` after the other.
 
-    Like [`filter_vmap`][pytreemod.filter_vmap] in what it gives, unlike it in how: less memory,
-    more time. Outside of compiled code each call traces and compiles `f` anew, as JAX's does.
+    Like [`filter_vmap`][pytreemod.filter_vmap], with less memory and more time. Outside compiled
+    code each call traces and compiles `f` again, as JAX's does.
 
     **Law.** `filter_map(f, xs)` equals `filter_vmap(f)(xs)`.
 
     Args:
         f: a function of one argument.
-        xs: what is mapped over.
-        batch_size: how many members are computed at once, by `vmap`.
-        in_axes: along which axis the arrays in `xs` are taken apart; see
+        xs: the tree to map over.
+        batch_size: the number of members that are computed at once, by `vmap`.
+        in_axes: the axes along which the arrays in `xs` are taken apart; see
             [`filter_scan`][pytreemod.filter_scan].
         out_axes: the axes on which results are stacked.
 
@@ -188,9 +189,9 @@ def filter_map(
         The stacked results.
 
     Raises:
-        ArgumentError: `f` is not callable; there is no array in `xs`.
-        ShapeError: arrays in `xs` disagree in size, or lack the axis.
-        SpecError: a spec does not fit the tree.
+        ArgumentError: if `f` is not callable, or `xs` has no array.
+        ShapeError: if arrays in `xs` disagree in size, or lack the axis.
+        SpecError: if a spec does not fit the tree.
 
     Examples:
         >>> filter_map(lambda d: d["x"] ** 2 if d["square"] else d["x"],
@@ -203,8 +204,9 @@ def filter_map(
         check_count("filter_map(batch_size)", batch_size, least=1)
         return _map_batches(f, elements, batch_size, out_axes)
     where = f"filter_map of {function_name(f)}"
-    # `jax.lax.map` and `vmap` call the function in each call, and so see what else it reads, such
-    # as a global that has changed; `jax.lax.scan`, which keeps its program, does not.
+    # `jax.lax.map` and `vmap` call the function in each call, so they notice changes of other
+    # values that it reads, such as globals. `jax.lax.scan` stores its program, and does not notice
+    # them.
     f = supplied(f)
     fns = functions([f])
     fns.key = None
@@ -228,7 +230,7 @@ def _map_batches(
         result = result_along("loop", collecting(own)(element))
         return _pack_for_stack("filter_map", out_axes, result)
 
-    # Nothing is cached: `jax.lax.map` makes its step anew for each call.
+    # Nothing is cached: `jax.lax.map` makes its step again for each call.
     try:
         mapped = _lax.map(run, [*elements.sliced, *as_values(f)], batch_size=batch_size)
     except Exception as error:
@@ -251,7 +253,7 @@ def _scan(
     where: str,
     **options: Any,
 ) -> tuple[PyTree, PyTree]:
-    # What is supplied for each step is the last of what the functions have.
+    # The supplied values of each step come last among those of the functions.
     more = as_values(f)
     check_slices(where, f, elements.length)
     own_count, sliced_count = len(fns.values) - len(more), len(elements.sliced)
@@ -279,7 +281,7 @@ def _scan(
 
     key = (name, elements.axes, spec_key(out_axes), where, kind)
     step = cached(key, fns, [carry, elements], make)
-    # What does not change is carried, too: JAX takes it out of the loop again.
+    # Constants are carried, too: JAX takes them out of the loop again.
     state = (fns.values[:own_count], elements.whole, carry.values)
     try:
         (_, _, values), packed = _lax.scan(
@@ -295,11 +297,11 @@ class _Elements(Parts):
     """A tree whose arrays are taken apart along axes, one element for each step.
 
     Attributes:
-        axes: of its arrays, None for those that every step gets whole.
+        axes: the axes of its arrays, None for arrays that every step gets whole.
         sliced: the arrays that are taken apart, along their first axis.
         whole: the others.
-        length: how many elements there are.
-        where: what to call them in errors.
+        length: the number of elements.
+        where: their name in errors.
     """
 
     __slots__ = ("axes", "length", "sliced", "where", "whole")
@@ -308,7 +310,7 @@ class _Elements(Parts):
         super().__init__(tree)
         self.where = f"{where}(xs)"
         axes = axes_of(spec, tree, f"{where}(in_axes)", "xs")
-        # Of `filter_map`'s signature, a length is no part.
+        # `filter_map` has no option for the length.
         option = "length=n" if where == "filter_scan" else ""
         length = None if length is None else as_length(where, length)
         self.length = common_size(
@@ -322,12 +324,12 @@ class _Elements(Parts):
         )
         self.axes = tuple(axes[i] for i in self.structure.positions or ())
         pairs = list(zip(self.values, self.axes, strict=True))
-        # To the front, for JAX takes elements from there alone.
+        # To the front, because JAX takes elements from there alone.
         self.sliced = [_to_front(x, axis) for x, axis in pairs if axis is not None]
         self.whole = [x for x, axis in pairs if axis is None]
 
     def restorer(self) -> Callable[[Sequence[Any], Sequence[Any]], PyTree]:
-        """What puts one element together: from its arrays, and those that are in all of them."""
+        """A function that assembles one element: from its arrays, and those shared by all."""
         axes, structure_of = self.axes, self.weakly()
 
         def restore(sliced: Sequence[Any], whole: Sequence[Any]) -> PyTree:
@@ -350,7 +352,7 @@ def _whole(name: str, path: KeyPath, axis: int) -> str:
 
 
 def _pack_for_stack(where: str, spec: AxesSpec, result: PyTree, weak: Container[int] = ()) -> Any:
-    """Pack a step's result; once all are stacked, their arrays go to the axes that `spec` says."""
+    """Pack the result of a step; after stacking, its arrays go to the axes of `spec`."""
     result, axes = stacking_axes(spec, result, f"{where}(out_axes)")
     wanted = [
         axis_in_stack(where, path_text(path, "result"), leaf, axis)
@@ -360,13 +362,13 @@ def _pack_for_stack(where: str, spec: AxesSpec, result: PyTree, weak: Container[
     packed = pack(result, weak)
     if any(wanted):
         ((plan, _),) = packed.items()
-        # A value with `==`, for plans of two traces of one step are compared.
+        # A value with `==`, because plans of two traces of one step are compared.
         plan.regroup(_Moves(tuple(wanted)))
     return packed
 
 
 class _Moves(NamedTuple):
-    """Moves arrays from axis 0, on which JAX stacks them, to where they belong."""
+    """Moves arrays from axis 0, on which JAX stacks them, to their own axes."""
 
     axes: tuple[int, ...]
 
@@ -384,8 +386,8 @@ def filter_associative_scan(
     **Law.** For an associative `fn`, member `i` of the result is `fn` over the members 0 to `i`.
 
     Args:
-        fn: combines two trees like `elems`, any number of members at once, and returns another;
-            what is no array in them comes out as it went in.
+        fn: combines two trees like `elems`, any number of members at once, and returns another.
+            It must return static values unchanged.
         elems: a tree with the members along `axis` of its arrays.
         reverse: whether to start from the end.
         axis: the axis.
@@ -394,10 +396,10 @@ def filter_associative_scan(
         A tree like `elems`.
 
     Raises:
-        ArgumentError: `fn` is not callable, or `elems` has no array.
-        ShapeError: arrays disagree in size, or lack the axis.
-        StructureError: `fn` returns another structure, shape or dtype; before and after are shown
-            by path.
+        ArgumentError: if `fn` is not callable, or `elems` has no array.
+        ShapeError: if arrays disagree in size, or lack the axis.
+        StructureError: if `fn` returns another structure, shape or dtype; the error shows before
+            and after by path.
 
     Examples:
         >>> filter_associative_scan(
@@ -431,7 +433,7 @@ def _scan_arrays(
     reverse: bool,
     axis: int,
 ) -> list[Any]:
-    # JAX wants one axis for all arrays, counted from the front.
+    # JAX needs one axis for all arrays, counted from the front.
     axes = [axis % array.ndim for array in arrays]
     if len(set(axes)) == 1:
         return _lax.associative_scan(combine, arrays, reverse=reverse, axis=axes[0])

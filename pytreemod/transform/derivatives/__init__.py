@@ -1,7 +1,7 @@
-"""Room `transform.derivatives`: gradients, Jacobians, linear maps, rules of one's own, checkpoints.
+"""Room `transform.derivatives`: gradients, Jacobians, linear maps, your own rules, checkpoints.
 
-Owns: what a derivative is taken by (`chosen_leaves`), and trees of derivatives beside the trees
-that they belong to (`tangents`).
+Owns: the choice of the leaves to differentiate (`chosen_leaves`), and trees of derivatives with the
+structure of other trees (`tangents`).
 
 May import `boundary` and `host`; a peer of `maps`.
 """

@@ -30,7 +30,7 @@ class _Checkpointed(Transformed):
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # The function, too: what a Module holds is differentiated as its arguments are.
+        # The function, too: the arrays of a Module are differentiated like arguments.
         arrays, structure = divide((supplied(self.fn), args, kwargs))
 
         def run(values: list[Any]) -> Any:
@@ -55,19 +55,19 @@ def filter_checkpoint(
 ) -> Any:
     """`jax.checkpoint` (rematerialization) for functions of any trees.
 
-    **Law.** Values and gradients are those of `fun`; what changes is which intermediate values
-    are stored between the forward and the backward pass.
+    **Law.** Values and gradients are those of `fun`; only which intermediate values are stored for
+    the backward pass changes.
 
     Args:
-        fun: the function, which may be a Module; left out, a decorator is returned.
+        fun: the function, which may be a Module; without it, the result is a decorator.
         prevent_cse: as for `jax.checkpoint`; False is faster inside `jax.lax.scan`.
-        policy: what may be stored; see `jax.checkpoint_policies`.
+        policy: chooses the values to store; see `jax.checkpoint_policies`.
 
     Returns:
         A function of the same signature.
 
     Raises:
-        ArgumentError: `fun` or `policy` is not callable.
+        ArgumentError: if `fun` or `policy` is not callable.
 
     Examples:
         >>> import jax.numpy as jnp

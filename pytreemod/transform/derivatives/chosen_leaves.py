@@ -1,7 +1,7 @@
-"""What a derivative is taken by: which arguments, and which of their leaves.
+"""Choose the arguments to differentiate, and their leaves.
 
-The results are trees like the arguments, with derivatives for leaves. They look like models; so
-each is marked as none (`as_derivatives`).
+The results are trees like the arguments, with derivatives as leaves. They look like models, so
+`as_derivatives` marks each of them as a tree of derivatives.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 def trainable_mask(
     tree: PyTree, wrt: FilterSpec | None, where: str, strict: bool = True, root: str = ""
 ) -> list[bool]:
-    """Which leaves are differentiated: inexact arrays that `wrt` picks.
+    """A mask of the leaves to differentiate: inexact arrays that `wrt` selects.
 
     Args:
         tree: the argument to differentiate.
-        wrt: a filter spec; None for everything that is no buffer.
-        where: what to call `wrt` in errors.
-        strict: whether a path that matches nothing in this tree is a mistake.
-        root: what to call the tree in errors.
+        wrt: a filter spec; None for everything except buffers.
+        where: the name of `wrt` in errors.
+        strict: whether a path that matches nothing in this tree is an error.
+        root: the name of the tree in errors.
 
     Returns:
         One bool for each leaf.
 
     Raises:
-        SpecError: `wrt` does not fit the tree.
+        SpecError: if `wrt` does not fit the tree.
     """
     leaves, treedef = jtu.tree_flatten(tree)
     if wrt is None:
         chosen: Sequence[bool] = [role != "buffer" for role in info_of(treedef).roles]
-    # One selector for several arguments: what it does not find in this one it finds in another.
+    # One selector for several arguments: a path may match in another argument.
     elif isinstance(wrt, Selector) and not strict:
         chosen = wrt.pick(Locations(locations(tree)), tree, None)
     else:
@@ -57,15 +57,15 @@ def trainable_mask(
 
 
 def as_derivatives(tree: PyTree, treedef: Any) -> PyTree:
-    """Let a tree of derivatives, which has just been put together, say that it is one.
+    """Mark a new tree as a tree of derivatives.
 
-    What would be computed of them refuses to be read: the exponential of a gradient means nothing.
-    And an `Optimizer` refuses them as its model.
-    Every tree of derivatives, or of flags, that a user gets to see comes through here.
+    Its computed leaves refuse to be read, because the exponential of a gradient means nothing. An
+    `Optimizer` refuses it as a model. Every tree of derivatives or flags that a user gets is marked
+    here.
 
     Args:
         tree: the tree.
-        treedef: of the model that it is like.
+        treedef: the structure of the model.
     """
     traits = info_of(treedef)
     if traits.has_records:
@@ -74,11 +74,11 @@ def as_derivatives(tree: PyTree, treedef: Any) -> PyTree:
 
 
 class Chosen:
-    """What is differentiated in a call: the leaves, apart from everything else.
+    """The leaves that a call differentiates, separate from everything else.
 
     Attributes:
         values: the chosen leaves.
-        structure: of the arguments that they are in, with all else.
+        structure: the arguments that contain them, without these leaves.
     """
 
     __slots__ = ("_args", "_indices", "_several", "_used", "structure", "values")
@@ -93,7 +93,7 @@ class Chosen:
         self.values, self.structure = divide(self.trees(), mask)
 
     def trees(self) -> tuple[PyTree, ...]:
-        """The arguments that were asked for."""
+        """The arguments to differentiate."""
         return tuple(self._args[i] for i in self._indices)
 
     def collect(
@@ -106,14 +106,14 @@ class Chosen:
             args[i] = tree
         collected = collect(fn, args, kwargs)
         if info_of(self.structure.treedef).has_states:
-            # Nothing else of them is stored: tracers must not outlive the trace.
+            # Only the flags are stored: tracers must not outlive the trace.
             self._used = [not state.__usable__() for state in states_in(trees)]
         return collected
 
     def pass_on_use(self, by: str) -> None:
-        """Use up the caller's States that the function used up in the arguments put together.
+        """Use up the caller's States if the function used up their copies in the arguments.
 
-        What is passed on as it is can be used once, and so can this.
+        A State that is passed on can be used once, and so can these.
         """
         if any(self._used):
             for state, is_used in zip(states_in(self.trees()), self._used, strict=True):
@@ -123,9 +123,9 @@ class Chosen:
     def apart(
         self, fn: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
-        """The call of `collect`, for one run more, which changes nothing that the caller has.
+        """The call of `collect` for one more run, which changes nothing that the caller has.
 
-        The States in it are others, so that those of the caller can be used once more.
+        Its States are copies, so the caller's can still be used once.
         """
         arrays, structure = divide((fn, self._args, kwargs))
         fn, args, kwargs = structure.assemble(arrays)
@@ -137,13 +137,13 @@ class Chosen:
     def place(self, derivatives: Sequence[Any]) -> PyTree:
         """Trees like the arguments, with a derivative for each chosen leaf and None elsewhere.
 
-        One tree, or a tuple of them if several arguments were asked for.
+        One tree, or a tuple of trees if several arguments were chosen.
         """
         trees = as_derivatives(self.structure.place(derivatives), self.structure.treedef)
         return trees if self._several else trees[0]
 
     def named(self, fn: Callable[..., Any]) -> list[tuple[str, Any]]:
-        """Every leaf of the arguments, with where it is."""
+        """Every leaf of the arguments, with its path."""
         return [
             (path_text(path, name), leaf)
             for name, tree in zip(_names(fn, self._indices), self.trees(), strict=True)
@@ -159,22 +159,22 @@ def choose(
     wrt: FilterSpec | None,
     argnums: int | tuple[int, ...] | None,
 ) -> Chosen:
-    """Find what is differentiated in a call.
+    """Find the leaves that a call differentiates.
 
     Args:
-        where: the transform's name.
+        where: the name of the transform.
         fn: the function that is called.
         args: its positional arguments.
         kwargs: its arguments by keyword, which are not differentiated.
-        wrt: which leaves; for several arguments, also one spec for each, or a dict by name.
-        argnums: which arguments; None for the first.
+        wrt: chooses leaves; for several arguments, also one spec for each, or a dict by name.
+        argnums: chooses arguments; None for the first.
 
     Returns:
-        The chosen leaves, which may be none.
+        The chosen leaves, perhaps none.
 
     Raises:
-        ArgumentError: an argument is not there, or is asked for twice.
-        SpecError: `wrt` does not fit.
+        ArgumentError: if an argument is missing, or is chosen twice.
+        SpecError: if `wrt` does not fit.
     """
     indices = _indices(where, fn, args, kwargs, argnums)
     trees = [args[i] for i in indices]
@@ -183,7 +183,7 @@ def choose(
     else:
         masks = _picked(where, wrt, trees, _names(fn, indices), isinstance(argnums, tuple))
     chosen = Chosen(args, indices, [m for mask in masks for m in mask], isinstance(argnums, tuple))
-    # Of all at once, and before anything has a name: most models share nothing.
+    # For all at once, and before names are made, because most models share nothing.
     if has_twice(chosen.values):
         for name, tree, mask in zip(_names(fn, indices), trees, masks, strict=True):
             tell_shared(f"{where} of {function_name(fn)}", name, tree, mask)
@@ -201,7 +201,7 @@ def _indices(
     for i in asked:
         if not -len(args) <= i < len(args):
             _refuse_missing(where, fn, args, kwargs, i)
-    # Counted from the front, so that 0 and -2 are seen to be one argument.
+    # Counted from the front, so that 0 and -2 are found to be one argument.
     indices = tuple([i % len(args) for i in asked])
     if len(set(indices)) < len(indices):
         raise ArgumentError(f"{where}(argnums)", "each argument once", repr(argnums))
@@ -216,10 +216,10 @@ def _names(fn: Callable[..., Any], indices: Iterable[int]) -> list[str]:
 def _picked(
     where: str, wrt: FilterSpec, trees: list[PyTree], names: list[str], several: bool
 ) -> list[list[bool]]:
-    """Which leaves of each argument `wrt` picks."""
+    """The leaves of each argument that `wrt` selects."""
     if isinstance(wrt, (str, type)):
         wrt = as_selector(wrt)
-    # A path is misspelt only if none of the arguments that it is applied to has it.
+    # A path is misspelt only if it matches in none of the arguments.
     shared = isinstance(wrt, Selector)
     if isinstance(wrt, Selector):
         refuse_unmatched([wrt], trees)
@@ -271,18 +271,18 @@ def _refuse_missing(
 def refuse_nothing(
     where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any, hint: Sequence[str] = ()
 ) -> None:
-    """Raise the error for a call in which there is nothing to differentiate, if there is not.
+    """Raise an error if a call has nothing to differentiate.
 
     Args:
-        where: the transform's name.
+        where: the name of the transform.
         fn: the function that is called.
-        chosen: what was chosen.
-        wrt: by what.
-        hint: what to do, if that is not to differentiate another argument.
+        chosen: the chosen leaves.
+        wrt: the spec that chose them.
+        hint: what to do; by default, differentiate another argument.
 
     Raises:
-        ArgumentError: no leaf was chosen; what there was is listed.
-        UnfinishedError: for a layer lacks a size.
+        ArgumentError: if no leaf was chosen; the error lists the leaves there are.
+        UnfinishedError: if the reason is a layer that lacks a size.
     """
     if chosen.values:
         return
@@ -302,7 +302,7 @@ def refuse_nothing(
 
 
 def chosen_places(fn: Callable[..., Any], chosen: Chosen) -> list[tuple[str, Any]]:
-    """Where the chosen leaves are, each with the leaf."""
+    """The paths of the chosen leaves, each with its leaf."""
     every = chosen.named(fn)
     return [every[i] for i in chosen.structure.positions or ()]
 
@@ -311,7 +311,7 @@ def as_argnums(where: str, argnums: Any) -> int | tuple[int, ...] | None:
     """`argnums` as an int, a tuple or None.
 
     Raises:
-        ArgumentError: it is none of these.
+        ArgumentError: if it is none of these.
     """
     kind = class_of(argnums)
     if argnums is None or (issubclass(kind, int) and kind is not bool):

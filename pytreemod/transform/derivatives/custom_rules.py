@@ -1,12 +1,12 @@
 """Derivatives that the user writes: custom rules for functions of any trees.
 
-JAX's own take lists of arrays. A call is divided; the rule is given trees again, put together
-around what JAX hands it, and gives trees back, of which the derivatives are taken in order
-(`tangents`). Function and rule are traced apart, and must give the same result: what it is made of,
-whichever ran first, is stored for the other to be compared with (`_Agreement`).
+JAX's custom rules take lists of arrays. A call is divided into arrays and structure. The rule gets
+trees that are assembled from JAX's arrays, and returns trees, whose derivatives are taken in order
+(`tangents`). JAX traces function and rule separately, and both must return the same structure. The
+structure of the first one that runs is stored, and compared with the other's (`_Agreement`).
 
-By which arguments there may be a derivative is a matter of the rule. One by anything else would be
-zero, and wrong: it is refused while JAX traces, by path.
+The rule decides which arguments have a derivative. A derivative by anything else would be zero, and
+wrong. It is refused during the trace, by path.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, jtu
 
-# The options of these two are their rules. Each definition replaces them all: what was compiled
-# with other rules compares unequal, and is not used again.
+# The options of these two are their rules. Each definition replaces them all, so programs
+# compiled with other rules compare unequal and are not used again.
 
 
 class _JvpRules(NamedTuple):
@@ -53,7 +53,7 @@ class _VjpRules(NamedTuple):
 
 def _define(custom: Transformed, name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     check_callable(f"{name} of {function_name(custom.fn)}", rule)
-    # Replaced and not changed: they are part of the structure by which programs are found.
+    # Replaced, not changed: they are part of the structure by which programs are found.
     custom.options = custom.options._replace(**{name: rule})
     return rule
 
@@ -62,7 +62,7 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
     """The rule of that name.
 
     Raises:
-        RuleError: it was not defined yet.
+        RuleError: if it is not defined yet.
     """
     found = getattr(custom.options, name)
     if found is None:
@@ -76,7 +76,7 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
     return found
 
 
-# ---- older spellings, whose rules are given zeros where ours are given None
+# ---- older spellings, whose rules get zeros where ours get None
 
 
 def _warn_of(custom: Transformed, older: str, newer: Sequence[str]) -> None:
@@ -122,7 +122,7 @@ def _older_backward(
 
 
 class _Agreement:
-    """What a custom function and its rule agree on: the result, but for its arrays."""
+    """The result on which a custom function and its rule must agree, without its arrays."""
 
     def __init__(self, where: str):
         self.where = where
@@ -133,22 +133,21 @@ class _Agreement:
         """Pack a result.
 
         Args:
-            result: what the function or its rule returned.
-            tangents: of the leaves, where there are any: a number that has one is an array.
+            result: the value that the function or its rule returned.
+            tangents: the tangents of its leaves, if any; a number with a tangent becomes an array.
 
         Raises:
-            DerivativeError: the result is not like an earlier one.
+            DerivativeError: if the result is not like an earlier one.
         """
         if tangents:
             leaves, treedef = jtu.tree_flatten(result)
             pairs = zip(leaves, tangents, strict=True)
-            # A rule may return a number for which it has a tangent: JAX has tangents of arrays
-            # only.
+            # A rule may return a number with a tangent, but JAX has tangents of arrays only.
             result = treedef.unflatten([x if t is None else _as_array(x) for x, t in pairs])
         arrays, structure = divide(result)
         structs = [jax.ShapeDtypeStruct(x.shape, jnp.result_type(x)) for x in arrays]
         if self.structure is None:
-            # Whichever comes first: JAX may trace the rule and never the function, or both.
+            # Whichever runs first: JAX may trace only the rule, or both.
             self.structure, self.structs = structure, structs
         elif self.structs != structs or not self.structure.matches(structure):
             found = compare(self.structure.assemble(self.structs), structure.assemble(structs))
@@ -158,12 +157,12 @@ class _Agreement:
 
 
 def _as_array(value: Any) -> Any:
-    # Outside of a compiled function, JAX hands out Python numbers as they came.
+    # Outside compiled functions, JAX passes Python numbers unchanged.
     return value if is_array(value) else jnp.asarray(value)
 
 
 def _spots(tree: PyTree, root: str) -> list[str]:
-    """Where a tree of flags or tangents has something."""
+    """The paths of a tree of flags or tangents that have one."""
     found = jtu.tree_leaves_with_path(tree)
     return [path_text(path, root) for path, leaf in found if leaf is not None and leaf is not False]
 
@@ -189,14 +188,14 @@ class _CustomJvp(Transformed):
     def def_jvp(self, fn_jvp: Callable[..., Any]) -> Callable[..., Any]:
         """Define the derivative: `fn_jvp(primals, tangents, **kwargs) -> (out, tangent_out)`.
 
-        `primals` is the tuple of positional arguments; `tangents` has the same structure, with
-        None for a zero and for all but floating arrays. `tangent_out` has the structure of
-        `out`, with None in the same sense; None may replace a whole subtree.
+        `primals` is the tuple of positional arguments. `tangents` has the same structure, with None
+        for zeros and for everything that is not a floating array. `tangent_out` has the structure
+        of `out`, with None in the same sense; None may replace a whole subtree.
         """
         return _define(self, "def_jvp", fn_jvp)
 
     def defjvp(self, fn_jvp: Callable[..., Any]) -> None:
-        """Older spelling of `def_jvp`: floating arrays have a tangent, be it of zeros."""
+        """Older spelling of `def_jvp`: every floating array has a tangent, perhaps of zeros."""
         check_callable(f"defjvp of {function_name(self.fn)}", fn_jvp, "fn_jvp")
         _warn_of(self, "defjvp", ["@{called}.def_jvp", "def fn_jvp(primals, tangents): ..."])
         self.def_jvp(ft.partial(_older_jvp, fn_jvp))
@@ -230,7 +229,7 @@ class _CustomJvp(Transformed):
 
 
 def _with_tangents(agreement: _Agreement, out: PyTree, tangent_out: PyTree) -> tuple[Any, Any]:
-    """What a rule returned, as JAX wants it: packed, and a tangent for each array."""
+    """The result of a rule as JAX wants it: packed, and a tangent for each array."""
     expected, root = "a tangent like out", "tangent_out"
     found = beside(out, tangent_out, where=agreement.where, expected=expected, root=root)
     packed = agreement.pack(out, found)
@@ -252,8 +251,8 @@ class _CustomVjp(Transformed):
     def def_fwd(self, fn_fwd: Callable[..., Any]) -> Callable[..., Any]:
         """Define the forward pass.
 
-        `fn_fwd(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`: `perturbed` has the
-        structure of `vjp_arg`, with True where a gradient is needed; `residuals` is any tree, for
+        `fn_fwd(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`. `perturbed` has the
+        structure of `vjp_arg`, with True where a gradient is needed. `residuals` is any tree, for
         the backward pass.
         """
         return _define(self, "def_fwd", fn_fwd)
@@ -261,18 +260,18 @@ class _CustomVjp(Transformed):
     def def_bwd(self, fn_bwd: Callable[..., Any]) -> Callable[..., Any]:
         """Define the backward pass.
 
-        `fn_bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs) -> grad_vjp_arg`:
-        `grad_out` has the structure of the result, with None for a zero and for what is no
-        floating array; what is returned has the structure of `vjp_arg`, with None in the same
-        sense.
+        `fn_bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs) -> grad_vjp_arg`.
+        `grad_out` has the structure of the result, with None for zeros and for everything that is
+        not a floating array. The rule returns a tree with the structure of `vjp_arg`, with None in
+        the same sense.
         """
         return _define(self, "def_bwd", fn_bwd)
 
     def defvjp(self, fn_fwd: Callable[..., Any], fn_bwd: Callable[..., Any]) -> None:
         """Older spelling of `def_fwd` and `def_bwd`, both at once.
 
-        The rules do not know what is perturbed, and floating arrays of the result have a
-        gradient, be it of zeros: `fn_fwd(vjp_arg, *args, **kwargs) -> (out, residuals)`,
+        The rules do not get `perturbed`, and every floating array of the result has a gradient,
+        perhaps of zeros: `fn_fwd(vjp_arg, *args, **kwargs) -> (out, residuals)`,
         `fn_bwd(residuals, grad_out, vjp_arg, *args, **kwargs) -> grad_vjp_arg`.
         """
         for argument, rule in (("fn_fwd", fn_fwd), ("fn_bwd", fn_bwd)):
@@ -293,7 +292,8 @@ class _CustomVjp(Transformed):
         backward = _rule(self, "def_bwd", "bwd(residuals, grad_out, perturbed, vjp_arg, *args)")
         if not args:
             self._refuse_no_argument(kwargs)
-        # Two lists, for JAX says of each whether it is differentiated; the second must not be.
+        # Two lists, because JAX reports for each whether it is differentiated; the second must not
+        # be.
         first, vjp_arg = divide(args[0])
         others, rest = divide((self.fn, args[1:], kwargs))
         call = _VjpCall(self, vjp_arg, rest, forward, backward)
@@ -318,7 +318,7 @@ class _CustomVjp(Transformed):
 
 
 class _Pass:
-    """What a forward pass leaves for its backward pass that is no array. Compared by identity."""
+    """The part of a forward pass's residuals that is not arrays. Compared by identity."""
 
     __slots__ = ("perturbed", "residuals")
 
@@ -352,7 +352,7 @@ class _VjpCall:
         return self.agreement.pack(call_tracked(fn, args, kwargs))
 
     def run_forward(self, first: list[Any], others: list[Any]) -> tuple[Any, Any]:
-        """The function, with what the backward pass needs."""
+        """The function, with the residuals for the backward pass."""
         firsts = [_as_array(x.value) for x in first]
         seconds = [_as_array(x.value) for x in others]
         self._refuse_others(_perturbed(others, seconds))
@@ -366,12 +366,12 @@ class _VjpCall:
         )
         packed = self.agreement.pack(out)
         arrays, structure = divide(residuals)
-        # As the key of a dict it becomes part of JAX's own record of this very forward pass: there
-        # may be several, each with other residuals.
+        # As the key of a dict, it is part of JAX's record of this forward pass. There may be
+        # several passes, each with other residuals.
         return packed, {_Pass(perturbed, structure): (firsts, seconds, arrays)}
 
     def run_backward(self, residue: Any, packed: Any) -> tuple[Any, Any]:
-        """From cotangents of the result, packed as it is, to those of the first argument."""
+        """From cotangents of the packed result to those of the first argument."""
         ((kept, (firsts, seconds, arrays)),) = residue.items()
         (cotangents,) = packed.values()
         structure = self.agreement.structure
@@ -390,7 +390,7 @@ class _VjpCall:
             root="gradient",
             strict=False,
         )
-        # None for all the others, which JAX takes for zeros: they were refused in the forward pass.
+        # None for all others, which JAX treats as zeros: the forward pass has refused them.
         return [found[i] for i in self.vjp_arg.positions or ()], None
 
     def _refuse_others(self, flags: list[bool]) -> None:
@@ -411,26 +411,26 @@ def _perturbed(primals: list[Any], values: list[Any]) -> list[bool]:
 def filter_custom_jvp(fn: Callable[..., Any]) -> Any:
     """A function with a derivative of your own: `jax.custom_jvp` for functions of any trees.
 
-    Positional arguments can be differentiated; keywords, and arrays that `fn` itself holds, are
+    Positional arguments can be differentiated. Keywords, and the arrays of `fn` itself, are
     constant.
 
-    **Law.** A call gives what `fn` gives; its derivatives are what the rule says.
+    **Law.** A call returns the result of `fn`; its derivatives are those of the rule.
 
     Args:
         fn: the function.
 
     Returns:
         A function of the same signature, with a method `def_jvp` that takes the rule:
-        `rule(primals, tangents, **kwargs) -> (out, tangent_out)`. A tangent is None where it is
-        zero and where there is no floating array, in what the rule is given and in what it
-        returns.
+        `rule(primals, tangents, **kwargs) -> (out, tangent_out)`. A tangent is None if it is zero
+        or if its primal is not a floating array, both in the arguments and in the result of the
+        rule.
 
     Raises:
-        ArgumentError: `fn` is not callable.
-        RuleError: it is called before the rule is defined.
-        DerivativeError: the rule returns no pair, or a
-            tangent of another structure, shape or dtype than its primal; a keyword is
-            differentiated. Paths are named.
+        ArgumentError: if `fn` is not callable.
+        RuleError: if it is called before the rule is defined.
+        DerivativeError: if the rule does not return a pair, if a tangent has another structure,
+            shape or dtype than its primal, or if a keyword is differentiated. The error names
+            the paths.
 
     Examples:
         >>> @filter_custom_jvp
@@ -451,19 +451,19 @@ def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
     """A function with a backward pass of your own: `jax.custom_vjp` for functions of any trees.
 
     The first argument is differentiated; everything else is constant. To differentiate several
-    things, put them into one tuple.
+    values, put them into one tuple.
 
-    Two methods of what comes back take the rules:
+    Two methods of the result take the rules:
 
     - `def_fwd`: `rule(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`, where `perturbed`
       is a tree like `vjp_arg` that says which leaves need a gradient;
     - `def_bwd`: `rule(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)`, which returns the
       gradient: a tree like `vjp_arg`.
 
-    A gradient is None where it is zero and where there is no floating array, in what the rules are
-    given and in what they return. `residuals` may be any tree.
+    A gradient is None if it is zero or if its leaf is not a floating array, both in the arguments
+    and in the results of the rules. `residuals` may be any tree.
 
-    **Law.** A call gives what `fn` gives; its gradients are what the two rules say.
+    **Law.** A call returns the result of `fn`; its gradients are those of the two rules.
 
     Args:
         fn: the function, `fn(vjp_arg, *args, **kwargs)`.
@@ -472,11 +472,11 @@ def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
         A function of the same signature, with the methods `def_fwd` and `def_bwd`.
 
     Raises:
-        ArgumentError: `fn` is not callable, or is called without a positional argument.
-        RuleError: it is called before both rules are defined.
-        DerivativeError: `def_fwd` returns no pair;
-            the gradient has another structure, shape or dtype than the first argument; something
-            else than the first argument is differentiated. Paths are named.
+        ArgumentError: if `fn` is not callable, or is called without a positional argument.
+        RuleError: if it is called before both rules are defined.
+        DerivativeError: if `def_fwd` does not return a pair, if the gradient has another structure,
+            shape or dtype than the first argument, or if anything except the first argument is
+            differentiated. The error names the paths.
 
     Examples:
         >>> @filter_custom_vjp

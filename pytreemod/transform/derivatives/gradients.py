@@ -1,8 +1,8 @@
 """Gradients with respect to the trainable leaves of any tree.
 
-What is differentiated is chosen and taken out (`chosen_leaves`), JAX differentiates a function of
-the list of these, and the gradient is a tree like the argument, with None for all else. The rest of
-what the function returns goes out beside the loss, packed.
+The leaves to differentiate are chosen and taken out (`chosen_leaves`). JAX differentiates a
+function of the list of these leaves. The gradient is a tree like the argument, with None for all
+other leaves. The rest of the function's result is returned beside the loss, packed.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _T = TypeVar("_T")
 _V = TypeVar("_V")
 _A = TypeVar("_A")
 _X = TypeVar("_X")
-# The argument that is differentiated comes first, and by position.
+# The argument that is differentiated comes first, by position.
 _Function: TypeAlias = Callable[Concatenate[_X, _P], _V]
 
 
 def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
-    """Split a model as `filter_grad` does: what is differentiated, and the rest.
+    """Split a model as `filter_grad` does: the leaves to differentiate, and the rest.
 
-    Initialize the optimizer with the first half, so that weight decay never reaches what the
-    gradient did not.
+    Initialize the optimizer with the first half, so that weight decay never changes leaves without
+    a gradient.
 
     **Law.** `combine(*trainable(m, wrt)) == m`, and the first half has the structure of
     `filter_grad(f, wrt=wrt)(m)`.
@@ -69,10 +69,10 @@ def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
         Two trees of the model's structure, with None for each leaf that is in the other.
 
     Raises:
-        UnfinishedError: a layer lacks a size.
+        UnfinishedError: if a layer lacks a size.
 
     Warns:
-        SharedParameterWarning: one parameter is at two paths of the model.
+        SharedParameterWarning: if one parameter is at two paths of the model.
 
     Examples:
         >>> trainable({"w": jnp.ones(2), "n": 3})
@@ -125,7 +125,7 @@ class _Grad(Transformed):
             (value, collected), aux = chosen.collect(called, diffs, kwargs), None
             if options.has_aux:
                 value, aux = pair_of(value, self._where(), "loss, aux", reason=", for has_aux=True")
-            # Not a good one, which JAX would take for a tracer that has leaked.
+            # Only bad ones are stored: JAX would report a good loss as a leaked tracer.
             is_good = isinstance(value, jax.Array) and value.shape == ()
             if not is_good or not jnp.issubdtype(value.dtype, jnp.floating):
                 losses.append(value)
@@ -144,7 +144,7 @@ class _Grad(Transformed):
                 explain_loss(name, fn, loss, error, is_holomorphic=is_holomorphic)
             raise
         finally:
-            # What is traced must not outlive the trace.
+            # Tracers must not outlive the trace.
             losses.clear()
         if again is not None:
             reach = reach_of(
@@ -160,7 +160,7 @@ class _Grad(Transformed):
 
     @staticmethod
     def result(value: Any, aux: Any, gradient: Any, has_aux: bool) -> Any:
-        """What the caller gets."""
+        """The result for the caller."""
         return ((value, aux) if has_aux else value), gradient
 
     def _where(self) -> str:
@@ -191,7 +191,7 @@ def _make(
     gradkwargs: dict[str, Any],
 ) -> Any:
     where = cls.transform_name
-    # Before there is a function: a decorator's mistake is reported where it is written.
+    # Before there is a function, so that a mistake in a decorator is reported at its line.
     argnums = as_argnums(where, argnums)
     check_options(where, gradkwargs, untyped_jax.value_and_grad, filter_grad)
     check_unused(where, unused)
@@ -273,15 +273,15 @@ def filter_value_and_grad(
     unused: Unused = "ignore",
     **gradkwargs: Any,
 ) -> Any:
-    """Like [`filter_grad`][pytreemod.filter_grad], returning the value as well.
+    """Like [`filter_grad`][pytreemod.filter_grad], but returns the value as well.
 
     Args:
-        fun: a function with a scalar result; left out, a decorator is returned.
-        wrt: which leaves to differentiate; see `filter_grad`.
-        argnums: which arguments; see `filter_grad`.
+        fun: a function with a scalar result; without it, the result is a decorator.
+        wrt: the leaves to differentiate; see `filter_grad`.
+        argnums: the arguments to differentiate; see `filter_grad`.
         has_aux: whether `fun` returns a pair `(loss, aux)`.
         unused: what to do about parameters without a gradient; see `filter_grad`.
-        **gradkwargs: for `jax.value_and_grad` (`holomorphic`, `allow_int`, ...).
+        **gradkwargs: options of `jax.value_and_grad` (`holomorphic`, `allow_int`, ...).
 
     Returns:
         A function that returns `(value, gradient)`, or `((value, aux), gradient)`.
@@ -369,41 +369,43 @@ def filter_grad(
 ) -> Any:
     """The gradient of a scalar function of any trees.
 
-    Differentiates the floating arrays of the first argument, save buffers
-    ([`buffer`][pytreemod.buffer]). The gradient has the argument's structure, with None
-    for every leaf that was not differentiated.
+    Differentiates the floating arrays of the first argument, except buffers
+    ([`buffer`][pytreemod.buffer]). The gradient has the structure of the argument, with None for
+    every other leaf.
 
-    **Law.** On what is differentiated it equals `jax.grad` of the function of these arrays alone.
+    **Law.** On the differentiated arrays it equals `jax.grad` of the function of these arrays
+    alone.
 
     Args:
-        fun: a function with a scalar result; left out, a decorator is returned.
-        wrt: which leaves to differentiate: a selector, a predicate or a prefix tree of these and
-            of bools. With several `argnums` it is applied to each of them, or is a tuple with one
-            for each, or a dict by argument name, in which what is left out has the default.
-            Floating arrays only, in any case.
-        argnums: which arguments: an int (the gradient is a tree), or several (a tuple of trees).
+        fun: a function with a scalar result; without it, the result is a decorator.
+        wrt: the leaves to differentiate: a selector, a predicate or a prefix tree of these and of
+            bools. In any case, only floating arrays are differentiated. With several `argnums`, the
+            spec applies to each argument; or pass a tuple with one spec for each. You can also pass
+            a dict by argument name, where missing names get the default.
+        argnums: the arguments to differentiate: an int (the gradient is a tree), or several (a
+            tuple of trees).
         has_aux: whether `fun` returns a pair `(loss, aux)`; `aux` may be any tree.
         unused: what to do if the loss does not use a leaf, or cuts it off (`stop_gradient`,
-            rounding, comparisons): `"error"`, `"warn"`, or `"ignore"`. Looking costs one more trace
-            of `fun`. A gradient that is zero for other reasons is none of these: see
+            rounding, comparisons): `"error"`, `"warn"`, or `"ignore"`. The check costs one more
+            trace of `fun`. It ignores gradients that are zero for other reasons: see
             [`gradient_report`][pytreemod.debug.gradient_report].
-        **gradkwargs: for `jax.grad` (`holomorphic`, `allow_int`, ...).
+        **gradkwargs: options of `jax.grad` (`holomorphic`, `allow_int`, ...).
 
     Returns:
         A function that returns the gradient, or `(gradient, aux)`.
 
     Raises:
-        ArgumentError: the differentiated argument was given by keyword, has nothing to
-            differentiate, or `fun` does not return what `has_aux` says.
-        ShapeError: the loss is no scalar.
-        SpecError: `wrt` does not fit the arguments.
-        DerivativeError: with `unused="error"`, leaves get no gradient; all are named.
+        ArgumentError: if the differentiated argument is passed by keyword, or has nothing to
+            differentiate, or if the result of `fun` does not fit `has_aux`.
+        ShapeError: if the loss is not a scalar.
+        SpecError: if `wrt` does not fit the arguments.
+        DerivativeError: with `unused="error"`, if leaves get no gradient; the error names all.
 
     Warns:
-        UnusedParameterWarning: with `unused="warn"`, leaves get no gradient.
-        SharedParameterWarning: one parameter is at two paths of what is differentiated:
-            each path has a gradient of its own.
-        LostUpdateWarning: `fun` uses a State up, and does not return what replaces it.
+        UnusedParameterWarning: with `unused="warn"`, if leaves get no gradient.
+        SharedParameterWarning: if one parameter is at two differentiated paths. Each path has its
+            own gradient.
+        LostUpdateWarning: if `fun` uses up a State, and does not return its successor.
 
     Examples:
         >>> grad = filter_grad(lambda m, x: m["w"] * x)

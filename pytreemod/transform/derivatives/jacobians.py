@@ -1,9 +1,9 @@
 """Jacobians and Hessians of functions of any trees.
 
-JAX differentiates a function of the list of chosen leaves, which returns the list of what is
-differentiable in the result. The Jacobian is a tree of the result's structure; at each of its
-leaves is one of the argument's. A Hessian is the Jacobian, forwards, of one that was taken
-backwards.
+JAX differentiates a function of the list of chosen leaves, which returns the list of differentiable
+leaves of the result. The Jacobian is a tree with the structure of the result. Each of its leaves
+is a tree with the structure of the argument. A Hessian is the forward-mode Jacobian of a
+reverse-mode Jacobian.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Jacobian(Transformed):
     __slots__ = ()
 
     options: _Options
-    # What JAX wants to be real, unless the function is holomorphic.
+    # Arrays that JAX wants to be real, unless the function is holomorphic.
     of: ClassVar[str]
 
     @raises_checks
@@ -62,7 +62,7 @@ class _Jacobian(Transformed):
         refuse_nothing(name, fn, chosen, options.wrt)
         is_real = not dict(options.jaxkwargs).get("holomorphic")
         if is_real and self.of == "arguments":
-            # Here, where there are paths: JAX's own error names no leaf.
+            # Here the paths are known; JAX's error names no leaf.
             self._refuse_complex(where, chosen_places(fn, chosen))
         fn = supplied(fn)
 
@@ -76,7 +76,7 @@ class _Jacobian(Transformed):
             outs, _ = divide(result, is_differentiable)
             if not outs:
                 _refuse_no_result(where, result)
-            # The result goes along as it is: what shows where its Jacobians are to be placed.
+            # The result is returned, too, because it shows the paths of the Jacobians.
             return outs, pack(with_collected((result, aux), collected))
 
         jacobians, packed = self.differentiate(run, dict(options.jaxkwargs))(chosen.values)
@@ -104,7 +104,7 @@ class _Jacobian(Transformed):
     @staticmethod
     @abstractmethod
     def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-        """JAX's own transform."""
+        """The transform of JAX."""
 
 
 def _is_complex(leaf: Any) -> bool:
@@ -150,7 +150,7 @@ class _Hessian(Transformed):
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Under the name of the whole in errors of either half.
+        # Errors of either half name `filter_hessian`.
         return _HessianOfRows(_RowsOfHessian(self.fn, self.options), self.options)(*args, **kwargs)
 
 
@@ -175,7 +175,7 @@ def _make(
     jaxkwargs: dict[str, Any],
 ) -> Any:
     where = cls.transform_name
-    # Before there is a function: a decorator's mistake is reported where it is written.
+    # Before there is a function, so that a mistake in a decorator is reported at its line.
     argnums = as_argnums(where, argnums)
     function = getattr(untyped_jax, where.removeprefix("filter_"))
     check_options(where, jaxkwargs, function, filter_jacfwd)
@@ -196,29 +196,29 @@ def filter_jacfwd(
 ) -> Any:
     """The Jacobian by forward mode: `jax.jacfwd` for functions of any trees.
 
-    Good for few inputs and many outputs. By default it differentiates what
-    [`filter_grad`][pytreemod.filter_grad] does: the floating arrays of the first argument, save
-    buffers. The Jacobian has the structure of the result, with, at each floating array or number,
-    a tree of the argument's structure: at each leaf `d result / d leaf`, of shape
-    `(*result.shape, *leaf.shape)`. Every other leaf of either is None.
+    Good for few inputs and many outputs. By default it differentiates the same leaves as
+    [`filter_grad`][pytreemod.filter_grad]: the floating arrays of the first argument, except
+    buffers. The Jacobian has the structure of the result. At each floating array or number it has
+    a tree with the structure of the argument. Each leaf of that tree is `d result / d leaf`, of
+    shape `(*result.shape, *leaf.shape)`. Every other leaf of either is None.
 
-    **Law.** On what is differentiated it equals `jax.jacfwd` of the function of these arrays alone.
+    **Law.** On the differentiated arrays it equals `jax.jacfwd` of the function of these arrays
+    alone.
 
     Args:
-        fun: the function; left out, a decorator is returned.
+        fun: the function; without it, the result is a decorator.
         has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
-        argnums: which arguments: an int, or several (then each Jacobian is a tuple of trees).
-        wrt: which leaves, as for `filter_grad`.
-        **jaxkwargs: for `jax.jacfwd` (`holomorphic`).
+        argnums: the arguments: an int, or several (then each Jacobian is a tuple of trees).
+        wrt: the leaves, as for `filter_grad`.
+        **jaxkwargs: options of `jax.jacfwd` (`holomorphic`).
 
     Returns:
         A function that returns the Jacobian, or `(jacobian, aux)`.
 
     Raises:
-        ArgumentError: the differentiated argument was given by keyword, or has nothing to
-            differentiate; the result has no floating array; `fun` does not return what `has_aux`
-            says.
-        SpecError: `wrt` does not fit the arguments.
+        ArgumentError: if the differentiated argument is passed by keyword, or has nothing to
+            differentiate; if the result has no floating array, or does not fit `has_aux`.
+        SpecError: if `wrt` does not fit the arguments.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -242,21 +242,22 @@ def filter_jacrev(
 
     Good for many inputs and few outputs; otherwise as [`filter_jacfwd`][pytreemod.filter_jacfwd].
 
-    **Law.** On what is differentiated it equals `jax.jacrev` of the function of these arrays alone.
+    **Law.** On the differentiated arrays it equals `jax.jacrev` of the function of these arrays
+    alone.
 
     Args:
-        fun: the function; left out, a decorator is returned.
+        fun: the function; without it, the result is a decorator.
         has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
-        argnums: which arguments: an int, or several (then each Jacobian is a tuple of trees).
-        wrt: which leaves, as for [`filter_grad`][pytreemod.filter_grad].
-        **jaxkwargs: for `jax.jacrev` (`holomorphic`).
+        argnums: the arguments: an int, or several (then each Jacobian is a tuple of trees).
+        wrt: the leaves, as for [`filter_grad`][pytreemod.filter_grad].
+        **jaxkwargs: options of `jax.jacrev` (`holomorphic`).
 
     Returns:
         A function that returns the Jacobian, or `(jacobian, aux)`.
 
     Raises:
         ArgumentError: as for `filter_jacfwd`.
-        SpecError: `wrt` does not fit the arguments.
+        SpecError: if `wrt` does not fit the arguments.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -277,22 +278,22 @@ def filter_hessian(
 ) -> Any:
     """The matrix of second derivatives: `jax.hessian` for functions of any trees.
 
-    **Law.** It is `filter_jacfwd(filter_jacrev(f))`, with the same options for both.
+    **Law.** It equals `filter_jacfwd(filter_jacrev(f))`, with the same options for both.
 
     Args:
-        fun: the function; left out, a decorator is returned.
+        fun: the function; without it, the result is a decorator.
         has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
-        argnums: which arguments: an int, or several (then each level is a tuple of trees).
-        wrt: which leaves, as for [`filter_grad`][pytreemod.filter_grad].
-        **jaxkwargs: for `jax.hessian` (`holomorphic`).
+        argnums: the arguments: an int, or several (then each level is a tuple of trees).
+        wrt: the leaves, as for [`filter_grad`][pytreemod.filter_grad].
+        **jaxkwargs: options of `jax.hessian` (`holomorphic`).
 
     Returns:
-        A function that returns the Hessian, or `(hessian, aux)`: for a scalar function of a tree,
-        a tree like the argument with, at each differentiated leaf, another such tree.
+        A function that returns the Hessian, or `(hessian, aux)`. For a scalar function of a tree,
+        the Hessian is a tree like the argument, with another such tree at each differentiated leaf.
 
     Raises:
         ArgumentError: as for [`filter_jacfwd`][pytreemod.filter_jacfwd].
-        SpecError: `wrt` does not fit the arguments.
+        SpecError: if `wrt` does not fit the arguments.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -1,13 +1,13 @@
 """Derivatives along a direction, and the linear maps behind them: jvp, vjp, linearize.
 
-A linear map goes from trees to trees, of which only some leaves are part of it. So each end is a
-space (`_Space`): a structure, and the shape of each array that counts. It reads what a user
-gives, with None for zero, and places what JAX returns.
+A linear map goes from trees to trees, but only some leaves of these are part of it. So each end is
+a space (`_Space`): a structure, and the shapes of the arrays that are part of it. A space reads
+the user's trees, with None for zero, and puts JAX's arrays into trees.
 
-In a result, that are the arrays that depend on the arguments. JAX knows which: it has a tangent
-that is zero by its type for all others, but does not say so outside. So the user's function is
-traced with an input of ours beside its own (`_MARKER`), whose tangent is never zero, and inside the
-trace each array of the result is asked (`zero_tangents`).
+In a result, those arrays are part that depend on the arguments. JAX knows them: the tangents of all
+others are zero by their types. It does not report this outside. So the user's function is traced
+with one more input (`_MARKER`), whose tangent is never zero. Inside the trace, each array of the
+result is tested (`zero_tangents`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import zero_tangents
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
-# An input beside the user's whose tangent is never zero, see `zero_tangents`.
+# One more input, whose tangent is never zero; see `zero_tangents`.
 _MARKER = np.ones((), np.float32)
 
 
@@ -54,8 +54,8 @@ def _is_computed(leaf: Any) -> bool:
 
 
 def _divide_nonzero(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
-    """Divide a result: what has a tangent that is not zero, and the rest."""
-    # Only floating arrays of JAX's are asked about: of all else it is known.
+    """Divide a result: the arrays with a tangent that is not zero, and the rest."""
+    # Only floating JAX arrays are tested; for all other leaves the answer is known.
     candidates, structure = divide(result, _is_computed)
     mask = [False] * structure.treedef.num_leaves
     for i, zero in zip(structure.positions or (), zero_tangents(marker, candidates), strict=True):
@@ -143,21 +143,22 @@ def filter_jvp(
     everything else is constant.
 
     Args:
-        fn: the function. Alone, as a decorator, it gives a function of `primals`, `tangents` and
-            keywords.
+        fn: the function. As a decorator, `filter_jvp(fn)` returns a function of `primals`,
+            `tangents` and keywords.
         primals: a tuple of positional arguments.
         tangents: a tuple of the same structure. None means zero, at a leaf or for everything
             below a node; only floating arrays and numbers have another tangent.
         **kwargs: arguments for `fn` by keyword, which are constant.
 
     Returns:
-        The result of `fn`, and a tree of the same structure: the tangent of each floating array
-        in it, and None for everything else and for what does not depend on what has a tangent.
+        The result of `fn`, and a tree of the same structure with the tangent of each floating
+        array. It has None for other leaves, and for those that do not depend on leaves with a
+        tangent.
 
     Raises:
-        ArgumentError: `primals` or `tangents` are no tuples, or differ in length.
-        DerivativeError: a tangent's structure, shape or dtype is not that of its primal; its path
-            is named.
+        ArgumentError: if `primals` or `tangents` are not tuples, or differ in length.
+        DerivativeError: if a tangent has another structure, shape or dtype than its primal; the
+            error names its path.
 
     Examples:
         >>> x, dx = jnp.asarray(3.0), jnp.asarray(1.0)
@@ -181,7 +182,7 @@ def filter_jvp(
 
 @dataclass(frozen=True)
 class _Space:
-    """The trees that a linear map takes or gives: where they have arrays, and of what shape."""
+    """The trees that a linear map takes or returns: the paths and shapes of their arrays."""
 
     treedef: Any
     structs: tuple[Any, ...]
@@ -191,19 +192,19 @@ class _Space:
         return self.treedef.unflatten([_FIXED if s is None else s for s in self.structs])
 
     def fill(self, tree: PyTree, values: Sequence[Any]) -> PyTree:
-        """A tree of this space with other values where there are arrays."""
-        # By position, for an array of the tree may be constant, and no part of the space.
+        """A tree of this space with other values for its arrays."""
+        # By position, because an array of the tree may be constant, and not part of the space.
         return divide(tree, [s is not None for s in self.structs])[1].assemble(values)
 
     def place(self, values: Sequence[Any]) -> PyTree:
-        """A tree like those of this space, with a value for each array and None for all else."""
+        """A tree like those of this space, with a value for each array and None elsewhere."""
         new = iter(values)
         tree = self.treedef.unflatten([s if s is None else next(new) for s in self.structs])
         return as_derivatives(tree, self.treedef)
 
 
 class _Fixed:
-    """Stands for a leaf that is not differentiated."""
+    """Represents a leaf that is not differentiated."""
 
     def __repr__(self) -> str:
         return "a leaf that is not differentiated"
@@ -220,7 +221,7 @@ def _space(structure: Structure, values: Sequence[Any]) -> _Space:
 
 
 class _LinearMap:
-    """A linear map between trees; a pytree whose children are the arrays that it was made of."""
+    """A linear map between trees; a pytree whose children are the arrays it was made of."""
 
     __slots__ = ("apply", "codomain", "domain", "name")
 
@@ -237,7 +238,7 @@ class _LinearMap:
         return f"<{self.name}>"
 
     def read(self, tree: PyTree, root: str, expected: str) -> list[Any]:
-        """The arrays of a tree of the domain, zeros where it has None."""
+        """The arrays of a tree of the domain, with zeros for None."""
         structs = self.domain.structs
         found = beside(self.domain.skeleton, tree, where=self.name, expected=expected, root=root)
         pairs = [(x, s) for x, s in zip(found, structs, strict=True) if s is not None]
@@ -255,7 +256,7 @@ def _unflatten(aux: Any, children: Any) -> _LinearMap:
 
 
 class _Pullback(_LinearMap):
-    """What `filter_vjp` returns: from a cotangent of the result to those of the arguments."""
+    """The map of `filter_vjp`: from a cotangent of the result to those of the arguments."""
 
     __slots__ = ()
 
@@ -271,7 +272,7 @@ class _Pullback(_LinearMap):
 
 
 class _Pushforward(_LinearMap):
-    """What `filter_linearize` returns: from tangents of the arguments to those of the result."""
+    """The map of `filter_linearize`: from tangents of the arguments to those of the result."""
 
     __slots__ = ()
 
@@ -298,7 +299,7 @@ class _Linearizing(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         name, fn, has_aux = self.transform_name, self.fn, self.options.has_aux
         chosen = choose(name, fn, args, kwargs, self.options.wrt, tuple(range(len(args))))
-        # Of forward maps there are no cotangents.
+        # Forward maps have no cotangents.
         seen = watch(fn, args, kwargs) if watching and self.is_backward else None
         fn = supplied(fn)
 
@@ -331,16 +332,16 @@ class _Linearizing(Transformed):
     @staticmethod
     @abstractmethod
     def divide(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
-        """Divide the result: what is differentiated, and the rest."""
+        """Divide the result: the differentiated arrays, and the rest."""
 
     @staticmethod
     @abstractmethod
     def linearize(run: Callable[..., Any], values: list[Any]) -> tuple[Any, Any, Any]:
-        """JAX's own transform."""
+        """The transform of JAX."""
 
     @abstractmethod
     def make(self, apply: Any, arguments: _Space, result: _Space) -> _LinearMap:
-        """The map that is handed out."""
+        """The map for the caller."""
 
 
 class _Vjp(_Linearizing):
@@ -351,7 +352,8 @@ class _Vjp(_Linearizing):
 
     @staticmethod
     def divide(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
-        # What does not depend on the arguments takes a cotangent, too: the caller need not know.
+        # Arrays that do not depend on the arguments take a cotangent, too: the caller need not
+        # know.
         return divide(result, is_inexact_array)
 
     @staticmethod
@@ -387,7 +389,7 @@ def _linearize(
         return ft.partial(_linearize, cls, primals=(), has_aux=has_aux, wrt=wrt)
     check_callable(cls.transform_name, fun)
     made = cls(fun, _Options(has_aux, wrt))
-    # A function without parameters has nothing to wait for.
+    # A function without parameters needs no primals.
     return made(*primals) if primals or parameters_of(fun) == () else made
 
 
@@ -399,30 +401,30 @@ def filter_vjp(
 ) -> Any:
     """The value and the map from cotangents to gradients: `jax.vjp` for functions of any trees.
 
-    Differentiates the floating arrays of all arguments, save buffers
+    Differentiates the floating arrays of all arguments, except buffers
     ([`buffer`][pytreemod.buffer]), as [`filter_grad`][pytreemod.filter_grad] does for one.
 
     **Law.** For a scalar function, `filter_vjp(f, x)[1](1.0) == (filter_grad(f)(x),)`.
 
     Args:
-        fun: the function; left out, a decorator is returned. Without primals, the result is a
+        fun: the function; without it, the result is a decorator. Without primals, the result is a
             function of them.
         *primals: its arguments.
         has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
-        wrt: which leaves to differentiate: a selector for every argument, one for each in a
-            tuple, or a dict by argument name; see `filter_grad`.
+        wrt: the leaves to differentiate: a selector for every argument, one for each in a tuple,
+            or a dict by argument name; see `filter_grad`.
 
     Returns:
-        `(result, vjp_fn)` or `(result, vjp_fn, aux)`. `vjp_fn` takes a tree like the result, with
-        a cotangent for each floating array and None (zero) for the rest, and returns a tuple with
-        a tree for each argument, which has None at every leaf that was not differentiated. It is
-        a pytree, so that it can be passed to other transforms.
+        `(result, vjp_fn)` or `(result, vjp_fn, aux)`. `vjp_fn` takes a tree like the result, with a
+        cotangent for each floating array and None (zero) for the rest. It returns a tuple with a
+        tree for each argument, which has None at every leaf that was not differentiated. `vjp_fn`
+        is a pytree, so you can pass it to other transforms.
 
     Raises:
-        ArgumentError: `fun` does not return what `has_aux` says.
-        SpecError: `wrt` does not fit the arguments.
-        DerivativeError: when `vjp_fn` is called: a structure, shape or dtype is not that of the
-            result; its path is named.
+        ArgumentError: if the result of `fun` does not fit `has_aux`.
+        SpecError: if `wrt` does not fit the arguments.
+        DerivativeError: when `vjp_fn` is called: if a structure, shape or dtype is not that of the
+            result; the error names its path.
 
     Examples:
         >>> y, vjp_fn = filter_vjp(lambda d, n: d["x"] ** n, {"x": jnp.asarray(3.0)}, 2)
@@ -439,33 +441,33 @@ def filter_linearize(
     has_aux: bool = False,
     wrt: FilterSpec | None = None,
 ) -> Any:
-    """The value and the linear map that the function is nearby: `jax.linearize` for any trees.
+    """The value and the linear map that approximates a function: `jax.linearize` for any trees.
 
-    As [`filter_jvp`][pytreemod.filter_jvp], for many tangents at one point: `fun` runs once, and
-    each call of the map costs only what depends on the tangents.
+    Like [`filter_jvp`][pytreemod.filter_jvp], for many tangents at one point. `fun` runs once; each
+    call of the map computes only the values that depend on the tangents.
 
     **Law.** `filter_linearize(f, *p)[1](*t) == filter_jvp(f, p, t)[1]`, where tangents that are
     None count as zeros.
 
     Args:
-        fun: the function; left out, a decorator is returned. Without primals, the result is a
+        fun: the function; without it, the result is a decorator. Without primals, the result is a
             function of them.
         *primals: its arguments.
         has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
-        wrt: which leaves may have a tangent, as for [`filter_vjp`][pytreemod.filter_vjp]; by
-            default all floating arrays save buffers.
+        wrt: the leaves that may have a tangent, as for [`filter_vjp`][pytreemod.filter_vjp]; by
+            default all floating arrays except buffers.
 
     Returns:
-        `(result, f_jvp)` or `(result, f_jvp, aux)`. `f_jvp` takes a tangent for each argument:
-        a tree like it, with None for zero and for what is not differentiated. It returns a tree
-        like the result, with None for all but floating arrays that depend on the
-        arguments. It is a pytree, so that it can be passed to other transforms.
+        `(result, f_jvp)` or `(result, f_jvp, aux)`. `f_jvp` takes a tangent for each argument: a
+        tree like it, with None for zeros and for leaves that are not differentiated. It returns a
+        tree like the result, with None for all leaves except floating arrays that depend on the
+        arguments. `f_jvp` is a pytree, so you can pass it to other transforms.
 
     Raises:
-        ArgumentError: `fun` does not return what `has_aux` says.
-        SpecError: `wrt` does not fit the arguments.
-        DerivativeError: when `f_jvp` is called: a structure, shape or dtype is not that of its
-            primal; its path is named.
+        ArgumentError: if the result of `fun` does not fit `has_aux`.
+        SpecError: if `wrt` does not fit the arguments.
+        DerivativeError: when `f_jvp` is called: if a structure, shape or dtype is not that of its
+            primal; the error names its path.
 
     Examples:
         >>> y, f_jvp = filter_linearize(lambda d, n: d["x"] ** n, {"x": jnp.asarray(3.0)}, 2)

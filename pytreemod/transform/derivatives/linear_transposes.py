@@ -1,4 +1,4 @@
-"""Linear functions run backwards: `filter_linear_transpose`."""
+"""`filter_linear_transpose`: the transpose of a linear function."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def filter_linear_transpose(
     """The transpose of a linear function: `jax.linear_transpose` for functions of any trees.
 
     It is linear in the floating arrays of its arguments. Everything else in them is constant, and
-    so are the arrays that `fun` itself holds.
+    so are the arrays of `fun` itself.
 
     **Law.** With `<a, b>` for the sum of the products of all arrays in two trees,
     `<transposed(ct), (x,)> == <ct, fun(x)>`.
 
     Args:
-        fun: the function. What it computes beside a linear function of its arguments, such as a
-            bias that it adds, is left out, as by JAX.
-        *primals: its arguments; of floating arrays only shapes and dtypes count, so that a
+        fun: the function. Like JAX, it ignores terms that are not linear in the arguments, such as
+            an added bias.
+        *primals: its arguments. Only the shapes and dtypes of floating arrays matter, so a
             `jax.ShapeDtypeStruct` may replace each.
 
     Returns:
-        A function that takes a tree like the result, with a cotangent for each array in it and
-        None (zero) for the rest, and returns a tuple with a tree for each argument, which has None
-        at every leaf that is constant.
+        A function that takes a tree like the result, with a cotangent for each array and None
+        (zero) for the rest. It returns a tuple with a tree for each argument, which has None at
+        every constant leaf.
 
     Raises:
-        ArgumentError: `fun` is not callable; what must be known has only a shape.
-        DerivativeError: an array in the result is not floating; when the transpose is called:
+        ArgumentError: if `fun` is not callable, or a constant has only a shape.
+        DerivativeError: if an array in the result is not floating. When the transpose is called: if
             a structure, shape or dtype is not that of the result, or the function is not linear.
 
     Examples:
@@ -62,7 +62,7 @@ def filter_linear_transpose(
     def run(values: list[Any]) -> Any:
         return pack(call_tracked(fun, structure.assemble(values), {}))
 
-    # What is transposed takes what `run` returns: with the same plan.
+    # The transpose takes the result of `run`: with the same plan.
     packed = jax.eval_shape(run, linear)
     (plan,) = packed
     structs, parts = divide(unpack(packed), is_abstract)
@@ -78,8 +78,8 @@ def filter_linear_transpose(
         given = [jnp.zeros(s.shape, s.dtype) if x is None else x for x, s in pairs]
         try:
             (values,) = transpose({plan: given})
-        # JAX has no error for it: the one is raised where a rule is missing, the other where it
-        # fails.
+        # JAX has no class for this error. It raises the first if a rule is missing, and the second
+        # if a rule fails.
         except (NotImplementedError, AssertionError) as error:
             raise DerivativeError(_explain_no_transpose(where)) from error
         return as_derivatives(structure.place(values), structure.treedef)
@@ -106,7 +106,7 @@ def _refuse_others(where: str, result: PyTree) -> None:
 
 
 def _places(tree: PyTree, root: str, counts: Callable[[Any], bool]) -> list[str]:
-    """Where there is something that counts, and is not floating."""
+    """The paths of leaves that `counts` selects and that are not floating."""
     leaves = jtu.tree_leaves_with_path(tree)
     wrong = [(path, leaf) for path, leaf in leaves if counts(leaf) and not _is_linear(leaf)]
     return [f"{path_text(path, root)}: {describe(leaf)}" for path, leaf in wrong]

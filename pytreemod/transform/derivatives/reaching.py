@@ -1,10 +1,10 @@
-"""Which of the leaves that are differentiated reach the loss, and which reach its derivative.
+"""Find the differentiated leaves that reach the loss, and those that reach its derivative.
 
-JAX gives a gradient of zeros to a leaf that the loss does not use, and to one that it uses where
-no derivative goes: behind `stop_gradient`, rounding, a comparison. The numbers do not distinguish
-these from a gradient that happens to be zero. The program does. The function is traced together
-with its linearization, once for all leaves: a leaf that is dead code for the loss is unused, and
-one whose tangent is dead code for the loss's tangent is cut off.
+JAX returns a gradient of zeros for a leaf that the loss does not use. It does the same for a leaf
+that is used behind `stop_gradient`, rounding or a comparison. The numbers do not distinguish these
+from a gradient that happens to be zero, but the program does. The function is traced together with
+its linearization, once for all leaves. A leaf that is dead code for the loss is unused. A leaf
+whose tangent is dead code for the tangent of the loss is cut off.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Unused: TypeAlias = Literal["error", "warn", "ignore"]
 
 
 def reach_of(run: Callable[[list[Any]], Any], values: Sequence[Any]) -> list[Reach]:
-    """How each of some arrays gets to the loss.
+    """How each array reaches the loss.
 
     Args:
-        run: gives the loss, a scalar, of a list of arrays.
+        run: returns the loss, a scalar, for a list of arrays.
         values: the arrays.
 
     Examples:
@@ -51,10 +51,10 @@ def reach_of(run: Callable[[list[Any]], Any], values: Sequence[Any]) -> list[Rea
 
 
 def check_unused(where: str, unused: Any) -> None:
-    """Refuse what does not say what to do about leaves without a gradient.
+    """Refuse an invalid value of `unused`.
 
     Raises:
-        ArgumentError: it is no word for that.
+        ArgumentError: if it is none of the known words.
     """
     if unused not in ("error", "warn", "ignore"):
         expected = "'error', 'warn' or 'ignore'"
@@ -64,19 +64,19 @@ def check_unused(where: str, unused: Any) -> None:
 def tell_unused(
     where: str, unused: Unused, places: Sequence[tuple[str, Any]], reach: Sequence[Reach]
 ) -> None:
-    """Refuse, or warn of, leaves that get no gradient.
+    """Refuse leaves that get no gradient, or warn about them.
 
     Args:
-        where: who asks.
+        where: the name of the transform.
         unused: what to do.
-        places: where each leaf is, and the leaf.
-        reach: of each.
+        places: the path of each leaf, and the leaf.
+        reach: how each leaf reaches the loss.
 
     Raises:
-        DerivativeError: there are some, and `unused` is `"error"`.
+        DerivativeError: if there are some, and `unused` is `"error"`.
 
     Warns:
-        UnusedParameterWarning: there are some, and `unused` is `"warn"`.
+        UnusedParameterWarning: if there are some, and `unused` is `"warn"`.
     """
     found = [
         f"{place}: {describe(leaf)}, {_WORDS[way]}"
@@ -92,7 +92,7 @@ def tell_unused(
     first = "cut off" if is_used else "unused"
     place = next(at for (at, _), way in zip(places, reach, strict=True) if way == first)
     root, dot, below = place.partition(".")
-    # Roles are of Modules, and what is named in the loss is mostly one.
+    # Only Modules have roles, and an argument that a loss names is usually one.
     if dot and root.isidentifier():
         hint = [f"{advice}, or freeze it:"]
         hint.append(f"{root} = pm.with_role({root}, {below!r}, 'buffer')")

@@ -1,4 +1,4 @@
-"""What a differentiated function, or a rule, has to return: a scalar loss, or a pair."""
+"""Check the result of a differentiated function, or of a rule: a scalar loss, or a pair."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def pair_of(
     reason: str = "",
     error: type[PytreemodError] = ArgumentError,
 ) -> tuple[Any, Any]:
-    """The two values that a function or a rule has to return.
+    """The two values that a function or a rule must return.
 
     Args:
-        result: what it returned.
-        where: what to call it in errors.
-        pair: what the two are: `loss, aux`.
-        reason: why there have to be two.
+        result: the value that it returned.
+        where: its name in errors.
+        pair: the names of the two: `loss, aux`.
+        reason: why there must be two.
         error: the class of error to raise.
 
     Returns:
         The pair.
 
     Raises:
-        ArgumentError: it is no pair, unless `error` says otherwise.
+        ArgumentError: if it is not a pair, unless `error` is another class.
     """
     kind: Any = class_of(result)
     values: list[Any] = list(result) if issubclass(kind, (tuple, list)) else []
@@ -54,19 +54,19 @@ def explain_loss(
     call: str = "",
     is_holomorphic: bool = False,
 ) -> None:
-    """Raise a better error than JAX's, if a loss is none.
+    """Raise a better error than JAX's, if the loss is not valid.
 
     Args:
-        where: the transform's name.
+        where: the name of the transform.
         fn: the function that returned it.
         value: the loss, or its type.
-        error: what JAX has raised, if it was asked.
-        call: how the transform is written in code, behind `pm.`, if not by its name alone.
-        is_holomorphic: whether the loss is to be complex.
+        error: the error that JAX raised, if any.
+        call: the transform as code, after `pm.`, if it is not its name alone.
+        is_holomorphic: whether the loss must be complex.
 
     Raises:
-        ArgumentError: it is no floating number.
-        ShapeError: it is no scalar.
+        ArgumentError: if it is not a floating number.
+        ShapeError: if it is not a scalar.
     """
     title = f"{where} of {function_name(fn)}"
     if not is_array_like(value):

@@ -1,7 +1,7 @@
-"""Tangents, cotangents and gradients: trees beside the trees that they belong to.
+"""Tangents, cotangents and gradients: trees with the structure of other trees.
 
-In each of them None means zero, for one leaf or for everything below a node, and nothing but
-None belongs to a leaf that cannot be differentiated.
+In each of them None means zero, for one leaf or for everything below a node. A leaf that cannot be
+differentiated has only None.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_differentiable(leaf: Any) -> bool:
 
 
 def is_zero(derivative: Any) -> bool:
-    """Whether a derivative is zero by its type: None, JAX's symbolic zero, those of integers."""
+    """Whether a derivative is zero by its type: None, JAX's symbolic zero, or one of an integer."""
     return (
         derivative is None
         or isinstance(derivative, jax.custom_derivatives.SymbolicZero)
@@ -49,20 +49,20 @@ def beside(
 
     Args:
         tree: the tree that the derivative belongs to; shapes may replace arrays.
-        derivative: a tree of the same structure, or None at any node of it.
-        where: what to call the transform in errors.
-        expected: what to call the derivative in errors.
-        root: what to call `tree` in errors; for a tuple, what gives a name for each of its items.
-        strict: whether a value for a leaf that cannot be differentiated is a mistake, or is
-            passed over.
+        derivative: a tree of the same structure, or with None at any of its nodes.
+        where: the name of the transform in errors.
+        expected: the name of the derivative in errors.
+        root: the name of `tree` in errors; for a tuple, a function that names each of its items.
+        strict: whether a value for a leaf that cannot be differentiated is an error; otherwise it
+            is ignored.
 
     Returns:
         A list as long as that of the leaves.
 
     Raises:
-        DerivativeError: a structure, shape or dtype differs; all paths are named.
+        DerivativeError: if a structure, shape or dtype differs; the error names all paths.
     """
-    # Mostly they fit: then no paths are needed, which take a walk through both.
+    # Most derivatives fit. Then no paths are needed, which take a walk through both trees.
     checked = [_checked(leaf, value, strict) for leaf, value in _pairs(tree, derivative) or ()]
     if checked and not any(complaint for _, complaint in checked):
         return [fitted for fitted, _ in checked]
@@ -75,7 +75,7 @@ def beside(
         elif each.kind in ("same", "value"):
             fitted, complaint = _checked(each.old, each.new, strict)
             found.append(fitted)
-        # Configuration plays no part.
+        # Configuration does not matter.
         elif each.of_structure:
             complaint = "{1}, for {0}".format(*each.texts)
         if complaint:
@@ -92,13 +92,13 @@ def beside(
 
 
 def _pairs(tree: PyTree, derivative: PyTree) -> list[tuple[Any, Any]] | None:
-    """Each leaf with its derivative; None where that is not plain from the two structures."""
+    """Each leaf with its derivative; None if the two structures do not simply match."""
     try:
         leaves, treedef = jtu.tree_flatten(tree)
         values, other = jtu.tree_flatten(derivative)
         return list(zip(leaves, values, strict=True)) if treedef == other else None
-    # The walk explains what cannot be flattened. And configuration of a class of the user's
-    # need not be comparable: it plays no part here.
+    # The walk explains trees that cannot be flattened. Configuration of a user's class may not
+    # be comparable, and does not matter here.
     except Exception:
         return None
 
@@ -115,7 +115,7 @@ def _is_none(node: object) -> bool:
 
 
 def _checked(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
-    """The derivative as it goes on, and what is wrong with it."""
+    """The derivative to use, and a description of its mistake."""
     if is_zero(value):
         return None, None
     if not is_differentiable(leaf):
@@ -131,13 +131,13 @@ def _checked(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
 
 
 def _from_number(leaf: Any, value: Any) -> Any:
-    """A Python number as an array like `leaf`, if it is one of the leaf's kind."""
+    """A Python number as an array like `leaf`, if it is of the leaf's kind."""
     if not isinstance(value, NUMBERS):
         return jnp.asarray(value)
-    # JAX differentiates by a number as by a weak array: so its tangent is to be weak, too.
+    # JAX differentiates by a number as by a weak array, so its tangent must be weak, too.
     if isinstance(leaf, NUMBERS):
         return value
-    # Left as it is, to be refused with both types: a cast would drop a half of it.
+    # Unchanged, so that the error shows both types; a cast would drop a half of it.
     if isinstance(value, complex) and not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return value
     return jnp.asarray(value, leaf.dtype)
@@ -146,5 +146,5 @@ def _from_number(leaf: Any, value: Any) -> Any:
 def _dtype(value: Any) -> Any:
     if isinstance(value, NUMBERS):
         return jnp.result_type(value)
-    # NumPy's float64 arrives as float32 where JAX does not compute in 64 bits.
+    # A float64 of NumPy becomes float32 if JAX does not compute in 64 bits.
     return jax.dtypes.canonicalize_dtype(value.dtype)

@@ -1,9 +1,9 @@
-"""The cotangents of what is noted in a function that is differentiated, for captures around it.
+"""Capture the cotangents of values that a differentiated function records.
 
-What the function notes is known from a run with shapes alone (`planned`). Zeros of these shapes are
-inputs more, by which is differentiated, too: they are supplied to where the values are noted, and
-their gradients are the cotangents (see `boundary.cotangents`). They go out with the values, as
-pairs, so that whatever is around the derivative stacks both alike.
+A run with shapes alone finds the recorded values (`planned`). Zeros of these shapes become
+additional differentiated inputs. They are supplied where the values are recorded, so their
+gradients are the cotangents (see `boundary.cotangents`). Values and cotangents are returned as
+pairs, so that surrounding transforms stack both alike.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from pytreemod.typing import PyTree, jtu
 
 
 class Watch:
-    """What is noted in one call that is differentiated, for captures that ask for cotangents.
+    """The recorded values of one differentiated call, for captures that ask for cotangents.
 
     Args:
-        labels: what is noted, in order.
-        shapes: of each.
+        labels: the labels of the values, in order.
+        shapes: the shape of each.
 
     Attributes:
-        zeros: by which is differentiated, too.
+        zeros: additional inputs to differentiate.
     """
 
     def __init__(self, labels: Sequence[Label], shapes: Sequence[PyTree]):
         self._labels = labels
-        # Of each, its zeros as a range.
+        # The zeros of each value, as a range.
         self._ranges: list[range] = []
         self._noted: tuple[Label, ...] = ()
         self.zeros: list[Any] = []
@@ -51,23 +51,23 @@ class Watch:
             self._ranges.append(range(start, len(self.zeros)))
 
     def divided(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """What belongs to the arguments, and what belongs to the zeros, which come last."""
+        """The part for the arguments, and the part for the zeros, which come last."""
         count = len(values) - len(self.zeros)
         return list(values[:count]), list(values[count:])
 
     def supply(self, fn: Callable[..., Any], zeros: Sequence[Any]) -> Callable[..., Any]:
-        """The function with zeros for what is noted in it, to be called by `collect`."""
+        """The function with zeros for its recorded values, to be called by `collect`."""
         pairs = zip(self._labels, self._ranges, strict=True)
         given = [(label, [zeros[i] for i in ids]) for label, ids in pairs if ids]
         return with_values(fn, Handed(given))
 
     def hold(self, result: Any, collected: Collected | None) -> tuple[Any, Any]:
-        """Inside: what goes out instead of `WithCollected`, for `show` or `show_later`."""
+        """Inside: the value to return instead of `WithCollected`, for `show` or `show_later`."""
         self._noted = () if collected is None else collected.labels
         return result, () if collected is None else collected.values
 
     def show(self, held: Any, cotangents: Sequence[Any]) -> Any:
-        """Outside: note what was noted inside, with its cotangents; gives the result."""
+        """Outside: record the inner values with their cotangents; return the result."""
         result, values = held
         shown = list(values)
         for i, ids in self._matched():
@@ -78,10 +78,10 @@ class Watch:
         return result
 
     def show_later(self, held: Any, pullback: Any) -> tuple[Any, Any]:
-        """Outside: note what was noted inside; cotangents come once the pullback is called.
+        """Outside: record the inner values; their cotangents follow when the pullback is called.
 
         Returns:
-            The result, and the pullback that notes them.
+            The result, and the pullback that records the cotangents.
         """
         result, values = held
         collector = innermost()
@@ -96,7 +96,7 @@ class Watch:
         return result, Pullback(pullback, (len(self.zeros), mark, tuple(found)))
 
     def _matched(self) -> list[tuple[int, range]]:
-        """Which of the values that were noted have zeros, and which."""
+        """The recorded values that have zeros, with the ranges of these."""
         left: dict[tuple[int, str], list[range]] = {}
         for label, ids in zip(self._labels, self._ranges, strict=True):
             left.setdefault(label[:2], []).append(ids)
@@ -110,7 +110,7 @@ class Watch:
 
 
 class Pullback:
-    """JAX's pullback of a function with zeros, which notes their cotangents; a pytree."""
+    """JAX's pullback of a function with zeros, which records their cotangents; a pytree."""
 
     __slots__ = ("apply", "notes")
 
@@ -119,7 +119,7 @@ class Pullback:
         self.notes = notes
 
     def __call__(self, cotangents: Any) -> tuple[list[Any]]:
-        """The gradients by the arguments alone."""
+        """The gradients of the arguments alone."""
         (gradients,) = self.apply(cotangents)
         more, mark, notes = self.notes
         count = len(gradients) - more
@@ -142,9 +142,9 @@ jtu.register_pytree_with_keys(Pullback, _flatten, _unflatten)
 
 
 def watch(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Watch | None:
-    """What there is to watch in a call that is differentiated; None without such a capture.
+    """The values to watch in a differentiated call; None without such a capture.
 
-    To be asked only if something is in `sowing.watching`.
+    Call it only if `sowing.watching` is not empty.
     """
     levels = watched_levels()
     if not levels:
@@ -154,7 +154,7 @@ def watch(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _inexact(shape: PyTree) -> list[Any]:
-    # What a derivative inside has taken is that one's.
+    # The cotangents that an inner derivative captures are its own.
     if isinstance(shape, (WithCotangent, Cotangent)):
         return []
     return [leaf for leaf in jtu.tree_leaves(shape) if _is_inexact(leaf)]

@@ -1,8 +1,8 @@
 """`filter_pure_callback` and `filter_io_callback`: Python on the host, from compiled code.
 
-JAX hands arrays to the host and takes arrays back. Everything else, in the arguments and in the
-result, is known when the program is traced: it is stored with the program, and what the callback
-returns must match it.
+JAX passes arrays to the host and gets arrays back. Everything else, in the arguments and in the
+result, is known when the program is traced. It is stored with the program, and the result of the
+callback must match it.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ _KINDS = (
 
 
 class _Promise:
-    """What a callback is to return: arrays of given shapes and dtypes, and the rest as it is."""
+    """The result that a callback must return: types of arrays, and static values."""
 
     def __init__(self, result_shape_dtypes: PyTree, where: str, is_batched: bool):
         self.where = where
-        # A callback that JAX calls for a whole batch returns arrays with more axes in front.
+        # A callback that JAX calls for a whole batch returns arrays with more leading axes.
         self.is_batched = is_batched
         found, self.structure = divide(result_shape_dtypes, _is_promise)
         self.types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in found]
         self.tree = self.structure.assemble([Slot(aval) for aval in self.types])
         self.impls = [_impl_of(aval) for aval in self.types]
-        # Equal for equal promises; how it is batched, the program says, too.
+        # Equal for equal promises; batching is in the program's key already.
         self.key = _divide(self.structure.assemble(self.types))[1]
 
     @property
     def structs(self) -> list[Any]:
-        """The arrays as JAX takes them from the host."""
+        """The types of the arrays as JAX takes them from the host."""
         return [_plain_struct(aval) for aval in self.types]
 
     def arrays_of(self, result: PyTree) -> list[Any]:
-        """The arrays in what the callback returned.
+        """The arrays in the result of the callback.
 
         Raises:
-            StructureError: it is not what was promised; all paths are named.
+            StructureError: if it is not as promised; the error names all paths.
         """
         found = compare(self.tree, result, self._fits)
         if found:
@@ -67,7 +67,7 @@ class _Promise:
             expected = "what result_shape_dtypes says"
             raise StructureError(self.where, expected, "something else", places=places)
         leaves = jtu.tree_leaves(result)
-        # By position, for a Python number may be where an array was promised.
+        # By position, because a Python number may replace a promised array.
         kept = [leaves[i] for i in self.structure.positions or ()]
         return [
             np.asarray(jax.random.key_data(x) if impl else x, None if impl else aval.dtype)
@@ -75,7 +75,7 @@ class _Promise:
         ]
 
     def result(self, arrays: Sequence[Any]) -> PyTree:
-        """The result, with what came from the host."""
+        """The result, with arrays from the host."""
         return self.structure.assemble(list(map(_typed, arrays, self.impls)))
 
     def _fits(self, promised: Any, got: Any) -> bool:
@@ -85,13 +85,13 @@ class _Promise:
         if is_number(got):
             kind = next(kind for number, kind in _KINDS if type(got) is number)
             return aval.shape == () and bool(jnp.issubdtype(aval.dtype, kind))
-        # How many axes the batch adds is known to JAX alone: those at the end are compared.
+        # Only JAX knows how many axes the batch adds, so the last axes are compared.
         shape = got.shape[max(got.ndim - len(aval.shape), 0) :] if self.is_batched else got.shape
         return shape == aval.shape and _canonical(got.dtype) == aval.dtype
 
 
 def _divide(tree: PyTree) -> tuple[list[Any], Structure]:
-    """The arrays in a tree, and all else: the same object for equal trees, if it can be hashed."""
+    """The arrays in a tree, and the rest: the same object for equal trees, if it can be hashed."""
     try:
         return structure_of(*jtu.tree_flatten(tree))
     except TypeError:
@@ -107,7 +107,7 @@ def _canonical(dtype: Any) -> Any:
     return dtype if _is_key(dtype) else untyped_jax.dtypes.canonicalize_dtype(dtype)
 
 
-# Keys travel as the numbers that they are made of.
+# Keys are passed as the numbers they are made of.
 
 
 def _is_key(dtype: Any) -> bool:
@@ -118,7 +118,7 @@ def _impl_of(array: Any) -> Any:
     """The implementation of an array of keys; None for other arrays."""
     if not _is_key(array.dtype):
         return None
-    # From inside a trace, for a struct has no implementation to ask for.
+    # From inside a trace, because a struct has no implementation.
     found: list[Any] = []
 
     def look(key: Any) -> None:
@@ -137,16 +137,16 @@ def _typed(array: Any, impl: Any) -> Any:
 
 
 class _HostCall:
-    """A callback with all its arguments but their arrays: what runs on the host.
+    """A callback with all its arguments except the arrays: the function for the host.
 
-    The program stores it, as long as it is cached itself, and so it holds none of the arrays. Equal
-    calls are equal, and outside of `jit` JAX takes the program that it has: 0.1 ms in place of the
-    15, and the megabyte, of compiling another.
+    The program stores it while the program itself is cached, so it has no arrays. Equal calls are
+    equal. Outside `jit`, JAX then reuses its program: 0.1 ms instead of 15 ms, and the megabyte,
+    for compiling another.
     """
 
     def __init__(self, inputs: Structure, impls: list[Any], promise: _Promise):
         self.inputs, self.impls, self.promise = inputs, impls, promise
-        # On the host it may be another thread, at any time: nothing can be captured there.
+        # The host may use another thread, at any time, so nothing can be captured there.
         self.surroundings = closed if is_collecting() else nullcontext
         self.key = (inputs, tuple(impls), promise.key, self.surroundings)
 
@@ -160,7 +160,7 @@ class _HostCall:
     def of(
         cls, callback: Any, args: tuple[Any, ...], kwargs: dict[str, Any], promise: _Promise
     ) -> tuple[_HostCall, list[Any]]:
-        """The call, and the arrays that it is to be given, as JAX takes them to the host."""
+        """The call, and its arrays as JAX takes them to the host."""
         arrays, inputs = _divide((callback, args, kwargs))
         impls = [_impl_of(array) for array in arrays]
         operands = [
@@ -191,13 +191,13 @@ def filter_pure_callback(
     **Law.** `filter_jit(filter_pure_callback)(f, *args, result_shape_dtypes=s)` equals `f(*args)`.
 
     Args:
-        callback: the function. It gets what it was passed: JAX arrays where there were arrays, and
-            everything else as it was.
+        callback: the function. It gets JAX arrays where you pass arrays, and everything else
+            unchanged.
         *args: its arguments, of any trees.
-        result_shape_dtypes: what it returns, with a `jax.ShapeDtypeStruct` (or an array) for each
-            array. Whatever else is in this tree the callback must return unchanged.
+        result_shape_dtypes: its result, with a `jax.ShapeDtypeStruct` (or an array) for each array.
+            The callback must return the other leaves of this tree unchanged.
         sharding: the sharding from which the callback is called.
-        vmap_method: what `jax.vmap` makes of it: `"sequential"`, `"expand_dims"`, ...; see
+        vmap_method: how `jax.vmap` treats it: `"sequential"`, `"expand_dims"`, ...; see
             `jax.pure_callback`.
         vectorized: an older spelling: True for `vmap_method="legacy_vectorized"`, False for
             `"sequential"`.
@@ -207,9 +207,10 @@ def filter_pure_callback(
         The tree `result_shape_dtypes` with arrays.
 
     Raises:
-        ArgumentError: `callback` is not callable; both `vmap_method` and `vectorized` are given.
-        StructureError: on the host, and so as a `jax.errors.JaxRuntimeError` of this text: the
-            callback returned something else than it was to; all paths are named.
+        ArgumentError: if `callback` is not callable, or both `vmap_method` and `vectorized` are
+            passed.
+        StructureError: if the callback returns anything else; the error names all paths. It is
+            raised on the host, so it appears as a `jax.errors.JaxRuntimeError` with this message.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -252,24 +253,24 @@ def filter_io_callback(
 ) -> PyTree:
     """`jax.experimental.io_callback` with any trees: like `filter_pure_callback`, with effects.
 
-    JAX calls the function once for each time that the program comes there.
+    JAX calls the function each time that the program reaches it.
 
     Args:
         callback: the function.
         *args: its arguments, of any trees.
-        result_shape_dtypes: what it returns; see
-            [`filter_pure_callback`][pytreemod.filter_pure_callback]. Left out, None.
+        result_shape_dtypes: its result; see
+            [`filter_pure_callback`][pytreemod.filter_pure_callback]. By default None.
         sharding: the sharding from which the callback is called.
-        ordered: whether calls come in the order of the program. Not together with `jax.vmap`.
+        ordered: whether calls happen in the order of the program. Not together with `jax.vmap`.
         **kwargs: its arguments by keyword.
 
     Returns:
         The tree `result_shape_dtypes` with arrays.
 
     Raises:
-        ArgumentError: `callback` is not callable.
-        StructureError: on the host, and so as a `jax.errors.JaxRuntimeError` of this text: the
-            callback returned something else than it was to; all paths are named.
+        ArgumentError: if `callback` is not callable.
+        StructureError: if the callback returns anything else; the error names all paths. It is
+            raised on the host, so it appears as a `jax.errors.JaxRuntimeError` with this message.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -285,7 +286,7 @@ def filter_io_callback(
         [('x', 1.0)]
     """
     check_callable("filter_io_callback", callback, "callback")
-    # Here, and not above: few programs need it, and it takes time to import.
+    # Imported here, because few programs need it, and the import takes time.
     from jax.experimental import io_callback
 
     where = f"filter_io_callback of {function_name(callback)}"

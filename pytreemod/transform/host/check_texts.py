@@ -1,4 +1,4 @@
-"""What a check says when it has failed: its message, and notes on where it happened."""
+"""The error of a failed check: its message, and notes on where it failed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pytreemod.errors import CheckError
 
 
 class CheckText(NamedTuple):
-    """What a check says.
+    """The messages of a check.
 
     Attributes:
-        messages: the texts that it may have, one of which the index of a failure chooses.
-        site: the line of the check, in words; empty if it is not known.
+        messages: the possible messages; the index of a failure chooses one.
+        site: the line of the check, for a note; empty if it is not known.
     """
 
     messages: tuple[str, ...]
@@ -28,14 +28,14 @@ class CheckText(NamedTuple):
     def error(
         self, failed: Any, index: Any, *, is_batch: bool, steps: Sequence[int] = (), more: int = 0
     ) -> CheckError:
-        """The error for a failure, with where it happened as notes below the message.
+        """The error for a failure, with notes below the message on where it happened.
 
         Args:
             failed: whether it failed, for each member; at least one did.
-            index: that of the message, or of each member's.
-            is_batch: whether the axes of `failed` are those of maps and loops around the check.
-            steps: which axes are those of loops, counted from the last, which is 0.
-            more: how many others failed that `failed` does not show.
+            index: the index of the message, or of each member's message.
+            is_batch: whether the axes of `failed` belong to maps and loops around the check.
+            steps: the axes of loops, counted from the last, which is 0.
+            more: the number of failures that `failed` does not show.
         """
         failed, index = np.broadcast_arrays(failed, index)
         places = np.argwhere(failed)
@@ -54,7 +54,7 @@ class CheckText(NamedTuple):
         return error
 
     def message(self, index: int) -> str:
-        """The message with this index, which may be anything where it was traced."""
+        """The message with this index, which may be any number if it was traced."""
         count = len(self.messages)
         known = -count <= index < count
         return self.messages[index] if known else f"message {index} of {count} (no such message)"
@@ -65,14 +65,14 @@ def _in_words(index: Sequence[int]) -> str:
 
 
 def print_error(error: CheckError) -> None:
-    """Print an error that nothing raises."""
+    """Print an error that will not be raised."""
     print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
 
 
 def user_line() -> str:
-    """The line of the user's that called this package, in words; empty if there is none."""
+    """The user's line that called this package, as a note; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (public in effect)
-    # The first frame that is not of this package: that is where a user looks.
+    # The first frame outside this package is the line that a user looks for.
     here = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     ours = (here, "<generated for ")
     while frame is not None and frame.f_code.co_filename.startswith(ours):

@@ -51,13 +51,13 @@ class EnumerationItem(Module):
         return f"{prefix}<{'traced' if self.is_traced() else self._enumeration[self]}>"
 
     def __pdoc__(self, **options: Any) -> Any:
-        # As itself inside of a tree that is printed, and not as a Module with two fields.
+        # A tree prints it as an item, not as a Module with two fields.
         import wadler_lindig as wl
 
         return wl.TextDoc(repr(self))
 
     def is_traced(self) -> bool:
-        """Whether a transform is deciding which item this is: its message is not known yet."""
+        """Whether a transform still decides which item this is, so that its message is unknown."""
         return isinstance(self._value, Tracer)
 
     def error_if(self, token: PyTree, pred: Any) -> PyTree:
@@ -65,13 +65,13 @@ class EnumerationItem(Module):
 
         Args:
             token: any tree with arrays; returned.
-            pred: a boolean or an array of them.
+            pred: a boolean or an array of booleans.
 
         Returns:
             `token`.
 
         Raises:
-            CheckError: `pred` is True.
+            CheckError: if `pred` is True.
         """
         messages = self._enumeration._messages  # pyright: ignore[reportPrivateUsage]  (ours)
         return branched_error_if(token, pred, self._value, messages)
@@ -85,7 +85,7 @@ class _EnumerationMeta(type):
         members: dict[str, str] = {}
         for base in bases:
             if isinstance(base, _EnumerationMeta):
-                # Those of the bases first, so that their items keep their numbers.
+                # The items of the bases come first, so they keep their numbers.
                 _add(name, members, dict(zip(base._names, base._messages, strict=True)))
         own = {
             key: value
@@ -100,7 +100,7 @@ class _EnumerationMeta(type):
             if not isinstance(value, str) or isinstance(value, classmethod):
                 _refuse(f"{name}.{key}", "a message (text)", describe(value))
         _add(name, members, own)
-        # Without the members: a text in the class would be found before `__getattr__` is asked.
+        # Without the members, because Python would find a string in the class before `__getattr__`.
         cls = super().__new__(
             mcs, name, bases, {k: v for k, v in namespace.items() if k not in own}
         )
@@ -121,7 +121,7 @@ class _EnumerationMeta(type):
         if isinstance(value, Tracer):
             got = "a traced one"
             raise ArgumentError(f"{cls.__qualname__}[item]", "an item outside of a transform", got)
-        # What jax.vmap made of items is an array of them.
+        # After jax.vmap, items are an array.
         return cls._messages[int(value)] if np.ndim(value) == 0 else np.array(cls._messages)[value]
 
     def __len__(cls) -> int:
@@ -135,7 +135,8 @@ class _EnumerationMeta(type):
         return of is cls
 
     def __instancecheck__(cls, instance: object) -> bool:
-        # No item of a derived class: its number means another one here, or none.
+        # An item of a derived class is not one of this class: its number means another item, or
+        # none.
         return instance in cls
 
     def __repr__(cls) -> str:
@@ -143,7 +144,7 @@ class _EnumerationMeta(type):
 
 
 def _add(name: str, members: dict[str, str], more: dict[str, str]) -> None:
-    """Add members; those that are there already get the new message, with a warning."""
+    """Add members; those that exist already get the new message, with a warning."""
     changed = [
         f"{name}.{key}: {members[key]!r} -> {message!r}"
         for key, message in more.items()
@@ -170,10 +171,10 @@ def _traced(*values: Any) -> bool:
 
 
 def _compared(compare: Any, one: Any, other: Any) -> Any:
-    """How the numbers of two items compare, as a boolean array."""
+    """Compare the numbers of two items; return a boolean array."""
     if _traced(one, other):
         return jnp.asarray(compare(one, other))
-    # Known inside a transform, too, where jnp would make a tracer of it.
+    # The result is known, also inside a transform, where jnp would make a tracer.
     with jax.ensure_compile_time_eval():
         return jnp.asarray(compare(one, other))
 
@@ -187,12 +188,12 @@ def _checked(cls: Any, item: Any, where: str) -> EnumerationItem:
 class Enumeration(metaclass=_EnumerationMeta):
     """Base of enumerations whose items are integers to JAX and messages to people.
 
-    Declare items as class attributes. They are arrays inside, so that a function under any
-    transform can choose between them; `==` gives a boolean array. A subclass has its base's items
-    and its own; where one is declared again with another message, there is a warning.
+    Declare items as class attributes. They contain arrays, so a function under any transform can
+    choose between them; `==` returns a boolean array. A subclass has the items of its base and its
+    own. It warns if it declares an item again with another message.
 
     Raises:
-        ArgumentError: a member is no text, or has a name with a meaning (`promote`, `where`);
+        ArgumentError: if a member is not a string, or has a reserved name (`promote`, `where`); if
             items of different classes are compared.
 
     Examples:
@@ -210,7 +211,7 @@ class Enumeration(metaclass=_EnumerationMeta):
 
     @classmethod
     def promote(cls, item: EnumerationItem) -> EnumerationItem:
-        """An item of a base class as the item of this class with the same name.
+        """Convert an item of a base class to the item of this class with the same name.
 
         Args:
             item: an item of a class that this one derives from.
@@ -219,8 +220,8 @@ class Enumeration(metaclass=_EnumerationMeta):
             An item of this class.
 
         Raises:
-            ArgumentError: `item` belongs to no base of this class; if it is an item of this class,
-                there is nothing to promote.
+            ArgumentError: if `item` belongs to no base of this class. An item of this class itself
+                cannot be promoted.
         """
         source: Any = getattr(item, "_enumeration", None)
         if not is_item(item) or source is cls or not issubclass(cls, source):
@@ -246,7 +247,7 @@ class Enumeration(metaclass=_EnumerationMeta):
             An item of this class.
 
         Raises:
-            ArgumentError: `pred` is no scalar boolean, or an item is of another class.
+            ArgumentError: if `pred` is not a scalar boolean, or an item is of another class.
         """
         where = f"{cls.__qualname__}.where"
         scalar = isinstance(pred, bool) or (is_array(pred) and jnp.shape(pred) == ())

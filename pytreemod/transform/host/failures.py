@@ -1,14 +1,14 @@
-"""Who raises when a check in a compiled program has failed.
+"""Raise failed checks of compiled programs.
 
-A call of `filter_jit` whose program contains a check waits for its results: the callback of the
-check only records the failure, and the call raises it, from the user's own line. Nothing is torn
-down half-way, so several devices cannot wait for each other. Nothing says which of several calls,
-made by several threads, a failure belongs to: such calls are made again, one at a time.
+A call of `filter_jit` waits for its results if its program contains a check. The callback of the
+check only records the failure, and the call raises it, from the user's line. The program always
+runs to its end, so several devices cannot wait for each other. If several threads call at once, a
+failure may belong to any of the calls. Such calls are repeated, one at a time.
 
-Where no call waits (plain `jax.jit`, a transform that nothing compiles), the callback raises, and
-JAX passes that on in its own error, of which our transforms make the check's again; on several
-devices it prints, and the results are NaN, because the others would wait for the one that raised,
-forever. A function without checks never waits.
+Without a call that waits (plain `jax.jit`, a transform without compilation), the callback raises.
+JAX converts this to its own error, and our transforms convert that back to the error of the check.
+On several devices the callback prints, and the results are NaN. If it raised there, the other
+devices would wait forever. A function without checks never waits.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _T = TypeVar("_T")
 _waiting: list[_Call] = []
 _running: list[_Call] = []
 _turns = threading.Condition()
-# The last of the failures that were raised into JAX, by their marks.
+# The last failures that were raised into JAX, by their marks.
 _raised: dict[str, CheckError] = {}
 _MAX_RAISED = 32
 _numbers = itertools.count()
 
 
 def call_checked(checks: Collection[str], call: Callable[[], _T], *, is_once: bool) -> _T:
-    """Call, wait for the results, and raise the check that failed.
+    """Call, wait for the results, and raise the failed check.
 
-    Where a check failed in one of several calls that ran at the same time, the call is made again
-    with no other: that result counts. (A callback that waits for a call with the same check, made
-    by another thread, must not be in a program that runs once: it would wait forever.)
+    If a check failed in one of several simultaneous calls, the call is repeated alone, and that
+    result counts. (A program that runs once must not contain a callback that waits for another
+    thread's call with the same check: it would wait forever.)
 
     Args:
         checks: the checks in the program, by name (see `checks_in`).
         call: makes the call.
-        is_once: whether it may not be made again, because it donates or has effects: then it runs
-            with no other from the start.
+        is_once: whether the call cannot be repeated, because it donates or has effects. Then it
+            runs alone from the start.
 
     Raises:
-        CheckError: a check failed.
+        CheckError: if a check failed.
     """
     first = _Call(checks, is_alone=is_once)
     result = first.run(call)
@@ -64,14 +64,14 @@ def call_checked(checks: Collection[str], call: Callable[[], _T], *, is_once: bo
 
 
 class _Call:
-    """A call that waits for its results, to raise a check of its own that failed."""
+    """A call that waits for its results, in order to raise its own failed check."""
 
     def __init__(self, checks: Collection[str], is_alone: bool):
         self.checks = frozenset(checks)
         self.is_alone = is_alone
         self.thread = threading.get_ident()
         self.failures: list[Callable[[], CheckError]] = []
-        # Those that happened while no other call had the check.
+        # The failures that happened while no other call had the check.
         self.own: list[Callable[[], CheckError]] = []
 
     def bars(self, other: _Call) -> bool:
@@ -92,10 +92,10 @@ class _Call:
         try:
             return cast("_T", jax.block_until_ready(call()))
         except Exception as error:
-            # What a failure has brought about: the debugger was quit, say.
+            # The error may follow from a failure: for example, the user quit the debugger.
             if self.own:
                 raise self.own[0]() from error
-            # JAX may run what it had compiled for a caller that did not wait.
+            # JAX may run a program that it compiled for a caller that did not wait.
             raise_recorded(error)
             raise
         finally:
@@ -104,7 +104,7 @@ class _Call:
                 _turns.notify_all()
 
     def before(self) -> list[_Call]:
-        """The calls that run, and those that wait for longer."""
+        """The calls that run, and those that have waited longer."""
         return [*_running, *_waiting[: _waiting.index(self)]]
 
 
@@ -116,21 +116,21 @@ def record_failure(check: str, make_error: Callable[[], CheckError]) -> int:
         make_error: makes the error, if it is to be raised.
 
     Returns:
-        How many failures such a call has by now; 0 if no call waits.
+        The number of failures that such a call has by now; 0 if no call waits.
     """
     with _turns:
         calls = [call for call in _running if check in call.checks]
         for call in calls:
             call.failures.append(make_error)
-            # Of several calls, nothing says whose failure it is.
+            # With several calls, it is unknown whose failure it is.
             call.own += [make_error] if len(calls) == 1 else []
     return max((len(call.failures) for call in calls), default=0)
 
 
 def raises_checks(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function that raises the check that failed in it, where JAX raises an error of its own.
+    """Wrap a function so that it raises a failed check instead of JAX's error.
 
-    For the transforms: called outside `filter_jit`, JAX may yet compile what is inside.
+    For the transforms: outside `filter_jit`, JAX may still compile their contents.
     """
 
     @passing_on
@@ -139,7 +139,7 @@ def raises_checks(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return fn(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
-            # JAX's error: of the one class or, where it has called the function before, the other.
+            # JAX's error has one class in the first call of a function, and another later.
             raise_recorded(error)
             raise
 
@@ -147,30 +147,30 @@ def raises_checks(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def raise_recorded(cause: Exception) -> None:
-    """Raise the check that failed, and no call waited for, if `cause` is what JAX made of it."""
-    # First, for mostly there is none, and every error of a transform comes by here.
+    """Raise a failed check that no call waited for, if `cause` is JAX's error about it."""
+    # First, because most errors of a transform are not about a check.
     if not _raised or isinstance(cause, CheckError):
         return
     text = str(cause)
     mark = next((mark for mark in [*_raised] if mark in text), "")
     error = _raised.pop(mark, None)
     if error is not None:
-        # Its traceback is that of a callback, in a thread of JAX's.
+        # Its traceback is that of a callback, in a thread of JAX.
         raise error.with_traceback(None) from cause
 
 
 def raise_into_jax(error: CheckError) -> NoReturn:
-    """Raise in a callback, so that the error that JAX makes of it can be recognized.
+    """Raise in a callback, so that JAX's error about it can be recognized.
 
-    Of ours, that has the text alone, which others may have, too, and names of functions in a
-    traceback: so this is raised in a function of a name that no other has.
+    JAX's error has only our message, which others may share, and the names of functions in a
+    traceback. So the error is raised in a function with a unique name.
     """
     mark = f"failure_{os.getpid()}_{next(_numbers)}_of_error_if"
     _raised[mark] = error
     for old in [*_raised][:-_MAX_RAISED]:
         _raised.pop(old, None)
 
-    # JAX passes the message on, and no notes.
+    # JAX passes the message on, without notes.
     whole = CheckError("\n".join([str(error), *getattr(error, "__notes__", ())]))
 
     def fail() -> NoReturn:

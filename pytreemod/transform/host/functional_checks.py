@@ -1,4 +1,4 @@
-"""`filter_checkify`: checks inside compiled code as a value that comes out beside the result."""
+"""`filter_checkify`: checks inside compiled code as a value, returned beside the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Checkified(Transformed):
 
     @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Here, and not above: few programs need it, and it takes time to import.
+        # Imported here, because few programs need it, and the import takes time.
         from jax.experimental import checkify
 
         errors = checkify.user_checks if self.options is None else self.options
@@ -49,23 +49,23 @@ def filter_checkify(
 ) -> Any:
     """`jax.experimental.checkify.checkify` for functions of any trees.
 
-    The function returns its checks as a value: unlike [`error_if`][pytreemod.error_if], nothing is
-    called on the host, and nothing is raised before somebody asks (`error.throw()`).
+    The function returns its checks as a value. Unlike [`error_if`][pytreemod.error_if], it does not
+    call the host, and it raises only when you call `error.throw()`.
 
     **Law.** `filter_checkify(f)(*args)[1]` equals `f(*args)`.
 
     Args:
-        fun: the function; left out, a decorator is returned.
-        errors: which checks to put in: a set of `jax.experimental.checkify`, such as
-            `checkify.nan_checks | checkify.user_checks`. Left out, the user's own
+        fun: the function; without it, the result is a decorator.
+        errors: the checks to insert: a set of `jax.experimental.checkify`, such as
+            `checkify.nan_checks | checkify.user_checks`. By default your own checks
             (`checkify.check`).
 
     Returns:
         A function of the same arguments that returns a pair: the error, a
-        `jax.experimental.checkify.Error` with `get()` and `throw()`, and what `fun` returns.
+        `jax.experimental.checkify.Error` with `get()` and `throw()`, and the result of `fun`.
 
     Raises:
-        ArgumentError: `fun` is not callable, or `errors` is no set of checks.
+        ArgumentError: if `fun` is not callable, or `errors` is not a set of checks.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -1,12 +1,12 @@
-"""Checks that no call waits for: their failures come out of the program as numbers.
+"""Checks that no call waits for: the program returns their failures as numbers.
 
-Under `filter_jit(checks="later")` a check is no callback. It records an integer (`record_later`):
-0, or which message there is for a failure. The number comes out of every filtered transform, as
-what `sow` records does, and is one of the program's results (`compilation.later_calls`). Each
-function has a queue of such results (`Pending`). Its next call looks which of them are there, and
-raises what has failed; what is not there yet is for a later call.
+Under `filter_jit(checks="later")` a check has no callback. It records an integer (`record_later`):
+0, or the number of the message for a failure. Every filtered transform returns these numbers, like
+the values of `sow`. They become one of the program's results (`compilation.later_calls`). Each
+function has a queue of such results (`Pending`). Its next call looks at those that have arrived,
+and raises the failures. The others are for a later call.
 
-What is in the queue when its function dies is still reported, by `raise_errors` or at exit.
+If a function is deleted, `raise_errors` still reports its queue, or else the exit of the program.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _numpy: Any = np
 
 
 class NotedCheck(AbstractNotedCheck):
-    """What the number means that a check has recorded; equal for each trace of the same line.
+    """The meaning of the number that a check has recorded; equal for each trace of one line.
 
     Attributes:
-        text: what the check says.
-        steps: which axes of the number are those of loops, counted from the last.
+        text: the messages of the check.
+        steps: the axes of the number that belong to loops, counted from the last.
     """
 
     __slots__ = ("steps", "text")
@@ -60,16 +60,16 @@ class NotedCheck(AbstractNotedCheck):
         return hash((self.text, self.steps))
 
     def in_step(self, axis: int) -> NotedCheck:
-        """The same for values of several steps, on one more axis: at this position from the end."""
+        """The same for values of several steps, on one more axis: this position from the end."""
         return NotedCheck(self.text, (*self.steps, axis))
 
     def settle(self, value: Any) -> None:
-        """Raise, if the value is known, and is a failure.
+        """Raise, if the value is known and is a failure.
 
         Raises:
-            CheckError: it is.
+            CheckError: if it is.
         """
-        # Of what is not run, there is nothing but the type.
+        # Without a run, the value has only a type.
         if isinstance(value, jax.ShapeDtypeStruct):
             return
         codes = np.asarray(value)
@@ -78,7 +78,7 @@ class NotedCheck(AbstractNotedCheck):
             raise self.text.error(failed, index, is_batch=True, steps=self.steps)
 
     def refuse(self) -> NoReturn:
-        """Refuse to be where the value cannot come out.
+        """Refuse a value that cannot be returned from here.
 
         Raises:
             CaptureError: always.
@@ -103,22 +103,22 @@ class NotedCheck(AbstractNotedCheck):
 
 
 def record_later(name: str, text: CheckText, failed: Any, index: Any) -> None:
-    """Record whether a check failed, for the call of `filter_jit` to hand out.
+    """Record whether a check failed, so that a later call of `filter_jit` raises it.
 
     Args:
-        name: that of the check.
-        text: what it says.
-        failed: whether, a bool; or several, of which any is a failure.
-        index: that of the message; or several, of a shape that broadcasts against `failed`.
+        name: the name of the check.
+        text: its messages.
+        failed: whether it failed, a bool; or several, of which any is a failure.
+        index: the index of the message; or several, of a shape that broadcasts against `failed`.
 
     Raises:
-        CaptureError: it cannot come out.
+        CaptureError: if it cannot be returned from here.
     """
-    # 0 is success; the index from the front is counted from 1, the one from the back from -1.
+    # 0 is success. An index from the front is counted from 1, one from the back from -1.
     numbers: Any = np if isinstance(index, np.ndarray) else jnp
     codes: Any = numbers.where(index < 0, index, index + 1).astype(np.int32)
     if codes.ndim:
-        # Each element may have a message of its own: that of the first that failed.
+        # Each element may have its own message; the first failure's is used.
         failed, codes = jnp.broadcast_arrays(failed, codes)
         codes = codes.reshape(-1)[jnp.argmax(failed.reshape(-1))]
     if np.ndim(failed):
@@ -138,8 +138,8 @@ class Recorded(NamedTuple):
     """One check of a program.
 
     Attributes:
-        source: what it says.
-        shape: of the numbers that it recorded: the axes of maps and loops around it.
+        source: the meaning of its numbers.
+        shape: the shape of its numbers: the axes of maps and loops around the check.
     """
 
     source: NotedCheck
@@ -147,7 +147,7 @@ class Recorded(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many numbers of the summary are its own."""
+        """The length of its part of the summary."""
         return 3 if self.shape else 1
 
     def error(self, numbers: Any) -> CheckError:
@@ -161,14 +161,14 @@ class Recorded(NamedTuple):
 
 
 def summarize(codes: Sequence[Any]) -> Any:
-    """What checks have recorded, as one small array: all zero exactly if none has failed.
+    """Summarize the numbers of checks in a small array: all zero exactly if none has failed.
 
     Args:
-        codes: of each check, a number, or one for each member of a batch: then its summary is the
-            first that is not zero, its position, and how many there are.
+        codes: for each check, a number, or one for each member of a batch. The summary of a batch
+            is the first number that is not zero, its position, and the count of such numbers.
 
     Returns:
-        The array, of the dtype int32.
+        The array, of dtype int32.
     """
     return jnp.concatenate([_summary(code) for code in codes])
 
@@ -180,7 +180,7 @@ def _summary(code: Any) -> Any:
         return jnp.zeros(3, jnp.int32)
     sharding: Any = jax.typeof(code).sharding
     if any(sharding.spec):
-        # In an explicit mesh: each device is to see all of it.
+        # On an explicit mesh each device must have all of it.
         code = untyped_jax.sharding.reshard(code, NamedSharding(sharding.mesh, PartitionSpec()))
     code = code.reshape(-1)
     failed = code != 0
@@ -195,9 +195,9 @@ class Checks(tuple[Recorded, ...]):
     zeros: bytes
 
     def __new__(cls, recorded: Iterable[Recorded]) -> Checks:
-        """Those that were recorded."""
+        """The checks with these records."""
         made = super().__new__(cls, recorded)
-        # What is in the memory of a summary if nothing has failed.
+        # The bytes of a summary without failures.
         made.zeros = np.zeros(sum(each.size for each in made), np.int32).tobytes()
         return made
 
@@ -225,13 +225,13 @@ class _Local(threading.local):
 
 _lock = threading.Lock()
 _serials = itertools.count()
-# Those of functions that are there, and of functions that are gone.
+# The queues of functions that exist, and of functions that are deleted.
 _pending: weakref.WeakSet[Pending] = weakref.WeakSet()
 _orphans: list[Pending] = []
 
 
 class Pending:
-    """The summaries of a function's calls that were not looked at yet."""
+    """The summaries of a function's calls that were not read yet."""
 
     __slots__ = ("__weakref__", "_failed", "_local", "_numbers", "name", "queue", "serial")
 
@@ -253,27 +253,27 @@ class Pending:
             _orphans.append(self)
 
     def begin(self) -> None:
-        """Before a call: count it, and raise what has failed in those before.
+        """Before a call: count it, and raise the failures of earlier calls.
 
         Raises:
-            CheckError: a check has failed.
+            CheckError: if a check has failed.
         """
         self._local.number = next(self._numbers)
-        # As `take`, for what mostly comes: a call that has finished, and in which nothing failed.
+        # `take`, for the usual case: a call that has finished, without failures.
         queue = self.queue
         while queue:
             try:
                 entry = queue.popleft()
-            # Another thread was here.
+            # Another thread has emptied the queue.
             except IndexError:
                 break
             _, summary, checks = entry
             is_there = summary.is_ready()
             try:
-                # Without NumPy, which takes three times as long to say that all are zero.
+                # Without NumPy, which takes three times as long to compare with zero.
                 if is_there and memoryview(summary).tobytes() == checks.zeros:
                     continue
-            # Not in the memory of the host, or not computed for an error.
+            # Not in host memory, or not computed because of an error.
             except (BufferError, TypeError, RuntimeError, ValueError):
                 pass
             queue.appendleft(entry)
@@ -286,24 +286,24 @@ class Pending:
     def _raise_finished(self) -> None:
         failed = self.take(wait=False)
         if failed and is_tracing():
-            # It would end a trace that has nothing to do with it.
+            # An error would end an unrelated trace.
             self._failed += failed
         elif failed:
             raise _error_of(failed)
 
     def add(self, summary: Any, checks: Checks) -> None:
-        """After a call: there will be a summary."""
+        """After a call: add its summary."""
         self.queue.append((self._local.number, summary, checks))
 
     def take(self, *, wait: bool) -> list[_Failure]:
-        """What has failed, which is forgotten then.
+        """Remove the failures from the queue, and return them.
 
         Args:
             wait: whether to wait for the calls that have not finished.
         """
         found, self._failed = self._failed, []
         queue = self.queue
-        # Not those that other threads add meanwhile.
+        # Without those that other threads add meanwhile.
         for _ in range(len(queue)):
             try:
                 entry = queue.popleft()
@@ -326,12 +326,12 @@ class Pending:
 
 
 def _failures_in(summary: Any) -> Any:
-    """A summary as numbers; None if nothing has failed."""
+    """A summary as numbers; None without failures."""
     try:
         whole = summary if summary.is_fully_addressable else summary.addressable_data(0)
         numbers = np.asarray(whole)
     except RuntimeError:
-        # The program itself has failed: reading its results raises that error.
+        # The program itself has failed; reading its results raises that error.
         return None
     return numbers if numbers.any() else None
 
@@ -354,10 +354,10 @@ def _take_all() -> list[_Failure]:
 
 
 def raise_pending() -> None:
-    """Wait for all calls of functions under `filter_jit(checks="later")`; raise what has failed.
+    """Wait for all calls of functions under `filter_jit(checks="later")`; raise the failures.
 
     Raises:
-        CheckError: a check has failed.
+        CheckError: if a check has failed.
     """
     failed = _take_all()
     if failed:

@@ -1,11 +1,11 @@
 """Checks inside compiled code: `error_if`.
 
-A check is a host callback behind a conditional (or, where no call is to wait for it, a number that
-comes out of the program: see `later_checks`): a program whose checks hold never leaves the
-device for them. The callback cannot be vectorized away, for `jax.vmap` hands it the whole batch of
-predicates, so that the message can say which member failed.
+A check is a host callback behind a conditional. (If no call waits for it, it is a number that the
+program returns: see `later_checks`.) So a program whose checks succeed never leaves the device for
+them. `jax.vmap` cannot vectorize the callback: it passes the whole batch of predicates, so that the
+message can name the member that failed.
 
-Who raises what the callback has found is a story of its own: see `failures`.
+`failures` raises the errors that callbacks record.
 """
 
 from __future__ import annotations
@@ -47,45 +47,46 @@ _MODES = ("raise", "breakpoint", "nan", "off")
 _MARK = "error_if_"
 _SEVERAL, _AWAITED = 1, 2
 _MANY = 64
-"""How often a call hears of failures before its program is torn down, which JAX logs at length."""
+"""How many failures a call records before its program is aborted, which JAX logs at length."""
 
 
 def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
     """Raise an error if `pred` is True, also inside compiled code.
 
-    Returns `x`, and takes effect only if what it returns is used. Under `filter_jit` the error is
-    raised by the call, and so it is under other filtered transforms, called outside of it, if JAX
-    does not return before it is done (on a CPU it does not). Under plain `jax.jit`, JAX reports it
-    in its own way, when a result is waited for. (On several devices, where raising would leave the
-    others waiting, only `filter_jit` raises; else the error is printed and the result is NaN.)
-    Only a function that contains a check pays for it: such a call of `filter_jit` waits. With
-    [`filter_jit(checks="later")`][pytreemod.filter_jit] it does not: a later call raises.
+    Returns `x`. The check takes effect only if you use this result. Under `filter_jit` the call
+    raises the error. Other filtered transforms outside `filter_jit` raise it, too, if JAX waits for
+    the computation (on a CPU it does). Under plain `jax.jit`, JAX reports the error in its own way,
+    when a result is waited for. On several devices only `filter_jit` raises, because raising
+    elsewhere would leave devices waiting. Other transforms print the error, and the result is NaN.
 
-    What is a Python bool is known: True raises at once, while the function is traced, and False
-    leaves nothing in the program. To mark a branch that must not be reached when the program runs,
-    give an array: `error_if(x, jnp.array(True), "unreachable")`.
+    Only a function that contains a check waits, and so is slower. With
+    [`filter_jit(checks="later")`][pytreemod.filter_jit] it does not wait: a later call raises.
+
+    A Python bool is known during the trace. True raises at once, and False adds nothing to the
+    program. To mark a branch that must not be reached when the program runs, pass an array:
+    `error_if(x, jnp.array(True), "unreachable")`.
 
     **Law.** If `pred` is False, `error_if(x, pred, msg)` is `x`; so are its derivatives.
 
     Args:
         x: any tree; with at least one array, unless `pred` is known.
-        pred: a boolean, or a boolean array of any shape: any True is a failure. So is any integer
-            but 0: a count of failures will do.
-        msg: what to say.
+        pred: a boolean, or a boolean array of any shape: any True is a failure. Integers work, too:
+            any number except 0 is a failure, such as a count of failures.
+        msg: the message.
         on_error: `"raise"`; `"breakpoint"` (open a debugger that shows `x` and `pred`, then
-            raise); `"nan"` (replace floating arrays by NaN, raise nothing); `"off"`; `"default"`
-            takes the environment variable PYTREEMOD_ON_ERROR, or EQX_ON_ERROR, or else
-            `"raise"`. Read when the function is traced.
+            raise); `"nan"` (replace floating arrays by NaN, raise nothing); `"off"`; or
+            `"default"`: the environment variable PYTREEMOD_ON_ERROR, or EQX_ON_ERROR, or else
+            `"raise"`. It is read when the function is traced.
 
     Returns:
         `x`.
 
     Raises:
-        CheckError: the check failed. Its notes name the line of the check, and under `jax.vmap`
+        CheckError: if the check failed. Its notes name the line of the check, and under `jax.vmap`
             the index in the batch.
-        ArgumentError: `x` has no array, and `pred` is not known; `pred` is neither boolean nor
-            integer; `msg` is no text.
-        OptionError: `on_error` is unknown.
+        ArgumentError: if `x` has no array and `pred` is not known, if `pred` is neither boolean nor
+            integer, or if `msg` is not a string.
+        OptionError: if `on_error` is unknown.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -115,8 +116,8 @@ def branched_error_if(
     Args:
         x: any tree; with at least one array, unless `pred` is known.
         pred: as for `error_if`.
-        index: an integer: which message; of a shape that broadcasts against `pred`, if there is
-            one message for each of its elements (that of the first failure is shown).
+        index: the index of the message, an integer. For one message per element, an array of a
+            shape that broadcasts against `pred` (the first failure's message is shown).
         msgs: the messages.
         on_error: as for `error_if`.
 
@@ -124,10 +125,11 @@ def branched_error_if(
         `x`.
 
     Raises:
-        CheckError: the check failed.
-        ArgumentError: as for `error_if`; `msgs` holds something else than strings.
-        MessageError: `msgs` is empty; `index` is no integer, or is known and out of range.
-        ShapeError: `index` does not broadcast against `pred`.
+        CheckError: if the check failed.
+        ArgumentError: as for `error_if`; or if `msgs` contains values other than strings.
+        MessageError: if `msgs` is empty, or `index` is not an integer, or is known and out of
+            range.
+        ShapeError: if `index` does not broadcast against `pred`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -148,9 +150,9 @@ def _check(
     mode = _mode(where, on_error)
     _require_truth(where, pred)
     _require_index(where, index, len(messages))
-    # A bool is decided here and now, in a program, too: it is known whatever becomes of `x`.
+    # A bool is checked at once, also in a program: it is known whether or not `x` is used.
     is_known = isinstance(pred, int) or not _is_traced(pred)
-    # NumPy's, where the values are known: under a trace, those of jnp would be traced.
+    # In NumPy if the values are known: in a trace, jnp would make tracers.
     failed: Any = pred if isinstance(pred, Tracer) else np.asarray(pred)
     failed = failed if failed.dtype == jnp.bool_ else failed != 0
     index = index if isinstance(index, Tracer) else np.asarray(index)
@@ -160,7 +162,7 @@ def _check(
     arrays, structure = divide(x)
     text = CheckText(messages, user_line())
     check = _Check(text, structure if mode == "breakpoint" else None)
-    # What a debugger shows must go to the host with the failure: only where one is wanted.
+    # Values for a debugger must go to the host with the failure, so only if one is wanted.
     seen = arrays if mode == "breakpoint" else []
     if is_known and mode != "nan" and not isinstance(index, Tracer):
         check.raise_now(failed, index, seen, is_batch=False)
@@ -185,12 +187,12 @@ def _check(
 def check_again(
     arrays: list[Any], source: NotedCheck, shape: tuple[int, ...], numbers: Any
 ) -> list[Any]:
-    """Check what a program says of a check in it, inside of another program.
+    """Repeat a check of an inner program in the program around it.
 
     Args:
-        arrays: what goes through the check.
-        source: what the check says.
-        shape: of what it has recorded.
+        arrays: the arrays that go through the check.
+        source: the meaning of its numbers.
+        shape: the shape of its numbers.
         numbers: its part of the program's summary.
 
     Returns:
@@ -198,7 +200,7 @@ def check_again(
     """
     code = numbers[0]
     index = jnp.where(code > 0, code - 1, code)
-    # The first that failed; in steps, which have no number here, whichever.
+    # The first that failed; among steps, which have no number here, any of them.
     failed = code != 0
     if shape and not source.steps:
         position = jnp.arange(math.prod(shape), dtype=numbers.dtype) == numbers[1]
@@ -216,32 +218,32 @@ def check_again(
 
 
 def _first_of(failed: Any, index: Any) -> tuple[Any, Any]:
-    """Whether any failed, and the index that belongs to the first of them."""
+    """Whether any failed, and the index of the first that did."""
     if index.ndim == 0:
         return jnp.any(failed), jnp.asarray(index)
-    # Each element may have a message of its own.
+    # Each element may have its own message.
     failed, index = jnp.broadcast_arrays(failed, index)
     return jnp.any(failed), index.reshape(-1)[jnp.argmax(failed.reshape(-1))]
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether a value, though it may be known, is part of a program that runs later, or never."""
+    """Whether a value, known or not, is part of a program that runs later, or never."""
     return isinstance(value, Tracer) or isinstance(jnp.logical_not(value), Tracer)
 
 
 class _Check:
-    """A check: what to say, and what to do, when it fails."""
+    """A check: the messages and the action for a failure."""
 
     def __init__(self, text: CheckText, structure: Structure | None = None):
         self.text = text
         # The same for each trace of the same line.
         self.name = f"{_MARK}{zlib.crc32(repr((*text,)).encode()):08x}"
-        # What the debugger shows `x` with; None if there is to be no debugger.
+        # The structure of `x` for the debugger; None without a debugger.
         self.structure = structure
         self.frames = 0 if structure is None else _frames()
 
     def fail(self, failed: Any, index: Any, seen: list[Any]) -> Any:
-        """What runs on the device on a failure: call back."""
+        """On the device, after a failure: call the host."""
         manner = _manner()()
         if self.structure is not None:
             failed = self.call_back(self.announce, failed, failed, index, manner)
@@ -249,25 +251,25 @@ class _Check:
         return self.call_back(self.report, jnp.asarray(True), failed, index, manner)
 
     def succeed(self, failed: Any, index: Any, seen: list[Any]) -> Any:
-        """What runs on the device when nothing failed."""
+        """On the device, without a failure."""
         return jnp.asarray(True)
 
     def stop(self, pred: Any, x: PyTree) -> Any:
         """Open a debugger, which shows `x` and `pred`: the locals of this frame."""
-        # Through the token, so that what is said and done comes in the order written here.
+        # With the token, so that the effects happen in the order written here.
         return jax.debug.breakpoint(num_frames=self.frames, token=pred)
 
     def call_back(self, function: Callable[..., Any], like: Any, *args: Any) -> Any:
-        """Call a function on the host, which gives an array like `like`."""
+        """Call a function on the host, which returns an array like `like`."""
         result = jax.ShapeDtypeStruct(like.shape, like.dtype)
         return jax.pure_callback(function, result, *args, vmap_method="sequential")
 
     def report(self, failed: Any, index: Any, manner: Any) -> Any:
-        """On the host: note the failure, or raise."""
+        """On the host: record the failure, or raise."""
         make_error = ft.partial(self.text.error, failed, index, is_batch=True)
-        # A program that no call waits for is none of those who wait for the same check.
+        # A program that no call waits for does not count among those that wait for this check.
         count = record_failure(self.name, make_error) if manner & _AWAITED else 0
-        # A loop that the check was to end may never end.
+        # A loop that the check should end may never end.
         if not (0 < count <= _MANY or manner & _SEVERAL):
             raise_into_jax(make_error())
         if not count:
@@ -277,7 +279,7 @@ class _Check:
         return np.asarray(False)
 
     def announce(self, failed: Any, index: Any, manner: Any) -> Any:
-        """On the host, before the debugger opens: note the failure, and say it."""
+        """On the host, before the debugger opens: record the failure, and print it."""
         make_error = ft.partial(self.text.error, failed, index, is_batch=True)
         if manner & _AWAITED:
             record_failure(self.name, make_error)
@@ -285,13 +287,13 @@ class _Check:
         return np.asarray(failed)
 
     def raise_now(self, failed: Any, index: Any, seen: list[Any], *, is_batch: bool) -> None:
-        """Raise from the line of the check itself, for everything is known there."""
+        """Raise from the line of the check itself, because everything is known there."""
         error = self.text.error(failed, index, is_batch=is_batch)
         if self.structure is not None:
             print_error(error)
             try:
                 self.stop(jnp.asarray(failed), self.structure.assemble(seen))
-            # Quitting must not hide why the debugger was opened.
+            # After quitting the debugger, the error must still show why it was opened.
             except RuntimeError as quit_debugger:
                 raise error from quit_debugger
         raise error
@@ -300,8 +302,8 @@ class _Check:
 def _make_guard(check: _Check) -> Any:
     """A function `(failed, index, seen) -> passed` that calls `check.fail` if any failed.
 
-    Under `jax.vmap` it receives the whole batch, as one more leading axis, and its result is not
-    mapped: the condition stays a condition and is not turned into a selection.
+    Under `jax.vmap` it receives the whole batch, with one more leading axis, and its result is not
+    mapped. So the condition remains one, and does not become a selection.
     """
 
     def run(failed: Any, index: Any, seen: list[Any]) -> Any:
@@ -320,7 +322,7 @@ def _make_guard(check: _Check) -> Any:
             return value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))
 
         failed, index, seen = jax.tree.map(batch, list(in_batched), [failed, index, seen])
-        # There is another transform around: the guard stays one, for the whole batch.
+        # There is another transform around: the guard remains one, for the whole batch.
         if _is_traced(failed) or _is_traced(index):
             return guard(failed, index, seen), False
         if np.asarray(failed).any():
@@ -332,9 +334,9 @@ def _make_guard(check: _Check) -> Any:
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _guarded(guard: Any, arrays: list[Any], failed: Any, index: Any, seen: list[Any]) -> list[Any]:
-    # Not differentiated: its own rule, below, sends tangents past it.
+    # Not differentiated: the rule below passes tangents by.
     passed = guard(failed, index, seen)
-    # A selection, so that the check is not dropped as long as one of the arrays is used.
+    # A selection, so that the check is not dropped while one of the arrays is used.
     return [jax.lax.select(passed, array, _after_failure(array, passed)) for array in arrays]
 
 
@@ -344,15 +346,15 @@ def _guarded_jvp(guard: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def _after_failure(array: Any, passed: Any) -> Any:
-    """What goes on instead of an array when its check has failed."""
+    """The value that replaces an array when its check has failed."""
     if jnp.issubdtype(array.dtype, jnp.inexact):
         return jnp.full_like(array, jnp.nan)
-    # Among integers there is no NaN, and a counter that begins anew would be counted up forever.
-    # So they stay; in words that no compiler sees through, or it would drop the check.
+    # Integers have no NaN, and a counter that starts again would count forever. So they are
+    # unchanged, by code that no compiler can simplify, because that would drop the check.
     if array.dtype == bool:
         return array | passed
     if jnp.issubdtype(array.dtype, jnp.integer):
-        # Of Python's numbers, so that a weak type stays weak.
+        # Python numbers, so that a weak type remains weak.
         return array + jnp.where(passed, 1, 0)
     return jnp.zeros_like(array)
 
@@ -369,15 +371,15 @@ def _poisoned(arrays: list[Any], failed: Any) -> list[Any]:
 
 @_poisoned.defjvp
 def _poisoned_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    # Those of `x`: the law of a check is about derivatives, too.
+    # The tangents of `x`, because the law of a check includes derivatives.
     return _poisoned(*primals), tangents[0]
 
 
 def checks_in(jaxpr: Any) -> frozenset[str]:
     """The names of the checks in a program.
 
-    Looking at the program finds them all. Watching the trace would miss those in functions that
-    JAX had traced before: the body of a `scan`, an inner `jax.jit`.
+    Searching the program finds them all. Watching the trace would miss those in functions that JAX
+    had traced before: the body of a `scan`, an inner `jax.jit`.
     """
     names: set[str] = set()
     seen: set[int] = set()
@@ -386,8 +388,8 @@ def checks_in(jaxpr: Any) -> frozenset[str]:
         if type(value) in (tuple, list):
             for item in value:
                 visit(item)
-        # A jaxpr that is called twice is one object: without the set, nested calls take exponential
-        # time.
+        # A jaxpr that is called twice is one object. Without the set, nested calls would take
+        # exponential time.
         elif hasattr(value, "eqns") and id(value) not in seen:
             seen.add(id(value))
             for equation in value.eqns:
@@ -402,7 +404,7 @@ def checks_in(jaxpr: Any) -> frozenset[str]:
 
 
 class _Making(threading.local):
-    """How many programs whose callers will wait for checks are being made in this thread."""
+    """The number of programs being made in this thread whose callers will wait for checks."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -412,7 +414,7 @@ _making = _Making()
 
 
 def begin_making() -> None:
-    """Programs that are lowered in this thread, from here on, are run by `call_checked`."""
+    """From here on, `call_checked` runs the programs lowered in this thread."""
     _making.count += 1
 
 
@@ -423,10 +425,10 @@ def end_making() -> None:
 
 @ft.cache
 def _manner() -> Any:
-    """What says how the program runs: on several devices, with a caller who waits for its checks.
+    """How the program runs, as a value: on several devices, and with a caller that waits.
 
-    Both are known when the program is lowered. The one to no one but JAX; the other is a matter of
-    who makes the program, whatever parts of it JAX had traced before, for others.
+    Both are known when the program is lowered. Only JAX knows the first. The second depends on who
+    makes the program, even if JAX had traced parts of it before, for others.
     """
 
     def decide(is_several: bool) -> Any:
@@ -436,7 +438,7 @@ def _manner() -> Any:
 
 
 def _require_truth(where: str, pred: Any) -> None:
-    # No float, which is what comes if `x` and `pred` are swapped, or nothing is compared.
+    # Floats are refused: they appear if `x` and `pred` are swapped, or nothing is compared.
     if isinstance(pred, int) or (is_array(pred) and _is_discrete(pred)):
         return
     raise ArgumentError(
@@ -489,8 +491,8 @@ def _frames() -> int:
 
 
 def _setting(name: str, default: str) -> tuple[str, str]:
-    """The variable of the environment that counts, and what it says."""
-    # Scripts that set Equinox's go on as they are.
+    """The environment variable to use, and its value."""
+    # Scripts that set Equinox's variable continue to work.
     theirs = name.replace("PYTREEMOD", "EQX")
     source = theirs if name not in os.environ and theirs in os.environ else name
     return source, os.environ.get(source, default)

@@ -1,6 +1,6 @@
-"""Room `transform.interception`: what is chosen in the arguments of a call, and wrapped.
+"""Room `transform.interception`: choose parts of a call's arguments, and wrap them.
 
-Owns: a spec for each argument (`argument_specs`), the Modules that a selector means
+Owns: a spec for each argument (`argument_specs`), the Modules that a selector chooses
 (`chosen_modules`), rules around their calls (`surrounded_calls`).
 
 May import `boundary`.

@@ -18,7 +18,7 @@ from pytreemod.typing import PyTree, class_of, jtu
 
 
 class Assigned(NamedTuple):
-    """An array of a tree, where it is, and what a spec says of it."""
+    """An array of a tree, with its path and its value in a spec."""
 
     place: str
     array: Any
@@ -26,7 +26,7 @@ class Assigned(NamedTuple):
 
 
 class Named(NamedTuple):
-    """An argument of a call, under the name that errors call it terms."""
+    """An argument of a call, with its name in errors."""
 
     name: str
     tree: PyTree
@@ -41,15 +41,15 @@ def named_arguments(
 
 
 class Terms(NamedTuple):
-    """What the specs of a transform are made of, and what to say of them in errors.
+    """The values of which a transform's specs are made, and the words for them in errors.
 
     Attributes:
-        where: what to call the spec: `filter_jit(in_shardings)`.
-        stops: which nodes of a spec are its leaves.
+        where: the name of the spec: `filter_jit(in_shardings)`.
+        stops: whether a node of a spec is a leaf.
         default: the spec of an argument that a dict by name leaves out.
         option: the name of the transform's option.
-        example: a value, as it is written.
-        rest: what becomes of an argument that is left out.
+        example: a value, as code.
+        rest: how an argument that is left out is treated.
     """
 
     where: str
@@ -73,23 +73,23 @@ def specs_by_argument(
     Args:
         spec: one for all, a tuple with one for each positional argument, or a dict by name.
         every: the names of the arguments of the call, the positional ones first.
-        positional: how many of them are positional.
-        known: names of parameters that need not be given in every call.
-        terms: what specs are made of.
+        positional: the number of positional arguments.
+        known: names of parameters that a call may omit.
+        terms: the values of which specs are made.
         trees: the arguments.
 
     Returns:
         A list as long as `every`.
 
     Raises:
-        ArgumentError: a name in the dict is no argument.
-        SpecError: the tuple has another length, or several arguments have one tree of specs.
+        ArgumentError: if a name in the dict is not an argument.
+        SpecError: if the tuple has another length, or several arguments have one tree of specs.
     """
     if issubclass(class_of(spec), dict) and all(isinstance(name, str) for name in spec):
         unknown = [name for name in spec if name not in every and name not in known]
         if not unknown:
             return [spec.get(name, terms.default) for name in every]
-        # A dict that is the only argument may have a dict for its spec, with keys of its own.
+        # If the only argument is a dict, its spec may be a dict with the argument's keys.
         if len(every) != 1 or not issubclass(class_of(trees[0]), dict):
             expected = f"names of arguments of this call ({', '.join(every)})"
             got = ", ".join(f"{name!r}{nearest(name, every)}" for name in unknown)
@@ -100,7 +100,7 @@ def specs_by_argument(
     if is_sequence and len(spec) == positional:
         return [*spec, *[terms.default] * (len(every) - positional)]
     is_one = children_of(spec) is None or terms.stops(spec)
-    # A tuple could be one spec for all of several arguments, or one for each: it is never guessed.
+    # A tuple could be one spec for several arguments, or one for each: this is never guessed.
     is_array = len(every) == 1 and is_sequence and not is_one and children_of(trees[0]) is None
     if (len(every) == 1 and not is_array) or (is_one and not is_sequence):
         return [spec] * len(every)
@@ -131,17 +131,17 @@ def _refuse(
 
 
 def assign(spec: Any, tree: PyTree, root: str, terms: Terms, strict: bool = True) -> list[Assigned]:
-    """What a spec says of each array of a tree; functions in it are not asked yet.
+    """The value of a spec for each array of a tree; functions in it are not called yet.
 
     Args:
         spec: a prefix of the tree.
         tree: the tree.
-        root: what to call the tree in errors.
-        terms: what the spec is made of.
-        strict: whether a path in a rule that matches nothing is a mistake.
+        root: the name of the tree in errors.
+        terms: the values of which the spec is made.
+        strict: whether a path in a rule that matches nothing is an error.
 
     Raises:
-        SpecError: the spec is no prefix of the tree.
+        SpecError: if the spec is not a prefix of the tree.
     """
 
     def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
@@ -161,11 +161,11 @@ def assign(spec: Any, tree: PyTree, root: str, terms: Terms, strict: bool = True
 def assign_arguments(
     spec: Any, arguments: Sequence[Named], positional: int, known: Collection[str], terms: Terms
 ) -> list[Assigned]:
-    """What a spec says of each array of a call, in order; see `specs_by_argument`."""
+    """The value of a spec for each array of a call, in order; see `specs_by_argument`."""
     every = [argument.name for argument in arguments]
     trees = [argument.tree for argument in arguments]
     specs = specs_by_argument(spec, every, positional, known, terms, trees)
-    # One rule for several arguments need not find each of its paths in each of them.
+    # With one rule for several arguments, each path need not match in each argument.
     strict = not (isinstance(spec, By) and len(arguments) > 1)
     if not strict:
         spec.check(trees)
@@ -183,7 +183,7 @@ def assign_arguments(
 
 
 def values_in(spec: Any, stops: Callable[[Any], bool]) -> list[Any]:
-    """The leaves of a spec, what its rules give included; each once."""
+    """The leaves of a spec, including the values of its rules; each once."""
     values: list[Any] = []
     for leaf in jtu.tree_leaves(spec, is_leaf=stops):
         for value in [value for _, value in leaf.items] if isinstance(leaf, By) else [leaf]:

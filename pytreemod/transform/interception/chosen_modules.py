@@ -1,8 +1,8 @@
-"""Which Modules in the arguments of a call a selector means, and by which paths they are named.
+"""The Modules in a call's arguments that a selector chooses, and the paths that name them.
 
-A selector means leaves, elsewhere. Here each Module that has the method in question is offered to
-it as if it were a leaf: a path is that of the Module itself, and a class means its instances, and
-not what is below them.
+Elsewhere, a selector chooses leaves. Here, each Module that has the method in question is offered
+as if it were a leaf. So a path is that of the Module itself, and a class means its instances, not
+the leaves below them.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def choose_modules(
     """Choose Modules in the arguments of a call.
 
     Args:
-        where: what asks, for errors.
-        selector: which ones.
+        where: the name of the caller, for errors.
+        selector: chooses Modules.
         trees: the arguments, with the function itself as the first.
         has_method: whether a Module has the method in question.
 
     Returns:
-        For each argument, the names of the chosen Modules by their paths. A name is a path too,
-        that in the model: how an argument is wrapped (a method of a model, or a jitted model) is
-        no part of it.
+        For each argument, the names of the chosen Modules by their paths. A name is a path in the
+        model. It does not include wrappers of the argument (a method of a model, or a jitted
+        model).
 
     Raises:
-        SpecError: none is chosen, or a path matches none.
+        SpecError: if none is chosen, or a path matches none.
     """
     arguments = [_Argument(tree, has_method) for tree in trees]
     errors: list[SpecError] = []
@@ -50,7 +50,7 @@ def choose_modules(
         try:
             argument.choose_modules(selector)
         except SpecError as error:
-            # An access that is meant for another argument.
+            # An access that may fit another argument.
             errors.append(error)
     places = Locations(place for argument in arguments for place in argument.candidates)
     for pattern in selector.paths():
@@ -63,16 +63,16 @@ def choose_modules(
 
 
 def unwrapped(tree: PyTree) -> tuple[Path, PyTree]:
-    """What is called, without what it is wrapped in, and where it is in that.
+    """The callable inside wrappers, and its path in them.
 
-    Paths start at the model, however it is called: as a method of it, under a transform.
+    Paths start at the model, however it is called: as a method, or under a transform.
 
     Args:
         tree: a function, or an argument of one.
     """
     path: Path = ()
     while isinstance(tree, (BoundMethod, Transformed)):
-        # The first child is what is called; another is what goes into it.
+        # The first child is the callable; others are its arguments.
         key, child = next(iter(children_of(tree) or [(None, None)]))
         path, tree = (*path, key), child
     return path, tree
@@ -84,13 +84,13 @@ def choose_values(
     """The values that a rule has for Modules themselves, by their paths.
 
     Args:
-        where: what asks, for errors.
-        rule: from selectors to values; the first selector that picks a Module gives its value.
-        tree: a model, or any tree that holds some.
-        is_offered: which Modules are offered to the selectors.
+        where: the name of the caller, for errors.
+        rule: from selectors to values; the first selector that chooses a Module gives its value.
+        tree: a model, or any tree that contains some.
+        is_offered: whether a Module is offered to the selectors.
 
     Raises:
-        SpecError: a path, or a class, matches none, or none that those before it leave.
+        SpecError: if a path or a class matches none, or none that earlier selectors leave.
     """
     argument = _Argument(tree, is_offered)
     places = argument.candidates
@@ -121,10 +121,10 @@ def rebuilt(
 
     Args:
         tree: any tree.
-        change: from a node, and where it is, to the new node.
-        path: where the tree itself is.
-        within: the paths of the nodes to change, and of those above them; others stay as they are.
-            None for all of them.
+        change: from a node and its path to the new node.
+        path: the path of the tree itself.
+        within: the paths of the nodes to change and of their parents; others are unchanged. None
+            for all nodes.
     """
     if within is not None and path not in within:
         return tree
@@ -136,7 +136,7 @@ def rebuilt(
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    # A State holds the values of tokens, and an optimizer those of parameters: neither holds
+    # A State contains the values of tokens, and an optimizer those of parameters. Neither contains
     # Modules that are called.
     kind = class_of(node)
     is_closed = hasattr(kind, "__child_kinds__") or hasattr(kind, "__holds_values__")
@@ -147,7 +147,7 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
 
 
 class _Spot(NamedTuple):
-    """A node, how it is reached, and how many nodes of a library's own kind are above it."""
+    """A node, its path, and the number of other libraries' nodes above it."""
 
     path: Path
     node: Any
@@ -194,13 +194,13 @@ class _Argument:
 
 
 def _align(arguments: Sequence[_Argument]) -> None:
-    """Name Modules in the state of an optimizer as those in the model that it is for.
+    """Name Modules in an optimizer's state like those in the model it is for.
 
     They are never called, but `jax.tree.map` over model and moments needs trees of one structure.
-    Such states are nodes of a library's own kinds, and what they hold is of the model's shape.
+    Such states are nodes of other libraries, and their contents have the structure of the model.
     """
     everywhere = [(argument, loc) for argument in arguments for loc in argument.locs]
-    # Without a library's own node there is no such state, and all pairs would be compared.
+    # Only another library's node can contain such a state; otherwise all pairs would be compared.
     if not any(loc.depth for _, loc in everywhere):
         return
     models = [
@@ -210,15 +210,15 @@ def _align(arguments: Sequence[_Argument]) -> None:
     ]
     done: list[tuple[_Argument, Path]] = []
     for argument, loc in everywhere:
-        # Everything below a model that was aligned has its names by now.
+        # Everything below an aligned model has its names already.
         if any(argument is other and loc.path[: len(path)] == path for other, path in done):
             continue
         for model, names in models:
-            # Only what is further inside of a library's nodes: two models side by side are two
-            # models.
+            # Only nodes further inside a library's nodes: two models side by side are
+            # independent.
             if model.depth < loc.depth and _is_alike(model.node, loc.node):
                 for path in _names_below(argument.names, loc.path):
-                    # It was picked for itself, under the names of the optimizer's own fields.
+                    # It was chosen itself, by the names of the optimizer's fields.
                     del argument.names[(*loc.path, *path)]
                 found = _names_alike(model.node, loc.node, names)
                 argument.names.update({(*loc.path, *path): n for path, n in found.items()})
@@ -231,11 +231,11 @@ def _names_below(names: dict[Path, str], start: Path) -> dict[Path, str]:
 
 
 def _is_alike(model: Any, other: Any) -> bool:
-    """Whether what arrays there are in `other` are where `model` has arrays of their shapes."""
+    """Whether every array of `other` is at a path where `model` has an array of its shape."""
     if class_of(model) is not class_of(other):
         return False
     shapes, others = _shapes(model), _shapes(other)
-    # Without an array in it there is nothing to go by; some may be missing, as the masked ones are.
+    # Without an array nothing can be compared. Some may be missing, such as masked ones.
     return bool(others) and all(shapes.get(path) == shape for path, shape in others.items())
 
 
@@ -249,7 +249,7 @@ def _names_alike(model: Any, other: Any, names: dict[Path, str]) -> dict[Path, s
 
 
 def _classes(node: Any, path: Path) -> list[Any]:
-    """The classes of the nodes along a path, as far as it goes."""
+    """The classes of the nodes along a path, as far as the path exists."""
     classes = [class_of(node)]
     for key in path:
         below = dict(children_of(node) or ())

@@ -1,15 +1,15 @@
-"""What happens around the calls of chosen Modules: a *call rule*, put around a method.
+"""Wrap the calls of chosen Modules: a *call rule*, put around a method.
 
-There are no hooks. A Module around whose method a rule was put is of a variant of its class (see
-[`variants`][pytreemod.module.variants]) whose method asks the rule. The rules are one more piece of
-the instance's configuration. So they go through every transform with the Module, and a compiled
-function is compiled once for each choice of rules. A Module without rules is of its own class, and
-nothing in its calls knows of any of this.
+There are no hooks. A Module with a rule around a method is of a variant of its class (see
+[`variants`][pytreemod.module.variants]). The variant's method calls the rule. Rules are part of the
+configuration of the instance. So they go through every transform with the Module, and a function is
+compiled once for each choice of rules. A Module without rules is of its own class, and its calls
+cost nothing more.
 
-A rule gets its location: at which path, in which layer of a `Stack`, at which call. The number of
-the layer is traced. It is data of the instance while the step of the scan runs, so that it goes as
-a value into whatever transform the layer itself uses; to read it from outside of the
-instance would leave it in JAX's caches.
+A rule gets its location: the path, the layer of a `Stack`, the number of the call. The number of
+the layer is traced. While the step of the scan runs, it is data of the instance. So it goes as a
+value into any transform that the layer uses. If the rule read it from outside the instance, it
+would remain in JAX's caches.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ _K = TypeVar("_K", bound="AbstractCallRule")
 
 @dataclasses.dataclass(frozen=True)
 class CallSite:
-    """Where a call rule is asked.
+    """The location of a call.
 
     Attributes:
-        path: of the Module, in the argument in which it was chosen; `<root>` for that itself.
+        path: the path of the Module in the argument in which it was chosen; `<root>` for the
+            argument itself.
         method: the name of the method.
-        call: how many calls of that method at that path there were before, in this call: of
-            whatever is `surrounding`, or else of the outermost method with a rule. What a transform
-            traces counts anew, for it is traced once and called often.
-        layers: the numbers of the layers of the Stacks that the Module is in, outermost first;
-            traced. None of them where no Stack runs, or the rule does not use them.
-        members: the same of Ensembles.
+        call: the number of earlier calls of that method at that path. It is counted within the
+            function that is `surrounding`, or else within the outermost method with a rule. Each
+            transform counts from 0, because it is traced once and called often.
+        layers: the numbers of the layers of the Stacks that contain the Module, outermost first;
+            traced. Empty if no Stack runs, or the rule does not use them.
+        members: the same for Ensembles.
     """
 
     path: str
@@ -71,64 +72,64 @@ class CallSite:
 
     @property
     def layer(self) -> Any:
-        """The number of the layer in the innermost Stack; None where there is none."""
+        """The number of the layer in the innermost Stack; None without a Stack."""
         return self.layers[-1] if self.layers else None
 
     @property
     def member(self) -> Any:
-        """The number of the member in the innermost Ensemble; None where there is none."""
+        """The number of the member in the innermost Ensemble; None without an Ensemble."""
         return self.members[-1] if self.members else None
 
     @property
     def step(self) -> Any:
-        """The number of the step of the innermost `filter_scan`, or of an RNN; None in no loop.
+        """The number of the step of the innermost `filter_scan`, or of an RNN; None outside loops.
 
-        Known where steps are numbered: see `call_supplied`.
+        It is known if steps are numbered: see `call_supplied`.
 
         Raises:
-            CaptureError: it is that of a loop around a transform of plain JAX.
+            CaptureError: if it belongs to a loop around a transform of plain JAX.
         """
         return whole(STEP)
 
 
 class AbstractCallRule(Module):
-    """What happens around a call. A Module: a value, which can be pickled and compared.
+    """A rule around calls. It is a Module: a value that can be pickled and compared.
 
-    Rules are compared by what they hold, and so a compiled function is compiled once for equal
-    ones. They are configuration, and hold no arrays.
+    Rules are compared by value, so a function is compiled once for equal rules. They are
+    configuration, and have no arrays.
 
     Attributes:
-        uses_layer: whether `where.layers` or `where.members` is asked for; these numbers are not
-            passed along for a rule that says False.
+        uses_layer: whether the rule reads `where.layers` or `where.members`. If False, it does not
+            get these numbers.
     """
 
     uses_layer: ClassVar[bool] = True
 
     def shown(self) -> str:
-        """What is printed behind a Module with which the rule stays; nothing, here."""
+        """The note printed after a Module that the rule belongs to; none by default."""
         return ""
 
     def entering(self, module: Any) -> Any:
         """The Module whose method runs, instead of the one that was called.
 
         Args:
-            module: the one that was called, or what a rule outside of this one made of it.
+            module: the one that was called, or the result of an outer rule.
 
         Returns:
-            A Module of the same class; here, the one that was given.
+            A Module of the same class; by default, the same.
         """
         return module
 
     def leaving(self, called: Any, entered: Any, out: Any) -> Any:
-        """What the method gave, before it comes out through what is around the call.
+        """Change the result of the method, before the rules around the call get it.
 
         Args:
-            called: the Module that `entering` was given.
-            entered: what it made of it.
-            out: what the method gave, in which there may be parts of `entered`.
+            called: the argument of `entering`.
+            entered: the result of `entering`.
+            out: the result of the method, which may contain parts of `entered`.
 
         Returns:
-            What goes on; here, that itself.
+            The new result; by default, the same.
         """
         return out
 
@@ -143,13 +144,13 @@ class AbstractCallRule(Module):
         """Make the call, or something else.
 
         Args:
-            call: what is around; the next rule, or the method itself.
-            args: what it was called with.
-            kwargs: what it was called with by name.
-            where: where that is.
+            call: the next rule, or the method itself.
+            args: the positional arguments.
+            kwargs: the arguments by keyword.
+            where: the location of the call.
 
         Returns:
-            What the caller gets.
+            The result for the caller.
         """
 
 
@@ -158,11 +159,11 @@ def surround(
 ) -> PyTree:
     """Put a rule around a method of chosen Modules.
 
-    A rule that is put around later is outside of those that were there, as with decorators.
+    A later rule is outside of earlier ones, as with decorators.
 
     Args:
-        tree: a model, or any tree that holds some.
-        selector: which Modules.
+        tree: a model, or any tree that contains some.
+        selector: chooses Modules.
         rule: the rule.
         method: the name of the method.
 
@@ -170,8 +171,8 @@ def surround(
         The tree, in which the chosen Modules are of subclasses of their classes.
 
     Raises:
-        SpecError: `selector` is no selector, or chooses no Module that has the method.
-        ArgumentError: `rule` is no rule, or holds what cannot be configuration.
+        SpecError: if `selector` is not a selector, or chooses no Module that has the method.
+        ArgumentError: if `rule` is not a rule, or contains values that cannot be configuration.
 
     Examples:
         >>> from pytreemod import nn
@@ -196,20 +197,20 @@ def surround_all(
     """Put a rule around a method of chosen Modules in the arguments of a call.
 
     Args:
-        where: what asks for it, for errors.
+        where: the name of the caller, for errors.
         trees: the arguments, with the function itself as the first.
-        selector: which Modules.
+        selector: chooses Modules.
         rule: the rule.
         method: the name of the method.
-        level: that of the `surrounding` call that the rule is for; 0 for one that stays. The rules
-            of outer levels are outside.
+        level: the level of the `surrounding` call that the rule is for; 0 for a rule that remains.
+            The rules of outer levels are outside.
 
     Returns:
         The arguments.
 
     Raises:
-        SpecError: `selector` is no selector, or chooses no Module that has the method.
-        ArgumentError: `rule` is no rule, or holds what cannot be configuration.
+        SpecError: if `selector` is not a selector, or chooses no Module that has the method.
+        ArgumentError: if `rule` is not a rule, or contains values that cannot be configuration.
     """
     _check_rule(where, rule)
     chosen = choose_modules(
@@ -246,7 +247,7 @@ def put_around(
             new = _Ring(rule, kind_of(tuple(jtu.tree_leaves(rule))), names[path], method, level)
             return _with_wrappers(node, sorted([new, *_wrappers_of(node)], key=_Ring.order))
 
-        # Most of a model is as it was: a walk through all of it takes as long as a block's trace.
+        # Most of a model is unchanged, and walking all of it takes as long as tracing a block.
         within = {path[:i] for path in names for i in range(len(path) + 1)}
         return rebuilt(tree, change, within=within) if names else tree
 
@@ -254,12 +255,12 @@ def put_around(
 
 
 def released(tree: PyTree, level: int | None = None) -> PyTree:
-    """A tree without the rules of a level; where none is left, Modules are of their own classes.
+    """A tree without the rules of a level; Modules without any rules get their own classes.
 
     Args:
         tree: any tree.
-        level: that of a `surrounding` call; None for those of all such calls, so that what stays
-            with a Module (level 0) stays.
+        level: the level of a `surrounding` call; None for those of all such calls. Rules that
+            remain with a Module (level 0) are unchanged.
     """
 
     def goes(wrapper: _Ring) -> bool:
@@ -274,38 +275,38 @@ def released(tree: PyTree, level: int | None = None) -> PyTree:
 
 
 def has_method(node: Any, name: str) -> bool:
-    """Whether there is a method of that name that a rule can be put around."""
+    """Whether there is a method of that name that can have a rule."""
     found = _attribute(class_of(node).__mro__, name)
-    # What Python itself calls, on instances that are half built or broken, is left alone.
+    # Methods that Python calls itself, on instances that are half built or broken, are excluded.
     is_bound = class_of(as_method(name, has_method)) is Method
     return is_bound and isinstance(found, (Method, Transformed, FunctionType))
 
 
 def _attribute(bases: Iterable[type], name: str) -> Any:
-    # Of the bases alone: the metaclass has a `__call__`, too, which makes instances.
+    # In the bases alone: the metaclass has a `__call__`, too, which makes instances.
     return next((vars(base)[name] for base in bases if name in vars(base)), None)
 
 
-# ---- rules of one kind, for which places and paths are nothing
+# ---- rules of one kind, whose locations and paths do not matter
 
 
 def own_rules(node: Any, kind: type[_K]) -> dict[str, _K]:
-    """The rules of a kind that stay with a Module, by the names of the methods."""
+    """The rules of a kind that remain with a Module, by the names of the methods."""
     wrappers = [wrapper for wrapper in _wrappers_of(node) if _is_own(wrapper, kind)]
     return {wrapper.method: wrapper.rule for wrapper in wrappers if isinstance(wrapper.rule, kind)}
 
 
 def with_own_rules(node: Any, kind: type[_K], rules: Mapping[str, _K]) -> Any:
-    """A Module with these rules instead of all rules of their kind that stayed with it.
+    """A Module with these rules instead of all rules of their kind that remained with it.
 
-    They get no path, so that Modules at different paths that have the same rules have one
-    structure, as they had without.
+    They get no path. So Modules at different paths with the same rules have one structure, as they
+    have without rules.
 
     Args:
         node: a Module.
         kind: the class of the rules.
-        rules: by the names of the methods. What is there already keeps its place among other
-            rules; what is new is outside of them.
+        rules: the rules by the names of the methods. Existing ones keep their position among other
+            rules; new ones are outside of them.
     """
     old = _wrappers_of(node)
     kept = [wrapper for wrapper in old if not _is_own(wrapper, kind) or wrapper.method in rules]
@@ -329,19 +330,19 @@ def _is_own(wrapper: _Ring, kind: type) -> bool:
 
 # ---- instances
 
-# Where an instance has the numbers of the layers that it is in. No identifier, so that no field can
-# bear the name.
+# The attribute for the numbers of the layers around an instance. It is not an identifier, so no
+# field can have this name.
 _NUMBERS = "<numbers>"
 
 
 class Numbers(NamedTuple):
-    """The numbers of the layers, and of the members, that a Module is in; outermost first."""
+    """The numbers of the layers, and of the members, around a Module; outermost first."""
 
     layers: tuple[Any, ...] = ()
     members: tuple[Any, ...] = ()
 
     def add(self, kind: str, number: Any) -> Numbers:
-        """With one more, that of a "layer" or of a "member"."""
+        """The numbers with one more, of a "layer" or of a "member"."""
         if kind == "layer":
             return self._replace(layers=(*self.layers, number))
         return self._replace(members=(*self.members, number))
@@ -354,33 +355,33 @@ class _Ring(NamedTuple):
     """A rule around a method, as an instance stores it; named by pickles."""
 
     rule: AbstractCallRule
-    # Of what the rule holds: `==` of Modules calls 1, 1.0 and True equal.
+    # The kinds of the rule's values: `==` of Modules calls 1, 1.0 and True equal.
     kinds: Any
     path: str
     method: str
     level: int
 
     def order(self) -> tuple[bool, int]:
-        """Outermost first: outer levels before inner ones, and last the rules that stay."""
+        """Sorts outermost first: outer levels before inner ones, and remaining rules last."""
         return self.level == 0, self.level
 
 
 class _Rings(Varying, tuple[_Ring, ...]):
-    """The rules that an instance has, outermost first."""
+    """The rules of an instance, outermost first."""
 
     def traits(self) -> Iterator[Trait]:
-        """The methods that ask them."""
+        """The methods that call them."""
         return ((_Surrounded, wrapper.method) for wrapper in self)
 
 
 class _Surrounded(Variant):
-    """Of an instance with rules around methods."""
+    """The variant for instances with rules around methods."""
 
     __slots__ = ()
 
     @staticmethod
     def __vary__(original: Any, name: str) -> dict[str, Any]:
-        # The numbers are a field, for they are data; most instances have none.
+        # The numbers are a field, because they are data; most instances have none.
         numbers = {"__annotations__": {_NUMBERS: Any}, _NUMBERS: field(init=False, repr=False)}
         return {**numbers, name: _asking(original, name)}
 
@@ -388,9 +389,9 @@ class _Surrounded(Variant):
         import wadler_lindig as wl  # Here, as in `tree.printing`.
 
         rules = [wrapper.rule for wrapper in _wrappers_of(self) if wrapper.level == 0]
-        # Once, around all that it is true of.
+        # Once, around everything it is true of.
         with noted("".join(dict.fromkeys(rule.shown() for rule in rules))) as text:
-            # As of its own class. Of this object the printer has taken note already.
+            # As of its own class, because the printer has recorded this object already.
             return wl.pdoc(_with_wrappers(self, ()), **kwargs) + wl.TextDoc(text)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Callable[..., Any]) -> Any:
@@ -418,7 +419,7 @@ def _with_wrappers(node: Any, wrappers: Iterable[_Ring]) -> Any:
 
 
 def _asking(cls: Any, name: str) -> Any:
-    """A method that asks the rules around the method of a class."""
+    """A method that calls the rules around the method of a class."""
 
     @passing_on
     @ft.wraps(getattr(cls, name))
@@ -469,7 +470,7 @@ def _ask(
 
 
 class _Calls(threading.local):
-    """For each call that is counted in, of this thread, the traces in it, with their counts."""
+    """For each `surrounding` of this thread, its traces with their counts of calls."""
 
     def __init__(self) -> None:
         self.stack: list[list[tuple[Any, dict[tuple[str, str], int]]]] = []
@@ -480,7 +481,7 @@ _calls = _Calls()
 
 @contextmanager
 def surrounding() -> Generator[int]:
-    """While a function runs whose arguments have rules that are for this call alone.
+    """Surround a function whose arguments have rules for this call alone.
 
     Returns:
         The level for these rules.
@@ -488,7 +489,7 @@ def surrounding() -> Generator[int]:
     stack = _calls.stack
     stack.append([])
     try:
-        # What is traced inside a call that is counted in counts in that.
+        # Traced apart from other calls, so that the counts belong to this one.
         with traced_apart("counted calls"):
             yield len(stack)
     finally:
@@ -506,7 +507,7 @@ def _counted() -> Generator[None]:
 
 def _count(path: str, method: str) -> int:
     traces, now = _calls.stack[-1], current_trace()
-    # A trace that is running again has outlived those that began in it.
+    # A trace that runs again has outlived those that began in it.
     while any(trace == now for trace, _ in traces) and traces[-1][0] != now:
         traces.pop()
     if not traces or traces[-1][0] != now:
@@ -521,12 +522,12 @@ def _count(path: str, method: str) -> int:
 
 
 def without_numbers(tree: PyTree) -> tuple[PyTree, Numbers | None]:
-    """Take off the numbers of the layers and members that a tree is in.
+    """Remove the numbers of the layers and members that a tree is in.
 
     Returns:
         The tree, and the numbers; None for these if no rule in the tree uses them.
     """
-    # A walk through the whole tree, which is of no use where no Module has a rule.
+    # Walking the tree is useless if no Module has a rule.
     nodes = jtu.tree_leaves(tree, is_leaf=_uses_numbers) if _Surrounded.__subclasses__() else ()
     found = [stored(node, _NUMBERS, _NONE) for node in nodes if _uses_numbers(node)]
     if not found:
@@ -535,7 +536,7 @@ def without_numbers(tree: PyTree) -> tuple[PyTree, Numbers | None]:
 
 
 def with_numbers(tree: PyTree, numbers: Numbers | None) -> PyTree:
-    """A tree whose rules get these numbers; with None, the tree as it is."""
+    """A tree whose rules get these numbers; with None, the same tree."""
 
     def change(node: Any, path: Path) -> Any:
         return with_notes(node, {_NUMBERS: numbers}) if _uses_numbers(node) else node

@@ -49,7 +49,7 @@ class _Pmapped(Vmapped):
 
     def __init__(self, fn: Callable[..., Any], options: MapOptions):
         super().__init__(fn, options)
-        # By the function, as that of `filter_jit`: made anew in a loop, it finds what was compiled.
+        # By function, like that of `filter_jit`: a new one in a loop finds the compiled program.
         self.store = store_for(fn, ("filter_pmap", options))
 
     transform_name = "filter_pmap"
@@ -60,7 +60,7 @@ class _Pmapped(Vmapped):
             return unpack(entry.jitted(*entry.arguments(arrays)))
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """Trace and lower for these arguments, without running; see `jax.jit`'s `lower`."""
+        """Trace and lower for these arguments, without running; see `lower` of `jax.jit`."""
 
         def split(*args: Any, **kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:
             entry, arrays = self._prepare(args, kwargs)
@@ -75,7 +75,7 @@ class _Pmapped(Vmapped):
         return Lowered("filter_pmap", function_name(self.fn), split, lowered, entry, call)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
-        """The pmapped function for a call, and the call's arrays."""
+        """The pmapped function for a call, and the arrays of the call."""
         refuse_values("filter_pmap", self.fn)
         args, kwargs = place_keywords(self.places, args, kwargs)
         axes, leaves, _ = self.inputs(args, kwargs)
@@ -85,7 +85,7 @@ class _Pmapped(Vmapped):
             if is_array(leaf)
         ]
         arrays = [leaf for leaf in leaves if is_array(leaf)]
-        # An axis_size handed to JAX makes 0.12 warn about an integer of its own.
+        # With an axis_size, JAX 0.12 warns about an integer that it made itself.
         counted = all(axis is None for axis in mapped)
         if counted:
             size: Any = self.options.axis_size
@@ -103,16 +103,16 @@ class _Pmapped(Vmapped):
         axes: tuple[int | None, ...],
         counted: bool,
     ) -> Entry:
-        """The pmapped function for a call; JAX compiles it once as long as it is the same."""
+        """The pmapped function for a call; JAX compiles a function once."""
         head = (self.fn,) if is_node(self.fn) else ()
         try:
-            # The axes, too: a spec may ask the shapes of arrays, which are not in the key.
+            # With the axes: a spec may read the shapes of arrays, which are not in the key.
             key = (split_call(head, args, kwargs)[1], axes)
             entry = self.store.entries.get(key)
             if entry is None:
                 entry = Entry(key, quiet=self.options.donate == "all")
                 entry.jitted = self._pmap(head, args, kwargs, axes, counted)
-                # In a list of their own: the same for all members.
+                # In a separate list: the same for all members.
                 own = len(divide(head)[0])
                 entry.separate = lambda arrays: (arrays[:own], arrays[own:])
                 entry = self.store.keep(entry)
@@ -132,7 +132,7 @@ class _Pmapped(Vmapped):
         in_axes, out_axes, terms = self.options.in_axes, self.options.out_axes, self.terms
         structure = divide((head, args, kwargs))[1]
         treatments = [axis for axis in self.treatments if axis is None or axis >= 0]
-        # Not the function itself, which its compiled programs must not keep alive.
+        # Not the function itself, because its compiled programs must not keep it alive.
         reference: Any = self.store.reference
 
         def run(own: list[Any], values: list[Any]) -> Grouped:
@@ -141,15 +141,15 @@ class _Pmapped(Vmapped):
             result = collecting(fn, drawn)(*args, **kwargs)
             grouped = group_by_axis("filter_pmap(out_axes)", result, out_axes, treatments)
             if drawn:
-                # Anew, for the function may have used its States up.
+                # Assembled again, because the function may have used up its States.
                 _, args, kwargs = structure.assemble(own + values[: len(values) - counted])
                 are_mapped = [axis is not None for axis in axes[: len(axes) - counted]]
                 tell_shared_streams(fn, drawn, args, kwargs, are_mapped, in_axes, terms)
             return grouped
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
-        # The function's own arrays, too, as `filter_jit` gives them: they go if they lie on every
-        # device already, and a result that is the same for all members takes their place.
+        # The function's arrays, too, as in `filter_jit`. They are donated if they are on every
+        # device already; a result that is the same for all members reuses their memory.
         options = {} if self.options.donate == "none" else {"donate_argnums": (0, 1)}
         return jax.pmap(
             run,
@@ -210,32 +210,32 @@ def filter_pmap(
 ) -> Any:
     """`jax.pmap` for functions of any trees: one member for each device.
 
-    For programs that have it already. New ones use [`filter_jit`][pytreemod.filter_jit] with
+    For programs that use it already. In new ones, use [`filter_jit`][pytreemod.filter_jit] with
     shardings, or [`filter_shard_map`][pytreemod.filter_shard_map].
 
     **Law.** `filter_pmap(f)(*args)` equals `filter_vmap(f)(*args)`.
 
     Args:
-        fun: the function; left out, a decorator is returned. If it is a Module or a bound method,
-            its own arrays are the same for all members.
+        fun: the function; without it, the result is a decorator. If it is a Module or a bound
+            method, its arrays are the same for all members.
         in_axes: as for [`filter_vmap`][pytreemod.filter_vmap].
         out_axes: the same for the result; None takes the result of the first device.
         axis_name: a name for collectives (`jax.lax.pmean`).
-        axis_size: how many members, if no argument is mapped.
-        donate: whether the memory of the arguments' arrays, and of the function's own, may be used
-            for the results: `"none"`, `"all"`, or `"warn"`, which is the same with JAX's warning
-            if a donated array was of no use.
-        **pmapkwargs: for `jax.pmap` (`devices`, `backend`).
+        axis_size: the number of members, if no argument is mapped.
+        donate: whether the results may reuse the memory of the arrays in the arguments and in the
+            function: `"none"`, `"all"`, or `"warn"`, which is `"all"` with JAX's warning about
+            donated arrays that were not usable.
+        **pmapkwargs: options of `jax.pmap` (`devices`, `backend`).
 
     Returns:
         A function of the same signature, with `lower(...).compile()`.
 
     Raises:
-        ShapeError: there are more members than devices, mapped arrays disagree in size, or lack
-            the axis; all paths are named.
-        SpecError: a spec does not fit the tree.
-        ArgumentError: an option does not exist; a name in `in_axes` is no argument; nothing is
-            mapped and `axis_size` is missing; a static value is not hashable.
+        ShapeError: if there are more members than devices, or mapped arrays disagree in size or
+            lack the axis; the error names all paths.
+        SpecError: if a spec does not fit the tree.
+        ArgumentError: if an option does not exist, a name in `in_axes` is not an argument, nothing
+            is mapped and `axis_size` is missing, or a static value is not hashable.
 
     Warns:
         SharedStreamWarning: as for `filter_vmap`.

@@ -45,19 +45,19 @@ def explain_split(
     axes: Sequence[int | None],
     error: Exception,
 ) -> None:
-    """Raise a better error than JAX's, if it came from how the arrays of a map are split.
+    """Raise a better error than JAX's, if the reason is how the arrays of a map are split.
 
     JAX raises one of three classes, or more, wherever two arrays meet in the function.
 
     Args:
-        where: what to call the map in errors.
+        where: the name of the map in errors.
         fn: the function.
         named: its arguments with their names.
-        axes: that of each leaf of the arguments; None for one that is the same for all members.
-        error: JAX's.
+        axes: the axis of each leaf of the arguments; None if it is the same for all members.
+        error: the error of JAX.
 
     Raises:
-        ShapeError: it did.
+        ShapeError: if it is.
     """
     found = [(path_text(p, n), x) for n, tree in named for p, x in jtu.tree_leaves_with_path(tree)]
     rows = [
@@ -82,7 +82,7 @@ def explain_split(
 
 
 def _own_trees(fn: Callable[..., Any]) -> list[tuple[str, PyTree]]:
-    """What a function has, or refers to, beside its arguments."""
+    """The trees in a function, or that it refers to, besides its arguments."""
     if is_node(fn):
         return [("model", fn)]
     try:
@@ -131,7 +131,7 @@ def _refuse_shared(
 
 
 def _laying(row: _Row, axis: int | None, over: tuple[str, ...]) -> str:
-    """Code that lays out an array: split along one axis, or no longer split over some names."""
+    """Code that shards an array: along one axis, or no longer over some mesh axes."""
     typed: Any = jax.typeof(row.array).sharding
     spec: list[Any] = list(typed.spec)
     if axis is None:

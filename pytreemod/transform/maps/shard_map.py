@@ -1,9 +1,9 @@
 """`filter_shard_map`: a function that each device runs on its part of the arrays.
 
-Specs are `PartitionSpec`s by argument, by path or by leaf; JAX is given one for each array. Those
-of results JAX wants before the function has run: so the arrays go out in groups, one for each spec
-that can be named (`_Results`). If a function in `out_specs` names another one, the trace is left,
-and made anew with that as well.
+Specs are `PartitionSpec`s by argument, by path or by leaf; JAX gets one for each array. JAX needs
+the specs of results before the function runs. So the arrays are returned in groups, one for each
+known spec (`_Results`). If a function in `out_specs` returns another spec, the trace is dropped and
+repeated with that spec as well.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _ShardMapped(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         refuse_values("filter_shard_map", self.fn)
         args, kwargs = place_keywords(self.places, args, kwargs)
-        # A function that is a tree goes in with the arguments: its arrays are the same everywhere.
+        # A function that is a tree is an argument, too: its arrays are the same everywhere.
         head = (self.fn,) if is_node(self.fn) else ()
         arrays, structure = divide((head, args, kwargs))
         assigned = self._assign(args, kwargs)
@@ -106,7 +106,7 @@ class _ShardMapped(Transformed):
         if assigned is None:
             _check_explicit(mesh)
         else:
-            # Left out otherwise: so JAX takes them from how the arguments lie.
+            # Without them, JAX uses the shardings of the arguments.
             assigned = convert_values(assigned, as_spec, _IN, SPECS)
             own = [PartitionSpec()] * (len(arrays) - len(assigned))
             options["in_specs"] = ([*own, *(value for _, _, value in assigned)],)
@@ -122,11 +122,11 @@ class _ShardMapped(Transformed):
             try:
                 result = unpack(mapped(arrays))
                 break
-            # Once more, with these specs, too; each round adds some, so that it ends.
+            # Repeat with these specs, too. Each round adds some, so this ends.
             except _NewSpecs as found:
                 results.treatments += found.specs
             except ValueError as error:
-                # JAX has no class of error for it.
+                # JAX has no class for this error.
                 self._check_axis_names(mesh, error)
                 if assigned is not None:
                     explain_placements(assigned, _IN, error, mesh)
@@ -135,10 +135,10 @@ class _ShardMapped(Transformed):
                 results.explain(error)
                 raise
         if drawn:
-            # Anew, for the function may have used up what it was also given from outside.
+            # Assembled again, because the function may have used up its States.
             _, args, kwargs = structure.assemble(arrays)
             specs = [_lie(x) for x in arrays] if assigned is None else options["in_specs"][0]
-            # Those of the function itself come first, and are never divided.
+            # The arrays of the function come first, and are never divided.
             are_divided = [bool(axes_in(spec)) for spec in specs[len(divide(head)[0]) :]]
             spec = self.options.in_specs and self.options.in_specs.spec
             tell_shared_streams(self.fn, drawn, args, kwargs, are_divided, spec, _TERMS)
@@ -159,7 +159,7 @@ class _ShardMapped(Transformed):
         mesh = context_mesh() if self.options.mesh is None else self.options.mesh
         if mesh is not None:
             return mesh
-        # A NamedSharding, in either spec, brings its mesh along.
+        # A NamedSharding in either spec has a mesh.
         values = [*values, *values_in(self.options.out_specs.spec, stops)]
         found = [value.mesh for value in values if isinstance(value, NamedSharding)]
         if not found:
@@ -185,10 +185,10 @@ class _ShardMapped(Transformed):
 
 
 def _explain_explicit(assigned: Sequence[Assigned], mesh: Any, error: ValueError) -> None:
-    """Raise a better error if arguments do not lie on an Explicit mesh as `in_specs` says.
+    """Raise a better error if arguments on an Explicit mesh are not sharded as `in_specs` says.
 
     Raises:
-        ArgumentError: some do not; their paths are named.
+        ArgumentError: if some are not; the error names their paths.
     """
     if AxisType.Explicit not in mesh.axis_types:
         return
@@ -215,12 +215,12 @@ def _explain_explicit(assigned: Sequence[Assigned], mesh: Any, error: ValueError
 
 
 def _lie(array: Any) -> PartitionSpec:
-    """How an array lies on the devices, as far as its type says."""
+    """The sharding of an array, as far as its type has it."""
     return getattr(getattr(aval_of(array), "sharding", None), "spec", None) or PartitionSpec()
 
 
 def _entries(spec: PartitionSpec) -> tuple[Any, ...]:
-    """The entries of a spec without the Nones at its end, which say nothing."""
+    """The entries of a spec without the Nones at its end, which mean nothing."""
     entries = tuple(spec)
     while entries and entries[-1] is None:
         entries = entries[:-1]
@@ -228,7 +228,7 @@ def _entries(spec: PartitionSpec) -> tuple[Any, ...]:
 
 
 def _as_names(axis_names: Any) -> frozenset[AxisName]:
-    # A text is one name, and not those of its letters.
+    # A string is one name; its letters are not names.
     if isinstance(axis_names, str):
         return frozenset((axis_names,))
     try:
@@ -251,7 +251,7 @@ def _check_explicit(mesh: Any) -> None:
 
 
 class _NewSpecs(Exception):
-    """A function in out_specs gave specs that JAX was not given before the function ran."""
+    """Raised if a function in out_specs returns specs that JAX did not get before the run."""
 
     def __init__(self, specs: list[PartitionSpec]):
         super().__init__(specs)
@@ -272,7 +272,7 @@ class _Results:
         if None in known:
             self.treatments.append(PartitionSpec())
         self.converted: list[Assigned] = []
-        # Axes that are manual already are those of a `shard_map` around.
+        # Axes that are manual already belong to a surrounding `shard_map`.
         self.manual = options.axis_names or {
             name
             for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -282,7 +282,7 @@ class _Results:
     @property
     def prefix(self) -> Grouped:
         """`out_specs` as JAX takes them."""
-        # There is no array in the plan; but None is no spec for JAX.
+        # The plan has no array, but JAX does not accept None as a spec.
         plan: Any = PartitionSpec()
         return Grouped(plan, list(self.treatments))
 
@@ -290,12 +290,13 @@ class _Results:
         """Pack a result in groups.
 
         Raises:
-            ShapeError, SpecError: the specs do not fit the result.
+            ShapeError, SpecError: if the specs do not fit the result.
         """
         own = result.result if type(result) is WithCollected else result
         assigned = assign(self.spec, own, "result", placement_terms(_OUT))
         converted = convert_values(assigned, as_spec, _OUT, SPECS)
-        # For an error; the types of arrays alone, for JAX looks for tracers that outlive a trace.
+        # For an error. Only the types of arrays, because JAX looks for tracers that outlive a
+        # trace.
         self.converted = [each._replace(array=jax.typeof(each.array)) for each in converted]
         specs = [value for _, _, value in converted]
         if type(result) is WithCollected:
@@ -303,15 +304,15 @@ class _Results:
             result, specs = WithCollected(own, collected), specs + whole
         new = [spec for spec in specs if spec not in self.treatments]
         if new:
-            # Out of the trace: JAX was given other groups already, and cannot use it.
+            # Leaves the trace: JAX got other groups, so it cannot use this one.
             raise _NewSpecs(list(dict.fromkeys(new)))
         return group(result, [self.treatments.index(spec) for spec in specs], len(self.treatments))
 
     def stack(self, collected: Collected) -> tuple[Collected, list[PartitionSpec]]:
-        """What was captured on each device, to be stacked along a new first axis; its specs."""
+        """The values captured on each device, to be stacked along a new first axis; their specs."""
         spec = PartitionSpec(tuple(name for name in self.mesh.axis_names if name in self.manual))
         arrays, structure = divide(collected)
-        # Even what is the same everywhere: there is one of it for each device, as under a vmap.
+        # Even values that are equal everywhere: there is one for each device, as in a vmap.
         stacked = [jnp.expand_dims(array, 0) for array in arrays]
         return structure.assemble(stacked), [spec] * len(stacked)
 
@@ -319,17 +320,17 @@ class _Results:
         """Raise a better error if a spec does not fit the mesh or its array, or promises too much.
 
         Raises:
-            ShapeError, SpecError: one does not.
+            ShapeError, SpecError: if one does not fit.
         """
         explain_placements(self.converted, _OUT, error, self.mesh, are_parts=True)
-        # Those that JAX refused before the function ran.
+        # Specs that JAX refused before the function ran.
         for spec in self.treatments:
             check_axis_names(spec, self.mesh.axis_names, _OUT, spec_text(spec), error)
         if self.check_vma:
             self._explain_differences(error)
 
     def _explain_differences(self, error: ValueError) -> None:
-        # Results that differ from device to device along an axis that no spec names.
+        # Results that differ between devices along an axis that no spec names.
         places: list[str] = []
         for place, array, spec in self.converted:
             lost = (varying_axes(array) & self.manual) - set(axes_in(spec))
@@ -380,7 +381,7 @@ def filter_shard_map(
 ) -> Any:
     """`jax.shard_map` for functions of any trees: each device runs the function on its part.
 
-    Inside, arrays have the shape of a part, and devices talk to each other by collectives
+    Inside, arrays have the shape of a part, and devices communicate by collectives
     (`jax.lax.psum`, ...). Everything else is the same everywhere, and so are the arrays of `f`
     itself, if it is a Module or a bound method. Call it inside `filter_jit`: outside, JAX runs it
     one operation at a time.
@@ -388,36 +389,37 @@ def filter_shard_map(
     **Law.** `filter_shard_map(f, mesh=m, in_specs=None, out_specs=None)(*args)` equals `f(*args)`.
 
     Args:
-        f: the function; left out, a decorator is returned.
-        mesh: the mesh of devices; left out, the one in context (`jax.set_mesh`).
+        f: the function; without it, the result is a decorator.
+        mesh: the mesh of devices; by default the one in context (`jax.set_mesh`).
         in_specs: how the arguments are split: one spec for all of them; a tuple with one for each
-            positional argument; or a dict by argument name. A spec is a `PartitionSpec`, a
-            `NamedSharding` (for its spec), None for "the same everywhere", a function from an
-            array to one of these, [`by`][pytreemod.by], a Module that holds these instead of
-            its data, or a prefix tree of these. What a dict leaves out is the same everywhere.
-            Without `in_specs` at all, arguments are split as they lie; the mesh's axes must be of
-            type Explicit.
-        out_specs: how the results are put together: one such spec.
-        axis_names: which axes of the mesh the function sees; left out, all of them.
-        check_vma: whether to check that what a spec says to be the same everywhere is. Without it
-            JAX does not know what is the same, and a gradient that is taken inside, by what is the
-            same on all devices, is another one, with no error: take gradients outside, then.
+            positional argument; or a dict by argument name. The spec of an array is a
+            `PartitionSpec`, a `NamedSharding` (for its spec), or None for "the same everywhere". A
+            spec is one of these, a function from an array to one, [`by`][pytreemod.by], a Module
+            with these instead of its data, or a prefix tree of these. Arguments that a dict leaves
+            out are the same everywhere. Without `in_specs`, arguments keep their shardings; then
+            the axes of the mesh must be Explicit.
+        out_specs: how the results are assembled: one such spec.
+        axis_names: the mesh axes that the function sees; by default all.
+        check_vma: whether to check that values are the same everywhere if their spec says so.
+            Without the check, JAX does not know which values are the same. A gradient by such a
+            value, if it is taken inside the function, then differs, without an error. In this case,
+            take gradients outside.
 
     Returns:
-        A function of the same signature, for whole arrays.
+        A function of the same signature, for unsplit arrays.
 
     Raises:
-        ArgumentError: `mesh` is no mesh; when called: there is none; a name in `in_specs` is no
-            argument; a name in `axis_names` is no axis of the mesh; an argument lies on Explicit
-            axes of the mesh otherwise than `in_specs` says.
-        ShapeError: when called: a spec has more entries than its array has axes, or the mesh does
-            not divide an axis evenly; all paths are named.
-        SpecError: when called: a spec is no prefix, holds something else than specs, names an axis
-            that the mesh does not have, or promises that a result is the same everywhere that may
-            not be.
+        ArgumentError: if `mesh` is not a mesh. When called: if there is no mesh, or an argument on
+            Explicit axes of the mesh is not sharded as `in_specs` says. Also if a name in
+            `in_specs` is not an argument, or one in `axis_names` is not an axis of the mesh.
+        ShapeError: when called: if a spec has more entries than its array has axes, or the mesh
+            does not divide an axis evenly; the error names all paths.
+        SpecError: when called: if a spec is not a prefix, contains a value that is not a spec, or
+            names an axis that the mesh does not have. Also if it promises that a result is the
+            same everywhere, and the result may not be.
 
     Warns:
-        SharedStreamWarning: all devices draw from one random stream, for it is not divided.
+        SharedStreamWarning: if all devices draw from one random stream, because it is not divided.
 
     Examples:
         >>> import jax.numpy as jnp

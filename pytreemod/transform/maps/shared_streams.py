@@ -1,9 +1,10 @@
-"""Random streams that all members of a map draw from: each of them gets the same numbers.
+"""Warn about random streams that all members of a map draw from: they get the same numbers.
 
-That is what a State without an axis of its own means, and rarely what is meant: every example has
-the same dropout mask. While the function runs, it is watched which streams that came in are drawn
-from (see `tree.effects`). Those that are mapped are as they should be, and so are those that
-the user has chosen not to map: a rule of `by` names them, or maps another stream of their State.
+A State without a mapped axis means this, and users rarely want it: every example would have the
+same dropout mask. While the function runs, the library records which of the streams in its
+arguments it draws from (see `tree.effects`). A warning names those that are not mapped. It omits
+streams that the user chose not to map: a rule of `by` names them, or maps another stream of their
+State.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ def tell_shared_streams(
     spec: Any,
     terms: Terms,
 ) -> None:
-    """Say which streams all members of a map have drawn from.
+    """Warn about the streams that all members of a map have drawn from.
 
     Args:
         fn: the function that was mapped.
-        drawn: what the streams are recognized by that were drawn from.
+        drawn: the identities of the streams that were drawn from.
         args: the arguments of the call.
         kwargs: those by keyword.
-        are_mapped: for each array in them, whether it differs from member to member.
-        spec: which arguments were to be mapped.
-        terms: what the spec is made of.
+        are_mapped: for each array in them, whether it differs between members.
+        spec: the spec of the mapped arguments.
+        terms: the values of which the spec is made.
 
     Warns:
-        SharedStreamWarning: there is such a stream.
+        SharedStreamWarning: if there is such a stream.
     """
     arguments = named_arguments(positional_names(fn), args, kwargs)
-    # Mostly there is none, and what rules name need not be asked.
+    # Usually there is none, and the rules need not be evaluated.
     if not _shared(drawn, arguments, are_mapped):
         return
     naming = jtu.tree_map(_naming, spec, is_leaf=terms.stops)
     known = [parameter.name for parameter in parameters_of(fn) or ()]
     named = assign_arguments(naming, arguments, len(args), known, terms)
-    # For an argument that the spec leaves out there is the default, which is no bool.
+    # An argument that the spec leaves out has the default, which is not a bool.
     chosen = [a.value is True or b for a, b in zip(named, are_mapped, strict=True)]
     places = _shared(drawn, arguments, chosen)
     if places:
@@ -80,7 +81,7 @@ def _naming(value: Any) -> Any:
 
 
 def _shared(drawn: set[Any], arguments: Sequence[Named], marks: Sequence[bool]) -> list[str]:
-    """The places of the streams that were drawn from in States without a mark at any of these."""
+    """The paths of the streams drawn from in States without a mark at any of these streams."""
     left = iter(marks)
     found: dict[str, Any] = {}
     marked: set[Any] = set()
@@ -89,12 +90,12 @@ def _shared(drawn: set[Any], arguments: Sequence[Named], marks: Sequence[bool]) 
         tree = treedef.unflatten([is_array(leaf) and next(left) for leaf in leaves])
         for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_state):
             values: Mapping[Any, Any] = node.__values__() if is_state(node) else {}
-            # One without a key has no leaves: it was given its key inside.
+            # A stream without a key has no leaves: it got its key inside.
             streams = {name: jtu.tree_leaves(values[name]) for name in values if name in drawn}
             own = {name for name in streams if any(streams[name])}
             marked |= own
             for name in streams:
                 if streams[name] and not own:
                     found[path_text((*path, jtu.DictKey(name)), argument.name)] = name
-    # Another State may have a stream of that name: it is not known which was drawn from.
+    # Another State may have a stream of that name, and then the drawn one is unknown.
     return [place for place, name in found.items() if name not in marked]

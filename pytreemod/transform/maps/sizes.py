@@ -1,4 +1,4 @@
-"""How many members a tree has: the size of its arrays along their axes, which must be one."""
+"""The number of members of a tree: the size of its arrays along their axes, which must agree."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def common_size(
     """The size of the arrays of trees along their axes.
 
     Args:
-        where: what to call the transform in errors.
+        where: the name of the transform in errors.
         named: the trees with their names.
         leaves: their leaves, in order.
-        axes: that of each leaf; None for one that is the same for all members.
-        size: what an option says that it is; None if there is no such option, or it is left out.
+        axes: the axis of each leaf; None if it is the same for all members.
+        size: the size that an option gives; None without such an option.
         option: the name of this option, with a value: `length=n`.
-        whole: how to say, in code, that a leaf is the same for all members.
+        whole: returns code that makes a leaf the same for all members.
 
     Raises:
-        ShapeError: an array lacks its axis, or they disagree in size; all paths are named.
-        ArgumentError: nothing says what the size is.
+        ShapeError: if an array lacks its axis, or the sizes disagree; the error names all paths.
+        ArgumentError: if no array and no option gives the size.
     """
-    # Paths are made in a second walk, which calls without a mistake never take.
+    # Paths are made in a second walk, which calls without a mistake never need.
     pairs = [pair for pair in zip(leaves, axes, strict=True) if pair[1] is not None]
     if all(-leaf.ndim <= axis < leaf.ndim for leaf, axis in pairs):
         sizes = {leaf.shape[axis] for leaf, axis in pairs} | ({size} - {None})
@@ -58,7 +58,7 @@ def _error(
             continue
         fits = -leaf.ndim <= axis < leaf.ndim
         place = f"{path_text(path, name)}: {describe(leaf)}, axis {axis}"
-        # Of the first that lacks its axis, or else of the last.
+        # For the first that lacks its axis, or else for the last.
         if whole is not None and None not in places:
             last = ["what is the same for all members has no axis:", whole(name, path, axis)]
             if leaf.ndim and not fits:
@@ -76,7 +76,7 @@ def _error(
         return ArgumentError(where, expected, got)
     models = [name for name, tree in named if record_of(tree) is not None]
     if whole is not None and len(models) == 1 and len(named) > 1 and not size:
-        # Whether one model is meant, or one for each member, nothing says.
+        # The call does not show whether one model is meant, or one for each member.
         line = whole(models[0], (), 0)
         last += [f"{line}  # one model"] if line not in last else []
     more = {

@@ -1,7 +1,7 @@
 """Several trees as one with a further axis, and back.
 
-**Law.** `unstack(stack(trees))` equals `trees`, for all trees that agree but for the values of
-their arrays, and have one.
+**Law.** `unstack(stack(trees))` equals `trees`, for all trees that have an array and differ only in
+the values of their arrays.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _T = TypeVar("_T")
 def stack(trees: Iterable[_T], axis: int = 0) -> _T:
     """One tree whose arrays are those of several trees, stacked.
 
-    What is no array (numbers, functions, strings) must be equal in all of them, and stays as it
-    is. Layers stacked are what [`filter_vmap`][pytreemod.filter_vmap] over their class makes, and
-    what [`filter_scan`][pytreemod.filter_scan] and `filter_vmap` take apart.
+    Leaves other than arrays (numbers, functions, strings) must be equal in all trees, and are
+    returned unchanged. Stacked layers equal the result of [`filter_vmap`][pytreemod.filter_vmap]
+    over their class. [`filter_scan`][pytreemod.filter_scan] and `filter_vmap` take them apart.
 
     **Law.** `unstack(stack(trees)) == trees`.
 
     Args:
-        trees: Modules, or other trees, that differ in nothing but the values of their arrays.
+        trees: Modules, or other trees, that differ only in the values of their arrays.
         axis: the position of the new axis in each array.
 
     Returns:
-        A tree of the same structure. NumPy arrays stay NumPy arrays if all of them are.
+        A tree of the same structure. If all arrays at a path are NumPy arrays, the result is one.
 
     Raises:
-        ArgumentError: there are no trees, or it is one.
-        ShapeError: an array has too few axes for `axis`.
-        StructureError: two trees differ; the paths are named.
+        ArgumentError: if there are no trees, or `trees` is one.
+        ShapeError: if an array has too few axes for `axis`.
+        StructureError: if two trees differ; the error names the paths.
 
     Examples:
         >>> stack([{"x": jnp.zeros(2), "unit": "cm"}, {"x": jnp.ones(2), "unit": "cm"}])
@@ -52,7 +52,7 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
                [1., 1.]], dtype=float32)}
     """
     try:
-        # The characters of a text, or the keys of a dict, are members of nothing.
+        # The characters of a string, or the keys of a dict, are not members.
         members = None if isinstance(trees, (str, bytes, Mapping)) else list(trees)
     except TypeError:
         members = None
@@ -68,7 +68,7 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
         if found:
             raise StructureError(_explain_mismatch(i, found))
         columns.append(divide(member)[0])
-    # The first speaks for all of them, for they do not differ.
+    # The first represents all, because they do not differ.
     refuse_other_than_int("stack(axis)", axis)
     wrong = [
         f"{path_text(path, 'tree')}: {describe(leaf)}"
@@ -91,7 +91,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 def _stack_arrays(arrays: Sequence[Any], axis: int) -> Any:
-    # NumPy's stay NumPy's, so that a data set can be stacked in the host's memory.
+    # NumPy arrays remain NumPy arrays, so a data set can be stacked in host memory.
     if any(isinstance(array, jax.Array) for array in arrays):
         return jnp.stack(arrays, axis)
     return np.stack(arrays, axis)
@@ -110,7 +110,7 @@ def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
 
 
 def unstack(tree: _T, axis: int = 0) -> list[_T]:
-    """The members of a stacked tree, one by one: what `stack` was given.
+    """The members of a stacked tree: the inverse of `stack`.
 
     **Law.** `stack(unstack(tree)) == tree`, if it has at least one member.
 
@@ -122,8 +122,8 @@ def unstack(tree: _T, axis: int = 0) -> list[_T]:
         A list of trees without that axis.
 
     Raises:
-        ArgumentError: there is no array in the tree, so that nothing says how many members it has.
-        ShapeError: arrays lack the axis, or disagree in size; the paths are named.
+        ArgumentError: if the tree has no array, so that the number of members is unknown.
+        ShapeError: if arrays lack the axis, or disagree in size; the error names the paths.
 
     Examples:
         >>> unstack({"x": jnp.arange(2), "unit": "cm"})
@@ -146,10 +146,10 @@ def _unstack_array(array: Any, axis: int) -> Sequence[Any]:
 
 
 def refuse_other_than_int(where: str, value: Any) -> None:
-    """Refuse an axis that is no int.
+    """Refuse an axis that is not an int.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: if it is not.
     """
     if type(value) is not int:
         raise ArgumentError(where, "an int", describe(value))

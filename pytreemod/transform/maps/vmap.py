@@ -1,10 +1,10 @@
 """`filter_vmap`: map a function of any trees over an axis of some of their arrays.
 
-`axes_of` turns what the user says into an axis for each leaf; JAX is given the arrays that have
-one, and everything else stays outside, as it is. Which axis a result is stacked on is only known
-when the function has run, and JAX wants to know before: so the arrays go out in groups (see
-`boundary.packing`), one for each axis that the spec can name. What else may come, such as an axis
-that a function in the spec names, is stacked on axis 0 and moved there later.
+`axes_of` turns the user's spec into an axis for each leaf. JAX gets the arrays that have one;
+everything else remains outside, unchanged. The axes on which results are stacked are known only
+after the function has run, but JAX needs them before. So the arrays are returned in groups (see
+`boundary.packing`), one for each axis that the spec can name. Results with other axes, such as
+those from a function in the spec, are stacked on axis 0 and moved later.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _is_axis(value: Any) -> TypeGuard[int | None]:
 
 
 def is_axes_spec(spec: Any) -> bool:
-    """Whether something says which axis, and is no tree of what does."""
+    """Whether a value is an axis spec by itself, not a tree of such specs."""
     return _is_axis(spec) or isinstance(spec, (By, bool)) or (callable(spec) and not is_node(spec))
 
 
@@ -97,34 +97,34 @@ def axes_of(
     *,
     is_result: bool = False,
 ) -> list[Any]:
-    """The axis of each leaf of `tree`; None for what is not mapped.
+    """The axis of each leaf of `tree`; None for leaves that are not mapped.
 
     Args:
         spec: ints, None, functions from leaf to axis, `by(...)`, or a prefix tree of these.
         tree: the tree.
-        where: what to call the spec in errors.
-        root: what to call the tree in errors.
-        strict: whether a path in a rule that matches nothing is a mistake.
-        is_result: whether members are stacked on the axes, so that a number can have one: the
-            same for all of them.
+        where: the name of the spec in errors.
+        root: the name of the tree in errors.
+        strict: whether a path in a rule that matches nothing is an error.
+        is_result: whether members are stacked on the axes. If so, a number can have an axis, and
+            is repeated.
 
     Returns:
         An int or None for each leaf.
 
     Raises:
-        SpecError: the spec is no prefix, or gives something that is no axis.
-        ShapeError: a number is to be mapped over an axis.
+        SpecError: if the spec is not a prefix, or contains a value that is not an axis.
+        ShapeError: if a number is to be mapped over an axis.
     """
     if type(tree) is WithCollected:
-        # What is sown has one for each member, whatever the spec says of the result.
+        # Sown values have one for each member, whatever the spec says of the result.
         own = axes_of(spec, tree.result, where, root, strict, is_result=is_result)
         return [*own, *map(ON_AXIS_0, jtu.tree_leaves(tree.collected))]
 
     def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
         leaves = jtu.tree_leaves(subtree)
-        # A `by` speaks of arrays: its default would be said of every number, too.
+        # A `by` applies to arrays: otherwise its default would apply to every number, too.
         has_axis = is_array_like if is_result and not isinstance(value, By) else is_array
-        # Static values do not go to JAX, whatever a spec says of them.
+        # JAX does not get static values, whatever the spec says of them.
         mapped = [has_axis(leaf) for leaf in leaves]
         if _is_axis(value):
             if value is not None and not is_result and not all(mapped):
@@ -148,19 +148,19 @@ def axes_by_argument(
 
     Args:
         in_axes: one spec for all, a tuple with one for each positional argument, or a dict by name.
-        names: the arguments' names, the positional ones first.
+        names: the names of the arguments, the positional ones first.
         trees: the arguments.
-        positional: how many of them are positional.
-        terms: what to say of the spec in errors.
+        positional: the number of positional arguments.
+        terms: the words for the spec in errors.
 
     Returns:
         For each argument an int or None for each leaf.
 
     Raises:
-        ArgumentError, ShapeError, SpecError: the spec does not fit the arguments.
+        ArgumentError, ShapeError, SpecError: if the spec does not fit the arguments.
     """
     specs = specs_by_argument(in_axes, names, positional, (), terms, trees)
-    # One rule for several arguments need not find each of its paths in each of them.
+    # With one rule for several arguments, each path need not match in each argument.
     strict = not (isinstance(in_axes, By) and len(names) > 1)
     if isinstance(in_axes, By) and not strict:
         in_axes.check(trees)
@@ -171,7 +171,7 @@ def axes_by_argument(
 
 
 def _axis_of(where: str, place: str, value: Any, leaf: Any, is_mapped: bool) -> int | None:
-    """What a spec says of one leaf."""
+    """The value of a spec for one leaf."""
     if callable(value) and not isinstance(value, Rule):
         value = value(leaf)
     if not _is_axis(value):
@@ -182,7 +182,7 @@ def _axis_of(where: str, place: str, value: Any, leaf: Any, is_mapped: bool) -> 
 def _refuse_numbers(
     where: str, root: str, axis: int, subtree: PyTree, path: tuple[Any, ...]
 ) -> None:
-    # An axis by number was asked for: a scalar has none. Functions and strings have no say.
+    # The user asked for an axis by number, and a scalar has none. Other leaves do not matter.
     for below, leaf in jtu.tree_leaves_with_path(subtree):
         if is_array_like(leaf) and not is_array(leaf):
             raise ShapeError(
@@ -198,19 +198,19 @@ def _refuse_numbers(
 
 
 def stacking_axes(spec: AxesSpec, result: PyTree, where: str) -> tuple[PyTree, list[Any]]:
-    """What a mapped function's result is stacked as, and on which axes.
+    """The arrays to stack in the result of a mapped function, and their axes.
 
     Args:
-        spec: where its arrays are to be stacked.
-        result: what the function returned for one member.
-        where: what to call the spec in errors.
+        spec: the axes on which to stack its arrays.
+        result: the result of the function for one member.
+        where: the name of the spec in errors.
 
     Returns:
-        The result, with arrays for the numbers that have an axis; and the axis of each leaf, None
-        for what is not stacked.
+        The result, with arrays instead of numbers that have an axis; and the axis of each leaf,
+        None for those that are not stacked.
 
     Raises:
-        SpecError: the spec does not fit the result.
+        SpecError: if the spec does not fit the result.
     """
     axes = axes_of(spec, result, where, "result", is_result=True)
     leaves, treedef = jtu.tree_flatten(result)
@@ -241,14 +241,14 @@ class Vmapped(Transformed):
 
     def __init__(self, fn: Callable[..., Any], options: MapOptions):
         super().__init__(fn, options)
-        # Once, and not in each call: these look at every parameter, and at a whole spec.
+        # Once, not in each call: these look at every parameter, and at the whole spec.
         self.names, self.places = positions_of(fn)
         where = f"{self.transform_name}(in_axes)"
         self.terms = Terms(where, is_axes_spec, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
-        # 0 in any case: what is moved later is stacked there first.
+        # 0 in any case: arrays that are moved later are stacked there first.
         self.treatments = [None, 0, *sorted(known_axes(options.out_axes) - {None, 0})]
-        # The default says the same of every array: JAX is given that, and the results are not
-        # looked at. That is a third of what an eager call would add to JAX's own.
+        # The default is the same for every array: JAX gets that axis, and the results are not
+        # inspected. That saves a third of the time that an eager call adds to JAX's own.
         self.on_axis_0 = options.out_axes is ON_AXIS_0
 
     transform_name = "filter_vmap"
@@ -259,7 +259,7 @@ class Vmapped(Transformed):
         out_axes, axis_size = self.options.out_axes, self.options.axis_size
         args, kwargs = place_keywords(self.places, args, kwargs)
         axes, leaves, treedef = self.inputs(args, kwargs)
-        # All that JAX is given: what is the same for all members stays outside, tracer or not.
+        # Only mapped arrays go to JAX. Values shared by all members remain outside, tracers or not.
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         treatments, on_axis_0 = self.treatments, self.on_axis_0
         drawn: set[Any] = set()
@@ -268,7 +268,7 @@ class Vmapped(Transformed):
         if more:
             sizes = (leaves[i].shape[axes[i]] for i in mapped)
             check_slices(f"filter_vmap of {function_name(self.fn)}", fn, next(sizes, axis_size))
-        # For an error that JAX raises when the function is done, and nothing else.
+        # Only for an error that JAX raises when the function is done.
         unmapped: list[Any] = []
 
         def run(values: list[Any]) -> Any:
@@ -294,7 +294,7 @@ class Vmapped(Transformed):
         try:
             result = unpack(jax.vmap(run, out_axes=out, **options)(values))
         except Exception as error:
-            # JAX has no class of error for it, nor for the next.
+            # JAX has no class for this error, nor for the next.
             self._explain_split(args, kwargs, axes, error)
             if not isinstance(error, ValueError) or "out_axes" not in str(error) or not unmapped:
                 raise
@@ -306,7 +306,7 @@ class Vmapped(Transformed):
                 hint=["give it an axis:", "out_axes=0"],
             ) from error
         if drawn:
-            # Anew, for the function may have used up what it was also given from outside.
+            # Assembled again, because the function may have used up its States.
             args, kwargs = treedef.unflatten(leaves)
             pairs = zip(axes, leaves, strict=True)
             are_mapped = [axis is not None for axis, leaf in pairs if is_array(leaf)]
@@ -317,7 +317,7 @@ class Vmapped(Transformed):
     def _explain_split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], axes: list[Any], error: Exception
     ) -> None:
-        """Raise a better error than JAX's, if it came from how arrays are split over a mesh."""
+        """Raise a better error than JAX's, if the reason is how arrays are split over a mesh."""
         if isinstance(error, PytreemodError):
             return
         where = f"{self.transform_name} of {function_name(self.fn)}"
@@ -330,7 +330,7 @@ class Vmapped(Transformed):
         """Axes, leaves and structure of `(args, kwargs)`.
 
         Raises:
-            ShapeError, SpecError, ArgumentError: the axes do not fit the arguments.
+            ShapeError, SpecError, ArgumentError: if the axes do not fit the arguments.
         """
         in_axes, axis_size = self.options.in_axes, self.options.axis_size
         # In the order in which JAX flattens (args, kwargs): keywords sorted.
@@ -351,10 +351,11 @@ def _whole(name: str, path: KeyPath, axis: int) -> str:
 def _differing(
     run: Callable[..., Grouped], values: list[Any], options: Any, unmapped: list[KeyPath]
 ) -> list[KeyPath]:
-    """Which of the results that were to be the same for all members are not.
+    """The results that differ between members although their spec is None.
 
-    JAX knows, and shows it where it meets a mapped array: the rule of a `custom_vmap` is called for
-    no other. So the function runs a second time, where an error is certain.
+    JAX knows them, and shows it where it meets a mapped array: it calls the rule of a
+    `custom_vmap` for mapped arrays alone. So the function runs a second time, when an error is
+    certain.
     """
     places, found = unmapped.copy(), list[KeyPath]()
 
@@ -363,9 +364,9 @@ def _differing(
             _call_if_mapped(x, ft.partial(found.append, path))
         return ()
 
-    # It may not bear a second run: one with a State, which was used up by the first.
+    # A second run may fail: for example, if the first has used up a State.
     with suppress(Exception):
-        # Traced, so that a `vmap` around this one, which maps other things, is not asked.
+        # Traced, so that a surrounding `vmap`, which maps other arrays, is not asked.
         jax.eval_shape(jax.vmap(ask, out_axes=None, **options), values)
     return found or places
 
@@ -389,11 +390,11 @@ def _check_out_axes(where: str, rows: Iterable[tuple[Any, Any, int | None]]) -> 
     """Refuse axes that the stacked results will not have.
 
     Args:
-        where: what to call the spec in errors.
-        rows: the arrays of one member's result: path, array, and where the members are stacked.
+        where: the name of the spec in errors.
+        rows: the arrays of one member's result: path, array, and the axis to stack on.
 
     Raises:
-        ShapeError: there are some; their paths are named.
+        ShapeError: if there are some; the error names their paths.
     """
     wrong = [
         f"{path_text(path, 'result')}: {describe(array)} for each member, axis {axis}"
@@ -406,7 +407,7 @@ def _check_out_axes(where: str, rows: Iterable[tuple[Any, Any, int | None]]) -> 
 
 
 def known_axes(spec: Any) -> set[Any]:
-    """The axes that may occur in an out_axes spec, as far as is known before it is applied."""
+    """The axes that may occur in an out_axes spec, as far as they are known beforehand."""
     found: set[Any] = set()
     for leaf in jtu.tree_leaves(spec, is_leaf=is_axes_spec):
         values = [value for _, value in leaf.items] if isinstance(leaf, By) else [leaf]
@@ -424,27 +425,27 @@ def group_by_axis(
     treatments: Sequence[int | None],
     unmapped: list[Any] | None = None,
 ) -> Grouped:
-    """Pack a mapped function's result in groups, one for each axis that its spec can name.
+    """Pack the result of a mapped function in groups, one for each axis that its spec can name.
 
-    JAX wants `out_axes` before the function runs, when its result's structure is not known yet.
+    JAX needs `out_axes` before the function runs, when the structure of the result is unknown.
 
     Args:
-        where: what to call the spec in errors.
-        result: what the function returned for one member.
-        spec: where its arrays are to be stacked.
-        treatments: the axes that JAX was given. An axis that only a function in the spec names,
-            or a negative one, is none of them: such an array is stacked on axis 0, and moved later.
-        unmapped: gets the paths of what is to be the same for all members.
+        where: the name of the spec in errors.
+        result: the result of the function for one member.
+        spec: the axes on which to stack its arrays.
+        treatments: the axes that JAX got. They do not include negative axes, or axes that only a
+            function in the spec returns. Such an array is stacked on axis 0, and moved later.
+        unmapped: gets the paths of results that must be the same for all members.
 
     Raises:
-        ShapeError: the stacked results will not have an axis.
-        SpecError: the spec does not fit the result.
+        ShapeError: if the stacked results will not have an axis.
+        SpecError: if the spec does not fit the result.
     """
     result, spread_axes = stacking_axes(spec, result, where)
     pairs = zip(jtu.tree_leaves(result), spread_axes, strict=True)
     arrays = [(x, axis) for x, axis in pairs if axis is not None or is_carried(x)]
     axes: list[Any] = [axis for _, axis in arrays]
-    # Paths take a second walk, and are made only where an error may need them.
+    # Paths need a second walk, so they are made only if an error may need them.
     if None in axes or not all(-x.ndim - 1 <= axis <= x.ndim for x, axis in arrays):
         named = zip(jtu.tree_leaves_with_path(result), spread_axes, strict=True)
         rows = [(path, x, axis) for (path, x), axis in named if is_carried(x)]
@@ -461,7 +462,7 @@ def group_by_axis(
     return group(result, positions, len(treatments), move if any(late) else None)
 
 
-# A mapped function keeps its type: what changes are the shapes of its arrays, not their type.
+# A mapped function keeps its type: the shapes of its arrays change, not their type.
 @overload
 def filter_vmap(
     fun: _F,
@@ -492,36 +493,35 @@ def filter_vmap(
 ) -> Any:
     """`jax.vmap` for functions of any trees.
 
-    By default every array is mapped over axis 0 and everything else is the same for all members.
-    Over a class, or a function that builds a Module, it builds the stacked Module.
+    By default every array is mapped over axis 0, and everything else is the same for all members.
+    Mapping a class, or a function that builds a Module, builds the stacked Module.
 
     **Law.** `filter_vmap(f)(*args)` equals the stack of `f` called on each member.
 
     Args:
-        fun: the function; left out, a decorator is returned.
+        fun: the function; without it, the result is a decorator.
         in_axes: one spec for all arguments; a tuple with one for each positional argument; or a
-            dict by argument name, what is left out being mapped over axis 0. A spec is an int,
-            None, a function from leaf to axis, [`by`][pytreemod.by], a Module that holds specs in
-            the place of its data, or a prefix tree of these. For a single argument it need not be
-            wrapped in a tuple.
-        out_axes: the same for the result. A number to which it gives an axis, by an int or a
-            function, is repeated for each member, as in `jax.vmap`.
+            dict by argument name, where missing names are mapped over axis 0. A spec is an int,
+            None, a function from leaf to axis, [`by`][pytreemod.by], a Module with specs instead of
+            its data, or a prefix tree of these. A single argument needs no tuple.
+        out_axes: the same for the result. A number that has an axis, by an int or a function, is
+            repeated for each member, as in `jax.vmap`.
         axis_name: a name for collectives (`jax.lax.pmean`).
-        axis_size: how many members, if no argument is mapped.
-        **vmapkwargs: for `jax.vmap` (`spmd_axis_name`, ...).
+        axis_size: the number of members, if no argument is mapped.
+        **vmapkwargs: options of `jax.vmap` (`spmd_axis_name`, ...).
 
     Returns:
         A function of the same signature; arguments by keyword are mapped, too.
 
     Raises:
-        ShapeError: mapped arrays disagree in size, or lack the axis, or results will lack it; all
-            paths are named.
-        SpecError: a spec does not fit the tree.
-        ArgumentError: a name in `in_axes` is no argument; nothing is mapped and `axis_size` is
-            missing, or is no count; an option does not exist.
+        ShapeError: if mapped arrays disagree in size or lack the axis, or if results will lack it;
+            the error names all paths.
+        SpecError: if a spec does not fit the tree.
+        ArgumentError: if a name in `in_axes` is not an argument, nothing is mapped and `axis_size`
+            is missing or not a count, or an option does not exist.
 
     Warns:
-        SharedStreamWarning: all members draw from one random stream, for it is not mapped.
+        SharedStreamWarning: if all members draw from one random stream, because it is not mapped.
 
     Examples:
         >>> f = filter_vmap(lambda x, how: x + 1 if how == "inc" else x, in_axes=(0, None))
