@@ -725,7 +725,7 @@ def check_lengths(
         raise ShapeError(where, expected, describe(lengths))
     lengths = countable(lengths)
     wrong = (lengths < 0) | (lengths > most)
-    expected = f"{name} from 0 to {most}, the places that there are"
+    expected = f"{name} from 0 to {most}, the positions of the sequence"
     if isinstance(lengths, Tracer):
         text = explain(str(where), expected, "others")
         return error_if(lengths, wrong, text) if check else lengths

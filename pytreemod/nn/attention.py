@@ -321,7 +321,7 @@ class MultiheadAttention(StatefulLayer):
 
     def __check_init__(self) -> None:
         if self.cache is not None and not self.is_causal:
-            hint = ("What is kept, later places see; so none may have seen them:", "is_causal=True")
+            hint = ("Later positions see the cache, so it needs every position:", "is_causal=True")
             expected = "is_causal=True with a cache"
             raise ArgumentError(named(self, "is_causal"), expected, "False", hint=hint)
         _check_rotary(named(self, "rotary"), self.rotary, self)
@@ -641,7 +641,10 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
         return x
     hint = ()
     if x.shape == (size,):
-        hint = (f"{name} lacks the axis of places; for a sequence of one, write", f"{name}[None]")
+        hint = (
+            f"{name} lacks the axis of positions; for a sequence of one, write",
+            f"{name}[None]",
+        )
     elif x.ndim >= 2 and x.shape[-2] == size:
         hint = ("The axis before the last one fits; to exchange them, write", f"{name}.mT")
     raise ShapeError(where, f"{name} of shape (..., seq, {size})", describe(x), hint=hint)
@@ -657,7 +660,7 @@ def _processed(
     options: dict[str, Any] = {}
     if takes(process_heads, "positions"):
         if heads[0].shape[-3] != heads[1].shape[-3]:
-            expected = "queries and keys of the same places, for process_heads with positions"
+            expected = "queries and keys at the same positions, for process_heads with positions"
             got = f"{heads[0].shape[-3]} and {heads[1].shape[-3]}"
             raise ShapeError(where, expected, got)
         count = heads[0].shape[-3]

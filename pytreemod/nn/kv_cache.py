@@ -23,8 +23,8 @@ def check_ring(where: str, window: int | None, size: int, hint: Sequence[str]) -
         ArgumentError: the cache is smaller.
     """
     if window is not None and size < window:
-        expected = f"a cache with a place for each of window={window}"
-        raise ArgumentError(where, expected, f"{size} places", hint=hint)
+        expected = f"a cache with a position for each of window={window}"
+        raise ArgumentError(where, expected, f"{size} positions", hint=hint)
 
 
 def refuse_uncachable(
@@ -39,7 +39,7 @@ def refuse_uncachable(
         )
         raise StateError(where, "a layer with a cache", "none", hint=hint)
     if mask is not None:
-        hint = ("Sequences of different lengths say how many places count:", "lengths=lengths")
+        hint = ("Sequences of different lengths say how many positions count:", "lengths=lengths")
         expected = "no mask with a State: the cache knows who sees whom"
         raise ArgumentError(where, expected, describe(mask), hint=hint)
     if bias is not None and not callable(bias):
@@ -50,7 +50,7 @@ def refuse_uncachable(
         raise ArgumentError(where, "is_causal=True with a State", "False")
     # A query has the position of its own key: the number of positions seen determines both.
     if query.shape[-2] != key_.shape[-2]:
-        expected = "with a State, queries and keys of the same places"
+        expected = "with a State, queries and keys at the same positions"
         got = f"query {describe(query)} and key_ {describe(key_)}"
         raise ShapeError(where, expected, got)
 
@@ -69,7 +69,7 @@ def check_fits(
         expected = f"a cache for sequences of batch axes {batch} in the State"
         got = f"one for {length.shape}"
     elif window not in (None, slots):
-        expected, got = f"a cache of window={window} places in the State", f"{slots} places"
+        expected, got = f"a cache of window={window} positions in the State", f"{slots} positions"
     else:
         # Only for its shapes: no second cache is allocated.
         wanted = jax.eval_shape(lambda: make(batch, slots))
@@ -91,7 +91,7 @@ def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, ch
     slots = keys.shape[-2]
     # The shapes alone show this, so it is known while tracing.
     if count > slots and lengths is None:
-        raise StateError(_full(where, slots, f"{count} places at once"))
+        raise StateError(_full(where, slots, f"{count} positions at once"))
     later = length + (count if lengths is None else lengths.astype(length.dtype))
     if not isinstance(later, Tracer):
         # An empty batch has no longest sequence.
@@ -125,10 +125,13 @@ def nan_where_full(found: Array, seen: Extended, lengths: Array | None) -> Array
 
 def _full(where: Title, slots: int, got: str) -> str:
     hint = (
-        "Begin anew with more room, or keep a window of what was seen:",
+        "Start again with a larger cache, or cache a window:",
         "state = nn.reset_cache(model, state, size=size)",
         "nn.MultiheadAttention(..., window=window)",
     )
     return explain(
-        str(where), f"a query for sequences of at most {slots} places, the cache's", got, hint=hint
+        str(where),
+        f"a query for sequences of at most {slots} positions, the cache's",
+        got,
+        hint=hint,
     )

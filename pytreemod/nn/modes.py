@@ -170,7 +170,7 @@ def _refuse_data(where: str, place: str, old: Any) -> None:
         f"one that is other data: {_kind(old)}",
         places=[place],
         hint=[
-            "set this one by its place, or declare it with pm.field(static=True):",
+            "set this one by its path, or declare it with pm.field(static=True):",
             f"model = pm.tree_at({place!r}, model, new)",
         ],
     )

@@ -216,7 +216,7 @@ class Stateful(Module, Generic[_M]):
             hint = (
                 "use the State that was returned; the old one would lose an update:",
                 "out, net = net(x)",
-                "net = net.restored()  # if something has failed since, and what came back is lost",
+                "net = net.restored()  # if a later call failed and the result is lost",
             )
             expected, got = "the newest net", "one that a call has already replaced"
             raise StateError(where, expected, got, hint=hint)

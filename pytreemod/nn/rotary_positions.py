@@ -249,7 +249,7 @@ class RotaryPositionalEmbedding(Module):
         check_floating(where, x)
         if x.ndim == 1:
             expected = f"x of shape (..., seq_length, {self.embedding_size})"
-            hint = ("x lacks the axis of places; for a sequence of one, write", "layer(x[None])")
+            hint = ("x lacks the axis of positions; for a sequence of one, write", "layer(x[None])")
             raise ShapeError(where, expected, describe(x), hint=hint)
         check_last_axis(where, x, self.embedding_size, "embedding_size")
         turn: Callable[[Array], Array] = partial(self._turned, where, positions, offset)

@@ -12,7 +12,7 @@ from tests.goldens import refusals
 from tests.helpers.trees import affine, ramp
 
 HINT = (
-    "\n  keep what is named here the same from call to call, or pass it as an array:"
+    "\n  keep these values the same from call to call, or pass them as arrays:"
     "\n      jnp.asarray(number)"
 )
 

@@ -120,6 +120,7 @@ def passages_of_source(text: str) -> list[Passage]:
     docstrings = {id(node): line for node, line in _docstrings(tree)}
     found: list[Passage] = []
     in_f_strings: set[int] = set()
+    at_top = next((id(node) for node, _ in _docstrings(ast.Module(tree.body[:1], []))), None)
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             in_f_strings.update(id(part) for part in node.values)
@@ -127,7 +128,8 @@ def passages_of_source(text: str) -> list[Passage]:
             found.append(Passage("".join(map(str, parts)), node.lineno, is_prose=False))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if id(node) in docstrings:
-                found += _passages(_without_examples(node.value), node.lineno)
+                text = _without_blocks(node.value) if at_top == id(node) else node.value
+                found += _passages(_without_examples(text), node.lineno)
             elif id(node) not in in_f_strings and node.value.count(" ") >= 2:
                 found.append(Passage(node.value, node.lineno, is_prose=False))
     return [*found, *_comments(text)]
@@ -152,6 +154,11 @@ def _without_examples(text: str) -> str:
     )
     # An entry of a section begins a passage of its own; its name is no word of the sentence.
     return re.sub(r"^ +\*{0,2}[\w, *]+(?: \([^)]*\))?: ", "\n", text, flags=re.M)
+
+
+def _without_blocks(text: str) -> str:
+    """The docstring of a file without its indented blocks, which are commands and tables."""
+    return re.sub(r"(?<=\n\n)(?: {4}.*\n|\n)+", "\n", text)
 
 
 def _comments(text: str) -> Iterator[Passage]:

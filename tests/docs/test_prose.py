@@ -83,6 +83,8 @@ def test_passages_of_a_source():
     """Docstrings without examples, comments, strings of several words; f-strings as one."""
     source = '''"""Says.
 
+    a table
+
 Args:
     a: is b.
 

@@ -208,7 +208,7 @@ def test_traced_lengths_are_refused_if_asked(lengths):
     call = pm.filter_jit(lambda n, **options: layer(X[:2], lengths=n, check=True, **options))
 
     for options in ({}, {"state": state}):
-        with pytest.raises(CheckError, match=r"lengths from 0 to 2, the places that there are"):
+        with pytest.raises(CheckError, match=r"lengths from 0 to 2, the positions of the sequence"):
             call(jnp.asarray(lengths), **options)
 
 
@@ -351,12 +351,12 @@ def test_a_window_that_was_changed_on_a_cache_is_refused(window, size):
     """With the line that begins anew; afterwards it goes on."""
     layer, state = make()
     layer = nn.with_mode(layer, window=window)
-    with pytest.raises(ShapeError, match="in the State, got 6 places") as caught:
+    with pytest.raises(ShapeError, match="in the State, got 6 positions") as caught:
         layer(X, state=state)
 
     assert str(caught.value) == (
         "MultiheadAttention(num_heads=4, query_size=8): "
-        f"expected a cache of window={window} places in the State, got 6 places.\n"
+        f"expected a cache of window={window} positions in the State, got 6 positions.\n"
         "  Begin with empty caches, for so many sequences:\n"
         f"      state = nn.reset_cache(model, state, batch=(){size})"
     )

@@ -352,7 +352,7 @@ OLD = (
     r"^net\(\.\.\.\): expected the newest net, got one that a call has already replaced\.\n"
     r"  use the State that was returned; the old one would lose an update:\n"
     r"      out, net = net\(x\)\n"
-    r"      net = net\.restored\(\)  # if something has failed since, and what came back is lost$"
+    r"      net = net\.restored\(\)  # if a later call failed and the result is lost$"
 )
 
 

@@ -214,7 +214,7 @@ def explain_no_way_in(what: str, inside: str = "a transform that takes none in")
     """The message about a value that cannot go into a transform."""
     return explain(
         what,
-        "a place that values can go into",
+        "a call that values can go into",
         f"one inside {inside}",
         hint=[
             "use what takes them in instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
@@ -227,7 +227,7 @@ def _explain_unreachable(label: Label) -> str:
     what = f"sow({label.name!r})" if label.level == EVERY_CAPTURE else f"capture of {label.name!r}"
     return explain(
         what,
-        "a place that values can come out of",
+        "a call that values can come out of",
         "one inside a transform that hands none out",
         hint=[
             "use what hands them out instead of jax.jit, jax.vmap, jax.lax.scan, ...:",

@@ -416,5 +416,5 @@ def _explain_left(labels: Sequence[Label]) -> str:
         f"values for {', '.join(sorted({repr(label.name) for label in labels}))}",
         "a function that calls the same Modules in the same transforms each time it is called",
         "another",
-        hint="what is called may depend on arguments and shapes, and on nothing else",
+        hint="calls may depend only on arguments and shapes",
     )

@@ -278,7 +278,7 @@ def explain_twice(
             for same in shared
         ],
         hint=[
-            "its memory can be given away once; copy what is to be another:",
+            "its memory can be donated once; copy the other:",
             f"{root} = jax.tree.map(jnp.copy, {root})",
         ],
     ) from error

@@ -425,7 +425,7 @@ def _explain_meshes(assigned: Sequence[Assigned], where: str, error: Exception) 
         if not own.empty and dict(own.shape) != dict(value.mesh.shape):
             raise ArgumentError(
                 where,
-                f"arrays that lie on the mesh of their shardings ({_mesh_text(value.mesh)})",
+                f"arrays on the mesh of their shardings ({_mesh_text(value.mesh)})",
                 f"one on another ({_mesh_text(own)})",
                 places=[f"{place}: {describe(array)}"],
                 hint=["move it before, outside compiled code:", "x = pm.filter_shard(x, sharding)"],

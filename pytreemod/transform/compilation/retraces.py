@@ -132,7 +132,7 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
         "a call that needs another",
         places=changes,
         hint=[
-            "keep what is named here the same from call to call, or pass it as an array:",
+            "keep these values the same from call to call, or pass them as arrays:",
             "jnp.asarray(number)",
         ],
     )

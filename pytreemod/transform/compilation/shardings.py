@@ -46,7 +46,7 @@ from pytreemod.typing import PyTree, Tracer, jtu
 
 _IN = "filter_jit(in_shardings)"
 _OUT = "filter_jit(out_shardings)"
-_TERMS = Terms(_IN, stops, None, "in_shardings", "sharding", "lies as it lies")
+_TERMS = Terms(_IN, stops, None, "in_shardings", "sharding", "keeps its sharding")
 
 
 class ArgumentPlacements(SpecOption):

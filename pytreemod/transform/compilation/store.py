@@ -238,8 +238,8 @@ class Store:
             entry.separate, join = separation(flags)
             run = _taking_two(run, join)
             given = flags.count(True)
-            kept = [f"kept[{i}]" for i in range(len(flags) - given)]
-            labels = join([f"donated[{i}]" for i in range(given)], kept)
+            others = [f"other[{i}]" for i in range(len(flags) - given)]
+            labels = join([f"donated[{i}]" for i in range(given)], others)
             options["donate_argnums"] = 0
         run = in_words_of(fn, run, labels, names, structure)
         assigned = self.assign(names, fn, args, kwargs, arrays)

@@ -104,7 +104,7 @@ class Successions:
             f"the one that went into it, so that the update of {', '.join(pair.tokens)} is lost",
             places=[pair.place],
             hint=[
-                "go on with what comes back; or say that the old one is meant:",
+                "use the result of the call; or restore the old one:",
                 "y, state = step(x, state)",
                 "y, _ = step(x, state.restored())",
             ],

@@ -90,7 +90,7 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
         # Only a scan has something beside it.
         if root != "carry":
             return [advice]
-        return [f"{advice}; what is collected goes beside it:", "return carry, y"]
+        return [f"{advice}; return collected values beside it:", "return carry, y"]
     return [
         "static values are part of the program: change them before the loop, or carry arrays:",
         "jnp.asarray(value)",

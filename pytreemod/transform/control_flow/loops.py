@@ -248,7 +248,7 @@ def _as_condition(name: str, value: Any) -> Any:
         f"filter_while_loop(cond_fun) of {name}",
         "a scalar bool",
         describe(aval_of(value)) if is_value(value) else describe(value),
-        hint=["compare, and join what is an array:", "return jnp.any(error > 1e-3)"],
+        hint=["compare, and join the arrays:", "return jnp.any(error > 1e-3)"],
     )
 
 

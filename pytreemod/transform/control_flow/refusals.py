@@ -122,7 +122,7 @@ def axis_in_stack(where: str, place: str, leaf: Any, axis: int | None) -> int:
             "an axis for each array that a step returns",
             "None",
             places=[f"{place}: {describe(leaf)}"],
-            hint="each step has one of its own; what is to be returned once is carried",
+            hint="each step has its own; put a value that is returned once in the carry",
         )
     rank = leaf.ndim + 1
     if not -rank <= axis < rank:

@@ -239,7 +239,7 @@ def _specs(where: str, wrt: Any, names: list[str]) -> list[Any]:
             f"{where}(wrt)",
             f"one spec for each of the {len(names)} differentiated arguments",
             f"{len(wrt)}",
-            hint=["by name, what is left out has the default:", f"wrt={{{names[0]!r}: True}}"],
+            hint=["by name, the others have the default:", f"wrt={{{names[0]!r}: True}}"],
         )
     if class_of(wrt) is dict and any(key in names for key in wrt):
         unknown = [key for key in wrt if key not in names]

@@ -86,7 +86,7 @@ def _warn_of(custom: Transformed, older: str, newer: Sequence[str]) -> None:
         f"{custom.transform_name} of {called}",
         "the newer spelling of its rules",
         f"{older}, which is deprecated",
-        hint=["write, with None for what is zero:", *(s.format(called=called) for s in newer)],
+        hint=["write, with None for zeros:", *(s.format(called=called) for s in newer)],
     )
 
 

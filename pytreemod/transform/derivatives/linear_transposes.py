@@ -94,7 +94,7 @@ def _is_linear(leaf: Any) -> bool:
 def _refuse_unknown(where: str, primals: tuple[Any, ...]) -> None:
     wrong = _places(primals, "primals", lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     if wrong:
-        expected = "values for what is not floating, which is constant"
+        expected = "values for leaves that are not floating, which are constant"
         raise ArgumentError(where, expected, "shapes", places=wrong)
 
 

@@ -88,7 +88,7 @@ def tell_unused(
     expected, got = "a gradient for each parameter", f"{len(found)} without one"
     is_used = "unused" not in reach
     advice = "let a derivative through to it" if is_used else "use it in the loss"
-    hint = [f"{advice}, or leave it out of what is differentiated, by `wrt`"]
+    hint = [f"{advice}, or exclude it from the derivative by `wrt`"]
     first = "cut off" if is_used else "unused"
     place = next(at for (at, _), way in zip(places, reach, strict=True) if way == first)
     root, dot, below = place.partition(".")

@@ -94,7 +94,7 @@ class NotedCheck(AbstractNotedCheck):
         raise CaptureError(
             explain(
                 f'a check under filter_jit(checks="later"), {self.text.messages[0]!r}',
-                "a place that checks can come out of",
+                "a call that checks can come out of",
                 f"one inside {inside}",
                 places=[self.text.site] if self.text.site else [],
                 hint=hint,

@@ -126,7 +126,7 @@ def _refuse(
         terms.where,
         f"one spec for each of the {positional} positional arguments",
         str(len(spec)),
-        hint=[f"by name, what is left out {terms.rest}:", f"{terms.option}={example}"],
+        hint=[f"by name, any other argument {terms.rest}:", f"{terms.option}={example}"],
     )
 
 

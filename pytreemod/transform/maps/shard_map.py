@@ -201,14 +201,14 @@ def _explain_explicit(assigned: Sequence[Assigned], mesh: Any, error: ValueError
         entry, _ = wrong[0]
         raise ArgumentError(
             _IN,
-            "arguments that lie as it says, for axes of the mesh are of type Explicit",
-            f"{len(wrong)} that lie{'s' * (len(wrong) == 1)} otherwise",
+            "arguments that are split as it says, because axes of the mesh are of type Explicit",
+            f"{len(wrong)} with another split",
             places=[
-                f"{e.place}: {describe(e.array)} lies as {spec_text(lie)}, not {spec_text(e.value)}"
-                for e, lie in wrong
+                f"{e.place}: {describe(e.array)} is {spec_text(own)}, not {spec_text(e.value)}"
+                for e, own in wrong
             ],
             hint=[
-                "place them first (a mesh of AxisType.Auto does it by itself):",
+                "shard them first (a mesh of AxisType.Auto does it by itself):",
                 f"pm.filter_shard({entry.place}, NamedSharding(mesh, {spec_text(entry.value)}))",
             ],
         ) from error

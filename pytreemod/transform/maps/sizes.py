@@ -60,7 +60,7 @@ def _error(
         place = f"{path_text(path, name)}: {describe(leaf)}, axis {axis}"
         # For the first that lacks its axis, or else for the last.
         if whole is not None and None not in places:
-            last = ["what is the same for all members has no axis:", whole(name, path, axis)]
+            last = ["a value shared by all members has no axis:", whole(name, path, axis)]
             if leaf.ndim and not fits:
                 last = ["name an axis that it has:", whole(name, path, axis).replace("None", "0")]
         places.setdefault(leaf.shape[axis] if fits else None, []).append(place)

@@ -76,7 +76,7 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
         if is_array(leaf) and not -leaf.ndim - 1 <= axis <= leaf.ndim
     ]
     if wrong:
-        expected = "a place for an axis in every array"
+        expected = "an axis position in every array"
         raise ShapeError("stack(axis)", expected, str(axis), places=wrong)
     stacked = [_stack_arrays(column, axis) for column in zip(*columns, strict=True)]
     return structure.assemble(stacked)
@@ -103,7 +103,7 @@ def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
         "trees that differ in nothing but the values of their arrays",
         f"{len(found)} difference{'s' * (len(found) > 1)}",
         places=[entry.line("tree", f"{{}} in trees[0], {{}} in trees[{index}]") for entry in found],
-        hint=["what is to differ from member to member has to be an array:", "jnp.asarray(value)"]
+        hint=["values that differ between members have to be arrays:", "jnp.asarray(value)"]
         if any(entry.of_arrays and is_number(entry.new) for entry in found)
         else ["make the members alike, for instance:", "pm.filter_vmap(make)(keys)"],
     )

@@ -270,7 +270,7 @@ REFUSED = {
 def test_what_cannot_be_reached_is_refused(fn):
     """The plan says so: nothing could come out, either."""
     with pytest.raises(
-        CaptureError, match=r"value for 'twice': expected a place that values can go into"
+        CaptureError, match=r"value for 'twice': expected a call that values can go into"
     ):
         planned(fn, (X,), {})
     fn(X)
