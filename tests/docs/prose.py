@@ -128,8 +128,8 @@ def passages_of_source(text: str) -> list[Passage]:
             found.append(Passage("".join(map(str, parts)), node.lineno, is_prose=False))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if id(node) in docstrings:
-                text = _without_blocks(node.value) if at_top == id(node) else node.value
-                found += _passages(_without_examples(text), node.lineno)
+                said = _without_blocks(node.value) if at_top == id(node) else node.value
+                found += _passages(_without_examples(said), node.lineno)
             elif id(node) not in in_f_strings and node.value.count(" ") >= 2:
                 found.append(Passage(node.value, node.lineno, is_prose=False))
     return [*found, *_comments(text)]

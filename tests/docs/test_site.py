@@ -69,7 +69,7 @@ def index(site):
 
 
 def found_first(index, words):
-    """The page whose title has all words, by weight, and then by how little else it says.
+    """The page that has all words, most of them in its title, by weight, and then the shortest title.
 
     In the browser a word in a title counts a thousand times as much as one in the text.
     """
@@ -79,9 +79,16 @@ def found_first(index, words):
         return separator.split(re.sub(r"<[^>]*>|¶", "", text).strip().lower())
 
     sought = set(parts(words))
-    hits = [entry for entry in index["docs"] if sought <= set(parts(entry["title"]))]
-    assert hits, f"no title has {words}"
-    best = max(hits, key=lambda entry: (entry.get("boost", 1), -len(parts(entry["title"]))))
+
+    def score(entry):
+        title, text = parts(entry["title"]), parts(entry["text"])
+        if not sought <= {*title, *text}:
+            return (0, 0)
+        count = 1000 * len(sought & {*title}) + len(sought & {*text})
+        return (entry.get("boost", 1) * count, -len(title))
+
+    best = max(index["docs"], key=score)
+    assert score(best) > (0, 0), f"no entry has {words}"
     return best["location"].partition("#")[0]
 
 
