@@ -175,7 +175,7 @@ REFUSED = {
 @pytest.mark.parametrize("fn", REFUSED.values(), ids=REFUSED)
 def test_what_could_not_come_out_is_refused(fn):
     """The error names what would hand it out."""
-    with pytest.raises(CaptureError, match=r"sow\('twice'\): expected a place that values can"):
+    with pytest.raises(CaptureError, match=r"sow\('twice'\): expected a call that values can"):
         pm.capture(fn)(X)
 
 
@@ -437,7 +437,7 @@ def test_nothing_is_sown_on_the_host():
         )
 
     np.testing.assert_array_equal(fn(X), [3.0, 5.0, 7.0])
-    with pytest.raises(RuntimeError, match=r"sow\('twice'\): expected a place"):
+    with pytest.raises(RuntimeError, match=r"sow\('twice'\): expected a call"):
         jax.block_until_ready(pm.capture(fn)(X))
 
 
@@ -452,7 +452,7 @@ def test_a_callback_that_ran_outside_sows_nothing_inside():
         return pm.filter_pure_callback(on_host, x, result_shape_dtypes=struct)
 
     np.testing.assert_array_equal(fn(X), [3.0, 5.0, 7.0])
-    with pytest.raises(RuntimeError, match=r"sow\('twice'\): expected a place"):
+    with pytest.raises(RuntimeError, match=r"sow\('twice'\): expected a call"):
         jax.block_until_ready(pm.capture(fn)(X))
     np.testing.assert_array_equal(fn(X), [3.0, 5.0, 7.0])
 
