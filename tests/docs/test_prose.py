@@ -16,9 +16,17 @@ from tests.docs.prose import (
 
 FOLDERS = ("pytreemod", "examples", "docs/hooks")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-BESIDE = [ROOT / "CHANGELOG.md", ROOT / "examples/README.md", ROOT / "benchmarks/README.md"]
+BESIDE = [
+    ROOT / name
+    for name in (
+        "CHANGELOG.md",
+        "examples/README.md",
+        "benchmarks/README.md",
+        "tests/docs/mistakes.md",
+    )
+]
 MADE = {"docs/reference/mistakes.md"}
-"""Pages that another file makes: what they say is read there."""
+"""Pages that are made from another file, which is checked."""
 
 UNEDITED = {
     line
