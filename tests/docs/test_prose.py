@@ -28,15 +28,7 @@ BESIDE = [
 MADE = {"docs/reference/mistakes.md"}
 """Pages that are made from another file, which is checked."""
 
-UNEDITED = {
-    line
-    for line in (Path(__file__).parent / "unedited.txt").read_text(encoding="utf-8").split("\n")
-    if line
-}
-"""Files that are not edited yet. The list only shrinks."""
-
 EVERY = [path for path in [*PAGES, *BESIDE, *SOURCES] if name_of(path) not in MADE]
-EDITED = [path for path in EVERY if name_of(path) not in UNEDITED]
 
 
 def wrong_in(path: Path) -> list[str]:
@@ -47,15 +39,10 @@ def wrong_in(path: Path) -> list[str]:
     return [f"{line}: {said}" for line, said in sorted([*own, *proselint_findings(prose)])]
 
 
-@pytest.mark.parametrize("path", EDITED, ids=name_of)
+@pytest.mark.parametrize("path", EVERY, ids=name_of)
 def test_prose_is_plain(path: Path):
     """No banned word, no sentence of more than thirty words, and nothing that proselint finds."""
     assert wrong_in(path) == []
-
-
-def test_unedited_files_exist():
-    """A file that was renamed or removed leaves the list."""
-    assert {name_of(path) for path in EVERY} >= UNEDITED
 
 
 def test_findings():
