@@ -69,7 +69,7 @@ def index(site):
 
 
 def found_first(index, words):
-    """The page that has all words, most of them in its title, by weight, and then the shortest title.
+    """The page that has all words, most of them in its title; then by weight and shortest title.
 
     In the browser a word in a title counts a thousand times as much as one in the text.
     """
