@@ -191,7 +191,7 @@ def factors(
     return laid_out(x, mesh, ours), laid_out(weight, mesh, theirs), sharding(mesh, result)
 
 
-def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "out in"]]) -> Any:
+def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "_ in"]]) -> Any:
     """Mark an x that several weights are multiplied with, so that its gradient is summed once.
 
     If outputs are split, each device has a part of the sum that is the gradient of x. For a marked
