@@ -47,7 +47,7 @@ from pytreemod.nn.calling import (
 )
 from pytreemod.nn.dropout import Dropout
 from pytreemod.nn.functional.attention import dot_product_attention
-from pytreemod.nn.functional.explicit_meshes import divided, explicit_mesh, laid_like, shared
+from pytreemod.nn.functional.explicit_meshes import divided, laid_like, shared
 from pytreemod.nn.functional.kv_caches import Cache, Extended, after, empty_cache, extend_cache
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.kv_cache import (
@@ -64,6 +64,7 @@ from pytreemod.nn.rotary_positions import IN_PROCESS_HEADS, RotaryPositionalEmbe
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
+from pytreemod.tree.split_arrays import explicit_mesh
 from pytreemod.typing import AnyArray
 
 Heads: TypeAlias = Shaped[Array, "*batch seq heads size"]

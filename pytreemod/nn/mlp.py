@@ -25,7 +25,7 @@ from pytreemod.nn.arguments import (
     named,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.functional.explicit_meshes import entries, explicit_mesh, laid_out
+from pytreemod.nn.functional.explicit_meshes import entries, laid_out
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.linear import Linear
 from pytreemod.nn.members.laying import gathered
@@ -36,6 +36,7 @@ from pytreemod.transform.maps.vmap import filter_vmap
 from pytreemod.tree.nodes import record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.split_arrays import explicit_mesh
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import AnyArray, jtu
 

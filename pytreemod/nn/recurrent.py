@@ -27,13 +27,7 @@ from pytreemod.nn.arguments import (
     instance,
 )
 from pytreemod.nn.calling import accepts_key, in_scope, uses_key_if, wants_key
-from pytreemod.nn.functional.explicit_meshes import (
-    entries,
-    explicit_mesh,
-    laid_like,
-    laid_out,
-    sharding,
-)
+from pytreemod.nn.functional.explicit_meshes import entries, laid_like, laid_out, sharding
 from pytreemod.nn.functional.promotion import widen
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
 from pytreemod.nn.recurrent_cells import RNNCellBase
@@ -41,6 +35,7 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.tree.differences import varying_axes
 from pytreemod.tree.predicates import is_array, is_array_like, is_inexact_array
+from pytreemod.tree.split_arrays import explicit_mesh
 from pytreemod.typing import AnyArray, jtu, untyped_jax
 
 _CELL = instance(RNNCellBase, "an RNNCellBase", "such as", "RNN(GRUCell(3, 4, key=key))")

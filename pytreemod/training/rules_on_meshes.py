@@ -15,10 +15,10 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from pytreemod.transform.compilation.placements import mesh_of_type, on_mesh_of
+from pytreemod.transform.compilation.placements import on_mesh_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
-from pytreemod.tree.split_arrays import split_axes
+from pytreemod.tree.split_arrays import explicit_mesh, split_axes
 from pytreemod.typing import PyTree, jtu, untyped_jax
 
 
@@ -31,7 +31,7 @@ def init_on_mesh(rule: Any, params: PyTree) -> Any:
         rule: has `init`.
         params: the parameters.
     """
-    mesh = mesh_of_type(*jtu.tree_leaves(params))
+    mesh = explicit_mesh(*jtu.tree_leaves(params))
     if mesh is None:
         return rule.init(params)
     # In its context: under a map, arrays that are made like others know no devices.
@@ -61,7 +61,7 @@ def _init_automatically(rule: Any, params: PyTree) -> Any:
     def run(arrays: Any) -> list[Any]:
         return jtu.tree_leaves(rule.init(structure.assemble(arrays)))
 
-    return form.unflatten(_automatic(run, wanted, mesh_of_type(*arrays))(arrays))
+    return form.unflatten(_automatic(run, wanted, explicit_mesh(*arrays))(arrays))
 
 
 def update_on_mesh(
@@ -106,7 +106,7 @@ def _update_automatically(
             raise _OtherForm
         return leaves
 
-    mesh = mesh_of_type(*arrays)
+    mesh = explicit_mesh(*arrays)
     with _in_context(mesh):
         return form.unflatten(_automatic(run, [*map(_spec_of, wanted)], mesh)(arrays))
 

@@ -9,10 +9,43 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 
 from pytreemod.errors import describe, short_dtype
 from pytreemod.typing import Tracer
+
+
+def explicit_mesh(*arrays: Any) -> Any:
+    """Return the mesh with explicit axes of some arrays; None if there is none.
+
+    Args:
+        arrays: any values; those that are not JAX arrays are skipped.
+
+    Returns:
+        The first such mesh. While tracing, it is the mesh in the types of the arrays, without
+        devices; otherwise it has devices.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> explicit_mesh(jnp.ones(3)) is None
+        True
+    """
+    found: Any = None
+    for array in arrays:
+        if not isinstance(array, jax.Array):
+            continue
+        is_traced = isinstance(array, Tracer)
+        # A cheap check for calls outside compiled code.
+        if not is_traced and not isinstance(array.sharding, NamedSharding):
+            continue
+        mesh: Any = jax.typeof(array).sharding.mesh
+        if AxisType.Explicit not in mesh.axis_types:
+            continue
+        if is_traced:
+            return mesh
+        sharding: Any = array.sharding
+        found = found or sharding.mesh
+    return found
 
 
 def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:

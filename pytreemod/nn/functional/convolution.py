@@ -13,15 +13,10 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.module.field_kinds import check_choice, check_sizes
-from pytreemod.nn.functional.explicit_meshes import (
-    entries,
-    explicit_mesh,
-    factors,
-    laid_out,
-    sharding,
-)
+from pytreemod.nn.functional.explicit_meshes import entries, factors, laid_out, sharding
 from pytreemod.nn.functional.promotion import promote, with_shared
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents, resolve_padding
+from pytreemod.tree.split_arrays import explicit_mesh
 
 PaddingMode: TypeAlias = Literal["ZEROS", "REFLECT", "REPLICATE", "CIRCULAR"]
 """The kinds of values that padded positions have."""

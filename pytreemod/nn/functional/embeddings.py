@@ -12,9 +12,10 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, ArrayLike, Integer, Shaped
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.nn.functional.explicit_meshes import explicit_mesh, factors
+from pytreemod.nn.functional.explicit_meshes import factors
 from pytreemod.nn.functional.inlining import as_arrays
 from pytreemod.nn.functional.promotion import wide_dtype, widen
+from pytreemod.tree.split_arrays import explicit_mesh
 
 
 def embedding(

@@ -18,45 +18,14 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
+from pytreemod.tree.split_arrays import explicit_mesh
 from pytreemod.typing import Tracer, untyped_jax
 
 Entries: TypeAlias = tuple[tuple[str, ...], ...]
 """The mesh axes that split each axis of an array: a spec as long as the rank of the array."""
-
-
-def explicit_mesh(*arrays: Any) -> Any:
-    """Return the mesh with explicit axes of some arrays; None if there is none.
-
-    Args:
-        arrays: JAX arrays, or None.
-
-    Returns:
-        The first such mesh. While tracing, it is the mesh in the types of the arrays, without
-        devices; otherwise it has devices.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> explicit_mesh(jnp.ones(3)) is None
-        True
-    """
-    found = None
-    for array in arrays:
-        if array is None:
-            continue
-        is_traced = isinstance(array, Tracer)
-        # A cheap check for calls outside compiled code.
-        if not is_traced and not isinstance(array.sharding, NamedSharding):
-            continue
-        mesh: Any = jax.typeof(array).sharding.mesh
-        if AxisType.Explicit not in mesh.axis_types:
-            continue
-        if is_traced:
-            return mesh
-        found = found or array.sharding.mesh
-    return found
 
 
 def entries(x: Shaped[Array, ...]) -> Entries:

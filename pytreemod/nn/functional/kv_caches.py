@@ -15,9 +15,10 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Int, Shaped
 
 from pytreemod.nn.functional.attention import attention_mask
-from pytreemod.nn.functional.explicit_meshes import entries, explicit_mesh, laid_out
+from pytreemod.nn.functional.explicit_meshes import entries, laid_out
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import countable
+from pytreemod.tree.split_arrays import explicit_mesh
 
 Cache: TypeAlias = tuple[
     Shaped[Array, "*batch heads slots size"],

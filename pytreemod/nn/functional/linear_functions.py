@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
-from pytreemod.nn.functional.explicit_meshes import contracted, explicit_mesh, terms_of
+from pytreemod.nn.functional.explicit_meshes import contracted, terms_of
 from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import promote, with_shared
+from pytreemod.tree.split_arrays import explicit_mesh
 
 
 @traced_once()

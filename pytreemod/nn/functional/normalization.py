@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
 
-from pytreemod.nn.functional.explicit_meshes import explicit_mesh, laid_like, laid_out
+from pytreemod.nn.functional.explicit_meshes import laid_like, laid_out
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import computing_dtype, narrow, place
+from pytreemod.tree.split_arrays import explicit_mesh
 from pytreemod.typing import TracedNumber
 
 

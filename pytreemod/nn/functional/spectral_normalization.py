@@ -9,16 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from pytreemod.nn.functional.explicit_meshes import (
-    entries,
-    explicit_mesh,
-    factors,
-    laid_like,
-    laid_out,
-    sharding,
-)
+from pytreemod.nn.functional.explicit_meshes import entries, factors, laid_like, laid_out, sharding
 from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import computing_dtype
+from pytreemod.tree.split_arrays import explicit_mesh
 from pytreemod.typing import TracedNumber
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from pytreemod.nn.functional.explicit_meshes import explicit_mesh, laid_out
+from pytreemod.nn.functional.explicit_meshes import laid_out
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.split_arrays import split_axes
+from pytreemod.tree.split_arrays import explicit_mesh, split_axes
 from pytreemod.typing import jtu
 
 _T = TypeVar("_T")

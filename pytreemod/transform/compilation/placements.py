@@ -30,7 +30,7 @@ from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.selecting import Rule
-from pytreemod.tree.split_arrays import split_axes
+from pytreemod.tree.split_arrays import explicit_mesh, split_axes
 from pytreemod.typing import PyTree, Tracer, jtu, untyped_jax
 
 _T = TypeVar("_T")
@@ -341,27 +341,6 @@ def _without(entry: Any, names: Collection[Any]) -> Any:
     return None if entry in names else entry
 
 
-def mesh_of_type(*arrays: Any) -> Any:
-    """The mesh with explicit axes that one of the arrays is on; None if there is none.
-
-    If one of them is traced, the mesh is abstract, as in the types of arrays.
-    """
-    found: Any = None
-    for array in arrays:
-        if not isinstance(array, jax.Array):
-            continue
-        # Asking for a type takes microseconds, and nearly all arrays are on one device.
-        if not isinstance(array, Tracer) and isinstance(array.sharding, SingleDeviceSharding):
-            continue
-        mesh: Any = untyped_jax.typeof(array).sharding.mesh
-        if AxisType.Explicit in mesh.axis_types:
-            if isinstance(array, Tracer):
-                return mesh
-            laid: Any = array.sharding
-            found = found or laid.mesh
-    return found
-
-
 def laid_as(tree: _T, like: _T) -> _T:
     """A tree whose arrays are split over explicit axes like those of another tree.
 
@@ -372,17 +351,17 @@ def laid_as(tree: _T, like: _T) -> _T:
         if not is_array(x) or not is_array(other) or split_axes(x) == split_axes(other):
             return x
         spec = PartitionSpec(*((None, *at)[-1] if len(at) < 2 else at for at in split_axes(other)))
-        return untyped_jax.sharding.reshard(x, NamedSharding(mesh_of_type(x, other), spec))
+        return untyped_jax.sharding.reshard(x, NamedSharding(explicit_mesh(x, other), spec))
 
     return jtu.tree_map(lay, tree, like)
 
 
 def on_mesh_of(tree: _T, like: PyTree) -> _T:
     """A tree whose arrays are on the mesh of another tree; replicated if they were on none."""
-    mesh = mesh_of_type(*jtu.tree_leaves(like))
+    mesh = explicit_mesh(*jtu.tree_leaves(like))
 
     def lay(x: Any) -> Any:
-        if not is_array(x) or mesh_of_type(x) is not None:
+        if not is_array(x) or explicit_mesh(x) is not None:
             return x
         return untyped_jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec()))
 

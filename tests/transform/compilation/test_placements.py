@@ -15,10 +15,10 @@ from pytreemod.transform.compilation.placements import (
     axes_in,
     is_placement,
     laid_as,
-    mesh_of_type,
     on_mesh_of,
     spec_text,
 )
+from pytreemod.tree.split_arrays import explicit_mesh
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
@@ -197,7 +197,7 @@ def test_arrays_are_laid_as_others_are():
     assert all_lie(laid_as(*trees)) == all_lie(jax.jit(laid_as)(*trees)) == [(), ("data",)]
     assert laid_as(trees[1], trees[1])["a"] is trees[1]["a"]
     assert all_lie(on_mesh_of(trees[1], trees[0])) == [(), ("data",)]
-    assert mesh_of_type(ramp(2), np.ones(2), 3, None) is None
+    assert explicit_mesh(ramp(2), np.ones(2), 3, None) is None
 
 
 def test_specs_as_text_and_as_axes():
