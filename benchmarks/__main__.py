@@ -22,6 +22,7 @@ from benchmarks.tables import add_options, as_json, heading
 ROOT = Path(__file__).parents[1]
 NAMES = (
     "dispatch",
+    "sharded_dispatch",
     "checks",
     "static",
     "eager",

@@ -171,6 +171,15 @@ def matrix() -> jax.Array:
 # --- who computes it ----------------------------------------------------------------------------
 
 
+Put = Callable[[Any], Any]
+"""Puts the arrays of a tree on devices."""
+
+
+def unchanged(tree: Any) -> Any:
+    """Leaves the arrays where they were made."""
+    return tree
+
+
 class Contender(Protocol):
     """One library's way to do each of the things that are measured."""
 
@@ -191,34 +200,37 @@ class PlainJax:
 
     name = "jax.jit"
 
+    def __init__(self, put: Put = unchanged):
+        self.put = put
+
     @staticmethod
     def last(arrays: list[jax.Array]) -> jax.Array:
         return arrays[-1]
 
     def update(self, depth: int) -> Burst:
-        return feeding(jax.jit(negate), flat_arrays(depth), self.last)
+        return feeding(jax.jit(negate), self.put(flat_arrays(depth)), self.last)
 
     def update_donated(self, depth: int) -> Burst:
-        return feeding(jax.jit(negate, donate_argnums=0), flat_arrays(depth), self.last)
+        return feeding(jax.jit(negate, donate_argnums=0), self.put(flat_arrays(depth)), self.last)
 
     def update_all_donated(self, depth: int) -> Burst:
         return self.update_donated(depth)
 
     def update_and_read(self, depth: int) -> Burst:
-        return feeding_and_reading(jax.jit(negate), flat_arrays(depth), self.last)
+        return feeding_and_reading(jax.jit(negate), self.put(flat_arrays(depth)), self.last)
 
     def update_both(self, depth: int) -> Burst:
         step = jax.jit(lambda weights, counts: (negate(weights), negate(counts)))
-        weights, counts = ([jnp.ones(WIDTH) for _ in range(depth)] for _ in range(2))
+        weights, counts = (self.put([jnp.ones(WIDTH) for _ in range(depth)]) for _ in range(2))
         return feeding_both(step, weights, counts, self.last)
 
     def forward(self, depth: int) -> Burst:
-        return calling(jax.jit(apply_flat), flat_arrays(depth), vector())
+        return calling(jax.jit(apply_flat), self.put(flat_arrays(depth)), vector())
 
     def train(self, depth: int) -> Burst:
         optimizer = optax.adam(1e-3)
-        arrays = flat_arrays(depth)
-        opt_leaves, opt_structure = jtu.tree_flatten(optimizer.init(arrays))
+        arrays = self.put(flat_arrays(depth))
+        opt_leaves, opt_structure = jtu.tree_flatten(self.put(optimizer.init(arrays)))
 
         def loss_fn(arrays: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
             return squared_error(apply_flat(arrays, x), y)
@@ -242,10 +254,14 @@ class PlainJax:
 class FilterLibrary:
     """Equinox, and pytreemod under the same names."""
 
-    def __init__(self, name: str, library: Any):
+    def __init__(self, name: str, library: Any, put: Put = unchanged):
         self.name = name
         self.library = library
-        self.network = network_class(name, library)
+        self.put = put
+        self.network_class = network_class(name, library)
+
+    def network(self, depth: int) -> Any:
+        return self.put(self.network_class(depth))
 
     @staticmethod
     def last(model: Any) -> jax.Array:
@@ -270,7 +286,7 @@ class FilterLibrary:
 
     def update_both(self, depth: int) -> Burst:
         step = self.library.filter_jit(lambda model, state: (negate(model), negate(state)))
-        model, state = counting_network(self.library, depth)
+        model, state = self.put(counting_network(self.library, depth))
         return feeding_both(step, model, state, lambda model: model.layers[-1].weight)
 
     def forward(self, depth: int) -> Burst:
@@ -280,7 +296,7 @@ class FilterLibrary:
     def train(self, depth: int) -> Burst:
         library, optimizer = self.library, optax.adam(1e-3)
         model = self.network(depth)
-        opt_state = optimizer.init(library.filter(model, library.is_inexact_array))
+        opt_state = self.put(optimizer.init(library.filter(model, library.is_inexact_array)))
 
         def loss_fn(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
             return squared_error(model(x), y)
@@ -303,10 +319,19 @@ class FilterLibrary:
 class Nnx:
     """Flax NNX as its documentation writes it: `nnx.jit`, and the model changes in place."""
 
-    def __init__(self, name: str, nnx: Any):
+    def __init__(self, name: str, nnx: Any, put: Put = unchanged):
         self.name = name
         self.nnx = nnx
-        self.network = network_class(name, nnx)
+        self.put = put
+        self.network_class = network_class(name, nnx)
+
+    def network(self, depth: int) -> Any:
+        return self.put_model(self.network_class(depth))
+
+    def put_model(self, model: Any) -> Any:
+        if self.put is not unchanged:
+            self.nnx.update(model, self.put(self.nnx.state(model)))
+        return model
 
     @staticmethod
     def last(model: Any) -> jax.Array:
@@ -331,7 +356,7 @@ class Nnx:
 
     def update_both(self, depth: int) -> Burst:
         step = self.nnx.jit(self.negate_in_place)
-        model = nnx_counting_network(self.nnx, depth)
+        model = self.put_model(nnx_counting_network(self.nnx, depth))
         return changing(step, model, lambda model: model.layers[-1].weight[...])
 
     def forward(self, depth: int) -> Burst:
@@ -341,7 +366,7 @@ class Nnx:
     def train(self, depth: int) -> Burst:
         nnx = self.nnx
         model = self.network(depth)
-        optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+        optimizer = self.put_model(nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param))
 
         def loss_fn(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
             return squared_error(model(x), y)
@@ -359,12 +384,12 @@ class Nnx:
         return partial(function, self.network(3), matrix(), times)
 
 
-def contenders(*names: str) -> list[Contender]:
+def contenders(*names: str, put: Put = unchanged) -> list[Contender]:
     """JAX first, and those of the others that are installed: all, or those named."""
     return [
-        PlainJax(),
+        PlainJax(put),
         *(
-            (Nnx if name == "NNX" else FilterLibrary)(name, lib)
+            (Nnx if name == "NNX" else FilterLibrary)(name, lib, put)
             for name, lib in installed(*names).items()
         ),
     ]
@@ -413,9 +438,11 @@ CALLS = (
 )
 
 
-def call_rows(field: Sequence[Contender], plan: Plan) -> Iterator[Row]:
+def call_rows(
+    field: Sequence[Contender], plan: Plan, calls: Sequence[Kind] = CALLS
+) -> Iterator[Row]:
     """Each kind of call, for each size of model."""
-    for kind in CALLS:
+    for kind in calls:
         for depth in plan.depths:
             bursts = {one.name: kind.burst_of(one, depth) for one in field}
             limit = LIMITS[depth] if kind.is_limited else None
