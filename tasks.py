@@ -1,4 +1,4 @@
-"""The project's tasks. Each sets up what it needs, with nothing but Python 3.11 or newer.
+"""The project's tasks. Each installs what it needs; you need only Python 3.11 or newer.
 
     python3 tasks.py train [--epochs 5]    train a network on handwritten digits
     python3 tasks.py ensemble              train eight networks at once, and let them vote
@@ -9,8 +9,8 @@
     python3 tasks.py install peers hub     install PyTorch, Flax and transformers, for some tests
     python3 tasks.py clean                 remove everything that was built
 
-What follows the task's name goes to the program that it runs. Each Python has a virtual environment
-of its own in .venvs/, made by the first task that needs it.
+Arguments after the name of the task go to the program that it runs. Each version of Python has its
+own virtual environment in .venvs/, which the first task makes.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ EXPECT = {
     "test": "run 16,500 tests: six minutes on two cores, and two to install (1.2 GB)",
 }
 
-# For each task the extra of pyproject.toml that it needs, and the commands, all but `python`. The
-# words after the task's name go to the last one.
+# For each task, the extra of pyproject.toml that it needs, and its commands without `python`. The
+# last command gets the arguments after the name of the task.
 TASKS: dict[str, tuple[str, list[list[str]]]] = {
     "train": ("examples", [["examples/digits.py"]]),
     "ensemble": ("examples", [["examples/ensemble.py"]]),
@@ -53,7 +53,7 @@ TASKS: dict[str, tuple[str, list[list[str]]]] = {
 
 
 def install(extra: str) -> None:
-    """Make the environment and install this folder with an extra, if that was not done yet."""
+    """Make the environment and install this project with an extra, unless that was done before."""
     project = (ROOT / "pyproject.toml").read_bytes()
     stamp = HOME / f"installed-{extra}-{hashlib.sha256(project).hexdigest()[:16]}"
     if stamp.exists():
@@ -63,25 +63,25 @@ def install(extra: str) -> None:
         venv.create(HOME, with_pip=True)
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run([*pip, "--editable", f".[{extra}]"])
-    # Written last, so that an interrupted set-up starts again instead of looking finished.
+    # Written last, so that an interrupted installation starts again.
     stamp.touch()
 
 
 def run(command: Sequence[str]) -> None:
-    """Run the environment's Python; a failure ends this program with the same status."""
+    """Run the Python of the environment; exit with its status if it fails."""
     status = subprocess.run([str(PYTHON), *command], cwd=ROOT, check=False).returncode
     if status:
         sys.exit(status)
 
 
 def clean() -> None:
-    """Remove everything that was built."""
+    """Remove everything that the tasks have made."""
     for name in BUILT:
         shutil.rmtree(ROOT / name, ignore_errors=True)
 
 
 def main(words: Sequence[str]) -> None:
-    """Do the task that the first word names."""
+    """Run the task that the first word names."""
     if list(words[:1]) == ["clean"]:
         clean()
     elif list(words[:1]) == ["install"] and len(words) > 1:

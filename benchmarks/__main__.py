@@ -1,11 +1,11 @@
-"""Run the benchmarks, each in a process of its own.
+"""Run the benchmarks, each in its own process.
 
     python -m benchmarks                              # all, about a quarter of an hour
-    python -m benchmarks --quick                      # small and rough, to see that they run
-    python -m benchmarks --only dispatch flattening   # some
-    python -m benchmarks --json                       # every number, for a program to read
+    python -m benchmarks --quick                      # small models, few rounds: a smoke test
+    python -m benchmarks --only dispatch flattening   # only these
+    python -m benchmarks --json                       # all numbers, as JSON
 
-A process of its own, because what one has compiled, cached and left behind would weigh on the next.
+A separate process keeps the caches and compiled programs of one benchmark out of the next.
 """
 
 import argparse
@@ -46,17 +46,17 @@ NAMES = (
     "shares",
     "instructions",
 )
-"""The files, one for each row of the table of promises."""
+"""The benchmarks in the order of the table in the README."""
 
 
 def run(name: str, *options: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """One benchmark, from the folder that holds this package, wherever the user is."""
+    """Run one benchmark from the root of the repository, whatever the current folder is."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *options]
     return subprocess.run(command, check=False, text=True, cwd=ROOT, **how)
 
 
 def print_tables(names: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Let each print its table; returns the names of those that failed."""
+    """Print the table of each benchmark; return the names of those that failed."""
     print(heading(surroundings()), flush=True)
     failed: list[str] = []
     for name in names:
@@ -67,7 +67,7 @@ def print_tables(names: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def print_json(names: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Gather what each has measured; returns the names of those that failed."""
+    """Print all measurements as one dict; return the names of those that failed."""
     tables: dict[str, Any] = {}
     failed: list[str] = []
     for name in names:
@@ -81,8 +81,10 @@ def print_json(names: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; the exit status is 1 if a benchmark could not run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="How fast it is.")
+    """Run the chosen benchmarks; the exit status is 1 if any of them failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure the speed of pytreemod."
+    )
     parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     add_options(parser)
     chosen = parser.parse_args(arguments)

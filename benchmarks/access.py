@@ -1,10 +1,10 @@
-"""What it costs to read a field and to call a method.
+"""The time to read a field and to call a method.
 
     python -m benchmarks.access [--quick] [--json]
 
-The baseline is an instance of a frozen dataclass. A model that comes back from `filter_jit` is
-handed out before its nodes are built, and a descriptor for each field fills it in: so the rows of
-such models stand beside the ordinary ones.
+The baseline is an instance of a frozen dataclass. `filter_jit` returns a model before its nodes are
+built, and a descriptor for each field builds them on the first read. Separate rows measure such
+models.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class Plain:
 
 
 def filtering_class(library: Any) -> type:
-    """The same as a Module of Equinox or pytreemod."""
+    """The same class as a Module of Equinox or pytreemod."""
 
     class Affine(library.Module):
         weight: jax.Array
@@ -55,7 +55,7 @@ def filtering_class(library: Any) -> type:
 
 
 def nnx_class(nnx: Any) -> type:
-    """The same as a Module of NNX."""
+    """The same class as a Module of NNX."""
 
     class Affine(nnx.Module):
         def __init__(self, weight: jax.Array, bias: jax.Array, size: int):
@@ -73,7 +73,7 @@ def nnx_class(nnx: Any) -> type:
 
 
 def fresh(plain: Any, libraries: dict[str, Any]) -> dict[str, Any]:
-    """An instance of a class of which no other instance was ever made."""
+    """For each library, an instance of a new class."""
     values = (plain.weight, plain.bias, plain.size)
     made = {PYTHON: plain}
     for name, library in libraries.items():
@@ -83,19 +83,19 @@ def fresh(plain: Any, libraries: dict[str, Any]) -> dict[str, Any]:
 
 
 def after_jit(plain: Any, libraries: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Instances of classes that `filter_jit` has returned: one made by hand, one returned."""
+    """Two instances of a class that `filter_jit` has returned: one made by hand, one returned."""
     filtering = {name: lib for name, lib in libraries.items() if name in FILTERING}
     made = fresh(plain, filtering)
     returned = {PYTHON: plain}
     for name, library in filtering.items():
         returned[name] = library.filter_jit(lambda model: model)(made[name])
-    # It is finished at the first read, which is not what is measured here.
+    # The first read builds the model; only later reads are measured.
     assert all(node.size == plain.size for node in returned.values())
     return made, returned
 
 
 @dataclass(frozen=True)
-class Deed:
+class Statement:
     """A statement about `model` and `x`."""
 
     label: str
@@ -104,37 +104,41 @@ class Deed:
 
 
 READS = (
-    Deed("reading a field", "model.weight", READ),
-    Deed("reading a configuration field", "model.size", READ),
+    Statement("reading a field", "model.weight", READ),
+    Statement("reading a configuration field", "model.size", READ),
 )
 CALLS = (
-    Deed("calling a method", "model.apply(x)", CALL),
-    Deed("calling the instance", "model(x)", CALL),
+    Statement("calling a method", "model.apply(x)", CALL),
+    Statement("calling the instance", "model(x)", CALL),
 )
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Reads and calls: of untouched classes, then of those that a jitted call has returned."""
+    """Reads and calls: of new classes, then of classes that a jitted call has returned."""
     rounds = 4 if quick else 60
     libraries = installed()
     plain = Plain(jnp.ones((3, 2)), jnp.zeros(3), 3)
 
-    def row(deed: Deed, models: dict[str, Any], where: str = "", *, limited: bool = True) -> Row:
-        bursts = {name: unrolled(deed.statement, model=m, x=1) for name, m in models.items()}
-        limit = deed.limit if limited else None
-        return raced(deed.label + where, bursts, rounds=rounds, share=1 / UNROLLED, limit=limit)
+    def row(
+        operation: Statement, models: dict[str, Any], where: str = "", *, limited: bool = True
+    ) -> Row:
+        bursts = {name: unrolled(operation.statement, model=m, x=1) for name, m in models.items()}
+        limit = operation.limit if limited else None
+        return raced(
+            operation.label + where, bursts, rounds=rounds, share=1 / UNROLLED, limit=limit
+        )
 
     models = fresh(plain, libraries)
-    for deed in (*READS, *CALLS):
-        yield row(deed, models)
+    for operation in (*READS, *CALLS):
+        yield row(operation, models)
     made, returned = after_jit(plain, libraries)
-    kinds: tuple[tuple[str, dict[str, Any], Callable[[Deed], bool]], ...] = (
-        (", its class came from a jitted call", made, lambda deed: deed in CALLS),
-        (", it came itself from a jitted call", returned, lambda deed: deed in CALLS),
+    kinds: tuple[tuple[str, dict[str, Any], Callable[[Statement], bool]], ...] = (
+        (", class returned by jit", made, lambda operation: operation in CALLS),
+        (", instance returned by jit", returned, lambda operation: operation in CALLS),
     )
     for where, instances, is_limited in kinds:
-        for deed in (READS[0], CALLS[0]):
-            yield row(deed, instances, where, limited=is_limited(deed))
+        for operation in (READS[0], CALLS[0]):
+            yield row(operation, instances, where, limited=is_limited(operation))
 
 
 BENCHMARK = Benchmark("Reading a field and calling a method, against plain Python", PYTHON, rows)

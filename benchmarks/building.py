@@ -1,15 +1,14 @@
-"""What it costs to build a transformer: eagerly, and as a compiled program.
+"""The time to build a transformer: eagerly, and under `jit`.
 
     python -m benchmarks.building [--quick] [--json]
 
-The same twelve blocks in each library: two norms, attention of four heads without bias, two dense
-layers, and an embedding before all of them. Eagerly, each array is drawn by a call of its own, so
-that Python decides how long it takes; the arrays are small. Under `jit` the building is traced,
-compiled and run once, by a function that nobody has compiled before, which is what a user waits for
-who makes a model in this way.
+Each library builds an embedding and the same twelve blocks. A block has two norms, attention with
+four heads and no bias, and two dense layers. Eagerly, a separate call draws each array. The arrays
+are small, so this measures Python. Under `jit`, a new function is traced, compiled and run once:
+the time that you wait for a model that is built under `jit`.
 
-The baseline is Equinox; NNX stands beside it in the same rounds, and eagerly pytreemod is to be
-slower than neither: its target is the smaller of one and NNX's ratio.
+The baseline is Equinox, and NNX takes part in the same rounds. Eagerly, pytreemod must be as fast
+as both: its target is the smaller of 1 and NNX's ratio.
 """
 
 import gc
@@ -28,7 +27,7 @@ DEPTH, SIZE, HEADS, WORDS = 12, 32, 4, 50
 
 
 def transformer_of(library: Any) -> Callable[..., Any]:
-    """What builds it from a depth and a key, in the two libraries that share their names."""
+    """The class of the transformer in Equinox or pytreemod, which have the same names."""
     nn = library.nn
 
     class Block(library.Module):
@@ -59,7 +58,7 @@ def transformer_of(library: Any) -> Callable[..., Any]:
 
 
 def nnx_transformer_of(nnx: Any) -> Callable[..., Any]:
-    """The same in NNX, which takes its keys from a stream."""
+    """The class in NNX, which takes its keys from a stream."""
 
     class Block(nnx.Module):
         def __init__(self, rngs: Any):
@@ -81,7 +80,7 @@ def nnx_transformer_of(nnx: Any) -> Callable[..., Any]:
 
 
 def builders() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """How each library builds it, and how it compiles a function; the baseline first."""
+    """How each library builds the transformer and compiles a function; the baseline is first."""
     found = {
         name: (transformer_of(library), library.filter_jit)
         for name, library in installed(EQUINOX, OURS).items()
@@ -94,7 +93,7 @@ def builders() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
 
 
 def building(build: Callable[[], Any], clock: Callable[[], float]) -> Burst:
-    """Build it, each time after what the last one left was cleared away."""
+    """Build the transformer, each time after a garbage collection."""
 
     def burst(number: int) -> float:
         seconds = 0.0
@@ -109,7 +108,7 @@ def building(build: Callable[[], Any], clock: Callable[[], float]) -> Burst:
 
 
 def compiled_anew(jit: Callable[..., Any], build: Callable[..., Any], depth: int) -> Any:
-    """Build it by a function that is compiled for this alone."""
+    """Build the transformer with a newly compiled function."""
 
     def build_by(key: jax.Array) -> Any:
         return build(depth, key)
@@ -118,7 +117,7 @@ def compiled_anew(jit: Callable[..., Any], build: Callable[..., Any], depth: int
 
 
 def in_turn(bursts: dict[str, Burst], rounds: int) -> dict[str, list[float]]:
-    """Seconds for one call, round by round, without the calls by which a race finds its bursts."""
+    """Seconds of one call in each round, without the extra calls of `race`."""
     times: dict[str, list[float]] = {name: [] for name in bursts}
     names = list(bursts)
     for turn in range(rounds):
@@ -129,14 +128,14 @@ def in_turn(bursts: dict[str, Burst], rounds: int) -> dict[str, list[float]]:
 
 
 def compared(label: str, times: dict[str, list[float]]) -> Row:
-    """A row whose promise is the faster one of the other libraries."""
+    """A row whose target is the faster one of the other libraries."""
     results = compare(times, next(iter(times)))
     others = [result.ratio.median for name, result in results.items() if name != OURS]
     return ratio_row(label, times, limit=round(min(others), 3))
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Eagerly, and compiled."""
+    """Building eagerly, then under `jit`."""
     depth = 2 if quick else DEPTH
     key = jax.random.key(0)
     eager = {
@@ -149,7 +148,7 @@ def rows(quick: bool) -> Iterator[Row]:
         for name, (build, jit) in builders().items()
     }
     label = f"{depth} blocks under jit, with compilation"
-    # To be seen beside it: nearly all of it is XLA's, and each library draws in its own way.
+    # No target: XLA takes nearly all of this time, and each library draws in its own way.
     yield ratio_row(label, in_turn(compiling, 2 if quick else 3))
 
 

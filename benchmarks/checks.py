@@ -1,10 +1,10 @@
-"""What a check in a jitted call costs, when a later call raises it and when the call itself waits.
+"""The cost of a check in a jitted call that waits for it, or leaves it to a later call.
 
     python -m benchmarks.checks [--quick] [--json]
 
-The same functions are compiled three times by `filter_jit`: without a check; with one; and with one
-and `checks="later"`. All of them return a model of 6, 42 or 402 tiny arrays; then, matrix products
-for a second.
+`filter_jit` compiles each function three times: without a check, with a check, and with a check and
+`checks="later"`. One function returns a model of 6, 42 or 402 tiny arrays; another multiplies
+matrices for a second.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ from benchmarks.tables import Benchmark, Row, raced, ratio_row
 
 WITHOUT, WAITING = "no check", "one that waits"
 LIMITS = {3: 1.4, 21: 1.1, 201: 1.1}
-"""What a call with a check may cost that no call waits for, by depth: one array more to return."""
+"""The limit for a call with a later check, by depth: the call returns one array more."""
 
 
 def checked(tree: Any) -> Any:
@@ -48,7 +48,7 @@ def multiply_checked(x: jax.Array, bias: jax.Array, times: jax.Array) -> jax.Arr
 
 
 def call_rows(plan: Plan) -> Iterator[Row]:
-    """What a call costs, for each size of model."""
+    """The time of a call, for each size of model."""
     network = network_class(OURS, pm)
     functions = {
         WITHOUT: pm.filter_jit(negate),

@@ -1,11 +1,11 @@
-"""What it costs to make an instance of a Module.
+"""The time to make an instance of a Module.
 
     python -m benchmarks.construction [--quick] [--json]
 
-The baseline is a frozen dataclass with the same five fields, built in the same way: two arrays, an
-integer, a number and a flag, of which a Module's last three are configuration. Then two arrays and
-a function, as an activation is: declared static or not. Then one array and other static values,
-against a static integer; and layers that have such values, against Equinox's.
+The baseline is a frozen dataclass with the same five fields: two arrays, an integer, a number and a
+flag. In a Module the last three are configuration. Other rows have two arrays and a function, such
+as an activation, which is declared static or not. The last rows have one array and a static value,
+against a static integer; and layers with such values, against Equinox's.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Plain:
 
 
 def with_written_init(library: Any) -> type:
-    """A Module whose `__init__` is written for it."""
+    """A Module with a generated `__init__`."""
 
     class Written(library.Module):
         weight: jax.Array
@@ -93,7 +93,7 @@ PLAIN_ACTIVATED = dataclasses.make_dataclass(
 
 
 def with_function(is_static: bool, own: bool) -> Callable[[Any], type]:
-    """What makes a Module with a function in a field: declared static or not, own `__init__`."""
+    """A maker of Modules with a function in a field."""
 
     def make(library: Any) -> type:
         class Activated(library.Module):
@@ -113,7 +113,7 @@ def with_function(is_static: bool, own: bool) -> Callable[[Any], type]:
 
 
 def with_check(library: Any) -> type:
-    """A Module that looks at itself when it is finished."""
+    """A Module with a `__check_init__`."""
 
     class Checked(with_written_init(library)):
         def __check_init__(self):
@@ -125,7 +125,7 @@ def with_check(library: Any) -> type:
 
 @dataclass(frozen=True)
 class PlainChecked(Plain):
-    """The baseline that looks at itself."""
+    """The baseline with a check."""
 
     def __post_init__(self):
         if self.size < 0:
@@ -147,7 +147,7 @@ STATIC_VALUES: dict[str, Any] = {
     "partial": ft.partial(jnp.sum, axis=0),
     "zero": 0.0,
 }
-"""Configuration whose type alone does not say what it is."""
+"""Configuration that is recognized by its value, because its type is not enough."""
 
 
 def with_static(library: Any) -> type:
@@ -169,7 +169,7 @@ LAYERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def static_rows(rounds: int, libraries: dict[str, Any]) -> Iterator[Row]:
-    """Other static values against an integer of ours; layers against Equinox's."""
+    """Static values, against a static integer in pytreemod; layers, against Equinox's."""
     weight = jnp.zeros(2)
     for kind, value in STATIC_VALUES.items():
         made = {f"{OURS} ": (with_static(libraries[OURS]), 3)}
@@ -190,7 +190,7 @@ def static_rows(rounds: int, libraries: dict[str, Any]) -> Iterator[Row]:
 
 
 def nnx_class(nnx: Any) -> type:
-    """NNX has no generated `__init__`, so the same class stands in both rows."""
+    """NNX has no generated `__init__`, so both rows have the same class."""
 
     class Own(nnx.Module):
         def __init__(self, weight: jax.Array, bias: jax.Array, size: int, rate: float, flag: bool):
@@ -242,7 +242,7 @@ def making_activated(cls: type, values: tuple[Any, ...]) -> Burst:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Each style of class, and the copy with one field exchanged."""
+    """Each style of class, then a copy with one field replaced."""
     rounds = 4 if quick else 60
     libraries = installed(*FILTERING)
     nnx = installed("NNX")
@@ -263,16 +263,16 @@ def rows(quick: bool) -> Iterator[Row]:
             bursts = {name: making_activated(cls, values[:2]) for name, cls in classes.items()}
             yield raced(label, bursts, rounds=rounds, share=1 / UNROLLED, limit=FUNCTION_LIMIT)
     yield from static_rows(rounds, libraries)
-    # Equinox's Modules have no `replace` of their own; dataclasses' is what its users call.
+    # Equinox's Modules have no `replace`; its users call the one of dataclasses.
     bursts = {
         name: unrolled("replace(node, bias=bias)", replace=replace, node=node, bias=values[1])
         for name, (replace, node) in copiers(libraries, values).items()
     }
-    yield raced("copy with one field exchanged", bursts, rounds=rounds, share=1 / UNROLLED)
+    yield raced("copy with one field replaced", bursts, rounds=rounds, share=1 / UNROLLED)
 
 
 def copiers(libraries: dict[str, Any], values: tuple[Any, ...]) -> dict[str, tuple[Any, Any]]:
-    """How each copies with a field exchanged, and what it copies."""
+    """For each library, the function that replaces a field, and an instance."""
     found = {DATACLASS: (dataclasses.replace, Plain(*values))}
     for name, library in libraries.items():
         cls = with_written_init(library)

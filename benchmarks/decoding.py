@@ -1,10 +1,10 @@
-"""What it costs to write one token after the other, with a cache of keys and values.
+"""The time to write tokens one by one, with a cache of keys and values.
 
     python -m benchmarks.decoding [--quick] [--json]
 
-A layer of attention reads a vector and gives one, place by place, in a scan; all contenders keep
-keys and values of what was seen in a cache of a fixed size. pytreemod has it as State, NNX in the
-layer (`decode=True`); Equinox has none. By hand it is two arrays and a number.
+In a scan, an attention layer takes one token and returns one vector at a time. All contenders store
+the keys and values of earlier tokens in a cache of a fixed size. In pytreemod the cache is State;
+in NNX it is in the layer (`decode=True`); Equinox has none. By hand it is two arrays and a number.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +17,14 @@ from jax import lax
 from benchmarks.libraries import OURS, installed
 from benchmarks.measuring import WALL, Burst, clocked, compare, race
 from benchmarks.programs import Program, differences, require_same_numbers
-from benchmarks.tables import SAME, Benchmark, Row, cell, in_words, ratio_row
+from benchmarks.tables import SAME, Benchmark, Row, cell, ratio_row, with_unit
 
 BY_HAND = "by hand"
 HEADS = 4
 
 
 class Contender(NamedTuple):
-    """Weights, a cache in which nothing was written, and a loop over places."""
+    """Weights, an empty cache, and a loop over tokens."""
 
     weights: Any
     empty: Callable[[], Any]
@@ -33,16 +33,16 @@ class Contender(NamedTuple):
 
 
 def matrices(width: int) -> list[jax.Array]:
-    """Of queries, keys, values, and of the output."""
+    """The matrices for queries, keys, values and the output."""
     keys = jax.random.split(jax.random.key(0), 4)
     return [jax.random.normal(key, (width, width)) / width**0.5 for key in keys]
 
 
-# --- who computes it -----------------------------------------------------------------------------
+# --- contenders ----------------------------------------------------------------------------------
 
 
 def by_hand(width: int, slots: int) -> Contender:
-    """Two arrays and a number."""
+    """The cache as two arrays and a number."""
     size = width // HEADS
 
     def empty() -> Any:
@@ -58,7 +58,7 @@ def by_hand(width: int, slots: int) -> Contender:
         logits = jnp.einsum("hqd,hkd->hqk", query, keys)
         logits = jnp.where(jnp.arange(slots) <= length, logits, jnp.finfo(logits.dtype).min)
         found = jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(logits), values)
-        # Without room for it, the key was written over another.
+        # In a full cache, the key was written over another.
         found = jnp.where(length < slots, found, jnp.nan)
         return (keys, values, length + 1), found.reshape(1, width) @ weights[3].T
 
@@ -69,7 +69,7 @@ def by_hand(width: int, slots: int) -> Contender:
 
 
 def in_pytreemod(pm: Any, width: int, slots: int) -> Contender:
-    """A State goes around the loop."""
+    """The cache as State, which the loop carries."""
     make = pm.make_with_state(pm.nn.MultiheadAttention)
     layer, made = make(HEADS, width, is_causal=True, cache_size=slots, key=jax.random.key(0))
     names = ("query_proj", "key_proj", "value_proj", "output_proj")
@@ -87,7 +87,7 @@ def in_pytreemod(pm: Any, width: int, slots: int) -> Contender:
 
 
 def in_nnx(nnx: Any, width: int, slots: int) -> Contender:
-    """The cache is in the layer, whose parts are split and merged around the loop."""
+    """The cache in the layer, which is split and merged for the loop."""
     layer = nnx.MultiHeadAttention(HEADS, width, decode=True, use_bias=False, rngs=nnx.Rngs(0))
     layer.init_cache((slots, width))
     shapes = ((width, HEADS, width // HEADS),) * 3 + ((HEADS, width // HEADS, width),)
@@ -112,7 +112,7 @@ MAKERS = {"NNX": in_nnx, OURS: in_pytreemod}
 
 
 def contenders(width: int, slots: int) -> dict[str, Contender]:
-    """All that have a cache."""
+    """All contenders that have a cache."""
     found = {
         name: MAKERS[name](library, width, slots) for name, library in installed(*MAKERS).items()
     }
@@ -123,14 +123,14 @@ def contenders(width: int, slots: int) -> dict[str, Contender]:
 
 
 def agreeing(all_of_them: Mapping[str, Contender], xs: jax.Array) -> None:
-    """They are to compute the same."""
+    """Check that all contenders compute the same numbers."""
     found = {name: c.jit(c.loop)(c.weights, c.empty(), xs)[1] for name, c in all_of_them.items()}
     for name, out in found.items():
         require_same_numbers(name, out, found[BY_HAND])
 
 
 def counted(label: str, ours: Program, hand: Program) -> Row:
-    """Operations of the compiled programs, and in which they differ."""
+    """The operations of the compiled programs, and their differences."""
     differing = differences(ours, hand)
     return Row(
         label,
@@ -144,12 +144,12 @@ def counted(label: str, ours: Program, hand: Program) -> Row:
 
 
 def stepping(contender: Contender, run: Callable[..., Any], cache: Any, xs: jax.Array) -> Burst:
-    """Running the loop, always from the same cache."""
+    """Run the loop, always from the same cache."""
     return clocked(WALL, lambda: run(contender.weights, cache, xs))
 
 
 def later(contender: Contender, slots: int, xs: jax.Array) -> dict[str, Any]:
-    """The same loop from an empty cache, and from one that is nearly full."""
+    """The loop from an empty cache, and from one that is nearly full."""
     traces = 0
 
     def counted(weights: Any, cache: Any, xs: jax.Array) -> tuple[Any, jax.Array]:
@@ -169,7 +169,7 @@ def later(contender: Contender, slots: int, xs: jax.Array) -> dict[str, Any]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The program; a token early and late; and against the others."""
+    """The program; late tokens against early ones; the time against the other contenders."""
     rounds = 3 if quick else 40
     for width, slots in ((16, 32),) if quick else ((64, 256), (256, 1024)):
         xs = jax.random.normal(jax.random.key(1), (16, 1, width))
@@ -187,7 +187,7 @@ def rows(quick: bool) -> Iterator[Row]:
         late, traces = results["nearly full"], measured["traces"]()
         yield Row(
             f"{label}: 16 tokens late, against early",
-            in_words(results["empty"].seconds.median),
+            with_unit(results["empty"].seconds.median),
             {OURS: cell(late)},
             {**{name: result.as_dict() for name, result in results.items()}, "traces": traces},
             "≤ 1.1, once",

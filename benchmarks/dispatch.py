@@ -1,12 +1,11 @@
-"""What it costs to call a compiled function on a model.
+"""The time to call a compiled function on a model.
 
     python -m benchmarks.dispatch            # the whole table, a few minutes
-    python -m benchmarks.dispatch --quick    # small models and few rounds, to see that it runs
-    python -m benchmarks.dispatch --json     # every number, for a program to read
+    python -m benchmarks.dispatch --quick    # small models, few rounds: a smoke test
+    python -m benchmarks.dispatch --json     # all numbers, as JSON
 
-Measures JAX on a flat list of arrays, Equinox, Flax NNX and pytreemod in one process, in turns.
-Nothing that is measured computes anything to speak of: the arrays are tiny, so that what is left
-is the way from Python to the compiled program and back.
+Measures JAX on a flat list of arrays, Equinox, Flax NNX and pytreemod in one process, in turns. The
+arrays are tiny, so the time is spent between Python and the compiled program, not in the program.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,9 +44,9 @@ Read = Callable[[Any], jax.Array]
 
 
 def caller_seconds(began: float, array: jax.Array) -> float:
-    """Since `began`; then waits, untimed, so that no burst leaves work to the next.
+    """Seconds since `began`. Then wait, untimed, so that no burst leaves work to the next.
 
-    One array stands for all that its computation returned.
+    It is enough to wait for one array of a computation's result.
     """
     seconds = CALLER() - began
     array.block_until_ready()
@@ -55,7 +54,7 @@ def caller_seconds(began: float, array: jax.Array) -> float:
 
 
 def feeding(step: Step, model: Any, last: Read) -> Burst:
-    """`model = step(model)`, over and over."""
+    """Repeat `model = step(model)`."""
 
     def burst(number: int) -> float:
         nonlocal model
@@ -63,7 +62,7 @@ def feeding(step: Step, model: Any, last: Read) -> Burst:
         for _ in range(number):
             model = step(model)
         seconds = CALLER() - began
-        # Not timed: whether it is cheap to look into the model is another row's question.
+        # Not timed: other rows measure the time to read a field.
         last(model).block_until_ready()
         return seconds
 
@@ -71,7 +70,7 @@ def feeding(step: Step, model: Any, last: Read) -> Burst:
 
 
 def feeding_and_reading(step: Step, model: Any, last: Read) -> Burst:
-    """The same, and one array of each model is looked at."""
+    """The same, and read one array of each model."""
 
     def burst(number: int) -> float:
         nonlocal model
@@ -85,7 +84,7 @@ def feeding_and_reading(step: Step, model: Any, last: Read) -> Burst:
 
 
 def feeding_both(step: Step, model: Any, state: Any, last: Read) -> Burst:
-    """`model, state = step(model, state)`, over and over."""
+    """Repeat `model, state = step(model, state)`."""
 
     def burst(number: int) -> float:
         nonlocal model, state
@@ -100,7 +99,7 @@ def feeding_both(step: Step, model: Any, state: Any, last: Read) -> Burst:
 
 
 def changing(step: Step, model: Any, last: Read) -> Burst:
-    """`step(model)`, which changes the model in place and returns nothing."""
+    """Repeat `step(model)`, which changes the model in place and returns nothing."""
 
     def burst(number: int) -> float:
         began = CALLER()
@@ -114,7 +113,7 @@ def changing(step: Step, model: Any, last: Read) -> Burst:
 
 
 def changing_and_reading(step: Step, model: Any, last: Read) -> Burst:
-    """The same, and one array of the model is looked at each time."""
+    """The same, and read one array of the model each time."""
 
     def burst(number: int) -> float:
         began = CALLER()
@@ -127,7 +126,7 @@ def changing_and_reading(step: Step, model: Any, last: Read) -> Burst:
 
 
 def training(step: Step, model: Any, opt_state: Any, *batch: jax.Array) -> Burst:
-    """`model, opt_state, loss = step(model, opt_state, x, y)`, over and over."""
+    """Repeat `model, opt_state, loss = step(model, opt_state, x, y)`."""
 
     def burst(number: int) -> float:
         nonlocal model, opt_state
@@ -140,7 +139,7 @@ def training(step: Step, model: Any, opt_state: Any, *batch: jax.Array) -> Burst
 
 
 def calling(function: Step, *args: Any) -> Burst:
-    """The same arguments every time; an array comes out."""
+    """Call with the same arguments each time; the result is an array."""
 
     def burst(number: int) -> float:
         began = CALLER()
@@ -151,16 +150,16 @@ def calling(function: Step, *args: Any) -> Burst:
     return burst
 
 
-# --- what is computed: the same for everybody ----------------------------------------------------
+# --- computations: the same for all contenders ---------------------------------------------------
 
 
 def negate(tree: Any) -> Any:
-    """An update that may be repeated for ever without growing, vanishing or converging."""
+    """An update that never overflows, vanishes or converges, however often it is repeated."""
     return jtu.tree_map(jnp.negative, tree)
 
 
 def multiply(x: jax.Array, bias: jax.Array, times: jax.Array) -> jax.Array:
-    """As long as you wish: `times` multiplications of a matrix with itself."""
+    """Multiply a matrix by itself `times` times."""
     return jax.lax.fori_loop(0, times, lambda _, a: jnp.tanh(a @ a + bias), x)
 
 
@@ -168,7 +167,7 @@ def matrix() -> jax.Array:
     return jax.random.normal(jax.random.key(0), (LONG_SIZE, LONG_SIZE))
 
 
-# --- who computes it ----------------------------------------------------------------------------
+# --- contenders ---------------------------------------------------------------------------------
 
 
 Put = Callable[[Any], Any]
@@ -176,12 +175,12 @@ Put = Callable[[Any], Any]
 
 
 def unchanged(tree: Any) -> Any:
-    """Leaves the arrays where they were made."""
+    """Leave the arrays on the device where they were made."""
     return tree
 
 
 class Contender(Protocol):
-    """One library's way to do each of the things that are measured."""
+    """How one library does each of the measured things."""
 
     name: str
 
@@ -196,7 +195,7 @@ class Contender(Protocol):
 
 
 class PlainJax:
-    """`jax.jit` on a flat list of the arrays: the least that a call on so many arrays costs."""
+    """`jax.jit` on a flat list of the arrays: the fastest call on this many arrays."""
 
     name = "jax.jit"
 
@@ -271,7 +270,7 @@ class FilterLibrary:
         return feeding(self.library.filter_jit(negate), self.network(depth), self.last)
 
     def update_donated(self, depth: int) -> Burst:
-        # Equinox cannot say which argument.
+        # Equinox cannot donate one argument by name.
         donate = "tree" if self.name == OURS else "all"
         step = self.library.filter_jit(negate, donate=donate)
         return feeding(step, self.network(depth), self.last)
@@ -385,7 +384,7 @@ class Nnx:
 
 
 def contenders(*names: str, put: Put = unchanged) -> list[Contender]:
-    """JAX first, and those of the others that are installed: all, or those named."""
+    """JAX first, then the installed libraries: all, or those named."""
     return [
         PlainJax(put),
         *(
@@ -409,7 +408,7 @@ class Plan:
 
 
 LIMITS = {3: 1.3, 21: 1.1, 201: 1.1}
-"""What a call may cost, by depth, where it gives back what it was given."""
+"""The limit of a call that returns the tree it was given, by depth."""
 LONG_LIMIT = 2.0
 QUICK = Plan(depths=(3,), rounds=4, long_seconds=0.1, long_rounds=3)
 
@@ -452,7 +451,7 @@ def call_rows(
 
 
 def seconds_until(call: Callable[[], jax.Array]) -> tuple[float, float]:
-    """Until a call returns, and until its result is there."""
+    """Seconds until a call returns, and until its result is ready."""
     began = WALL()
     out = call()
     returned = WALL()
@@ -461,7 +460,7 @@ def seconds_until(call: Callable[[], jax.Array]) -> tuple[float, float]:
 
 
 def iterations_for(seconds: float, reference: Contender) -> jax.Array:
-    """How often to multiply so that the computation takes about so long on this machine."""
+    """How many multiplications take about `seconds` on this machine."""
     number, took = 8, 0.0
     while took < seconds / 4:
         number *= 2
@@ -472,7 +471,7 @@ def iterations_for(seconds: float, reference: Contender) -> jax.Array:
 
 
 def long_rows(field: Sequence[Contender], plan: Plan) -> Iterator[Row]:
-    """Until the call returns; and, to show that it was long, until its result is there."""
+    """Until the call returns; and, to show how long it was, until its result is ready."""
     times = iterations_for(plan.long_seconds, field[0])
     calls = {one.name: one.long_call(times) for one in field}
     until_return: dict[str, list[float]] = {name: [] for name in calls}
@@ -486,7 +485,7 @@ def long_rows(field: Sequence[Contender], plan: Plan) -> Iterator[Row]:
                 until_return[name].append(returned)
                 until_result[name].append(there)
     yield ratio_row("long computation, until the call returns", until_return, limit=LONG_LIMIT)
-    yield ratio_row("long computation, until its result is there", until_result)
+    yield ratio_row("long computation, until its result is ready", until_result)
 
 
 def rows(quick: bool) -> Iterator[Row]:

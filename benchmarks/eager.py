@@ -1,10 +1,10 @@
-"""What a transform adds to a call that nothing compiles.
+"""The time that a transform adds to a call outside of `jit`.
 
     python -m benchmarks.eager [--quick] [--json]
 
-Inside a jitted function all of this happens once, while it is traced. Outside, in a notebook, it
-happens in every call: so the functions here do next to nothing, and what is left is the transform.
-The baseline is JAX's own on a flat list of the same arrays.
+In a jitted function, a transform runs once, while JAX traces. Outside, in a notebook, it runs in
+every call. The functions here compute almost nothing, so the time is the transform's. The baseline
+is JAX's own transform on a flat list of the same arrays.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ JAX = "plain JAX"
 PEER = "Equinox"
 MEMBERS = 3
 LIMIT = 1.5
-"""Where there is no Equinox to compare with."""
+"""The limit where Equinox has no such transform."""
 
 Call = Callable[[], Any]
 
@@ -33,7 +33,7 @@ Call = Callable[[], Any]
 
 
 def layer_class(name: str, library: Any) -> type:
-    """A layer that scales by its bias, and has a weight to be carried along."""
+    """A layer that scales by its bias; its weight is not used."""
     if name == "NNX":
 
         class Layer(library.Module):
@@ -56,7 +56,7 @@ def layer_class(name: str, library: Any) -> type:
 
 
 def network_class(name: str, library: Any) -> type:
-    """A list of layers, of which a call uses the first."""
+    """A list of layers; a call uses the first."""
 
     class Network(library.Module):
         layers: list[Any]
@@ -71,7 +71,7 @@ def network_class(name: str, library: Any) -> type:
 
 
 def network(name: str, library: Any, arrays: list[jax.Array]) -> Any:
-    """The arrays, two for each layer; in plain JAX as they are."""
+    """A network with two arrays for each layer; in plain JAX, the list of arrays itself."""
     if library is None:
         return arrays
     layer = layer_class(name, library)
@@ -80,13 +80,13 @@ def network(name: str, library: Any, arrays: list[jax.Array]) -> Any:
 
 
 def stacked(name: str, library: Any, arrays: list[jax.Array]) -> Any:
-    """One layer with all layers' arrays, to be scanned over."""
+    """One layer with the stacked arrays of all layers, for a scan."""
     both = jnp.stack(arrays[::2]), jnp.stack(arrays[1::2])
     return both if library is None else layer_class(name, library)(*both)
 
 
 def apply(model: Any, x: jax.Array) -> jax.Array:
-    """What is transformed."""
+    """The function that is transformed."""
     return x * model[1] if type(model) is list else model(x)
 
 
@@ -96,25 +96,25 @@ def loss(model: Any, x: jax.Array) -> jax.Array:
 
 
 def step(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
-    """For a scan."""
+    """A step of a scan."""
     return (x * layer[1] if type(layer) is tuple else layer(x)), None
 
 
 def negated(model: Any) -> Any:
-    """One branch."""
+    """One branch of a `cond`."""
     return jax.tree.map(jnp.negative, model)
 
 
 def same(model: Any) -> Any:
-    """The other."""
+    """The other branch."""
     return model
 
 
-# --- transforms: for each library, a call; None where it has none ---------------------------------
+# --- transforms: for each library, a call; None if it has no such transform -----------------------
 
 
 def vmap(name: str, library: Any, arrays: list[jax.Array]) -> Call:
-    """Over three inputs, the model being one for all."""
+    """Over three inputs, with one model."""
     transform = {JAX: jax.vmap, "NNX": getattr(library, "vmap", None)}.get(name)
     transform = transform or library.filter_vmap
     mapped, model = transform(apply, in_axes=(None, 0)), network(name, library, arrays)
@@ -123,7 +123,7 @@ def vmap(name: str, library: Any, arrays: list[jax.Array]) -> Call:
 
 
 def grad(name: str, library: Any, arrays: list[jax.Array]) -> Call:
-    """By the model."""
+    """With respect to the model."""
     transform = {JAX: jax.grad, "NNX": getattr(library, "grad", None)}.get(name)
     transform = transform or library.filter_grad
     gradient, model, x = transform(loss), network(name, library, arrays), vector()
@@ -131,7 +131,7 @@ def grad(name: str, library: Any, arrays: list[jax.Array]) -> Call:
 
 
 def jvp(name: str, library: Any, arrays: list[jax.Array]) -> Call | None:
-    """In the direction of the model itself. (NNX's wants another mode.)"""
+    """In the direction of the model itself. (NNX's needs another mode.)"""
     if name == "NNX":
         return None
     model, x = network(name, library, arrays), vector()
@@ -152,7 +152,7 @@ def scan(name: str, library: Any, arrays: list[jax.Array]) -> Call | None:
 
 
 def cond(name: str, library: Any, arrays: list[jax.Array]) -> Call | None:
-    """Of two branches that return the model."""
+    """Two branches that return the model."""
     if name in (PEER, "NNX"):
         return None
     model = network(name, library, arrays)
@@ -178,7 +178,7 @@ KINDS = (
 
 
 def bursting(call: Call) -> Burst:
-    """Calls in a row; what is left to the device is waited for, untimed."""
+    """Calls in a row, then an untimed wait for the device."""
 
     def burst(number: int) -> float:
         began = CALLER()
@@ -210,7 +210,7 @@ def rows(quick: bool) -> Iterator[Row]:
                 yield ratio_row(label, times, limit=LIMIT)
 
 
-BENCHMARK = Benchmark("A transform that nothing compiles, against JAX's own", JAX, rows)
+BENCHMARK = Benchmark("A transform outside of jit, against JAX's own", JAX, rows)
 
 if __name__ == "__main__":
     BENCHMARK.main()

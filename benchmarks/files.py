@@ -1,19 +1,18 @@
-"""How long saving and loading take, and how much memory, on 1 GB of arrays in 400 leaves.
+"""The time and memory to save and load 1 GB of arrays in 400 leaves.
 
     python -m benchmarks.files [--quick] [--json]
 
-Times are those on the clock on the wall, for threads and the disk take part; memory is the most
-that a process of its own had beyond what it had before, and beyond the arrays that it loaded.
-Files are written to a temporary folder, and each is removed before it is written again, except
-where the row says so. What the system has not yet written to the disk it writes before the clock
-starts. Files that are loaded are in the system's memory. (`TMPDIR` says where the folder is.)
+Times are wall time, because threads and the disk take part. Memory is the peak of a separate
+process, minus its memory before the work and minus the loaded arrays.
 
-To be on the disk, and not only in the system's memory, costs what the disk takes: in that row
-everybody waits for it.
+Files are written to a temporary folder (set `TMPDIR` to choose it). Each file is removed before it
+is written again, except in the row that overwrites it. The system writes its buffers to the disk
+before the clock starts. Files that are loaded are in the system's memory. In the row "until it is
+on the disk", all contenders wait for the disk.
 
-A folder has 96 arrays of 256 MB in eight files and an index. There the baseline is `load_file` of
-safetensors for each of the files, which makes arrays of NumPy; the column of that name has them as
-arrays of JAX.
+The folder has 96 arrays, 256 MB in all, in eight files and an index. Its baseline calls `load_file`
+of safetensors for each file, which returns NumPy arrays. The column `load_file` converts them to
+JAX arrays.
 """
 
 import ctypes
@@ -65,7 +64,7 @@ def model(total: int) -> Arrays:
 
 
 def file_of(folder: Path, name: str) -> Path:
-    """Where a contender saves. (Equinox gives each name this ending.)"""
+    """The file of a contender. (Equinox appends this suffix to each name.)"""
     return folder / f"{name}.eqx"
 
 
@@ -89,7 +88,7 @@ def save_safetensors(path: Path, arrays: Arrays) -> None:
 
 def load_safe_open(path: Path, like: Arrays) -> Arrays:
     with safetensors.safe_open(path, "jax") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
 
 
 def load_load_file(path: Path, like: Arrays) -> Arrays:
@@ -135,11 +134,11 @@ FOLDER_LOADS: dict[str, Load] = {
     OURS: load_tree,
 }
 WRITER = {LOAD_FILE: SAFETENSORS, UNCHECKED: OURS}
-"""Whose file is loaded, if not one's own."""
+"""The contender whose file is loaded, for those that do not save."""
 
 
 def transformer(total: int) -> Arrays:
-    """Layers of four square matrices and two vectors, as large models have them."""
+    """Layers of four square matrices and two vectors, as in large models."""
     rng = np.random.default_rng(0)
     width = round((total / 4 / 4 / DEPTH) ** 0.5)
 
@@ -152,17 +151,17 @@ def transformer(total: int) -> Arrays:
 
 
 def folder_of(folder: Path) -> Path:
-    """Where the files of the sharded model are."""
+    """The folder of the sharded model."""
     return folder / "sharded"
 
 
 def of_installed(contenders: Mapping[str, Any]) -> dict[str, Any]:
-    """Without Equinox, if it is not there."""
+    """The contenders without Equinox, if it is not installed."""
     return {k: v for k, v in contenders.items() if k != EQUINOX or installed(EQUINOX)}
 
 
 def synchronized(save: Callable[[Path, Arrays], None], path: Path, arrays: Arrays) -> None:
-    """Save, and wait for the disk."""
+    """Save, then wait for the disk."""
     save(path, arrays)
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
@@ -174,7 +173,7 @@ def in_turn(
     prepare: Callable[[str], None],
     rounds: int,
 ) -> dict[str, list[float]]:
-    """Seconds for each round, each starting with another contender."""
+    """Seconds of each round; each round starts with another contender."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for turn in range(rounds):
@@ -190,7 +189,7 @@ def in_turn(
 
 
 def judged(row: Row, times: Mapping[str, Sequence[float]], limit: float) -> Row:
-    """Against the faster of the two others, by the median of all rounds."""
+    """Add the verdict: the median ratio to the faster of the two others in each round."""
     others = [times[name] for name in (SAFETENSORS, EQUINOX) if name in times]
     ratio = median(ours / min(theirs) for ours, *theirs in zip(times[OURS], *others, strict=True))
     note = f"{ratio:.2f} times the faster of safetensors and Equinox, round by round"
@@ -198,7 +197,7 @@ def judged(row: Row, times: Mapping[str, Sequence[float]], limit: float) -> Row:
 
 
 def timed_saves(folder: Path, arrays: Arrays, rounds: int) -> Iterator[Row]:
-    """To a new file, over an old one, and until the disk has it."""
+    """Save to a new file, over an old one, and until it is on the disk."""
     saves = of_installed(SAVES)
 
     def fresh(name: str) -> None:
@@ -219,7 +218,7 @@ def timed_saves(folder: Path, arrays: Arrays, rounds: int) -> Iterator[Row]:
 
 
 def timed_loads(folder: Path, arrays: Arrays, rounds: int) -> Iterator[Row]:
-    """Of everything, into JAX arrays."""
+    """Load all leaves into JAX arrays."""
     loads = {
         name: partial(load, file_of(folder, WRITER.get(name, name)), arrays)
         for name, load in of_installed(LOADS).items()
@@ -229,9 +228,10 @@ def timed_loads(folder: Path, arrays: Arrays, rounds: int) -> Iterator[Row]:
 
 
 def give_memory_back() -> None:
-    """Have the system clear all memory that is asked for next, as for a program that loads once.
+    """Return freed memory to the system, as for a program that loads once.
 
-    What one contender has freed the next one would get without that: it takes half of the time.
+    Otherwise, the next contender would reuse memory that the last one has freed. The system would
+    not have to clear it, which takes half of the time.
     """
     gc.collect()
     libc = ctypes.CDLL(None)
@@ -240,7 +240,7 @@ def give_memory_back() -> None:
 
 
 def timed_folder_loads(folder: Path, arrays: Arrays, rounds: int) -> Iterator[Row]:
-    """Of arrays in several files."""
+    """Load arrays from several files."""
     path = folder_of(folder)
     loads = {name: partial(load, path, arrays) for name, load in FOLDER_LOADS.items()}
     times = in_turn(loads, lambda name: give_memory_back(), rounds)
@@ -251,14 +251,14 @@ def timed_folder_loads(folder: Path, arrays: Arrays, rounds: int) -> Iterator[Ro
 
 
 def memory_now(field: str) -> int:
-    """Bytes, of this process: `VmRSS` is what it has, `VmHWM` the most that it had."""
+    """Bytes of this process: `VmRSS` is the current memory, `VmHWM` the peak."""
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith(f"{field}:"))
     return 1024 * int(line.split()[1])
 
 
 def print_peak(what: str, name: str, folder: Path, total: int) -> None:
-    """In a process of its own: the memory that one takes beyond the arrays, in bytes."""
+    """Print the peak memory of one contender beyond the arrays; runs in a separate process."""
     is_folder = what == "load-folder"
     arrays = transformer(total) if is_folder else model(total)
     loads = what != "save"
@@ -268,21 +268,21 @@ def print_peak(what: str, name: str, folder: Path, total: int) -> None:
     if not loads:
         work = partial(SAVES[name], file_of(folder, f"{name}-again"), arrays)
     if loads and name in (EQUINOX, UNCHECKED, OURS):
-        # What it is to look like needs no memory.
+        # Structs take no memory.
         like: Any = jax.eval_shape(lambda: jax.tree.map(jnp.zeros_like, arrays))
         work = partial(load, path, like)
     if loads:
         arrays.clear()
     gc.collect()
     before = memory_now("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the most that it had is what it has now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     made = jax.block_until_ready(work())
     print(memory_now("VmHWM") - before - loads * total)
     del made
 
 
 def peak(what: str, name: str, folder: Path, total: int) -> int:
-    """The same, from outside."""
+    """The peak memory of one contender, measured in a separate process."""
     code = "import sys; from pathlib import Path; from benchmarks.files import print_peak; "
     code += f"print_peak({what!r}, {name!r}, Path({str(folder)!r}), {total})"
     command = [sys.executable, "-c", code]
@@ -291,10 +291,10 @@ def peak(what: str, name: str, folder: Path, total: int) -> int:
 
 
 def memory_rows(folder: Path, arrays: Arrays, total: int, quick: bool) -> Iterator[Row]:
-    """Beyond the arrays themselves; quickly, those of the baseline and of pytreemod."""
+    """Memory beyond the arrays; `quick` measures only the baseline and pytreemod."""
     largest = max(array.nbytes for array in arrays.values())
     for what, contenders in (("save", SAVES), ("load", LOADS)):
-        # For each a process of its own, which takes seconds to start.
+        # Each needs a separate process, which takes seconds to start.
         measured = (SAFETENSORS, OURS) if quick else of_installed(contenders)
         peaks = {n: peak(what, n, folder, total) for n in measured}
         yield Row(
@@ -308,7 +308,7 @@ def memory_rows(folder: Path, arrays: Arrays, total: int, quick: bool) -> Iterat
 
 
 def folder_memory_row(folder: Path, arrays: Arrays) -> Row:
-    """Of a whole folder, beyond the arrays themselves."""
+    """The memory to load the folder, beyond the arrays."""
     sizes = [array.nbytes for array in jax.tree.leaves(arrays)]
     measured = (SAFETENSORS, LOAD_FILE, UNCHECKED, OURS)
     peaks = {name: peak("load-folder", name, folder, sum(sizes)) for name in measured}
@@ -323,7 +323,7 @@ def folder_memory_row(folder: Path, arrays: Arrays) -> Row:
 
 
 def bytes_read(work: Callable[[], Any]) -> int:
-    """That this process asks the system for."""
+    """The bytes that this process reads from the system during `work`."""
 
     def so_far() -> int:
         counts = Path("/proc/self/io").read_text().split()
@@ -337,7 +337,7 @@ def bytes_read(work: Callable[[], Any]) -> int:
 
 
 def part_row(path: Path, arrays: Arrays) -> Row:
-    """One layer of a file, or of a folder, of which all headers are read."""
+    """The bytes read to load one layer of a file or folder; all headers are read."""
     is_folder = path.is_dir()
     load = partial(load_tree, only=LAYER) if is_folder else partial(load_ours, only=PART)
     part = [array for name, array in arrays.items() if name.startswith(PART)]
@@ -356,7 +356,7 @@ def part_row(path: Path, arrays: Arrays) -> Row:
         {OURS: f"{read / MB:.2f} MB"},
         {OURS: {"bytes": read, "layer": size, "header": header}},
         target=f"≤ {(size + header) / MB:.2f} MB",
-        # How long the header is was read before.
+        # The length of the header is read separately.
         met=read <= size + header + 100 * count,
     )
 

@@ -1,11 +1,10 @@
-"""What the first call of a compiled function costs on a model of many arrays.
+"""The time of the first call of a compiled function on a model of many arrays.
 
     python -m benchmarks.first_calls [--quick] [--json]
 
-The function returns the model as it is, so that nearly all of the time goes by the number of
-arrays: to take the model apart, to trace, lower and compile, to put a model together. It is a new
-function each time, which nobody can have compiled before. The baseline is `jax.jit` on a flat list
-of the same arrays.
+The function returns the model unchanged, so the time depends on the number of arrays: to flatten
+the model, trace, lower, compile, and build the result. Each call compiles a new function. The
+baseline is `jax.jit` on a flat list of the same arrays.
 """
 
 import gc
@@ -22,11 +21,11 @@ from benchmarks.tables import Benchmark, Row, raced
 FLAT = "jax.jit"
 LIMIT = 1.2
 NNX_LIMIT = 1000
-"""More arrays than these take NNX minutes."""
+"""The largest number of arrays for NNX, which would take minutes with more."""
 
 
 def layers_of(library: Any, arrays: list[jax.Array]) -> Any:
-    """The arrays in a model of layers that hold two each."""
+    """A model of layers with two arrays each."""
 
     class Layer(library.Module):
         weight: jax.Array
@@ -45,7 +44,7 @@ def layers_of(library: Any, arrays: list[jax.Array]) -> Any:
 
 
 def nnx_layers_of(nnx: Any, arrays: list[jax.Array]) -> Any:
-    """The same in NNX."""
+    """The same model in NNX."""
 
     class Layer(nnx.Module):
         def __init__(self, weight: jax.Array, bias: jax.Array):
@@ -60,12 +59,12 @@ def nnx_layers_of(nnx: Any, arrays: list[jax.Array]) -> Any:
 
 
 def calling_first(jit: Callable[..., Any], model: Any) -> Burst:
-    """Compile a new function, and call it, for each time."""
+    """Compile a new function and call it, each time."""
 
     def burst(number: int) -> float:
         seconds = 0.0
         for _ in range(number):
-            # What the last one left is not this one's to clear away.
+            # Garbage of the last call must not be collected in the timed part.
             gc.collect()
             began = WALL()
             jit(lambda same: same)(model)
@@ -76,7 +75,7 @@ def calling_first(jit: Callable[..., Any], model: Any) -> Burst:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Few arrays, and many."""
+    """A model with few arrays, then one with many."""
     for count, rounds in ((20, 3),) if quick else ((1_000, 7), (10_000, 3)):
         arrays = [jnp.full(2, float(i)) for i in range(count)]
         bursts = {FLAT: calling_first(jax.jit, arrays)}

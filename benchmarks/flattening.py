@@ -1,10 +1,9 @@
-"""What it costs JAX to take a model apart and to rebuild it, for each module in it.
+"""The time to flatten and unflatten a model, for each module in it.
 
     python -m benchmarks.flattening [--quick] [--json]
 
-Every transform of plain JAX, and every `jax.tree.map`, does this on every call. The baseline is
-nested dicts of the same shape: JAX flattens those in C++. Only the baseline's tree of dicts has
-its nodes rebuilt without a line of Python.
+Each call of a plain JAX transform, and of `jax.tree.map`, does this. The baseline is nested dicts
+of the same shape, which JAX flattens and rebuilds in C++. All Modules are rebuilt by Python code.
 """
 
 from collections.abc import Callable, Iterator
@@ -67,7 +66,7 @@ LIMIT = 1.4
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Both ways for three sizes, and for defaults; each way by itself, for the largest."""
+    """Both directions for three sizes, and with defaults; then each direction for the largest."""
     depths, rounds = ((3, 21), 4) if quick else ((3, 21, 201), 60)
     makers = {"dicts": nested_dicts}
     makers |= {name: network_class(name, library) for name, library in installed().items()}

@@ -1,10 +1,10 @@
-"""How long `import` takes in a process that has imported JAX already.
+"""The time of `import` in a process that has already imported JAX.
 
     python -m benchmarks.importing [--quick] [--json]
 
-Each import is made in a fresh process. The baseline is `import jax` itself; next to it stands how
-much of that time each library adds. The limit on pytreemod is a time, of a median and not of a
-ratio, and so is measured on whatever machine this is.
+Each import runs in a new process. The first column is the time of `import jax`; the others are the
+time that each library adds. The limit is a median time of pytreemod, not a ratio, so it depends on
+the machine.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.libraries import MODULES, OURS, installed
 from benchmarks.measuring import Spread
-from benchmarks.tables import SAME, Benchmark, Row, in_words
+from benchmarks.tables import SAME, Benchmark, Row, with_unit
 
 JAX = "import jax"
 PART = "jaxtyping"
@@ -35,9 +35,9 @@ print(json.dumps([between - began, ended - between]))
 
 
 def seconds_to_import(module: str) -> tuple[float, float]:
-    """For JAX, and after it for the module, in a process of its own."""
+    """Seconds to import JAX, then the module, in a new process."""
     command = [sys.executable, "-c", PROGRAM.format(module=module)]
-    # Users' Pythons keep the byte code they have compiled, unless told not to.
+    # By default, Python stores compiled byte code.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     jax_seconds, seconds = json.loads(done.stdout)
@@ -52,19 +52,19 @@ def in_milliseconds(spread: Spread) -> str:
 
 
 def row_of(module: str, text: str, times: int) -> Row:
-    """Another import than that of the front door: no limit is on it."""
+    """The import of another module, without a limit."""
     spread = Spread.of([seconds_to_import(module)[1] for _ in range(times)])
     numbers = {OURS: {"seconds": spread.as_dict()}}
     return Row(text, "", {OURS: in_milliseconds(spread)}, numbers)
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """One row: everybody, in turns; and one of what we import ourselves."""
+    """All libraries in turns; then parts of pytreemod."""
     names = list(installed())
     jax_seconds: list[float] = []
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for name in [] if quick else names:
-        seconds_to_import(MODULES[name])  # writes its byte code, and fills the disk's cache
+        seconds_to_import(MODULES[name])  # writes byte code and fills the disk cache
     for _ in range(2 if quick else 15):
         for name in names:
             first, then = seconds_to_import(MODULES[name])
@@ -75,7 +75,7 @@ def rows(quick: bool) -> Iterator[Row]:
     numbers: dict[str, Any] = {name: {"seconds": s.as_dict()} for name, s in spreads.items()}
     yield Row(
         "import, after import jax",
-        in_words(of_jax.median),
+        with_unit(of_jax.median),
         {name: in_milliseconds(spread) for name, spread in spreads.items()},
         {JAX: {"seconds": of_jax.as_dict()}, **numbers},
         target=f"≤ {LIMIT / MILLISECOND:.0f} ms",
@@ -83,7 +83,7 @@ def rows(quick: bool) -> Iterator[Row]:
     )
     times = 2 if quick else 15
     yield row_of(PART, f"of which {PART}", times)
-    yield row_of(LAYERS, "the same, and the layers, which are loaded when asked for", times)
+    yield row_of(LAYERS, "the same, with pytreemod.nn", times)
 
 
 BENCHMARK = Benchmark("Importing, after JAX was imported", JAX, rows)

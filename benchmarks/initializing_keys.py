@@ -1,11 +1,11 @@
-"""What random keys cost: to build a model with many layers, and to call it with dropout.
+"""The cost of random keys: to build a model with many layers, and to call it with dropout.
 
     python -m benchmarks.initializing_keys [--quick] [--json]
 
-The model is like a transformer: blocks of an attention of four dense layers and a perceptron of
-two, with three dropouts. The baseline is pytreemod with plain keys: each level of the model splits
-the key that it gets for the level below, a tower of splits, as in Equinox. In the column of
-pytreemod the layers are built with `init_keys`, and their dropouts have streams of their own.
+The model is like a transformer. Each block has an attention of four dense layers, a perceptron of
+two, and three dropouts. The baseline is pytreemod with plain keys: each level of the model splits
+its key for the level below, as in Equinox. The column of pytreemod builds the layers with
+`init_keys`, and each dropout has its own stream.
 """
 
 from collections import Counter
@@ -23,14 +23,14 @@ from benchmarks.tables import Benchmark, Row, raced, short
 TOWER = "plain keys"
 LIMIT = 1.0
 TRACING_LIMIT = 1.3
-"""Keys are made one by one, and State is threaded, in Python: milliseconds that are paid for once,
-and of which the compiler saves a hundred times as many."""
+"""The limit of tracing. Python makes keys one by one and passes State from layer to layer. That
+takes milliseconds once, and compiling is faster by a hundred times as much."""
 
 WIDTH = 16
 RATE = 0.1
 
 
-# --- one model, by keys that are split -----------------------------------------------------------
+# --- a model with plain keys ---------------------------------------------------------------------
 
 
 def split(key: Any, n: int) -> Sequence[Any]:
@@ -39,7 +39,7 @@ def split(key: Any, n: int) -> Sequence[Any]:
 
 
 def split_for_call(key: Any, n: int) -> Sequence[Any]:
-    """The same in a call."""
+    """The same, in a call of the model."""
     return jax.random.split(key, n)
 
 
@@ -95,7 +95,7 @@ def keyed(library: Any, depth: int, divide: Callable[[Any, int], Sequence[Any]])
     return Model
 
 
-# --- the same without splits ---------------------------------------------------------------------
+# --- the same model without splits ---------------------------------------------------------------
 
 
 def streaming(pm: Any, depth: int) -> type:
@@ -154,7 +154,7 @@ def streaming(pm: Any, depth: int) -> type:
 
 
 def referring(nnx: Any, depth: int) -> type:
-    """The class of the model in NNX: its layers have one source of keys, which counts."""
+    """The class of the model in NNX: its layers share one source of keys, which has a counter."""
 
     class Attention(nnx.Module):
         def __init__(self, rngs: Any):
@@ -189,12 +189,12 @@ def referring(nnx: Any, depth: int) -> type:
     return Model
 
 
-# --- what is timed -------------------------------------------------------------------------------
+# --- contenders ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Contender:
-    """How to build the arrays of a model from a key, and how to call a model that is built."""
+    """How to build the arrays of a model from a key, and how to call the model."""
 
     build: Callable[[jax.Array], Any]
     call: Callable[..., Any]
@@ -232,7 +232,7 @@ def by_streams(pm: Any, depth: int) -> Contender:
 
 
 def by_references(nnx: Any, depth: int) -> Contender:
-    """NNX, as its users do it."""
+    """NNX, as its users write it."""
     model_class = referring(nnx, depth)
 
     def build(key: jax.Array) -> Any:
@@ -251,27 +251,27 @@ MAKERS = {OURS: by_streams, "Equinox": by_keys, "NNX": by_references}
 
 
 def contenders(depth: int) -> dict[str, Contender]:
-    """The baseline first."""
+    """All contenders, the baseline first."""
     libraries = installed()
     made = {name: MAKERS[name](library, depth) for name, library in libraries.items()}
     return {TOWER: by_keys(libraries[OURS], depth), **made}
 
 
 def built(contender: Contender) -> Burst:
-    """Outside of any trace, with all programs compiled before."""
+    """Build eagerly, with all programs already compiled."""
     key = jax.random.key(0)
     return clocked(PROCESS, lambda: contender.build(key))
 
 
 def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Burst:
-    """By JAX; the function is new each time, or JAX would remember."""
+    """Trace with JAX. The function is new each time, because JAX caches traces."""
     return clocked(
         PROCESS, lambda: (jax.jit(lambda *args: function(*args)).trace(*arguments), 0)[1]
     )
 
 
 def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Burst:
-    """From a traced program that is new each time to a compiled one."""
+    """Compile a new function each time."""
 
     def compile_() -> None:
         jax.jit(lambda *args: function(*args)).lower(*arguments).compile()
@@ -280,7 +280,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Burst:
 
 
 def counted(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Counter[str]:
-    """The operations of the traced program, inner ones included."""
+    """The operations of the traced program, including nested ones."""
 
     def names(jaxpr: Any) -> Iterator[str]:
         for equation in jaxpr.eqns:
@@ -295,7 +295,7 @@ def counted(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Counter
 
 
 def size_row(label: str, counts: dict[str, Counter[str]]) -> Row:
-    """How long the traced programs are, and how often they make keys of keys."""
+    """The number of operations, and how many of them make keys from keys."""
     sizes = {name: sum(count.values()) for name, count in counts.items()}
     splits = {name: count["random_split"] for name, count in counts.items()}
     folds = {name: count["random_fold_in"] for name, count in counts.items()}

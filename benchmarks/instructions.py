@@ -1,12 +1,12 @@
-"""How many instructions the processor executes for one call, and to rebuild a model.
+"""The number of CPU instructions to call a function and to rebuild a model.
 
     python -m benchmarks.instructions [--quick] [--json]
 
-Times differ from run to run by a few per cent; counts of instructions hardly differ, so that a
-regression shows which times would hide. They are counted by callgrind (Debian: `apt-get install
-valgrind`), in a process of its own, and include what XLA's threads execute to run the program. The
-work is the same as in `dispatch` and `flattening`: each count is the difference between a burst of
-twice as many calls and one of half as many, so that what comes once drops out.
+Times differ from run to run by a few percent, but counts of instructions hardly differ, so they
+show small regressions. Callgrind counts them in a separate process (Debian: `apt-get install
+valgrind`). They include the instructions of XLA's threads. The work is the same as in `dispatch`
+and `flattening`. Each count is the difference between two bursts, of n and of 2n calls, so it
+leaves out everything that happens once.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CONTROL = "callgrind_control"
 
 
 def rebuilding(one: Contender, depth: int) -> Burst:
-    """Flatten and unflatten a model; in plain JAX nested dicts."""
+    """Flatten and unflatten a model; in plain JAX, nested dicts."""
     if one.name == JAX:
         return flattening.rebuilding(nested_dicts(depth))
     return flattening.rebuilding(network_class(one.name, installed()[one.name])(depth))
@@ -50,15 +50,15 @@ Counts = dict[str, dict[str, float]]
 
 
 def control(*words: str) -> None:
-    """Tell the callgrind that runs this very process."""
+    """Control the callgrind that runs this process."""
     subprocess.run([CONTROL, *words, str(os.getpid())], check=True, stdout=subprocess.DEVNULL)
 
 
 def work(label: str, depth: int, *names: str) -> None:
-    """Let every contender do two bursts, with a dump of the counts after each."""
+    """Run two bursts of each contender, and dump the counts after each."""
     bursts = {one.name: KINDS[label].burst_of(one, depth) for one in contenders(*names)}
-    # What is told to callgrind is counted, too, and takes longer the first time.
-    measured("nobody", lambda number: 0.0, 0)
+    # Commands to callgrind are counted, too, and the first one takes longer.
+    measured("warm-up", lambda number: 0.0, 0)
     for name, burst in bursts.items():
         burst(CALLS_PER_BURST)
         for number in (CALLS_PER_BURST, 2 * CALLS_PER_BURST):
@@ -66,18 +66,18 @@ def work(label: str, depth: int, *names: str) -> None:
 
 
 def measured(name: str, burst: Burst, number: int) -> None:
-    """Do a burst of so many calls, and dump what it took."""
+    """Run a burst of `number` calls, and dump its counts."""
     control("--instr=on")
     burst(number)
     control(f"--dump={name}/{number}")
     control("--instr=off")
 
 
-# --- outside --------------------------------------------------------------------------------------
+# --- outside valgrind -----------------------------------------------------------------------------
 
 
 def counted(text: str) -> tuple[str, int, int] | None:
-    """Who did a burst of how many calls in how many instructions, from what callgrind wrote."""
+    """The contender, calls and instructions of a burst, from an output file of callgrind."""
     name = "|".join(names_of_all())
     trigger = re.search(rf"^desc: Trigger: .*?({name})/(\d+)", text, re.MULTILINE)
     total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
@@ -87,12 +87,12 @@ def counted(text: str) -> tuple[str, int, int] | None:
 
 
 def names_of_all() -> list[str]:
-    """Of all who may take part."""
+    """The names of all contenders, as patterns."""
     return [re.escape(one.name) for one in contenders()]
 
 
 def instructions(label: str, depth: int, *names: str) -> dict[str, float]:
-    """For one call, by contender."""
+    """The instructions of one call, by contender."""
     with TemporaryDirectory() as folder:
         command = [
             "valgrind",
@@ -115,7 +115,7 @@ def instructions(label: str, depth: int, *names: str) -> dict[str, float]:
 
 
 def row(label: str, depth: int, *names: str) -> Row:
-    """The counts as a row, of all contenders or of those named."""
+    """The counts as a row: of all contenders, or of those named."""
     counts = instructions(label, depth, *names)
     ratios = {name: count / counts[JAX] for name, count in counts.items() if name != JAX}
     kind = KINDS[label]
@@ -136,7 +136,7 @@ def rows(quick: bool) -> Iterator[Row]:
         yield Row("not counted", "", {}, {}, note="valgrind is not installed")
         return
     if quick:
-        # Under valgrind most of the time goes into importing the others.
+        # Under valgrind, importing the other libraries takes most of the time.
         yield row(next(iter(KINDS)), DEPTHS[0], OURS)
         return
     for label in KINDS:

@@ -1,10 +1,10 @@
-"""What it costs that an optimizer sees the layers of a Stack, and the members of an Ensemble.
+"""The cost of an optimizer that sees the layers of a Stack and the members of an Ensemble.
 
     python -m benchmarks.layered_rules [--quick] [--json]
 
-The baseline of a rule for single numbers is the same optimizer with `stacked="as one"`, which shows
-it the stacked arrays: both compile to the same program. Muon looks at the matrix of each layer. Its
-baselines are written by hand: optax's Muon under `jax.vmap`, and its formulas on stacked matrices.
+The baseline of an elementwise rule is the same optimizer with `stacked="as one"`, which sees the
+stacked arrays; both compile to the same program. Muon needs the matrix of each layer. Its baselines
+are written by hand: optax's Muon under `jax.vmap`, and its formulas on stacked matrices.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ Matrices = dict[str, jax.Array]
 
 
 class Block(pm.Module):
-    """Two matrices, for nobody to call."""
+    """Two matrices; it is never called."""
 
     square: jax.Array
     wide: jax.Array
@@ -47,7 +47,7 @@ class Block(pm.Module):
         self.square, self.wide = map(jax.random.normal, keys, shapes)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Not needed."""
+        """Not used."""
         return x
 
 
@@ -62,7 +62,7 @@ def linears(depth: int) -> list[nn.Linear]:
 
 
 def holders(depth: int) -> dict[str, Any]:
-    """The same layers: in a list, in a Stack, as members, and both."""
+    """The same layers in a list, a Stack, an Ensemble, and an Ensemble of Stacks."""
     layers = linears(depth)
     members = [nn.Stack.from_layers(linears(depth)) for _ in range(2)]
     return {
@@ -77,18 +77,18 @@ def holders(depth: int) -> dict[str, Any]:
 
 
 def step(model: Any, opt: pm.Optimizer, grads: Any) -> Any:
-    """What is compiled, or called as it is."""
+    """The step that is measured, compiled or not."""
     return opt.update(model, grads)
 
 
 def start(rule: Any, model: Any, stacked: str = PER_LAYER) -> tuple[Any, pm.Optimizer, Any]:
-    """Arguments of a step."""
+    """The arguments of a step."""
     opt = pm.Optimizer(rule, stacked=stacked).init(model)
     return model, opt, jax.tree.map(jnp.sin, model)
 
 
 def orthogonal(x: jax.Array) -> jax.Array:
-    """Newton-Schulz with optax's coefficients, on matrices that stand one after the other."""
+    """Newton-Schulz with optax's coefficients, on stacked matrices."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + 1e-8)
 
@@ -125,13 +125,13 @@ def started(rule: Any, model: Any, stacked: str = PER_LAYER) -> Call:
 
 
 def running(call: Call) -> Burst:
-    """What is compiled, by the clock on the wall."""
+    """Call the compiled function, in wall time."""
     fn, args = call
     return clocked(WALL, lambda: fn(*args))
 
 
 def batched_muon() -> Any:
-    """optax's Muon for stacked matrices, whose axes of layers are batch axes."""
+    """optax's Muon for stacked matrices: the layer axes are batch axes."""
     numbers = optax.contrib.MuonDimensionNumbers(-2, -1)
     axes = partial(jax.tree.map, lambda _: numbers)
     return optax.contrib.muon(LEARNING_RATE, muon_weight_dimension_numbers=axes)
@@ -156,7 +156,7 @@ def mapped_by_hand(rule: Any, model: Matrices, grads: Matrices) -> Call:
 
 
 def program_rows(depth: int) -> Iterator[Row]:
-    """Of rules for single numbers: the compiled programs."""
+    """The compiled programs of elementwise rules."""
     for name, rule in RULES.items():
         for holder, model in holders(depth).items():
             programs = [
@@ -167,7 +167,7 @@ def program_rows(depth: int) -> Iterator[Row]:
 
 
 def muon_rows(depth: int, width: int, rounds: int) -> Iterator[Row]:
-    """A step of Muon: against optax's mapped by hand, and against batched matrix products."""
+    """A step of Muon, against optax's Muon under `vmap`, and against batched matrix products."""
     rule, stack = optax.contrib.muon(LEARNING_RATE), make_blocks(depth, width)
     ours = started(rule, stack)
     batched = started(batched_muon(), stack, AS_ONE)
@@ -187,24 +187,24 @@ def muon_rows(depth: int, width: int, rounds: int) -> Iterator[Row]:
 
 
 def equations(jaxpr: Any) -> int:
-    """How many there are, nested ones included."""
+    """The number of equations, including nested ones."""
     inner = jax.tree.leaves([e.params for e in jaxpr.eqns], is_leaf=lambda x: hasattr(x, "jaxpr"))
     found = [getattr(value, "jaxpr", value) for value in inner]
     return len(jaxpr.eqns) + sum(equations(value) for value in found if hasattr(value, "eqns"))
 
 
 def compiling(args: Any) -> Burst:
-    """From nothing to a compiled program."""
+    """Trace and compile."""
 
     def compile_() -> None:
-        # A new function each time, or its program would be remembered.
+        # A new function each time, because JAX caches programs.
         jax.jit(lambda *a: step(*a)).lower(*args).compile()
 
     return tidied(clocked(PROCESS, compile_))
 
 
 def depth_rows(depths: Sequence[int], width: int, rounds: int) -> Iterator[Row]:
-    """What of Muon's program grows with the number of layers: nothing."""
+    """Check that Muon's program does not grow with the number of layers."""
     few, *more = (start(optax.contrib.muon(LEARNING_RATE), make_blocks(n, width)) for n in depths)
 
     for depth, args in zip(depths[1:], more, strict=True):
@@ -223,7 +223,7 @@ def depth_rows(depths: Sequence[int], width: int, rounds: int) -> Iterator[Row]:
 
 
 def eager(args: Any) -> Burst:
-    """A step that nothing compiles."""
+    """A step outside of `jit`."""
     return repeating(lambda: step(*args))
 
 
@@ -233,7 +233,7 @@ def tracing(args: Any) -> Burst:
 
 
 def overhead_rows(depths: Sequence[int], rounds: int) -> Iterator[Row]:
-    """What the choice costs in Python: in a step that nothing compiles, and in tracing."""
+    """The time in Python: of a step outside of `jit`, and of tracing."""
     for depth in depths:
         layers = linears(depth)
         stack = nn.Stack.from_layers(layers)
@@ -247,7 +247,7 @@ def overhead_rows(depths: Sequence[int], rounds: int) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Programs, then times of Muon, then what it costs in Python."""
+    """Programs, then times of Muon, then time in Python."""
     rounds = 4 if quick else 20
     yield from program_rows(2 if quick else 12)
     yield from muon_rows(2 if quick else 12, 16 if quick else 128, rounds)

@@ -1,4 +1,4 @@
-"""Who takes part: which libraries are installed, and the surroundings that numbers depend on."""
+"""The libraries that are compared, and the environment of a measurement."""
 
 import importlib
 import os
@@ -9,28 +9,28 @@ from typing import Any
 import jax
 
 MODULES = {"Equinox": "equinox", "NNX": "flax.nnx", "pytreemod": "pytreemod"}
-"""By the name that each bears in the tables."""
+"""The modules, by their name in the tables."""
 
 OURS = "pytreemod"
 FILTERING = ("Equinox", "pytreemod")
-"""Those that have the same names for the same things, so that one program serves both."""
+"""Libraries with the same names for the same functions: one program works with both."""
 
 
 def installed(*names: str) -> dict[str, Any]:
-    """The modules of those that are installed, of all or of those named."""
+    """The modules of the installed libraries: of all, or of those named."""
     found: dict[str, Any] = {}
     for name in names or MODULES:
         try:
             found[name] = importlib.import_module(MODULES[name])
         except ModuleNotFoundError as error:
-            # A library that is there and broken is not the same as one that is not there.
+            # A broken library is an error; a missing one is left out.
             if error.name != MODULES[name].partition(".")[0]:
                 raise
     return found
 
 
 def versions() -> dict[str, str]:
-    """Of each that is installed."""
+    """The version of each installed library."""
     found: dict[str, str] = {}
     for name, module in MODULES.items():
         try:
@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
 
 
 def surroundings() -> dict[str, Any]:
-    """What the numbers depend on besides the libraries."""
+    """The versions and the machine, on which the numbers depend."""
     return {
         "python": platform.python_version(),
         "jax": jax.__version__,

@@ -1,12 +1,11 @@
-"""Timing several ways to do one thing, so that what disturbs the machine hits all of them alike.
+"""Time several ways to do one thing, so that noise on the machine affects all of them alike.
 
-The unit of work is a *burst*: a function that does the thing `n` times in a row, and says how many
-seconds that took. A *race* runs one short burst of each contender after the other, round after
-round. A neighbor that slows the processor for a second then slows a few rounds of everybody, and
-because contenders are compared within a round, the median of the ratios hardly moves.
+The unit of work is a *burst*: a function that does the thing `n` times in a row, and returns the
+seconds that it took. A *race* runs one short burst of each contender, round after round. If another
+program slows the machine for a second, a few rounds become slower for all contenders. Contenders
+are compared within a round, so the median of the ratios hardly changes.
 
-Most seconds here are the processor's, not the clock's: those in which a neighbor had the processor
-would drown all others on a machine that is busy.
+Most times are CPU time. Wall time on a busy machine would mostly measure the other programs.
 """
 
 import gc
@@ -22,12 +21,12 @@ import jax
 Burst = Callable[[int], float]
 
 CALLER = thread_time
-"""Seconds in which the processor worked for the thread that calls: what Python spends on something.
-That a neighbor took the processor away does not count; nor does waiting for a device."""
+"""CPU seconds of the calling thread: the time that Python takes. Other programs do not count, nor
+does waiting for a device."""
 PROCESS = process_time
-"""Seconds in which it worked for this process: what XLA's threads spend counts as well."""
+"""CPU seconds of this process, including XLA's threads."""
 WALL = perf_counter
-"""Seconds on the clock on the wall."""
+"""Seconds of wall time."""
 
 BURST_SECONDS = 3e-3
 LONGEST_BURST_SECONDS = 50e-3
@@ -37,7 +36,7 @@ UNROLLED = 100
 
 @dataclass(frozen=True)
 class Spread:
-    """What a list of measurements comes to."""
+    """A summary of a list of measurements."""
 
     best: float
     lower_quartile: float
@@ -60,9 +59,9 @@ class Result:
     """One contender in one race."""
 
     seconds: Spread
-    """For one call."""
+    """The seconds of one call."""
     ratio: Spread
-    """Against the baseline: quartiles over the rounds; `best` is best time over best time."""
+    """The ratio to the baseline: quartiles over the rounds; `best` divides the best times."""
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """For JSON."""
@@ -71,7 +70,7 @@ class Result:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect now, and then not again inside the block: a collection is nobody's own cost."""
+    """Collect garbage now, and not again inside the block."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -83,7 +82,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def repeating(function: Callable[[], Any]) -> Burst:
-    """`function()`, over and over: for what takes many microseconds."""
+    """Repeat `function()`, for functions that take many microseconds."""
 
     def burst(number: int) -> float:
         began = CALLER()
@@ -95,7 +94,7 @@ def repeating(function: Callable[[], Any]) -> Burst:
 
 
 def clocked(clock: Callable[[], float], function: Callable[[], Any]) -> Burst:
-    """`function()`, over and over, waiting for what comes out: for what takes milliseconds."""
+    """Repeat `function()` and wait for its result, for functions that take milliseconds."""
 
     def burst(number: int) -> float:
         began = clock()
@@ -107,10 +106,10 @@ def clocked(clock: Callable[[], float], function: Callable[[], Any]) -> Burst:
 
 
 def tidied(burst: Burst) -> Burst:
-    """The same, after a garbage collection each time: for what traces programs and drops them.
+    """The same burst after a garbage collection, for functions that trace programs and drop them.
 
-    Nothing else frees those, and the memory for further ones would be new: that takes as long as a
-    third of the tracing.
+    Only a collection frees these programs. Without it, each program needs new memory from the
+    system, which takes a third as long as tracing.
     """
 
     def collecting(number: int) -> float:
@@ -121,11 +120,11 @@ def tidied(burst: Burst) -> Burst:
 
 
 def unrolled(statement: str, **names: Any) -> Burst:
-    """A statement of Python, over and over: for what takes nanoseconds.
+    """Repeat a Python statement, for statements that take nanoseconds.
 
-    It is written out `UNROLLED` times, for to go round a loop takes longer than to read a field.
-    The names are local variables, as they would be in a user's function. Multiply by
-    `1 / UNROLLED` to get the time of one.
+    The statement is written out `UNROLLED` times, because an iteration of a loop takes longer than
+    reading a field. The names are local variables, as in a user's function. Multiply by
+    `1 / UNROLLED` to get the time of one statement.
     """
     body = "\n        ".join([statement] * UNROLLED)
     source = f"""
@@ -141,14 +140,14 @@ def burst(number, {", ".join(f"{name}={name}" for name in names)}):
 
 
 def calls_in(burst: Burst) -> int:
-    """How many calls make a burst. Warms up and compiles on the way.
+    """The number of calls in a burst; finding it also warms up and compiles.
 
-    A few milliseconds' worth: short against the time slice of a scheduler. But also a good many,
-    so that the first call, whose argument was looked at after the last burst, weighs little;
-    except where so many would take too long.
+    A burst takes a few milliseconds, which is short against the time slice of a scheduler. It has
+    at least `GOOD_MANY` calls, unless they take too long. The first call of a burst differs,
+    because its argument was read after the last burst; with many calls it matters little.
 
-    A garbage collection meanwhile (a tenth of a second) would make one call look long, and the
-    bursts a single call each: the first one.
+    Garbage collection is off, because it takes a tenth of a second. A single call would seem to
+    take that long, and each burst would become one call.
     """
     burst(2)
     number = 1
@@ -161,9 +160,9 @@ def calls_in(burst: Burst) -> int:
 
 
 def race(contenders: Mapping[str, Burst], *, rounds: int) -> dict[str, list[float]]:
-    """Seconds for one call, once for each round, of every contender.
+    """The seconds of one call in each round, for every contender.
 
-    Each round starts with another contender, so that none always runs in the same one's wake.
+    Each round starts with another contender, so that none always runs first.
     """
     numbers = {name: calls_in(burst) for name, burst in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -177,7 +176,7 @@ def race(contenders: Mapping[str, Burst], *, rounds: int) -> dict[str, list[floa
 
 
 def compare(times: Mapping[str, Sequence[float]], baseline: str) -> dict[str, Result]:
-    """Every contender against `baseline`, round by round."""
+    """Compare every contender with `baseline`, round by round."""
     reference = times[baseline]
     results: dict[str, Result] = {}
     for name, values in times.items():

@@ -1,14 +1,14 @@
-"""How much memory a donated training step takes, on a model of 100 MB.
+"""The memory of a donated training step on a model of 100 MB.
 
     python -m benchmarks.memory [--quick] [--json]
 
-Two measurements. XLA says beforehand what the compiled program takes at its peak: arguments,
-results and temporaries, less the results that take the place of arguments. And JAX's own list of
-live arrays says what is there while a loop runs, between one step and the next, and after the
-model was dropped. The baseline is `jax.jit` on flat lists, with `donate_argnums`.
+There are two measurements. XLA reports the peak memory of the compiled program: arguments, results
+and temporaries, minus the results that reuse the memory of arguments. JAX lists the live arrays
+between two steps of a loop, and after the model was dropped. The baseline is `jax.jit` on flat
+lists, with `donate_argnums`.
 
-Memory is not noisy: the two are equal, or something holds on to arrays. (Live arrays count the
-model, the two moments of Adam, its counter, the batch, and the loss.)
+Memory has no noise: if the numbers differ, something holds on to arrays. Live arrays are the model,
+the two moments of Adam, its counter, the batch, and the loss.
 """
 
 import gc
@@ -28,14 +28,14 @@ JAX = "jax.jit"
 MB = 1e6
 LAYERS, WIDTH, BATCH = 25, 1000, 8
 SLACK = 64
-"""A few bytes: a program of other arguments may order its scalars differently."""
+"""A few bytes, because a program with other arguments may order its scalars differently."""
 
 Step = Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, Any, jax.Array]]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one library trains, and how."""
+    """The model and the training step of one library."""
 
     step: Step
     make: Callable[[], tuple[Any, Any]]
@@ -44,14 +44,14 @@ class Setting:
 
 
 def squared_error(layers: list[tuple[jax.Array, jax.Array]], x: jax.Array, y: jax.Array) -> Any:
-    """Of the network's output, as a scalar."""
+    """The mean squared error of the network's output."""
     for weight, bias in layers:
         x = jnp.tanh(x @ weight.T + bias)
     return jnp.mean((x - y) ** 2)
 
 
 def flat(width: int) -> Setting:
-    """`jax.jit`, everything in lists."""
+    """`jax.jit` on flat lists."""
     optimizer = optax.adam(1e-3)
 
     def make() -> tuple[Any, Any]:
@@ -100,7 +100,7 @@ def filtered(name: str, library: Any, width: int) -> Setting:
     if name == OURS:
         jitted = library.filter_jit(work, donate=("model", "opt_state"))
     else:
-        # Equinox donates all arguments or all but the first: the batch goes first, as one.
+        # Equinox donates all arguments, or all but the first, so the batch is the first.
         jitted = library.filter_jit(
             lambda batch, *rest: work(*batch, *rest), donate="all-except-first"
         )
@@ -116,20 +116,20 @@ def filtered(name: str, library: Any, width: int) -> Setting:
 
 
 def live_bytes() -> int:
-    """Of all arrays that exist and whose memory was not given away."""
+    """The bytes of all arrays that are not deleted or donated."""
     gc.collect()
     return sum(array.nbytes for array in jax.live_arrays() if not array.is_deleted())
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What was measured, in bytes."""
+    """The measurements, in bytes."""
 
     peak: int
     temporary: int
     """The share of the peak that is neither argument nor result."""
     live: int
-    """Between two steps, once the loop is running."""
+    """Between two steps of the loop."""
     left: int
     """After the model was dropped."""
 

@@ -1,4 +1,4 @@
-"""The network that several benchmarks share: `Linear` layers of one width, in every library.
+"""A network of `Linear` layers of one width, in every library, for several benchmarks.
 
 A network of `depth` layers has `2 * depth` arrays.
 """
@@ -14,7 +14,7 @@ WIDTH = 4
 
 
 def run(layers: Sequence[Callable[[jax.Array], jax.Array]], x: jax.Array) -> jax.Array:
-    """One layer after the other."""
+    """Apply one layer after the other."""
     for layer in layers:
         x = jnp.tanh(layer(x))
     return x
@@ -41,13 +41,13 @@ def flat_arrays(depth: int) -> list[jax.Array]:
 
 
 def apply_flat(arrays: list[jax.Array], x: jax.Array) -> jax.Array:
-    """What the network computes."""
+    """The function that the network computes."""
     pairs = zip(arrays[::2], arrays[1::2], strict=True)
     return run([partial(lambda w, b, x: w @ x + b, w, b) for w, b in pairs], x)
 
 
 def nested_dicts(depth: int) -> dict[str, Any]:
-    """The arrays as people keep them who use no library."""
+    """The arrays as nested dicts, as without any library."""
     arrays = flat_arrays(depth)
     pairs = zip(arrays[::2], arrays[1::2], strict=True)
     return {"layers": [{"weight": w, "bias": b} for w, b in pairs]}
@@ -73,7 +73,7 @@ def filtering_network(library: Any) -> type:
 
 
 def network_with_defaults(library: Any, depth: int) -> Any:
-    """A model for Equinox and for pytreemod, whose layers leave fields to the class's defaults."""
+    """A model for Equinox and for pytreemod; its layers use defaults of the class."""
 
     class Layer(library.Module):
         weight: jax.Array
@@ -103,7 +103,7 @@ def nnx_network(nnx: Any) -> type:
 
 
 def counting_network(library: Any, depth: int) -> tuple[Any, Any]:
-    """A model and its State, for Equinox and for pytreemod: each layer has an array in each."""
+    """A model and its State, for Equinox and for pytreemod: one array of each for every layer."""
 
     class Counter(library.Module):
         weight: jax.Array
@@ -123,7 +123,7 @@ def counting_network(library: Any, depth: int) -> tuple[Any, Any]:
 
 
 def nnx_counting_network(nnx: Any, depth: int) -> Any:
-    """The same for NNX, where what changes is in the model."""
+    """The same for NNX, where the model has its state."""
 
     class Counter(nnx.Module):
         def __init__(self) -> None:

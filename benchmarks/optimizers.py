@@ -1,11 +1,11 @@
-"""Train networks of 6, 42 and 402 arrays, with another optimizer for each third of the layers.
+"""Train networks of 6, 42 and 402 arrays, with a different optimizer for each third of the layers.
 
     python -m benchmarks.optimizers [--quick] [--json]
 
-The networks and the data are those of `training.py`. The baseline is everything in flat lists, by
-hand: each optimizer is called with the list of its arrays. Who has no optimizer of groups of its
-own has `optax.multi_transform`: Equinox, NNX within its own optimizer, and pytreemod for
-comparison. All start from the same numbers (NNX from its own), so the losses must agree.
+The networks and the data are those of `training.py`. The baseline is written by hand on flat lists:
+it calls each optimizer with the list of its arrays. Equinox and NNX have no optimizer for groups,
+so they use `optax.multi_transform`; a further column uses it with pytreemod. All start from the
+same numbers (NNX from its own), so the losses must agree.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,17 +40,17 @@ GROUPS = 3
 
 
 def optimizers() -> list[optax.GradientTransformation]:
-    """One for each third."""
+    """One optimizer for each third."""
     return [optax.adam(3e-3), optax.adam(1e-3), optax.sgd(3e-3, momentum=0.9)]
 
 
 def group_of(layer: int, depth: int) -> int:
-    """Which third of the layers one is in."""
+    """The third that a layer is in."""
     return GROUPS * layer // depth
 
 
 def labels(depth: int) -> Callable[[Any], Any]:
-    """For `multi_transform`: the group of each array, by the number of the layer in its path."""
+    """For `multi_transform`: the group of each array, from the index of the layer in its path."""
 
     def label(path: tuple[Any, ...], _: Any) -> int:
         steps = [getattr(key, "idx", getattr(key, "key", None)) for key in path]
@@ -60,16 +60,16 @@ def labels(depth: int) -> Callable[[Any], Any]:
 
 
 def multi_transform(depth: int) -> optax.GradientTransformation:
-    """optax's own way to have groups."""
+    """optax's optimizer for groups."""
     return optax.multi_transform(dict(enumerate(optimizers())), labels(depth))
 
 
 def model_loss(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Of a network that takes one example."""
+    """The loss of a network that takes one example."""
     return squared_error(jax.vmap(model)(x), y)
 
 
-# --- who learns: each returns a step, with a model of its own -------------------------------------
+# --- contenders: each returns a step, which updates its own model ---------------------------------
 
 
 def flat(depth: int) -> Step:
@@ -115,7 +115,7 @@ def filtering(library: Any, depth: int) -> Step:
     """Equinox or pytreemod, with `multi_transform`."""
     rule, model = multi_transform(depth), filtering_model(library, depth)
     opt_state = rule.init(library.filter(model, library.is_inexact_array))
-    # The batch comes first, for Equinox can only donate all arguments, or all but the first.
+    # The batch is first, because Equinox donates all arguments, or all but the first.
     donate = ("model", "opt_state") if library is pytreemod else "all-except-first"
 
     @library.filter_jit(donate=donate)
@@ -178,7 +178,7 @@ def nnx_step(nnx: Any, depth: int) -> Step:
 
 
 def makers() -> dict[str, Callable[[int], Step]]:
-    """Everybody's way to begin."""
+    """The function that makes a step, by contender."""
     found: dict[str, Callable[[int], Step]] = {JAX: flat, MULTI: partial(filtering, pytreemod)}
     for name, library in installed("Equinox", "NNX").items():
         found[name] = partial(nnx_step if name == "NNX" else filtering, library)
@@ -189,7 +189,7 @@ def makers() -> dict[str, Callable[[int], Step]]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """For each size: what was learned, and the time of a step."""
+    """For each size, the losses and the time of a step."""
     depths, rounds, learning = ((3,), 4, 20) if quick else ((3, 21, 201), 40, 200)
     for depth in depths:
         size = f"{2 * depth} arrays"
@@ -202,10 +202,10 @@ def rows(quick: bool) -> Iterator[Row]:
             clock: race({n: stepping(step, clock) for n, step in steps.items()}, rounds=rounds)
             for clock in (PROCESS, WALL)
         }
-        yield ratio_row(f"one step, processor, {size}", times[PROCESS], limit=LIMITS[depth])
+        yield ratio_row(f"one step, CPU, {size}", times[PROCESS], limit=LIMITS[depth])
         yield ratio_row(f"one step, wall, {size}", times[WALL])
         beside = {name: times[PROCESS][name] for name in (MULTI, OURS)}
-        yield ratio_row(f"the processor, against {MULTI}, {size}", beside, limit=1)
+        yield ratio_row(f"CPU, against {MULTI}, {size}", beside, limit=1)
 
 
 BENCHMARK = Benchmark(

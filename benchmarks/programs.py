@@ -1,14 +1,14 @@
-"""Whether the compiled program is the one that a careful person would have written by hand.
+"""Whether the compiled program equals that of hand-written JAX.
 
     python -m benchmarks.programs [--quick] [--json]
 
-For every layer, for its gradient, and for the training step of `examples/digits.py`, there is a
-function of plain arrays here that computes the same. Both are compiled; then every operation in
-XLA's optimized program is counted, and XLA is asked for the floating-point operations,
-transcendental functions and bytes of memory that the program will take. Nothing is timed, so
-nothing is noisy: the two are equal or different, and what differs is printed.
+This file has a function of plain arrays for every layer, and for the training step of
+`examples/digits.py`. Each layer, its gradient and the training step are compiled in both forms. The
+table compares the operations of XLA's optimized programs, and XLA's estimates of flops,
+transcendental functions and bytes. Nothing is timed, so the comparison is exact; the table prints
+the differences.
 
-Before they are compared, both programs are run, and must give the same numbers.
+Before the comparison, both programs run and must return the same numbers.
 """
 
 import importlib.util
@@ -45,14 +45,14 @@ DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 
 @dataclass(frozen=True)
 class Program:
-    """What a compiled program consists of."""
+    """The operations and costs of a compiled program."""
 
     operations: Counter[str]
     costs: dict[str, float]
 
     @classmethod
     def of(cls, compiled: Any) -> "Program":
-        """Read it off what `jax.jit(f).lower(...).compile()` gives."""
+        """From the result of `jax.jit(f).lower(...).compile()`."""
         costs = compiled.cost_analysis()
         return cls(
             Counter(OPERATION.findall(compiled.as_text())),
@@ -65,7 +65,7 @@ class Program:
 
 
 def differences(ours: Program, by_hand: Program) -> list[str]:
-    """What one has more or less of than the other."""
+    """The operations and costs in which two programs differ."""
     names = sorted({*ours.operations, *by_hand.operations})
     found = [
         f"{name} {ours.operations[name] - by_hand.operations[name]:+d}"
@@ -81,7 +81,7 @@ def differences(ours: Program, by_hand: Program) -> list[str]:
 
 
 def comparison(label: str, ours: Program, by_hand: Program) -> Row:
-    """A row of it."""
+    """A row that compares two programs."""
     differing = differences(ours, by_hand)
     return Row(
         label,
@@ -95,7 +95,7 @@ def comparison(label: str, ours: Program, by_hand: Program) -> Row:
 
 
 def require_same_numbers(label: str, ours: Any, by_hand: Any) -> None:
-    """Programs that compute different things cannot be compared."""
+    """Check that two programs return the same numbers."""
     pairs = zip(jtu.tree_leaves(ours), jtu.tree_leaves(by_hand), strict=True)
     for pair in pairs:
         mine, other = map(as_numbers, pair)
@@ -103,7 +103,7 @@ def require_same_numbers(label: str, ours: Any, by_hand: Any) -> None:
 
 
 def as_numbers(leaf: jax.Array) -> jax.Array:
-    """A random key as its bits."""
+    """A leaf as numbers: the bits of a random key."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 
@@ -115,7 +115,7 @@ Arrays = list[jax.Array]
 
 def linear(arrays: Arrays, x: jax.Array) -> jax.Array:
     weight, *bias = arrays
-    # A matrix by a vector: to write it as for a batch would transpose the matrix.
+    # `x @ weight.T` would transpose the matrix for a vector, too.
     y = weight @ x if x.ndim == 1 else x @ weight.T
     return y + bias[0] if bias else y
 
@@ -143,7 +143,7 @@ def convolution(
 
 
 def transposed_convolution(arrays: Arrays, x: jax.Array, *, stride: int) -> jax.Array:
-    """Without padding, where every entry is spread over a window of the weight's size."""
+    """Without padding: every entry is spread over a window of the weight's size."""
     weight, bias = arrays
     taps = weight.shape[2:]
     y = lax.conv_general_dilated(
@@ -153,7 +153,7 @@ def transposed_convolution(arrays: Arrays, x: jax.Array, *, stride: int) -> jax.
 
 
 def adaptive_pool(arrays: Arrays, x: jax.Array, *, reduce: Callable[..., jax.Array]) -> jax.Array:
-    """To two entries on each axis, which are even ones."""
+    """To two entries on each axis; the axes have even sizes."""
     for axis in range(1, x.ndim):
         x = reduce(x.reshape(*x.shape[:axis], 2, -1, *x.shape[axis + 1 :]), axis=axis + 1)
     return x
@@ -238,7 +238,7 @@ def lstm_both_ways(arrays: Arrays, x: jax.Array) -> jax.Array:
 
 
 def stack(arrays: Arrays, x: jax.Array) -> jax.Array:
-    """Layers one after the other, whose arrays have one axis more."""
+    """Layers in a scan, whose arrays have a leading layer axis."""
     return lax.scan(lambda x, layer: (linear(list(layer), x), None), x, tuple(arrays))[0]
 
 
@@ -260,7 +260,7 @@ def dropout(arrays: Arrays, x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def rotary(arrays: Arrays, x: jax.Array) -> jax.Array:
-    """Pairs across the halves, turned by the angles of their places."""
+    """Rotate pairs across the halves by the angles of their positions."""
     length, size = x.shape
     frequencies = 1 / 10_000.0 ** (jnp.arange(0.0, size, 2) / size)
     angles = jnp.outer(jnp.arange(float(length)), frequencies)
@@ -270,7 +270,7 @@ def rotary(arrays: Arrays, x: jax.Array) -> jax.Array:
 
 
 def attention(arrays: Arrays, x: jax.Array, mask: jax.Array, heads: int) -> jax.Array:
-    """Of a sequence to itself."""
+    """Self-attention."""
     query, key, value = ((x @ weight.T).reshape(len(x), heads, -1) for weight in arrays[:3])
     logits = jnp.einsum("qhd,khd->hqk", query / query.shape[-1] ** 0.5, key)
     logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
@@ -284,14 +284,14 @@ def embedding(arrays: Arrays, x: jax.Array) -> jax.Array:
 
 
 def per_channel(values: jax.Array, x: jax.Array, axis: int) -> jax.Array:
-    """Ready to be broadcast against x."""
+    """The values in a shape that broadcasts against `x`."""
     return values.reshape(-1, *[1] * (x.ndim - axis - 1))
 
 
 def batch_norm(
     arrays: Arrays, running: Arrays, x: jax.Array, *, momentum: float = 0.99, axis: int = 1
 ) -> tuple[jax.Array, Arrays]:
-    """On a whole batch with the channels at axis 1; or on one example under vmap, at axis 0."""
+    """On a batch with the channels at axis 1; or on one example under vmap, at axis 0."""
     weight, bias = arrays
     axes = tuple(i for i in range(x.ndim) if i != axis)
     over_batch = partial(lax.pmean, axis_name="batch") if axis == 0 else lambda value: value
@@ -322,19 +322,19 @@ def spectral_norm(arrays: Arrays, running: Arrays, x: jax.Array) -> tuple[jax.Ar
 
 
 def weight_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
-    """A linear layer whose rows have lengths of their own."""
+    """A linear layer whose rows have the lengths `g`."""
     v, bias, g = arrays
     return linear([v * (g / jnp.sqrt(jnp.sum(jnp.square(v), 1, keepdims=True))), bias], x)
 
 
 def streaming_dropout(arrays: Arrays, running: Arrays, x: jax.Array) -> tuple[jax.Array, Arrays]:
-    """With a key that is folded from a count."""
+    """Dropout with a key from `fold_in` of a count."""
     key, count = running
     return dropout(arrays, x, jax.random.fold_in(key, count)), [key, count + 1]
 
 
 def mapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Over a batch whose axis is called so; model and statistics are the same for all of it."""
+    """Map over a batch with the axis name "batch"; model and statistics are not mapped."""
 
     def call(model: Any, state: Any, x: jax.Array) -> Any:
         each = partial(function, model)
@@ -343,12 +343,12 @@ def mapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# --- every layer beside its hand-written function -------------------------------------------------
+# --- every layer with its hand-written function ---------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, its function by hand, and inputs for both."""
+    """A layer, its hand-written function, and inputs for both."""
 
     label: str
     layer: Any
@@ -552,9 +552,9 @@ def stateful_cases() -> list[Case]:
 
 
 def without_case(cases: Sequence[Case]) -> list[str]:
-    """Layers that nobody has written by hand yet."""
+    """Layers without a hand-written version."""
     covered = {type(case.layer) for case in cases}
-    # Classes that others derive from, and whose program is theirs.
+    # Base classes, whose program is that of their subclasses.
     covered |= {base for cls in covered for base in cls.__mro__}
     layers = {
         name: value
@@ -568,7 +568,7 @@ Function = Callable[..., Any]
 
 
 def both_ways(case: Case) -> tuple[Function, tuple[Any, ...], Function, tuple[Any, ...]]:
-    """Our function with its arguments, and the hand-written one with its own."""
+    """Our function with its arguments, and the hand-written function with its arguments."""
     arrays = jtu.tree_leaves(case.layer)
     if case.state is None:
         return case.call, (case.layer, *case.inputs), case.by_hand, (arrays, *case.inputs)
@@ -582,7 +582,7 @@ def both_ways(case: Case) -> tuple[Function, tuple[Any, ...], Function, tuple[An
 
 
 def squared(function: Function, *, has_aux: bool) -> Function:
-    """A scalar of its output, to differentiate."""
+    """A function that returns a scalar of the output, to differentiate."""
 
     def scalar(*args: Any) -> Any:
         if not has_aux:
@@ -594,21 +594,21 @@ def squared(function: Function, *, has_aux: bool) -> Function:
 
 
 def layer_rows(case: Case) -> Iterator[Row]:
-    """The layer, and its gradient in all its arrays and its input."""
+    """The layer, and its gradient with respect to its arrays and its input."""
     ours, our_args, by_hand, hand_args = both_ways(case)
     yield compared(case.label, pm.filter_jit(ours), our_args, jax.jit(by_hand), hand_args)
 
     has_aux = case.state is not None
-    place = 1 + has_aux
+    at = 1 + has_aux
     scalar = squared(ours, has_aux=has_aux)
 
     def of_pair(pair: tuple[Any, jax.Array], *rest: Any) -> Any:
         layer, x = pair
-        return scalar(layer, *rest[: place - 1], x, *rest[place - 1 :])
+        return scalar(layer, *rest[: at - 1], x, *rest[at - 1 :])
 
-    layer, *between = our_args[:place]
-    x, *rest = our_args[place:]
-    argnums = (0, place) if jnp.issubdtype(x.dtype, jnp.inexact) else (0,)
+    layer, *between = our_args[:at]
+    x, *rest = our_args[at:]
+    argnums = (0, at) if jnp.issubdtype(x.dtype, jnp.inexact) else (0,)
     by_hand = jax.grad(squared(by_hand, has_aux=has_aux), argnums, has_aux=has_aux)
     yield compared(
         f"{case.label}, gradient",
@@ -630,7 +630,7 @@ def compared(label: str, ours: Any, our_args: Any, by_hand: Any, hand_args: Any)
 
 
 def load_digits_example() -> ModuleType | None:
-    """The example as a module, or None where what it needs is not installed."""
+    """The example as a module, or None if its dependencies are not installed."""
     spec = importlib.util.spec_from_file_location("digits_example", DIGITS)
     if spec is None or spec.loader is None:
         return None
@@ -655,14 +655,14 @@ def convolve_and_normalize(
 
 
 def halve(x: jax.Array) -> jax.Array:
-    """The larger of two neighbors, both ways."""
+    """Max pooling with a window of 2 by 2."""
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2), (1, 2, 2), "VALID")
 
 
 def read_digit(
     arrays: Arrays, running: BatchNorms, image: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, BatchNorms]:
-    """One image to ten logits; `arrays` in the order of the model's leaves."""
+    """The ten logits of one image; `arrays` is in the order of the model's leaves."""
     x, new = image, []
     for i, statistics in enumerate(running):
         weight, *norm = arrays[3 * i : 3 * i + 3]
@@ -709,7 +709,7 @@ def digits_row(batch_size: int) -> Row:
     """The training step."""
     digits, label = load_digits_example(), "training step of examples/digits.py"
     if digits is None:
-        return Row(label, "-", {}, {}, note="needs what the example needs: pytreemod[examples]")
+        return Row(label, "-", {}, {}, note="needs pytreemod[examples]")
     optimizer = digits.make_optimizer(100)
     model, state = nn.make_with_state(digits.DigitReader)(key=jax.random.key(0))
     batch = (
@@ -719,7 +719,7 @@ def digits_row(batch_size: int) -> Row:
     )
     arrays, values = jtu.tree_leaves(model), jtu.tree_leaves(state)
     running = [values[i : i + 2] for i in range(0, len(values), 2)]
-    # Both steps are given the memory of their arguments, so each needs arrays of its own.
+    # Both steps donate their arguments, so each needs its own arrays.
     mine = jtu.tree_map(jnp.copy, (model, state))
     opt_state = optimizer.init(pm.filter(model, pm.is_inexact_array))
     our_args = (*mine, opt_state, *batch)
@@ -739,7 +739,7 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from layer_rows(case)
     yield digits_row(4 if quick else 64)
     if missing := without_case(cases):
-        yield Row("layers nobody has written by hand", "-", {}, {}, note=", ".join(missing))
+        yield Row("layers without a hand-written version", "-", {}, {}, note=", ".join(missing))
 
 
 BENCHMARK = Benchmark("Compiled programs, against hand-written JAX", BY_HAND, rows)

@@ -1,10 +1,10 @@
-"""What it costs to call a compiled function on a model whose arrays are sharded.
+"""The time to call a compiled function on a model whose arrays are sharded.
 
     python -m benchmarks.sharded_dispatch            # the whole table, a few minutes
-    python -m benchmarks.sharded_dispatch --quick    # small models, few rounds
-    python -m benchmarks.sharded_dispatch --json     # every number, for a program to read
+    python -m benchmarks.sharded_dispatch --quick    # small models, few rounds: a smoke test
+    python -m benchmarks.sharded_dispatch --json     # all numbers, as JSON
 
-The calls of `benchmarks.dispatch`, in a process of its own with several CPU devices. Every array is
+The calls of `benchmarks.dispatch`, in a separate process with several CPU devices. Every array is
 split along its first axis, or replicated if it has none.
 """
 

@@ -1,11 +1,11 @@
-"""Where the time goes in what is slower than its target, step by step.
+"""Where the time goes, step by step, in operations that miss their target.
 
     python -m benchmarks.shares [--quick] [--json]
 
-Each row of a group does all that the rows above it do, and one thing more, with the least code that
-does it: what it takes longer than the row above is that thing's share. The first row is the
-baseline, the last is pytreemod itself, and those between belong to nobody: they are what Python,
-or JAX, takes for a way of doing it before a library has written a line.
+Each row of a group does everything that the row above it does, and one thing more, with minimal
+code. The difference between the two times is the share of that thing. The first row is the
+baseline, and the last is pytreemod. The rows between show the time that Python or JAX takes,
+without any code of a library.
 """
 
 import functools as ft
@@ -24,7 +24,7 @@ from benchmarks.flattening import rebuilding
 from benchmarks.libraries import OURS
 from benchmarks.measuring import UNROLLED, Burst, race, unrolled
 from benchmarks.networks import nested_dicts, network_class
-from benchmarks.tables import Benchmark, Row, in_words, ratio_row, short
+from benchmarks.tables import Benchmark, Row, ratio_row, short, with_unit
 
 ADDS, RATIO = "this alone", "ratio to the first"
 DEPTH = 21
@@ -32,7 +32,7 @@ DEPTH = 21
 
 @dataclass(frozen=True)
 class Step:
-    """A row: what it adds to the row above it, and what does all up to there."""
+    """A row: what it adds to the row above it, and a burst with all steps so far."""
 
     label: str
     burst: Burst
@@ -42,14 +42,14 @@ class Step:
 
 
 class Binding:
-    """A descriptor that gives way to what the instance has, as functions do."""
+    """A descriptor that yields to the instance's attributes, as functions do."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self
 
 
 def reading_steps() -> list[Step]:
-    """From an object whose values lie side by side to one that may yet have to be filled in."""
+    """From a plain object to a Module, whose fields may still be pending."""
 
     class Plain:
         def __init__(self, weight: jax.Array):
@@ -66,8 +66,8 @@ def reading_steps() -> list[Step]:
     keeping.__dict__ = {"weight": weight}
     nodes = {
         "a plain object": Plain(weight),
-        "that has a dict of its own": keeping,
-        "whose class has something of that name": Shadowing(weight),
+        "with its own __dict__": keeping,
+        "whose class has an attribute of that name": Shadowing(weight),
         "and is a Module: pytreemod": Affine(weight),
     }
     return [Step(label, unrolled("node.weight", node=node)) for label, node in nodes.items()]
@@ -77,13 +77,13 @@ def reading_steps() -> list[Step]:
 
 
 def method_steps() -> list[Step]:
-    """From a function to a method that, bound, is a pytree."""
+    """From a function to a bound method that is a pytree."""
 
     def apply(self: Any, x: Any) -> Any:
         return x
 
     class Function:
-        """A descriptor that binds nothing."""
+        """A descriptor that does not bind."""
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:
             return ignoring
@@ -117,11 +117,11 @@ def method_steps() -> list[Step]:
     ]
 
 
-# --- constructing by an own __init__ -------------------------------------------------------------
+# --- constructing by a custom __init__ -----------------------------------------------------------
 
 
 def construction_steps() -> list[Step]:
-    """From a class that checks nothing to a Module."""
+    """From a class without checks to a Module."""
 
     class Open:
         __init__ = with_own_init(pm).__init__
@@ -131,10 +131,10 @@ def construction_steps() -> list[Step]:
             return super().__call__(*args, **kwargs)
 
     class Overseen(Open, metaclass=Meta):
-        """Something can be done when an instance is finished."""
+        """Can run code when an instance is complete."""
 
     class Watched(Overseen):
-        """Something can be done with each assignment."""
+        """Can run code for each assignment."""
 
         def __setattr__(self, name: str, value: Any) -> None:
             self.__dict__[name] = value
@@ -157,22 +157,22 @@ def construction_steps() -> list[Step]:
 
 
 class Empty:
-    """Is flattened by an attribute that is read in C, and unflattened by a function of nothing."""
+    """Flattened by an attribute that is read in C; unflattened by an empty function."""
 
     def __init__(self, children: tuple[Any, ...]):
         self.flat = children, None
 
 
 class Rebuilt(Empty):
-    """Unflattened by making an object that has nothing."""
+    """Unflattened by making an empty object."""
 
 
 def unflatten_empty(aux: None, children: Any) -> None:
-    """Nothing at all."""
+    """Return None."""
 
 
 def unflatten_rebuilt(aux: None, children: Any) -> Rebuilt:
-    """A new object."""
+    """Return a new object without its children."""
     return object.__new__(Rebuilt)
 
 
@@ -181,7 +181,7 @@ jtu.register_pytree_node(Rebuilt, attrgetter("flat"), unflatten_rebuilt)
 
 
 def chain(node: type[Empty], depth: int) -> Any:
-    """Nodes in the shape of the networks that `flattening.py` measures."""
+    """Nodes in the shape of the networks in `flattening.py`."""
     layers = [node((jnp.zeros(2), jnp.zeros(2))) for _ in range(depth)]
     return node((layers,))
 
@@ -201,7 +201,7 @@ def flattening_steps() -> list[Step]:
 
 @dataclass(frozen=True)
 class Group:
-    """What is looked into."""
+    """An operation that is divided into steps."""
 
     title: str
     steps: Callable[[], list[Step]]
@@ -211,7 +211,7 @@ class Group:
 GROUPS = (
     Group("reading a field", reading_steps, 1 / UNROLLED),
     Group("calling a method", method_steps, 1 / UNROLLED),
-    Group("constructing by an own __init__", construction_steps, 1 / UNROLLED),
+    Group("constructing by a custom __init__", construction_steps, 1 / UNROLLED),
     Group("flattening and unflattening, per module", flattening_steps, 1 / (DEPTH + 1)),
 )
 
@@ -226,9 +226,9 @@ def rows(quick: bool) -> Iterator[Row]:
         before = 0.0
         for label, numbers in measured.items():
             seconds = numbers["seconds"]["median"]
-            cells = {ADDS: in_words(seconds - before) if seconds > before else "nothing"}
+            cells = {ADDS: with_unit(seconds - before) if seconds > before else "nothing"}
             cells[RATIO] = short(numbers["ratio"]["median"])
-            yield Row(f"  {label}", in_words(seconds), cells, numbers)
+            yield Row(f"  {label}", with_unit(seconds), cells, numbers)
             before = seconds
 
 

@@ -1,11 +1,11 @@
-"""What it costs to apply many layers of one kind by a scan over them.
+"""The time to compile and run a scan over many layers of one kind.
 
     python -m benchmarks.stack [--quick] [--json]
 
-A layer is a residual block: normalization, an affine map, relu, another affine map. All libraries'
-Modules hold the arrays and call the same functions of arrays. pytreemod stacks them by `nn.Stack`;
-Equinox by `filter_vmap` over the class, `partition` and `jax.lax.scan`; NNX by `nnx.vmap` over the
-class and `nnx.scan`.
+A layer is a residual block: normalization, an affine map, relu, another affine map. In all
+libraries the Modules have the arrays and call the same functions of arrays. pytreemod stacks layers
+with `nn.Stack`; Equinox with `filter_vmap` over the class, `partition` and `jax.lax.scan`; NNX with
+`nnx.vmap` over the class and `nnx.scan`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,17 +18,17 @@ from jax import lax
 
 from benchmarks.libraries import OURS, installed
 from benchmarks.measuring import PROCESS, WALL, Burst, clocked, compare, race, tidied
-from benchmarks.tables import SAME, Benchmark, Row, cell, in_words, ratio_row
+from benchmarks.tables import SAME, Benchmark, Row, cell, ratio_row, with_unit
 
 BY_HAND = "by hand"
 EPS = 1e-5
 GROWTH = 1.2
-"""How much longer a hundred layers may take to compile than two."""
+"""The limit for compiling a hundred layers, against two."""
 
 Parameters = dict[str, jax.Array]
 
 
-# --- what is computed ----------------------------------------------------------------------------
+# --- computations --------------------------------------------------------------------------------
 
 
 def residual(p: Parameters, x: jax.Array) -> jax.Array:
@@ -41,7 +41,7 @@ def residual(p: Parameters, x: jax.Array) -> jax.Array:
 
 
 def parameters(key: jax.Array, width: int) -> Parameters:
-    """Of one block."""
+    """The arrays of one block."""
     one, two = jax.random.split(key)
     return {
         "scale": jnp.ones(width),
@@ -56,12 +56,12 @@ def mean_square(y: jax.Array) -> jax.Array:
     return jnp.mean(y**2)
 
 
-# --- who computes it -----------------------------------------------------------------------------
+# --- contenders ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A model, how to apply it, and the library's own forms of jit and grad."""
+    """A model, how to apply it, and the library's jit and grad."""
 
     model: Any
     apply: Callable[[Any, jax.Array], jax.Array]
@@ -69,14 +69,14 @@ class Contender:
     grad: Callable[..., Any] = jax.grad
 
     def program(self, what: str) -> Callable[..., Any]:
-        """The function that is to be compiled; new each time, or it would be remembered."""
+        """The function to compile; it is new each time, because JAX caches programs."""
         if what == "forward":
             return lambda model, x: self.apply(model, x)
         return self.grad(lambda model, x: mean_square(self.apply(model, x)))
 
 
 def layer_keys(depth: int) -> jax.Array:
-    """One for each layer."""
+    """A key for each layer."""
     return jax.random.split(jax.random.key(0), depth)
 
 
@@ -101,7 +101,7 @@ def scan_by_hand(depth: int, width: int) -> Contender:
 
 
 def block_class(library: Any, width: int) -> Any:
-    """In Equinox or pytreemod."""
+    """The class in Equinox or pytreemod."""
 
     class Block(library.Module):
         parameters: Parameters
@@ -116,13 +116,13 @@ def block_class(library: Any, width: int) -> Any:
 
 
 def in_pytreemod(pm: Any, depth: int, width: int, **options: Any) -> Contender:
-    """By `nn.Stack`."""
+    """With `nn.Stack`."""
     model = pm.nn.Stack(block_class(pm, width), depth, key=jax.random.key(0), **options)
     return Contender(model, lambda model, x: model(x), pm.filter_jit, pm.filter_grad)
 
 
 def in_equinox(eqx: Any, depth: int, width: int) -> Contender:
-    """As its documentation does it."""
+    """As its documentation does."""
     block = block_class(eqx, width)
     model = eqx.filter_vmap(lambda key: block(key=key))(layer_keys(depth))
 
@@ -134,7 +134,7 @@ def in_equinox(eqx: Any, depth: int, width: int) -> Contender:
 
 
 def in_nnx(nnx: Any, depth: int, width: int) -> Contender:
-    """As its documentation does it."""
+    """As its documentation does."""
 
     class Block(nnx.Module):
         def __init__(self, rngs: Any):
@@ -160,7 +160,7 @@ MAKERS = {"pytreemod": in_pytreemod, "Equinox": in_equinox, "NNX": in_nnx}
 
 
 def scanning(depth: int, width: int) -> dict[str, Contender]:
-    """The scan by hand, and those of the libraries."""
+    """The scan by hand, then those of the libraries."""
     libraries = {name: MAKERS[name](library, depth, width) for name, library in installed().items()}
     return {BY_HAND: scan_by_hand(depth, width), **libraries}
 
@@ -169,7 +169,7 @@ def scanning(depth: int, width: int) -> dict[str, Contender]:
 
 
 def compiling(contender: Contender, what: str, x: jax.Array) -> Burst:
-    """From nothing to a compiled program."""
+    """Trace and compile."""
 
     def compile_() -> None:
         contender.jit(contender.program(what)).lower(contender.model, x).compile()
@@ -178,7 +178,7 @@ def compiling(contender: Contender, what: str, x: jax.Array) -> Burst:
 
 
 def tracing(contender: Contender, what: str, x: jax.Array) -> Burst:
-    """The part of it that Python does, and that makes StableHLO of it."""
+    """Trace and lower to StableHLO, without compiling."""
 
     def lower() -> None:
         contender.jit(contender.program(what)).lower(contender.model, x)
@@ -187,13 +187,13 @@ def tracing(contender: Contender, what: str, x: jax.Array) -> Burst:
 
 
 def stepping(contender: Contender, what: str, x: jax.Array) -> Burst:
-    """Running what is compiled."""
+    """Call the compiled function."""
     step = contender.jit(contender.program(what))
     return clocked(WALL, lambda: step(contender.model, x))
 
 
 def growth(depth: int, width: int, what: str, rounds: int) -> Row:
-    """How much longer it takes to compile more layers, for each."""
+    """How much longer `depth` layers take to compile than 2, for each contender."""
     x = jnp.ones((2, width))
     few, many = scanning(2, width), scanning(depth, width)
     results: dict[str, Any] = {}
@@ -203,11 +203,11 @@ def growth(depth: int, width: int, what: str, rounds: int) -> Row:
     ours = results[OURS]["many"].ratio
     return Row(
         f"compiling {what}, {depth} layers, against 2",
-        in_words(results[BY_HAND]["2"].seconds.median),
+        with_unit(results[BY_HAND]["2"].seconds.median),
         {name: cell(found["many"]) for name, found in results.items() if name != BY_HAND},
         {name: found["many"].as_dict() for name, found in results.items()},
         f"≤ {GROWTH:g}",
-        # The best times, for compiling takes so long that there are few rounds.
+        # The best times, because compiling is slow and there are few rounds.
         ours.best <= GROWTH * SAME,
     )
 
@@ -219,13 +219,13 @@ def against(
     what: str,
     x: jax.Array,
 ) -> dict[str, Burst]:
-    """Bursts, the baseline's first."""
+    """Bursts of all contenders, the baseline first."""
     others = {name: kind(c, what, x) for name, c in contenders.items() if name != BY_HAND}
     return {BY_HAND: kind(baseline, what, x), **others}
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Compiling at two depths; tracing against a scan by hand; stepping against a loop."""
+    """Compiling at two depths; tracing against a scan by hand; running against a loop."""
     depth, rounds = (5, 2) if quick else (100, 8)
     kinds = ("forward",) if quick else ("forward", "gradient")
     for what in kinds:
@@ -247,7 +247,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def heaviest(depth: int, width: int, batch: int, rounds: int) -> Iterator[Row]:
-    """The gradient of the largest again: against a scan, and for a Stack that is written out."""
+    """The gradient of the largest model: against a scan, and with `unroll=True`."""
     x, stack = jnp.ones((batch, width)), MAKERS[OURS]
     for label, baseline, options in (
         ("against a scan", scan_by_hand, {}),

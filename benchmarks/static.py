@@ -1,10 +1,10 @@
-"""What a call costs that is not `f(model, x)`: static values, keywords, methods.
+"""The time of calls other than `f(model, x)`: static values, keywords, methods.
 
     python -m benchmarks.static [--quick] [--json]
 
-The static value alternates between two, both compiled for already, as a flag for training or a
-choice of activation would. The baseline is `jax.jit` on a flat list of the arrays, called in the
-same way, with `static_argnames`; a method is compared with a function of the list.
+The static value alternates between two values, for which the function is already compiled, as with
+a training flag or a choice of activation. The baseline is `jax.jit` with `static_argnames` on a
+flat list of the arrays, called in the same way. The baseline of a method is a function of the list.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ Function = Callable[..., Any]
 
 
 def finish(y: jax.Array, how: Any) -> jax.Array:
-    """Something that depends on a static value."""
+    """Use the static value."""
     if callable(how):
         return how(y)
     return y * {"double": 2.0, "halve": 0.5}.get(how, how)
@@ -37,14 +37,14 @@ def finish(y: jax.Array, how: Any) -> jax.Array:
 
 
 def caller_seconds(began: float, out: jax.Array) -> float:
-    """Since `began`; then waits, untimed, so that no burst leaves work to the next."""
+    """Seconds since `began`. Then wait, untimed, so that no burst leaves work to the next."""
     seconds = CALLER() - began
     out.block_until_ready()
     return seconds
 
 
 def by_position(function: Function, model: Any, one: Any, other: Any) -> Burst:
-    """The static value is the third argument."""
+    """Pass the static value as the third argument."""
     x = vector()
 
     def burst(number: int) -> float:
@@ -58,7 +58,7 @@ def by_position(function: Function, model: Any, one: Any, other: Any) -> Burst:
 
 
 def by_keyword(function: Function, model: Any, one: Any, other: Any) -> Burst:
-    """The static value comes by its name."""
+    """Pass the static value by keyword."""
     x = vector()
 
     def burst(number: int) -> float:
@@ -72,7 +72,7 @@ def by_keyword(function: Function, model: Any, one: Any, other: Any) -> Burst:
 
 
 def all_by_keyword(function: Function, model: Any, one: Any, other: Any) -> Burst:
-    """Everything comes by name, and not in order."""
+    """Pass everything by keyword, in varying order."""
     x = vector()
 
     def burst(number: int) -> float:
@@ -86,7 +86,7 @@ def all_by_keyword(function: Function, model: Any, one: Any, other: Any) -> Burs
 
 
 def calling(function: Function, *args: Any) -> Burst:
-    """The same call twice."""
+    """Make the same call twice."""
 
     def burst(number: int) -> float:
         began = CALLER()
@@ -99,7 +99,7 @@ def calling(function: Function, *args: Any) -> Burst:
 
 
 def calling_method(model: Any, x: jax.Array) -> Burst:
-    """The method is read from the model for each call."""
+    """Read the method from the model for each call."""
 
     def burst(number: int) -> float:
         began = CALLER()
@@ -111,7 +111,7 @@ def calling_method(model: Any, x: jax.Array) -> Burst:
     return burst
 
 
-# --- who calls ----------------------------------------------------------------------------------
+# --- contenders ---------------------------------------------------------------------------------
 
 
 def jitted(name: str, library: Any) -> Function:
@@ -195,7 +195,7 @@ def rows(quick: bool) -> Iterator[Row]:
         yield row("jitted model", {JAX: plain, **callables})
 
 
-BENCHMARK = Benchmark("Other ways to call, against jax.jit called so", JAX, rows)
+BENCHMARK = Benchmark("Other ways to call, against the same call of jax.jit", JAX, rows)
 
 if __name__ == "__main__":
     BENCHMARK.main()

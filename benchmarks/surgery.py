@@ -1,9 +1,8 @@
-"""What it costs to change, divide and compare a model of 300 arrays.
+"""The time to change, divide and compare a model of 300 arrays.
 
     python -m benchmarks.surgery [--quick] [--json]
 
-The baseline is Equinox, for JAX itself has none of these. In the rows that say so, the model is
-one that a jitted call has just returned.
+The baseline is Equinox, because JAX has no such functions.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +53,7 @@ def replacing_all_biases(library: Any, model: Any) -> Burst:
 
 
 def changing_all_arrays(library: Any, model: Any) -> Burst:
-    """By `replace_fn`: one walk, however many arrays there are."""
+    """With `replace_fn`: one pass over the model for all arrays."""
     return repeating(
         lambda: library.tree_at(
             lambda m: [x for b in m.blocks for x in (b.linear.weight, b.linear.bias)],
@@ -78,7 +77,7 @@ def filtering(library: Any, model: Any) -> Burst:
 
 
 def comparing(library: Any, model: Any) -> Burst:
-    """With a model that holds the same numbers in other arrays."""
+    """Against a model with the same numbers in other arrays."""
     other = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, model)
     return repeating(lambda: bool(library.tree_equal(model, other)))
 
@@ -88,7 +87,7 @@ def switching(library: Any, model: Any) -> Burst:
 
 
 @dataclass(frozen=True)
-class Deed:
+class Operation:
     """One operation."""
 
     label: str
@@ -96,15 +95,15 @@ class Deed:
     limit: float
 
 
-DEEDS = (
-    Deed("tree_at, one array", replacing_one, 0.1),
-    Deed("tree_at, every bias", replacing_all_biases, 1.0),
-    Deed("tree_at, replace_fn", changing_all_arrays, 0.5),
-    Deed("partition", partitioning, 0.2),
-    Deed("combine", combining, 1.0),
-    Deed("filter", filtering, 1.0),
-    Deed("tree_equal", comparing, 1.0),
-    Deed("inference_mode", switching, 1.0),
+OPERATIONS = (
+    Operation("tree_at, one array", replacing_one, 0.1),
+    Operation("tree_at, every bias", replacing_all_biases, 1.0),
+    Operation("tree_at, replace_fn", changing_all_arrays, 0.5),
+    Operation("partition", partitioning, 0.2),
+    Operation("combine", combining, 1.0),
+    Operation("filter", filtering, 1.0),
+    Operation("tree_equal", comparing, 1.0),
+    Operation("inference_mode", switching, 1.0),
 )
 
 
@@ -116,10 +115,10 @@ def rows(quick: bool) -> Iterator[Row]:
         yield Row(f"{BASELINE} is not installed", "-", {}, {})
         return
     models = {name: network(library, depth) for name, library in libraries.items()}
-    for deed in DEEDS:
-        bursts = {name: deed.burst_of(lib, models[name]) for name, lib in libraries.items()}
-        label = f"{deed.label}, {2 * depth} arrays"
-        yield raced(label, bursts, rounds=rounds, limit=deed.limit)
+    for operation in OPERATIONS:
+        bursts = {name: operation.burst_of(lib, models[name]) for name, lib in libraries.items()}
+        label = f"{operation.label}, {2 * depth} arrays"
+        yield raced(label, bursts, rounds=rounds, limit=operation.limit)
 
 
 BENCHMARK = Benchmark("Surgery on a model, against Equinox", BASELINE, rows)

@@ -1,6 +1,6 @@
-"""Tables of results: rows, how they are printed, and the command that every benchmark has.
+"""Tables of results: their rows, how they are printed, and the command of every benchmark.
 
-A benchmark is one file with one `Benchmark`, and runs by itself:
+Each benchmark is one file with one `Benchmark`, which you can run:
 
     python -m benchmarks.construction [--quick] [--json]
 """
@@ -16,23 +16,23 @@ from benchmarks.measuring import Burst, Result, compare, race
 
 LABEL, FIRST, COLUMN, TARGET = 48, 10, 24, 15
 SAME = 1.05
-"""Two runs of the very same code differ by as much: what is within it of its target has met it."""
+"""Two runs of the same code differ by this factor, so a target counts as met within it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line: what the baseline came to, and what each library came to beside it."""
+    """One row: the time of the baseline, then the ratio of each library."""
 
     label: str
     baseline: str
     cells: Mapping[str, str]
     numbers: Mapping[str, Any]
-    """All that was measured, for JSON."""
+    """All measurements, for JSON."""
     target: str = ""
-    """What pytreemod is to reach, in words; empty if nothing was promised."""
+    """The target of pytreemod, as it is printed; empty if there is none."""
     met: bool | None = None
     note: str = ""
-    """Printed below."""
+    """Printed below the row."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -41,7 +41,7 @@ class Row:
         return {"label": self.label, **promise, **self.numbers, **note}
 
     def as_text(self, columns: Sequence[str]) -> str:
-        """A line of text; two if there is a note."""
+        """The printed line; two lines if there is a note."""
         cells = "".join(f"{self.cells.get(name, '-'):>{COLUMN}}" for name in columns)
         promise = f"{self.target} {'met' if self.met else 'MISSED'}" if self.target else ""
         line = f"{self.label:<{LABEL}}{self.baseline:>{FIRST}}{cells}{promise:>{TARGET}}"
@@ -55,13 +55,13 @@ def ratio_row(
     share: float = 1,
     limit: float | None = None,
 ) -> Row:
-    """A row of seconds, the baseline's first; everybody else's as ratio to it.
+    """A row with the seconds of the baseline, and the ratio of each other contender to it.
 
     Args:
-        label: what was done.
-        times: seconds for each round, by contender.
-        share: the part of them that the row is about.
-        limit: what pytreemod's median ratio is to stay below.
+        label: the name of the row.
+        times: the seconds of each round, by contender; the baseline is first.
+        share: the factor to multiply all seconds by.
+        limit: the largest median ratio for pytreemod.
     """
     shares = {name: [share * t for t in values] for name, values in times.items()}
     baseline = next(iter(shares))
@@ -71,7 +71,7 @@ def ratio_row(
         target, met = f"≤ {limit:g}", results[OURS].ratio.median <= limit * SAME
     return Row(
         label,
-        in_words(results[baseline].seconds.median),
+        with_unit(results[baseline].seconds.median),
         {name: cell(result) for name, result in results.items() if name != baseline},
         {name: result.as_dict() for name, result in results.items()},
         target,
@@ -87,12 +87,12 @@ def raced(
     share: float = 1,
     limit: float | None = None,
 ) -> Row:
-    """Race, the baseline being the first, and make a row of it."""
+    """Run a race and make a row of it; the baseline is first."""
     return ratio_row(label, race(bursts, rounds=rounds), share=share, limit=limit)
 
 
-def in_words(seconds: float) -> str:
-    """With a fitting unit."""
+def with_unit(seconds: float) -> str:
+    """A time with a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -100,30 +100,30 @@ def in_words(seconds: float) -> str:
 
 
 def short(ratio: float) -> str:
-    """Two decimals where they mean something."""
+    """A ratio, with two decimals if it is small."""
     return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.0f}"
 
 
 def cell(result: Result) -> str:
-    """Median ratio, quartiles, ratio of the best times."""
+    """The median ratio, the quartiles, and the ratio of the best times."""
     ratio = result.ratio
     quartiles = f"({short(ratio.lower_quartile)}-{short(ratio.upper_quartile)})"
     return f"{short(ratio.median)} {quartiles} {short(ratio.best):>5}"
 
 
 def heading(around: Mapping[str, Any]) -> str:
-    """Where it was measured."""
+    """A line with the versions and the machine."""
     peers = ", ".join(f"{name} {number}" for name, number in around["versions"].items())
     return "Python {python}, JAX {jax}, {device}, {cores} cores; ".format(**around) + peers
 
 
 def as_json(content: Any) -> str:
-    """Readable by people as well."""
+    """JSON with indents."""
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The two that all commands here have."""
+    """Add the options that all commands share."""
     parser.add_argument("--quick", action="store_true", help="small models, few rounds")
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
 
@@ -134,15 +134,15 @@ class Benchmark:
 
     title: str
     baseline: str
-    """What all is compared with: the heading of the first column."""
+    """The contender that all others are compared with: the heading of the first column."""
     rows: Callable[[bool], Iterable[Row]] = field(repr=False)
-    """Measures; its argument says whether to be quick."""
+    """Measures; the argument is whether to be quick."""
     heads: Sequence[str] = ()
-    """What the columns show, if not the libraries."""
+    """The headings of the columns, if they are not the libraries."""
 
     @property
     def columns(self) -> list[str]:
-        """The libraries that are compared with the baseline, or what is shown instead."""
+        """The headings of all columns but the first."""
         return [*self.heads] or [name for name in MODULES if name != self.baseline]
 
     @property

@@ -1,11 +1,11 @@
-"""What it costs to trace a network of 100 blocks: the part of compiling that Python does.
+"""The time to trace a network of 100 blocks, which is the part of compiling in Python.
 
     python -m benchmarks.tracing [--quick] [--json]
 
-A block is a residual one: LayerNorm, Linear, GELU, Linear. In the rows "own layers", each library's
-Modules hold the arrays and all call the same functions of arrays, so that every trace has the
-same equations and what differs is the library's share. In the rows "nn layers" each library's own
-`Linear` and `LayerNorm` are used, and the traces differ as the libraries do.
+Each block is residual: LayerNorm, Linear, GELU, Linear. In the rows "own layers", the Modules of
+all libraries call the same functions of arrays. Every trace has the same equations, so the times
+differ only by the library's share. The rows "nn layers" use each library's `Linear` and
+`LayerNorm`, and the equations differ, too.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ EPS = 1e-5
 Parameters = dict[str, jax.Array]
 
 
-# --- what is computed ----------------------------------------------------------------------------
+# --- computations --------------------------------------------------------------------------------
 
 
 def normalize(weight: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
@@ -39,7 +39,7 @@ def normalize(weight: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def affine(weight: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
-    """Linear, rows of the matrix first."""
+    """An affine map, with the outputs as the first axis of the matrix."""
     return weight @ x + bias
 
 
@@ -49,7 +49,7 @@ def mean_square(y: jax.Array) -> jax.Array:
 
 
 def block_arrays() -> dict[str, Parameters]:
-    """Of one block."""
+    """The arrays of one block."""
     ones, zeros = jnp.ones(WIDTH), jnp.zeros(WIDTH)
     matrix = 0.1 * jnp.eye(WIDTH)
     return {
@@ -63,7 +63,7 @@ def block_arrays() -> dict[str, Parameters]:
 
 
 def apply_dicts(network: dict[str, Any], x: jax.Array) -> jax.Array:
-    """The network as people write it who use no library."""
+    """The network without any library."""
     for block in network["blocks"]:
         norm, first, second = block["norm"], block["first"], block["second"]
         h = normalize(norm["weight"], norm["bias"], x)
@@ -132,7 +132,7 @@ def nn_layers(name: str, library: Any) -> tuple[Callable[[], Any], Callable[[], 
 
 
 def filtering_network(library: Any, depth: int, norm: Any, linear: Any) -> Any:
-    """In Equinox or pytreemod."""
+    """The network in Equinox or pytreemod."""
 
     class Block(library.Module):
         norm: Any
@@ -160,7 +160,7 @@ def filtering_network(library: Any, depth: int, norm: Any, linear: Any) -> Any:
 
 
 def nnx_network(nnx: Any, depth: int, norm: Any, linear: Any) -> Any:
-    """In NNX."""
+    """The network in NNX."""
 
     class Block(nnx.Module):
         def __init__(self):
@@ -182,7 +182,7 @@ def nnx_network(nnx: Any, depth: int, norm: Any, linear: Any) -> Any:
 
 
 def networks(libraries: dict[str, Any], depth: int, *, own: bool) -> dict[str, Any]:
-    """In every library."""
+    """The network in every library."""
     made: dict[str, Any] = {}
     for name, library in libraries.items():
         if own:
@@ -200,12 +200,12 @@ Trace = Callable[[Callable[..., Any], Any, jax.Array], Any]
 
 
 def plain_trace(function: Callable[..., Any], model: Any, x: jax.Array) -> Any:
-    """By JAX; the function is new each time, or JAX would remember."""
+    """Trace with JAX. The function is new each time, because JAX caches traces."""
     return jax.jit(lambda model, x: function(model, x)).trace(model, x)
 
 
 def applying(name: str, library: Any) -> tuple[Trace, Callable[..., Any]]:
-    """Trace a call of the model, by plain JAX wherever that takes such models."""
+    """Trace a call of the model: with plain JAX, if it accepts such models."""
     if name == DICTS:
         return plain_trace, apply_dicts
     trace = nnx_trace(library) if name == "NNX" else plain_trace
@@ -213,7 +213,7 @@ def applying(name: str, library: Any) -> tuple[Trace, Callable[..., Any]]:
 
 
 def differentiating(name: str, library: Any) -> tuple[Trace, Callable[..., Any]]:
-    """Trace the gradient, taken and traced by the library's own forms."""
+    """Trace the gradient with the library's transforms."""
     if name == DICTS:
         return plain_trace, jax.grad(lambda model, x: mean_square(apply_dicts(model, x)))
 
@@ -226,19 +226,19 @@ def differentiating(name: str, library: Any) -> tuple[Trace, Callable[..., Any]]
 
 
 def nnx_trace(nnx: Any) -> Trace:
-    """By NNX."""
+    """Trace with NNX."""
     return lambda function, model, x: nnx.jit(lambda m, x: function(m, x)).trace(model, x)
 
 
 def filter_trace(library: Any) -> Trace:
-    """By a filtered transform that both libraries have."""
+    """Trace with a filtered transform, which Equinox and pytreemod have."""
     return lambda function, model, x: library.filter_make_jaxpr(lambda m, x: function(m, x))(
         model, x
     )
 
 
 def tracing(trace: Trace, function: Callable[..., Any], model: Any) -> Burst:
-    """Again and again."""
+    """Repeat the trace."""
     x = jnp.ones(WIDTH)
     return repeating(lambda: trace(function, model, x))
 
@@ -247,7 +247,7 @@ KINDS = {"forward": applying, "gradient": differentiating}
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Forward and gradient, with layers of our own and with each library's."""
+    """Forward and gradient, with our own layers and with each library's."""
     depth, rounds = (3, 3) if quick else (100, 12)
     libraries = {DICTS: None, **installed()}
     dicts = {"blocks": [block_arrays() for _ in range(depth)]}

@@ -1,11 +1,11 @@
-"""Train three networks, of 6, 42 and 402 arrays, with Adam, as a user would write it.
+"""Train networks of 6, 42 and 402 arrays with Adam, as a user would write it.
 
     python -m benchmarks.training [--quick] [--json]
 
-Other than in `dispatch.py`, the network computes something: layers of width 16 on batches of 32
-examples, which come from NumPy, one after the other, and model and optimizer state are donated.
-The baseline is the same loop with everything in flat lists, by hand. All start from the same
-numbers (NNX from its own), so the losses must agree, and are printed.
+Unlike in `dispatch.py`, the network computes something: layers of width 16 on batches of 32
+examples. The batches are NumPy arrays, and the model and optimizer state are donated. The baseline
+is the same loop by hand on flat lists. All start from the same numbers (NNX from its own), so the
+losses, which are printed, must agree.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,10 +29,10 @@ WIDTH, BATCH = 16, 32
 LIMITS = {3: 1.3, 21: 1.1, 201: 1.1}
 
 Step = Callable[[np.ndarray, np.ndarray], jax.Array]
-"""Takes a batch, and returns the loss; the model is its own affair."""
+"""Takes a batch, updates its own model, and returns the loss."""
 
 
-# --- what is learned ----------------------------------------------------------------------------
+# --- the data and the network -------------------------------------------------------------------
 
 
 def batches() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -43,7 +43,7 @@ def batches() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def run(layers: list[Callable[[jax.Array], jax.Array]], x: jax.Array) -> jax.Array:
-    """Residual, so that the deep ones learn, too."""
+    """Apply residual layers, so that deep networks learn, too."""
     for layer in layers:
         x = x + jnp.tanh(layer(x)) / len(layers)
     return x
@@ -55,11 +55,11 @@ def squared_error(y: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def optimizer() -> optax.GradientTransformation:
-    """Everybody's."""
+    """The optimizer of all contenders."""
     return optax.adam(3e-3)
 
 
-# --- who learns: each returns a step, with a model of its own -------------------------------------
+# --- contenders: each returns a step, which updates its own model ---------------------------------
 
 
 def flat(depth: int) -> Step:
@@ -88,7 +88,7 @@ def flat(depth: int) -> Step:
 
 
 def filtering_model(library: Any, depth: int) -> Any:
-    """Equinox's or pytreemod's; both draw the same numbers from a key."""
+    """The model in Equinox or pytreemod; both draw the same numbers from a key."""
 
     class Network(library.Module):
         layers: list[Any]
@@ -104,14 +104,14 @@ def filtering_model(library: Any, depth: int) -> Any:
 
 
 def filtering(library: Any, depth: int) -> Step:
-    """Equinox or pytreemod."""
+    """The step in Equinox or pytreemod."""
     adam, model = optimizer(), filtering_model(library, depth)
     opt_state = adam.init(library.filter(model, library.is_inexact_array))
 
     def loss_fn(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         return squared_error(jax.vmap(model)(x), y)
 
-    # The batch comes first, for Equinox can only donate all arguments, or all but the first.
+    # The batch is first, because Equinox donates all arguments, or all but the first.
     donate = ("model", "opt_state") if library is pytreemod else "all-except-first"
 
     @library.filter_jit(donate=donate)
@@ -129,7 +129,7 @@ def filtering(library: Any, depth: int) -> Step:
 
 
 def nnx_model(nnx: Any, depth: int) -> Any:
-    """NNX's."""
+    """The model in NNX."""
 
     class Network(nnx.Module):
         def __init__(self):
@@ -143,7 +143,7 @@ def nnx_model(nnx: Any, depth: int) -> Any:
 
 
 def nnx_step(nnx: Any, depth: int) -> Step:
-    """NNX."""
+    """The step in NNX."""
     model = nnx_model(nnx, depth)
     adam = nnx.Optimizer(model, optimizer(), wrt=nnx.Param)
 
@@ -160,7 +160,7 @@ def nnx_step(nnx: Any, depth: int) -> Step:
 
 
 def makers() -> dict[str, Callable[[int], Step]]:
-    """Everybody's way to begin."""
+    """The function that makes a step, by contender."""
     found: dict[str, Callable[[int], Step]] = {JAX: flat}
     for name, library in installed().items():
         found[name] = partial(nnx_step if name == "NNX" else filtering, library)
@@ -171,7 +171,7 @@ def makers() -> dict[str, Callable[[int], Step]]:
 
 
 def stepping(step: Step, clock: Callable[[], float]) -> Burst:
-    """Go on training."""
+    """Run training steps."""
     data = cycle(batches())
 
     def burst(number: int) -> float:
@@ -191,7 +191,7 @@ def learned(step: Step, steps: int) -> tuple[float, float]:
 
 
 def seconds_to_first_loss(make: Callable[[int], Step], depth: int) -> float:
-    """Tracing and compiling, and all else that happens before the loop runs smoothly."""
+    """Seconds of the first step, with tracing and compiling."""
     step, batch = make(depth), batches()[0]
     began = PROCESS()
     step(*batch).block_until_ready()
@@ -199,7 +199,7 @@ def seconds_to_first_loss(make: Callable[[int], Step], depth: int) -> float:
 
 
 def loss_row(label: str, losses: dict[str, tuple[float, float]]) -> Row:
-    """What was learned."""
+    """A row with the first and the last losses."""
     texts = {name: f"{first:.4f} -> {last:.4f}" for name, (first, last) in losses.items()}
     agree = np.allclose(losses[OURS], losses[JAX], rtol=1e-3)
     return Row(
@@ -208,7 +208,7 @@ def loss_row(label: str, losses: dict[str, tuple[float, float]]) -> Row:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """For each size: what was learned, the time of a step, and the time until the first loss."""
+    """For each size, the losses, the time of a step, and the time until the first loss."""
     depths, rounds, first_rounds, learning = (
         ((3,), 4, 2, 20) if quick else ((3, 21, 201), 40, 3, 200)
     )
@@ -217,7 +217,7 @@ def rows(quick: bool) -> Iterator[Row]:
         steps = {name: make(depth) for name, make in makers().items()}
         losses = {name: learned(step, learning) for name, step in steps.items()}
         yield loss_row(f"loss in {learning} steps, {size}", losses)
-        for clock, what, limit in ((PROCESS, "processor", LIMITS[depth]), (WALL, "wall", None)):
+        for clock, what, limit in ((PROCESS, "CPU", LIMITS[depth]), (WALL, "wall", None)):
             bursts = {name: stepping(step, clock) for name, step in steps.items()}
             yield raced(f"one step, {what}, {size}", bursts, rounds=rounds, limit=limit)
         first: dict[str, list[float]] = {name: [] for name in steps}

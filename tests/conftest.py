@@ -1,4 +1,4 @@
-"""The strictest JAX that users may have: what passes here passes everywhere."""
+"""The strictest settings of JAX: code that passes here passes with all settings."""
 
 import atexit
 import gc
@@ -8,11 +8,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Generator
 
-# Before JAX starts: eight virtual devices, for sharding and pmap.
+# Set before JAX starts: eight virtual devices for sharding and pmap.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-# What one process has compiled, the others read, and the processes that tests start: half of all
-# programs of a run are the same. Of this run alone, so that none sees an older JAX's.
+# All processes of a run share their compiled programs, because half of the programs are the same.
+# The cache is new for each run, so that no test gets programs of an older JAX.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _compiled = tempfile.mkdtemp(prefix="pytreemod-compiled-")
     atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
@@ -28,19 +28,19 @@ pytest.register_assert_rewrite("tests.goldens")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Most of what tests compile runs once. Tests of compiled programs turn this off for themselves.
+# Most compiled programs run once. Tests of compiled programs use the fixture `optimized`.
 jax.config.update("jax_disable_most_optimizations", True)
 
-# Machines are busy, and the first example of a test is often compiled.
+# No deadline, because machines are busy, and the first example of a test often compiles.
 hypothesis.settings.register_profile("pytreemod", deadline=None)
 hypothesis.settings.load_profile("pytreemod")
 
 
-@pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what is slow.
+@pytest.hookimpl(tryfirst=True)  # Before pytest deselects slow tests.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a grid that is `sampled`, mark all but every fourth case as slow; what is `long` is first.
+    """Mark three of four cases of a `sampled` test as slow, and move `long` tests to the front.
 
-    By their order, so that all processes of a run choose the same.
+    Cases are chosen by their order, so that all processes of a run choose the same ones.
     """
     seen: Counter[str] = Counter()
     for item in items:
@@ -49,15 +49,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[grid] % 4:
                 item.add_marker(pytest.mark.slow)
             seen[grid] += 1
-    # At the end of a run on several processes the others would wait for it.
+    # A long test at the end of a run would make the other processes wait.
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(autouse=True)
 def small_heap(request: pytest.FixtureRequest) -> Generator[None]:
-    """Who collects garbage looks at what the test has made, and not at all that is there.
+    """In tests that collect garbage, limit a collection to the objects of the test.
 
-    After ten thousand tests a collection takes a second, and some tests ask for six.
+    After ten thousand tests a full collection takes a second, and some tests collect six times.
     """
     if "gc" not in vars(request.module) and not request.node.get_closest_marker("collects"):
         yield
@@ -69,7 +69,7 @@ def small_heap(request: pytest.FixtureRequest) -> Generator[None]:
 
 @pytest.fixture
 def optimized() -> Generator[None]:
-    """For tests that look into compiled programs: those that users get."""
+    """Compile as for users, for tests that inspect compiled programs."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)

@@ -14,8 +14,9 @@ from tests.docs.prose import (
     proselint_findings,
 )
 
-FOLDERS = ("pytreemod", "examples", "docs/hooks")
+FOLDERS = ("pytreemod", "examples", "docs/hooks", "benchmarks", "tests/helpers")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+SOURCES += [ROOT / "tasks.py", ROOT / "tests/conftest.py"]
 BESIDE = [
     ROOT / name
     for name in (

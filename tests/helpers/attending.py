@@ -1,4 +1,4 @@
-"""Attention by its formulas: what layers are compared with."""
+"""Attention by its formulas, to compare layers with."""
 
 import math
 from typing import Any

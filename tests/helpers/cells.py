@@ -1,4 +1,4 @@
-"""Steps of loops: a recurrent cell, layers in one, a function that counts its traces."""
+"""Functions for loops: a recurrent cell, stacked layers, a function that counts its traces."""
 
 import functools as ft
 
@@ -38,12 +38,12 @@ def cell(start=0.1):
 
 
 def stacked(count=3):
-    """Square layers in one."""
+    """One square layer with stacked arrays."""
     return pm.filter_vmap(lambda start: affine(2, 2, start))(jnp.arange(float(count)))
 
 
 def counted(fn):
-    """A function that notes its traces."""
+    """A function that counts its traces."""
     traces = []
 
     @ft.wraps(fn)

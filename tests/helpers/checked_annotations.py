@@ -1,8 +1,8 @@
-"""Tests that are run while beartype checks pytreemod's annotations: layers, and what they meet.
+"""Tests that run while beartype checks pytreemod's annotations: layers in many combinations.
 
-tests/typing starts them in a process of its own, with jaxtyping's option for pytest, together with
-all examples in docstrings. Here is what examples leave out: every layer under the transforms,
-ensembles, State, Stack, and their combinations.
+tests/typing starts them in a separate process, with jaxtyping's option for pytest, together with
+all examples in docstrings. The tests cover what examples leave out: every layer under the
+transforms, ensembles, State, Stack, and their combinations.
 """
 
 import functools as ft
@@ -22,7 +22,7 @@ KEY = jax.random.key(0)
 
 
 class Block(nn.StatefulLayer):
-    """A little of everything: statistics, a stream, a count, a buffer, and something to sow."""
+    """A block with statistics, a stream, a counter, a buffer, and a sown value."""
 
     norm: nn.BatchNorm
     linear: nn.Linear
@@ -79,7 +79,7 @@ X = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)
 
 
 def test_annotations_are_checked() -> None:
-    """Otherwise, all else here would pass in vain."""
+    """Without the checks, the other tests would prove nothing."""
     bad: Any = 0
     with pytest.raises(TypeCheckError, match="out_features"):
         nn.Linear(3, "many", key=KEY)
@@ -114,14 +114,14 @@ def test_layers_under_transforms(entry: Entry) -> None:
 
 
 def test_inputs_that_are_no_jax_arrays(model: Any, state: Any) -> None:
-    """NumPy's arrays and numbers."""
+    """NumPy arrays and numbers."""
     assert model(np.ones((4, 3), np.float32), state)[0].shape == (4, 2)
     assert nn.Linear("scalar", 2, key=KEY)(2.0).shape == (2,)
     assert nn.Embedding(3, 2, key=KEY)(np.array([1])).shape == (1, 2)
 
 
 def test_a_training_step(model: Any, state: Any) -> None:
-    """Donated State, chosen leaves, a buffer left alone."""
+    """Donated State, selected leaves, an unchanged buffer."""
 
     @pm.filter_jit(donate="state")
     def step(model: Any, state: Any, x: Any) -> Any:
@@ -139,7 +139,7 @@ def test_a_training_step(model: Any, state: Any) -> None:
 
 
 def test_an_ensemble_with_rules_for_its_state(model: Any, state: Any) -> None:
-    """Members with streams of their own and everything else shared."""
+    """Members with their own streams, and everything else shared."""
     rule = pm.by({pm.RngStream: 0, ...: None})
 
     @pm.filter_vmap(in_axes=(None, rule, None), out_axes=0, axis_size=2)
@@ -181,7 +181,7 @@ def test_intermediate_values(model: Any, state: Any) -> None:
 
 
 def test_control_flow_over_models(model: Any, state: Any) -> None:
-    """Models and State as what loops carry and branches return."""
+    """Loops carry models and State, and branches return them."""
     one = model[2]
     out = pm.filter_cond(X[0, 0] > 0, lambda m: m, lambda m: pm.apply_updates(m, m), one)
     out = pm.filter_switch(jnp.array(1), [lambda m: m, lambda m: m], out)
@@ -196,7 +196,7 @@ def test_control_flow_over_models(model: Any, state: Any) -> None:
 
 
 def test_derivatives_of_models(model: Any) -> None:
-    """Tangents, pullbacks, Jacobian matrices, own rules."""
+    """Tangents, pullbacks, Jacobian matrices, custom rules."""
     one = model[2]
     call = pm.filter_checkpoint(lambda m, x: total(m(x)))
     tangent = jax.tree.map(jnp.ones_like, one)

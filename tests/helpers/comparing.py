@@ -1,4 +1,4 @@
-"""Comparing trees without asking the library: field by field, leaf by leaf."""
+"""Compare trees without the library: field by field, leaf by leaf."""
 
 import dataclasses
 from typing import Any
@@ -24,7 +24,7 @@ def differences(a: Any, b: Any, path: str = "root", *, identical: bool = False) 
     Args:
         a: a tree.
         b: another.
-        path: what to call the trees.
+        path: the name of the trees in the result.
         identical: whether leaves must be the same objects.
     """
     if type(a) is not type(b) and not (is_jax_array(a) and is_jax_array(b)):
@@ -45,7 +45,7 @@ def differences(a: Any, b: Any, path: str = "root", *, identical: bool = False) 
     elif isinstance(a, Registered):
         pairs = [(".value", a.value, b.value), (".note", a.note, b.note)]
     elif isinstance(a, Unnamed):
-        # Equal to themselves only, by design; a copied one has to be another.
+        # By design, they are equal only to themselves; a copy must be different.
         return []
     elif isinstance(a, (list, tuple)):
         if len(a) != len(b):
@@ -67,7 +67,7 @@ def is_jax_array(value: Any) -> bool:
 
 
 def leaves_agree(a: Any, b: Any) -> bool:
-    """Whether two leaves of one type agree: arrays by dtype and value, NaN being itself."""
+    """Whether two leaves of one type agree: arrays by dtype and value; NaN equals NaN."""
     if is_jax_array(a) or isinstance(a, (np.ndarray, np.generic)):
         if a.dtype != b.dtype or a.shape != b.shape:
             return False
@@ -76,7 +76,7 @@ def leaves_agree(a: Any, b: Any) -> bool:
         a, b = np.asarray(a), np.asarray(b)
         return np.array_equal(a, b, equal_nan=np.issubdtype(a.dtype, np.inexact))
     if isinstance(a, (float, complex)):
-        return repr(a) == repr(b)  # Tells 0.0 from -0.0, and takes NaN for itself.
+        return repr(a) == repr(b)  # Distinguishes 0.0 from -0.0; NaN equals NaN.
     return a is b or bool(a == b)
 
 

@@ -78,7 +78,7 @@ class Defaults(pm.Module):
 
 
 class Converting(pm.Module):
-    """A converter that would compute the value for good."""
+    """A converter that would replace the computed leaf by an array."""
 
     weight: jax.Array = pm.field(converter=jnp.asarray)
     bias: jax.Array = pm.field(converter=jnp.asarray)
@@ -88,7 +88,7 @@ class Converting(pm.Module):
 
 
 class Typed(pm.Module, Generic[T]):
-    """A generic class that keeps a list of its subclasses, and asks them for more."""
+    """A generic class that lists its subclasses, and needs an argument from them."""
 
     weight: jax.Array
     bias: jax.Array

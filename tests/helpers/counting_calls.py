@@ -1,4 +1,4 @@
-"""How much work a function does, counted: no clock, for machines are busy."""
+"""Count the work of a function, because times vary on busy machines."""
 
 import sys
 from collections.abc import Callable
@@ -22,16 +22,16 @@ def calls_of(fn: Callable[[], object]) -> int:
 
 
 def is_linear(make: Callable[[int], Callable[[], object]], n: int = 40) -> bool:
-    """Whether the work of `make(n)` grows with n, and not with its square.
+    """Whether the work of `make(n)` grows linearly with n, not with its square.
 
     Args:
-        make: gives the function for a size; what it does beforehand does not count.
+        make: returns the function for a size; its own work does not count.
         n: the smallest of three sizes.
     """
     counts = []
     for size in (n, 2 * n, 4 * n):
         fn = make(size)
-        fn()  # what is done once, whatever the size
+        fn()  # work that happens once, whatever the size
         counts.append(calls_of(fn))
     first, second = counts[1] - counts[0], counts[2] - counts[1]
     return second < 2.2 * first

@@ -1,4 +1,4 @@
-"""What the devices of a compiled program tell each other, counted in its text."""
+"""Count the communication between devices in the text of a compiled program."""
 
 import math
 import re
@@ -13,10 +13,10 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 class Collectives(NamedTuple):
-    """By kind: how many run in one call, and how many elements they concern.
+    """The number of collectives in one call, and the number of their elements, by kind.
 
-    An all-reduce of several arrays counts once. What an instruction concerns is what it gives;
-    of a reduce-scatter what it takes, so that it compares with an all-reduce.
+    An all-reduce of several arrays counts once. The elements are those of the result; for a
+    reduce-scatter those of the operand, so that it is comparable with an all-reduce.
     """
 
     numbers: Counter[str]
@@ -24,19 +24,19 @@ class Collectives(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Of all kinds."""
+        """The number of collectives of all kinds."""
         return self.numbers.total()
 
     @property
     def size(self) -> int:
-        """Elements, of all kinds."""
+        """The number of elements of all kinds."""
         return self.elements.total()
 
 
 def collectives(text: str, devices: int = 8) -> Collectives:
-    """Those of a compiled program, as `lowered.compile().as_text()` shows it.
+    """The collectives of a compiled program, from its `lowered.compile().as_text()`.
 
-    A loop's body counts as often as it runs.
+    The body of a loop counts as often as it runs.
     """
     bodies = _bodies(text)
     numbers: Counter[str] = Counter()

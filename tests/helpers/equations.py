@@ -1,4 +1,4 @@
-"""Counting the operations of a traced program, and of a compiled one."""
+"""Count the operations of a traced program, and of a compiled one."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ import jax
 
 
 def equations(fn: Callable[..., Any], *args: Any) -> Counter[str]:
-    """How often each operation occurs in the program of `fn` on arrays, nested ones included."""
+    """How often each operation occurs in the program of `fn` on arrays, including nested ones."""
     return Counter(_names(jax.make_jaxpr(fn)(*args).jaxpr))
 
 

@@ -1,4 +1,4 @@
-"""The examples as modules: each file is a script in a folder that is no package."""
+"""The examples as modules: each file is a script in a folder that is not a package."""
 
 import importlib.util
 import sys
@@ -12,12 +12,12 @@ FOLDER = Path(__file__).parents[2] / "examples"
 
 @contextmanager
 def example(name: str) -> Iterator[ModuleType]:
-    """The example of that name, imported as long as the context lasts."""
+    """Import an example by its name while the context is active."""
     spec = importlib.util.spec_from_file_location(f"{name}_example", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    # Entered as an import would: dataclasses look their module up by its name.
+    # As an import does: dataclasses look up their module by its name.
     sys.modules[spec.name] = module
-    # As Python does for a script: it may import another.
+    # As Python does for a script, because an example may import another.
     sys.path.insert(0, str(FOLDER))
     try:
         spec.loader.exec_module(module)

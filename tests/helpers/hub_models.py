@@ -1,15 +1,14 @@
-"""A program: models of transformers with random numbers, written into folders, and what they say.
+"""A program that saves random models of transformers in folders, with their inputs and outputs.
 
     python tests/helpers/hub_models.py FOLDER
 
-Each model has a folder, as `save_pretrained` writes it, with what is expected of it beside:
-`expected.npz` with what the model was given and what it said, in float32 and in bfloat16. Then
-`ready` is printed. After that each line that comes in is the folder of a model, a tab, and that of
-an adapter of peft: what the model says with it is written into the adapter's folder, and `done` is
-printed.
+For each model it writes a folder with `save_pretrained`, and adds `expected.npz`: the input and the
+output of the model, in float32 and in bfloat16. Then it prints `ready`. After that it reads lines
+from stdin: the folder of a model, a tab, and the folder of a peft adapter. It writes the output of
+the model with the adapter into the adapter's folder, and prints `done`.
 
-Run by tests in a process of its own: PyTorch and JAX stay apart, and what transformers leaves
-behind in Python goes with it.
+Tests run it in a separate process, so that PyTorch and JAX are not in one process, and all of
+transformers' memory is freed.
 """
 
 import json
@@ -17,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-# Nothing from the network, and nothing into the user's folders.
+# Read nothing from the network, and write nothing into the user's folders.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": f"{sys.argv[1]}/cache"}
 os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
@@ -80,7 +79,7 @@ MODELS = {
 
 
 def fill(model):
-    """Numbers that tell each array from all others: random, also where they begin as 1 or 0."""
+    """Fill each array with different random numbers, also those that are initialized to 1 or 0."""
     random = torch.Generator().manual_seed(0)
     for name, array in model.state_dict(keep_vars=True).items():
         if not array.is_floating_point():
@@ -92,16 +91,16 @@ def fill(model):
             elif array.ndim == 1:
                 array.copy_(0.2 * drawn + name.endswith("weight"))
             else:
-                # Such that what is written is not the same token again and again.
+                # With a larger gain, the output is not the same token repeated.
                 gain = 2.0 if "attn" in name or "mlp" in name else 1.0
                 array.copy_(gain * drawn / max(1, array[0].numel()) ** 0.5)
     return model.eval()
 
 
 def write(folder, name):
-    """A model and what it says."""
+    """Write a model, its input and its output."""
     model = fill(MODELS[name]())
-    # Small shards, so that there are several, and an index.
+    # Small shards, so that there are several files and an index.
     model.save_pretrained(folder, **({"max_shard_size": "20KB"} if name == "llama" else {}))
     random = torch.Generator().manual_seed(1)
     if hasattr(model.config, "vocab_size"):
@@ -120,7 +119,7 @@ def write(folder, name):
 
 
 def as_version_4(folder):
-    """`config.json` as transformers 4 wrote it."""
+    """Convert `config.json` to the form of transformers 4."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")

@@ -1,4 +1,4 @@
-"""What the property tests share: their settings, and strategies for trees."""
+"""Settings of the property tests, and their strategies for trees."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from hypothesis import settings
 
 from tests.helpers.trees import Affine, Boxed, Buffered, Color, Holder, Pair, Static, double
 
-# Derandomized: a run is a fixed statement, the same on every machine.
+# Derandomized, so that every run on every machine tests the same examples.
 law = settings(max_examples=25, derandomize=True, database=None)
 
 NUMPY_ARRAYS = [np.zeros((), np.float32), np.arange(3), np.ones((2, 1), np.float32)]
 JAX_ARRAYS = [jnp.zeros(()), jnp.arange(2), jnp.ones((1, 2)), jnp.asarray([True, False])]
 
 arrays = st.sampled_from([*NUMPY_ARRAYS, *JAX_ARRAYS])
-"""Arrays of several shapes and dtypes; few, so that jitted functions compile seldom."""
+"""A few arrays of several shapes and dtypes; few, so that jitted functions rarely compile."""
 
 numbers = st.one_of(st.integers(-2, 2), st.sampled_from([0.0, -0.0, 1.5]), st.booleans())
 
 others = st.sampled_from(["", "text", double, Affine, Color.RED, None])
-"""Leaves that JAX can make no array of, and None."""
+"""Leaves that JAX cannot convert to arrays, and None."""
 
 leaves = st.one_of(arrays, numbers, others)
 

@@ -1,4 +1,4 @@
-"""Eight virtual devices as a mesh of four by two, and how things lie on it."""
+"""Eight virtual devices as a mesh of four by two, and the shardings of arrays on it."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def on(*entries: Any, mesh: Mesh = MESH) -> NamedSharding:
 
 
 def lies(array: jax.Array) -> Any:
-    """How an array lies, as entries without the Nones at the end; its device if it is on one."""
+    """The spec of an array without the Nones at its end; its device if it is on a single one."""
     if not isinstance(array.sharding, NamedSharding):
         (device,) = array.devices()
         return device
@@ -30,5 +30,5 @@ def lies(array: jax.Array) -> Any:
 
 
 def all_lie(tree: Any) -> list[Any]:
-    """How the arrays of a tree lie, in order."""
+    """The specs of the arrays of a tree, in order."""
     return [lies(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]

@@ -1,4 +1,4 @@
-"""Threads that come to the same line at once, and are interrupted as often as Python can."""
+"""Threads that start at the same moment, and switch as often as Python can."""
 
 import sys
 import threading
@@ -10,7 +10,7 @@ INTERVAL = 1e-6
 
 
 def race(fn: Callable[[int], Any], threads: int = 8) -> list[Any]:
-    """What `fn(0)`, `fn(1)`, ... give when as many threads start them at one moment."""
+    """The results of `fn(0)`, `fn(1)`, ..., which start in separate threads at one moment."""
     start = threading.Barrier(threads)
 
     def run(i: int) -> Any:

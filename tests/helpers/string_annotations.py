@@ -25,7 +25,7 @@ class Written(pm.Module):
 
 
 class Interface(pm.Module):
-    """Abstract attributes, spelled in two ways."""
+    """Abstract attributes, written in two ways."""
 
     weight: AbstractVar[jax.Array]
     names: pm.AbstractClassVar[list[str]]
@@ -41,7 +41,7 @@ class Provided(Interface):
 
 
 class Initialized(pm.Module):
-    """An `InitVar`, which is no field."""
+    """An `InitVar`, which is not a field."""
 
     weight: jax.Array = pm.field(init=False)
     size: dataclasses.InitVar[int] = 3
@@ -51,7 +51,7 @@ class Initialized(pm.Module):
 
 
 class Pair(pm.Module):
-    """A class that names itself."""
+    """A class whose annotation is the class itself."""
 
     left: Pair | jax.Array
     right: Pair | None = None

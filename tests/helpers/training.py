@@ -1,6 +1,6 @@
-"""One train step, written twice: with Modules and filters, and on flat lists with plain JAX.
+"""A training step twice: with Modules and filters, and by hand on flat lists in plain JAX.
 
-The second is what a careful person would write by hand; the first must not cost more.
+The first must not be slower than the second.
 """
 
 from typing import Any
@@ -89,7 +89,7 @@ def second_moment(square: jax.Array, grad: jax.Array) -> jax.Array:
 
 
 def update(count: jax.Array, mean: jax.Array, square: jax.Array) -> jax.Array:
-    """What Adam adds to a parameter."""
+    """The update of a parameter by Adam."""
     mean, square = mean / (1 - DECAY**count), square / (1 - DECAY_SQUARED**count)
     return -RATE * mean / (jnp.sqrt(square) + SMALL)
 

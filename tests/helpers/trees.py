@@ -39,7 +39,7 @@ def double(x: Any) -> Any:
 
 
 class Color(enum.Enum):
-    """A value that is no array, no string and no function."""
+    """A value that is not an array, a string or a function."""
 
     RED = 1
     BLUE = 2
@@ -68,7 +68,7 @@ def affine(rows: int = 2, columns: int = 3, start: Any = ONE) -> Affine:
 
 
 class Empty(pm.Module):
-    """No fields at all."""
+    """No fields."""
 
 
 class Defaults(pm.Module):
@@ -131,7 +131,7 @@ class NamedBox(Boxed[jax.Array]):
 
 
 class Buffered(pm.Module):
-    """Roles: trained, left alone, and one of the user's own."""
+    """Roles: a parameter, a buffer, and a custom role."""
 
     weight: jax.Array
     mean: jax.Array = pm.buffer()
@@ -161,7 +161,7 @@ class Checked(pm.Module):
             raise ValueError(f"low {self.low} is above high {self.high}")
 
 
-# ---- classes with their own __init__
+# ---- classes with a custom __init__
 
 
 class OwnInit(pm.Module):
@@ -182,7 +182,7 @@ class OwnInit(pm.Module):
 
 
 class DefaultsUnderOwnInit(pm.Module):
-    """Class-level defaults that the own `__init__` does not mention."""
+    """Class-level defaults that a custom `__init__` does not set."""
 
     weight: jax.Array
     scale: float = 2.0
@@ -203,7 +203,7 @@ class Parent(OwnInit):
 
 
 class Child(Parent):
-    """Its own `__init__` over an inherited one, a converter, and a method that calls `super()`."""
+    """A custom `__init__` that overrides one, a converter, and a method that calls `super()`."""
 
     name: str
     offset: jax.Array = pm.field(converter=jnp.asarray)
@@ -255,7 +255,7 @@ class PropertyLayer(AbstractLayer):
         return self.weight * x
 
 
-# ---- fields that hold what is no array
+# ---- fields with values that are not arrays
 
 
 class Holder(pm.Module):
@@ -265,7 +265,7 @@ class Holder(pm.Module):
 
 
 class AutoConfiguration(pm.Module):
-    """Fields that are configuration because of what they hold."""
+    """Fields that are configuration because of their values."""
 
     weight: jax.Array
     function: Any = double
@@ -282,7 +282,7 @@ TRIPLE = ft.partial(jnp.multiply, 3.0)
 
 
 class Containers(pm.Module):
-    """Containers of containers, with everything in them."""
+    """Containers of containers."""
 
     items: list[Any]
     table: dict[str, Any]
@@ -291,7 +291,7 @@ class Containers(pm.Module):
 
 
 class Wrapping(pm.Module):
-    """A Module that bears the name of the function that it wraps."""
+    """A Module with the name of the function that it wraps."""
 
     fn: Any
 
@@ -303,11 +303,11 @@ class Wrapping(pm.Module):
         return self.fn(*args)
 
 
-# ---- classes that do something of their own on attribute access
+# ---- classes with custom attribute access
 
 
 class OwnGetattr(pm.Module):
-    """Answers for attributes that are not there."""
+    """A `__getattr__` for missing attributes."""
 
     weight: jax.Array
     scale: float = 2.0
@@ -319,7 +319,7 @@ class OwnGetattr(pm.Module):
 
 
 class OwnGetattribute(pm.Module):
-    """Sees every access."""
+    """A `__getattribute__`, which sees every access."""
 
     weight: jax.Array
 
@@ -339,12 +339,12 @@ class WithProperty(pm.Module):
 
     @property
     def broken(self) -> Any:
-        """Asks for what is not there."""
+        """Raises an AttributeError."""
         return self.missing_thing  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def by_hand() -> Affine:
-    """An instance that was put together without calling the class."""
+    """An instance that was made without calling the class."""
     made = object.__new__(Affine)
     object.__setattr__(made, "weight", ramp(2, 3))
     object.__setattr__(made, "bias", ramp(2))
@@ -401,7 +401,7 @@ MODULES: dict[str, Callable[[], pm.Module]] = {
     "token": lambda: pm.StateIndex(ramp(2)),
     "by hand": by_hand,
 }
-"""One maker for each style of class, and for each kind of thing that a field may hold."""
+"""A maker for each style of class, and for each kind of value that a field may have."""
 
 every_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())
 """Runs a test on each; `make()` gives a new instance."""
@@ -409,7 +409,7 @@ every_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.key
 
 @jtu.register_pytree_with_keys_class
 class Registered:
-    """A node that someone else registered with JAX."""
+    """A node that another library has registered with JAX."""
 
     def __init__(self, value: Any, note: str) -> None:
         self.value = value
@@ -445,7 +445,7 @@ TREES: dict[str, Callable[[], Any]] = {
     "one array twice": lambda: (lambda x: [x, (x,)])(ramp(2)),
     "Modules": lambda: {"a": affine(), "b": [OwnInit(2), Defaults(ramp(1))]},
 }
-"""Trees that are no Modules, or hold several."""
+"""Trees that are not Modules, or contain several."""
 
 ALL_TREES: dict[str, Callable[[], Any]] = {**TREES, **MODULES}
 
