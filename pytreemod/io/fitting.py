@@ -93,6 +93,9 @@ class LoadPlan:
     castable: set[str] = field(default_factory=set[str])
     """Dtypes in `like` to which a cast could convert leaves of the file."""
 
+    is_unlike: bool = False
+    """Whether `strict=False` alone would not accept some leaf."""
+
     problems: list[str] = field(default_factory=list[str])
 
     def report(self) -> LoadReport:
@@ -232,6 +235,8 @@ def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
         _keep(plan, spot)
     else:
         plan.problems.append(f"{shown_name(spot.name)}: {wrong}")
+        accepted = _misfit(plan, spot, leaf, strict=False)
+        plan.is_unlike |= accepted is not None and not accepted.endswith(_SEE_CAST)
 
 
 def _fit_value(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> None:
@@ -455,8 +460,11 @@ def _refuse(
     if strict and moved is not None:
         hint = ["one is a part of the other:", moved]
     elif strict:
+        keep = ', missing="keep"' if plan.is_unlike else ""
         hint = ["to accept differences, and get a report of them:"]
-        hint += ["tree, report = pm.load(path, like, strict=False)"]
+        if keep:
+            hint = ["to keep these leaves of `like`, load the others, and get a report:"]
+        hint += [f"tree, report = pm.load(path, like, strict=False{keep})"]
         # A renamed leaf would keep its value in `like`, and only the report would mention it.
         is_moved = any(": missing" in problem for problem in problems) and plan.unexpected
         hint += [rename] if is_moved else []

@@ -478,8 +478,8 @@ def _unhashable_text(node: Any) -> str:
         "some that have none",
         places=[f"{path_text(place.path)}: {describe(place.leaf)}" for place in found],
         hint=[
-            "JAX takes a function that it is given for a constant; give it the model as an "
-            "argument, or use the form that takes callable trees:",
+            "JAX hashes the function that it transforms. Pass the model as an argument, or use a "
+            "transform that accepts a callable tree:",
             "jax.jit(lambda model, x: model(x))(model, x)",
             "pm.filter_jit(model)(x), pm.filter_checkpoint(model)(x)",
             "pm.filter_cond(pred, model1, model2, x), pm.filter_switch(i, [model1, model2], x)",

@@ -22,7 +22,7 @@ from pytreemod.typing import Tracer
 TRACED_HINT = (
     "It decides which program is compiled. Pass a bool of Python, which is static for filter_jit:",
     "pm.filter_jit(step)(model, x, inference=True)",
-    "model = nn.inference_mode(model)",
+    "model = pm.inference_mode(model)",
 )
 
 

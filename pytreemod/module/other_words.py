@@ -49,7 +49,7 @@ OURS: dict[str, tuple[str, ...]] = {
 
 
 _OPPOSITE = frozenset({"training", "train"})
-_MODE = ("A model has its mode, not the call:", "model = nn.inference_mode(model)")
+_MODE = ("A model has its mode, not the call:", "model = pm.inference_mode(model)")
 _HEARD = "True marks keys to look at here, and numbers added to the weights are a bias:"
 _HINTS: dict[str, tuple[str, ...]] = {
     "attn_mask": (_HEARD, "mask=~attn_mask", "bias=attn_mask"),

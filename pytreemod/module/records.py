@@ -24,6 +24,7 @@ from pytreemod.tree.pending import (
     is_being_built,
     is_private,
 )
+from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
@@ -79,7 +80,7 @@ class Record(_HasDict):
             if name == "__dict__":
                 set_fields(self, value)
                 return
-            refuse_undeclared(self, name)
+            refuse_undeclared(self, name, value)
         schema = self.__record__
         if schema.written_setattr is None and name in schema.accepts:
             value = schema.accepts[name](value, self)
@@ -240,7 +241,7 @@ def _refuse_deletion(node: Any, name: str) -> NoReturn:
     cls = type(node).__qualname__
     raise FrozenError(
         f"{cls}.{name}",
-        "no deletion, for a Module is frozen",
+        "no deletion, because a Module is immutable",
         f"del on {name!r}",
         hint=["make a new one without the value:", f"model = model.replace({name}=None)"],
     )
@@ -262,20 +263,23 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
         # `replace` would refuse it.
         known = ", ".join(fields) or "none"
         hint = [
-            f"{name!r} is none of its fields ({known}); declare it in the class:",
-            *_declaration(cls, name),
+            f"{name!r} is not one of its fields ({known}); declare it in the class:",
+            *_declaration(cls, name, value),
         ]
     raise FrozenError(
         f"{cls}.{name}",
-        "no assignment, for a Module is frozen",
+        "no assignment, because a Module is immutable",
         # As Python says it for a frozen dataclass, in a separate sentence.
         f"the value {describe(value)}. You cannot assign to field {name!r}",
         hint=hint,
     )
 
 
-def _declaration(cls: str, name: str) -> tuple[str, str]:
-    return f"class {cls.rpartition('.')[2]}(pm.Module):", f"    {name}: jax.Array"
+def _declaration(cls: str, name: str, value: Any) -> tuple[str, str]:
+    kind = "jax.Array" if is_array_like(value) or value is None else type(value).__name__
+    if type(value) in (bool, int, float, str):
+        kind = f"{type(value).__name__} = pm.field(static=True)"
+    return f"class {cls.rpartition('.')[2]}(pm.Module):", f"    {name}: {kind}"
 
 
 def _is_in_init(node: Any) -> bool:
@@ -288,12 +292,12 @@ def _is_in_init(node: Any) -> bool:
     return frame.f_locals.get(frame.f_code.co_varnames[0]) is node
 
 
-def refuse_undeclared(node: Any, name: str) -> None:
+def refuse_undeclared(node: Any, name: str, value: Any) -> None:
     """Raise the error for an attribute that no field declares."""
     cls = type(node).__qualname__
     known = class_of(node).__record__.fields
     fields = ", ".join(known) or "none"
-    hint = ["declare it in the class body:", *_declaration(cls, name)]
+    hint = ["declare it in the class body:", *_declaration(cls, name, value)]
     if near := meant([name], known, "self.{} = ..."):
         hint = ["set the one that is declared, or declare another:", near[1], *hint[1:]]
     raise FrozenError(

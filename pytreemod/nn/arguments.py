@@ -262,7 +262,7 @@ def required_key(where: TitleLike, key: Any, call: str) -> PRNGKeyArray:
         RngError: there is no key, or the value is not a key.
     """
     if key is None:
-        hint = ("Pass a key, or switch to inference:", call, "layer = nn.inference_mode(layer)")
+        hint = ("Pass a key, or switch to inference:", call, "layer = pm.inference_mode(layer)")
         raise RngError(where, "a random key when training", "none", hint=hint)
     return check_key(where, key)
 
@@ -391,8 +391,12 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
     )
     if isinstance(x, State) and is_input:
         hint = ("First the input, then the State:", "layer(x, state)")
+    got = describe(x)
+    if type(x) is tuple and len(x) == 2 and isinstance(x[1], State) and is_input:
+        hint = ("Unpack what the layer before it returned:", "x, state = layer(x, state)")
+        got = f"a pair of {describe(x[0])} and a State"
     refuse_tree(where, x, argument)
-    raise ArgumentError(where, f"{argument} to be an array", describe(x), hint=hint)
+    raise ArgumentError(where, f"{argument} to be an array", got, hint=hint)
 
 
 def refuse_tree(where: TitleLike, x: Any, argument: str = "x") -> None:

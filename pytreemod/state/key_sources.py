@@ -128,9 +128,9 @@ class InitKeys(AbstractKeys):
         """JAX reads it where it needs a key: raise an error that says how to get one."""
         raise RngError(
             "init_keys",
-            "a key that was taken from it",
-            "what hands them out",
-            hint=["take one:", "jax.random.normal(next(keys), shape)"],
+            "one key",
+            "the object that returns keys",
+            hint=["take the next key:", "jax.random.normal(next(keys), shape)"],
         )
 
     def __reduce__(self) -> Any:

@@ -292,10 +292,10 @@ def refuse_model(spec: Any, where: str) -> None:
         return
     raise SpecError(
         where,
-        "what says which nodes are meant",
+        "a selector of nodes",
         f"a model, {own_class(spec).__qualname__}",
         hint=[
-            "the model comes first, in tree_at second:",
+            "the model is the first argument; in tree_at, it is the second:",
             'pm.resolve(model, "layers.*.weight")',
             "pm.tree_at(lambda m: m.layers[0].weight, model, new)",
         ],

@@ -127,7 +127,7 @@ def test_vars_shows_what_is_read(style):
         assert [*vars(made)] == names
         for name in names:
             assert_same(vars(made)[name], getattr(made, name))
-        with pytest.raises(FrozenError, match="no assignment, for a Module is frozen"):
+        with pytest.raises(FrozenError, match="no assignment, because a Module is immutable"):
             vars(made)["weight"] = ramp(2)
 
 

@@ -44,7 +44,7 @@ def test_assignment_after_construction_is_refused(make):
     name = type(module).__name__
     with pytest.raises(
         FrozenError,
-        match=rf"^{name}\.weight: expected no assignment, for a Module is frozen, got the "
+        match=rf"^{name}\.weight: expected no assignment, because a Module is immutable, got the "
         r"value f32\[2\]\. You cannot assign to field 'weight'\.\n"
         r"  make a new one; inside a larger model, name "
         r"the path:"
@@ -58,7 +58,7 @@ def test_undeclared_attributes_cannot_be_added_later(make):
     """A finished instance takes no new attribute; the hint is not `replace`, which takes none."""
     with pytest.raises(
         FrozenError,
-        match=r"no assignment, for a Module is frozen, .*\n  'cache' is none of its fields \(.*"
+        match=r"no assignment, because a Module is immutable, .*\n  'cache' is not one of its fields \(.*"
         r"weight.*\); declare it in the class:\n      class \w+\(pm\.Module\):\n"
         r"          cache: jax\.Array$",
     ):
@@ -71,7 +71,7 @@ def test_del_is_refused(make):
     name = type(make()).__name__
     with pytest.raises(
         FrozenError,
-        match=rf"^{name}\.weight: expected no deletion, for a Module is frozen, got del on "
+        match=rf"^{name}\.weight: expected no deletion, because a Module is immutable, got del on "
         rf"'weight'\.\n"
         r"  make a new one without the value:\n      model = model\.replace\(weight=None\)$",
     ):
@@ -557,11 +557,13 @@ def test_what_a_cached_property_keeps_is_of_one_instance(cls, change):
 def test_no_field_is_changed_by_way_of_vars(cls, change):
     """Neither is it changed, nor is a change lost in silence."""
     model = cls(ramp(2))
-    with pytest.raises(FrozenError, match=r"no (assignment|deletion), for a Module is frozen"):
+    with pytest.raises(
+        FrozenError, match=r"no (assignment|deletion), because a Module is immutable"
+    ):
         change(vars(model))
     with pytest.raises(FrozenError, match=r"(?s)__dict__: expected no .*model.replace\(\*\*values"):
         model.__dict__ = {}
-    with pytest.raises(FrozenError, match="no assignment, for a Module is frozen"):
+    with pytest.raises(FrozenError, match="no assignment, because a Module is immutable"):
         object.__setattr__(model, "__dict__", {})
     assert model == cls(ramp(2))
 

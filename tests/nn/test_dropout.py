@@ -56,7 +56,7 @@ def test_training_without_a_key_is_refused():
     """As a RuntimeError, with both ways out."""
     text = (
         r"^Dropout\(p=0\.5\): expected a random key when training, got none\.(.|\n)*"
-        r"layer\(x, key=jax\.random\.key\(0\)\)\n      layer = nn\.inference_mode\(layer\)$"
+        r"layer\(x, key=jax\.random\.key\(0\)\)\n      layer = pm\.inference_mode\(layer\)$"
     )
 
     with pytest.raises(RngError, match=text) as caught:

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
+from pytreemod.errors import ArgumentError
 from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -120,6 +122,15 @@ def test_the_hints_hint(key):
     assert layer(x.reshape((*x.shape[:1], 64))).shape == (5, 2)
     assert nn.Linear(3, 4, key=key)(jnp.moveaxis(jnp.ones((2, 3, 7)), 1, -1)).shape == (2, 7, 4)
     assert nn.Linear(1, 4, key=key)(jnp.ones(())[None]).shape == (4,)
+
+
+def test_a_pair_of_another_layer_is_to_be_unpacked(key):
+    """A layer with a State returns a pair, and the usual mistake is to pass that on."""
+    norm, state = pm.make_with_state(nn.BatchNorm)(3)
+    with pytest.raises(ArgumentError, match=r"got a pair of f32\[2,3\] and a State\.") as caught:
+        nn.Linear(3, 4, key=key)(norm(jnp.ones((2, 3)), state))
+
+    assert str(caught.value).endswith("returned:\n      x, state = layer(x, state)")
 
 
 test_refusals = refusals(globals())

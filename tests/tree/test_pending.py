@@ -238,12 +238,12 @@ class OwnWeight(pm.Module):
 @pytest.mark.parametrize(
     ("act", "text"),
     [
-        (lambda m: setattr(m, "weight", 1), "no assignment, for a Module is frozen"),
-        (lambda m: setattr(m, "weight", ramp(2)), "no assignment, for a Module is frozen"),
-        (lambda m: setattr(m, "other", 1), "no assignment, for a Module is frozen"),
-        (lambda m: delattr(m, "weight"), "no deletion, for a Module is frozen"),
-        (lambda m: vars(m).update(weight=1), "no assignment, for a Module is frozen"),
-        (lambda m: setattr(m, "__dict__", {}), "no assignment, for a Module is frozen"),
+        (lambda m: setattr(m, "weight", 1), "no assignment, because a Module is immutable"),
+        (lambda m: setattr(m, "weight", ramp(2)), "no assignment, because a Module is immutable"),
+        (lambda m: setattr(m, "other", 1), "no assignment, because a Module is immutable"),
+        (lambda m: delattr(m, "weight"), "no deletion, because a Module is immutable"),
+        (lambda m: vars(m).update(weight=1), "no assignment, because a Module is immutable"),
+        (lambda m: setattr(m, "__dict__", {}), "no assignment, because a Module is immutable"),
         (lambda m: m.__init__(*[1] * len(field_names(m))), "which is frozen"),
     ],
 )

@@ -210,14 +210,14 @@ class Collector:
         self.values.append(value)
 
 
-def explain_no_way_in(what: str, inside: str = "a transform that takes none in") -> str:
+def explain_no_way_in(what: str, inside: str = "a transform that accepts none") -> str:
     """The message about a value that cannot go into a transform."""
     return explain(
         what,
-        "a call that values can go into",
+        "a call that can accept values",
         f"one inside {inside}",
         hint=[
-            "use what takes them in instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
+            "use a transform that accepts them, instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
             "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
         ],
     )
@@ -227,10 +227,10 @@ def _explain_unreachable(label: Label) -> str:
     what = f"sow({label.name!r})" if label.level == EVERY_CAPTURE else f"capture of {label.name!r}"
     return explain(
         what,
-        "a call that values can come out of",
-        "one inside a transform that hands none out",
+        "a call that can return values",
+        "one inside a transform that returns none",
         hint=[
-            "use what hands them out instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
+            "use a transform that returns them, instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
             "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
             "or return the value; from a while loop, in its carry",
         ],

@@ -85,16 +85,16 @@ class NotedCheck(AbstractNotedCheck):
         """
         plain = plain_transform()
         hint = [
-            "use what hands them out instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
+            "use a transform that returns them, instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
             "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_while_loop",
         ]
         if plain is not None:
             hint = [f"instead of {plain.name}:", plain.instead]
-        inside = "a transform that hands none out" if plain is None else plain.name
+        inside = "a transform that returns none" if plain is None else plain.name
         raise CaptureError(
             explain(
                 f'a check under filter_jit(checks="later"), {self.text.messages[0]!r}',
-                "a call that checks can come out of",
+                "a call that can return checks",
                 f"one inside {inside}",
                 places=[self.text.site] if self.text.site else [],
                 hint=hint,

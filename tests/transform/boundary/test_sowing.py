@@ -175,7 +175,7 @@ REFUSED = {
 @pytest.mark.parametrize("fn", REFUSED.values(), ids=REFUSED)
 def test_what_could_not_come_out_is_refused(fn):
     """The error names what would hand it out."""
-    with pytest.raises(CaptureError, match=r"sow\('twice'\): expected a call that values can"):
+    with pytest.raises(CaptureError, match=r"sow\('twice'\): expected a call that can return"):
         pm.capture(fn)(X)
 
 
@@ -187,7 +187,7 @@ def test_without_a_capture_it_may_be_sown_anywhere(fn):
     """There is nobody to miss it; and having run before changes nothing about the refusal."""
     fn(X)
 
-    with pytest.raises(CaptureError, match="inside a transform that hands none out"):
+    with pytest.raises(CaptureError, match="inside a transform that returns none"):
         pm.capture(fn)(X)
     fn(X)
 

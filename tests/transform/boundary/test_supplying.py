@@ -270,7 +270,7 @@ REFUSED = {
 def test_what_cannot_be_reached_is_refused(fn):
     """The plan says so: nothing could come out, either."""
     with pytest.raises(
-        CaptureError, match=r"value for 'twice': expected a call that values can go into"
+        CaptureError, match=r"value for 'twice': expected a call that can accept values"
     ):
         planned(fn, (X,), {})
     fn(X)
@@ -280,7 +280,7 @@ def test_what_is_not_planned_cannot_be_taken():
     """A run in which the value would have to pass a transform of JAX's."""
     plan = planned(f, (X,), {}).at(LEVEL)
 
-    with pytest.raises(CaptureError, match=r"value for 'twice': expected a call that values can"):
+    with pytest.raises(CaptureError, match=r"value for 'twice': expected a call that can accept"):
         call_supplied(jax.vmap(f), (X,), {}, plan.labels, [X])
 
 

@@ -415,7 +415,7 @@ def test_a_rule_for_derivatives_hands_nothing_out():
         step = lambda x, _: (pm.debug.backward_nan(x) ** 2, None)  # noqa: E731
         return pm.filter_scan(step, x, None, length=2)[0].sum()
 
-    with pytest.raises(CaptureError, match="got one inside a transform that hands none out"):
+    with pytest.raises(CaptureError, match="got one inside a transform that returns none"):
         later(loss)(GOOD)
 
 
