@@ -119,7 +119,7 @@ def _shown(row: SplitLeaf, sizes: dict[Any, int]) -> ShardingRow:
 
 
 def _spec_text(spec: PartitionSpec) -> str:
-    return repr(tuple(spec)) if any(entry is not None for entry in spec) else "whole"
+    return repr(tuple(spec)) if any(entry is not None for entry in spec) else "replicated"
 
 
 def _has_bytes(row: SplitLeaf) -> bool:

@@ -39,7 +39,7 @@ def test_a_table(key: jax.Array):
         "            96",
         "stack.layer.bias    [3,8]    layers out_features              (None, 'tensor')"
         "                    24",
-        "scale               [4]      (its annotation names no axes)   whole"
+        "scale               [4]      (its annotation names no axes)   replicated"
         "                               16",
         "136 bytes on each device, of 880",
     ]

@@ -193,7 +193,7 @@ def check_placements(
             "axes that the mesh divides evenly",
             "others",
             places=uneven,
-            hint=["pad the array; or leave axis 0 whole, for instance:", "P(None, ...)"],
+            hint=["pad the array; or do not split axis 0, for instance:", "P(None, ...)"],
         )
 
 
