@@ -50,8 +50,8 @@ def test_all_differences_are_told_at_once(saved):
         "  at width_size: like has 5, the file 4",
         "  at layers.0.out_features: like has 5, the file 4",
         "  at layers.1.in_features: like has 5, the file 4",
-        "  to accept differences, and get a report of them:",
-        "      tree, report = pm.load(path, like, strict=False)",
+        "  to keep these leaves of `like`, load the others, and get a report:",
+        '      tree, report = pm.load(path, like, strict=False, missing="keep")',
     ]
 
 

@@ -58,9 +58,9 @@ def test_undeclared_attributes_cannot_be_added_later(make):
     """A finished instance takes no new attribute; the hint is not `replace`, which takes none."""
     with pytest.raises(
         FrozenError,
-        match=r"no assignment, because a Module is immutable, .*\n  'cache' is not one of its fields \(.*"
-        r"weight.*\); declare it in the class:\n      class \w+\(pm\.Module\):\n"
-        r"          cache: jax\.Array$",
+        match=r"no assignment, because a Module is immutable, .*\n  'cache' is not one of its "
+        r"fields \(.*weight.*\); declare it in the class:\n      class \w+\(pm\.Module\):\n"
+        r"          cache: int = pm\.field\(static=True\)$",
     ):
         make().cache = 1
 
@@ -702,6 +702,28 @@ def test_an_instance_has_two_private_names():
             assert private <= {"__flat__", "<private>"}
             assert pm.filter_jit(lambda m: m.bias)(node).shape == (2,)
             assert node.bias.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (ramp(3), "jax.Array"),
+        (4, "int = pm.field(static=True)"),
+        (Affine(ramp(2), ramp(2)), "Affine"),
+    ],
+    ids=["array", "int", "module"],
+)
+def test_a_declaration_is_of_the_value(value, kind):
+    """The line to paste has the type of the value; a size is to be static."""
+
+    class Layer(pm.Module):
+        def __init__(self, value):
+            self.part = value
+
+    with pytest.raises(FrozenError) as caught:
+        Layer(value)
+
+    assert str(caught.value).endswith(f"          part: {kind}")
 
 
 test_refusals = refusals(globals())
