@@ -40,7 +40,7 @@ def test_a_table(key: jax.Array):
         "stack.layer.bias    [3,8]    layers out_features              (None, 'tensor')"
         "                    24",
         "scale               [4]      (its annotation names no axes)   replicated"
-        "                               16",
+        "                          16",
         "136 bytes on each device, of 880",
     ]
     assert (table.bytes, table.bytes_whole) == (136, 880)
