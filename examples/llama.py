@@ -19,13 +19,13 @@ from pytreemod import nn
 
 NAMES = {
     "model.embed_tokens.weight": "embed.weight",
-    "model.layers.*.input_layernorm.weight": "layers.*.norms.0.weight",
+    "model.layers.*.input_layernorm.*": "layers.*.norms.0.*",
     "model.layers.*.self_attn.q_proj.weight": "layers.*.attention.query_proj.weight",
     "model.layers.*.self_attn.k_proj.weight": "layers.*.attention.key_proj.weight",
     "model.layers.*.self_attn.v_proj.weight": "layers.*.attention.value_proj.weight",
     "model.layers.*.self_attn.o_proj.weight": "layers.*.attention.output_proj.weight",
     "model.layers.*.self_attn.rotary_emb.inv_freq": None,  # in older files; it is computed
-    "model.layers.*.post_attention_layernorm.weight": "layers.*.norms.1.weight",
+    "model.layers.*.post_attention_layernorm.*": "layers.*.norms.1.*",
     "model.layers.*.mlp.*.weight": "layers.*.*.weight",
     "model.norm.weight": "norm.weight",
     "lm_head.weight": "head.weight",
