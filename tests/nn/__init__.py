@@ -1,1 +1,1 @@
-"""Tests of the layers; `catalogue.py` lists them all, for the laws that hold for every one."""
+"""Tests of the layers; `catalogue.py` lists all layers, for laws that are true for every layer."""

@@ -1,4 +1,4 @@
-"""Every layer that Equinox has as well: what its files are tested on.
+"""Every layer that Equinox also has, to test files on.
 
 A row builds the layer, or a network, with either library: `make(lib, key)`, where `lib` is Equinox
 or this one. A layer that both have by now gets a row.

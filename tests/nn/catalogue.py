@@ -1,4 +1,4 @@
-"""Every layer of `pytreemod.nn`, with an input for it: what the laws are tested on."""
+"""Every layer of `pytreemod.nn`, with an input for it, to test the laws on."""
 
 import functools as ft
 from collections.abc import Callable

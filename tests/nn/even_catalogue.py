@@ -31,7 +31,7 @@ class EvenEntry:
     def build(self) -> tuple[Any, nn.State]:
         """The layer and its State, of arrays with the right shapes; to draw them takes longer."""
         layer, state = jax.eval_shape(self._make)
-        # A variance is positive; and sums of what is not are of the size of their terms.
+        # A variance is positive; sums of other leaves have the magnitude of their terms.
         return jax.tree.map(ft.partial(_filled, 0.0), layer), jax.tree.map(
             ft.partial(_filled, 0.75), state
         )

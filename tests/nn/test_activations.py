@@ -12,7 +12,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 @pytest.mark.parametrize("given", [None, 0.25, np.float32(0.25), jnp.asarray(0.25)], ids=label)
 def test_prelu_begins_with_a_quarter(given):
-    """As an array of its own dtype, which gives way to no other."""
+    """Its slope is an array with its own dtype, which promotes to no other."""
     layer = nn.PReLU(given)
 
     assert layer.negative_slope.shape == layer.shape == ()
@@ -21,7 +21,7 @@ def test_prelu_begins_with_a_quarter(given):
 
 
 def test_a_slope_for_each_channel():
-    """With axes of one for all that comes after."""
+    """The slope gets axes of size one for all axes after the channels."""
     slopes, x = wave(3, 1, 1), wave(2, 3, 2, 4)
 
     found = nn.PReLU(jnp.asarray(slopes))(jnp.asarray(x))

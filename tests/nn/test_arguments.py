@@ -29,7 +29,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 @pytest.mark.parametrize("dtype", ["nonsense", int, "uint8", bool, 3.5], ids=label)
 def test_what_is_no_floating_dtype_is_refused(dtype):
-    """A word that names none, integers, what is no dtype at all."""
+    """A word that names no dtype, integers, a value that is not a dtype."""
     with pytest.raises(ArgumentError, match=r"^f\(dtype\): expected a floating dtype, got "):
         check_dtype("f(dtype)", dtype)
     assert check_dtype("f(dtype)", "complex64") == jnp.complex64
@@ -39,7 +39,7 @@ def test_what_is_no_floating_dtype_is_refused(dtype):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_old_keys_are_words_of_32_bits(count):
-    """Two or four of them; other arrays of that shape are no keys."""
+    """Old keys have two or four words; other arrays of that shape are not keys."""
     words = jnp.zeros(count, jnp.uint32)
 
     assert check_key("f(key)", words) is words
@@ -65,16 +65,16 @@ every_layer_with_arrays = pytest.mark.parametrize("entry", WITH_ARRAYS, ids=lamb
 
 
 def test_the_catalogue_has_every_layer():
-    """What is true of all of its entries is true of a layer that is added tomorrow."""
+    """The laws of all entries then apply to a layer that is added tomorrow."""
     layers = [entry.build()[0] for entry in CATALOGUE]
-    # A cell needs a hidden state to be called, and is in the catalogue as it is run over time.
+    # A cell needs a hidden state in its call, so the catalogue has it in an RNN.
     layers += [layer.cell for layer in layers if isinstance(layer, nn.RNN)]
     public = [value for value in vars(nn).values() if inspect.isclass(value)]
     named = {c for c in public if issubclass(c, Module) and "__call__" in dir(c)}
 
     missing = {c for c in named if not any(isinstance(layer, c) for layer in layers)}
 
-    # Which are no layers: one calls the model that it holds, the other takes no input.
+    # These are not layers: `Stateful` calls its model, and `Shared` takes no input.
     assert missing == {nn.Stateful, nn.Shared}
 
 
@@ -119,7 +119,7 @@ def test_an_array_of_another_shape_is_refused(entry):
 @every_layer_with_arrays
 @pytest.mark.sampled
 def test_an_array_that_is_missing_is_refused(entry):
-    """As after `partition`, whose halves are no layers: a bias is not left out in silence."""
+    """As after `partition`, whose halves are not layers: a missing bias is not ignored."""
     layer, state = entry.build()
     leaves = jax.tree_util.tree_leaves_with_path(layer)
     own = [path for path, _ in leaves if path[-1].name in ("weight", "bias", "negative_slope")]
@@ -134,7 +134,7 @@ def test_an_array_that_is_missing_is_refused(entry):
 @pytest.mark.parametrize("label_of", ["a", True], ids=["labels", "mask"])
 @every_layer_with_arrays
 def test_a_tree_of_labels_that_is_called_says_how_it_is_given(entry, label_of):
-    """Whoever takes a tree or a function calls it with the parameters, for a Module is callable."""
+    """A Module is callable, so a parameter for a tree or a function would call it."""
     layer, _ = entry.build()
     labels = jax.tree.map(lambda leaf: label_of, layer)
 
@@ -143,7 +143,7 @@ def test_a_tree_of_labels_that_is_called_says_how_it_is_given(entry, label_of):
 
 
 def test_an_optimizer_is_given_a_model_of_labels():
-    """As the text says; and as it stands, it is refused with that text."""
+    """The hint works; the code that it corrects raises the error with this hint."""
     model = nn.MLP(2, 1, 2, 1, key=jax.random.key(0))
     rules = {"a": optax.sgd(1.0), "b": optax.sgd(2.0)}
     labels = pm.by({"layers.0.**": "a", ...: "b"})(model)
@@ -155,7 +155,7 @@ def test_an_optimizer_is_given_a_model_of_labels():
 
 
 def shapes_of_a_call(entry, layer, state):
-    """What a layer would give; the State remains new."""
+    """The shapes of a layer's output; the State remains new."""
     return jax.eval_shape(lambda layer, state: entry.apply(layer, state)[0], layer, state)
 
 
@@ -192,7 +192,7 @@ def test_the_text_shows_both_ways_out():
 
 
 class Halved(Module):
-    """What becomes an array only when it is computed with, and has no shape of its own."""
+    """A leaf that becomes an array only in a computation, and has no shape."""
 
     twice: jax.Array
 
@@ -237,7 +237,7 @@ def test_shapes_alone_are_enough(entry):
 
 
 def test_arrays_come_in_the_order_asked_for():
-    """None where there is to be none."""
+    """None means that an array is absent."""
     layer = nn.Linear(3, 2, key=jax.random.key(0))
 
     bias, weight = own_arrays(Title(layer), "bias", "weight")
@@ -253,12 +253,12 @@ def general():
 
 
 def products():
-    """A layer that is told what it sums."""
+    """A layer with an equation or axes for its sum."""
     return nn.Einsum("...i,io->...o", (3, 2), key=KEYS[0])
 
 
 def adaptive():
-    """A layer that is told how large its output is."""
+    """A layer with the size of its output as an argument."""
     return nn.AdaptiveAvgPool1d(2)
 
 
@@ -281,7 +281,7 @@ def test_the_parts_of_a_key_are_jaxs(make, n):
 
 
 def test_splitting_a_key_leaves_no_call_in_a_program():
-    """Outside of `jit` it is a program of its own; inside, it is lowered as by JAX alone."""
+    """Outside of `jit` the split is a separate program; inside, it is lowered as by JAX alone."""
     key = jax.random.key(0)
 
     def lowered(split):

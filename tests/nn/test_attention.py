@@ -133,7 +133,7 @@ def test_what_an_axis_is_for_is_decided_by_how_many_there_are(axes, is_mask, imp
 
 @pytest.mark.parametrize("name", ["mask", "bias"])
 def test_three_axes_are_not_guessed_for_a_batch(name):
-    """Of examples or of heads, whatever their sizes; each line that is shown does what it says."""
+    """Of examples or of heads, whatever their sizes; each line that the error shows works."""
     layer, x = make(), jnp.asarray(wave(2, 5, 4))
     given = jnp.asarray(wave(2, 5, 5))
     given = given > -1 if name == "mask" else given
@@ -152,7 +152,7 @@ def test_a_mask_of_keys_is_told_the_axes_it_lacks():
 
 
 def test_a_mask_that_is_added_is_a_bias():
-    """As PyTorch's of floats: what the error says is what the mask of booleans gives."""
+    """As in PyTorch for floats: the hint of the error gives the result of a boolean mask."""
     layer, x = make(), jnp.asarray(wave(5, 4))
     added = jnp.where(jnp.tril(jnp.ones((5, 5), bool)), 0.0, -jnp.inf)
 
@@ -182,7 +182,7 @@ def test_inference_is_known_while_tracing(inference):
 
 
 def test_causal_masks_hide_what_comes_later():
-    """To change the last place changes no other."""
+    """A change of the last position changes no other position."""
     layer, x = make(), jnp.asarray(wave(5, 4))
     causal = jnp.tril(jnp.ones((5, 5), bool))
     moved = layer(x.at[-1].add(1), mask=causal)
@@ -312,7 +312,7 @@ def test_causal_and_window_are_masks():
 
 
 def test_a_bias_is_added_to_the_products():
-    """As an array or by the places; a very negative one hides what a mask hides."""
+    """As an array or by positions; a very negative bias hides the same as a mask."""
     layer, x = make(), jnp.asarray(wave(3, 5, 4))
     hidden = np.triu(np.full((5, 5), -1e9, "f4"), 1)
     expected = layer(x, is_causal=True)
@@ -328,7 +328,7 @@ def test_a_bias_is_added_to_the_products():
 @pytest.mark.parametrize("name", ["rms", "layer"])
 @pytest.mark.sampled
 def test_queries_and_keys_are_normalized_by_heads(name):
-    """Then turned: the size of what came makes no difference."""
+    """Then rotated: the magnitude of the input makes no difference."""
     layer = make(2, 8, qk_norm=name, rotary=nn.RotaryPositionalEmbedding(4))
     assert [type(layer.query_norm).__name__, layer.key_norm.weight.shape] == [
         {"rms": "RMSNorm", "layer": "LayerNorm"}[name],

@@ -1,7 +1,7 @@
 """Every layer of the catalogue over bad input: made of it, and called with it.
 
-What a layer may be made of is read off its signature, so that a layer, or an argument, that is
-added tomorrow is tried as well. An error must be one of ours, and name the layer and the argument.
+The arguments of a layer are read from its signature, so new layers and new arguments are tested,
+too. An error must be one of ours, and name the layer and the argument.
 """
 
 import functools as ft
@@ -23,12 +23,12 @@ from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.catalogue import CATALOGUE
 
-# Six hundred cases: in the slow run. What is wrong most often is tried in `test_arguments`, too.
+# Six hundred cases, so they are slow. `test_arguments` also tests the most frequent mistakes.
 pytestmark = pytest.mark.slow
 
 KEY = jax.random.key(0)
 
-# ---- what a layer is made of
+# ---- arguments of constructors
 
 SIZES = (-1, 1.5, "3", True, jnp.ones(2))
 WINDOWS = (0, -1, 1.5, (1,) * 7, "22", True)
@@ -52,7 +52,7 @@ BAD: list[tuple[str, tuple[Any, ...]]] = [
     (r"operation|fn|\w*activation|make_layer|make", FUNCTIONS),
     (r"shared", (3, False, ..., ("weight",))),
 ]
-"""By the names of arguments, what none of them can be. None is a default of some sizes."""
+"""Wrong values by the names of arguments. None is a default of some sizes."""
 
 ANYTHING = {
     "args",
@@ -64,25 +64,25 @@ ANYTHING = {
     "elementwise_affine",
     "deterministic",
 }
-"""Arguments that take what is hashable, any function or tree; or are no longer to be used."""
+"""Arguments that accept any hashable value, function or tree; or are deprecated."""
 
 PASSED_ON = {"weight_init", "bias_init"}
 """Arguments that are refused by the layers to which they are passed on."""
 
 SAID_OF = {("SpectralNorm", "layer"): "weight_name", ("WeightNorm", "layer"): "weight_name"}
-"""Of what a text speaks instead: what has no weight of that name may have another one."""
+"""The argument that the error names instead, for a layer without a weight of that name."""
 
 UNASKED = {(nn.Einsum, "bias_init")}
-"""Of what the layer in the catalogue has not, nobody asks for the first values."""
+"""The entry in the catalogue has no such leaf, so nothing calls the initializer."""
 
 MADE = [entry.build()[0] for entry in reversed(CATALOGUE)]
-# A cell needs what was carried to be called, and is in the catalogue as it is run over time.
+# A cell needs a carry in its call, so the catalogue has it in an RNN.
 CELLS = {type(layer.cell): layer.cell for layer in MADE if isinstance(layer, nn.RNN)}
 CLASSES = {type(layer): layer for layer in MADE} | CELLS
 
 
 def good(cls):
-    """What a layer of the catalogue was made of: what must be given, and all sizes and flags."""
+    """Good arguments of a layer of the catalogue: the required ones, and all sizes and flags."""
     layer, made = CLASSES[cls], {}
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -92,7 +92,7 @@ def good(cls):
         if name == "key":
             made[name] = KEY
         elif re.fullmatch(r"use_\w*bias|channelwise_affine", name):
-            made[name] = True  # Else nobody asks for its first values.
+            made[name] = True  # Otherwise nothing calls its initializer.
         elif name == "num_spatial_dims" and isinstance(layer, nn.AdaptivePool):
             made[name] = len(layer.target_shape)
         elif name in ("make_layer", "make"):
@@ -107,7 +107,7 @@ def good(cls):
 
 
 def bad(name):
-    """What an argument of that name cannot be: any object, and what looks nearly right."""
+    """Bad values for an argument of that name: any object, and values that are nearly good."""
     for pattern, values in BAD:
         if re.fullmatch(pattern, name):
             return [object(), *values]
@@ -124,7 +124,7 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("cls", "name"), ARGUMENTS, ids=label)
 def test_every_argument_is_checked(cls, name):
-    """The text names both; nothing is made of what is nearly right."""
+    """The error names both; nearly good values are refused, too."""
     made = good(cls)
     cls(**made)
     named = {cls.__name__}
@@ -142,11 +142,11 @@ def test_every_argument_is_checked(cls, name):
 
 
 def is_default(cls, name):
-    """Whether None stands for something."""
+    """Whether None is a default."""
     return inspect.signature(cls).parameters[name].default is None
 
 
-# ---- what a layer is called with
+# ---- inputs of calls
 
 ANY_SHAPE = {
     "Dropout",
@@ -159,7 +159,7 @@ ANY_SHAPE = {
 """Layers of each number for itself."""
 
 ANY_INPUT = {"Identity", "Lambda"}
-"""One gives back what it gets, the other gives it to a function that is not ours."""
+"""One returns its input, the other passes it to a function that is not ours."""
 
 CALLED = [entry for entry in CATALOGUE if entry.axis_name is None]
 
@@ -182,7 +182,7 @@ def called(entry, layer, state, x):
 
 
 def refused(entry, x):
-    """Whether a layer refuses an input; what else it raises is let through, and so is no name."""
+    """Whether a layer refuses an input; other errors, or errors without a name, pass through."""
     layer, state = entry.build()
     try:
         jax.eval_shape(lambda: called(entry, layer, state, x))
@@ -201,14 +201,14 @@ def test_what_is_no_array_is_refused(entry):
         return
     keys = jax.random.split(KEY, jnp.shape(entry.x))
     wrong = ["text", [1.0, 2.0], None, object(), {"a": 1.0}, KEY, keys, np.array("text")]
-    # A Stack is a scan, which takes any tree, and leaves it to JAX to say what no array may be.
+    # A Stack is a scan, which takes any tree; JAX refuses non-arrays.
     for x in wrong[: -1 if entry.name == "Stack" else None]:
         assert refused(entry, x), x
 
 
 @every_layer
 def test_an_input_of_another_shape_is_refused_or_computed(entry):
-    """One axis less, and each axis longer by one: never an error that is not ours."""
+    """One axis less, and each axis longer by one: all errors are ours."""
     shape = jnp.shape(entry.x)
     shapes = [shape[1:], ()]
     shapes += [(*shape[:i], shape[i] + 1, *shape[i + 1 :]) for i in range(len(shape))]
@@ -222,7 +222,7 @@ def test_an_input_of_another_shape_is_refused_or_computed(entry):
 @pytest.mark.parametrize("dtype", [bool, int, jnp.float16, complex])
 @every_layer
 def test_an_input_of_another_dtype_is_refused_or_computed(entry, dtype):
-    """Never an error that is not ours."""
+    """All errors are ours."""
     with jax.numpy_dtype_promotion("standard"):
         refused(entry, jnp.ones(jnp.shape(entry.x), dtype))
 
@@ -230,7 +230,7 @@ def test_an_input_of_another_dtype_is_refused_or_computed(entry, dtype):
 @pytest.mark.parametrize("place", ["input", "hidden"])
 @pytest.mark.parametrize("cell", CELLS.values(), ids=lambda cell: type(cell).__name__)
 def test_a_cell_refuses_what_does_not_fit(cell, place):
-    """Of its input and of what it carried: what is no array, and another shape."""
+    """An input or a carry that is not an array, or has another shape."""
     x = jnp.ones(cell.input_size)
     carry = cell.initialize_carry(x.shape)
     leaves, structure = jax.tree.flatten(carry)

@@ -16,12 +16,12 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def over_batch(layer):
-    """The layer mapped over a batch, with one State for all of it."""
+    """The layer mapped over a batch, with one State for the batch."""
     return jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
 
 
 def set_weights(layer):
-    """The layer with weights that are neither ones nor zeros."""
+    """The layer with weights other than ones and zeros."""
     size = layer.input_size
     return layer.replace(
         weight=jnp.asarray(wave(size, phase=1)), bias=jnp.asarray(wave(size, phase=2))
@@ -82,7 +82,7 @@ def test_batch_norm_gradients_are_pytorchs(torch):
 
 
 def test_mapped_and_direct_batches_are_the_same():
-    """axis_name="batch" under vmap gives what axis_name=None gives on the batch."""
+    """axis_name="batch" under vmap equals axis_name=None on the batch."""
     mapped, mapped_state = nn.make_with_state(nn.BatchNorm)(3, "batch")
     direct, direct_state = nn.make_with_state(nn.BatchNorm)(3)
     x = jnp.asarray(wave(4, 3, 2))
@@ -131,7 +131,7 @@ def test_a_name_may_be_that_of_a_mesh_axis():
     x, spec = jnp.asarray(wave(8, 3)), jax.sharding.PartitionSpec
     mesh = jax.sharding.Mesh(jax.devices()[:2], ("devices",))
     specs = {"in_specs": (spec("devices"), spec()), "out_specs": (spec("devices"), spec())}
-    # JAX's check of what varies over devices knows nothing of the names of jax.vmap.
+    # JAX's check of replication over devices does not know the axis names of jax.vmap.
     mapped = jax.shard_map(over_batch(layer), mesh=mesh, **specs, check_vma=False)
 
     out, state = jax.jit(mapped)(x, state)
@@ -146,7 +146,7 @@ def test_a_name_may_be_that_of_a_mesh_axis():
 @pytest.mark.parametrize(("axis", "is_right"), [(None, None), (1, True), (0, False)])
 @pytest.mark.slow
 def test_as_many_examples_on_a_device_as_channels(axis, is_right):
-    """A part of a batch passed for one example, and was normalized along the wrong axis."""
+    """A part of a batch was taken for one example, and was normalized along the wrong axis."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, "data", channel_axis=axis)
     whole, whole_state = nn.make_with_state(nn.BatchNorm)(3)
     x = jnp.asarray(wave(3 * MESH.shape["data"], 3))
@@ -224,7 +224,7 @@ def test_momentum_and_affine_are_pytorchs(torch, momentum, affine):
 
 
 def test_an_ensemble_has_statistics_for_each_member():
-    """Under vmap without axis_name each member normalizes by what it alone has seen."""
+    """Under vmap without axis_name, each member normalizes by its own data alone."""
     layers, state = jax.vmap(lambda _: nn.make_with_state(nn.BatchNorm)(3))(jnp.arange(2))
     x = jnp.asarray(wave(2, 4, 3))
 
@@ -286,7 +286,7 @@ def test_the_argument_overrides_the_field():
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.sampled
 def test_half_precision_layers_compute_in_single(dtype, inference):
-    """Weights and outputs are halves; statistics and what is between are those of float32."""
+    """Weights and outputs have half precision; statistics and intermediate values are float32."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, dtype=dtype, inference=inference)
     single, single_state = nn.make_with_state(nn.BatchNorm)(3, inference=inference)
     # The squares of these overflow float16.

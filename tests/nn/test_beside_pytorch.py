@@ -1,9 +1,9 @@
 """Formulas and layers beside PyTorch's: results and gradients, over a grid, in four dtypes.
 
-PyTorch computes in float64, from numbers that were rounded to our dtype before: what differs is
-what we have lost. Arrays are in PyTorch's layout; where ours is another one, our side changes it,
-so that gradients are compared as well. The default run has the first row of each kind in float64,
-and what has its half precision tested nowhere else.
+PyTorch computes in float64, from numbers that are first rounded to our dtype, so the difference is
+our rounding error. Arrays are in PyTorch's layout; if ours differs, our side converts it, so that
+gradients are compared as well. The default run has the first row of each kind in float64, and
+layers whose half precision is tested nowhere else.
 """
 
 import functools as ft
@@ -51,7 +51,7 @@ def over(**choices: Any) -> Iterator[dict[str, Any]]:
 
 
 def functional_of(name: str, **always: Any) -> Callable[..., Any]:
-    """PyTorch's function of that name, in which "{}" stands for the number of spatial axes."""
+    """PyTorch's function of that name; "{}" in the name is the number of spatial axes."""
 
     def call(torch: Any, x: Any, *arrays: Any, **options: Any) -> Any:
         function = getattr(torch.nn.functional, name.format(x.ndim - 2))
@@ -60,7 +60,7 @@ def functional_of(name: str, **always: Any) -> Callable[..., Any]:
     return call
 
 
-# ---- sums of products, and what is done entry by entry
+# ---- sums of products, and elementwise functions
 
 LINEAR = [
     (((*batch, 3), (4, 3), (4,))[:count], {})
@@ -98,7 +98,7 @@ def sized(count: int, *shapes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def convolutions() -> Iterator[Row]:
-    """Everything over one axis; over more axes what could go wrong with one more."""
+    """Everything over one axis; over more axes, the features that may fail there."""
     for options in over(stride=[1, 2], padding=[0, 2], dilation=[1, 2], groups=[1, 2]):
         shapes = sized(1, (2, 4, 6), (2, 4 // options["groups"], 3))
         yield [*shapes, (2,)], options
@@ -173,7 +173,7 @@ def adaptive_pool(operation: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, output_size: functional.adaptive_pool(x, output_size, operation)
 
 
-# ---- what normalizes
+# ---- normalization
 
 LAYER_NORM = [
     (((2, 2, 3, 4), *[shape] * count), {"normalized_shape": shape, "eps": eps})
@@ -227,7 +227,7 @@ def by_running_statistics(torch: Any, x: Any, *arrays: Any) -> Any:
 
 
 def vectors(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Singular vectors of some matrix; the gradient takes any as they are."""
+    """Singular vectors of some matrix; the gradient is the same for any vectors."""
     left, _, right = np.linalg.svd(wave(rows, columns).astype("f8"))
     return left[:, 0], right[0]
 
@@ -267,7 +267,7 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, mask: str) 
 
 
 def theirs_attention(torch: Any, *given: Any, mask: str) -> Any:
-    """Which has heads before places."""
+    """PyTorch has heads before positions."""
     allowed = None if MASKS[mask] is None else torch.tensor(MASKS[mask])
     heads_first = [array.transpose(1, 2) for array in given]
     found = torch.nn.functional.scaled_dot_product_attention(*heads_first, allowed)
@@ -290,7 +290,7 @@ def layer_of_attention(
 
 
 def theirs_of_attention(torch: Any, x: Any, packed: Any, out: Any, *biases: Any, mask: bool) -> Any:
-    """Sequences first, and a mask of what is not seen."""
+    """Sequences first, and an inverted mask."""
     into, after = biases or (None, None)
     given = [x.transpose(0, 1)] * 3
     found, _ = torch.nn.functional.multi_head_attention_forward(
@@ -304,7 +304,7 @@ def theirs_of_attention(torch: Any, x: Any, packed: Any, out: Any, *biases: Any,
 
 
 def gated(gates: int, *lead: int, carried: int = 1, directions: int = 1) -> list[tuple[int, ...]]:
-    """Of x, of what is carried, and of the arrays of a cell, for each direction."""
+    """The gradients with respect to x, the carry, and the arrays of a cell, for each direction."""
     carry = [(*lead, 2)] * carried
     return [
         (*lead, 3),
@@ -314,7 +314,7 @@ def gated(gates: int, *lead: int, carried: int = 1, directions: int = 1) -> list
 
 
 def gru_arrays(w: Any, u: Any, one: Any, two: Any) -> tuple[Any, ...]:
-    """The two biases of PyTorch are one here, but for what is within the reset gate."""
+    """Two biases of PyTorch are one bias here, except the one within the reset gate."""
     return w, u, one + two.at[4:].set(0), two[4:]
 
 
@@ -478,7 +478,7 @@ def cases() -> Iterator[Any]:
 
 
 def of_torch(torch: Any, kind: Kind, given: Sequence[np.ndarray], options: dict[str, Any]) -> Any:
-    """Results, what they were multiplied by, and the gradients of the sum of that."""
+    """Results, random factors, and the gradients of the sum of their products."""
     tensors = [torch.tensor(array, requires_grad=True) for array in given]
     found = kind.theirs(torch, *tensors, **options)
     found = list(found) if isinstance(found, tuple) else [found]

@@ -55,7 +55,7 @@ class Ignoring(Module):
 
 
 class Overriding(Ignoring):
-    """Has a `__call__` of its own."""
+    """A layer that overrides `__call__`."""
 
     def __call__(self, x, *, key=None):
         return x, key
@@ -103,7 +103,7 @@ LAYERS = [
 
 @pytest.mark.parametrize(("layer", "accepts", "wants"), LAYERS)
 def test_who_takes_a_key(layer, accepts, wants):
-    """By signature and by mark; a subclass with a call of its own does not inherit the mark."""
+    """By signature and by mark; a subclass with its own call does not inherit the mark."""
     assert accepts_key(layer) is accepts
     assert wants_key(layer) is wants
 
@@ -200,7 +200,7 @@ SECONDS = {
 }
 
 
-# Attention takes three sequences; what else comes by position is refused by its own tests.
+# Attention takes three sequences; its own tests refuse further positional arguments.
 ONE_INPUT = [entry for entry in CATALOGUE if not entry.name.startswith("MultiheadAttention")]
 
 
@@ -232,7 +232,7 @@ ATTENTION = nn.MultiheadAttention(1, 2, key=jax.random.key(0))
 
 
 def test_a_scope_is_seen_in_a_program_and_is_a_wrapper_as_jaxs():
-    """Whoever asks for the parameters of a call finds the layer's own."""
+    """The signature of a call is the layer's own."""
 
     @in_scope("pm.nn.Named")
     def call(x, *, key=None):

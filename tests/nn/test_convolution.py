@@ -124,7 +124,7 @@ def test_groups_that_do_not_divide_the_output_are_refused_when_it_is_called(key)
 
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_what_a_mode_changes_is_stored_as_the_constructor_stores_it(kind, key):
-    """A stride for all axes becomes one for each; what contradicts the arrays is refused."""
+    """One stride becomes one for each axis; a value that contradicts the arrays is refused."""
     layer = kind(2, 4, 3, key=key)
 
     assert nn.with_mode(layer, stride=2) == layer.replace(stride=(2, 2))

@@ -26,7 +26,7 @@ def test_the_dimension_is_filled_in():
 
 
 def test_the_signature_is_the_rest():
-    """What inspect and help() show, and the name of the method."""
+    """inspect and help() show the right parameters and the name of the method."""
     assert str(inspect.signature(Grid2d)) == "(size: int, *, fill: float = 0.0)"
     assert Grid2d.__init__.__qualname__ == "Grid2d.__init__"
     assert inspect.unwrap(Grid2d.__init__) is Grid2d.__init__

@@ -73,7 +73,7 @@ def test_an_array_as_p_becomes_a_number():
 
 
 def streaming(p=0.5, **options):
-    """A Dropout with a stream of its own, and its seeded State."""
+    """A Dropout with its own stream, and its seeded State."""
     make = nn.make_with_state(lambda: nn.Dropout(p, stream=pm.RngStream(), **options))
     layer, state = make()
     return layer, state.seed(jax.random.key(3))
@@ -94,7 +94,7 @@ def test_with_a_stream_each_call_has_a_key_of_its_own():
 
 
 def test_one_stream_in_two_layers_is_one_for_each():
-    """Every place has an entry of its own, and the layers drop different entries."""
+    """Every position has its own entry in the State, and the layers drop different entries."""
 
     def make():
         stream = pm.RngStream()
@@ -112,7 +112,7 @@ def test_one_stream_in_two_layers_is_one_for_each():
 
 
 def test_a_key_takes_the_place_of_the_stream(key):
-    """The State comes back as it was; without one, the output comes alone."""
+    """The State is returned unchanged; without a State, the output is returned alone."""
     layer, state = streaming()
     x = jnp.ones(64)
 
@@ -159,7 +159,7 @@ def test_a_state_that_is_not_needed_is_handed_back(key):
 
 @pytest.mark.slow
 def test_streams_under_vmap():
-    """Split, each example has a mask of its own; as it is, all share one."""
+    """Split, each example has its own mask; unsplit, all share one."""
     layer, state = streaming()
     x = jnp.ones((4, 64))
     axes = pm.by({pm.RngStream: 0, ...: None})
@@ -201,7 +201,7 @@ def test_broadcast_axes_are_numbers(key, dims):
 
 
 def test_defaults_are_not_printed():
-    """Of a plain Dropout nothing is shown, of another one what was said."""
+    """A plain Dropout prints no arguments, another one prints those that were passed."""
     assert repr(nn.Dropout(0.5)) == "Dropout()"
     assert "broadcast_dims=(1,)" in repr(nn.Dropout(0.5, broadcast_dims=1))
     assert "stream=RngStream" in repr(nn.Dropout(0.5, stream=pm.RngStream()))
@@ -222,7 +222,7 @@ def test_an_older_name_of_inference_is_taken_with_a_warning(key):
 
 
 def test_inference_is_known_while_tracing():
-    """A traced value is refused with what to write, in a call and in the constructor."""
+    """A traced value is refused with a hint, in a call and in the constructor."""
     layer = nn.Dropout(0.5)
     assert layer(jnp.ones(3), inference=jnp.array(True)).tolist() == [1, 1, 1]
 

@@ -14,7 +14,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 @pytest.mark.parametrize("axis", [(-2, -1), (1, 2), (-1, 1)], ids=label)
 @pytest.mark.sampled
 def test_linear_general_is_flaxs(key, axis):
-    """The same sums, by NumPy and by Flax, with its names; the new axes stand last."""
+    """The same sums in NumPy and in Flax, with Flax's names; the new axes are last."""
     nnx = pytest.importorskip(
         "flax.nnx", reason="compares numbers with Flax: tasks.py install peers"
     )
@@ -57,7 +57,7 @@ def test_fan_in_is_all_that_is_summed_over(key, make):
 
 
 def test_einsum_keeps_the_axes_apart(key):
-    """What is called with (in, out) is put where the equation has these."""
+    """An initializer that expects (in, out) is applied to these axes of the equation."""
 
     def numbered(key, shape, dtype):
         return jnp.arange(np.prod(shape), dtype=dtype).reshape(shape)

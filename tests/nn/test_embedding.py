@@ -13,7 +13,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 @pytest.mark.parametrize("rows", [1, np.int32(1), jnp.array([[0, 4], [4, 1]])], ids=label)
 def test_embedding_reads_rows(key, rows):
-    """The rows that are named, for a number or an array of any shape."""
+    """The rows with these numbers, for a number or an array of any shape."""
     layer = nn.Embedding(5, 3, key=key)
 
     assert_close(layer(rows), np.asarray(layer.weight)[np.asarray(rows)])
@@ -56,7 +56,7 @@ def test_a_table_can_be_given():
     ids=["int8", "NumPy's int8", "NumPy's int64", "uint16"],
 )
 def test_a_row_number_means_the_same_in_every_dtype(x):
-    """-1 is the last of 300 rows, also as an int8; and 2**32 + 1 is none."""
+    """-1 is the last of 300 rows, also as an int8; 2**32 + 1 is out of range."""
     layer = nn.Embedding(weight=jnp.arange(300.0)[:, None])
 
     assert layer(x).tolist() == jax.jit(lambda x: layer(x))(x).tolist() == [[299], [44]]

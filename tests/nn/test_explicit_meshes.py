@@ -1,9 +1,9 @@
 """Every layer on an explicit mesh of eight devices, by how its batch and its weights are split.
 
-`test_explicit_meshes.txt` says, for each layer and each way to split, how the result lies:
-`(data, -, model)` is split over the mesh axis `data` on its first axis, and over `model` on its
-last. A page of the documentation is made from it. With UPDATE_GOLDEN=1 a run writes what has
-changed: read the diff.
+`test_explicit_meshes.txt` shows, for each layer and each sharding, how the result is sharded. For
+example, `(data, -, model)` is split over the mesh axis `data` on its first axis, and over `model`
+on its last. A page of the documentation is made from it. With UPDATE_GOLDEN=1 a run updates it:
+read the diff.
 """
 
 import os
@@ -30,9 +30,9 @@ class Way(NamedTuple):
     """A way to split the weights; the batch is split over `data` in all of them."""
 
     out: str | None = None  # the mesh axis of the weights' rows: of the features of the result
-    into: str | None = None  # that of what is summed over
+    into: str | None = None  # the sharding of the summed axis
     features: str | None = None  # that of the features of x
-    on_mesh: bool = True  # whether weights and State lie on the mesh at all
+    on_mesh: bool = True  # whether weights and State are on the mesh
 
 
 WAYS = {
@@ -44,7 +44,7 @@ WAYS = {
     "out, by the batch's axis": Way(out="data"),
     "in, by the batch's axis": Way(into="data"),
 }
-"""Weights by what of them is split. Of `in, and x`, both sides of the sum are split alike."""
+"""Weights by the sharded axes. In `in, and x`, both operands of the sum are split alike."""
 
 
 def table() -> dict[str, list[str]]:
@@ -95,7 +95,7 @@ def shown(array: Any) -> str:
 
 
 def cell_of(entry: EvenEntry, way: Way) -> str:
-    """What the table says of a layer and a way: how the result lies, or the error."""
+    """A cell of the table: how the result is sharded, or the error."""
     try:
         with jax.set_mesh(MESH):
             traced = step_of(entry).trace(*laid_out(entry, way))
@@ -141,9 +141,9 @@ def numbers_to_check():
 
 @pytest.mark.parametrize(("entry", "way"), numbers_to_check())
 def test_numbers_are_those_of_one_device(entry, way):
-    """Result, State and gradients. A gradient lies as what it is of, and the State stays.
+    """Result, State and gradients. A gradient is sharded as its array, and so is the State.
 
-    Without a mesh in context: what there is to know is in the types of the arrays.
+    Without a mesh in context: the types of the arrays have all information.
     """
     layer, x, state = laid_out(entry, WAYS[way])
     step = step_of(entry)
@@ -158,7 +158,7 @@ def test_numbers_are_those_of_one_device(entry, way):
 
 
 def assert_lies_alike(after, before):
-    """Each device has the part of the one that belongs to its part of the other."""
+    """Each device has the same part of both arrays."""
     on_mesh = isinstance(before.sharding, NamedSharding)
     assert not on_mesh or after.sharding.is_equivalent_to(before.sharding, before.ndim)
 
@@ -169,13 +169,13 @@ def assert_trees_close(found, expected):
 
 
 def as_numbers(leaf):
-    """A random key as its bits, anything else as it is."""
+    """A random key as its bits, any other leaf unchanged."""
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def test_every_layer_of_the_catalogue_is_here():
-    """By class: a new layer is to be tried on a mesh, too."""
+    """By class: a new layer must be tested on a mesh, too."""
     classes = {entry.name.split()[0] for entry in CATALOGUE}
 
     assert {entry.name.split()[0] for entry in EVEN_CATALOGUE} == classes

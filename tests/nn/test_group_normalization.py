@@ -26,7 +26,7 @@ def test_group_norm_is_pytorchs(torch, spatial):
 
 @pytest.mark.parametrize("channels", [None, 4])
 def test_group_norm_without_weights(channels):
-    """Each group has mean zero and variance one; channels that are not given may be any number."""
+    """Each group has mean zero and variance one; without a number of channels, any number works."""
     layer, x = nn.GroupNorm(2, channels, 0.0, channelwise_affine=False), jnp.asarray(wave(4, 5))
 
     out = np.asarray(layer(x)).reshape(2, -1)

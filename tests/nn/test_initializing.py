@@ -33,7 +33,7 @@ def test_complex_parts_are_drawn_independently(key):
 
 
 def test_initialize_passes_everything_on(key):
-    """Key, shape and dtype reach the function as they are."""
+    """The function gets the key, the shape and the dtype unchanged."""
     values = initialize("f(init)", jax.nn.initializers.normal(2.0), key, (2, 3), jnp.float16)
 
     assert (values == jax.nn.initializers.normal(2.0)(key, (2, 3), jnp.float16)).all()
@@ -50,7 +50,7 @@ def test_initialize_passes_everything_on(key):
     ids=["LayerNorm", "RMSNorm", "InstanceNorm", "BatchNorm"],
 )
 def test_layers_that_normalize_start_as_they_are_told(key, make):
-    """With an initializer for each, and a key of its own; ones and zeros need no key."""
+    """With an initializer for each, and a separate key; ones and zeros need no key."""
     normal = jax.nn.initializers.normal()
     layer = make(weight_init=normal, bias_init=normal, key=key)
     weight_key, bias_key = jax.random.split(key)

@@ -14,7 +14,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 @pytest.mark.slow
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_instance_norm_is_pytorchs(torch, dims):
-    """The same numbers with the same defaults, by its rank or mapped; weights begin alike."""
+    """The same numbers with the same defaults, by rank or mapped; initial weights are equal."""
     x = wave(2, 3, *range(2, 2 + dims))
     theirs = getattr(torch.nn, f"InstanceNorm{dims}d")(3)
     defaults = inspect.signature(nn.InstanceNorm).parameters

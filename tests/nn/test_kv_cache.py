@@ -1,4 +1,4 @@
-"""Attention that goes on after what it has seen, by a cache in the State."""
+"""Attention that continues a sequence, with a cache in the State."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ SLOPES = jnp.asarray([0.5, 0.25, 0.125, 0.0625])
 
 
 def make(batch=(), **options):
-    """Four heads for sequences of size eight, two of keys, room for six places."""
+    """Four heads for sequences of size eight, two heads of keys, room for six positions."""
     options = {"num_kv_heads": 2, "is_causal": True, "cache_size": 6, **options}
     layer, state = nn.make_with_state(nn.MultiheadAttention)(4, 8, **options, key=KEY)
     return layer, nn.reset_cache(layer, state, batch=batch)
@@ -29,7 +29,7 @@ def go_on(layer, x, state, lengths=None, bias=None):
 
 
 def by_parts(layer, state, x, counts, **options):
-    """What is found at all places, so many at a time."""
+    """The output at all positions, for parts of a given length."""
     outs, first = [], 0
     for count in counts:
         out, state = go_on(layer, x[..., first : first + count, :], state, **options)
@@ -60,7 +60,7 @@ LAYERS = {
 @pytest.mark.parametrize("batch", [(), (2, 1)], ids=str)
 @pytest.mark.sampled
 def test_what_goes_on_finds_what_the_whole_finds(name, batch):
-    """At every place: read at once, then one at a time; with a bias by places."""
+    """At every position: read at once, then one at a time; with a bias by positions."""
     layer, state = make(batch, **LAYERS[name])
     x = jnp.asarray(wave(*batch, 6, 8))
     bias = alibi if name == "plain" else None
@@ -72,14 +72,14 @@ def test_what_goes_on_finds_what_the_whole_finds(name, batch):
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 2])
 def test_sequences_of_different_lengths_go_on_each_by_itself(window):
-    """Read together, with what fills them up; then a place of each at a time."""
+    """Read together with padding; then one position of each at a time."""
     layer, state = make((3,), window=window, rotary=nn.RotaryPositionalEmbedding(2))
     x, lengths = jnp.asarray(wave(3, 6, 8)), np.array([3, 1, 2])
     out, state = go_on(layer, x[:, :3], state, jnp.asarray(lengths))
     found = [[*row[:n]] for row, n in zip(out, lengths, strict=True)]
     for step in range(3):
         each = x[np.arange(3), lengths + step][:, None]
-        # The second sequence ends early: what it is given then counts for nothing.
+        # The second sequence ends early: its later inputs do not count.
         counts = jnp.array([1, int(step < 1), 1])
         out, state = go_on(layer, each, state, counts)
         for row, new, count in zip(found, out, counts, strict=True):
@@ -92,7 +92,7 @@ def test_sequences_of_different_lengths_go_on_each_by_itself(window):
 
 @pytest.mark.slow
 def test_lengths_without_state_hide_what_fills_up():
-    """As if it were not there."""
+    """The padding has no effect."""
     layer = nn.MultiheadAttention(4, 8, num_kv_heads=2, key=KEY)
     x = jnp.asarray(wave(2, 4, 8))
     found = layer(x, lengths=jnp.array([2, 4]))
@@ -106,7 +106,7 @@ def test_lengths_without_state_hide_what_fills_up():
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
 @pytest.mark.sampled
 def test_lengths_may_be_of_any_integers(dtype):
-    """Places were counted in their dtype: some after the end were seen, or 3 was refused."""
+    """Positions had the dtype of lengths: some after the end were seen, or 3 was refused."""
     layer = nn.MultiheadAttention(1, 2, key=KEY)
     x, lengths = jnp.asarray(wave(2, 300, 2)), jnp.array([3, 100])
 
@@ -128,7 +128,7 @@ def test_a_bias_by_places_without_heads_is_refused_for_a_batch(batch):
 
 
 def test_a_window_never_is_full():
-    """It keeps a ring of its own size, however long the sequence gets."""
+    """The cache has the size of the window, however long the sequence is."""
     layer, state = make(window=3)
     x = jnp.asarray(wave(9, 8))
     found, state = by_parts(layer, state, x, (4, 4, 1))
@@ -164,7 +164,7 @@ def test_processed_heads_know_their_positions(batch):
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
 @pytest.mark.sampled
 def test_a_full_cache_gives_nan_from_where_there_is_no_room(batch, counts):
-    """In compiled code, where nothing can be refused; what was before is right."""
+    """In compiled code, which cannot raise an error; earlier positions are correct."""
     layer, state = make(batch, use_output_bias=True)
     x = jnp.asarray(wave(*batch, 9, 8))
     found, _ = by_parts(layer, state, x, counts)
@@ -174,7 +174,7 @@ def test_a_full_cache_gives_nan_from_where_there_is_no_room(batch, counts):
 
 
 def test_a_full_cache_gives_no_nan_where_nothing_counts():
-    """What fills a sequence up is not asked for, wherever it would be."""
+    """Padding is not stored, so it cannot be out of range."""
     layer, state = make((2,))
     x = jnp.asarray(wave(2, 8, 8))
     _, state = go_on(layer, x[:, :5], state, jnp.array([5, 1]))
@@ -188,7 +188,7 @@ def test_a_full_cache_gives_no_nan_where_nothing_counts():
 
 @pytest.mark.parametrize(("lengths", "counted"), [(5, 2), (-2, 0), (-1, 0), (2, 2)])
 def test_traced_lengths_beyond_the_chunk_count_as_its_ends(lengths, counted):
-    """As if they had been cut before; otherwise the cache counts what was never written."""
+    """As if they were clipped; otherwise the cache counts positions that were never written."""
     layer, state = make()
     x = jnp.asarray(wave(6, 8))
     _, state = go_on(layer, x[:2], state, jnp.asarray(2))
@@ -213,7 +213,7 @@ def test_traced_lengths_are_refused_if_asked(lengths):
 
 
 def test_a_loop_of_steps_is_one_trace():
-    """A scan over places, the State donated."""
+    """A scan over positions, with donated State."""
     layer, state = make()
     x, traces = jnp.asarray(wave(6, 8)), []
 
@@ -246,7 +246,7 @@ def test_members_of_a_batch_may_be_mapped_over():
 
 
 class Block(pm.Module):
-    """Attention and what it was given, with State and without."""
+    """Attention with or without State, and its arguments."""
 
     attention: nn.MultiheadAttention
 
@@ -309,7 +309,7 @@ def test_dropout_is_by_the_key_with_state_too():
 
 
 def test_half_precision_is_kept_in_half_precision():
-    """In the dtype of the weights, if nothing else is said; what comes out has that of x."""
+    """By default in the dtype of the weights; the output has the dtype of x."""
     layer, state = make(dtype=jnp.bfloat16)
     out, state = layer(jnp.ones((3, 8), jnp.bfloat16), state=state)
     assert out.dtype == state.get(layer.cache)[0].dtype == jnp.bfloat16

@@ -36,7 +36,7 @@ def dense():
 
 
 def test_own_arrays_have_the_shapes_of_their_annotations():
-    """Fields and properties are sizes, numbers count, what nothing names is not looked at."""
+    """Fields and properties are sizes, numbers count, arrays without names are skipped."""
     layer = dense()
     assert layer(jnp.ones(4)).shape == (3,)
     assert layer.replace(free=jnp.ones((7, 7))).own_arrays("free")[0].shape == (7, 7)

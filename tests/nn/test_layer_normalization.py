@@ -12,7 +12,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 @pytest.mark.parametrize("shape", [4, (3, 4), ()], ids=label)
 def test_layer_norm_is_pytorchs(torch, shape):
-    """The same numbers, with weights copied over; a shape of () leaves nothing but the bias."""
+    """The same numbers with copied weights; with a shape of () only the bias is left."""
     layer = nn.LayerNorm(shape, eps=1e-3)
     weight, bias = wave(*layer.shape, phase=1), wave(*layer.shape, phase=2)
     x = wave(2, 3, 4)
@@ -42,7 +42,7 @@ def test_layer_norm_starts_as_the_plain_formula(use_weight, use_bias):
 
 @pytest.mark.parametrize("value", [True, False])
 def test_an_older_name_of_two_arguments_is_taken_with_a_warning(value):
-    """`elementwise_affine` stands for weight and bias together."""
+    """`elementwise_affine` sets both weight and bias."""
     with pytest.warns(UserWarning, match="its older name"):
         layer = nn.LayerNorm(3, elementwise_affine=value)
 

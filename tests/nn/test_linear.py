@@ -48,7 +48,7 @@ def test_linear_is_pytorchs(torch, key, use_bias):
     ids=label,
 )
 def test_shapes(key, sizes, x, shape):
-    """The last axis is mapped; "scalar" stands for none; sizes may be zero."""
+    """The last axis is mapped; "scalar" is no axis; sizes may be zero."""
     assert nn.Linear(*sizes, key=key)(jnp.ones(x)).shape == shape
 
 
@@ -116,7 +116,7 @@ def test_a_bias_that_is_put_in_later_counts(key):
 
 
 def test_the_hints_hint(key):
-    """What the errors tell the reader to write works."""
+    """The code in the hints of the errors works."""
     layer, x = nn.Linear(64, 2, key=key), jnp.ones((5, 8, 8))
 
     assert layer(x.reshape((*x.shape[:1], 64))).shape == (5, 2)

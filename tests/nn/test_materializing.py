@@ -21,11 +21,11 @@ ones = jnp.ones
 
 
 def size(n: int, is_given: bool) -> Any:
-    """A size, or None in its place."""
+    """A size, or None."""
     return n if is_given else None
 
 
-# A function of whether sizes are given and of what keys come from; and inputs.
+# A function of whether sizes are given and of a source of keys; and inputs.
 LAYERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "Linear": (lambda s, k: nn.Linear(s(3), 4, key=k), (ones((2, 3)),)),
     "MLP": (lambda s, k: nn.MLP(s(3), 2, 4, 2, key=k), (ones(3),)),
@@ -64,9 +64,9 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 @pytest.mark.parametrize(("make", "inputs"), LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.sampled
 def test_written_out_and_materialized_models_are_equal(make, inputs, source):
-    """`materialize(Layer(None), x) == Layer(size)`, with a key and with what hands keys out."""
+    """`materialize(Layer(None), x) == Layer(size)`, with a key and with `init_keys`."""
     pair = [lambda n, g=is_given: size(n, g) for is_given in (False, True)]
-    # Two, for the second shows what the first one took of the keys.
+    # Two layers, because the second one shows which keys the first one took.
     left, right = (
         [make(s, keys), make(s, keys)] for s, keys in zip(pair, (source(0), source(0)), strict=True)
     )
@@ -167,7 +167,7 @@ def test_a_finished_model_is_given_back_and_not_run():
 
 
 def test_shapes_alone_are_enough():
-    """A `ShapeDtypeStruct` stands for an array."""
+    """A `ShapeDtypeStruct` works like an array."""
     spec = jax.ShapeDtypeStruct((7, 3), jnp.float32)
     assert pm.materialize(nn.Linear(None, 2, key=KEY), spec).in_features == 3
 
@@ -249,7 +249,7 @@ def test_a_file_is_not_loaded_into_an_unfinished_model(tmp_path):
 
 
 def test_a_layer_given_to_a_layer_is_finished_first():
-    """The inner one, too, and the outer one is built of it."""
+    """The inner layer is materialized, too, and the outer one is made from it."""
 
     class Around(pm.Module):
         inner: nn.Linear

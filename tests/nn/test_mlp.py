@@ -62,12 +62,12 @@ def test_biases_of_hidden_and_final_layers(key, use_bias, use_final_bias):
     ids=label,
 )
 def test_shapes(key, sizes, x, shape):
-    """The last axis is mapped; "scalar" stands for none."""
+    """The last axis is mapped; "scalar" is no axis."""
     assert nn.MLP(*sizes, 4, 1, key=key)(jnp.ones(x)).shape == shape
 
 
 def test_an_activation_that_is_a_module_is_copied_for_each_neuron(key):
-    """Each copy is data, and gets the numbers of its own neuron alone."""
+    """Each copy is data, and gets the numbers of one neuron."""
     mlp = nn.MLP(3, 2, 4, 2, Slope(jnp.array(0.5)), Slope(jnp.array(0.1)), key=key)
     slopes = jnp.asarray(wave(2, 4))
     mlp = mlp.replace(activation=Slope(slopes))
@@ -126,7 +126,7 @@ def test_a_scan_gives_the_same_numbers(key, depth, activation):
 
 
 def test_a_scan_takes_what_init_keys_gave(key):
-    """The inner layers get keys of their own."""
+    """The inner layers get separate keys."""
     inner = nn.MLP(3, 2, 4, 3, scan=True, key=pm.init_keys(key)).layers[1].weight
 
     assert inner.shape == (2, 4, 4)

@@ -40,7 +40,7 @@ def flags(tree):
 
 
 def test_every_field_named_inference_is_set():
-    """As data or configuration, in layers and in Modules of one's own; the rest is untouched."""
+    """As data or configuration, in layers and in your own Modules; other fields are unchanged."""
     before = model()
 
     on = nn.inference_mode(before)
@@ -55,7 +55,7 @@ def test_every_field_named_inference_is_set():
 
 
 def test_a_tree_without_flags_comes_back():
-    """Nothing to set is no mistake."""
+    """A tree without flags is not an error."""
     tree = [jnp.ones(2), None, {"a": 1}]
 
     assert pm.tree_equal(nn.inference_mode(tree), tree)
@@ -99,7 +99,7 @@ def test_a_flag_that_was_traced_is_still_one():
 
 
 def test_a_function_may_take_the_place_of_a_flag():
-    """Where it is configuration; as data it would be no leaf for JAX."""
+    """As configuration; as data it would not be a leaf for JAX."""
     policy = jax.checkpoint_policies.everything_saveable
     block = Block(None)
 
@@ -121,7 +121,7 @@ def test_only_a_part_is_set_by_tree_at():
 
 
 class Rate(Module):
-    """Converts what it is given, and checks it together with what is below."""
+    """Converts its argument, and checks it together with inner fields."""
 
     rate: float = field(static=True, converter=float)
     below: Any = None
@@ -133,7 +133,7 @@ class Rate(Module):
 
 
 def test_converters_and_checks_run():
-    """As in `replace`; a check sees what was set further in, whatever the order."""
+    """As in `replace`; a check sees inner fields already set, whatever the order."""
     rates = Rate(3.0, Rate(2.0))
 
     assert nn.with_mode(rates, rate="1").below.rate == 1.0
@@ -172,7 +172,7 @@ LAYERS = {
 
 
 def test_a_field_takes_what_the_constructor_takes():
-    """One number for all axes becomes one for each, and goes with what is checked beside it."""
+    """One number for all axes becomes one for each, and agrees with related fields."""
     for change in (nn.with_mode, lambda layer, **flags: layer.replace(**flags)):
         pool = change(nn.MaxPool2d(2), kernel_size=3, stride=[1, 2], padding=1)
         assert pool == nn.MaxPool2d(3, [1, 2], 1)

@@ -20,7 +20,7 @@ EACH = pm.by({pm.RngStream: 0, ...: None})
 
 
 class Noise(nn.StatefulLayer):
-    """Adds noise of its own stream to what it gets."""
+    """Adds noise from its own stream to its input."""
 
     stream: pm.RngStream
 
@@ -52,7 +52,7 @@ def linear():
 
 
 def plain():
-    """Neither State nor streams."""
+    """A model without State and streams."""
     return nn.Sequential([linear(), nn.Lambda(jnp.tanh)])
 
 
@@ -147,7 +147,7 @@ def test_state_is_no_parameter():
 
 
 def test_statistics_of_a_step_are_those_of_one_call():
-    """`apply_updates` on the net that the loss returned keeps what the loss did to the State."""
+    """`apply_updates` on the net that the loss returned preserves its new State."""
     _, called = pm.stateful(normed())(X)
 
     net, _ = update(pm.stateful(normed()), X)
@@ -178,7 +178,7 @@ class Compiled(nn.StatefulLayer):
 
 
 def test_a_net_in_another_mode_does_not_use_up_this_one():
-    """Looking at how well it does leaves the net as it was, to be trained further."""
+    """An evaluation leaves the net unchanged, ready for further training."""
     net = pm.stateful(Compiled(nn.BatchNorm(2)))
 
     out, ready = pm.inference_mode(net)(X)
@@ -357,7 +357,7 @@ OLD = (
 
 
 def test_an_old_net_is_refused():
-    """The error speaks of nets; and neither seeding nor splitting helps."""
+    """The error names nets; neither seeding nor splitting helps."""
     net = pm.stateful(nn.BatchNorm(2))
     net(X)
 
@@ -390,7 +390,7 @@ def test_a_call_that_fails_leaves_the_net_as_it_was():
 
 
 def test_a_net_whose_result_was_lost_is_restored():
-    """The step failed after the call: the net is what it was before, and not what it became."""
+    """The step failed after the call: the net is restored to its state before the call."""
     net = pm.stateful(nn.BatchNorm(2))
     before = copy.deepcopy(net)
     _, after = net(X)
@@ -403,7 +403,7 @@ def test_a_net_whose_result_was_lost_is_restored():
 
 
 def test_copies_of_a_layer_in_a_net_are_layers_of_their_own():
-    """stateful names tokens by place, as make_with_state does."""
+    """Stateful names tokens by path, as make_with_state does."""
     norm = nn.BatchNorm(2)
     net = pm.stateful(nn.Sequential([norm, copy.deepcopy(norm), norm]))
 
@@ -411,7 +411,7 @@ def test_copies_of_a_layer_in_a_net_are_layers_of_their_own():
 
 
 def test_a_net_is_seeded_from_init_keys():
-    """They stand in the place of a key."""
+    """`init_keys` replaces a key."""
     net = pm.stateful(nn.Dropout(0.5, stream=pm.RngStream()))
     expected = copy.deepcopy(net).seed(next(pm.init_keys(jax.random.key(0))))
 
@@ -450,7 +450,7 @@ class Normed(pm.Module):
 
 
 def test_what_the_model_has_is_told_where_it_is():
-    """An attribute, a method; what neither has stays Python's own error, with a suggestion."""
+    """An attribute, a method; a missing name raises Python's own error, with a suggestion."""
     net = pm.stateful(Normed(nn.BatchNorm(2)))
     assert not hasattr(net, "__len__")
     assert not hasattr(object.__new__(type(net)), "norm")

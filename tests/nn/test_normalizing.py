@@ -1,4 +1,4 @@
-"""What the layers that normalize each example have in common."""
+"""Tests for all layers that normalize each example."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def test_a_state_is_handed_back(norm, args):
 
 @each_norm
 def test_weight_and_bias_start_as_the_initializers_give(norm, args, key):
-    """With a key of its own for each; without initializers none is needed."""
+    """With a separate key for each; without initializers no key is needed."""
     normal = jax.nn.initializers.normal()
     layer = norm(*args, weight_init=normal, bias_init=normal, key=key)
 
@@ -47,7 +47,7 @@ def test_weight_and_bias_start_as_the_initializers_give(norm, args, key):
 
 @each_norm
 def test_other_input_and_epsilons_are_refused(norm, args):
-    """Integers, which have no mean of their own dtype; and a number below zero, at any time."""
+    """Integers, whose mean has no such dtype; and a negative epsilon, at any time."""
     with pytest.raises(ArgumentError, match=rf"^{norm.__name__}\(.*: expected .*float.*, got i32"):
         norm(*args)(jnp.ones((4, 4), int))
     with pytest.raises(ArgumentError, match=rf"^{norm.__name__}\(eps\): expected a number >= 0"):

@@ -39,7 +39,7 @@ def assert_trees_close(found, expected):
 
 
 def as_numbers(leaf):
-    """A random key as its bits, anything else as it is."""
+    """A random key as its bits, any other leaf unchanged."""
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 
@@ -99,7 +99,7 @@ def test_gradient_is_a_layer_that_points_downhill(entry):
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", as_parameters(STATELESS))
 def test_vmap_over_layers_is_a_stack_of_calls(entry):
-    """jax.vmap of constructor and call gives what one layer after the other gives."""
+    """jax.vmap of constructor and call equals a loop over layers."""
     keys = jax.random.split(jax.random.key(0), 2)
 
     @jax.jit
@@ -115,7 +115,7 @@ def test_vmap_over_layers_is_a_stack_of_calls(entry):
 @pytest.mark.parametrize("way", ["mapped", "as a batch"])
 @pytest.mark.parametrize("entry", STATELESS, ids=lambda entry: entry.name)
 def test_gradients_of_many_examples_are_added_up_in_single_precision(entry, way):
-    """In bfloat16, 256 + 1 is 256: what each example adds to a bias would soon be lost."""
+    """In bfloat16, 256 + 1 is 256: the gradients of later examples would be lost in a bias."""
     layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), entry.build()[0])
     if not has_weights(layer) or (way == "as a batch" and not entry.batches):
         return
@@ -164,7 +164,7 @@ def test_scan_carries_a_layer(entry):
 @every_layer
 @pytest.mark.sampled
 def test_optax_takes_a_layer(entry):
-    """optax.adam(1e-3).init(layer) works as it is, and its updates apply to the layer."""
+    """optax.adam(1e-3).init(layer) works, and its updates apply to the layer."""
     optax = pytest.importorskip("optax", reason="optimizers come from optax")
     layer, _ = entry.build()
     optimizer = optax.adam(1e-3)

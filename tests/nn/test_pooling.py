@@ -82,7 +82,7 @@ def test_a_pool_of_ones_own(key):
 @pytest.mark.parametrize("make", [nn.AvgPool1d, nn.AvgPool2d])
 @pytest.mark.sampled
 def test_averages_of_half_precision_are_pytorchs(torch, make, dtype):
-    """A window of many entries neither stands still at 256 nor overflows."""
+    """The sum over a large window neither stops at 256 nor overflows."""
     layer = make(24, padding=3)
     shape = (1, 2, *[24] * layer.num_spatial_dims)
     x = jnp.asarray(100 + wave(*shape)).astype(dtype)

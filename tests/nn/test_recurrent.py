@@ -41,7 +41,7 @@ class Noisy(Total):
 
 
 def by_loops(cell, x, lengths, reverse, keep_order):
-    """What an RNN is to give for (batch, time, features), one sequence and step after the other."""
+    """The expected output of an RNN for (batch, time, features), by loops."""
     outputs, carries = [], []
     for row, length in zip(x, lengths, strict=True):
         order = [*range(len(row))]
@@ -164,7 +164,7 @@ def test_two_layers_in_both_directions_are_pytorchs(torch, kind):
 
 
 def by_hand(cell, x, reverse=False):
-    """What one would write without the library."""
+    """The same without the library."""
 
     def step(h, x):
         i, n = (jnp.split(y, 3) for y in (cell.weight_ih @ x + cell.bias, cell.weight_hh @ h))
@@ -194,7 +194,7 @@ def test_the_program_is_that_of_a_scan(reverse):
 
 
 def test_a_call_may_say_otherwise():
-    """Each option by call is that of the constructor, and the constructor's is not lost."""
+    """Each option of a call overrides the constructor's, which is not lost."""
     x = jnp.asarray(wave(3, 4, 3))
     names = ("time_major", "return_carry", "reverse", "keep_order")
     options = dict.fromkeys(names, True)
@@ -207,7 +207,7 @@ def test_a_call_may_say_otherwise():
 
 
 def test_two_halves_are_one_run():
-    """The carry of the one is the start of the other."""
+    """The carry of the first half is the start of the second."""
     rnn, x = nn.RNN(LSTM, return_carry=True), jnp.asarray(wave(2, 4, 3))
 
     carry, first = rnn(x[:, :2])
@@ -243,7 +243,7 @@ def test_outputs_are_put_together_as_one_says():
 
 
 def test_a_carry_that_changes_its_dtype_is_refused():
-    """By the scan, which says what it was and what it became."""
+    """By the scan, which names both dtypes."""
     with pytest.raises(StructureError, match="carry"), jax.numpy_dtype_promotion("standard"):
         nn.RNN(GRU)(jnp.ones((4, 3)), initial_carry=jnp.zeros(2, jnp.bfloat16))
 
@@ -293,7 +293,7 @@ def test_nothing_comes_from_past_the_end(options, filled):
     def loss(both):
         rnn, x = both
         found = rnn(x, seq_lengths=lengths)
-        # 1 + 3, and 1 + 3 + 9, which the last step gives, wherever it stands.
+        # 1 + 3, and 1 + 3 + 9 from the last step, wherever it is.
         return jnp.sum(found[0] if rnn.return_carry else found[:, -1])
 
     value, (grads, of_x) = pm.filter_value_and_grad(loss)((nn.RNN(cell, **options), x))
@@ -308,7 +308,7 @@ def test_nothing_comes_from_past_the_end(options, filled):
 @pytest.mark.parametrize("kind", ["mixed", "narrow"])
 @pytest.mark.sampled
 def test_gradients_over_many_steps_are_added_up_in_wide_numbers(kind):
-    """In bfloat16, as the cell is computed in, each stood still from some 300 steps on."""
+    """In bfloat16, the dtype of the cell, each sum stopped after some 300 steps."""
     cell = nn.SimpleCell(2, 2, key=KEYS[0])
     x = jnp.ones((600, 2))
 
@@ -329,7 +329,7 @@ def test_gradients_over_many_steps_are_added_up_in_wide_numbers(kind):
 @pytest.mark.parametrize("lengths", [None, [1, 2, 0, 3]])
 @pytest.mark.sampled
 def test_each_device_runs_over_its_part_of_a_batch(key, lengths):
-    """Zeros to start with are alike on all devices, and what a step makes of them is not."""
+    """The initial zeros are replicated over devices, but the carry of a step is not."""
     kind = jax.sharding.AxisType.Auto
     mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,), devices=jax.devices()[:2])
     rnn = nn.RNN(nn.LSTMCell(2, 2, key=key))

@@ -1,4 +1,4 @@
-"""`GRUCell`, `LSTMCell`, `SimpleCell`: how they start, and what they refuse."""
+"""`GRUCell`, `LSTMCell`, `SimpleCell`: their initial arrays, and the inputs that they refuse."""
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ def test_the_first_carry_is_of_zeros_and_keeps_its_dtype(make):
 @every_cell
 @pytest.mark.slow
 def test_the_hint_of_cells_as_one_hints(make):
-    """The text's code gives each what it carried, too; and so does that for a map too many."""
+    """The code in the hint gives each cell its carry; so does the hint for one map too many."""
     layer = make(3, 2, key=KEY)
     layers = pm.filter_vmap(lambda key: make(3, 2, key=key))(jax.random.split(KEY, 4))
     xs = jnp.asarray(wave(4, 3))

@@ -26,7 +26,7 @@ MAKES = {
 @pytest.mark.parametrize("name", MAKES)
 @pytest.mark.sampled
 def test_layers_are_drawn_as_they_draw_themselves(key, name):
-    """With the fan-in that the layer has, whatever the layout of its arrays; all else stays."""
+    """With the fan-in of the layer, whatever the layout of its arrays; the rest is unchanged."""
     make, fan_in = MAKES[name]
     layer = make(key=key)
 
@@ -181,7 +181,7 @@ def chosen(path):
 
 @pytest.mark.parametrize("many", [nn.Stack, nn.Ensemble])
 def test_arrays_of_ones_own_are_drawn_one_for_one(many, key):
-    """How many there are is no size of a receptive field."""
+    """The number of arrays is not part of a receptive field."""
 
     class Own(pm.Module):
         table: jax.Array
@@ -200,7 +200,7 @@ def test_arrays_of_ones_own_are_drawn_one_for_one(many, key):
 
 
 def test_what_members_share_is_drawn_once(key):
-    """And all else for each of them."""
+    """All other leaves are drawn for each member."""
     nets = nn.Ensemble(ft.partial(nn.Linear, 2, 2), 3, key=key, shared="bias")
     shapes = []
 
@@ -215,14 +215,14 @@ def test_what_members_share_is_drawn_once(key):
 
 
 class Bounded(pm.Module):
-    """One value that has the shape of what stands for it, and one that has not."""
+    """A value with the shape of its parameter, and a value with another shape."""
 
     scale: jax.Array = pm.field(constraint=pm.constraints.positive)
     mix: jax.Array = pm.field(constraint=pm.constraints.simplex)
 
 
 def test_what_is_drawn_for_a_constrained_field_is_its_value(key):
-    """It was taken for what stands for it: 5 was read as 148."""
+    """The value was taken for the parameter: 5 was read as 148."""
     one = Bounded(jnp.ones(2), jnp.full(3, 1 / 3))
     several = pm.filter_vmap(lambda scale: Bounded(scale, jnp.full(3, 1 / 3)))(jnp.ones((4, 2)))
     five = jax.nn.initializers.constant(5.0)

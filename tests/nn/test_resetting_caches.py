@@ -43,7 +43,7 @@ def test_caches_are_empty_and_the_rest_stays():
 
 
 def test_it_may_be_done_in_compiled_code():
-    """At the start of what writes a text."""
+    """At the start of a function that generates a sequence."""
     layer, state = pm.make_with_state(nn.MultiheadAttention)(
         2, 4, is_causal=True, cache_size=8, key=KEY
     )
@@ -73,7 +73,7 @@ class Layer(nn.StatefulLayer):
 
 @pytest.mark.parametrize("change", ["lora", "quantize", "tie"])
 def test_weights_of_a_stack_may_be_computed(change):
-    """By what is added to them, from integers, or at another place: shapes are enough."""
+    """By an added array, from integers, or at another path: shapes are enough."""
     stack, state = pm.make_with_state(nn.Stack)(Layer, 3, key=KEY)
     if change == "tie":
         stack = pm.tie(stack, "layer.attention.key_proj", to="layer.attention.query_proj")

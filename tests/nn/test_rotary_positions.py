@@ -61,7 +61,7 @@ def of_pairs(x, positions, theta=10_000.0, *, interleaved):
 
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_any_places_by_either_convention(interleaved):
-    """From 0, from an offset, from one for each sequence, and at places of their own."""
+    """From 0, from an offset, from an offset for each sequence, and at given positions."""
     layer = nn.RotaryPositionalEmbedding(4, interleaved=interleaved)
     x, places = jnp.asarray(wave(2, 3, 4)), np.array([[0, 1, 2], [7, 3, 3]])
 
@@ -92,7 +92,7 @@ def test_axes_after_that_of_positions_share_them():
 
 
 def test_products_depend_on_distances_alone():
-    """What the angles are for."""
+    """The purpose of the angles."""
     layer, (query, key) = nn.RotaryPositionalEmbedding(4), jnp.asarray(wave(2, 1, 4))
 
     def product(m, n):
@@ -144,7 +144,7 @@ def restated(size, theta, scaling):
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_scaled_angles_are_those_of_transformers(kind):
-    """Its printed frequencies; and at places from 0, from an offset, and of their own."""
+    """The frequencies that it prints; and positions from 0, from an offset, and given ones."""
     theta, scaling, published = PUBLISHED[kind]
     frequencies = restated(16, theta, scaling)
     np.testing.assert_allclose(frequencies, published, rtol=1e-6)
@@ -166,7 +166,7 @@ def test_scaled_angles_are_those_of_transformers(kind):
 
 
 def test_what_says_how_to_scale_is_stored_as_items():
-    """So that the layer is configuration that can be hashed; "default" is none."""
+    """So the layer is hashable configuration; "default" is no scaling."""
     layer = nn.RotaryPositionalEmbedding(4, scaling=LLAMA3)
 
     assert dict(layer.scaling) == LLAMA3

@@ -9,7 +9,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def test_scale_begins_with_one_or_as_it_is_told(key):
-    """A factor for each entry of the last axes; 1 stands for any size."""
+    """A factor for each entry of the last axes; 1 broadcasts to any size."""
     normal, x = jax.nn.initializers.normal(), jnp.asarray(wave(2, 3, 4))
     layer = nn.Scale((3, 1), weight_init=normal, key=key)
 

@@ -13,7 +13,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 class KeyTaker(Module):
-    """Gives back its input and what it was given as key."""
+    """Returns its input and its key."""
 
     def __call__(self, x, *, key=None):
         return (*x, key)
@@ -67,7 +67,7 @@ def test_every_layer_gets_a_key_of_its_own(key):
 
 
 def test_state_goes_through_stateful_layers_only():
-    """Others are called with x alone; the State comes out as the last stateful layer left it."""
+    """Other layers are called with x alone; the State is that of the last stateful layer."""
     net, state = nn.make_with_state(
         lambda: nn.Sequential([Counter(), nn.Lambda(lambda x: 2 * x), Counter()])
     )()
@@ -107,7 +107,7 @@ class Keyless(Module):
 
 
 def test_layers_that_take_no_key_get_none(key):
-    """A layer without that parameter, or without use for it; what the others get stays the same."""
+    """A layer without `key`, or without randomness; the keys of the others are unchanged."""
     net = nn.Sequential([Keyless(), KeyTaker(), nn.Identity(), KeyTaker()])
 
     _, one, two = net((), key=key)
@@ -139,7 +139,7 @@ def test_a_key_is_split_only_where_one_is_used(key, case):
 
 
 def test_init_keys_are_taken_only_where_one_is_used(key):
-    """Each random layer takes the next key; where there is none, nothing is taken."""
+    """Each random layer takes the next key; without random layers, no key is taken."""
     net = nn.Sequential([nn.Linear(3, 3, key=key), nn.Dropout(0.5), nn.Dropout(0.5)])
     call = lambda net: equations(  # noqa: E731
         lambda x, key: net(x, key=pm.init_keys(key)), jnp.ones(3), key
@@ -172,7 +172,7 @@ def by_hand(net, x, state):
 
 @pytest.mark.slow
 def test_state_goes_through_nested_sequentials_under_every_transform(key):
-    """filter_jit of filter_grad of filter_vmap gives what calling the layers by hand gives."""
+    """filter_jit of filter_grad of filter_vmap equals calls of the layers by hand."""
     net, _ = nn.make_with_state(make_deep)(key)
     axes = pm.by({pm.RngStream: 0, ...: None})
     x = jnp.asarray(wave(6, 3))
@@ -227,7 +227,7 @@ def test_a_slice_works_with_the_state_of_the_whole(key):
 
 
 def test_identity_gives_back_anything(key):
-    """It is made from any arguments, and takes no part in what passes."""
+    """Its constructor takes any arguments, and its call returns its input."""
     identity = nn.Identity(3, "anything", key=0)
 
     assert identity("text", key=key) == "text"
@@ -244,7 +244,7 @@ def test_lambda_calls_its_function_with_the_input_alone(key):
 
 
 def test_stateful_layers_say_so():
-    """The default of a subclass is to be stateful."""
+    """A subclass is stateful by default."""
     assert Counter().is_stateful()
 
 

@@ -18,17 +18,17 @@ def pair(lib=pm):
 
 
 def head(pair):
-    """The weight that is what another is."""
+    """The weight that is tied to another."""
     return pair[1].weight
 
 
 def embedding(pair):
-    """What it is."""
+    """The weight at the source of the tie."""
     return pair[0].weight
 
 
 def test_fields_and_leaves_are_equinoxs():
-    """One array for what is shared, in the same order."""
+    """One array for the shared weight, in the same order."""
     theirs, ours = (lib.nn.Shared(pair(lib), head, embedding) for lib in (equinox, pm))
     arrays = [leaf for leaf in jax.tree.leaves(theirs) if equinox.is_array(leaf)]
 
@@ -56,7 +56,7 @@ def test_a_gradient_is_the_sum_of_both_uses():
 
 
 def test_what_is_taken_may_be_computed_and_may_be_whole_layers():
-    """Several at once, and the tree as it was made of else."""
+    """Several at once, and the tree is made of different leaves."""
     one, two, three = (nn.Linear(3, 3, key=key) for key in jax.random.split(KEY, 3))
     turned = nn.Shared([one, two], lambda t: t[1].weight, lambda t: jnp.transpose(t[0].weight))
     whole = nn.Shared([one, two, three], lambda t: (t[1], t[0]), lambda t: (t[2], t[2]))

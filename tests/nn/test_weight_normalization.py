@@ -155,7 +155,7 @@ def test_a_layer_that_can_do_without_state_does_so(key):
 
 
 def test_a_weight_that_is_computed_or_tied_is_normalized_as_it_reads(key):
-    """What it is computed from is trained, and nothing of it is lost."""
+    """The arrays that the weight is computed from are trained, and none of them is lost."""
     linear = nn.Linear(3, 3, key=key)
     masked = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, jnp.tri(3)))
 

@@ -41,7 +41,7 @@ class Two(pm.Module):
 
 
 def test_another_weight_takes_the_place_of_any():
-    """Of an array, a computed leaf, a tied place; of a source alone the tied place follows."""
+    """An array, a computed leaf, a tied path; a tied path follows a new weight at its source."""
     two = pm.tie(Two(jnp.ones(2), jnp.zeros(2)), "two", to="one")
     new = jnp.full(2, 3.0)
 

@@ -1,4 +1,4 @@
-"""What came out of a call notes whether it is used; the rest is in `compilation.successors`."""
+"""The result of a call notes whether it is used; the rest is in `compilation.successors`."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def test_what_is_in_one_record_is_taken_with_it():
 
 
 def test_what_was_read_already_counts_as_taken():
-    """Nothing would tell when it is read again."""
+    """A second read would not be noticed."""
     holder = jax.tree.map(lambda x: x, made())
 
     assert deliver(holder, [A]).is_taken
@@ -44,7 +44,7 @@ def test_what_was_read_already_counts_as_taken():
 
 
 def test_states_of_a_pending_record_are_used_up_one_by_one():
-    """The record is not built for it, and others in it stay good."""
+    """The record is not built for it, and its other States remain usable."""
     holder = made()
     use_up(holder, A, "step")
     assert passed(holder, B) is passed(holder, B)
@@ -57,7 +57,7 @@ def test_states_of_a_pending_record_are_used_up_one_by_one():
 
 
 def test_only_what_python_can_enter_is_followed():
-    """A dict's key is no index of a list."""
+    """A dict's key is not an index of a list."""
     state, key, index = made().a, jax.tree_util.DictKey("a"), jax.tree_util.SequenceKey(0)
 
     assert way_to({"a": [state]}, (key, index), state) == Way(("a", 0), ())

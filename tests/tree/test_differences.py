@@ -1,4 +1,4 @@
-"""Whether trees agree, and where they do not: arrays by what fits, all else by being one."""
+"""Whether trees agree, and where they differ: arrays by type, all other values by being one."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from tests.helpers.trees import Affine, affine, ramp
 
 
 def same_shape(first, second):
-    """What fits, in these tests."""
+    """Arrays agree by shape in these tests."""
     return aval_of(first).shape == aval_of(second).shape
 
 
@@ -50,7 +50,7 @@ def test_numbers_and_values(leaf, number, value):
 
 
 def test_slots_stand_for_arrays():
-    """With the type of an array, in the place of it."""
+    """A slot has the type of its array."""
     slot = Slot(jax.typeof(ramp(2)))
     assert aval_of(slot) == aval_of(ramp(2))
     assert found([slot], [ramp(2)]) == []
@@ -116,7 +116,7 @@ class Noted:
 
 
 def test_nodes_that_agree_are_not_named():
-    """Of two nodes side by side only the one that differs; what it keeps, too, if that differs."""
+    """Of two sibling nodes only the one that differs; its configuration, too, if that differs."""
     same, other = Noted(1, "a"), Noted(1, "b")
 
     assert [path for path, _, _ in found([same, [1], same], [same, [1], other])] == ["[2]"]
@@ -143,7 +143,7 @@ def test_what_looks_alike_is_told_apart():
 
 
 def test_what_a_difference_is_of():
-    """Arrays or numbers on both sides; nothing but dtypes; configuration."""
+    """Arrays or numbers on both sides; only dtypes; configuration."""
     ((dtypes,), (arrays,), (rest,)) = (
         compare([a], [b], lambda a, b: False)
         for a, b in [(ramp(2), jnp.arange(2)), (ramp(2), ramp(3)), ("a", ramp(2))]
@@ -170,7 +170,7 @@ def test_axes_over_which_an_array_varies():
 
 
 def test_a_pair_at_which_the_walk_stops_is_the_same():
-    """What is below is not looked at."""
+    """Its children are not compared."""
     tree = {"a": [1, 2], "b": 3}
     pairs = walk(tree, {"a": None, "b": 4}, stops=lambda node: node is None)
 

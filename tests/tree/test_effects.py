@@ -1,4 +1,4 @@
-"""Watching what happens to states."""
+"""Watching states for changes."""
 
 import gc
 import weakref
@@ -13,7 +13,7 @@ A, B = pm.StateIndex(jnp.asarray(1.0)), pm.StateIndex(jnp.asarray(2.0))
 
 
 def test_a_watch_knows_what_came_in():
-    """Not what was made meanwhile, however often each was used."""
+    """States made inside do not count, however often each was used."""
     state = pm.State((A, B))
     with Effects() as effects:
         new = state.set(A, jnp.asarray(3.0))
@@ -27,7 +27,7 @@ def test_a_watch_knows_what_came_in():
 
 
 def test_a_part_that_is_used_up_has_advanced():
-    """What follows from it has to be put back into the whole, which stays as it was."""
+    """Its successor must be put back into the parent, which is unchanged."""
     state = pm.State((A, B))
     with Effects() as effects:
         state.substate(A).set(A, jnp.asarray(3.0))
@@ -37,7 +37,7 @@ def test_a_part_that_is_used_up_has_advanced():
 
 
 def test_what_is_watched_is_not_kept():
-    """Transforms inside make States of what they trace, which must not outlive its trace."""
+    """Transforms inside make States of tracers, which must not outlive their trace."""
     state, other = pm.State((A, B)), pm.State(A)
     with Effects() as effects:
         new = state.set(A, jnp.asarray(3.0))
@@ -55,7 +55,7 @@ def test_what_is_watched_is_not_kept():
 
 
 def test_watches_are_nested_and_end():
-    """The innermost is told."""
+    """The innermost watch is notified."""
     with Effects() as outer:
         with Effects() as inner:
             assert outer_effects() is inner
@@ -68,7 +68,7 @@ def test_watches_are_nested_and_end():
 
 
 def test_a_watch_ends_with_an_exception():
-    """Nobody watches afterwards."""
+    """No watch is active afterwards."""
     with pytest.raises(ValueError, match="half-way"), Effects():
         raise ValueError("half-way")
 

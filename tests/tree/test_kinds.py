@@ -32,7 +32,7 @@ NUMBERS += [
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is configured is often a dataclass; its `==` calls `1` and `1.0` equal."""
+    """Configuration is often a dataclass; its `==` calls `1` and `1.0` equal."""
 
     value: object
     note: object = dataclasses.field(default=None, compare=False)
@@ -44,7 +44,7 @@ class Inherits(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Rounded:
-    """With an `==` of its own."""
+    """Has a custom `==`."""
 
     value: float
 
@@ -77,7 +77,7 @@ in_containers = {
 
 @pytest.mark.parametrize("make", in_containers.values(), ids=in_containers.keys())
 def test_equal_numbers_are_not_one(make):
-    """Of what Python calls equal only the same number of the same type is one, however deep."""
+    """Equal numbers are one only with the same type, at any depth."""
     for i, x in enumerate(NUMBERS):
         for j, y in enumerate(NUMBERS):
             assert are_one(x, y) == (i == j)
@@ -118,7 +118,7 @@ LOOK_ALIKES = [
 
 @pytest.mark.parametrize(("a", "b"), LOOK_ALIKES, ids=label)
 def test_look_alikes_are_not_one(a, b):
-    """Whatever a program could tell apart is: types, orders, limits."""
+    """Values that a program can distinguish: types, orders, limits."""
     assert not are_one(a, b)
     assert not are_one(b, a)
     assert are_one(a, again(a))
@@ -140,7 +140,7 @@ STATIC = [
 
 
 def test_static_values_of_all_sorts_are_not_one():
-    """To NumPy, the dtype float64 is equal to None, and so to all that has no dtype."""
+    """In NumPy, the dtype float64 equals None, and so everything without a dtype."""
     spellings = {id(x): np.dtype(x) for x in STATIC[:6]}
     for a in STATIC:
         for b in STATIC:
@@ -159,14 +159,14 @@ def test_a_dataclass_is_compared_as_it_says():
 
 
 def test_nan_is_one_for_all():
-    """It is not equal to itself, but programs do not care; also inside lists and tuples."""
+    """It is not equal to itself, but programs are the same; also inside lists and tuples."""
     assert are_one(math.nan, float("nan"))
     assert are_one([(math.nan,)], [(float("nan"),)])
     assert are_one({"a": math.nan}, {"a": float("nan")})
 
 
 class Odd:
-    """Answers to `==` what it was told to."""
+    """Returns a chosen answer from `==`."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -207,7 +207,7 @@ values = st.recursive(
 
 @given(a=values, b=values)
 def test_values_are_one_if_they_are_written_alike(a, b):
-    """are_one(a, b) == (repr(a) == repr(b)), for all that is made of plain values."""
+    """are_one(a, b) == (repr(a) == repr(b)), for trees of plain values."""
     assert are_one(a, b) == (repr(a) == repr(b))
     assert are_one(a, b) == are_one(b, a)
 
@@ -225,7 +225,7 @@ SPELLINGS = [jnp.float32, np.float32, np.dtype("float32"), jnp.zeros(()).dtype]
 @pytest.mark.parametrize("one", SPELLINGS)
 @pytest.mark.parametrize("two", SPELLINGS)
 def test_spellings_of_a_dtype_are_one(one, two):
-    """Alone and in containers; the dtypes themselves are told apart."""
+    """Alone and in containers; different dtypes are distinguished."""
     assert are_one(one, two)
     assert kind_of(one) == kind_of(two)
     assert are_one((1, one), (1, two))

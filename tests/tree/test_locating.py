@@ -1,4 +1,4 @@
-"""What an access function is shown, and what it may do."""
+"""The proxies that an access function gets, and the accesses that it may make."""
 
 from collections import OrderedDict
 
@@ -144,7 +144,7 @@ class Members(pm.Module):
 
     @property
     def halved(self):
-        """A copy with other arrays, and everything else as it is."""
+        """A copy with other arrays, and everything else unchanged."""
         return jax.tree.map(lambda leaf: leaf / 2 if isinstance(leaf, jax.Array) else leaf, self)
 
     @property
@@ -171,7 +171,7 @@ jax.tree_util.register_pytree_node(Single, lambda _: ((), None), lambda *_: ONLY
 
 
 def test_a_node_that_is_one_object_in_two_places():
-    """Its places are told apart all the same."""
+    """Its paths are distinguished."""
     tree = [ONLY, {"a": ONLY}, ONLY]
 
     assert [named(lambda t, i=i: t[i], tree) for i in (0, 2)] == ["[0]", "[2]"]
@@ -200,7 +200,7 @@ EMPTY = Members(None)
     ],
 )
 def test_an_empty_answer_names_nothing(where, tree, expected):
-    """None and `()` are named where `where` gives them, and no node takes another's place."""
+    """None and `()` are named where `where` returns them; no node is confused with another."""
     assert named(where, tree) == expected
 
 
@@ -213,20 +213,20 @@ def nested(depth):
 
 
 def innermost(tree):
-    """What is in all the lists."""
+    """The content of the nested lists."""
     while isinstance(tree, list):
         tree = tree[0]
     return tree
 
 
 def test_a_deep_tree():
-    """As deep as Python's limit on calls allows; beyond, the depth is what the error speaks of."""
+    """As deep as Python's recursion limit allows; beyond it, the error names the depth."""
     assert innermost(pm.tree_at(innermost, nested(700), 2)) == 2
     assert innermost(pm.tree_at(pm.select.type(int), nested(400), replace_fn=str)) == "1"
 
 
 def test_equal_nodes_are_told_apart():
-    """One array in two places, equal numbers, equal Nones: the access says which is meant."""
+    """One array at two paths, equal numbers, equal Nones: the access decides."""
     x = ramp(2)
     tree = [x, Holder(x), 1, 1, None, None, (), ()]
 
@@ -238,7 +238,7 @@ def test_equal_nodes_are_told_apart():
 
 
 def test_the_cost_follows_the_access():
-    """Only what `where` looks at is filled in: the sibling is not opened."""
+    """Only nodes that `where` reads are built: the sibling is not."""
     opened = []
 
     @jax.tree_util.register_pytree_node_class
@@ -283,7 +283,7 @@ def test_patterns_find_nodes(pattern, expected):
 
 
 def test_nodes_with_their_own_equality():
-    """Nodes whose `==` builds an expression, or refuses, are found by identity all the same."""
+    """Nodes whose `==` builds an expression, or refuses, are found by identity."""
 
     class Expression(pm.Module):
         parts: object
@@ -299,7 +299,7 @@ def test_nodes_with_their_own_equality():
 
 
 def test_a_where_that_goes_through_a_wrapper():
-    """Wrappers that hold a Module are nodes like others."""
+    """Wrappers of a Module are nodes like others."""
     assert named(lambda m: m.fn.weight, Wrapping(affine())) == "fn.weight"
     assert (
         named(lambda m: m.content.__self__.bias, Holder(affine().scaled)) == "content.__self__.bias"

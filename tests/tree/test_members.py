@@ -37,7 +37,7 @@ make_mlp = ft.partial(nn.MLP, 2, 2, 2, 3, scan=True)
     ],
 )
 def test_each_node_that_holds_layers_as_one_counts(make, counts):
-    """Less what members share, and one inside of another."""
+    """Without the shared leaves of members, and without nested nodes."""
     found = {
         path_text(loc.path): count_member_axes(loc.nodes, loc.path)
         for loc in locations(make(key=KEY))

@@ -13,7 +13,7 @@ from tests.labels import label
 
 
 def by_jax(node):
-    """The children of a node with their keys, as JAX tells them."""
+    """The children of a node with their keys, from JAX."""
     pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     return [(path[0], child) for path, child in pairs]
 
@@ -61,7 +61,7 @@ def test_a_leaf_is_no_node(make):
 
 
 def test_only_modules_carry_records():
-    """record_of is None for everything but instances of Module classes."""
+    """record_of is None for all values but instances of Module classes."""
     assert record_of(Affine(1, 2)) is Affine.__record__
     carriers = {name for name, make in ALL_TREES.items() if record_of(make()) is not None}
     assert "affine" in carriers
@@ -74,7 +74,7 @@ class Below(Pair):
 
 
 class Attributed(tuple):
-    """A node of a kind of its own: what is in its attribute."""
+    """A custom node: its child is in its attribute."""
 
 
 class Renamed(Pair):
@@ -114,7 +114,7 @@ def with_inside(inside, kind=Attributed, items=()):
     ids=label,
 )
 def test_only_tuples_that_jax_takes_for_their_items_are_plain(node, expected):
-    """Not those that were registered otherwise, nor what has attributes that may be data."""
+    """Not those with other registrations or with attributes that may be data."""
     assert is_plain_tuple(node) is expected
 
 

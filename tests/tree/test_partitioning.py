@@ -10,7 +10,7 @@ from tests.helpers.trees import Affine, Pair, Static, affine
 
 
 def test_filter_keeps_replaces_and_inverts():
-    """What is not picked becomes `replace`; `inverse` swaps the two."""
+    """Other leaves become `replace`; `inverse` swaps the two."""
     tree = {"a": [1, "b"], "c": Affine(2.0, None)}
 
     assert pm.filter(tree, lambda x: isinstance(x, int)) == {
@@ -54,12 +54,12 @@ def test_configuration_is_in_both_halves():
     ],
 )
 def test_prefix_trees_of_specs(spec, expected):
-    """A spec may be a tree whose leaves stand for whole subtrees."""
+    """A spec may be a tree whose leaves apply to subtrees."""
     assert pm.partition([(1, 2), 3], spec) == expected
 
 
 def test_a_module_of_specs_is_a_prefix():
-    """A Module that holds specs in the place of its data says what is picked field by field."""
+    """A Module with specs instead of data selects field by field."""
     tree = [affine(), affine()]
     prefix = [Affine(True, False), False]
 
@@ -70,7 +70,7 @@ def test_a_module_of_specs_is_a_prefix():
 
 
 def test_combine_takes_the_first_that_is_not_none():
-    """At each place the first leaf that is not None; where all are None, None."""
+    """At each path the first leaf that is not None; if all are None, None."""
     assert pm.combine([None, 1, None], [2, 3, None], [4, None, None]) == [2, 1, None]
     assert pm.combine(Pair(None, 0)) == Pair(None, 0)
 

@@ -118,7 +118,7 @@ def test_patterns_match_a_path_or_a_node_above_it(pattern, path, expected):
     ],
 )
 def test_patterns_match_a_path_exactly(pattern, path, expected):
-    """Where nodes are meant, what names a node does not name what is below it."""
+    """Where nodes are selected, the path of a node does not match its children."""
     assert matches(parse_pattern(pattern), parse_pattern(path), exactly=True) is expected
 
 
@@ -149,7 +149,7 @@ def test_a_path_name_is_read_and_copied():
 separators = st.sampled_from([".", "/", "::", "aa", "\\", " ", '"'])
 # They cost nothing, and odd ones are rare.
 many = settings(law, max_examples=100)
-# Most of them made of what means something in a name.
+# Most of them made of characters with a meaning in a name.
 words = st.text(st.sampled_from(list("ab01.:/'\"\\ \n[]\ud800é"))) | st.text()
 
 
@@ -195,7 +195,7 @@ def test_what_is_read_as_a_name_is_one(text, sep):
     ],
 )
 def test_a_name_is_the_steps(path, sep, expected):
-    """Bare words with a separator; in quotes only what would not be read as it is written."""
+    """Bare words with a separator; quoted if the bare word would be read differently."""
     assert plain_name(path, sep) == expected
     assert parse_name(expected, sep) == step_names(path)
 

@@ -1,7 +1,7 @@
-"""Records that are handed out before they are filled in, and cannot be told from others.
+"""Records that are returned before they are built, and look like built ones.
 
-`pending(m)` is what a jitted identity returns, or what JAX has put together: nothing of it has been
-built yet. Each test compares it with the Module that was built in the usual way.
+`pending(m)` is the result of a jitted identity, or of JAX's unflatten: nothing of it is built yet.
+Each test compares it with the Module that was built in the usual way.
 """
 
 import copy
@@ -49,7 +49,7 @@ def unflattened(module):
 
 @pytest.fixture(params=[jitted, unflattened], ids=["jitted", "unflattened"])
 def pending(request):
-    """What makes a copy that waits."""
+    """A function that makes a pending copy."""
     return request.param
 
 
@@ -65,7 +65,7 @@ def is_pending(module):
 
 
 def test_what_a_jitted_function_returns_waits(pending):
-    """The point of it all: nothing is built before somebody looks."""
+    """The purpose: nothing is built before it is read."""
     model = pending(Holder([affine(), OwnInit(2)]))
     assert is_pending(model)
 
@@ -155,7 +155,7 @@ MAKES = {
 @pytest.mark.parametrize("make_from", MAKES.values(), ids=MAKES.keys())
 @pytest.mark.sampled
 def test_first_use(make, make_from, pending):
-    """Whatever is made from a waiting Module first is what is made from a built one."""
+    """Results of a pending Module's first use equal those of a built one."""
     module = make()
 
     assert_same(make_from(pending(module)), make_from(module))
@@ -182,7 +182,7 @@ def test_equality(make, pending):
 
 @every_module
 def test_vars(make, pending):
-    """What `vars` shows of a Module does not depend on whether a field was read before.
+    """The `vars` of a Module do not depend on whether a field was read before.
 
     A user's `to_dict` would leave the weights out, without a word.
     """
@@ -216,7 +216,7 @@ def test_bound_methods_hold_the_waiting_module(pending):
 
 
 def test_surgery_first(pending):
-    """tree_at and replace make changed copies of a waiting Module and leave it as it is."""
+    """tree_at and replace make changed copies of a pending Module and leave it unchanged."""
     model = pending(affine())
     changed = pm.tree_at(lambda m: m.bias, model, 0.0)
     assert changed.bias == 0.0
@@ -249,7 +249,7 @@ class OwnWeight(pm.Module):
 )
 @pytest.mark.parametrize("make", [affine, lambda: OwnWeight(ramp(2))])
 def test_frozen_before_it_is_filled_in(act, text, pending, make):
-    """A waiting Module is as frozen as a built one, whoever has written its `__init__`."""
+    """A pending Module is as immutable as a built one, with any `__init__`."""
     model = pending(make())
     with pytest.raises(FrozenError, match=text):
         act(model)
@@ -365,7 +365,7 @@ def test_subclasses_of_a_class_that_waited(pending):
 
 
 def test_the_class_is_asked_as_if_nothing_stood_in_it(pending):
-    """A field of a class that waited is no attribute of the class, unless it was given one."""
+    """A descriptor of a pending field is not an attribute of the class, unless it has a default."""
 
     class Base(pm.Module):
         weight: jax.Array
@@ -400,7 +400,7 @@ def test_the_class_is_asked_as_if_nothing_stood_in_it(pending):
 
 
 def test_subclasses_of_a_class_that_waits_for_inherited_fields(pending):
-    """What stands in a class for a field that it inherits is not taken for a property there."""
+    """A descriptor of an inherited field is not taken for a property there."""
 
     class Base(pm.Module):
         weight: jax.Array
@@ -464,7 +464,7 @@ def test_mutation_of_a_waiting_modules_list_is_seen(pending):
 
 
 def test_identity_of_what_is_not_traced(pending):
-    """Functions and other values that are no arrays come back as the same objects."""
+    """Functions and other values that are not arrays are returned as the same objects."""
     thing = object()
     model = pending(Holder([double, thing, Affine]))
 
@@ -494,7 +494,7 @@ def test_donated_arrays_of_a_waiting_module_are_gone():
 
 
 def test_nan_and_odd_values_survive(pending):
-    """Fields that hold NaN, -0.0, bytes and big ints come back as they were."""
+    """Fields with NaN, -0.0, bytes and big ints are returned unchanged."""
     model = pending(Holder([float("nan"), -0.0, b"x", 2**70, 1j]))
 
     assert repr(model.content) == repr([float("nan"), -0.0, b"x", 2**70, 1j])

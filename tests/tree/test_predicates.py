@@ -62,7 +62,7 @@ def test_predicates(value, expected):
 
 
 def test_tracers_are_arrays():
-    """Under a trace the answers are those for the array that the tracer stands for."""
+    """Under a trace the answers are those for the array of the tracer."""
     seen = []
     jax.make_jaxpr(lambda x, n: seen.append((columns(x), columns(n))))(jnp.ones(2), 3)
 
@@ -70,7 +70,7 @@ def test_tracers_are_arrays():
 
 
 def test_what_is_traced_is_carried():
-    """A `Ref` is no array, and its tracer is none either; but only the tracer cannot be kept."""
+    """A `Ref` is not an array, and neither is its tracer; but only the tracer cannot be stored."""
     seen = []
     jax.jit(lambda x: seen.append([(pm.is_array(r), is_carried(r)) for r in (x, jax.new_ref(x))]))(
         jnp.ones(2)

@@ -29,14 +29,14 @@ TREE = {"a": [Affine(1, 2.0), Buffered(3, 4, 5)], "b": 6}
     ],
 )
 def test_first_selector_that_matches_gives_the_value(rules, expected):
-    """First match wins, in the order written; `...` is the default wherever it stands."""
+    """The first match wins, in the order written; `...` is the default at any position."""
     assert pm.by(rules).values(TREE) == expected
 
 
 @pytest.mark.parametrize(
     "rules",
     [
-        # A model need not have all that a rule for many models names.
+        # A model may lack parts that a rule for many models names.
         {Affine: 0, Pair: 1, ...: 2},
         # The default, however it is written.
         {"a": 0, "b": 1, ...: 2},
@@ -49,7 +49,7 @@ def test_first_selector_that_matches_gives_the_value(rules, expected):
     ],
 )
 def test_entries_that_may_be_idle(rules):
-    """Those that would decide something in another tree, or decide it as it is decided."""
+    """Entries that would match in another tree, or agree with the match."""
     rule = pm.by(rules)
 
     rule(TREE)
@@ -57,7 +57,7 @@ def test_entries_that_may_be_idle(rules):
 
 
 def test_rules_are_values():
-    """Equal rules are equal, hash alike, and print as they were written."""
+    """Equal rules are equal, have equal hashes, and print as they were written."""
     first, second = (pm.by({"a.*": 0, Affine: None, ...: 1}) for _ in range(2))
 
     assert first == second
@@ -68,7 +68,7 @@ def test_rules_are_values():
 
 
 def test_by_anywhere_inside_a_prefix():
-    """A rule inside a prefix tree is resolved against the subtree that it stands for."""
+    """A rule inside a prefix tree is resolved against its subtree."""
     prefix = {"a": [False, pm.by({"weight": True, ...: False})], "b": True}
 
     assert mask_of(prefix, TREE, where="spec") == [False, False, True, False, False, True]
@@ -84,7 +84,7 @@ def test_by_in_vmap_axes():
 
 
 def test_a_module_as_prefix_may_have_been_built_without_its_init():
-    """What an own __init__ would not make is made by tree_map or surgery, and is a prefix, too."""
+    """tree_map and surgery can make a prefix that a custom __init__ would not make."""
     layer = OwnInit(2)
     prefix = pm.tree_at(lambda m: m.weight, jax.tree.map(lambda _: False, layer), True)
     assert mask_of(prefix, layer, where="spec") == [True, False]

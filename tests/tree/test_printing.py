@@ -55,7 +55,7 @@ def test_arrays_are_short_and_fields_are_named(tree, text):
 
 
 def test_fields_with_their_default_are_left_out():
-    """Where a field holds its default there is nothing to say."""
+    """A field with its default is not printed."""
     assert pm.tree_pformat(Defaults(ramp(1))) == "Defaults(weight=f32[1])"
     assert pm.tree_pformat(Static(1, 2)) == "Static(weight=1, size=2)"
     assert pm.tree_pformat(Static(1, 2, "eval")) == "Static(weight=1, size=2, mode='eval')"
@@ -106,7 +106,7 @@ class Scaled(pm.Module):
             "Linear(weight=f32[3,2], bias=f32[3], in_features=2, out_features=3)",
         ),
         (pm.nn.Dropout(0.1), "Dropout(p=0.1)"),
-        # None where there should be an array is what `filter` leaves.
+        # `filter` leaves None instead of an array.
         (pm.filter(affine(), "bias"), "Affine(weight=None, bias=f32[2])"),
         (
             pm.with_role(pm.nn.Linear(2, 3, key=KEY), "bias", "buffer"),
@@ -126,7 +126,7 @@ class Scaled(pm.Module):
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_repr_says_what_is_no_default(tree, text):
-    """None and defaults are left out; what repeats is counted; roles and precision are marked."""
+    """None and defaults are left out; repetitions are counted; roles and precision are marked."""
     assert repr(tree) == text
 
 
@@ -165,7 +165,7 @@ def test_real_models_and_optimizers_take_thirty_lines():
 
 
 def test_configuration_fills_its_lines():
-    """A line is broken before what has no room, and what is alone adds no line of its own."""
+    """A line is broken before an item that does not fit; a single item adds no line."""
     attention = pm.nn.MultiheadAttention(4, 1600, key=KEY)
     lines = repr(Holder([Holder([attention, affine()])])).splitlines()
     assert lines[0] == "Holder(content=[Holder(content=["
@@ -193,7 +193,7 @@ def test_a_list_in_itself_is_printed():
 
 
 def test_long_trees_are_broken_and_indented():
-    """What does not fit into the width is broken, one field a line."""
+    """Items that exceed the width are broken, one field a line."""
     text = pm.tree_pformat([affine(), affine()], width=30)
 
     assert text == (
@@ -226,7 +226,7 @@ def test_options():
 
 
 def test_pprint_prints(capsys):
-    """tree_pprint prints what tree_pformat gives."""
+    """tree_pprint prints the result of tree_pformat."""
     pm.tree_pprint(affine(), width=20)
 
     assert capsys.readouterr().out == pm.tree_pformat(affine(), width=20) + "\n"

@@ -1,4 +1,4 @@
-"""What returns a new model returns new lists and dicts."""
+"""Functions that return a new model return new lists and dicts."""
 
 import copy
 from collections import OrderedDict, defaultdict
@@ -60,7 +60,7 @@ NEW = {
 
 
 def containers(tree):
-    """All that can be edited in a tree."""
+    """Everything that can be edited in a tree."""
     found = []
 
     def note(node):
@@ -76,7 +76,7 @@ def containers(tree):
 
 @pytest.mark.parametrize("change", NEW.values(), ids=NEW.keys())
 def test_nothing_that_can_be_edited_is_shared(change):
-    """Whatever is edited in the new model, the old one stays as it was."""
+    """After any edit of the new model, the old one is unchanged."""
     model = deep()
     known = {id(found) for found in containers(model)}
     made = change(model)
@@ -86,7 +86,7 @@ def test_nothing_that_can_be_edited_is_shared(change):
 
 
 def test_a_new_node_is_stored_as_it_is():
-    """What the caller gives is the caller's, as at construction."""
+    """The caller's node is stored without a copy, as at construction."""
     mine = [1.0]
 
     assert pm.tree_at(lambda m: m.layers, deep(), mine).layers is mine

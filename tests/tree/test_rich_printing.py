@@ -1,4 +1,4 @@
-"""What treescope shows of Modules and States."""
+"""How treescope shows Modules and States."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from pytreemod import nn
 from tests.helpers.trees import OwnInit
 
 treescope = pytest.importorskip("treescope", reason="an optional display, which Flax installs")
-# It looks at all that NumPy has, and NumPy says of some of it that it will go.
+# treescope reads every attribute of NumPy, and NumPy deprecates some of them.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 KEY = jax.random.key(0)
 
@@ -55,7 +55,7 @@ def test_fields_roles_ties_and_computed_leaves():
     assert "weight=tied to first.weight," in [line.strip() for line in lines_of(model)]
     assert line_of(model.first, "bias=").endswith(",  # buffer")
     assert line_of(model, "rest=").endswith(",  # 0: buffer")
-    # What it is made of, and not the sum of it.
+    # Its fields, and not the computed sum.
     assert line_of(model.first, "weight=").startswith("weight=LowRank(")
     low_rank = pm.lora({"w": jnp.ones((1, 2))}, "w", 1, key=KEY)["w"]
     assert line_of(low_rank, "a=").endswith(",  # lora")

@@ -1,4 +1,4 @@
-"""What may stand in a selector's place, and what may not."""
+"""Values that are accepted as selectors, and values that are not."""
 
 import copy
 import pickle
@@ -53,7 +53,7 @@ def test_mask_follows_is_leaf():
     "selector", [pm.select.path("inner"), pm.select.at(lambda tree: tree["inner"])]
 )
 def test_a_node_is_picked_by_its_own_name(selector):
-    """Of nodes in the place of leaves, those below the one that was named are not meant."""
+    """For nodes as leaves, the children of the named node are not selected."""
     tree = {"inner": {"x": [1]}}
     keys = [(jax.tree_util.DictKey("inner"),), (jax.tree_util.DictKey("inner"),) * 2]
     locs = [Location(path, None, (), "param", is_node=True) for path in keys]
@@ -76,7 +76,7 @@ SELECTORS = {
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_selectors_are_values(name):
-    """Two that were made alike are equal; copies are; others are not; none can be changed."""
+    """Selectors of equal arguments are equal; copies are; others are not; all are immutable."""
     one, two = SELECTORS[name](), SELECTORS[name]()
 
     assert one == two
@@ -92,7 +92,7 @@ def test_selectors_are_values(name):
 
 @every_tree
 def test_a_selector_is_called_on_a_tree(make):
-    """selector(tree) is a tree of bools, of the same structure, that says what the mask says."""
+    """selector(tree) is a tree of bools, of the same structure, which equals the mask."""
     tree = make()
     for selector in (pm.select.type(jax.Array), pm.select.role("buffer"), ~pm.select.type(list)):
         bools = selector(tree)
@@ -106,7 +106,7 @@ RULES = {**SELECTORS, "by": lambda: pm.by({"a": 1, ...: 2})}
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_has_no_truth_value(name):
-    """What takes a bool, a mask or a selector must not take a rule for "everywhere"."""
+    """Functions that take a bool, a mask or a selector must not take a rule for "everywhere"."""
     rule = RULES[name]()
     for question in (bool, lambda rule: rule and 1, lambda rule: not rule):
         with pytest.raises(
@@ -134,7 +134,7 @@ def test_a_rule_has_no_truth_value(name):
     ],
 )
 def test_a_rule_is_no_function_of_leaves(name, use):
-    """Where a function may stand, a rule that does not belong there is refused, and not called."""
+    """Where a function is allowed, a misplaced rule is refused, and not called."""
     with pytest.raises(pm.PytreemodError, match=r"expected"):
         use(RULES[name]())
 
@@ -188,7 +188,7 @@ def test_a_by_gives_the_labels_of_optax():
 
 
 def test_a_mask_inside_a_mask():
-    """Other leaves are empty nodes there: a path that leads to one of them is not misspelt."""
+    """Other leaves are empty nodes there: a path that leads to one of them is not an error."""
     model = [affine(), affine()]
     ones = jax.tree.map(jnp.ones_like, model)
     first, weights = pm.select.path("0"), pm.select.path("**.weight")
@@ -209,7 +209,7 @@ def test_a_mask_inside_a_mask():
 
 @pytest.mark.parametrize("rule", WEIGHTS.values(), ids=WEIGHTS)
 def test_a_mask_of_gradients(rule):
-    """What was not differentiated is None there: rules go by the place."""
+    """Leaves without a gradient are None there: rules go by the path."""
     model = [affine(), affine()]
     gradients = pm.filter_grad(
         lambda model: sum(jnp.sum(layer(ramp(3))) for layer in model), wrt=pm.select.path("0")
@@ -232,7 +232,7 @@ def test_a_mask_of_gradients(rule):
     ],
 )
 def test_a_path_to_a_node_without_leaves_is_in_the_tree(tree, pattern):
-    """It picks nothing, and is not misspelt: the same model may have leaves there another time."""
+    """It selects nothing, but is not an error: the model may have leaves there later."""
     selector = pm.select.path(pattern)
 
     assert pm.filter(tree, selector)["b"] is None
@@ -258,7 +258,7 @@ def test_a_rule_of_places_is_structural(rule):
 
 @pytest.mark.parametrize("rule", [pm.select.path("a"), pm.select.role("buffer")])
 def test_a_rule_with_a_predicate_in_it_is_not_structural(rule):
-    """What a predicate says of an array may be another in the next call, on either side."""
+    """The answer of a predicate for an array may differ in the next call, on either side."""
     assert not (rule & pm.is_array).is_structural()
     assert not (pm.is_array & rule).is_structural()
     assert not (rule | pm.is_array).is_structural()
@@ -274,7 +274,7 @@ class _Roles(pm.Module):
 
 @pytest.mark.parametrize("role", ["lora_a", "buffer", "something else"])
 def test_a_role_that_a_tree_lacks_is_no_mistake(role):
-    """A rule for many models may name what one of them does not have."""
+    """A rule for many models may name a role that one of them does not have."""
     assert pm.select.role(role)({"a": 1}) == {"a": False}
 
 

@@ -81,7 +81,7 @@ def picked(selector):
     ids=label,
 )
 def test_selector_picks(selector, expected):
-    """By path, type, role and access, alone and combined; classes and strings in their places."""
+    """By path, type, role and access, alone and combined; classes and strings as selectors."""
     assert picked(selector) == expected.split()
 
 
@@ -105,7 +105,7 @@ class Net(pm.Module):
     ],
 )
 def test_what_a_path_may_have_meant_is_told(pattern, meant):
-    """What lies deeper in the tree, as the model of a net does, or is spelt otherwise."""
+    """Paths deeper in the tree, as for the model of a net, or with another spelling."""
     tree = Pair(Net(Affine(1.0, 2.0), Affine(3.0, 4.0)), 5.0)
     with pytest.raises(SpecError, match=r"matches at least one leaf") as caught:
         pm.filter(tree, select.path(pattern))
@@ -122,7 +122,7 @@ def test_what_is_in_dicts_is_named_as_patterns_are():
 
 
 def test_a_key_with_a_slash_is_quoted():
-    """Unquoted, the slash joins two steps: the error shows the key as it is written."""
+    """Unquoted, the slash joins two keys: the error shows the key as it is written."""
     tree = {"mlp/w": 1, "b": 2}
 
     assert pm.filter(tree, select.path("['mlp/w']")) == {"mlp/w": 1, "b": None}
@@ -144,7 +144,7 @@ def test_repr_is_how_it_was_written(selector, text):
 
 
 def test_selectors_are_values():
-    """Equal selectors are equal and hash alike, so that transforms can be found by them."""
+    """Equal selectors are equal and have equal hashes, so that caches of transforms find them."""
     first, second = (select.path("a") & ~select.role("b") | Affine for _ in range(2))
 
     assert first == second

@@ -1,4 +1,4 @@
-"""Which parameters stand at two places of a tree."""
+"""Parameters that are at two paths of a tree."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from tests.helpers.counting_calls import is_linear
 
 
 class Layer(pm.Module):
-    """A layer with a large and a small array, and one that is no parameter."""
+    """A layer with a large and a small array, and one that is not a parameter."""
 
     weight: jax.Array
     bias: jax.Array
@@ -25,7 +25,7 @@ def layer(weight=None, bias=None, scale=None):
 
 
 def shared(tree):
-    """The paths of what is shared."""
+    """The paths of shared leaves."""
     groups = places_of_shared(tree, [True] * len(jax.tree.leaves(tree)))
     return [[jax.tree_util.keystr(place.path) for place in group] for group in groups]
 
@@ -70,7 +70,7 @@ def test_arrays_outside_of_records_are_no_model():
     ids=["tree_check", "filter_grad", "trainable"],
 )
 def test_a_small_array_at_many_places_costs_by_their_number(use):
-    """A bias of zeros that all layers have: each pair of places was compared."""
+    """A bias of zeros that all layers share: each pair of paths was compared."""
     bias = jnp.zeros(2)
     layers = [layer(bias=bias, scale=jnp.ones(2)) for _ in range(400)]
 

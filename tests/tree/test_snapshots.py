@@ -1,4 +1,4 @@
-"""The remembered arrays of a record: never stale, never mixed up, never kept too long."""
+"""The cached arrays of a record: never stale, never mixed up, never cached too long."""
 
 import dataclasses
 import enum
@@ -56,7 +56,7 @@ def remembered(module):
     return own is not None and own.snapshot is not None
 
 
-# ---- what is remembered
+# ---- snapshots that are cached
 
 
 @every_module
@@ -86,7 +86,7 @@ def test_the_second_call_finds_the_first_ones_snapshot():
     ],
 )
 def test_nodes_of_unknown_kinds_are_never_remembered(make):
-    """A node that may change in ways that nobody can see is flattened every time."""
+    """A node that may change without notice is flattened every time."""
     model = make()
     snapshot_of(model)
 
@@ -96,7 +96,7 @@ def test_nodes_of_unknown_kinds_are_never_remembered(make):
 @pytest.mark.parametrize("items", [(), (1, 2)])
 @pytest.mark.parametrize("returned", [False, True])
 def test_attributes_of_tuples_are_seen(items, returned):
-    """A class that derives from tuple may have been registered with what is in its attributes."""
+    """A subclass of tuple may be registered with its attributes as children."""
 
     class Held(Pair if items else tuple):
         pass
@@ -131,7 +131,7 @@ def test_named_tuples_are_remembered():
 
 
 def test_a_module_under_construction_is_not_remembered():
-    """What a jitted method sees of a half-built self is forgotten at once."""
+    """The snapshot of a half-built self in a jitted method is dropped at once."""
     seen = []
 
     class Growing(pm.Module):
@@ -150,7 +150,7 @@ def test_a_module_under_construction_is_not_remembered():
     assert_same(identity(model).second, ramp(3))
 
 
-# ---- what was changed in place is seen
+# ---- changes in place
 
 
 def change_list(m):
@@ -231,12 +231,12 @@ def test_static_containers_changed_in_place_are_seen(returned):
 
 
 def test_deques_are_leaves_and_refused():
-    """A deque is no node for JAX and has no hash: an error, not a stale result."""
+    """A deque is not a node for JAX and has no hash: an error, not a stale result."""
     with pytest.raises(pm.PytreemodError, match=r"expected a hashable value, got deque"):
         identity(Holder(deque([1])))
 
 
-# ---- what differs is told apart
+# ---- differences between structures
 
 
 SCALARS = [0, False, 0.0, -0.0, 1, True, 1.0, 1 + 0j, float("nan"), complex("nan"), None, "1", b"1"]
@@ -295,7 +295,7 @@ def test_divide_separates_arrays_and_puts_them_back(make):
 
 
 def test_divide_takes_a_mask():
-    """A bool for each leaf says what is a value, whatever the leaf is."""
+    """A bool for each leaf decides whether it is a value, whatever the leaf is."""
     values, structure = divide({"a": 1, "b": jnp.ones(2), "c": "x"}, [True, False, True])
 
     assert values == [1, "x"]
@@ -314,11 +314,11 @@ def test_threads_agree_on_a_structure():
         assert len(set(map(id, found))) == 1
 
 
-# ---- what is let go
+# ---- lifetime
 
 
 def test_arrays_go_with_the_model():
-    """Nothing but the model keeps its arrays: neither the snapshot nor a compiled function."""
+    """Only the model holds its arrays: neither the snapshot nor a compiled function does."""
     model = Affine(ramp(5), ramp(7))
     watched = [weakref.ref(model.weight), weakref.ref(model.bias), weakref.ref(model.weight)]
     identity(model)
@@ -375,7 +375,7 @@ def test_snapshots_are_no_part_of_the_module():
 @ft.partial(jtu.register_dataclass, data_fields=["w"], meta_fields=["scale"])
 @dataclasses.dataclass
 class Foreign:
-    """A node of another library's, with something that is no array beside its children."""
+    """A node of another library, with configuration beside its children."""
 
     w: jax.Array
     scale: object
@@ -422,7 +422,7 @@ def with_tree(x, tree):
 
 
 def told(tree):
-    """What of a tree `==` does not tell."""
+    """Differences in a tree that `==` does not see."""
     tree = tree.content if isinstance(tree, Holder) else tree
     return repr(tree.scale) if isinstance(tree, Foreign) else repr([*tree])
 
@@ -430,7 +430,7 @@ def told(tree):
 @pytest.mark.parametrize("wrap", [itself, Holder], ids=["bare", "in a Module"])
 @pytest.mark.parametrize("name", ONLY_EQUAL)
 def test_trees_that_jax_calls_equal_stay_what_they_are(name, wrap):
-    """A model took over what another one had beside its arrays: the first that was there."""
+    """A model got the configuration of another one that JAX calls equal: the first in the cache."""
     one, other = (wrap(make()) for make in ONLY_EQUAL[name])
     assert jtu.tree_structure(one) == jtu.tree_structure(other)
     assert told(one) != told(other)

@@ -33,6 +33,6 @@ def test_explicit_axes_are_in_the_type(mesh, spec, axes, text):
 
 
 def test_what_lies_on_one_device_is_not_split():
-    """Arrays, keys, and what has a type without a sharding."""
+    """Arrays, keys, and values of types without a sharding."""
     for value in (jnp.ones(3), jax.random.key(0), jax.ShapeDtypeStruct((3,), jnp.float32)):
         assert split_axes(value) == ()

@@ -1,4 +1,4 @@
-"""What a field holds, and what reading it gives."""
+"""The stored value of a field, and the value of reading it."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.helpers.trees import affine, ramp
 
 
 def test_stored_is_what_the_tree_has():
-    """Of a field that is read as it is stored, and of one that is not."""
+    """Of a field that is read as stored, and of a computed one."""
     leaf = scaled()
     made = Generated(leaf, ramp(2))
 
@@ -26,7 +26,7 @@ def test_stored_fills_a_pending_record_in():
 
 
 def test_inside_attributes_give_what_is_stored():
-    """And outside again what it stands for, however the block is left."""
+    """Outside again the computed value, also if the block raises."""
     leaf = scaled()
     made = Generated(leaf, ramp(2))
 
@@ -43,7 +43,7 @@ def test_inside_attributes_give_what_is_stored():
 
 
 def test_another_thread_computes_meanwhile():
-    """What is stored is read in one thread alone."""
+    """The stored value is read in one thread alone."""
     made = Generated(scaled(), ramp(2))
 
     def read(i):

@@ -1,4 +1,4 @@
-"""What all trees of one structure have in common."""
+"""Facts that all trees of one structure share."""
 
 import jax
 import jax.numpy as jnp

@@ -34,7 +34,7 @@ weight = lambda m: m.weight  # noqa: E731
 
 
 def test_one_node():
-    """The new node takes the old one's place; the original is not touched."""
+    """The new node replaces the old one; the original is unchanged."""
     tree = {"a": [affine(), 2], "b": 3}
     kept = tree["a"][0]
     changed = pm.tree_at(lambda t: t["a"][0].weight, tree, "new")
@@ -99,7 +99,7 @@ def test_configuration_can_be_replaced():
 
 
 def test_a_field_moves_between_data_and_configuration():
-    """A function in the place of a Module is configuration; a Module in its place is data."""
+    """A function instead of a Module is configuration; a Module instead of a function is data."""
     model = Defaults(ramp(1), act=affine())
     assert len(jax.tree.leaves(model)) == 4
 
@@ -112,14 +112,14 @@ def test_a_field_moves_between_data_and_configuration():
 
 
 def test_strings_as_labels_stay_data():
-    """A string in the place of an array is a leaf, for trees of labels."""
+    """A string instead of an array is a leaf, for trees of labels."""
     labels = pm.tree_at(lambda m: (m.weight, m.bias), affine(), ("decay", "none"))
 
     assert jax.tree.leaves(labels) == ["decay", "none"]
 
 
 def test_neither_converters_nor_checks_run():
-    """tree_at puts in what it was given."""
+    """tree_at stores its argument unchanged."""
     assert pm.tree_at(weight, Converted([1.0]), [2.0]).weight == [2.0]
     assert pm.tree_at(lambda m: m.low, Checked(1.0, 2.0), 5.0).low == 5.0
 
@@ -159,7 +159,7 @@ def test_works_under_a_trace():
 
 
 def test_a_computed_index_is_not_ambiguous():
-    """Equal leaves in several places are no reason to guess: the access decides."""
+    """Equal leaves at several paths are not ambiguous: the access decides."""
     x = ramp(2)
 
     assert pm.tree_at(lambda t: t[1], [x, x], 0)[0] is x
@@ -210,7 +210,7 @@ def test_classes_and_selectors_as_where(where, expected):
 
 
 def test_a_class_stops_where_is_leaf_says():
-    """What is below a leaf is no node."""
+    """Children of a leaf are not nodes."""
     changed = pm.tree_at(
         int, LAYERS, replace_fn=str, is_leaf=lambda node: isinstance(node, Buffered)
     )
@@ -220,7 +220,7 @@ def test_a_class_stops_where_is_leaf_says():
 
 @pytest.mark.parametrize("options", [{"replace": []}, {"replace_fn": double}])
 def test_an_empty_sequence_of_nodes_changes_nothing(options):
-    """`where` may filter all of them out; Nones are not taken in their place."""
+    """`where` may filter all of them out; Nones are not replaced."""
     layer = OwnInit(2, use_bias=False)
     where = lambda m: [x for x in [m.bias] if x is not None]  # noqa: E731
 
@@ -277,7 +277,7 @@ def garbage_of(use):
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_the_old_tree_is_gone_with_its_last_name(use):
     """Nothing goes round in circles: an array on a device would wait for the garbage collector."""
-    # The best of three: what a class needs is written at its first use.
+    # The minimum of three: a class caches its data at its first use.
     assert min(garbage_of(use) for _ in range(3)) == 0
 
 

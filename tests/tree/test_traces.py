@@ -1,4 +1,4 @@
-"""Traces are told apart; what they have recorded is run again, looked at, and decided late."""
+"""Traces are distinguished; recorded operations run again, are inspected, and decided late."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from pytreemod.tree.traces import current_trace, decided_late, run_again, zero_t
 
 
 def test_a_trace_is_itself_and_no_other():
-    """Equal twice in the same place; different inside jit, vmap and scan, and in two of them."""
+    """Equal twice in the same trace; different inside jit, vmap and scan, and in two of them."""
     outside = current_trace()
     seen = []
 
@@ -50,7 +50,7 @@ def under_linearize(run, x):
 @pytest.mark.parametrize("differentiate", [under_jvp, under_linearize])
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.vmap, jax.grad])
 def test_zero_tangents_are_those_of_the_innermost_derivative(differentiate, around):
-    """What depends on an outer transform alone is zero here."""
+    """Values that depend only on an outer transform have zero tangents here."""
     found = []
 
     def run_with(outer):
@@ -68,7 +68,7 @@ def test_zero_tangents_are_those_of_the_innermost_derivative(differentiate, arou
 
 
 def test_what_is_decided_late_is_decided_for_each_program():
-    """Not by whoever has traced it first."""
+    """Not by the first program that is traced."""
     answers = iter([np.int32(1), np.int32(2)])
     told = []
 

@@ -23,7 +23,7 @@ def test_adds_leaf_by_leaf():
 
 
 def test_none_leaves_a_leaf_or_a_subtree_as_it_is():
-    """Where the update is None, the very same object stays, be it a leaf or a whole subtree."""
+    """Where the update is None, the same object remains, be it a leaf or a subtree."""
     model = {"a": [1, 2], "b": affine(), "c": "text"}
     updated = pm.apply_updates(model, {"a": [None, 5], "b": None, "c": None})
 
@@ -33,7 +33,7 @@ def test_none_leaves_a_leaf_or_a_subtree_as_it_is():
 
 
 def test_with_optax():
-    """What optax returns for the trainable half fits the whole model."""
+    """The updates of optax for the trainable half fit the model."""
     model = {"net": affine(), "act": double, "steps": 3}
     optimizer = optax.sgd(0.5)
     state = optimizer.init(pm.trainable(model)[0])
@@ -58,7 +58,7 @@ def test_an_update_is_of_the_shape_of_what_it_is_for(shape):
 
 
 def test_derivatives_of_integers_are_no_update():
-    """JAX's zeros, which cannot be added, leave a leaf as it is, as None does."""
+    """JAX's zeros, which cannot be added, leave a leaf unchanged, as None does."""
     model = {"count": jnp.arange(3), "w": ramp(2)}
     _, pullback = jax.vjp(lambda m: m["w"] * m["count"][2].astype(float), model)
     (grads,) = pullback(jnp.ones(2))

@@ -1,4 +1,4 @@
-"""`Ensemble`: what it computes, as a sequence and as a value, with State and with keys."""
+"""`Ensemble`: its results, as a sequence and as a value, with State and with keys."""
 
 import functools as ft
 import pickle
@@ -111,7 +111,7 @@ def make_low_rank(key):
     return linear.replace(weight=LowRank(linear.weight, a, b.T))
 
 
-# ---- what it computes
+# ---- results
 
 
 @pytest.mark.parametrize("shared", [None, "layers[0]", "layers.*.bias"], ids=label)
@@ -146,7 +146,7 @@ def test_law_of_the_members(n, shared, axis, seed):
 
 
 def test_members_are_made_with_keys_of_their_own():
-    """As `filter_vmap` over the constructor makes them; what is shared is the first's."""
+    """As `filter_vmap` over the constructor makes them; shared leaves are the first member's."""
     keys = jax.random.split(KEY, N)
     alone = [make_mlp(key=key) for key in keys]
     mapped = pm.filter_vmap(lambda key: make_mlp(key=key))(keys)
@@ -159,7 +159,7 @@ def test_members_are_made_with_keys_of_their_own():
 
 
 def test_members_without_a_key_are_alike():
-    """Every array has the leading axis all the same."""
+    """Every array has the leading axis."""
     ensemble = nn.Ensemble(lambda: nn.LayerNorm(2), 2)
 
     assert ensemble.member.weight.shape == (2, 2)
@@ -176,7 +176,7 @@ def test_several_arguments_have_an_axis_or_none():
     assert_close(ys, expected)
     ys = pair(a, b, in_axes=(pm.by({"x": 0}), None))
     assert_close(ys[1:], expected[1:])
-    # What goes by name is for all members, unless it is named.
+    # Keyword arguments are for all members, unless in_axes names them.
     ys = pair(a, XS, mask=jnp.asarray(True), in_axes=0)
     assert_close(ys[2], pair[2]({"x": XS[2]}, XS[2]))
 
@@ -238,7 +238,7 @@ def test_it_is_trained_like_any_other_model():
 )
 @pytest.mark.slow
 def test_ties_and_computed_leaves_work_inside(make, shared, i):
-    """Also where a part of what a leaf is computed from is shared."""
+    """Also if a part of the fields of a computed leaf is shared."""
     ensemble = nn.Ensemble(make, N, key=KEY, shared=shared)
     ys = pm.filter_jit(ensemble)(i)
 
@@ -253,7 +253,7 @@ def test_ties_and_computed_leaves_work_inside(make, shared, i):
 
 
 def test_members_are_taken_by_number_and_by_slice():
-    """A member is a plain one; several are an Ensemble, which shares what all did."""
+    """One member is a plain Module; several are an Ensemble with the same shared leaves."""
     ensemble = nets("layers[0]")
 
     assert (len(ensemble), ensemble.n) == (N, N)
@@ -268,7 +268,7 @@ def test_members_are_taken_by_number_and_by_slice():
 
 @pytest.mark.parametrize("shared", [None, "layers[0]"], ids=label)
 def test_members_and_ensemble_become_one_another(shared):
-    """Under jit, too, where what is shared is known to be one by being the same array."""
+    """Under jit, too, where shared leaves are recognized as the same array."""
     ensemble = nets(shared)
 
     assert nn.Ensemble.from_members(ensemble.unstack(), shared=shared) == ensemble
@@ -284,7 +284,7 @@ def test_members_and_ensemble_become_one_another(shared):
 
 
 def test_it_goes_through_files_pickles_and_copies(tmp_path):
-    """With what is shared, and where."""
+    """With the shared leaves and their paths."""
     ensemble = nets("layers[0]")
     pm.save(tmp_path / "nets", ensemble)
 
@@ -336,7 +336,7 @@ def test_what_is_captured_has_an_entry_for_each_member():
 
 
 class Scaled(AbstractCallRule):
-    """Multiplies what comes out with the number of the layer, if there is one."""
+    """Multiplies its output with the number of the layer, if there is one."""
 
     def around(self, call, args, kwargs, where):
         out = call(*args, **kwargs)
@@ -364,7 +364,7 @@ def test_rules_around_members_are_told_their_layer():
     ids=["number", "unstacked", "slice"],
 )
 def test_an_access_to_one_member_is_not_taken_for_all(where):
-    """What it picks is a part of a leaf."""
+    """It would pick a part of a leaf."""
     with pytest.raises(AccessError, match=r"at member\.layers\[1\]\.weight"):
         pm.tree_at(where, nets("layers[0]"), replace_fn=jnp.zeros_like)
 
@@ -429,7 +429,7 @@ def test_each_member_has_state_and_streams_of_its_own():
 
 
 def test_state_by_name_and_inputs_for_each():
-    """The State is that of all members wherever it stands, and in_axes says nothing of it."""
+    """The State is that of all members, whatever its position, and in_axes leaves it out."""
     ensemble, state = make_noisy()
     ys, _ = ensemble(XS, state.restored(), in_axes=0)
     named, _ = ensemble(XS, state=state.restored(), in_axes=(0,))
@@ -450,7 +450,7 @@ def test_statistics_come_over_a_mapped_batch():
 
 
 def test_a_net_bundles_members_and_their_state():
-    """`stateful` knows nothing of it."""
+    """`stateful` works without a special case."""
     ensemble, state = make_noisy()
     ys, after = ensemble(X, state.restored())
     net = pm.stateful(ensemble, state)
@@ -463,7 +463,7 @@ def test_a_net_bundles_members_and_their_state():
 
 
 def test_a_sequential_passes_state_to_it():
-    """For it is stateful if its members are."""
+    """An Ensemble is stateful if its members are."""
     assert not nets().is_stateful()
     assert make_noisy()[0].is_stateful()
     make = ft.partial(nn.Ensemble, lambda: nn.BatchNorm(2), N)
@@ -517,7 +517,7 @@ def test_members_share_arrays_and_keep_their_state():
 
 
 def nn_without_tokens(path):
-    """The arrays of a part, but for what is in tokens."""
+    """The arrays of a part, except those in tokens."""
     return pm.select.path(path) & ~pm.select.type(pm.StateIndex, pm.RngStream)
 
 
@@ -585,7 +585,7 @@ def test_a_training_step_is_that_of_filter_vmap():
 
 
 def test_a_member_has_to_return_its_state():
-    """Another one, or none, is no successor of what it was given."""
+    """Another State, or none, is not a successor of its State."""
     forgetting = nn.Ensemble(lambda: nn.Lambda(jnp.sin), 2)
     assert forgetting(X).shape == (2, 5, 2)
 

@@ -13,7 +13,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 @pytest.mark.parametrize("spatial", [(), (5,), (2, 3)], ids=label)
 @pytest.mark.slow
 def test_prelu_is_pytorchs(torch, spatial):
-    """The same numbers and gradients, at zero too, for a slope for each channel."""
+    """The same numbers and gradients, also at zero, for a slope for each channel."""
     x = wave(3, 4, *spatial)
     x.reshape(-1)[:2] = 0.0
     slope = wave(4, phase=1)
@@ -36,7 +36,7 @@ def test_prelu_is_its_formula():
 
 
 def test_half_precision_is_added_up_in_single():
-    """The gradient of one slope is a sum over all of x: in bfloat16 it would stand still at 256."""
+    """The gradient of one slope is a sum over x: in bfloat16 it would stop at 256."""
     x = -jnp.ones(1000, jnp.bfloat16)
 
     grad = jax.grad(lambda slope: prelu(x, slope).astype("f4").sum())(jnp.asarray(0.5, x.dtype))

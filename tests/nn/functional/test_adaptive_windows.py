@@ -47,7 +47,7 @@ def test_where_sizes_divide_the_windows_are_pytorchs(torch, name):
 
 
 def test_half_precision_is_reduced_in_single():
-    """And rounded once, not after each axis; what is not of x's kind stays."""
+    """It is rounded once, not after each axis; other dtypes are unchanged."""
     x = jnp.asarray(wave(8, 6), jnp.bfloat16)
     single = x.astype(jnp.float32)
 
@@ -61,6 +61,6 @@ def test_half_precision_is_reduced_in_single():
 
 @pytest.mark.parametrize("operation", [jnp.sort, lambda window: None])
 def test_an_operation_gives_one_number(operation):
-    """What gives several would add axes."""
+    """Several numbers would add axes."""
     with pytest.raises(ArgumentError, match=r"^adaptive_pool\(operation\): expected one number "):
         adaptive_pool(jnp.ones(4), (2,), operation)

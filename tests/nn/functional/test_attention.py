@@ -38,7 +38,7 @@ def mask_of(shape):
 
 
 def of_torch(torch, given, mask):
-    """The same by PyTorch, which has heads before places; and what to differentiate."""
+    """The same by PyTorch, which has heads before positions; and the arguments to differentiate."""
     tensors = [torch.tensor(np.asarray(x, np.float64), requires_grad=True) for x in given]
     query, key, value = (x.transpose(-2, -3) for x in tensors)
     allowed = None if mask is None else torch.tensor(mask)
@@ -76,7 +76,7 @@ def test_short_floats_are_computed_in_float32(torch, dtype, tolerance):
 
 
 def test_large_products_do_not_overflow():
-    """In float16 a product of 70000 is none; in float32 it is."""
+    """In float16 a product of 70000 overflows; in float32 it does not."""
     query = jnp.full((1, 1, 4), 150, jnp.float16)
     key = jnp.asarray([[[150] * 4], [[0] * 4]], jnp.float16)
 
@@ -120,7 +120,7 @@ def test_what_is_masked_makes_no_difference():
 
 
 def test_dropout_is_of_the_weights():
-    """The function is given what sums to one, and what it gives is summed."""
+    """The function gets weights that sum to one, and the result is a sum with its output."""
     query, key, value = sequences()
     shapes = []
 
@@ -164,7 +164,7 @@ def visible(masked, causal, window):
 
 
 def check_case(torch, case, dtype, implementation, tolerance):
-    """Outputs and gradients against PyTorch in double precision, which is told each place."""
+    """Compare outputs and gradients with PyTorch in double precision, with explicit positions."""
     heads, kv_heads, masked, causal, window, biased = case
     given = grouped(kv_heads, heads, dtype)
     bias = jnp.asarray(wave(heads, 3, 5)) if biased else None
@@ -197,7 +197,7 @@ def check_case(torch, case, dtype, implementation, tolerance):
 @pytest.mark.parametrize("case", SMALL, ids=str)
 @pytest.mark.slow
 def test_groups_windows_and_bias_are_pytorchs(torch, case, implementation):
-    """Masked, causal, within a window: by PyTorch's function, told by a mask and a bias."""
+    """Masked, causal, within a window: by PyTorch's function with a mask and a bias."""
     check_case(torch, case, jnp.float32, implementation, 2e-5)
 
 
@@ -233,7 +233,7 @@ def test_groups_are_keys_that_are_repeated():
 
 
 def test_a_window_counts_the_own_place():
-    """Of one it is that place alone; not causal, it goes as far ahead as back."""
+    """A window of one is that position alone; a window that is not causal extends both ways."""
     x = jnp.arange(4)
     causal = attention_mask(x, x, is_causal=True, window=2)
 
@@ -248,7 +248,7 @@ def test_a_window_counts_the_own_place():
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint32])
 @pytest.mark.sampled
 def test_places_may_be_of_any_integers(dtype):
-    """What is before a place is less than zero away: without a sign, nothing was seen at all."""
+    """Differences to earlier positions are negative: in unsigned integers, nothing was visible."""
     x = jnp.array([0, 100, 101, 127])
     expected = attention_mask(x, x, is_causal=True, window=2)
 

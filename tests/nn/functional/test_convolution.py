@@ -82,7 +82,7 @@ def test_named_and_uneven_paddings(padding, size, stride, pads):
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3), (2, 1, 2), (0,)], ids=label)
 @pytest.mark.sampled
 def test_every_axis_before_the_channels_is_a_batch_axis(batch, bias_shape):
-    """Any number of leading axes gives what one call for each image gives."""
+    """Any number of leading axes equals one call for each image."""
     x, weight = jnp.asarray(wave(*batch, 2, 4, 4)), jnp.asarray(wave(3, 2, 2, 2))
     bias = jnp.asarray(wave(*bias_shape))
 

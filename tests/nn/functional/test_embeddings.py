@@ -57,7 +57,7 @@ def table(num):
 
 
 def interesting_numbers(dtype, num):
-    """The ends of the dtype's range and of the table, as far as they are in the dtype."""
+    """The limits of the dtype and of the table, if the dtype can represent them."""
     limits = jnp.iinfo(dtype)
     ends = [limits.min, limits.max, 0, -1, 1, -num, num - 1, -num - 1, num, 2**32 + 1, -(2**32) - 1]
     return [int(n) for n in ends if limits.min <= n <= limits.max]
@@ -80,7 +80,7 @@ def test_a_row_number_means_the_same_in_every_dtype(num):
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
 @pytest.mark.parametrize("x64", [False, True], ids=["32 bits", "64 bits"])
 def test_only_half_of_a_long_number_names_no_row(dtype, x64):
-    """2**32 + 1 is not row 1, although JAX would drop the upper half of it."""
+    """2**32 + 1 is not row 1, although JAX would drop its upper half."""
     numbers = interesting_numbers(dtype, 300)
     rows = np.array(numbers, dtype)
 
@@ -118,7 +118,7 @@ def test_the_gradient_of_a_row_that_is_often_read_is_added_up_in_single_precisio
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=label)
 @pytest.mark.slow
 def test_tangents_are_rows_of_the_tangent(dtype):
-    """Forwards, too, and twice; what is out of range has none."""
+    """In forward mode, too, and twice; indices out of range have no tangent."""
     weight = jnp.asarray(wave(4, 2), dtype)
     change = jnp.asarray(wave(4, 2, phase=1.0), dtype)
     rows = jnp.array([3, -4, 9])
@@ -134,7 +134,7 @@ def test_tangents_are_rows_of_the_tangent(dtype):
 
 
 def test_the_table_may_hold_integers():
-    """Out of range is then their extreme, for they have no nan."""
+    """Out of range, the result is their extreme, because integers have no nan."""
     found = embedding(jnp.array([2, 5]), jnp.arange(3, dtype=jnp.int8))
 
     assert found.tolist() == [2, -128]

@@ -1,4 +1,4 @@
-"""Formulas of arrays that lie on a mesh of explicit axes."""
+"""Formulas of arrays on a mesh with explicit axes."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ BIAS = np.arange(32, dtype=np.float32)
 
 
 def put(array: Any, spec: Any) -> jax.Array:
-    """On the mesh by a spec; on no mesh if that is None."""
+    """An array on the mesh with a spec; without a mesh if the spec is None."""
     array = jnp.asarray(array)
     return array if spec is None else jax.device_put(array, on(*spec, mesh=EXPLICIT))
 
@@ -46,7 +46,7 @@ WAYS: list[tuple[Any, Any, Any]] = [
 
 @pytest.mark.parametrize(("x_at", "weight_at", "y_at"), WAYS, ids=str)
 def test_a_product_and_its_gradient_are_those_of_one_device(x_at: Any, weight_at: Any, y_at: Any):
-    """However both lie; and gradients lie as the arrays that they are of."""
+    """Whatever their shardings; gradients are sharded as their arrays."""
 
     def loss(weight: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = nn.functional.linear(x, weight, bias)
@@ -70,7 +70,7 @@ def test_a_product_and_its_gradient_are_those_of_one_device(x_at: Any, weight_at
 
 @pytest.mark.parametrize("layer", [nn.Linear(16, 32, key=jax.random.key(0)), nn.LayerNorm(16)])
 def test_the_gradient_of_a_bias_gathers_no_activations(layer: Any):
-    """Each device sums over its own part of the batch; what is added up has the bias's size."""
+    """Each device sums over its part of the batch; devices add arrays of the bias's size."""
     layer, x = jax.device_put(layer, on(mesh=EXPLICIT)), put(X, ("data",))
     gradient = jax.jit(jax.grad(lambda layer, x: (layer(x) ** 2).sum()))
     found = collectives(gradient.lower(layer, x).compile().as_text())
@@ -97,7 +97,7 @@ def test_the_gradient_of_what_is_projected_three_times_is_summed_once(of: str):
 
     def loss(x: jax.Array, layer: Any) -> Any:
         called = jax.vmap(layer) if of == "vmap" else layer
-        # What goes in is no argument, so that its gradient is not what is asked for alone.
+        # The inputs are not arguments, so that other gradients are needed, too.
         y = called(x, x[:, 1:]) if of == "two" else called(jnp.tanh(x))
         return (y**2).sum()
 
@@ -128,7 +128,7 @@ def test_outside_of_compiled_code_it_is_the_same():
 
 
 def agrees(formula: Any, arrays: list[Any], specs: list[Any], y_at: Any, atol: float = 1e-4):
-    """The formula, and its gradient, are on the mesh what they are on one device."""
+    """The formula, and its gradient, equal those on one device."""
 
     def loss(inexact: list[Any], others: list[Any]) -> Any:
         y = formula(*others, *inexact).astype(jnp.float32)
@@ -151,7 +151,7 @@ def agrees(formula: Any, arrays: list[Any], specs: list[Any], y_at: Any, atol: f
 
 EQUATIONS: list[tuple[str, Any, Any, Any]] = [
     ("...i,io->...o", ("data",), ("data", "model"), ("data", None, "model")),
-    # Experts: what only the weight splits is split in the result, and x in parts.
+    # Experts: an axis that only the weight splits is split in the result, and x in parts.
     ("bei,eio->beo", ("data",), ("model", "data"), ("data", "model")),
     ("bei,eio->beo", ("data", "model"), (None, "model"), ("data", "model")),
     ("bei,eio", ("data",), (None, None, "model"), ("data", "model")),
@@ -194,7 +194,7 @@ def test_rows_of_a_table(x_at: Any, weight_at: Any, y_at: Any, dtype: str):
 
 
 def test_a_cache_that_is_on_the_mesh_stays_as_it_lies():
-    """So a loop can hand it on; one that is on no mesh lies as the first keys do."""
+    """So a loop can carry it; a cache without a mesh is sharded as the first keys."""
     key = put(np.cos(np.arange(4 * 3 * 2 * 4)).reshape(4, 3, 2, 4), ("data", None, "model"))
     empty = nn.functional.empty_cache((4,), 6, heads=2, size=4, v_size=4)
     first = nn.functional.extend_cache(empty, key, key)
@@ -221,7 +221,7 @@ def test_what_is_sent_is_the_weight():
 
 
 def test_a_weight_that_was_gathered_is_not_kept_for_the_backward_pass():
-    """What is kept is the part of each device; a loop over layers would keep all of them whole."""
+    """Each device stores its part; a loop over layers would store all gathered weights."""
     x, weight = put(X, ("data",)), put(WEIGHT, ("data",))
     _, back = jax.vjp(nn.functional.linear, x, weight)
     kept = [leaf for leaf in jax.tree.leaves(back) if leaf.shape == weight.shape]

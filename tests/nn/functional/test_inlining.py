@@ -42,7 +42,7 @@ def test_the_program_has_no_trace_of_it(name):
     """The operations stand in the program one by one, as if written there, and nothing else."""
     formula = FORMULAS[name]
     found = equations(formula, X)
-    with jax.disable_jit():  # which leaves the formulas as they are written
+    with jax.disable_jit():  # which leaves the formulas unchanged
         plain = equations(formula, X)
 
     assert found["jit"] == found["pjit"] == 0

@@ -1,4 +1,4 @@
-"""`extend_cache`: what is written where, and who sees it."""
+"""`extend_cache`: the slots that it writes, and the positions that each query sees."""
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,18 @@ extend = jax.jit(extend_cache, static_argnames="window")
 
 
 def numbered(first, count, *batch):
-    """Keys that say their place, which starts at 1 where nothing was written is 0."""
+    """Keys with the number of their position, from 1; empty slots are 0."""
     places = jnp.arange(first + 1.0, first + count + 1)
     return jnp.broadcast_to(places[:, None, None], (*batch, count, 1, 1))
 
 
 def held(cache):
-    """The places that the slots hold."""
+    """The positions in the slots."""
     return cache[0][..., 0, :, 0].astype(int).tolist()
 
 
 def test_places_follow_one_another_and_are_seen_by_later_ones():
-    """Two places, then one."""
+    """Two positions, then one."""
     cache = empty_cache((), 4, 1, 1, 1)
     found = extend(cache, numbered(0, 2), numbered(0, 2))
     assert held(found.cache) == [1, 2, 0, 0]
@@ -35,7 +35,7 @@ def test_places_follow_one_another_and_are_seen_by_later_ones():
 
 
 def test_one_place_is_written_for_all_heads_in_its_slot():
-    """As several are: keys and values of each head, and what the other slots hold stays."""
+    """As for several positions: keys and values of each head; other slots are unchanged."""
     keys, values = jnp.asarray(wave(3, 2, 4)), jnp.asarray(wave(3, 2, 5, phase=1))
     cache = extend(empty_cache((), 4, 2, 4, 5), keys[:2], values[:2]).cache
     one = extend(cache, keys[2:], values[2:])
@@ -48,7 +48,7 @@ def test_one_place_is_written_for_all_heads_in_its_slot():
 
 
 def test_what_is_beyond_the_slots_is_lost():
-    """Of what came at once; what was there before stays."""
+    """Of the new positions; earlier ones are unchanged."""
     found = extend(empty_cache((), 2, 1, 1, 1), numbered(0, 3), numbered(0, 3))
 
     assert held(found.cache) == [1, 2]
@@ -57,7 +57,7 @@ def test_what_is_beyond_the_slots_is_lost():
 @pytest.mark.parametrize("counts", [(7,), (1, 5, 1), (2, 2, 3), (1,) * 7], ids=str)
 @pytest.mark.slow
 def test_a_ring_holds_the_last_places(counts):
-    """However many come at once; and each query sees its window, by the places of the keys."""
+    """However many arrive at once; each query sees its window, by the positions of the keys."""
     cache, first = empty_cache((), 3, 1, 1, 1), 0
     for count in counts:
         found = extend(cache, numbered(first, count), numbered(first, count), window=3)
@@ -71,7 +71,7 @@ def test_a_ring_holds_the_last_places(counts):
 
 @pytest.mark.parametrize("window", [None, 4])
 def test_each_sequence_counts_its_own_places(window):
-    """What is beyond a length is neither written nor counted."""
+    """Positions beyond a length are neither written nor counted."""
     lengths = jnp.array([3, 1, 0])
     found = extend(empty_cache((3,), 4, 1, 1, 1), *[numbered(0, 3, 3)] * 2, lengths, window=window)
     assert held(found.cache) == [[1, 2, 3, 0], [1, 0, 0, 0], [0] * 4]
@@ -82,7 +82,7 @@ def test_each_sequence_counts_its_own_places(window):
 
 
 def test_gradients_reach_what_was_written():
-    """And not what was overwritten."""
+    """They do not reach overwritten slots."""
 
     def total(keys):
         return (extend_cache(empty_cache((), 3, 1, 1, 1), keys, keys, window=3).cache[0] ** 2).sum()

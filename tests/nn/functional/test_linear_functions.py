@@ -54,7 +54,7 @@ def test_sums_over_several_axes_are_numpys():
 
 
 def test_scale_belongs_to_the_last_axes():
-    """Entry by entry, where 1 stands for any size."""
+    """Elementwise, where 1 broadcasts to any size."""
     x, weight = wave(2, 3, 4), wave(3, 1)
 
     assert_close(scale(jnp.asarray(x), jnp.asarray(weight)), x * weight)
@@ -70,7 +70,7 @@ def test_scale_belongs_to_the_last_axes():
 )
 @pytest.mark.sampled
 def test_axes_of_one_array_alone_are_added_up_in_single_precision(equation, x, weight):
-    """Where nothing is multiplied, a sum of narrow floats would stand still."""
+    """Without a product, a sum of narrow floats would stop growing."""
     arrays = [jnp.asarray(1 + wave(*shape) / 4, jnp.bfloat16) for shape in (x, weight)]
     expected = np.einsum(equation, *(np.asarray(array, "f8") for array in arrays))
 

@@ -34,7 +34,7 @@ def test_layer_norm_is_pytorchs(torch, shape):
 
 
 def test_layer_norm_without_weights_has_mean_zero_and_variance_one():
-    """What the name says, computed by NumPy."""
+    """As its name says, compared with NumPy."""
     out = np.asarray(layer_norm(jnp.asarray(wave(5, 8)), (8,)))
 
     assert_close(out.mean(1), np.zeros(5))
@@ -204,7 +204,7 @@ def test_no_gradient_flows_into_running_averages():
 
 
 def test_a_moving_average_begins_with_its_first_value_and_passes_gradients_on():
-    """Unlike `update_running`, for what is normalized by it."""
+    """Unlike `update_running`, because the average itself normalizes."""
     old, new = jnp.zeros(2), jnp.array([1.0, 4.0])
 
     assert_close(moving_average(old, new, 0.75, is_first=True), new)

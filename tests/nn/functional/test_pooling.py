@@ -118,7 +118,7 @@ def means(x, window, stride):
 def test_means_of_half_precision_are_added_up_in_single_precision(
     torch, dtype, size, window, stride
 ):
-    """As in PyTorch: a long sum neither stands still nor overflows; it is rounded once."""
+    """As in PyTorch: a long sum neither stops growing nor overflows; it is rounded once."""
     x = jnp.asarray(10 + wave(1, 2, size, size)).astype(dtype)
     narrow = {jnp.bfloat16: torch.bfloat16, jnp.float16: torch.float16}[dtype]
 
@@ -142,7 +142,7 @@ def test_global_means_of_half_precision(dtype):
 
 @pytest.mark.parametrize("dtype", HALF, ids=label)
 def test_sums_and_products_of_half_precision(dtype):
-    """What is between may be larger than the dtype holds, and smaller than its last digit."""
+    """Intermediate values may be outside of the range of the dtype."""
     ones, twos = jnp.ones(1024, dtype), jnp.array([2.0] * 32 + [0.5] * 32, dtype)
 
     assert pool(ones, 0, lax.add, (1024,)).tolist() == [1024]
@@ -154,7 +154,7 @@ def test_sums_and_products_of_half_precision(dtype):
 @pytest.mark.parametrize(("function", "expected"), [(max_pool, 1500), (avg_pool, 1500 / 2000)])
 @pytest.mark.sampled
 def test_gradients_of_half_precision_are_added_up_in_single_precision(function, expected, dtype):
-    """An entry that is in 1500 windows gets the sum of what they contribute."""
+    """An entry in 1500 windows gets the sum of their gradients."""
     x = jnp.zeros(3499, dtype).at[1499].set(1)
 
     def loss(x):

@@ -75,7 +75,7 @@ def test_statistics_are_computed_in_single_precision_or_better(dtype, expected):
     ids=label,
 )
 def test_sums_of_floats_are_computed_in_single_precision_or_better(dtype, expected):
-    """Nothing but a narrow float is widened; there and back is the way back to the dtype."""
+    """Only narrow floats are widened; a round trip returns to the dtype."""
     x = jnp.ones(2).astype(dtype)
 
     wide = widen(x)
@@ -87,14 +87,14 @@ def test_sums_of_floats_are_computed_in_single_precision_or_better(dtype, expect
 
 
 def test_a_result_of_integers_stays_as_it_is():
-    """A mean of integers is no integer."""
+    """A mean of integers is not an integer."""
     half = jnp.array(0.5)
 
     assert narrow(half, jnp.array(1)) is half
 
 
 def test_place_puts_an_array_along_the_axes_named():
-    """The first axis goes where it was told to; a misfit is refused."""
+    """The array goes to the named axes; a wrong shape is refused."""
     like = jnp.zeros((2, 3, 4))
 
     assert (place(jnp.arange(3), like, 1) == jnp.arange(3.0)[None, :, None]).all()
@@ -105,7 +105,7 @@ def test_place_puts_an_array_along_the_axes_named():
 @pytest.mark.parametrize("mapped", [False, True], ids=["as a batch", "mapped"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=label)
 def test_the_gradient_of_what_examples_share_is_added_up_in_single_precision(dtype, mapped):
-    """A sum of ones would stand still at 256, or at 2048; mapped over, it is the map's sum."""
+    """A sum of ones would stop at 256, or at 2048; under vmap, the sum is over the map."""
     x, values = jnp.zeros((64, 64, 2, 3), dtype), jnp.ones(2, dtype)
 
     def total(values):
@@ -118,7 +118,7 @@ def test_the_gradient_of_what_examples_share_is_added_up_in_single_precision(dty
 
 
 def test_what_nobody_shares_changes_nothing():
-    """None, as a bias that is not there; and wide numbers are not converted."""
+    """None, for an absent bias, is unchanged; and wide numbers are not converted."""
     x = jnp.zeros((2, 3))
     program = jax.make_jaxpr(lambda x, b: with_shared(lax.add, x, b, 1))(x, jnp.ones(3))
 
@@ -129,7 +129,7 @@ def test_what_nobody_shares_changes_nothing():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
 def test_one_can_count_on_and_subtract(dtype):
-    """From the greatest and the least that a dtype has; what has no room is the greatest."""
+    """From the greatest and the least number of a dtype; an overflow gives the greatest."""
     ends = np.iinfo(dtype)
     found = countable(jnp.array([ends.min, ends.max], dtype))
 
@@ -139,7 +139,7 @@ def test_one_can_count_on_and_subtract(dtype):
 
 
 def test_one_cannot_count_with_floats():
-    """They stay what they are."""
+    """They are unchanged."""
     x = jnp.ones(2, jnp.bfloat16)
     assert countable(x) is x
 

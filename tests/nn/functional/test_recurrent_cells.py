@@ -13,7 +13,7 @@ GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 
 
 def arrays_for(kind, batch=(), use_bias=True):
-    """x, the hidden state, and what a cell of PyTorch holds, by its names."""
+    """x, the hidden state, and the arrays of a cell of PyTorch, by their names."""
     gates, biases = GATES[kind] * 2, ("bias_ih", "bias_hh") if use_bias else ()
     weights = {"weight_ih": wave(gates, 3, phase=1), "weight_hh": wave(gates, 2, phase=2)}
     weights |= {name: wave(gates, phase=3 + i) for i, name in enumerate(biases)}
@@ -22,7 +22,7 @@ def arrays_for(kind, batch=(), use_bias=True):
 
 
 def ours(kind, x, hidden, weights):
-    """The step here, with the biases as they are here."""
+    """Our step, with our biases."""
     one, two = (weights.get(name) for name in ("bias_ih", "bias_hh"))
     pair = weights["weight_ih"], weights["weight_hh"]
     if kind != "GRU":
@@ -91,7 +91,7 @@ def restated(kind, x, hidden, weights):
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.sampled
 def test_steps_are_the_formulas(kind, dtype, tolerance):
-    """Restated in NumPy; narrow floats stay what they are, and lose no more than their digits."""
+    """Repeated in NumPy; narrow floats keep their dtype, and lose only their last digits."""
     given = arrays_for(kind, (2, 3), use_bias=False)
     narrow = jax.tree.map(lambda array: jnp.asarray(array / 2).astype(dtype), given)
     out = ours(kind, *narrow)

@@ -12,7 +12,7 @@ from pytreemod.nn.functional import flip_sequences
 
 @given(lengths=st.lists(st.integers(0, 4), min_size=3, max_size=3))
 def test_each_sequence_is_turned_around_up_to_its_end(lengths):
-    """As slices say it; with features, too; twice is nothing at all."""
+    """As with slices; with features, too; twice is the identity."""
     x = np.arange(24).reshape(4, 3, 2)
     expected = x.copy()
     for i, length in enumerate(lengths):

@@ -36,7 +36,7 @@ def test_the_gradient_is_turned_back():
 
 
 def test_products_depend_on_the_distance_alone():
-    """Of a query three places after a key, wherever they are."""
+    """Of a query three positions after a key, wherever they are."""
     vector = jnp.asarray(wave(8))
     turned = rotary_embedding(jnp.broadcast_to(vector, (9, 8)), *rotary_tables(8, 9))
     products = [float(turned[i] @ turned[i + 3]) for i in range(6)]

@@ -67,7 +67,7 @@ def test_conv_transpose_is_pytorchs(torch, case, dtype):
 
 def spread_by_hand(x, kernel, stride, low, high, size):
     """One channel, restated with loops: every entry is spread over a window."""
-    # Ours is a correlation over the spread entries: what comes first is the last tap.
+    # Ours is a correlation over the spread entries: the first entry is the last tap.
     out = np.zeros((len(x) - 1) * stride + len(kernel))
     for i, value in enumerate(x):
         out[i * stride : i * stride + len(kernel)] += value * kernel[::-1]
@@ -103,7 +103,7 @@ def test_named_and_uneven_paddings(padding, taps, stride, more, by_hand):
 @pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER"])
 @pytest.mark.sampled
 def test_around_a_circle_nothing_is_cut_off(padding, stride, taps):
-    """What is beyond one end is added at the other, as often as it takes."""
+    """Entries beyond one end are added at the other, as often as needed."""
     x, kernel, size = wave(3), wave(taps, phase=1), 3 * stride
     beyond = max(2 * stride + taps - size, 0)
     low = beyond // 2 if padding == "SAME" else -(-beyond // 2)
@@ -125,7 +125,7 @@ def test_around_a_circle_nothing_is_cut_off(padding, stride, taps):
 @pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER", "VALID", ((1, 2),)], ids=label)
 @pytest.mark.sampled
 def test_it_is_the_transpose_of_a_convolution(padding):
-    """With the channels and the taps exchanged, it is what JAX derives from `conv`."""
+    """With channels and taps swapped, it equals JAX's transpose of `conv`."""
     weight, y = jnp.asarray(wave(3, 2, 4)), jnp.asarray(wave(3, 5, phase=1))
     size = 10 if "SAME" in padding else 12 if padding == "VALID" else 9
     transpose = jax.linear_transpose(

@@ -63,7 +63,7 @@ def test_same_padding_is_shared_between_both_ends(size, stride, same, lower):
     ],
 )
 def test_cover_pads_for_the_overhang_only(size, window, stride, pads, expected):
-    """Padding grows by what the last window lacks, unless that window sees nothing but padding."""
+    """Padding grows by the overhang of the last window, unless that window sees only padding."""
     assert cover((pads,), (size,), (window,), (stride,)) == (expected,)
 
 

@@ -1,4 +1,4 @@
-"""What is checked of members before they are called."""
+"""Checks of members before they are called."""
 
 import jax.numpy as jnp
 import pytest
@@ -18,7 +18,7 @@ from tests.goldens import refusals
     ],
 )
 def test_an_array_has_the_leading_axis_or_not(leaf, text):
-    """What is no array is the same for all layers."""
+    """Leaves that are not arrays are the same for all layers."""
     assert without_leading_axis({"x": leaf}, 3) == text
 
 

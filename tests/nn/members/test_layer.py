@@ -1,4 +1,4 @@
-"""What `Stack` and `Ensemble` have in common as sequences of what they hold."""
+"""`Stack` and `Ensemble` as sequences."""
 
 import functools as ft
 

@@ -85,7 +85,7 @@ def case(request):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_equal_to_one_device(case, way):
-    """Forward and backward, whatever is split; gradients lie as what they are of."""
+    """Forward and backward, whatever is split; gradients are sharded as their arrays."""
     model, x, expected = case
     model, x = laid(model, way), at(x, "data")
     y, grads = both(model, x)
@@ -99,7 +99,7 @@ def test_equal_to_one_device(case, way):
 
 @pytest.mark.parametrize("way", ["column", "layers"])
 def test_an_input_on_one_device_is_whole(way):
-    """A Stack gives back what it takes, on the mesh of its weights."""
+    """The output of a Stack has the type of its input, on the mesh of its weights."""
     y = laid(STACK, way)(X)
 
     assert lies(y) == ()
@@ -107,7 +107,7 @@ def test_an_input_on_one_device_is_whole(way):
 
 
 def test_inputs_lead_where_members_are_split_over_the_same_axis():
-    """The members are gathered, as other weights are, and never what they are called with."""
+    """The members are gathered, as other weights are, but never the inputs."""
     own = jnp.stack([X] * 4)
     nets = laid(NETS, "layers")
 
@@ -119,7 +119,7 @@ def test_inputs_lead_where_members_are_split_over_the_same_axis():
 
 
 class Remembering(pm.Module):
-    """A layer that keeps the mean of what it was given, and adds noise."""
+    """A layer that stores the mean of its input, and adds noise."""
 
     mean: pm.StateIndex
     noise: pm.RngStream
@@ -136,7 +136,7 @@ class Remembering(pm.Module):
 @pytest.mark.parametrize("kind", [nn.Stack, nn.Ensemble])
 @pytest.mark.parametrize("entries", [("data",), ("data", "model"), (None, "model")])
 def test_values_in_state_lie_as_they_did(kind, entries):
-    """What layers and members write is laid out as what was there; streams are split as ever."""
+    """Written values are sharded as the old ones; streams are split as usual."""
     model, state = pm.make_with_state(kind)(Remembering, 4)
     state = state.seed(jax.random.key(0))
     expected, after = pm.filter_jit(model)(X, state.restored())
@@ -161,7 +161,7 @@ class Scaling(pm.Module):
 
 
 def test_keys_and_further_arguments_of_each_layer():
-    """Keys are made on one device; what is given for each layer may be split along the layers."""
+    """Keys are made on one device; arguments for each layer may be split along the layers."""
     stack = nn.Stack(Scaling, 4)
     nets = nn.Ensemble(lambda key: nn.Sequential([layer(key), nn.Dropout(0.5)]), 4, key=KEY)
     x, scale = at(X, "data"), at(1 + ramp(4), "data")
@@ -181,7 +181,7 @@ def test_layers_are_gathered_once(optimized):
 
 
 def test_without_a_mesh_nothing_is_done():
-    """Trees come out as the objects that went in."""
+    """Trees are returned as the same objects."""
     x = ramp(4)
 
     assert gathered({"x": x, "n": 3})["x"] is x

@@ -42,7 +42,7 @@ def test_keys_are_taken_from_init_keys():
 
 @pytest.mark.parametrize("make", [Scale, lambda: Scale(), ft.partial(Scale, 1.0)])
 def test_without_a_key_the_layers_are_alike(make):
-    """Mapped all the same: the array has the leading axis."""
+    """They are mapped, so the array has the leading axis."""
     assert make_members(STACK, make, 3, None).by.tolist() == [1.0, 1.0, 1.0]
 
 

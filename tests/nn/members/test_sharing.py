@@ -1,4 +1,4 @@
-"""What the members of an `Ensemble` share: found by a selector, and held once."""
+"""Shared leaves of an `Ensemble`: found by a selector, and stored once."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ KEY = jax.random.key(0)
 
 
 class Net(pm.Module):
-    """Two layers and what changes, a number and a function."""
+    """Two layers, a token, a number and a function."""
 
     first: nn.Linear
     norm: nn.BatchNorm
@@ -43,7 +43,7 @@ NET = Net()
         (nn.Linear, ("first", "last")),
         (pm.select.path("*.bias"), ("first.bias", "norm.bias", "last.bias")),
         (pm.select.at(lambda net: net.last), ("last",)),
-        # A token is no array: what a State has is each member's own.
+        # A token is not an array: each member has its own values in the State.
         (pm.is_array, ("first", "norm.weight", "norm.bias", "last")),
         (
             pm.select.type(nn.BatchNorm) & ~pm.select.type(pm.StateIndex),
@@ -79,7 +79,7 @@ def test_the_highest_nodes_are_kept(selector, paths, named):
 )
 @pytest.mark.parametrize("named", [True, False], ids=["named", "new"])
 def test_a_selector_of_nothing_or_of_state_is_refused(selector, error, text, named):
-    """A stream without a key has no leaf, and is State all the same."""
+    """A stream without a key has no leaf, but is State."""
     net = pm.make_with_state(Net)()[0] if named else NET
     with pytest.raises(error, match=text):
         shared_paths(net, selector)
@@ -114,7 +114,7 @@ def test_members_that_share_hold_the_same():
 
 
 def test_paths_are_paths():
-    """What `replace` may bring."""
+    """Paths that `replace` may return."""
     check_shared("where", ("first",))
     for wrong in ("first", ["first"], (3,), nn.Linear):
         with pytest.raises(ArgumentError, match=r"where: expected a tuple of paths"):
@@ -146,6 +146,6 @@ def test_what_lacks_a_size_is_shared_as_a_whole(selector):
 
 @pytest.mark.parametrize("selector", ["layers[0].weight", "**.bias"])
 def test_a_part_of_what_lacks_a_size_is_not_shared(selector):
-    """It is not there yet, and would be forgotten."""
+    """It does not exist yet, and would be forgotten."""
     with pytest.raises(UnfinishedError, match=r"Ensemble\(shared\): (.|\n)*layers\[0\]: Linear"):
         nn.Ensemble(lacking, 2, key=KEY, shared=selector)

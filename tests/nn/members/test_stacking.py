@@ -45,7 +45,7 @@ def test_each_layer_that_is_taken_draws_its_own():
 
     assert [float(one.by) for one in (first, second)] == [1.0, 2.0]
     assert draws(first) != draws(second)
-    # None of them is to be joined with the others.
+    # None of them is joined with the others.
     assert first.stream.init.outer == ()
     assert nn.Stack(lambda: Drawing(1.0), 2)[0].stream.init is None
 
@@ -67,7 +67,7 @@ def test_tokens_are_renewed():
 
 
 def test_layers_are_stacked():
-    """Arrays are stacked, one token stands for all, and the first stream goes on."""
+    """Arrays are stacked, one token represents all, and the first stream continues."""
     layers = [filled(1.0, seed=0), filled(2.0, seed=1)]
     one = stack_members(layers)
 

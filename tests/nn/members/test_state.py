@@ -27,7 +27,7 @@ def made():
 
 
 def test_own_values_are_split_and_others_shared():
-    """What comes back is put together to the State after all members."""
+    """Returned values are joined to the State of all members."""
     member, other, state = made()
     states = MemberStates(ENSEMBLE, "nets", member, 2, {"other": other}, state)
 
@@ -37,7 +37,7 @@ def test_own_values_are_split_and_others_shared():
     assert first.get(member.count).shape == ()
     key, first = first.next_key(member.noise)
     out, own, shared = states.form.changed("nets", (key, first.set(member.count, jnp.ones(()))))
-    # Of a stream what goes on is known before.
+    # The continuation of a stream is known in advance.
     assert out is key
     assert [float(value) for value in own] == [1.0]
     assert shared[0] is states.shared[0]

@@ -1,4 +1,4 @@
-"""`Stack`: what it computes, how it behaves as a sequence, and what it does with State and keys."""
+"""`Stack`: its results, its behavior as a sequence, and its use of State and keys."""
 
 import functools as ft
 
@@ -47,7 +47,7 @@ def blocks(depth=DEPTH, **options):
 
 
 def one_by_one(layers, x):
-    """What a Stack is defined to compute."""
+    """The definition of a Stack."""
     for layer in layers:
         x = layer(x)
     return x
@@ -61,7 +61,7 @@ def mean_square(layer, x):
 X = jnp.asarray(wave(5, 2))
 
 
-# ---- what it computes
+# ---- results
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_layer_is_made_with_a_key_if_it_takes_one(make_layer, given, keyed, ke
 
 
 def test_a_layer_without_arrays_is_stacked():
-    """There is nothing to have a leading axis; the depth is known all the same."""
+    """No array has a leading axis; the depth is known nevertheless."""
     stack = nn.Stack(ft.partial(nn.Lambda, jnp.sin), DEPTH)
 
     assert jax.tree.leaves(stack) == []
@@ -136,7 +136,7 @@ def test_keys_come_from_init_keys(key):
 
 
 def test_no_layers_are_the_identity():
-    """Depth 0: what goes in comes out."""
+    """With depth 0, the output is the input."""
     stack = blocks(0)
 
     assert_close(stack(X), X)
@@ -145,7 +145,7 @@ def test_no_layers_are_the_identity():
 
 
 def test_the_input_may_be_any_tree():
-    """A layer may pass on several arrays, and what is no array beside them."""
+    """A layer may return several arrays, and other leaves."""
     linear = nn.Linear(2, 2, key=jax.random.key(0))
 
     def layer(x):
@@ -180,7 +180,7 @@ def test_each_layer_gets_a_key_of_its_own(key):
 
 
 def test_layers_that_use_no_key_get_none(key):
-    """A key for the whole model is no mistake: it is not even split."""
+    """A key for the model is not an error: it is not split."""
 
     def apply(stack, key):
         return stack(X, key=key)
@@ -285,14 +285,14 @@ def wide(x):
 
 
 def test_weakly_typed_inputs_are_promoted():
-    """A Python number is a fine first input: what the layers give back counts."""
+    """A Python number is a valid first input: the output of the layers has the type."""
     stack = nn.Stack(lambda: nn.Lambda(lambda x: x * jnp.asarray(2.0, jnp.float32)), DEPTH)
 
     assert float(stack(1.0)) == 2**DEPTH
 
 
 def test_arrays_without_the_leading_axis_are_refused():
-    """By path; an ensemble of Stacks is told how it is called."""
+    """By path; for an ensemble of Stacks the error shows how to call it."""
     stacks = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), blocks())
     text = r"got 2 without\.\n  at layer\.linear\.weight: f32\[2,3,2,2\]\n(.|\n)*pm\.filter_vmap\("
 
@@ -414,7 +414,7 @@ def test_shapes_alone_are_enough():
 
 
 def layer_by_hand(params, x):
-    """What a Block computes, with its arrays in a tuple."""
+    """A Block as a function of a tuple of arrays."""
     weight, bias = params
     return x + 0.5 * jnp.tanh(nn.functional.linear(x, weight, bias))
 
@@ -520,7 +520,7 @@ def test_a_stack_that_is_written_out_recomputes_nevertheless():
 
 
 def test_a_scan_of_scans_that_recompute():
-    """Linen's remat_scan: Stacks nest, each level recomputing what is below."""
+    """Linen's remat_scan: Stacks nest, and each level recomputes its inner levels."""
 
     @jax.jit
     def gradient(arrays):

@@ -32,7 +32,7 @@ class Normed(pm.Module):
 
 
 class Noise(nn.StatefulLayer):
-    """Adds what it draws from a stream, and notes it; does nothing in inference mode."""
+    """Adds a random number from a stream, and notes it; does nothing in inference mode."""
 
     stream: pm.RngStream
     drawn: pm.StateIndex
@@ -99,14 +99,14 @@ call = pm.filter_jit(lambda layer, x, state: layer(x, state))
 
 
 def as_list(model, state):
-    """The same model with a list in the place of the Stack."""
+    """The same model with a list instead of the Stack."""
     model = state.fill(model)
     model = pm.tree_at(lambda m: m.blocks, model, replace_fn=lambda stack: stack.unstack())
     return pm.make_with_state(lambda: model)()
 
 
 def as_stack(model, state):
-    """The way back."""
+    """The inverse."""
     model = pm.tree_at(lambda m: m.blocks, state.fill(model), replace_fn=nn.Stack.from_layers)
     return pm.make_with_state(lambda: model)()
 
@@ -229,7 +229,7 @@ def test_the_stream_is_one_and_each_layer_draws_its_own():
 
 @pytest.mark.slow
 def test_the_streams_of_the_layers_are_those_of_split():
-    """Each layer draws what a member of state.split(depth) would, and the State goes on as join."""
+    """Each layer draws as a member of state.split(depth), and the State continues as after join."""
     stack, state = noisy()
     axes = pm.by({pm.RngStream: 0, ...: None})
 
@@ -261,7 +261,7 @@ def test_streams_of_nested_stacks_are_all_different():
 
 
 def test_a_stream_that_other_layers_hold_too_is_one_for_each():
-    """The same object inside and outside: neither draws what the other has drawn."""
+    """The same stream inside and outside: both draw different numbers."""
     stream = pm.RngStream()
 
     def layer():
@@ -299,7 +299,7 @@ def test_state_and_keys_go_together(key):
 
 
 def test_one_key_for_all_layers_gives_one_mask(key):
-    """Passed by name, and not as `key`, a key is not split: Linen's broadcast of a dropout key."""
+    """Passed by another name than `key`, a key is not split: Linen's broadcast of a dropout key."""
 
     class Masked(pm.Module):
         dropout: nn.Dropout
@@ -317,7 +317,7 @@ def test_one_key_for_all_layers_gives_one_mask(key):
 
 
 class Everything(pm.Module):
-    """What the guides scan over: an affine map, running statistics, noise, a shared count."""
+    """The features of the guides: an affine map, running statistics, noise, a shared count."""
 
     linear: nn.Linear
     norm: nn.BatchNorm
@@ -368,7 +368,7 @@ def test_what_is_captured_is_stacked():
 
 
 def test_a_stack_is_stateful_if_its_layers_are():
-    """By what the layer says, or by its tokens; a State that nobody needs is handed back."""
+    """By the layer's mark, or by its tokens; an unused State is returned."""
     plain = nn.Stack(nn.Identity, DEPTH)
     state = pm.State(plain)
 
@@ -522,7 +522,7 @@ def test_a_part_of_a_stack_is_refused_by_its_state():
 
 
 def test_tokens_may_still_hold_their_values():
-    """What a token holds is not taken apart: a stream has no leading axis."""
+    """The value of a token is not split: a stream has no leading axis."""
     stack, state = noisy()
     expected, _ = stack(X, jax.tree.map(jnp.copy, state))
 
@@ -544,7 +544,7 @@ def test_layers_that_are_one_object_have_values_for_each():
 
 
 class Wrong(nn.StatefulLayer):
-    """Returns something else than it should."""
+    """Returns a wrong result."""
 
     norm: nn.BatchNorm
     kind: str
