@@ -167,7 +167,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
         cls = class_of(model).__qualname__
         raise AccessError(
             f"untie({cls})",
-            "a finished model, for ties are made when construction ends",
+            "a finished model, because ties are made when construction ends",
             "one that is not finished",
             hint=["say it where the tie is asked for:", "if is_tied:", "    pm.tie(self, ...)"],
         )
@@ -273,7 +273,7 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
             cls = class_of(model).__qualname__
             raise AccessError(
                 f"{cls}.__check_init__",
-                "no tie, for the instance is finished",
+                "no tie, because the instance is finished",
                 "pm.tie(self, ...), which gives a new one",
                 hint=[
                     "tie it in __init__, or in __post_init__ where there is none:",

@@ -423,7 +423,7 @@ class BatchNorm(StatefulLayer, Layer):
             raise ArgumentError(where, expected, got, hint=hint) from error
         # The mean of nothing is NaN, and would stay in the running statistics.
         if result[-1] == 0:
-            hint = ("Of an empty batch, use the running statistics:", "pm.inference_mode(layer)")
+            hint = ("For an empty batch, use the running statistics:", "pm.inference_mode(layer)")
             expected = "at least one value per channel to take a mean of"
             raise ShapeError(where, expected, describe(x), hint=hint)
         return result

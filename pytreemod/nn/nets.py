@@ -330,7 +330,7 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
         StateError: the State was replaced, and its successor is lost.
     """
     pair = "out, state"
-    out, new = pair_of(result, where, pair, reason=", for the model has State")
+    out, new = pair_of(result, where, pair, reason=", because the model has State")
     if not isinstance(new, State):
         got, hint = f"{describe(new)} as the second", ["return it last:", f"return {pair}"]
         raise ArgumentError(where, f"a pair ({pair})", got, hint=hint)

@@ -92,7 +92,7 @@ def _check_maker(make_model: Any) -> None:
 
 def _no_maker(make_model: Any) -> str:
     hint = (
-        "pass the class, or a function that gives the model:",
+        "pass the class, or a function that returns the model:",
         "model, state = pm.make_with_state(Model)(...)",
         "model, state = pm.make_with_state(lambda: model)()",
     )

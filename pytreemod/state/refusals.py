@@ -120,7 +120,7 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> Non
         if len(spots) > 1:
             raise StateError(
                 f"State.{by}",
-                "each token at one path, for weights are not shared either",
+                "each token at one path, because weights are not shared either",
                 f"{rows[marker].name} at {len(spots)}",
                 places=spots,
                 hint=[
@@ -217,7 +217,7 @@ def split_stream(name: str, members: int, by: str = "next_key") -> RngError:
     return RngError(
         f"State.{by}({name})",
         "one stream",
-        f"{members} of them, for the State was split",
+        f"{members} of them, because the State was split",
         hint=["map over them:", "in_axes=pm.by({pm.RngStream: 0, ...: None})"],
     )
 

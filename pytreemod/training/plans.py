@@ -124,7 +124,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
             f"none for {len(lost)} of {sum(trained)}",
             places=_shown(lost),
             hint=[
-                "give the rest one, or None, which leaves it alone:",
+                "give the other leaves one, or None to freeze them:",
                 "pm.by({..., ...: optax.adam(1e-3)})",
                 "pm.by({..., ...: None})",
             ],

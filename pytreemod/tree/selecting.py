@@ -230,7 +230,7 @@ class _Term(Selector):
             object.__setattr__(self, name, part)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        expected = "no assignment, for a selector is a value"
+        expected = "no assignment, because a selector is immutable"
         raise FrozenError(f"{self!r}.{name}", expected, describe(value))
 
     def _parts(self) -> tuple[Any, ...]:

@@ -81,7 +81,7 @@ def _takes_key(owner: Owner, make: Any, key: Any) -> bool:
         got = f"one that needs {', '.join(name for name in needed if name != 'key')}"
         raise ArgumentError(f"{owner.name}({owner.make})", expected, got, hint=hint)
     if needed and key is None:
-        expected = f"a random key, for {owner.make} needs one"
+        expected = f"a random key, because {owner.make} needs one"
         raise RngError(where, expected, "none", hint=KEY_HINT)
     if key is None:
         return False

@@ -99,7 +99,7 @@ def _tell(
         ]
         raise StateError(
             name,
-            "the net to come out, for a call has changed it",
+            "the net to be returned, because a call has changed it",
             "a result without it",
             places=found.places,
             hint=hint,

@@ -17,7 +17,7 @@ from tests.goldens import refusals
 
 X = jnp.arange(12.0).reshape(4, 3)
 LOST = "expected the State that replaces the one that was used up, got a result without it"
-NET = "expected the net to come out, for a call has changed it, got a result without it"
+NET = "expected the net to be returned, because a call has changed it, got a result without it"
 
 
 class Counter(pm.Module):
