@@ -151,7 +151,8 @@ class BatchNorm(StatefulLayer, Layer):
         eps: added to the variance, >= 0.
         channelwise_affine: whether to scale and shift each channel.
         momentum: fraction of the running statistics that remains after each step, from 0 to 1 (one
-            minus PyTorch's `momentum`).
+            minus PyTorch's `momentum`). With the default, 60% of the initial values is left after
+            50 steps: use 0.9 for short runs.
         inference: whether to use the running statistics, see `inference_mode`.
         dtype: of weight and bias; JAX's default float if None. The running statistics are in
             float32 or wider.
