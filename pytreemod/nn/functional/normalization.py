@@ -71,7 +71,8 @@ def _standardize(wide: Array, first: int, eps: TracedNumber) -> Array:
     # Centered before squaring, as in `_moments`.
     mean = jnp.mean(wide, axes, keepdims=True)
     centered = wide - mean
-    var = jnp.mean(jnp.square(centered), axes, keepdims=True)
+    # For `jnp.square`, JAX would store a second array, of twice the numbers.
+    var = jnp.mean(centered * centered, axes, keepdims=True)
     return centered * lax.rsqrt(var + eps)
 
 
@@ -117,7 +118,8 @@ def rms_norm(
     """
     first = x.ndim - len(shape)
     wide = x.astype(computing_dtype(x.dtype))
-    mean = jnp.mean(jnp.square(wide), tuple(range(first, x.ndim)), keepdims=True)
+    # As in `_standardize`: for `jnp.square`, JAX would store a second array.
+    mean = jnp.mean(wide * wide, tuple(range(first, x.ndim)), keepdims=True)
     return narrow(_scale_and_shift(wide * lax.rsqrt(mean + eps), weight, bias, first), x)
 
 
@@ -273,7 +275,7 @@ def _moments(
     mean = _mean_over(names, jnp.mean(wide, axes))
     # Centered before squaring: E[x^2] - E[x]^2 cancels badly, and may be negative.
     centered = wide - place(mean, wide, channel_axis)
-    var = _mean_over(names, jnp.mean(jnp.square(centered), axes))
+    var = _mean_over(names, jnp.mean(centered * centered, axes))
     return mean, var, centered
 
 

@@ -16,7 +16,8 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError
-from pytreemod.nn.functional.explicit_meshes import laid_like, lies
+from pytreemod.nn.functional.explicit_meshes import entries, laid_like, sharding
+from pytreemod.tree.split_arrays import explicit_mesh
 
 
 def promote(*arrays: Any) -> tuple[Any, ...]:
@@ -127,7 +128,7 @@ def narrow(out: Shaped[Array, ...], x: Shaped[Array, ...]) -> Shaped[Array, ...]
 
 
 def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Shaped[Array, ...]:
-    """Broadcast `values` to the shape of `like`, with its first axis at `axis`.
+    """Give `values` the rank of `like`, with its first axis at `axis`; other axes have size one.
 
     The gradient of values is a sum over the broadcast entries, so `like` should have a wide dtype:
     see `with_shared`.
@@ -138,22 +139,25 @@ def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Sh
         axis: the axis of `like` that matches the first axis of `values`, counted from the front.
 
     Returns:
-        An array of like's shape and dtype.
+        An array of like's dtype that broadcasts to its shape.
 
     Examples:
         >>> place(jnp.arange(2), jnp.zeros((2, 3), int), 0)
-        Array([[0, 0, 0],
-               [1, 1, 1]], dtype=int32)
+        Array([[0],
+               [1]], dtype=int32)
     """
     values = laid_like(_as_dtype(values, like.dtype), like, axis)
+    # Not of the shape of `like`: JAX would store such an array for the backward pass.
+    own = range(axis, axis + values.ndim)
+    shape = tuple(size if i in own else 1 for i, size in enumerate(like.shape))
     # Nothing to broadcast, so the program gets no operation.
-    if values.shape == like.shape:
+    if values.shape == shape:
         return values
-    # Sharded like `like`: for replicated values, the gradient would be gathered before the sum.
-    to = lies(like)
-    return lax.broadcast_in_dim(
-        values, like.shape, range(axis, axis + values.ndim), out_sharding=to
-    )
+    to, mesh = None, explicit_mesh(like)
+    if mesh is not None:
+        theirs = enumerate(entries(like))
+        to = sharding(mesh, [names if i in own else () for i, names in theirs])
+    return lax.broadcast_in_dim(values, shape, own, out_sharding=to)
 
 
 def with_shared(
@@ -168,7 +172,7 @@ def with_shared(
     `place` alone could not do it: under `jax.vmap` the sum over the batch belongs to the operation.
 
     Args:
-        operation: of two arrays of one shape, such as `lax.add`.
+        operation: of two arrays that broadcast, such as `lax.add`.
         x: an array.
         values: the shared array; None leaves x unchanged.
         axis: the axis of x that matches the first axis of values, counted from the front.

@@ -227,3 +227,24 @@ def test_channels_are_the_second_axis_where_nothing_else_is_said():
         (np.asarray(x) - np.arange(3.0)[:, None]) / np.sqrt(2e-5),
         rtol=1e-4,
     )
+
+
+@pytest.mark.parametrize(
+    ("normalize", "most"),
+    [
+        (lambda x, w, b: layer_norm(x, (8,), w, b), 2),
+        (lambda x, w, b: rms_norm(x, (8,), w, b), 2),
+        (lambda x, w, b: group_norm(x, 2, w, b, channel_axis=2), 2),
+        (lambda x, w, b: instance_norm(x.swapaxes(1, 2), w, b, channel_axis=1), 2),
+        (lambda x, w, b: batch_norm(x, w, w, w, b, channel_axis=2), 1),
+        (lambda x, w, b: normalize_batch(x, w, b, channel_axis=2)[0], 1),
+    ],
+    ids=["layer", "rms", "group", "instance", "batch", "normalize"],
+)
+def test_little_is_stored_for_the_backward_pass(normalize, most):
+    """Arrays of the size of x: a loop over layers stores them for each of its layers."""
+    x, weight = jnp.ones((4, 5, 8)), jnp.ones(8)
+
+    stored = jax.eval_shape(lambda *args: jax.vjp(normalize, *args)[1], x, weight, weight)
+
+    assert sum(each.size == x.size for each in jax.tree.leaves(stored)) <= most
