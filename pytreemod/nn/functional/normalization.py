@@ -9,6 +9,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import cast
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
@@ -71,9 +72,20 @@ def _standardize(wide: Array, first: int, eps: TracedNumber) -> Array:
     # Centered before squaring, as in `_moments`.
     mean = jnp.mean(wide, axes, keepdims=True)
     centered = wide - mean
-    # For `jnp.square`, JAX would store a second array, of twice the numbers.
-    var = jnp.mean(centered * centered, axes, keepdims=True)
+    var = jnp.mean(_square(centered), axes, keepdims=True)
     return centered * lax.rsqrt(var + eps)
+
+
+@jax.custom_jvp
+def _square(x: Array) -> Array:
+    """`jnp.square`, for which JAX would store not x, but a second array: 2 * x."""
+    return jnp.square(x)
+
+
+@_square.defjvp
+def _derivative_of_square(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (tangent,) = primals, tangents
+    return jnp.square(x), 2 * (x * tangent)
 
 
 @traced_once("shape")
@@ -118,8 +130,7 @@ def rms_norm(
     """
     first = x.ndim - len(shape)
     wide = x.astype(computing_dtype(x.dtype))
-    # As in `_standardize`: for `jnp.square`, JAX would store a second array.
-    mean = jnp.mean(wide * wide, tuple(range(first, x.ndim)), keepdims=True)
+    mean = jnp.mean(_square(wide), tuple(range(first, x.ndim)), keepdims=True)
     return narrow(_scale_and_shift(wide * lax.rsqrt(mean + eps), weight, bias, first), x)
 
 
@@ -275,7 +286,7 @@ def _moments(
     mean = _mean_over(names, jnp.mean(wide, axes))
     # Centered before squaring: E[x^2] - E[x]^2 cancels badly, and may be negative.
     centered = wide - place(mean, wide, channel_axis)
-    var = _mean_over(names, jnp.mean(centered * centered, axes))
+    var = _mean_over(names, jnp.mean(_square(centered), axes))
     return mean, var, centered
 
 
