@@ -30,7 +30,7 @@ BASELINES = {
     "dataclass": "a frozen dataclass = 1",
 }
 
-WIDTH, LEFT, RIGHT, TOP, STEP = 480.0, 22.0, 462.0, 44.0, 72.0
+WIDTH, LEFT, RIGHT, TOP, STEP = 480.0, 22.0, 462.0, 44.0, 88.0
 LAST = 320.0
 """The largest ratio that fits."""
 
@@ -67,16 +67,17 @@ def _drawn(y: float, title: str, row: Mapping[str, Any]) -> Iterator[str]:
     """A row: its title, its unit, and a mark for each library over its quartiles."""
     baseline = next(text for name, text in BASELINES.items() if name in row)
     yield words(LEFT, y, title, "pm-strong", "start")
-    yield words(RIGHT, y, baseline, "pm-small", "end")
-    yield line(f"M{LEFT} {y + 20:.1f}H{RIGHT}", "pm-track")
+    # Below the title, because beside it the fonts of some systems need more room than there is.
+    yield words(LEFT, y + 16, baseline, "pm-small", "start")
+    yield line(f"M{LEFT} {y + 34:.1f}H{RIGHT}", "pm-track")
     for name, kind in LIBRARIES.items():
         ratio = row[name]["ratio"]
         x, low, high = (
             _place(ratio[key]) for key in ("median", "lower_quartile", "upper_quartile")
         )
-        yield line(f"M{low:.1f} {y + 20:.1f}H{high:.1f}", f"pm-range {kind}")
-        yield _mark(x, y + 20, kind)
-        yield words(x, y + 40, _short(ratio["median"]), f"pm-small {kind}")
+        yield line(f"M{low:.1f} {y + 34:.1f}H{high:.1f}", f"pm-range {kind}")
+        yield _mark(x, y + 34, kind)
+        yield words(x, y + 54, _short(ratio["median"]), f"pm-small {kind}")
 
 
 def _mark(x: float, y: float, kind: str) -> str:
