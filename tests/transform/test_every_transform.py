@@ -1,4 +1,4 @@
-"""What holds of every transform: what it takes, how it binds, and that all nest in all.
+"""Laws of every transform: its callables, binding as a method, and nesting.
 
 The function is always the same, the sum of squares, of which each transform can be made to give the
 value again: derivatives by way of `f(x) = f'(x) x / 2`. So a transform of a transform of it, and so
@@ -221,14 +221,14 @@ JAXS = {name: way(theirs) for name, (way, _, theirs) in WAYS.items()}
 OURS["custom_vjp"] = through_custom_vjp(pm.filter_custom_vjp)
 JAXS["custom_vjp"] = through_jax_custom_vjp(jax.custom_vjp)
 EVERY = pytest.mark.parametrize("name", OURS)
-# What JAX refuses not before it compiles.
+# JAX refuses these only when it compiles.
 LATER = {name: {"custom_vjp"} for name in ("jvp", "linearize")}
 
 CALLBACKS = {"pure_callback", "io_callback"}
 REVERSE = {"while_loop", *CALLBACKS}
 MANUAL = {"pmap", "shard_map"}
-# What JAX does not do: no derivative of a callback, none backwards of a loop without an end, none
-# forwards of a backward rule; and a device sees a mesh once.
+# JAX does not support these: derivatives of a callback, reverse mode of a loop without a bound,
+# forward mode of a backward rule; and a device can be in a mesh only once.
 REFUSED = {
     **dict.fromkeys(["grad", "value_and_grad", "jacrev", "hessian", "vjp"], REVERSE),
     **dict.fromkeys(["jvp", "linearize"], CALLBACKS),
@@ -238,7 +238,7 @@ REFUSED = {
 
 
 def attempt(fn):
-    """The shape of what a program gives, or the error that it raises."""
+    """The shape of a program's result, or the error that it raises."""
     try:
         return jax.eval_shape(fn, X).shape
     except Exception as error:
@@ -268,7 +268,7 @@ def leaks(transform, f):
 @pytest.mark.sampled
 @pytest.mark.collects
 def test_nothing_that_is_traced_outlives_its_trace(name):
-    """`filter_grad` had kept the arguments put together, for as long as the call ran.
+    """`filter_grad` had held the rebuilt arguments for as long as the call ran.
 
     A callback of a program holds none of the arrays either: it lives as long as the program.
     """
@@ -311,7 +311,7 @@ LOOPS = {
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 @pytest.mark.collects
 def test_no_state_outlives_its_trace(loop):
-    """The function around had kept all that was made inside, to see what becomes of it."""
+    """The outer function had held all States made inside, to watch them."""
     model, state = pm.make_with_state(Counter)()
     with jax.checking_leaks():
         pm.filter_jit(loop)(model, state)
@@ -362,7 +362,7 @@ def test_values_of_chains(turn, direction):
     assert_close(jax.jit(fn)(X), VALUE)
 
 
-# ---- what a transform takes
+# ---- callables of a transform
 
 
 class Squares(pm.Module):
@@ -382,7 +382,7 @@ class Squares(pm.Module):
 
 
 class Plain:
-    """A callable that is no pytree."""
+    """A callable that is not a pytree."""
 
     def __call__(self, x):
         return squares(x)
@@ -410,7 +410,7 @@ CALLABLES = {
 @EVERY
 @pytest.mark.sampled
 def test_takes_every_kind_of_callable(name):
-    """Functions, Modules, bound methods, partials, objects, and what is transformed already."""
+    """Functions, Modules, bound methods, partials, objects, and transformed functions."""
     for kind, fn in CALLABLES.items():
         through = OURS[name](fn)
         through = jax.jit(through) if name == "shard_map" else through
@@ -418,7 +418,7 @@ def test_takes_every_kind_of_callable(name):
 
 
 class Halves(pm.Module):
-    """What a class gives when it is called: a Module."""
+    """A class whose call returns a Module."""
 
     first: jax.Array
     second: jax.Array
@@ -449,7 +449,7 @@ OF_A_CLASS = {
 
 @pytest.mark.parametrize("name", OF_A_CLASS)
 def test_a_class_gives_its_instance(name):
-    """A class is a function that builds a Module: all of it comes out, what is no array as well."""
+    """A class is a function that builds a Module: the result has non-array leaves as well."""
     made = OF_A_CLASS[name]()
 
     assert type(made) is Halves
@@ -472,7 +472,7 @@ def test_tangents_and_shapes_of_a_class():
 
 # ---- decorators
 
-# With options that change nothing: what stands behind the @.
+# With options that change nothing: decorators.
 DECORATORS = {
     "filter_jit": {"donate": "none"},
     "filter_checkpoint": {"prevent_cse": True},
@@ -489,12 +489,12 @@ DECORATORS = {
     "filter_checkify": {},
     "filter_make_jaxpr": {},
 }
-# The former must be told something, the latter cannot be told anything.
+# The former needs an argument, the latter takes none.
 BARE = [name for name in DECORATORS if name not in ("filter_shard_map", "filter_make_jaxpr")]
 
 
 def decorator_of(name):
-    """What stands behind the @."""
+    """The decorator."""
     return (
         getattr(pm, name) if name == "filter_make_jaxpr" else getattr(pm, name)(**DECORATORS[name])
     )
@@ -565,7 +565,7 @@ def test_transformed_functions_are_kept_in_fields(name):
 
 @pytest.mark.parametrize("make", [pm.filter_custom_jvp, pm.filter_custom_vjp])
 def test_rules_of_methods(make):
-    """A method with a derivative of its own binds, too; its rule is given the instance."""
+    """A method with a custom derivative binds, too; its rule gets the instance."""
 
     class Layer(pm.Module):
         weight: jax.Array
@@ -599,7 +599,7 @@ def test_rules_of_methods(make):
     assert (layer.scaled.__name__, layer.scaled.__doc__) == ("scaled", "Scales.")
 
 
-# ---- Linen's table of lifted transformations (L15), and what came after it
+# ---- Linen's table of lifted transformations (L15), and later ones
 
 
 class Layer(pm.Module):
@@ -690,7 +690,7 @@ TABLE = {
 @pytest.mark.parametrize("through", TABLE.values(), ids=TABLE)
 @pytest.mark.sampled
 def test_a_model_that_changes_goes_through(through):
-    """Parameters, functions and counts go in, and come out as the call has left them."""
+    """Parameters, functions and counts go in; the updated ones are returned."""
     layer = Layer(ramp(2, 2), jnp.tanh, jnp.asarray(3))
     y, after = through(layer, X)
 

@@ -32,7 +32,7 @@ from tests.helpers.trees import (
 
 
 class Network(pm.Module):
-    """Layers, an activation and sizes: what users write."""
+    """Layers, an activation and sizes: a typical model."""
 
     first: Affine
     second: OwnInit
@@ -201,6 +201,6 @@ def test_a_training_loop_without_any_filter():
 
 
 def test_a_leaf_that_is_no_array_is_jaxs_error():
-    """Plain jax.jit says where the string is: what the filter_ forms are for."""
+    """Plain jax.jit names the path of the string; the filter_ forms accept it."""
     with pytest.raises(TypeError, match=r"model\.content\[1\]"):
         jax.jit(lambda model: total(model))(Holder([ramp(1), "text"]))

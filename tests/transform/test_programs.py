@@ -1,4 +1,4 @@
-"""The compiled program: the filters add no operation to what one would write by hand."""
+"""The compiled program: the filters add no operation to hand-written code."""
 
 import re
 from collections import Counter
@@ -25,7 +25,7 @@ def mapped_by_hand(arrays, x, y):
     return jax.vmap(loss_by_hand, in_axes=(None, 0, 0))(arrays, x, y)
 
 
-# The two forms of each program, with what comes before the batch.
+# The two forms of each program, with the arguments before the batch.
 PROGRAMS = {
     "loss": (loss, loss_by_hand, (MODEL,), (FLAT,)),
     "gradient": (pm.filter_grad(loss), jax.grad(loss_by_hand), (MODEL,), (FLAT,)),
@@ -104,7 +104,7 @@ def test_the_results_are_the_same():
 
 
 def test_arguments_that_are_not_used_are_dropped():
-    """As in jax.jit: what the function does not use is no input of the compiled program."""
+    """As in jax.jit: an unused argument is not an input of the compiled program."""
     ours = pm.filter_jit(lambda model, x: model.layers[0].bias + x).lower(MODEL, jnp.ones(4))
     kept = pm.filter_jit(lambda model, x: x, keep_unused=True).lower(MODEL, jnp.ones(4))
 
@@ -114,7 +114,7 @@ def test_arguments_that_are_not_used_are_dropped():
 
 
 def test_configuration_is_part_of_the_program():
-    """Flags, names and functions of a model are no inputs: branching on them is free."""
+    """Flags, names and functions of a model are not inputs: branching on them is free."""
 
     def call(model, x):
         return model(x) if model.name == "network" else None

@@ -1,8 +1,8 @@
-"""Derivatives under value semantics: what reference libraries test, with its meaning for values.
+"""Derivatives under value semantics: scenarios of reference libraries, for values.
 
 Each test is a scenario of Flax NNX's own suite (its name is in the docstring) that is written for
-values: what a function changes it returns, one leaf used twice has the sum of its gradients, and
-one array held at two places is two leaves.
+values: a function returns its changes, one leaf used twice has the sum of its gradients, and one
+array at two paths is two leaves.
 """
 
 import jax
@@ -110,7 +110,7 @@ def make_product(log=None):
 
 
 def test_custom_vjp_by_one_part():
-    """diff_state: a gradient for x alone; the rule is told that y needs none."""
+    """diff_state: a gradient for x alone; the rule learns that y needs none."""
     log = []
     grads = pm.filter_grad(lambda m: make_product(log)(m)[0])(point())
 

@@ -1,8 +1,8 @@
-"""Compiling and several devices under value semantics: what reference libraries test, for values.
+"""Compiling and several devices under value semantics: scenarios of reference libraries.
 
 Each test is a scenario of Flax NNX's own suite (its name is in the docstring) that is written for
-values: what a function changes it returns, one array held at two places is two leaves, and programs
-that are refused there because objects are shared simply run.
+values: a function returns its changes, one array at two paths is two leaves, and programs that NNX
+refuses because of shared objects run.
 """
 
 import jax
@@ -67,7 +67,7 @@ def traced(fn, **options):
 
 
 def test_what_changes_is_returned():
-    """graph_updates: what a function sets inside jit is in what it returns."""
+    """graph_updates: a value that a function sets inside jit is in its result."""
     step, _ = traced(lambda m, value: m.replace(bias=value))
 
     assert_close(step(linear(), ramp(4)).bias, ramp(4))
@@ -85,7 +85,7 @@ def test_shardings_by_path():
 
 
 def test_nested_and_staged():
-    """jit_wrapped: jit in jit; what was compiled goes on updating the counter."""
+    """jit_wrapped: jit in jit; the compiled function continues to update the counter."""
     inner = pm.filter_jit(lambda m, x: m.counted(x))
     outer = pm.filter_jit(lambda m, x: inner(m, x))
 
@@ -127,7 +127,7 @@ def test_static_arguments_together_with_shardings(in_shardings):
 
 
 def test_one_argument_twice():
-    """no_shared_variable_refs, an error there: one value at two places is two leaves."""
+    """no_shared_variable_refs, an error there: one value at two paths is two leaves."""
     leaf, model = ramp(2), linear()
 
     @pm.filter_jit

@@ -1,8 +1,8 @@
-"""vmap under value semantics: the founding documents' programs, and what reference libraries test.
+"""vmap under value semantics: programs of founding documents, and of reference libraries.
 
 The programs of the Flax proposal (F), the NNX guide (G) and Linen's note (L) with the shapes and
 numbers that they print, or would print if they ran; then the scenarios of Flax NNX's own suite
-(their names are in the docstrings). What changes is returned, and one value at two places is two.
+(their names are in the docstrings). Changes are returned, and one value at two paths is two leaves.
 """
 
 import jax
@@ -132,7 +132,7 @@ def test_rejected_3_aliases_in_nested_structures():
 
 
 def test_inconsistent_aliases_at_any_depth():
-    """vmap_inconsistent_aliasing: one value at several depths, each with the axis of its place."""
+    """vmap_inconsistent_aliasing: one value at several depths, each with the axis of its path."""
     tree = {"a": [M, (M, 3)], "b": M}
     axes = {"a": [0, pm.if_array(1)], "b": 1}
     out = pm.filter_vmap(lambda tree: tree, in_axes=(axes,))(tree)
@@ -149,7 +149,7 @@ def test_rejected_4_a_captured_module_as_result():
 
 
 def test_no_result_is_hidden():
-    """F13: what JAX maps has the results that the function returns, and none for its arguments."""
+    """F13: JAX maps only the results of the function, and none for its arguments."""
     fn = pm.filter_vmap(lambda m, x: m.kernel.sum() * x)
     jaxpr, _, _ = pm.filter_make_jaxpr(fn)(WIDE, ramp(4))
 
@@ -224,7 +224,7 @@ def test_a_count_for_each_member():
 
 
 def test_another_structure():
-    """G7: fields removed, added and shared inside the transform are those of what is returned."""
+    """G7: fields that are removed, added and shared inside a transform are so in the result."""
 
     class Crazy(pm.Module):
         kernel: jax.Array
@@ -271,7 +271,7 @@ def test_one_count_for_all_members(axes):
 
 
 def test_rules_inside_containers():
-    """G9, G12: a rule stands for one of several Modules in a tree; so does a Module of axes."""
+    """G9, G12: a rule applies to one of several Modules in a tree; so does a Module of axes."""
     single = COUNTED.replace(count=jnp.asarray(1))
     trees = {"a": single, "b": COUNTED}
     expected = COUNTED.count + 1
@@ -403,7 +403,7 @@ def test_plain_vmap_of_models():
 def test_code_runs_once_at_any_depth():
     """L5: three maps inside each other run a constructor, and a call, once each, and not 2^3 times.
 
-    What is drawn or changed inside needs no collection: keys and counts go in, and come out.
+    Drawing and changing values inside needs no collection: keys and counts go in, and are returned.
     """
     ran = []
 

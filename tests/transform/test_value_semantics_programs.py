@@ -1,7 +1,7 @@
 """Whole programs under value semantics: of NNX's first README (X), and of Mielke's text (S).
 
 "From PyTorch to JAX" prints numbers, which these programs print, too. Its language model is
-`examples/lstm_language_model.py`, with tests of its own.
+`examples/lstm_language_model.py`, which has its own tests.
 """
 
 import jax
@@ -84,7 +84,7 @@ def test_a_partition_goes_through_plain_jit_and_grad():
 
 
 def test_the_parameters_are_read_and_written_as_one():
-    """X5: `model["params"]` is what the role picks, and an update of it is put back."""
+    """X5: `model["params"]` is the selection by the role, and its update is combined."""
     model = net()
     params = pm.filter(model, pm.select.role("param"))
     changed = pm.combine(jax.tree.map(lambda leaf: 2 * leaf, params), model)
@@ -131,7 +131,7 @@ def test_the_styles_are_one_program():
 
 
 def test_a_model_is_a_tree_and_frozen():
-    """X1: made, it is its leaves; no attribute of it can be set, nor of what is inside."""
+    """X1: the model is its leaves; neither its attributes nor inner ones can be set."""
     model = net()
 
     assert [leaf.shape for leaf in jax.tree.leaves(model)] == [(3, 2), ()]
@@ -141,7 +141,7 @@ def test_a_model_is_a_tree_and_frozen():
 
 
 def test_keys_are_arguments():
-    """X3, S7: the same key makes the same layer, at any time; without one there is none."""
+    """X3, S7: the same key makes the same layer, at any time; a key is required."""
     key = jax.random.key(0)
     first = nn.Linear(12, 2, key=key)
     nn.Linear(12, 2, key=jax.random.key(1))
@@ -181,7 +181,7 @@ PREDICTION = 500.1102
 
 
 def trained(params, rms):
-    """Fifteen steps: the losses before each, and what comes out."""
+    """Fifteen steps: the losses before each, and the results."""
     losses = []
     for _ in range(15):
         losses.append(float(rms(params, *POINT)))
@@ -261,7 +261,7 @@ class Cell(pm.Module):
 
 
 class LanguageModel(pm.Module):
-    """Her language model: what it starts with is a parameter."""
+    """The language model of the blog: its initial state is a parameter."""
 
     c_0: jax.Array
     embeddings: jax.Array
@@ -287,7 +287,7 @@ TOKENS = (4, 2)
 
 
 def test_what_depends_on_parameters_is_computed_inside():
-    """S6: `hc_0` computed outside of what is differentiated has no gradient; inside it has."""
+    """S6: `hc_0` computed outside of the differentiated function has no gradient; inside it has."""
     model = language_model()
     hc = model.hc_0
     inside = jax.grad(lambda model: model.loss(TOKENS, model.hc_0))(model)
@@ -319,7 +319,7 @@ def test_her_names_of_parameters():
 
 
 def test_a_method_of_the_class_is_the_pure_function():
-    """S8: `LanguageModel.loss` takes the parameters first: what purifying a method gives there."""
+    """S8: `LanguageModel.loss` takes the parameters first, like a purified method there."""
     model = language_model()
     hc = model.hc_0
     value = jax.jit(LanguageModel.loss, static_argnums=1)(model, TOKENS, hc)

@@ -1,4 +1,4 @@
-"""look: a value as it is, and what comes back to it."""
+"""look: returns a value unchanged, and notes its cotangent."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def test_a_look_can_be_differentiated_forwards_and_twice():
 
 
 def test_cotangents_are_put_where_the_floating_arrays_are():
-    """None where there are others, and alone where there are none at all."""
+    """None for other leaves, and nothing if there are no floating arrays."""
     tree = {"x": ramp(2), "n": jnp.asarray(3), "s": "text"}
     assert beside_value(tree, ["ct"]) == {"x": "ct", "n": None, "s": None}
     assert beside_value(jnp.asarray(3), []) is None

@@ -1,4 +1,4 @@
-"""An update of a State that does not come out of a transform is told; of a net, refused."""
+"""A transform warns of a lost update of a State, and refuses that of a net."""
 
 import functools as ft
 import warnings
@@ -67,7 +67,7 @@ def with_arguments(transform):
 
 
 def with_a_derivative(f):
-    """A function with a rule that is not needed, for nothing is differentiated."""
+    """A function with a rule that is not needed, because nothing is differentiated."""
     custom = pm.filter_custom_jvp(f)
     custom.def_jvp(lambda primals, tangents: (f(*primals), None))
     return custom
@@ -152,7 +152,7 @@ def test_a_forgotten_state_is_told(transform, counter):
 
 @pytest.mark.parametrize("has_aux", ["filter_grad", "filter_value_and_grad", "filter_jacrev"])
 def test_a_state_beside_the_loss_is_not_lost(has_aux, counter):
-    """What comes out as aux has come out."""
+    """An update that is returned as aux is not lost."""
     getattr(pm, has_aux)(kept, has_aux=True)(*counter, X)
 
 
@@ -205,7 +205,7 @@ def test_a_state_given_twice_is_as_in_equinox(counter):
     ids=["filter_grad", "filter_jacfwd", "filter_jvp", "filter_vjp", "filter_linearize"],
 )
 def test_a_derivative_uses_up_what_the_function_does(derivative, by, counter):
-    """As the call alone does: the one is evaluated where the other is."""
+    """As a call alone does: the derivative evaluates the function."""
     derivative(*counter, X)
 
     with pytest.raises(StateError, match=f"{by}.*: expected the newest State"):
@@ -229,7 +229,7 @@ def forgets(model, state, x):
 
 
 def goes_back(model, state, x):
-    """The State that came in is returned in its successor's place."""
+    """The function returns the old State instead of its successor."""
     return forgets(model, state, x), state
 
 
@@ -268,7 +268,7 @@ TWICE = {
 
 @pytest.mark.parametrize("inner", TWICE.values(), ids=TWICE)
 def test_an_update_inside_is_not_lost_behind_one_outside(inner):
-    """What follows from the State that went in lacks what has moved on in the inner transform."""
+    """The successor of the outer State lacks the updates of the inner transform."""
     two, state = pm.make_with_state(lambda: [Counter(), Counter()])()
 
     def goes_back(two, state, x):
@@ -299,7 +299,7 @@ def test_a_state_from_outside_of_two_transforms_is_told_where_it_is_dropped(coun
 
 
 def test_a_part_that_is_not_put_back_is_told(counter):
-    """A substate leaves the State that it is a part of as it was."""
+    """A new substate does not change the State that it was taken from."""
 
     def call(model, state, x, is_put_back):
         part = state.substate(model)
@@ -312,7 +312,7 @@ def test_a_part_that_is_not_put_back_is_told(counter):
 
 
 def test_a_state_of_the_function_s_own_is_its_own():
-    """What a function makes for itself, and drops, nobody has lost."""
+    """A State that a function makes and drops is not lost."""
 
     @pm.filter_jit
     def run(x):
@@ -323,7 +323,7 @@ def test_a_state_of_the_function_s_own_is_its_own():
 
 
 def test_what_is_lost_in_another_thread_is_not_told_here(counter):
-    """Each thread watches for itself; after a failure nobody watches."""
+    """Each thread watches its own States; after a failure no watch is active."""
 
     def fails():
         raise ValueError("on purpose")
@@ -353,14 +353,14 @@ def net_dropped(net, x):
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_net_that_a_loss_forgets_is_refused(compile):
-    """Otherwise statistics stay at 0 and dropout repeats its mask, and nothing tells."""
+    """Otherwise statistics remain 0 and dropout repeats its mask, without a warning."""
     net = pm.stateful(Counter())
     grad = pm.filter_grad(net_dropped)
     for _ in range(2):
         with pytest.raises(StateError, match=rf"net_dropped: {NET}.\n  at net.state"):
             (pm.filter_jit(grad) if compile else grad)(net, X)
 
-    assert int(net(X)[1].state.get(net.model.count)) == 1  # The net is as good as it was.
+    assert int(net(X)[1].state.get(net.model.count)) == 1  # The net remains usable.
 
 
 def test_a_net_without_state_is_forgotten_freely():
@@ -369,7 +369,7 @@ def test_a_net_without_state_is_forgotten_freely():
 
 
 def test_a_gradient_without_state_leaves_the_arguments_alone():
-    """Only what was used up inside is used up outside."""
+    """Only a State that was used up inside is used up outside."""
     net = nn.inference_mode(pm.stateful(nn.BatchNorm(3)))
     pm.filter_grad(net_dropped)(net, X)
 

@@ -55,7 +55,7 @@ def test_arrays_come_in_jaxs_order(make):
     assert_same(structure.assemble(arrays), ((), args, kwargs))
 
 
-# Tokens are told apart by identity until they are named.
+# Tokens are distinguished by identity until they have names.
 @pytest.mark.parametrize("name", [name for name in ALL_TREES if name != "token"])
 def test_equal_calls_have_equal_keys(name):
     """Two calls with equal arguments, built anew, have one key."""
@@ -110,7 +110,7 @@ def test_order_of_keywords_and_dict_keys_does_not_count():
 
 
 def test_dict_keys_come_back_as_they_were():
-    """Keys that Python calls equal are told apart, for the program may look at them."""
+    """Keys that Python calls equal are distinguished, because the program may read them."""
     identity = pm.filter_jit(lambda tree: tree)
     for key in (1, True, 1.0, 0, False, 0.0, -0.0, (1,), (1.0,), (True,), ((0.0,),), ((-0.0,),)):
         assert repr(identity({key: 2})) == repr({key: 2})
@@ -195,7 +195,7 @@ class Unhashable:
 
 
 def test_sets_are_refused():
-    """A set is no tree and has no hash; a frozenset has."""
+    """A set is not a tree and has no hash; a frozenset has."""
     identity = pm.filter_jit(lambda x: x)
     with pytest.raises(ArgumentError, match=r"expected a hashable value, got \{1, 2\}"):
         identity({1, 2})
@@ -204,7 +204,7 @@ def test_sets_are_refused():
 
 
 def test_results_that_cannot_be_hashed_are_returned():
-    """A result need not be hashable: what is no array comes back as it is."""
+    """A result need not be hashable: a non-array leaf is returned unchanged."""
     thing = Unhashable()
     found = pm.filter_jit(lambda x: (x, thing, Holder([thing, {1}])))(ramp(1))
 
@@ -212,7 +212,7 @@ def test_results_that_cannot_be_hashed_are_returned():
     assert found[2].content[0] is thing
 
 
-# ---- plans, compared and kept
+# ---- plans, compared and cached
 
 
 def test_plans_of_other_results_are_others():
@@ -228,7 +228,7 @@ def test_plans_of_other_results_are_others():
 
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: [f, ramp(1)], lambda f: Holder([f])])
 def test_what_is_lent_is_not_kept(wrap):
-    """A plan gives it back as long as it is there, and keeps nothing alive."""
+    """A plan returns it as long as it exists, and keeps nothing alive."""
 
     def own():
         return 1
@@ -243,7 +243,7 @@ def test_what_is_lent_is_not_kept(wrap):
     assert alive() is None
 
 
-# ---- what is traced and no array
+# ---- traced values that are not arrays
 
 ways_to_hold = pytest.mark.parametrize(
     "hold",
@@ -268,7 +268,7 @@ def test_a_reference_does_not_leave_its_trace(transform, hold):
 
 @ways_to_hold
 def test_a_reference_that_is_mapped_comes_out(hold):
-    """Where JAX lets a `Ref` out, as from `vmap`, it comes out as one, and not as a tracer."""
+    """Where JAX returns a `Ref`, as from `vmap`, the result is a `Ref`, not a tracer."""
     result = pm.filter_vmap(lambda x: hold(jax.new_ref(x)))(ramp(2))
     (reference,) = (x for x in jax.tree.leaves(result) if not isinstance(x, int))
 

@@ -63,7 +63,7 @@ def test_a_transform_is_named_as_it_was_written(name):
 
 
 def test_outside_there_is_none():
-    """A call of one that is over is none."""
+    """A call that has ended is not found."""
     found = []
     jax.vmap(lambda x: x)(X)
     looking(found)(X)
@@ -72,7 +72,7 @@ def test_outside_there_is_none():
 
 
 def test_the_innermost_is_named():
-    """A compiled one around another is not meant."""
+    """An outer compiled function is not named."""
     found = []
     jax.vmap(jax.jit(lambda x: jax.lax.map(looking(found), x[None])))(X)
 

@@ -23,7 +23,7 @@ def loss(model, x):
 
 
 def linear():
-    """A layer of its own."""
+    """A custom layer."""
     return nn.Linear(3, 3, key=KEY)
 
 
@@ -123,7 +123,7 @@ def test_small_arrays_in_common_are_not_told():
 
 
 def test_what_is_not_trained_is_not_told():
-    """Buffers, and what wrt leaves out."""
+    """Buffers, and leaves that wrt excludes."""
 
     class Masked(pm.Module):
         weight: jax.Array
@@ -152,7 +152,7 @@ def test_arrays_in_plain_containers_are_values():
 
 
 def test_aliases_of_one_trace_are_not_those_of_the_next():
-    """What is known of tracers ends with the trace, also after an error in it."""
+    """Records of tracers end with the trace, also after an error in it."""
 
     @pm.filter_jit
     def fails(m):
@@ -165,7 +165,7 @@ def test_aliases_of_one_trace_are_not_those_of_the_next():
 
 
 def test_values_are_right_whatever_is_told():
-    """Each place has the gradient of its own."""
+    """Each path has its own gradient."""
     shared, apart = of_one_layer(), nn.Sequential([linear(), linear()])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pm.SharedParameterWarning)
@@ -173,7 +173,7 @@ def test_values_are_right_whatever_is_told():
 
 
 def test_the_hint_is_code_that_hints():
-    """Each line that is shown, run: nothing is told then, and the places stay one."""
+    """Each line of the hint works: there is no warning, and the paths remain tied."""
     model = Own()
     with pytest.warns(SharedParameterWarning, match=r"tie them:\n      model = pm\.") as told:
         pm.trainable(model)

@@ -1,4 +1,4 @@
-"""What callables take, and that arguments go where Python sends them."""
+"""Parameters of callables; arguments reach the parameters that Python chooses."""
 
 import collections
 import contextlib
@@ -44,7 +44,7 @@ def test_positional_names(fn, names):
 
 
 def test_arguments_by_keyword_are_placed():
-    """Keywords move to their positions, as far as there is no gap."""
+    """Keywords move to their positions, up to the first gap."""
     assert place_keywords(("a", "b", "c"), (1,), {"c": 3, "b": 2}) == ((1, 2, 3), {})
     assert place_keywords(("a", "b", "c"), (1,), {"c": 3}) == ((1,), {"c": 3})
     assert place_keywords((), (1,), {"c": 3}) == ((1,), {"c": 3})
@@ -238,12 +238,12 @@ WITH_KEYWORDS = {
 }
 
 
-# What compiles is tried in fewer styles.
+# Transforms that compile are tested with fewer signatures.
 STRIDES = {"filter_jit": 5, "filter_checkpoint": 7, "filter_shard_map": 11}
 
 
 def outcome(fn, count, names):
-    """What a call gives with so many arguments by position, and these by name."""
+    """The result of a call with this number of positional arguments, and these keywords."""
     arrays = iter([ramp(2, start=jnp.float32(10 * i)) for i in range(1, 8)])
     args = [next(arrays) for _ in range(count)]
     try:
@@ -256,7 +256,7 @@ def outcome(fn, count, names):
 @pytest.mark.parametrize("name", CALLABLES)
 @pytest.mark.sampled
 def test_arguments_go_where_python_sends_them(name, transform):
-    """However a call is spelled, the function gets what it gets in plain Python, or both refuse."""
+    """However you write a call, the function gets the arguments of plain Python, or both refuse."""
     fn = CALLABLES[name]
     made = WITH_KEYWORDS[transform](fn)
     for style in STYLES if transform == "filter_vmap" else STYLES[:: STRIDES[transform]]:
@@ -274,7 +274,7 @@ def test_arguments_go_where_python_sends_them(name, transform):
 @pytest.mark.parametrize("name", ["half by position", "object", "scaled", "claiming", "partial"])
 @pytest.mark.sampled
 def test_derivatives_of_arguments_that_are_given_in_any_way(name, style):
-    """filter_grad takes what its function takes, compiled or mapped or neither."""
+    """filter_grad accepts the arguments of its function, compiled or mapped or neither."""
 
     def total(*args, **kwargs):
         return sum(map(jnp.sum, jax.tree.leaves(CALLABLES[name](*args, **kwargs))))
@@ -323,7 +323,7 @@ def test_derivatives_of_arguments_that_are_given_in_any_way(name, style):
     ],
 )
 def test_places(fn, places):
-    """Through what hands on its arguments as they are; a wrapper of any other kind has its own."""
+    """Through wrappers that pass on their arguments; other wrappers have their own signature."""
     assert positions_of(fn)[1] == places
 
 
@@ -345,7 +345,7 @@ def test_what_a_wrapper_claims_names_what_has_no_name(fn, names):
 
 
 def test_a_mark_does_not_spread():
-    """A wrapper of a wrapper that hands on its arguments is not taken for one."""
+    """A wrapper of a wrapper that passes on its arguments is not taken for one."""
 
     @passing_on
     @ft.wraps(subtract)

@@ -32,7 +32,7 @@ def total(x):
 
 
 def captured(fn, *args):
-    """What `fn` shows, as NumPy arrays."""
+    """The sown values of `fn`, as NumPy arrays."""
     seen = pm.capture(fn)(*args)[1]
     return {name: jax.tree.map(np.asarray, value) for name, value in seen.items()}
 
@@ -105,7 +105,7 @@ PASSED = {
 @pytest.mark.parametrize(("fn", "expected"), PASSED.values(), ids=PASSED)
 @pytest.mark.sampled
 def test_what_is_sown_comes_out(fn, expected):
-    """It is that of a plain call, stacked along axis 0 by what maps and loops."""
+    """The values of a plain call, stacked along axis 0 by maps and loops."""
     seen = captured(fn, X)
 
     assert list(seen) == ["twice"]
@@ -131,7 +131,7 @@ def test_what_is_sown_comes_out_of_compiled_transforms(name):
 
 
 def test_shapes_come_out_of_eval_shape():
-    """Without computing, what is sown is as abstract as the result."""
+    """Without computing, sown values are as abstract as the result."""
     seen = pm.capture(lambda x: pm.filter_eval_shape(f, x))(X)[1]
 
     assert seen == {"twice": jax.ShapeDtypeStruct((3,), jnp.float32)}
@@ -144,7 +144,7 @@ def until(x):
 
 @pm.filter_custom_jvp
 def with_rule(x):
-    """A function with a derivative of its own, which sows."""
+    """A function with a custom derivative, which sows."""
     return f(x)
 
 
@@ -174,7 +174,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("fn", REFUSED.values(), ids=REFUSED)
 def test_what_could_not_come_out_is_refused(fn):
-    """The error names what would hand it out."""
+    """The error names a transform that would return the value."""
     with pytest.raises(CaptureError, match=r"sow\('twice'\): expected a call that can return"):
         pm.capture(fn)(X)
 
@@ -184,7 +184,7 @@ RUNNABLE = {name: fn for name, fn in REFUSED.items() if "rule" not in name}
 
 @pytest.mark.parametrize("fn", RUNNABLE.values(), ids=RUNNABLE)
 def test_without_a_capture_it_may_be_sown_anywhere(fn):
-    """There is nobody to miss it; and having run before changes nothing about the refusal."""
+    """No capture would miss it; and an earlier run does not change the refusal."""
     fn(X)
 
     with pytest.raises(CaptureError, match="inside a transform that returns none"):
@@ -201,7 +201,7 @@ def test_sow_returns_its_value():
 
 
 def test_a_container_is_shown_as_it_was():
-    """What is changed in it afterwards is not shown."""
+    """Later changes of the container are not shown."""
 
     def changing(x):
         box = pm.sow("box", [x])
@@ -213,7 +213,7 @@ def test_a_container_is_shown_as_it_was():
 
 
 def test_what_is_no_array_comes_out_as_it_is():
-    """Of several members or steps there is one of it."""
+    """Several members or steps have one such value."""
     fn = pm.filter_jit(pm.filter_vmap(lambda x: pm.sow("both", {"how": "a", "x": x})["x"]))
 
     seen = captured(fn, X)
@@ -242,7 +242,7 @@ def test_names_are_counted_in_the_order_of_calls():
     ],
 )
 def test_no_value_takes_the_place_of_another(sown, shown):
-    """A number that is given may be a name that is sown: each value is there, in its place."""
+    """A number may equal a sown name: each value has its own entry."""
 
     def run(x):
         for i, name in enumerate(sown):
@@ -343,7 +343,7 @@ def test_a_trace_for_a_capture_is_no_retrace():
 
 
 def test_a_donated_argument_is_donated():
-    """What was sown is there nevertheless."""
+    """The sown values exist nevertheless."""
     x = jnp.array(X)
     seen = captured(pm.filter_jit(f, donate="all"), x)
 
@@ -352,7 +352,7 @@ def test_a_donated_argument_is_donated():
 
 
 def test_results_lie_where_out_shardings_says():
-    """What was sown lies where it lies."""
+    """Sown values keep their own sharding."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:3]), ("d",))
     sharding = NamedSharding(mesh, PartitionSpec("d"))
     fn = pm.filter_jit(
@@ -399,7 +399,7 @@ def test_after_an_error_nothing_is_left(transform):
 
 
 def test_other_threads_collect_for_themselves():
-    """What one thread sows is not seen in another that captures at the same time."""
+    """A value that one thread sows is not in the capture of another thread."""
     fn = pm.filter_jit(f)
     barrier = threading.Barrier(3)
     seen = {}
@@ -427,7 +427,7 @@ def test_other_threads_collect_for_themselves():
 
 
 def test_nothing_is_sown_on_the_host():
-    """A callback may run at any time, in any thread: there is nothing to come out of."""
+    """A callback may run at any time, in any thread: no call can return the value."""
     struct = jax.ShapeDtypeStruct((3,), jnp.float32)
 
     @pm.filter_jit

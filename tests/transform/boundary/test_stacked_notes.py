@@ -15,7 +15,7 @@ def seen(x):
 
 
 def kinds(fn, *args):
-    """Of what the axes are, and the transform's numbers on the way to each."""
+    """The kinds of the axes, and the transform's numbers on the route to each."""
     with capturing():
         plan = planned(fn, args, {})
     (label,), (value,) = plan.labels, plan.shapes

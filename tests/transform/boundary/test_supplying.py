@@ -27,7 +27,7 @@ LEVEL = next_level()
 
 
 def f(x, name="twice"):
-    """Notes twice its argument, and adds what is supplied for it."""
+    """Notes twice its argument, and adds the supplied value."""
     label, value = Label(LEVEL, name), 2 * x
     if is_planned():
         note(label, value)
@@ -41,7 +41,7 @@ def total(x):
 
 
 def supplying(fn, *args, change):
-    """The result of `fn` with what `change` makes of the shape of each value."""
+    """The result of `fn` with values that `change` makes from the shape of each."""
     plan = planned(fn, args, {}).at(LEVEL)
     values = [change(i, shape) for i, shape in enumerate(plan.shapes)]
     return call_supplied(fn, args, {}, plan.labels, values)
@@ -114,7 +114,7 @@ def test_what_is_supplied_goes_into_each_transform(fn, expected):
 
 @pytest.mark.parametrize("fn", [fn for fn, _ in PASSED.values()], ids=PASSED)
 def test_zeros_change_nothing(fn):
-    """Law: with zeros, a function that adds them returns what it returns without."""
+    """Law: with zeros, a function that adds them returns the same as without."""
     assert_close(supplying(fn, X, change=zeros), fn(X))
 
 
@@ -140,7 +140,7 @@ def test_through_many_at_once():
 
 
 def test_a_value_may_be_left_out():
-    """None is supplied as it is: what takes it gets None."""
+    """None is supplied unchanged: the call gets None."""
     plan = planned(thrice, (X,), {}).at(LEVEL)
 
     out = call_supplied(thrice, (X,), {}, plan.labels, [None, jnp.ones(3), None])
@@ -164,7 +164,7 @@ def test_other_values_are_no_new_program():
 
 
 def test_steps_are_not_compiled_anew():
-    """Outside of compiled code a scan with values finds what it compiled before."""
+    """Outside of compiled code a scan with values finds its compiled program."""
     count = []
 
     def step(c, x):
@@ -182,7 +182,7 @@ def test_steps_are_not_compiled_anew():
 
 
 def test_donated_arguments_take_no_values_with_them():
-    """What is supplied can be used again."""
+    """Supplied values can be used again."""
     fn = pm.filter_jit(f, donate="all")
     plan = planned(fn, (X,), {}).at(LEVEL)
     value = ramp(3)
@@ -194,7 +194,7 @@ def test_donated_arguments_take_no_values_with_them():
 
 
 def test_supplying_may_be_nested():
-    """What goes in from outside passes the inner one, to the same calls."""
+    """Values from outside pass through the inner one, to the same calls."""
     level = LEVEL + 1
 
     def inner(x):
@@ -219,7 +219,7 @@ def test_supplying_may_be_nested():
 
 
 def test_captures_inside_and_outside_see_what_was_supplied():
-    """A capture is one more transform; what is sown comes out of a call with values."""
+    """A capture is one more transform; sown values are returned from a call with values."""
 
     def sowing(x):
         return pm.sow("out", f(x))
@@ -247,7 +247,7 @@ def test_nothing_is_sown_for_nobody():
 
 
 def test_loops_of_other_transforms_are_not_counted():
-    """What is called in a trace that values cannot enter has no number."""
+    """Calls in a trace that values cannot enter have no number."""
 
     def fn(x):
         y = pm.filter_while_loop(lambda c: c[0] < 9, lambda c: pm.filter_jit(lambda y: y + 1)(c), x)
@@ -301,7 +301,7 @@ def test_values_have_an_entry_for_each_member():
 
 
 def test_a_function_that_does_something_else_is_refused():
-    """Values that nothing takes are no silent wrong answer."""
+    """Unused values are an error, not a silent wrong answer."""
     plan = planned(thrice, (X,), {}).at(LEVEL)
 
     with pytest.raises(CaptureError, match="expected a function that calls the same Modules"):

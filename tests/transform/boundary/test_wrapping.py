@@ -1,4 +1,4 @@
-"""What every transformed function has in common."""
+"""Behavior that all transformed functions share."""
 
 import copy
 import functools as ft
@@ -89,7 +89,7 @@ def test_of_a_function_it_is_a_node_without_leaves(name):
 
 @every_transform
 def test_of_a_function_it_comes_back_as_it_is(name):
-    """Whoever puts a tree together gets the same one, with what the user has noted on it."""
+    """A rebuilt tree has the same function, with the user's attributes on it."""
     made = TRANSFORMS[name](double)
     made.note = "mine"
     again = jax.tree.map(lambda x: x, Holder([made])).content[0]
@@ -127,7 +127,7 @@ def test_options_count_in_equality():
 
 @every_transform
 def test_copies(name):
-    """Transformed functions are copied and pickled with what they wrap."""
+    """Transformed functions are copied and pickled with their wrapped functions."""
     for fn in (documented, affine()):
         made = TRANSFORMS[name](fn)
         for again in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
@@ -137,7 +137,7 @@ def test_copies(name):
 
 
 def test_decorated_methods_of_plain_classes_bind():
-    """The same for classes that are no Modules, whose instances are static."""
+    """The same for classes that are not Modules, whose instances are static."""
 
     class Plain:
         @pm.filter_jit
@@ -152,7 +152,7 @@ def test_decorated_methods_of_plain_classes_bind():
 @every_transform
 @pytest.mark.parametrize("fn", [3, "double", [double]])
 def test_what_cannot_be_called_is_refused(name, fn):
-    """Transforming something that is no function is refused at once."""
+    """A transform of a non-callable value is refused at once."""
     with pytest.raises(
         ArgumentError, match=rf"{name}(\((fun|fn|f)\))?: expected something callable, got"
     ):
@@ -216,7 +216,7 @@ class _Strict:
 
 
 def named_run(fn):
-    """What JAX traces in place of a call of `fn` with one array."""
+    """The function that JAX traces for a call of `fn` with one array."""
 
     def run(values):
         return fn(*values)
@@ -226,7 +226,7 @@ def named_run(fn):
 
 
 def test_what_speaks_of_functions_keeps_none_of_them():
-    """Of ten thousand, each of which has captured something, only what runs is held by anybody."""
+    """Of ten thousand functions with captured values, only the running one is referenced."""
 
     class Captured:
         pass
@@ -234,7 +234,7 @@ def test_what_speaks_of_functions_keeps_none_of_them():
     def scaled_by(captured):
         return lambda x: (captured, x)[1]
 
-    # Stand-ins hold the code of a function, which is one for all that one line makes.
+    # Stand-ins hold the code of a function, which all functions of one line share.
     refs = []
     for _ in range(10_000):
         fn = scaled_by(captured := Captured())

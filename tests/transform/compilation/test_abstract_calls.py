@@ -60,7 +60,7 @@ def test_a_skeleton_goes_beside_a_module_through_a_transform(make):
 
 
 def test_eval_shape_computes_nothing():
-    """Arrays are never made, however large; structs may stand for arguments."""
+    """Arrays are never made, however large; structs are accepted as arguments."""
     huge = pm.filter_eval_shape(lambda n: {"x": jnp.ones((n, n)), "n": n, "f": double}, 10**9)
     assert huge["x"].shape == (10**9, 10**9)
     assert (huge["n"], huge["f"]) == (10**9, double)
@@ -102,7 +102,7 @@ def test_make_jaxpr_traces_no_more_than_jax_does():
 
 
 def test_closure_convert_makes_captured_arrays_data():
-    """What a function closed over becomes leaves; the function does what it did."""
+    """Captured arrays become leaves; the function returns the same."""
     model, y = affine(), ramp(2)
     converted = pm.filter_closure_convert(lambda x, how: (model(x) * y, how), ramp(3), "text")
 
@@ -113,7 +113,7 @@ def test_closure_convert_makes_captured_arrays_data():
 
 
 def test_closure_convert_goes_through_transforms():
-    """Converted functions are arguments: gradients reach what they captured."""
+    """Converted functions are arguments: gradients reach their captured arrays."""
     y = ramp(2)
     converted = pm.filter_closure_convert(lambda x: jnp.sum(x * y), ramp(2))
 
@@ -162,7 +162,7 @@ def test_a_converted_function_prints_by_its_name():
 
 
 def test_a_struct_in_the_result_is_no_output_of_the_program():
-    """One that the function returns is static, as all that it does not compute."""
+    """A struct that the function returns is static, like all results that are not computed."""
     struct = jax.ShapeDtypeStruct((3,), jnp.float32)
 
     jaxpr, dynamic, static = pm.filter_make_jaxpr(lambda x: (2 * x, struct, "a"))(struct)

@@ -44,7 +44,7 @@ def test_rules_are_values():
 
 
 def test_a_table_with_more_rules():
-    """Those of the right count; the left table is what it was."""
+    """Rules with the right length; the left table is unchanged."""
     both = RULES | OTHERS | {"seq": ("data", "model")}
 
     assert (both["batch"], both["batch_too"], both["seq"]) == ("model", "data", ("data", "model"))
@@ -66,7 +66,7 @@ def test_names_are_laid_out_by_the_rules(mesh: Mesh):
 
 
 def test_trees_and_prefixes_of_names():
-    """One text for all arrays, one for each part, or by path; what is no array stays."""
+    """One text for all arrays, one for each part, or by path; other leaves are unchanged."""
     tree = {"x": ramp(4, 2), "y": [ramp(8, 2), "text"], "n": 3}
 
     assert all_lie(named(tree, "batch embed")) == [("data", "model")] * 2

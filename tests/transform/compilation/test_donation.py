@@ -1,4 +1,4 @@
-"""Donation: which arrays a call gives away, and what memory that saves."""
+"""Donation: the arrays that a call donates, and the memory that it saves."""
 
 import gc
 import warnings
@@ -40,7 +40,7 @@ def takes(model, state, x, **more):
 
 @pytest.mark.parametrize(("donate", "expected"), RULES.values(), ids=RULES.keys())
 def test_each_array_of_a_call_is_given_or_kept(donate, expected):
-    """One answer for each array, in the order of the arguments; what is no array has none."""
+    """One answer for each array, in the order of the arguments; other leaves have none."""
     flags = as_donation(donate, takes).flags(NAMES, *CALL)
 
     assert "".join(str(int(flag)) for flag in flags) == expected
@@ -54,7 +54,7 @@ OWN = ("all", "warn", "all-except-first", "warn-except-first")
 @pytest.mark.parametrize("kind", ["instance", "bound method", "Partial", "transform"])
 @pytest.mark.sampled
 def test_arrays_of_the_callable_itself_are_given_with_all(donate, kind):
-    """They are what a large model is made of; they are not the first argument, nor have a name."""
+    """A large model consists of them; they are neither the first argument nor named."""
     model = affine()
     fn = {
         "instance": model,
@@ -85,7 +85,7 @@ def test_a_callable_that_gave_itself_away_is_gone():
 
 
 def test_one_buffer_twice_that_is_not_given_is_nobodys_mistake():
-    """An error of the user's about buffers to donate arrives as it is."""
+    """An error of the user's about donated buffers is passed on unchanged."""
 
     def fn(x, y, z):
         raise ValueError("a buffer to donate")
@@ -97,13 +97,13 @@ def test_one_buffer_twice_that_is_not_given_is_nobodys_mistake():
 
 
 def test_nothing_is_given_without_a_rule():
-    """`none`, and no names at all, are no donation."""
+    """`none`, and an empty list of names, donate nothing."""
     assert as_donation("none", takes) is None
     assert as_donation((), takes) is None
 
 
 def test_rules_are_equal_by_value():
-    """The same rule twice is one rule: functions under it share what was compiled."""
+    """Equal rules are one rule: functions with it share their compiled programs."""
     assert as_donation(("model", "x"), takes) == as_donation(["model", "x"], takes)
     assert hash(as_donation("all", takes)) == hash(Donation("all", quiet=True))
     assert as_donation("all", takes) != as_donation("warn", takes)
@@ -147,7 +147,7 @@ def programs(donate):
 @pytest.mark.parametrize("donate", [True, False], ids=["donated", "kept"])
 @pytest.mark.slow
 def test_memory_is_that_of_jax_jit(donate):
-    """By the compiler's account, donation saves what it saves for flat lists, to the byte."""
+    """By the compiler's account, donation saves the same memory as for flat lists, to the byte."""
     ours, by_hand = (compiled.memory_analysis() for compiled in programs(donate))
     size = 4 * (3 * DEPTH * (WIDTH**2 + WIDTH) + 1)
 
@@ -164,7 +164,7 @@ def test_a_training_loop_holds_one_model():
     model = network(32, 2)
     # Copies, for some arrays of the state are one and the same at first.
     model, state = jax.tree.map(jnp.copy, (model, adam(model)))
-    # Held, so that none of another test's can go meanwhile; what is donated is live no more.
+    # Held, so that no array of another test is freed meanwhile; donated arrays are not live.
     held = jax.live_arrays()
     before, given = set(map(id, held)), jax.tree.leaves((model, state))
     for _ in range(3):
@@ -177,7 +177,7 @@ def test_a_training_loop_holds_one_model():
 
 
 def test_donated_arrays_are_let_go_at_once():
-    """What was given away is gone after the call, although the old tree is still there."""
+    """A donated array is freed after the call, although the old tree still exists."""
     model = jax.tree.map(jnp.copy, network())
     state = jax.tree.map(jnp.copy, adam(model))
     pm.filter_jit(step, donate=("model", "state"))(model, state, *batch())
@@ -220,7 +220,7 @@ def test_no_cache_keeps_a_models_arrays(use):
 
 
 def test_an_access_to_an_argument_that_there_is_not_is_refused():
-    """`call.modle` is no None that donates nothing."""
+    """`call.modle` is not a None that donates nothing."""
     step = pm.filter_jit(lambda model: model, donate=pm.select.at(lambda call: call.modle))
     with pytest.raises(SpecError, match=r"an argument of the call \(model\), got 'modle'"):
         step(affine())

@@ -1,4 +1,4 @@
-"""filter_jit: what is traced again, what is donated, what is let go; and never a stale result."""
+"""filter_jit: when it traces again, donates, frees memory; and never a stale result."""
 
 import gc
 import numbers
@@ -34,7 +34,7 @@ from tests.helpers.trees import (
 
 
 def counting(fn):
-    """The function under filter_jit, and the list of the traces that were made of it."""
+    """The function under filter_jit, and the list of its traces."""
     traces = []
 
     def traced(*args, **kwargs):
@@ -48,7 +48,7 @@ def counting(fn):
 
 
 def test_arrays_are_traced_and_the_rest_is_static():
-    """Inside the function arrays are tracers and everything else is what was passed."""
+    """Inside the function arrays are tracers and all other values are those of the call."""
     seen = []
 
     @pm.filter_jit
@@ -134,7 +134,7 @@ DIFFERENT = {
 @pytest.mark.parametrize(("a", "b"), DIFFERENT.values(), ids=DIFFERENT.keys())
 @pytest.mark.sampled
 def test_two_traces_for_different_calls(a, b):
-    """What programs tell apart is traced apart, whichever comes first, and then found again."""
+    """Calls with different programs have different traces, in any order; both are found again."""
     for first, second in ((a, b), (b, a)):
         fn, traces = counting(lambda x: 0)
         for x in (first, second, first, second):
@@ -183,7 +183,7 @@ def test_static_values_with_awkward_equality(answer):
 
 
 def test_defaults_and_spelling_of_arguments():
-    """By position, by keyword or by default: the function gets what it would get."""
+    """By position, by keyword or by default: the function gets the same arguments as in Python."""
 
     def fn(a, b=2.0, *args, c=3, **kwargs):
         return a, b, args, c, kwargs
@@ -210,7 +210,7 @@ def test_keyword_and_position_are_one_trace():
 
 
 def model_step(model, x):
-    """What most programs do."""
+    """A typical step."""
     return jnp.sum(model(x) ** 2), jax.tree.map(lambda w: w * 2, model)
 
 
@@ -218,7 +218,7 @@ jitted_step = pm.filter_jit(model_step)
 
 
 def test_without_jit():
-    """Under jax.disable_jit() the function runs as it is, with arrays that have values."""
+    """Under jax.disable_jit() the function runs in Python, with arrays that have values."""
     seen = []
 
     @pm.filter_jit
@@ -243,7 +243,7 @@ def test_no_tracer_leaks():
 
 
 def test_errors_inside_are_the_users():
-    """An exception in the function comes out as it is, and the next call works."""
+    """An exception in the function is passed on unchanged, and the next call works."""
 
     @pm.filter_jit
     def fn(x, fail):
@@ -254,13 +254,13 @@ def test_errors_inside_are_the_users():
     for _ in range(2):
         with pytest.raises(KeyError, match="mine") as caught:
             fn(ramp(1), True)
-        # Nor is it shown as one that happened while a key of ours was not found.
+        # Its context shows no failed lookup of ours.
         assert caught.value.__context__ is None
         assert_same(fn(ramp(1), False), ramp(1))
 
 
 def test_type_errors_inside_are_not_taken_for_ours():
-    """A TypeError about hashing inside the function is not explained away."""
+    """A TypeError about hashing inside the function is passed on."""
 
     @pm.filter_jit
     def fn(x):
@@ -304,7 +304,7 @@ def test_trace_and_eval_shape():
 
 
 def update(model, opt_state, x):
-    """Returns what it was given, changed."""
+    """Returns its argument, changed."""
     return jax.tree.map(lambda w: w + x, model), jax.tree.map(lambda s: s * x, opt_state)
 
 
@@ -372,7 +372,7 @@ MATRICES = pm.select.type(object) & (lambda x: x.ndim == 2)
 @pytest.mark.parametrize("style", ["called", "by keyword", "method", "static", "compiled"])
 @pytest.mark.sampled
 def test_a_rule_that_looks_at_arrays_is_asked_in_each_call(donate, style):
-    """What is given away is what the rule picks in this call, and not in the first one."""
+    """The rule chooses the donated arrays in this call, and not in the first one."""
     fn = pm.filter_jit(lambda a, b, c: (a + 1, b + 1), donate=donate)
     if style == "method":
         fn = pm.filter_jit(Adding(jnp.float32(2)).both, donate=donate)
@@ -411,7 +411,7 @@ def test_a_rule_that_looks_at_arrays_is_asked_in_each_call(donate, style):
     ids=repr,
 )
 def test_rules_that_are_asked_once(donate, asks):
-    """Calls are as short as any where nothing but structure decides what is given away."""
+    """Calls are as fast as any if the structure alone decides what is donated."""
     assert pm.filter_jit(lambda a: a, donate=donate).is_slow is asks
     assert pm.filter_jit(lambda a: a).is_slow is False
 
@@ -487,7 +487,7 @@ def test_quiet_donation_does_not_silence_other_threads():
 
 
 def test_quiet_donation_inside_of_other_filters():
-    """Filters that are put in meanwhile stay, and what was put into a list goes from it."""
+    """Filters that are added meanwhile remain, and ours are removed."""
     before = list(warnings.filters)
 
     @pm.filter_jit(donate="all")
@@ -549,7 +549,7 @@ def test_donated_training_loop():
     ],
 )
 def test_a_donated_array_used_again_is_refused(donate, places):
-    """The error names the places, and says to go on with what the call returned."""
+    """The error names the paths, and says to use the result of the call."""
     step = pm.filter_jit(update, donate=donate)
     args = arguments()
     step(*args)
@@ -568,7 +568,7 @@ def test_a_donated_array_used_again_is_refused(donate, places):
 
 @pytest.mark.parametrize("text", ["of the user", "a row was deleted"])
 def test_other_errors_beside_a_donated_array_are_left_alone(text):
-    """What the function raises while it is traced is no matter of an argument that is gone."""
+    """An error of the function in a trace is passed on, even if an argument was donated."""
 
     def raising(x):
         raise ValueError(text)
@@ -591,11 +591,11 @@ def test_the_failing_call_does_not_blame_itself():
         fn(ramp(2))
 
 
-# ---- what is kept, and what is let go
+# ---- caching, and freeing
 
 
 def test_written_in_a_loop_it_compiles_once():
-    """filter_jit(f) of one function finds what was compiled before."""
+    """filter_jit(f) of one function finds its compiled programs."""
     traces = []
 
     def fn(x):
@@ -610,7 +610,7 @@ def test_written_in_a_loop_it_compiles_once():
 
 
 def test_functions_are_let_go():
-    """A jitted function, and the arrays it closed over, go when nobody has them."""
+    """A jitted function and its captured arrays are freed with the last reference."""
 
     def make():
         model = affine()
@@ -641,7 +641,7 @@ def test_modules_as_functions_are_let_go():
 
 
 def test_five_thousand_static_values():
-    """The number of compiled functions that are kept has a bound."""
+    """The number of cached compiled functions is bounded."""
     jitted = pm.filter_jit(lambda n: n)
     for i in range(5000):
         jitted.find((i,), {})
@@ -710,7 +710,7 @@ def test_threads_call_and_trace_at_once():
 
 
 def test_threads_make_jitted_functions_at_once():
-    """Threads that put one function under filter_jit at once share what is compiled."""
+    """Threads that put one function under filter_jit at once share its compiled programs."""
 
     def fn(x):
         return x + 1

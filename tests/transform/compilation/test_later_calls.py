@@ -1,4 +1,4 @@
-"""How the checks of a program come out of it, whoever calls it."""
+"""How the checks of a program are returned to any caller."""
 
 import contextlib
 

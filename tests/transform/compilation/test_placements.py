@@ -1,4 +1,4 @@
-"""filter_shard, and what all specs of shardings have in common."""
+"""filter_shard, and features that all specs of shardings share."""
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def test_arrays_lie_as_the_spec_says(spec, expected):
 
 @pytest.mark.parametrize("spec", [on("data"), Affine(on("data", "model"), on("data")), BY])
 def test_inside_jit(spec):
-    """There, the compiler is told where they lie."""
+    """There, it constrains the sharding."""
     laid = pm.filter_jit(lambda m: pm.filter_shard(m, spec))(model())
 
     assert lies(laid.weight)[0] == "data"
@@ -122,7 +122,7 @@ def test_through_grad_and_vmap():
 @pytest.mark.parametrize("axis_names", [{"data"}, {"data", "model"}])
 @pytest.mark.parametrize("named", [True, False])
 def test_manual_axes_of_the_mesh_fall_away(mesh, axis_names, named):
-    """Inside `filter_shard_map` an array is a part; the other axes of the mesh mean what they do.
+    """In `filter_shard_map` an array is a shard; other axes of the mesh have their usual meaning.
 
     A constant of the function is laid out as its arguments are.
     """
@@ -146,7 +146,7 @@ def test_manual_axes_of_the_mesh_fall_away(mesh, axis_names, named):
 
 
 def test_errors_inside_a_shard_map_speak_of_parts():
-    """A part of two rows is not divided by four devices, which have two rows each."""
+    """A shard of two rows cannot be divided by four devices."""
 
     @pm.filter_shard_map(mesh=EXPLICIT, in_specs=P("data"), out_specs=P("data"), axis_names="data")
     def part(x):
@@ -172,7 +172,7 @@ def test_one_equation_for_each_array():
 
 
 def test_specs_are_compared_by_value():
-    """Equal specs share what was compiled for one of them; what has no hash is itself alone."""
+    """Equal specs share compiled programs; a spec without a hash equals only itself."""
     assert SpecOption({"x": on("data")}) == SpecOption({"x": on("data")})
     assert hash(SpecOption([on("data")])) == hash(SpecOption([on("data")]))
     assert SpecOption({"x": on("data")}) != SpecOption({"x": on("model")})
@@ -190,7 +190,7 @@ def test_what_a_placement_is():
 
 
 def test_arrays_are_laid_as_others_are():
-    """On an explicit mesh, in a trace and outside; what lies on none is whole, or brought there."""
+    """On an explicit mesh, in a trace and outside; other arrays are replicated, or moved there."""
     split, whole = (pm.filter_shard(ramp(4, 8), on(*at, mesh=EXPLICIT)) for at in [("data",), ()])
     trees = {"a": split, "b": whole}, {"a": ramp(4, 8), "b": split}
 

@@ -67,7 +67,7 @@ def test_a_function_traced_twice_is_one_program(name):
 
 
 def bounded(limit):
-    """A function whose gradient is bounded; only its rule tells by what."""
+    """A function with a bounded gradient; only its rule shows the bound."""
 
     @jax.custom_vjp
     def same(x):
@@ -112,11 +112,11 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_programs_that_may_differ_are_two(name):
-    """What they do differs, or (a rule) cannot be seen."""
+    """Their operations differ, or (in a rule) cannot be inspected."""
     first, second = map(program, DIFFERENT[name])
 
     assert first != second
-    assert first == first  # also where it holds what cannot be seen
+    assert first == first  # also where a part cannot be inspected
 
 
 def test_linear_maps_of_a_function_with_a_rule_are_one_program():
@@ -141,7 +141,7 @@ def test_programs_on_other_inputs_are_two(a, b):
 
 
 def test_programs_under_other_settings_are_two():
-    """What JAX keeps with each operation belongs to a program: how random bits are made, say."""
+    """Settings of JAX for operations belong to a program, such as how random bits are made."""
     draw = lambda x: jax.random.bits(jax.random.key(0)) + x  # noqa: E731
     with jax.threefry_partitionable(True):
         first = program(draw, jnp.uint32(0))
@@ -185,7 +185,7 @@ def test_a_function_converted_twice_has_one_structure():
     ids=["program", "static argument", "arguments", "result", "static result"],
 )
 def test_functions_that_differ_have_two_structures(other):
-    """What is called, what it takes and what it gives, static values with their kind."""
+    """The function, its inputs and outputs, static values with their kind."""
     assert jax.tree.structure(converted(X)) != jax.tree.structure(other())
 
 
@@ -195,14 +195,14 @@ def test_structures_of_arguments_are_shown():
 
 
 def programs_alive():
-    """How many there are, once what nobody holds is gone."""
+    """The number of programs, after a garbage collection."""
     gc.collect()
     return sum(type(thing) is Program for thing in gc.get_objects())
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_a_function_that_is_converted_in_each_step_keeps_one_program(count):
-    """The first, for it is a part of the keys by which calls are found; all others are let go."""
+    """The first, because it is a part of the keys of calls; all others are freed."""
     call = pm.filter_jit(pm.debug.assert_max_traces(lambda f, x: f(x, 1), max_traces=1))
     plain = jax.jit(lambda f, x: f(x, 1))
 

@@ -1,4 +1,4 @@
-"""Why a function was traced again: each kind of change is named, with its place."""
+"""Why a function was traced again: each kind of change is named, with its path."""
 
 import enum
 import functools as ft
@@ -72,7 +72,7 @@ class Configured(pm.Module):
 
 
 def reports(jitted, *calls):
-    """What is reported in these calls; each a dict of arguments by name, or one argument x."""
+    """The reports of these calls; each a dict of arguments by name, or one argument x."""
     found = []
     with pm.debug.explain_retraces(jitted, announce=found.append):
         for call in calls:
@@ -211,7 +211,7 @@ CHANGES = {
 @pytest.mark.parametrize(("old", "new", "text"), CHANGES.values(), ids=CHANGES.keys())
 @pytest.mark.sampled
 def test_each_kind_of_change_is_named(old, new, text):
-    """The report has the place, what was there, what is there now, and why these differ."""
+    """The report has the path, the old value, the new value, and why they differ."""
     assert changes({"x": old}, {"x": new}) == [text]
 
 
@@ -231,7 +231,7 @@ def test_each_kind_of_change_is_named(old, new, text):
     ids=["given", "not given", "by keyword", "keyword", "two", "keys"],
 )
 def test_arguments_are_named(calls, text):
-    """Arguments that are given or not, by position or keyword; and all that changed at once."""
+    """Present or absent arguments, by position or keyword; and several changes at once."""
     assert changes(*calls) == text
 
 
@@ -275,7 +275,7 @@ def test_what_is_the_same_is_not_reported(old, new):
 
 
 def test_nan_is_not_named_beside_a_change():
-    """Where something else has changed, NaN is not among the reasons."""
+    """If another value has changed, NaN is not among the reasons."""
     nan = float("nan")
 
     assert changes({"x": (nan, 1)}, {"x": (float("nan"), 2)}) == ["x[1]: 1 -> 2"]
@@ -311,7 +311,7 @@ def test_a_change_outside_of_the_arguments():
 
 
 def test_long_reports_are_cut():
-    """A structure that changed as a whole is not listed to the end."""
+    """A structure that changed completely is not printed in full."""
     lines = changes({"x": [1] * (SHOWN + 5)}, {"x": [2] * (SHOWN + 5)})
 
     assert lines[0] == "x[0]: 1 -> 2"
@@ -374,7 +374,7 @@ def test_functions_that_are_trees():
 
 
 def test_no_array_is_kept_for_reports():
-    """What is remembered of a trace are types, never the arrays."""
+    """The record of a trace has types, never arrays."""
     jitted = pm.filter_jit(lambda model: model)
     for n in range(1, REMEMBERED + 3):
         jitted(Holder([ramp(n)]))
@@ -409,7 +409,7 @@ def limited(max_traces):
 
 
 def test_one_trace_too_many_raises_each_time():
-    """And what was traced before can be called as before."""
+    """Earlier traces can be called as before."""
     f = limited(1)
     f(X)
     for _ in range(2):
@@ -454,7 +454,7 @@ def test_max_traces_of_functions_that_are_pytrees():
 
 
 def test_values_that_are_no_arguments_are_shown_briefly():
-    """A module of Python, an enum of one's own, a bytes: each on one short line."""
+    """A module of Python, a custom enum, bytes: each on one short line."""
     Own = enum.Enum("Own", "ONE TWO")
     for old, new in [(types, re), (Own.ONE, Own.TWO), (b"a" * 200, b"b" * 200)]:
         [line] = changes({"x": [old]}, {"x": [new]})

@@ -23,7 +23,7 @@ def model():
 
 
 def apply(model, x):
-    """A model, a batch, and what is no array."""
+    """A model, a batch, and a non-array."""
     return model, x @ model.weight.T, "done"
 
 
@@ -45,7 +45,7 @@ WHOLE, SPLIT = (), ("data",)
     ],
 )
 def test_arguments_lie_as_the_spec_says(spec):
-    """By position, by name, by rule, by function, by Module: JAX is told for each array."""
+    """By position, by name, by rule, by function, by Module: JAX gets a sharding for each array."""
     fn = pm.filter_jit(apply, in_shardings=spec)
     ((shardings,), _) = fn.lower(model(), BATCH).compile().input_shardings
 
@@ -64,7 +64,7 @@ def test_arguments_lie_as_the_spec_says(spec):
     ids=["for all", "for one"],
 )
 def test_rules_that_look_at_arrays_are_asked_in_each_call(spec):
-    """Where an array lies is what the rule says in this call, and not in the first one."""
+    """The rule chooses the sharding in this call, and not in the first one."""
     fn = pm.filter_jit(lambda w, x: w + jnp.sum(x), in_shardings=spec)
     w = jnp.float32(1)
     for x in (ramp(8), ramp(8, 2), ramp(8)):
@@ -86,7 +86,7 @@ def test_rules_that_look_at_arrays_are_asked_in_each_call(spec):
     ids=["tuple", "module", "rule", "one", "function", "mixed"],
 )
 def test_results_lie_as_the_spec_says(spec):
-    """The same language; what is no array comes back whatever its place in the spec says."""
+    """The same specs; non-array leaves are returned, whatever the spec says of them."""
     fn = pm.filter_jit(apply, out_shardings=spec)
     for _ in range(2):
         out = fn(model(), BATCH)
@@ -96,7 +96,7 @@ def test_results_lie_as_the_spec_says(spec):
 
 
 def test_results_that_lie_differently():
-    """Every array finds its way back to its place."""
+    """Every array is returned at its path."""
     spec = ({"a": on("data"), "b": [None, on("model"), on("data")]}, on())
     fn = pm.filter_jit(lambda x: ({"a": x, "b": [x + 1, x + 2, x + 3]}, x + 4), out_shardings=spec)
 
@@ -167,7 +167,7 @@ def test_names_of_a_dict_that_is_the_argument():
 
 
 def test_methods_and_modules():
-    """`self` is an argument like others; the arrays of a callable Module lie as they lie."""
+    """`self` is an argument like others; the arrays of a callable Module keep their shardings."""
 
     class Layer(pm.Module):
         weight: jax.Array
@@ -239,7 +239,7 @@ def test_inside_another_jit():
 
 
 def test_with_donation_and_static_arguments():
-    """Donated and kept arrays keep their shardings apart; `static` has none."""
+    """Donated and other arrays keep their shardings apart; `static` has none."""
 
     @pm.filter_jit(donate="y", static="n", in_shardings={"x": on("data"), "y": on()})
     def fn(x, y, n):
@@ -253,7 +253,7 @@ def test_with_donation_and_static_arguments():
 
 
 def test_equal_specs_share_what_was_compiled():
-    """The decorator may stand inside a loop."""
+    """The decorator may be inside a loop."""
     traces = []
 
     def fn(x):
@@ -267,7 +267,7 @@ def test_equal_specs_share_what_was_compiled():
 
 
 def test_arrays_of_the_first_call_are_let_go():
-    """What is kept of a call is its structure."""
+    """Only the structure of a call is cached."""
     fn = pm.filter_jit(lambda x: x * 2, in_shardings=lambda a: on("data"), out_shardings=on())
     x = ramp(4)
     watched = weakref.ref(x)
@@ -292,7 +292,7 @@ def test_a_later_call_that_does_not_fit_is_refused():
 
 
 def test_arguments_that_lie_elsewhere_are_refused():
-    """JAX does not move what was put somewhere; the text says what, where, and the hint."""
+    """JAX does not move committed arrays; the error has the array, both shardings, and the hint."""
 
     text = r"at x: P\('model'\), to be P\('data'\)"
     with jax.set_mesh(MESH), pytest.raises(ArgumentError, match=text):

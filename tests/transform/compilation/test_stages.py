@@ -1,4 +1,4 @@
-"""What `lower` and `compile` give: a function for calls like the one that it was made for."""
+"""Results of `lower` and `compile`: functions for calls like the lowered one."""
 
 import gc
 import re
@@ -27,7 +27,7 @@ jitted_step = pm.filter_jit(model_step)
 
 
 def test_lower_and_compile():
-    """lower(...).compile() gives a function for such arguments; structs may stand for arrays."""
+    """lower(...).compile() returns a function for such arguments; structs count as arrays."""
     struct = jax.ShapeDtypeStruct((3,), jnp.float32)
     skeleton = pm.filter_eval_shape(affine)
     for args in ((affine(), ramp(3)), (affine(), struct), (skeleton, struct)):
@@ -38,7 +38,7 @@ def test_lower_and_compile():
 
 
 def test_compiled_takes_keywords_and_returns_anything():
-    """A compiled function is called as the function is, and returns what it returns."""
+    """A compiled function takes the arguments of the function, and returns its results."""
 
     @pm.filter_jit
     def fn(x, *, how):
@@ -50,7 +50,7 @@ def test_compiled_takes_keywords_and_returns_anything():
 
 @pytest.mark.slow
 def test_compiled_functions_survive_clear_caches():
-    """What was compiled stays compiled."""
+    """A compiled function remains compiled."""
     compiled = jitted_step.lower(affine(), ramp(3)).compile()
     pm.clear_caches()
 
@@ -69,7 +69,7 @@ def both(model, x):
 
 @pytest.mark.parametrize("given", [lambda tree: tree, as_structs], ids=["arrays", "shapes"])
 def test_an_exported_function_is_called_with_models(given):
-    """`jax.export` keeps the trees of the call: what it makes takes and gives Modules."""
+    """`jax.export` stores the trees of a call: its result takes and returns Modules."""
     exported = export.export(pm.filter_jit(both))(*given((affine(), X)))
     out, rest = exported.call(affine(), X)
 
@@ -158,7 +158,7 @@ def test_what_could_not_be_called_is_not_exported(call, text):
 
 
 def test_stages_keep_no_arrays():
-    """What was lowered for a model does not keep its memory."""
+    """The result of lowering for a model does not hold its memory."""
     model = affine()
     alive = weakref.ref(model.weight)
     lowered = jitted_step.trace(model, X).lower()

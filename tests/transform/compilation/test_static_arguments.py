@@ -62,7 +62,7 @@ def test_arrays_arrive_as_they_were_passed():
 
 
 def test_writing_to_the_array_afterwards():
-    """What was traced keeps what the array held, and the next call sees what it holds now."""
+    """The trace has the old content of the array, and the next call sees the new content."""
     index = np.array([0, 1])
     fn = pm.filter_jit(lambda x, index: x[index] + index.sum(dtype=np.float32), static="index")
     first = fn(ramp(3), index)
@@ -73,7 +73,7 @@ def test_writing_to_the_array_afterwards():
 
 
 def test_negative_zero_and_nan():
-    """Programs tell -0.0 from 0.0; NaN is itself."""
+    """Programs distinguish -0.0 from 0.0; NaN equals itself."""
     traces = []
 
     @pm.filter_jit(static="v")
@@ -103,7 +103,7 @@ def test_arrays_that_are_not_named_are_traced():
 
 
 def test_methods_modules_and_stages():
-    """The name is that of the parameter, wherever the function stands."""
+    """The name is that of the parameter, however the function is called."""
 
     class Layer(pm.Module):
         weight: jax.Array
@@ -134,7 +134,7 @@ def test_constants_print_as_what_they_hold():
 
 @pytest.mark.parametrize("array", [jnp.ones(()), jax.ShapeDtypeStruct((), jnp.float32)])
 def test_arrays_of_jax_are_refused(array):
-    """To look at them would be to wait for the device; the path and the hint are named."""
+    """Reading them would wait for the device; the error names the path and has a hint."""
     fn = pm.filter_jit(lambda x, config: x, static="config")
 
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The compiled functions behind filter_jit: how they are found, kept and let go."""
+"""The compiled functions behind filter_jit: how they are found, cached and freed."""
 
 import gc
 import weakref
@@ -44,7 +44,7 @@ def test_options_are_told_apart(options):
 
 
 def test_options_that_cannot_be_hashed():
-    """They have a store of their own, and work."""
+    """They have a separate store, and work."""
     jitted = pm.filter_jit(identity, compiler_options={"xla_embed_ir_in_executable": False})
 
     assert jitted.store is not pm.filter_jit(identity).store
@@ -61,7 +61,7 @@ def test_functions_that_are_trees_share_a_store():
 
 
 def test_a_store_goes_with_its_function():
-    """Nothing of a function is kept when it is gone."""
+    """Nothing of a function is cached after it is freed."""
 
     def make():
         def fn(x):
@@ -93,7 +93,7 @@ def test_a_store_goes_with_its_function():
 )
 @pytest.mark.sampled
 def test_a_trace_elsewhere_leaves_the_entry_to_be_looked_at(trace):
-    """What was traced inside another transform has not run: its first own call looks for checks."""
+    """A trace inside another transform has not run: its first own call looks for checks."""
     jitted = pm.filter_jit(lambda x: pm.error_if(x, x > 3, "too large"))
     x = ramp(2)
     for shape in (2, 1):
@@ -116,11 +116,11 @@ def test_each_call_that_traces_is_counted_once():
     assert traces == [(2,), (3,), (4,)]
 
 
-# ---- how many are kept
+# ---- size of the cache
 
 
 def test_ten_thousand_static_values(monkeypatch):
-    """Neither the programs nor what is remembered of their traces grows without a bound."""
+    """Neither the programs nor the records of their traces grow without a bound."""
     monkeypatch.setattr(compiling, "MAX_ENTRIES", 50)
     jitted = pm.filter_jit(lambda n: n)
     for n in range(10_000):
@@ -157,7 +157,7 @@ def test_forgotten_entries_are_freed(monkeypatch):
 
 
 def test_a_check_that_only_new_shapes_have_is_heard_the_first_time():
-    """The failing call itself raises, though nobody had reason to listen before it."""
+    """The failing call itself raises, even if no call had a check before."""
 
     def grow(x):
         return pm.error_if(x, x > 3, "too large") if x.size > 2 else x
@@ -168,7 +168,7 @@ def test_a_check_that_only_new_shapes_have_is_heard_the_first_time():
 
 
 def test_useless_donations_are_passed_over_in_silence_for_new_shapes_too():
-    """donate="all" means what can be used; warnings are errors here, and are heard again after."""
+    """donate="all" donates usable arrays; warnings are errors here, and active again after."""
     jitted = pm.filter_jit(lambda x: x.astype(jnp.float16), donate="all")
     for size in (2, 3):
         jitted(jnp.ones(size))

@@ -1,4 +1,4 @@
-"""Callers of a jitted function who forget the State that came out: told, or for a net refused."""
+"""Callers of a jitted function who drop the new State: a warning, or for a net an error."""
 
 import weakref
 
@@ -20,7 +20,7 @@ OLD = r"one that (call|step|Stateful) has already replaced\. Attempted to use ol
 
 
 class Counter(pm.Module):
-    """Counts its calls, unless it is told not to."""
+    """Counts its calls, unless a flag says otherwise."""
 
     count: pm.StateIndex
     inference: bool = False
@@ -49,20 +49,20 @@ def counter():
 
 @pm.filter_jit
 def call(model, state, x):
-    """The step that everybody writes."""
+    """A typical step."""
     return model(x, state)
 
 
 @pm.filter_jit
 def in_containers(model, held, x):
-    """The same, where a State is not an argument by itself."""
+    """The same, if a State is inside an argument."""
     y, new = model(x, held["state"][0])
     return {"out": (y, [new])}
 
 
 @pm.filter_jit
 def through_transforms(model, state, x):
-    """The State of this trace is not used up by these."""
+    """These transforms do not use up the State of this trace."""
     state = jax.jit(lambda state: model(0.0, state)[1])(state)
     return pm.filter_vmap(model, in_axes=(0, None), out_axes=(0, None))(x, state)
 
@@ -96,7 +96,7 @@ def test_by_keyword_and_in_containers(counter):
 
 
 def test_in_a_class_of_the_user_s(counter):
-    """Built, and pending: what came out of a call is not built to look at it."""
+    """Built, and pending: the check does not build the result of a call."""
     both = Both(*counter)
     for _ in range(2):
         new = own_class(both, X)
@@ -114,7 +114,7 @@ def test_a_class_that_was_passed_on_was_not_lost(counter):
 
 
 def test_a_result_that_is_held_and_read_later_is_told_too(counter):
-    """Nothing is known of what will be done."""
+    """A later read is not known in advance."""
     model, state = counter
     results = [call(model, state, X)]
     with pytest.warns(LostUpdateWarning, match=LOST):
@@ -144,7 +144,7 @@ def test_a_state_may_be_used_twice_where_what_came_out_was_used(go_on, counter):
 
 
 def test_nothing_is_told_where_nothing_advances(counter):
-    """A loop of evaluation forgets what comes out rightly."""
+    """A loop of evaluation may drop the result."""
     model, state = counter
     model = nn.inference_mode(model)
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_nothing_is_told_where_nothing_advances(counter):
 
 
 def test_functions_are_told_apart(counter):
-    """What one function drops is not told at another one; but it is at its own next call."""
+    """A State that one function drops causes no warning at another, but at its own next call."""
     model, state = counter
     other = pm.filter_jit(lambda model, state, x: model(x, state))
     for step in (call, other):
@@ -202,7 +202,7 @@ def test_another_state_of_the_same_names_is_left_alone(counter):
 
 
 def test_the_arrays_that_came_out_are_not_held(counter):
-    """An old State knows that something came out, and not what."""
+    """An old State knows that it has a successor, but does not hold it."""
     model, state = counter
     _, new = call(model, state, X)
     array = weakref.ref(new.get(model.count))
@@ -260,7 +260,7 @@ def test_the_net_that_was_called_refuses_and_its_neighbor_does_not():
 
 
 def test_a_net_that_is_only_changed_is_not_replaced():
-    """What was not called has no update to lose."""
+    """A net that was not called has no update to lose."""
     scaled = pm.filter_jit(lambda net: jax.tree.map(lambda x: x * 2, net))
     net = pm.stateful(Counter())
 
@@ -296,7 +296,7 @@ def test_what_is_lost_while_tracing_is_found_there():
 
 
 def test_a_capture_around_changes_nothing(counter):
-    """What was recorded comes out beside the result."""
+    """The captured values are returned beside the result."""
     model, state = counter
     seen = pm.capture(call, Counter)
     seen(model, state, X)
@@ -305,7 +305,7 @@ def test_a_capture_around_changes_nothing(counter):
 
 
 def test_numbers_are_what_they_are_without_jit(counter):
-    """Nothing that is noted changes a result."""
+    """The records change no result."""
     model, state = counter
     _, plain = model(X, state.restored())
     for _ in range(2):

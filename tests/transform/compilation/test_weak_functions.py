@@ -1,4 +1,4 @@
-"""What is kept for steps and branches: found again, and no longer there than what it is for."""
+"""Caches for steps and branches: they are found again, and freed with their functions."""
 
 import gc
 import itertools
@@ -28,7 +28,7 @@ XS = ramp(2)
 
 
 def adding(big):
-    """A function of its own, with an array in it."""
+    """A new function that has captured an array."""
     return lambda y: y + big[0]
 
 
@@ -124,7 +124,7 @@ CACHED = {
 
 @pytest.mark.parametrize("name", [*NEVER_CACHED, *CACHED])
 def test_a_function_that_reads_what_changes(name, monkeypatch):
-    """It is called anew where JAX's own does it: `filter_map` went on with what it read first."""
+    """It is called again where JAX calls it again: `filter_map` used its first value."""
     run = (NEVER_CACHED | CACHED)[name]
     before = run()
     monkeypatch.setitem(FACTOR, "now", 3.0)
@@ -137,7 +137,7 @@ def test_a_function_that_reads_what_changes(name, monkeypatch):
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.sampled
 def test_a_static_function_is_not_kept_alive(name):
-    """A lasting step with fresh functions beside it: none stays, nor what it had captured."""
+    """A lasting step with new functions beside it: none is cached, nor its captured values."""
     run = RUNS[name]
     gc.collect()
     before = len(weak_functions._steps.entries)
@@ -148,7 +148,7 @@ def test_a_static_function_is_not_kept_alive(name):
             big = ramp(3)
             f = adding(big)
             assert run(f) is f
-            # Cached as long as it is there.
+            # Cached as long as it exists.
             assert len(weak_functions._steps.entries) == before + 1
             alive += [weakref.ref(big), weakref.ref(f)]
             del big, f
@@ -173,7 +173,7 @@ def test_a_static_function_is_found_as_long_as_it_is_there():
 
 
 class Stepping(pm.Module):
-    """A function of its own as configuration."""
+    """A Module with a function as configuration."""
 
     fn: Callable[..., jax.Array]
 
@@ -182,7 +182,7 @@ class Stepping(pm.Module):
 
 
 def test_no_tracer_is_cached():
-    """What is made for a pytree inside a trace goes with the trace, and all that it has seen."""
+    """An entry for a pytree inside a trace is freed with the trace."""
     alive = []
 
     @jax.jit
@@ -191,7 +191,7 @@ def test_no_tracer_is_cached():
         alive.append(weakref.ref(tracer))
         return pm.filter_scan(Stepping(lambda c: c * tracer).step, x, XS)[0]
 
-    # Others may have left what is no longer used.
+    # Other tests may have left unused entries.
     weak_functions.forget_steps()
     with jax.checking_leaks():
         run(jnp.float32(2))
@@ -248,7 +248,7 @@ def test_ten_thousand_functions_in_four_threads():
 
 
 class Slotted:
-    """A callable to which there are no weak references."""
+    """A callable without weak references."""
 
     __slots__ = ()
 
@@ -257,7 +257,7 @@ class Slotted:
 
 
 def test_one_function_that_cannot_be_weak_is_enough_to_cache_nothing():
-    """What is cached for it would be there for good."""
+    """Its entry would never be freed."""
     assert functions([step, same]).key is not None
     assert functions([step, Slotted()]).key is None
     assert functions([Slotted(), step]).key is None

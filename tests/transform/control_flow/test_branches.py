@@ -80,7 +80,7 @@ def test_cond_is_the_conditional(pred, transform):
 
 @both_ways
 def test_operands_of_all_kinds(pred):
-    """Numbers, strings and functions in the operands reach the branches as they are."""
+    """Numbers, strings and functions in the operands reach the branches unchanged."""
 
     def first(x, how, n, fn):
         return {"x": fn(x) if how == "apply" else x, "n": n, "fn": fn, "how": how}
@@ -117,7 +117,7 @@ def test_switch_of_one():
     assert_same(pm.filter_switch(5, [lambda m: {"m": m, "s": "a"}], net()), {"m": net(), "s": "a"})
 
 
-# ---- what branches return
+# ---- results of branches
 
 
 def number(value):
@@ -311,7 +311,7 @@ def test_without_jit():
 
 
 def test_without_jit_one_branch_after_the_other():
-    """Under jax.disable_jit, what is seen of one branch now and of the other later is joined."""
+    """Under jax.disable_jit, results of both branches in different calls are joined."""
     first, second = number((1.0, "a")), number((2.0, "a"))
 
     with jax.disable_jit():
@@ -365,7 +365,7 @@ def test_the_branch_of_a_switch_is_named():
     """The first branch that differs from branches[0] is named by its number."""
     branches = [number([1.0, "a"]), number([2.0, "a"]), number([3.0, "b"])]
 
-    for _ in range(2):  # What was traced for the first call does not hide the mistake.
+    for _ in range(2):  # The trace of the first call does not hide the mistake.
         with pytest.raises(
             StructureError,
             match=r"filter_switch: [\s\S]*"
@@ -381,7 +381,7 @@ def test_the_branch_of_a_switch_is_named():
 @pytest.mark.parametrize("transform", ["cond", "switch", "in a program"])
 @pytest.mark.sampled
 def test_branches_to_promote_from_several_threads(transform, interval):
-    """The first calls of shared branches, at once: each gets what it would get alone."""
+    """The first calls of shared branches, at once: each gets the result of a single thread."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(interval)
     try:
@@ -409,7 +409,7 @@ def test_branches_to_promote_from_several_threads(transform, interval):
 
 
 def test_branches_are_traced_for_more_than_their_operands():
-    """The size of a mapped axis, say: what one returned for two was joined with another's three."""
+    """For the size of a mapped axis, too: a result for two was joined with another's for three."""
 
     def zeros(x):
         return {"x": x * jnp.zeros(jax.lax.axis_size("i")), "n": jax.lax.axis_size("i")}
@@ -476,7 +476,7 @@ class Setting:
     ids=str,
 )
 def test_what_python_calls_equal_is_not_one_result(one, other):
-    """The branch that was not taken must not decide what is returned; nor the step of a loop."""
+    """The branch that was not taken must not decide the result; nor the step of a loop."""
     x = jnp.ones(2)
     for first, second in ((one, other), (other, one)):
         with pytest.raises(StructureError, match=r"filter_cond"):

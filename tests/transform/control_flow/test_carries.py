@@ -1,4 +1,4 @@
-"""What is the same for all loops: the carry, and what is kept."""
+"""Behavior that all loops share: the carry, and caching."""
 
 import gc
 import weakref
@@ -52,7 +52,7 @@ def changing(step, init):
 
 
 def test_what_cannot_be_hashed_is_carried_all_the_same():
-    """Leaves without a hash are compared by `==`; nothing is kept for them."""
+    """Leaves without a hash are compared by `==`; nothing is cached for them."""
 
     class Unhashable:
         __hash__ = None
@@ -78,7 +78,7 @@ def test_what_cannot_be_hashed_is_carried_all_the_same():
     ids=["scan", "map", "while", "fori", "cond"],
 )
 def test_nothing_outlives_the_function(loop):
-    """What is kept for a function goes with it, and so does what the function had captured."""
+    """The cache of a function is freed with it, and so are its captured values."""
 
     class Captured:
         value = 2.0

@@ -1,4 +1,4 @@
-"""What scans refuse."""
+"""Errors of scans."""
 
 import pytreemod as pm
 from tests.goldens import refusals

@@ -79,14 +79,14 @@ def test_arrays_and_numbers_are_treated_as_by_jax(init, step):
 
 
 def test_a_weakly_typed_carry_takes_the_dtype_of_the_step():
-    """As in jax.lax.scan, a number to start from becomes what the step makes of it."""
+    """As in jax.lax.scan, an initial number takes the dtype of the step's result."""
     total, _ = pm.filter_scan(lambda c, x: (c + x, None), 0, jnp.ones(3, jnp.bfloat16))
 
     assert (total.dtype, total.weak_type) == (jnp.bfloat16, False)
 
 
 def test_number_in_a_module_that_is_carried_unchanged():
-    """A Module may be carried whole: its numbers, functions and strings come out as they were."""
+    """A Module may be a carry: its numbers, functions and strings are returned unchanged."""
     model, _ = pm.filter_scan(lambda m, x: (m.replace(weight=m.weight + x), None), cell(), ramp(3))
 
     assert (model.rate, model.act, model.name) == (0.5, jnp.tanh, "cell")
@@ -126,7 +126,7 @@ def test_scan_over_layers():
 
 
 def test_by_and_modules_as_axes():
-    """`by` and a Module of axes say what is taken apart and what every step gets whole."""
+    """`by` and a Module of axes say which arrays are scanned and which every step gets unsliced."""
     layers = Affine(stacked().weight, ramp(2))
     run = ft.partial(pm.filter_scan, lambda x, layer: (layer(x), layer.bias), ramp(2), layers)
 
@@ -140,7 +140,7 @@ def test_by_and_modules_as_axes():
 
 
 def test_results_may_be_modules():
-    """Modules made by the steps come out as one stacked Module: as filter_vmap builds them."""
+    """Modules that the steps return are stacked into one Module, as filter_vmap builds them."""
     _, made = pm.filter_scan(lambda c, start: (c, Static(start * ramp(2), 3)), None, ramp(3))
 
     assert_same(made, pm.filter_vmap(lambda start: Static(start * ramp(2), 3))(ramp(3)))
@@ -202,14 +202,14 @@ def test_no_steps_at_all():
     assert_same(ys, {"y": jnp.zeros((0, 2)), "s": "a"})
 
 
-# ---- what may be a step
+# ---- callables that may be a step
 
 
 # ---- traced once
 
 
 def test_the_same_function_is_traced_once():
-    """Calls outside jit find what the first one compiled; another structure is another program."""
+    """Calls outside jit find the first compiled program; another structure is another program."""
     step, traces = counted(lambda c, x: ({**c, "n": c["n"] + x["a"]}, None))
 
     for start in (0.0, 1.0):
@@ -256,7 +256,7 @@ def test_clear_caches_forgets_steps(monkeypatch):
 
 
 def test_scan_inside_and_around_other_transforms():
-    """jit of vmap of grad of scan of checkpoint gives what the loop gives."""
+    """jit of vmap of grad of scan of checkpoint equals the loop."""
     layers, xs = stacked(), ramp(4, 2)
 
     @pm.filter_checkpoint
@@ -277,7 +277,7 @@ def test_scan_inside_and_around_other_transforms():
 
 
 def test_gradient_reaches_the_step_and_what_it_gets_whole():
-    """A Module that is the step, and arrays that are not taken apart, are differentiated."""
+    """A Module that is the step, and arrays that are not scanned, are differentiated."""
 
     def loss(parts):
         cell, shared = parts
@@ -322,7 +322,7 @@ def test_map_is_vmap(batch_size):
 @pytest.mark.parametrize("axis", [0, -1])
 @pytest.mark.sampled
 def test_associative_scan_is_that_of_jax(axis, reverse):
-    """On the arrays it is jax.lax.associative_scan; the rest comes out as it went in."""
+    """On the arrays it is jax.lax.associative_scan; other leaves are unchanged."""
     elems = Affine(ramp(2, 2) * 0.5, [ramp(2), "text", 3])
 
     def combine(a, b):
@@ -337,7 +337,7 @@ def test_associative_scan_is_that_of_jax(axis, reverse):
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_a_number_with_an_axis_is_repeated_for_each_step(batch_size):
-    """What `out_axes` gives an axis is stacked, as jax.lax.map does; by default a number stays."""
+    """With `out_axes` a number is stacked, as in jax.lax.map; by default it is not."""
     xs = ramp(3)
     found = pm.filter_map(lambda x: (x, 1.5), xs, batch_size=batch_size, out_axes=0)
 

@@ -28,7 +28,7 @@ def test_values_and_gradients_are_those_of_the_function(transform):
 
 
 def test_results_may_hold_anything():
-    """Strings, functions and Modules come back as they are."""
+    """Strings, functions and Modules are returned unchanged."""
     found = pm.filter_checkpoint(lambda x: (x, "text", Holder([double, x])))(ramp(2))
 
     assert_same(found, (ramp(2), "text", Holder([double, ramp(2)])))

@@ -32,11 +32,11 @@ class Scaled(pm.Module):
 
 
 def f(model, batch, rate=1.0):
-    """What is differentiated."""
+    """The function that is differentiated."""
 
 
 def chosen_of(args, wrt=None, argnums=None, kwargs=None):
-    """What `filter_grad` of `f` chooses."""
+    """The leaves that `filter_grad` of `f` selects."""
     return choose("filter_grad", f, args, kwargs or {}, wrt, argnums)
 
 
@@ -52,7 +52,7 @@ def chosen_of(args, wrt=None, argnums=None, kwargs=None):
     ],
 )
 def test_inexact_arrays_that_are_picked(wrt, expected):
-    """By default all that is no buffer; floating arrays only, in any case."""
+    """By default all leaves but buffers; only floating arrays in any case."""
     assert trainable_mask(Scaled(X, Y), wrt, "wrt") == expected
 
 
@@ -64,7 +64,7 @@ def test_a_selector_that_finds_nothing_here_is_a_mistake_or_not():
 
 
 def test_what_is_chosen_goes_out_and_comes_back():
-    """The values alone, the arguments with others in their place, a tree of derivatives."""
+    """The selected values, the arguments with other values, a tree of derivatives."""
     chosen = chosen_of((TREE, "batch"))
 
     assert_same(chosen.values, [X, Y])
@@ -87,7 +87,7 @@ def test_several_arguments_give_several_trees():
 
 @pytest.mark.parametrize("wrt", [(False, True), [False, True], {"model": False}])
 def test_one_spec_for_each_argument(wrt):
-    """In a sequence, or by name, where what is left out has the default."""
+    """In a sequence, or by name; other arguments have the default."""
     assert_same(chosen_of((X, Y), wrt, (0, 1)).values, [Y])
 
 
@@ -99,7 +99,7 @@ def test_where_the_chosen_leaves_are():
 
 
 def test_a_state_that_was_used_up_inside_is_used_up_outside():
-    """What was put together anew stands for what the caller passed."""
+    """The rebuilt argument has the identity of the caller's."""
 
     class Counter(pm.Module):
         count: pm.StateIndex
@@ -127,11 +127,11 @@ def test_argnums(given, expected):
     assert as_argnums("filter_grad", given) == expected
 
 
-# ---- trees of derivatives are no models
+# ---- trees of derivatives are not models
 
 
 class Bounded(pm.Module):
-    """A field that is computed: what is read there is the exponential of what is trained."""
+    """A computed field: it reads as the exponential of the parameter."""
 
     w: jax.Array = pm.field(constraint=pm.constraints.positive)
 
@@ -171,7 +171,7 @@ def of_custom_jvp_as_it_was_written(model):
 
 
 def of_custom_vjp(model, which):
-    """What the rules of a backward pass are given."""
+    """The arguments of the rules of a backward pass."""
     seen = {}
     custom = pm.filter_custom_vjp(same)
 
@@ -210,7 +210,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
 def test_what_would_be_computed_of_derivatives_is_refused(derivative):
-    """The exponential of a gradient is a number that nobody asked for."""
+    """The exponential of a gradient has no meaning."""
     tree = derivative(Bounded(jnp.asarray([1.0, 2.0])))
 
     with pytest.raises(ShapeError, match=r"Bounded\.w: expected a value computed from a model's"):
@@ -223,7 +223,7 @@ def test_every_derivative_is_here():
     public = {name: getattr(pm, name) for name in dir(pm) if name.startswith("filter_")}
     found = {name for name, f in public.items() if f.__module__.startswith(folder)}
 
-    # A checkpoint returns what the function does.
+    # A checkpoint returns the result of the function.
     assert {name.split(",")[0] for name in DERIVATIVES} == found - {"filter_checkpoint"}
 
 

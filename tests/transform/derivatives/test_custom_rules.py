@@ -73,7 +73,7 @@ def test_the_jvp_rule_is_the_derivative():
 
 
 def test_a_tangent_is_none_where_it_is_zero():
-    """The rule sees None for constants, integers and what is no array, and knows to skip them."""
+    """The rule gets None for constants, integers and non-arrays, and can skip them."""
     log = []
     scaled = make_scaled(log)
 
@@ -100,7 +100,7 @@ def test_none_is_a_zero_tangent_of_the_result():
 
 
 def test_modules_are_arguments_and_results():
-    """A tangent of a Module is a Module; what is no array stays as it is."""
+    """A tangent of a Module is a Module; non-array leaves are unchanged."""
 
     @pm.filter_custom_jvp
     def twice(model):
@@ -220,7 +220,7 @@ def test_the_vjp_rule_is_the_gradient():
 
 
 def test_what_the_rules_are_given():
-    """perturbed is a tree of bools; grad_out has None for what is no array, or is not used."""
+    """perturbed is a tree of bools; grad_out has None for non-arrays and unused results."""
     log = []
     clipped = make_clipped(log)
 
@@ -235,7 +235,7 @@ def test_what_the_rules_are_given():
 
 
 def test_each_forward_pass_has_its_own_residuals():
-    """What a forward pass keeps may depend on what is perturbed, call by call."""
+    """The residuals of a forward pass may depend on the perturbed leaves, call by call."""
 
     @pm.filter_custom_vjp
     def product(xy):
@@ -446,7 +446,7 @@ def test_a_structure_has_the_rules_of_its_time():
 
 
 def test_def_returns_the_rule():
-    """So that it keeps its name in the file where it stands."""
+    """So the name in the file is the rule."""
     jvp, vjp = make_both()
 
     assert jvp.def_jvp(tenfold_jvp) is tenfold_jvp
@@ -456,7 +456,7 @@ def test_def_returns_the_rule():
 
 @pytest.mark.parametrize("index", [0, 1], ids=["custom_jvp", "custom_vjp"])
 def test_modules_are_functions(index):
-    """What the Module holds is constant, and goes through jit as data."""
+    """The arrays of the Module are constants, and go through jit as data."""
     model = affine(2, 2)
     transform = [pm.filter_custom_jvp, pm.filter_custom_vjp][index]
 

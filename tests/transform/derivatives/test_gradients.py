@@ -151,7 +151,7 @@ def test_numbers_and_numpy():
 
 
 def test_configuration_that_cannot_be_hashed():
-    """A list in a static field is no obstacle to a gradient."""
+    """A list in a static field does not prevent a gradient."""
     gradient = pm.filter_grad(lambda m: jnp.sum(m.weight) * m.size[0])(Static(ramp(2), [3]))
 
     np.testing.assert_array_equal(gradient.weight, [3.0, 3.0])
@@ -188,7 +188,7 @@ def test_a_path_in_wrt_that_matches_nothing_is_refused():
 
 
 def test_trainable_is_for_the_optimizer():
-    """Weight decay reaches what the gradient reaches, and nothing else."""
+    """Weight decay and the gradient have the same leaves."""
     model = {"net": Buffered(ramp(2), ramp(2), ramp(2)), "act": double, "frozen": affine()}
     wrt = pm.select.path("net") & ~pm.select.role("buffer")
     optimizer = optax.sgd(1.0)
@@ -231,7 +231,7 @@ def test_under_vmap_and_scan():
 
 
 def test_gradient_of_defaults_and_functions():
-    """Functions in the model are neither differentiated nor in the way."""
+    """Functions in the model are not differentiated, and cause no error."""
     model = Defaults(ramp(2), act=jnp.tanh)
     gradient = pm.filter_grad(lambda m: jnp.sum(m.act(m.weight)))(model)
 
@@ -241,7 +241,7 @@ def test_gradient_of_defaults_and_functions():
 
 
 def used_up_through(transformed):
-    """Whether a State that is a part of what is differentiated is used up in the caller's hand."""
+    """Whether a State inside a differentiated argument is used up for the caller."""
     index = pm.StateIndex(jnp.asarray(1.0))
     state = pm.State(index)
 
@@ -266,7 +266,7 @@ def used_up_through(transformed):
     ids=["grad", "value_and_grad", "jacrev", "vjp"],
 )
 def test_a_state_among_what_is_differentiated_is_used_up(transformed):
-    """What goes in by that argument is passed on as any other State is."""
+    """A State in that argument is used up like any other."""
     used_up_through(transformed)
 
 

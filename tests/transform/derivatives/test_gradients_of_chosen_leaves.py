@@ -138,7 +138,7 @@ def test_only_what_is_chosen_is_computed():
 
 @pytest.mark.parametrize("name", BOTH)
 def test_one_leaf_used_several_times_has_the_sum(name):
-    """Used twice, in two places of a result and through two methods: the gradients add up."""
+    """Used twice, at two paths of a result and through two methods: the gradients add up."""
     shared = affine(2, 2)
 
     def twice(layer, x):

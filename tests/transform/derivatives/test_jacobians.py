@@ -186,7 +186,7 @@ def test_wrt(name):
 
 @every
 def test_keywords_are_constant(name):
-    """Arguments by keyword, and other positions, go to the function as they are."""
+    """Keyword arguments, and other positions, reach the function unchanged."""
     f = getattr(pm, name)(lambda x, how, *, power: x**power if how == "power" else x)
 
     assert jnp.shape(f(jnp.asarray(2.0), "power", power=3)) == ()

@@ -122,7 +122,7 @@ def test_none_is_zero_for_all_that_is_below(given):
 
 
 def test_tangent_is_none_where_nothing_depends():
-    """Constants, stopped gradients, integers and what is no array have None."""
+    """Constants, stopped gradients, integers and non-arrays have None."""
     x = jnp.asarray([1.0, 2.5])
 
     def f(x, y):
@@ -186,7 +186,7 @@ def test_keys_pass_through():
 
 
 def test_zeros_of_integers_may_be_written_as_jax_does():
-    """A float0 array stands for None."""
+    """A float0 array means None."""
     zeros = np.zeros(2, jax.dtypes.float0)
 
     assert_close(pm.filter_jvp(lambda n: n, (jnp.arange(2),), (zeros,)), (jnp.arange(2), None))
@@ -365,7 +365,7 @@ def test_a_function_without_parameters_is_called_at_once():
 
 @pytest.fixture(params=["filter_vjp", "filter_linearize"])
 def linear(request):
-    """A linear map from ramp(2), and what it makes of ones."""
+    """A linear map from ramp(2), and its result for ones."""
     make = getattr(pm, request.param)
     _, made = make(lambda x: jnp.sin(x) * jnp.arange(1.0, 3.0), ramp(2))
     return made, make
@@ -452,7 +452,7 @@ def test_linearize_runs_the_function_once():
 
 
 def test_linearize_has_none_where_nothing_depends():
-    """As filter_jvp: constants and what is no floating array."""
+    """As filter_jvp: constants, and leaves that are not floating arrays."""
     _, f_jvp, aux = pm.filter_linearize(
         lambda x: ([x, jnp.ones(2), jnp.arange(2), "s"], jnp.sum(x)), ramp(2), has_aux=True
     )

@@ -13,7 +13,7 @@ from tests.helpers.trees import Affine, Holder, ramp
 
 
 def mixed(model, x, n):
-    """Linear in the arrays of a Module and of a dict, with what is no array beside them."""
+    """Linear in the arrays of a Module and of a dict, which have other leaves, too."""
     y = model.weight @ jnp.asarray([1.0, -1.0, 2.0]) + n * model.bias
     return Holder({"y": y, "z": [x["a"] * 2, "text"], "n": n})
 
@@ -48,7 +48,7 @@ def test_on_arrays_it_is_that_of_jax():
 
 
 def test_a_module_is_a_constant_function():
-    """Its arrays are not what it is linear in; a bias that it adds is left out."""
+    """It is not linear in its arrays; a bias that it adds is left out."""
     model = Affine(ramp(2, 3), ramp(2))
 
     (found,) = pm.filter_linear_transpose(model, ramp(3))(ramp(2))
@@ -56,7 +56,7 @@ def test_a_module_is_a_constant_function():
 
 
 def test_what_is_not_floating_is_constant():
-    """Integers are passed as they are, and None stands for a zero cotangent."""
+    """Integers are passed unchanged, and None means a zero cotangent."""
     transposed = pm.filter_linear_transpose(lambda x, i: x[i], ramp(3), np.asarray([2, 0]))
 
     assert_same(transposed(ramp(2)), (jnp.asarray([2.0, 0.0, 1.0]), None))

@@ -1,4 +1,4 @@
-"""What reaches a loss, and what only cut off: by expectation, and as JAX says leaf by leaf."""
+"""Leaves that reach a loss or not: by expectation, and by JAX leaf by leaf."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ second_is_constant.defjvp(
 
 
 def scanned(is_cut):
-    """Two carries in a scan, of which one is not returned."""
+    """Two carries in a scan, one of which is not returned."""
 
     def run(v):
         def step(carry, _):
@@ -85,7 +85,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_leaf_reaches_the_loss_as_expected(name):
-    """Dead code, derivatives that are none, and what is neither."""
+    """Dead code, zero derivatives, and leaves with neither."""
     run, expected = CASES[name]
     assert reach_of(run, VALUES) == expected
 
@@ -111,7 +111,7 @@ def test_a_leaf_reaches_the_loss_if_jax_has_a_tangent_for_it(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_unused_may_be_anything(name):
-    """NaN in its place changes nothing."""
+    """NaN as an unused leaf changes nothing."""
     run, expected = CASES[name]
     changed = [v * np.nan if way == U else v for v, way in zip(VALUES, expected, strict=True)]
     np.testing.assert_array_equal(run(VALUES), run(changed))
@@ -129,7 +129,7 @@ MODEL = {"a": ramp(2), "b": ramp(2) + 1, "c": jnp.float32(1), "n": 3}
 
 
 def test_unused_parameters_are_named_by_a_warning_and_the_gradient_is_the_same():
-    """Under filter_jit, too, where it is looked at once for each trace."""
+    """Under filter_jit, too, where the check runs once for each trace."""
     plain = pm.filter_grad(product)(MODEL, 2.0)
     for jit in (lambda f: f, pm.filter_jit):
         with pytest.warns(pm.UnusedParameterWarning, match=r"model\['c'\]: f32\[\], unused"):
@@ -138,7 +138,7 @@ def test_unused_parameters_are_named_by_a_warning_and_the_gradient_is_the_same()
 
 
 def test_parameters_that_are_left_out_may_be_unused():
-    """What is not differentiated is not looked at; a loss beside an aux is."""
+    """Leaves that are not differentiated are not checked; a loss with an aux is."""
     both = pm.filter_value_and_grad(
         lambda model, x: (product(model, x), model["c"]), has_aux=True, unused="error", wrt="a"
     )
@@ -148,7 +148,7 @@ def test_parameters_that_are_left_out_may_be_unused():
 
 
 def test_looking_uses_no_state_up_and_sows_nothing():
-    """The function is traced once more, with States of its own, and nobody sees it."""
+    """The function is traced once more, with separate States, without side effects."""
 
     class Counting(pm.Module):
         weight: jax.Array

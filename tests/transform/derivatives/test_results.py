@@ -1,4 +1,4 @@
-"""A pair is a tuple or a list of two; anything else is refused, with what there was."""
+"""A pair is a tuple or a list of two; other results are refused, and the error shows them."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Tangents beside their trees: None stands for zero anywhere, and what does not fit is named."""
+"""Tangents of trees: None means zero anywhere, and an error names a misfit."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def fitted(tree, derivative, **options):
     ],
 )
 def test_what_is_differentiable(leaf, expected):
-    """What is of a floating or complex type."""
+    """Leaves of a floating or complex dtype."""
     assert is_differentiable(leaf) is expected
 
 
@@ -101,7 +101,7 @@ class Configured(pm.Module):
 
 
 def test_keys_that_cannot_be_sorted_are_told_in_our_words():
-    """As everywhere; JAX has an error of its own."""
+    """As everywhere; JAX has another error."""
     odd = {1: ramp(2), "a": ramp(2)}
     for tree, derivative in ((odd, odd), ({"a": ramp(2)}, odd)):
         with pytest.raises(SpecError, match="dict in a tree: expected keys that can be sorted"):

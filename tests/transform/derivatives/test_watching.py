@@ -41,7 +41,7 @@ def loss(model, x):
 
 
 def added(model, x, more):
-    """The loss of a Net, by hand, with something added to what each layer returns."""
+    """The loss of a Net, by hand, with a term added to the output of each layer."""
     h = model.first(x) + more["first"] + more["hidden"]
     for i, layer in enumerate(model.stack.unstack()):
         h = jnp.tanh(layer.layers[0](h) + more["stack.layer.layers[0]"][i])
@@ -51,7 +51,7 @@ def added(model, x, more):
 
 @jax.jit
 def by_hand(model, x, more):
-    """The gradients by what is added, from plain JAX."""
+    """The gradients with respect to the terms, from plain JAX."""
     return jax.grad(added, argnums=2)(model, x, more)
 
 
@@ -79,7 +79,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def shown():
-    """What a capture of the loss shows, the gradients by what is added, and by the model."""
+    """The capture of the loss, the gradients of the terms, and those of the model."""
     _, values = pm.capture(loss, nn.Linear)(NET, X)
     more = jax.tree.map(jnp.zeros_like, values)
     return values, by_hand(NET, X, more), jax.jit(pm.filter_grad(loss))(NET, X)
@@ -87,7 +87,7 @@ def shown():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_cotangents_are_gradients_by_what_is_added(way, shown):
-    """Through a Stack; whatever is differentiated, and with what around."""
+    """Through a Stack; whatever is differentiated, and inside of other transforms."""
     values, expected, gradient = shown
     out, seen = jax.jit(pm.capture(WAYS[way](loss), nn.Linear, cotangents=True))(NET, X)
     check(seen, expected)
@@ -172,7 +172,7 @@ def test_each_of_several_calls_has_its_own():
 
 
 def test_what_is_no_floating_array_has_no_cotangent():
-    """Integers, alone or in a tree; and what is called outside of a gradient."""
+    """Integers, alone or in a tree; and calls outside of a gradient."""
     layer = nn.Linear(2, 2, key=KEY)
 
     def run(layer, x):
@@ -193,7 +193,7 @@ def test_what_is_no_floating_array_has_no_cotangent():
 
 
 def test_a_layer_with_a_state_is_looked_at_without_it():
-    """The State goes on as it was."""
+    """The State continues unchanged."""
     model, state = pm.make_with_state(
         lambda: nn.Sequential([nn.Linear(2, 3, key=KEY), nn.BatchNorm(3)])
     )()
@@ -275,7 +275,7 @@ def test_captures_around_each_other_see_their_own(shown):
 
 
 def test_beside_an_intervention_the_cotangent_is_of_what_is_shown():
-    """The outer of the two sees what the inner one did."""
+    """The outer of the two sees the result of the inner one."""
     layer, x = nn.Linear(2, 2, key=KEY), X[1]
     out = np.asarray(layer(x))
     change = pm.by({...: lambda out, at, value: 3 * out + value})
@@ -292,7 +292,7 @@ def test_beside_an_intervention_the_cotangent_is_of_what_is_shown():
 
 
 def test_a_plain_capture_and_none_are_traced_apart():
-    """A compiled step gives each what it asked for, and is traced once for each."""
+    """A compiled step returns the requested values, and is traced once for each capture."""
     calls = []
 
     @pm.filter_jit

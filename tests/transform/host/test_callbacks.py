@@ -36,7 +36,7 @@ def call(model, x, how, rate=2.0):
 
 @pytest.mark.parametrize("through", [lambda f: f, pm.filter_jit])
 def test_any_trees_go_in_and_out(through):
-    """Modules, strings, numbers, functions, None: as they are, in compiled code and outside."""
+    """Modules, strings, numbers, functions, None: unchanged, in compiled code and outside."""
     out, model, rest = through(call)(affine(), ramp(3), "how")
 
     assert_close(out.pop("y"), 2 * affine().weight @ ramp(3))
@@ -83,7 +83,7 @@ def test_python_numbers_become_arrays(value, dtype):
 
 
 def test_the_host_computes_in_64_bits():
-    """float64 from NumPy is what float32 is here, as everywhere in JAX."""
+    """float64 from NumPy becomes float32, as everywhere in JAX."""
     out = pm.filter_pure_callback(lambda: np.ones(2), result_shape_dtypes=struct(2))
 
     assert_same(out, jnp.ones(2))
@@ -213,7 +213,7 @@ def test_effects_with_results():
 )
 @pytest.mark.parametrize("transform", ["filter_pure_callback", "filter_io_callback"])
 def test_results_that_were_not_promised(transform, result, promised, text):
-    """Every place is named, in the error that JAX passes on."""
+    """Every path is named, in the error that JAX passes on."""
 
     def fail():
         # With an array in its result the callback cannot be left out.
@@ -230,7 +230,7 @@ def test_results_that_were_not_promised(transform, result, promised, text):
 
 
 def test_a_callback_without_arrays_need_not_be_called():
-    """What it returns is known beforehand, and pure it is: JAX leaves it out."""
+    """Its result is known in advance, and it is pure: JAX leaves it out."""
     called = []
 
     @pm.filter_jit
@@ -242,7 +242,7 @@ def test_a_callback_without_arrays_need_not_be_called():
 
 
 def test_io_returns_nothing_by_default():
-    """What was not promised is not taken."""
+    """An undeclared result is ignored."""
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"at result: 3 instead of None"):
         pm.filter_io_callback(lambda: 3)
 
@@ -259,7 +259,7 @@ def test_errors_of_the_callback():
 
 @pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])
 def test_no_array_is_kept_for_the_host(transform):
-    """What runs there lives as long as the program does: it had held the arrays of its call."""
+    """The host function lives as long as the program: it had held the arrays of its call."""
     x = ramp(3)
     freed = weakref.ref(x)
 
@@ -291,7 +291,7 @@ class Noting:
 @pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])
 @pytest.mark.parametrize("how", ["how", None, (1, 2.0), np.float32, double])
 def test_equal_calls_are_one_program(transform, how):
-    """Outside of `jit`, too, where each call had compiled another, and JAX had kept them all."""
+    """Outside of `jit`, too, where each call had compiled another, and JAX had cached them all."""
     called = []
 
     def run(how=how, size=2):
@@ -300,16 +300,16 @@ def test_equal_calls_are_one_program(transform, how):
 
     assert_same(run(), 2 * ramp(3))
     assert_same(run(), 2 * ramp(3))
-    # JAX has called what it knew, and not what is equal to that.
+    # JAX has called the known function, not an equal one.
     assert len({id(function) for function in called}) == 1
-    # What differs is another call.
+    # Other arguments are another call.
     assert_same(run(size=3), 3 * ramp(3))
     assert_same(run(how="thrice"), 6 * ramp(3))
 
 
 @pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])
 def test_calls_of_the_same_arrays_are_told_apart(transform):
-    """By what was promised beside them, and by the kind of keys."""
+    """By the declared result, and by the kind of keys."""
 
     kinds, name = ["rbg", "unsafe_rbg"], "rbg"
 
@@ -325,7 +325,7 @@ def test_calls_of_the_same_arrays_are_told_apart(transform):
 
 @pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])
 def test_what_cannot_be_hashed_goes_to_the_host(transform):
-    """Each call is one of its own."""
+    """Each call is a new one."""
     for value in (2, 3):
         found = transform(
             lambda how, x: np.asarray(x) * how.value,

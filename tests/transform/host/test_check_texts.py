@@ -1,4 +1,4 @@
-"""What a failed check says."""
+"""Messages of failed checks."""
 
 import numpy as np
 

@@ -57,7 +57,7 @@ def test_items_have_messages():
 
 
 def test_items_are_integers_to_jax():
-    """An item is a tree with one leaf, an int32 scalar: its place in the class."""
+    """An item is a tree with one leaf, an int32 scalar: its index in the class."""
     for place, item in enumerate(More):
         [leaf] = jax.tree.leaves(item)
         assert (leaf.shape, leaf.dtype, int(leaf)) == ((), jnp.int32, place)
@@ -107,7 +107,7 @@ def test_equality_is_a_boolean_array():
 
 
 def test_items_are_keys_of_dicts():
-    """An item hashes by its class and its place."""
+    """An item hashes by its class and its index."""
     assert {Result.success: 1, Result.failure: 2}[chosen(jnp.array(False))] == 2
 
 
@@ -127,7 +127,7 @@ def test_items_go_through_control_flow():
 
 
 def test_many_items_have_many_messages():
-    """What vmap makes of items prints, and gives its messages as an array."""
+    """The result of vmap over items prints, and returns its messages as an array."""
     many = jax.vmap(chosen)(FLAGS)
 
     assert list(Result[many]) == ["All is well.", "It did not work."]
@@ -187,7 +187,7 @@ def test_the_message_of_the_derived_class_wins():
 
 
 def test_two_names_with_one_message_are_two_items():
-    """Items are told apart by their names."""
+    """Items are distinguished by their names."""
 
     class Twice(pm.Enumeration):
         first = "the same"
@@ -198,7 +198,7 @@ def test_two_names_with_one_message_are_two_items():
 
 
 def test_methods_and_docstrings_are_no_items():
-    """What can be called, and what Python sets by itself, is no member."""
+    """Callables, and attributes that Python sets, are not members."""
 
     class WithMethod(pm.Enumeration):
         """A docstring."""

@@ -71,7 +71,7 @@ def test_a_call_knows_nothing_of_other_checks():
 
 
 def test_an_error_of_the_call_is_replaced_by_the_failure_that_it_has_from():
-    """Its cause is kept; without a failure it arrives as it is."""
+    """The failure has the error as its cause; without a failure the error is unchanged."""
     broken = ZeroDivisionError("broken")
 
     def call(check):
@@ -86,7 +86,7 @@ def test_an_error_of_the_call_is_replaced_by_the_failure_that_it_has_from():
 
 
 def raised_into_jax(error):
-    """What JAX makes of a failure: an error of its own, with the traceback for a text."""
+    """A failure as JAX raises it: an error of JAX, with the traceback as its message."""
     with pytest.raises(CheckError, match=TEXT) as caught:
         raise_into_jax(error)
     names = [entry.name for entry in caught.traceback]
@@ -125,7 +125,7 @@ def printing(x):
     return small(x)
 
 
-# What runs in two threads: with a passing and with a failing check.
+# Functions that run in two threads: with a passing and with a failing check.
 AT_ONCE = {
     "two programs": (pm.filter_jit(other_check), pm.filter_jit(small)),
     "one program": (pm.filter_jit(small),) * 2,
@@ -191,7 +191,7 @@ class Meeting:
 @pytest.mark.slow
 def test_calls_that_share_a_failure_are_made_again(donate):
     """With a failure between them, calls are repeated, each alone; never one that donates."""
-    # Those that are alone wait in vain.
+    # A single thread waits until the timeout.
     meeting = Meeting(patience=1)
 
     def meet(x):
@@ -280,7 +280,7 @@ def test_failures_of_one_text_are_told_apart():
         with pytest.raises(CheckError, match=TEXT) as caught:
             raise_recorded(error)
         assert caught.value.__cause__ is error
-        # It is nobody's any more.
+        # No call owns it any more.
         raise_recorded(error)
 
 

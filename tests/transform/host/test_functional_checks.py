@@ -13,14 +13,14 @@ from tests.helpers.trees import affine, ramp
 
 
 def positive(x, name):
-    """A check of the user's, and what is no array."""
+    """A check of the user's, and a non-array result."""
     checkify.check(jnp.all(x > 0), "must be positive, is {x}", x=jnp.min(x))
     return jnp.log(x), name
 
 
 @pytest.mark.parametrize("through", [lambda f: f, pm.filter_jit])
 def test_checks_come_out_as_a_value(through):
-    """A pair: the error, which may be asked, and what the function returns."""
+    """A pair: the error, which has methods, and the result of the function."""
     fn = through(pm.filter_checkify(positive))
 
     error, (y, name) = fn(ramp(2), "x")
@@ -33,7 +33,7 @@ def test_checks_come_out_as_a_value(through):
 
 
 def test_only_the_checks_that_were_asked_for():
-    """NaNs are not looked for by default."""
+    """By default it does not check for NaNs."""
     error, out = pm.filter_checkify(lambda x: jnp.log(x))(-ramp(1))
 
     assert error.get() is None

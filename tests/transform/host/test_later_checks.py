@@ -1,4 +1,4 @@
-"""Checks that no call waits for: what comes out, who raises it, and where they may be."""
+"""Checks that no call waits for: how they are returned, who raises them, and where they may be."""
 
 import contextlib
 import gc
@@ -41,7 +41,7 @@ def later(fn, **options):
 
 
 def failures():
-    """The text and the notes of what has failed; nothing, if nothing has."""
+    """The message and the notes of the failure; nothing, if nothing has failed."""
     try:
         raise_pending()
     except CheckError as error:
@@ -50,7 +50,7 @@ def failures():
 
 
 def notes_of(fn, *args):
-    """What is raised after a call: the text and the notes, without the lines of the check."""
+    """The message and the notes of an error after a call, without the lines of the check."""
     later(fn)(*args)
     return [note for note in failures() if not note.startswith("checked at")]
 
@@ -59,7 +59,7 @@ def notes_of(fn, *args):
 
 
 def test_a_call_returns_and_the_next_one_raises():
-    """Instead of running; what was raised is forgotten."""
+    """Instead of running; a raised failure is forgotten."""
     f = later(lambda x: jnp.sqrt(check(x)))
     assert_close(f(GOOD), jnp.sqrt(GOOD))
     jax.block_until_ready(f(BAD))
@@ -120,7 +120,7 @@ def test_what_has_not_finished_is_left_to_a_later_call():
 
 
 def test_a_failed_call_does_not_end_another_trace():
-    """It is kept for the next call outside."""
+    """The failure waits for the next call outside."""
     f = later(check)
     f(BAD)
     outer = later(lambda x: f(x) + 1)
@@ -138,7 +138,7 @@ def test_a_function_that_is_gone_is_still_heard():
 
 
 def test_ten_thousand_calls_leave_nothing():
-    """Each call forgets what came out well."""
+    """Each call forgets its passed checks."""
     f = later(check)
     for _ in range(10_000):
         f(GOOD)
@@ -171,7 +171,7 @@ def test_threads_call_one_function():
 
 
 def test_what_is_left_is_printed_at_exit():
-    """By a Python of its own."""
+    """By a separate Python."""
     code = (
         "import jax.numpy as jnp, pytreemod as pm\n"
         "f = pm.filter_jit(lambda x: pm.error_if(x, x < 0, 'negative'), checks='later')\n"
@@ -182,7 +182,7 @@ def test_what_is_left_is_printed_at_exit():
     assert "CheckError: negative\nchecked at <string>:2, in <lambda>\nin call 1" in run.stderr
 
 
-# ---- what comes out
+# ---- results
 
 
 def test_the_program_calls_nothing_and_has_one_array_more():
@@ -309,7 +309,7 @@ def test_checks_come_out_of_each_filtered_transform(name):
 
 
 def test_the_branch_that_is_not_taken_does_not_fail():
-    """Each branch has checks of its own, in shapes of their own."""
+    """Each branch has its own checks, with their own shapes."""
 
     def f(pred, x):
         return pm.filter_cond(
@@ -367,7 +367,7 @@ def test_what_is_sown_without_a_capture_may_be_anywhere():
 
 
 def with_rule(f):
-    """A function with a rule of its own for derivatives."""
+    """A function with a custom rule for derivatives."""
     custom = jax.custom_jvp(lambda x: f(x))
     custom.defjvp(lambda primals, tangents: (f(*primals), *tangents))
     return custom
@@ -386,7 +386,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_check_inside_of_plain_jax_is_refused(name):
-    """By the name of the transform; and what was compiled without is of no use there."""
+    """By the name of the transform; a program without checks is of no use there."""
     f = PLAIN[name](check)
     pm.filter_jit(f)(GOOD)
 
@@ -396,7 +396,7 @@ def test_a_check_inside_of_plain_jax_is_refused(name):
 
 
 def test_a_filtered_transform_inside_of_a_plain_one_is_refused():
-    """What comes out of the one cannot come out of the other."""
+    """The checks of one cannot be returned by the other."""
     f = later(jax.vmap(lambda x: pm.filter_scan(step_of_scan, 0, x)[1]))
 
     with pytest.raises(CaptureError, match=r"got one inside jax\.vmap"):
@@ -427,7 +427,7 @@ def test_nothing_else_comes_out_of_a_loop():
         pm.capture(f)(GOOD)
 
 
-# ---- what else there is
+# ---- other features
 
 
 def test_other_modes_mean_what_they_mean():

@@ -1,4 +1,4 @@
-"""error_if: where a failing check raises, what it says, and what a program without one pays."""
+"""error_if: where a failing check raises, its message, and the cost without a check."""
 
 import logging
 import os
@@ -152,14 +152,14 @@ COMPILED_INSIDE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("program", COMPILED_INSIDE.values(), ids=COMPILED_INSIDE.keys())
 def test_a_filtered_transform_that_nothing_compiles(program):
-    """What JAX compiles inside it raises the check's own error, not one of JAX's, at each call."""
+    """A program that JAX compiles inside raises the check's error at each call, not JAX's."""
     jax.block_until_ready(program(BAD - 9))
     for _ in range(2):
         failure(program, BAD)
 
 
 def test_other_errors_of_jax_arrive_undisturbed():
-    """What a callback of the user's raises is not taken for the check that failed before."""
+    """An error of a user's callback is not taken for the check that failed before."""
 
     def broken(x):
         raise ZeroDivisionError("not ours")
@@ -219,7 +219,7 @@ def test_any_true_is_a_failure(pred):
     failure(pm.filter_jit(lambda x, p: pm.error_if(x, p, TEXT)), ramp(2), jnp.asarray(pred))
 
 
-# ---- what the error says
+# ---- the message of the error
 
 
 def notes(call, *args):
@@ -267,7 +267,7 @@ def test_the_index_in_the_batch_is_named_eagerly(name):
 
 
 def test_the_line_of_the_check_is_named():
-    """A note names the file, the line and the function in which the check stands."""
+    """A note names the file, the line and the function of the check."""
     line = small.__code__.co_firstlineno + 2
 
     for call in (small, pm.filter_jit(small), pm.filter_jit(jax.vmap(small))):
@@ -343,7 +343,7 @@ def test_each_member_of_a_batch_has_its_message():
             call(BAD, indices)
 
 
-# ---- where a check takes effect, and what it costs
+# ---- where a check takes effect, and its cost
 
 
 def test_an_unused_check_is_dropped():
@@ -385,7 +385,7 @@ def test_a_check_that_can_not_fail_costs_nothing():
 
 
 def test_a_branch_that_is_not_taken_does_not_fail():
-    """A check that always fails marks a place that must not be reached: by an array."""
+    """A check that always fails marks a branch that must not be reached: by an array."""
 
     @pm.filter_jit
     def f(reached, x):
@@ -489,7 +489,7 @@ def test_new_shapes_with_a_check():
 
 
 def test_a_compiled_function_raises():
-    """What `lower(...).compile()` gives raises as the jitted function does."""
+    """The result of `lower(...).compile()` raises as the jitted function does."""
     compiled = pm.filter_jit(small).lower(GOOD).compile()
 
     assert_close(compiled(GOOD), GOOD)
@@ -497,7 +497,7 @@ def test_a_compiled_function_raises():
 
 
 def test_a_compiled_function_that_jax_had_compiled_before():
-    """For another call, eagerly inside a transform, to which nobody listened: it raises as well."""
+    """For another call, eagerly inside a transform without a listener: it raises as well."""
 
     def fresh(x):
         return small(x)
@@ -533,7 +533,7 @@ def test_nothing_is_said_elsewhere(capfd, caplog):
     """A failure is the error alone: nothing printed or logged, no filter touched."""
 
     def fresh(x):
-        # What JAX has compiled of it elsewhere, for calls that nobody listens to, it logs.
+        # JAX logs it for programs that it has compiled without a listener.
         return small(x)
 
     logger = logging.getLogger("jax")
@@ -552,7 +552,7 @@ def test_nothing_is_said_elsewhere(capfd, caplog):
     )
 
 
-# ---- what else a failure may do
+# ---- other reactions to a failure
 
 
 def test_off():
@@ -571,7 +571,7 @@ def poisoned(x, pred):
 
 @pytest.mark.parametrize("jit", [pm.filter_jit, jax.jit], ids=["filtered", "jax"])
 def test_nan(jit):
-    """`nan` replaces what is floating, in the members that fail, and changes no derivative."""
+    """`nan` replaces floating arrays, in the members that fail, and changes no derivative."""
     mapped = jit(jax.vmap(poisoned, in_axes=(None, 0)))
     floats, integers, numbers = mapped(ramp(2), jnp.array([False, True]))
     gradient = jit(jax.grad(lambda x: jnp.sum(poisoned(x, x > 1)[0])))(ramp(2))
@@ -591,7 +591,7 @@ def test_nan_eagerly():
 
 
 def test_the_environment_names_the_default(monkeypatch):
-    """PYTREEMOD_ON_ERROR says what `default` means; an argument wins over it."""
+    """PYTREEMOD_ON_ERROR sets `default`; an argument wins over it."""
     monkeypatch.setenv(ON_ERROR, "off")
     assert_close(small(BAD), BAD)
     assert_close(pm.filter_jit(lambda x: small(x))(BAD), BAD)
@@ -604,7 +604,7 @@ def test_the_environment_names_the_default(monkeypatch):
 
 
 def test_the_environment_is_read_when_a_function_is_traced(monkeypatch):
-    """A function that was traced keeps what it was traced with."""
+    """A trace keeps the setting from the time of tracing."""
     jitted = pm.filter_jit(lambda x: small(x))
     jitted(GOOD)
     monkeypatch.setenv(ON_ERROR, "off")
@@ -614,7 +614,7 @@ def test_the_environment_is_read_when_a_function_is_traced(monkeypatch):
 
 @pytest.fixture
 def debugger(monkeypatch):
-    """What a debugger would show, in the place of JAX's; a list of `(num_frames, x, pred)`."""
+    """A fake debugger instead of JAX's; a list of `(num_frames, x, pred)`."""
     opened = []
 
     def breakpoint(*, num_frames, token):
@@ -629,7 +629,7 @@ def debugger(monkeypatch):
 @pytest.mark.parametrize("transform", [no_check, jax.vmap], ids=["one", "mapped"])
 @pytest.mark.parametrize("jit", [no_check, pm.filter_jit], ids=["eager", "jitted"])
 def test_breakpoint(transform, jit, debugger, capsys):
-    """`breakpoint` says what failed, opens a debugger that shows x and pred, then raises."""
+    """`breakpoint` prints the failure, opens a debugger that shows x and pred, then raises."""
 
     def stop(x):
         return pm.error_if({"x": x}, x > 3, TEXT, on_error="breakpoint")["x"]
@@ -654,7 +654,7 @@ def test_breakpoint_shows_more_frames_on_demand(debugger, monkeypatch):
 
 
 def test_settings_of_equinox_are_heard(monkeypatch, debugger):
-    """A script that sets EQX_ON_ERROR goes on as it is; where both are set, ours decides."""
+    """A script that sets EQX_ON_ERROR works unchanged; where both are set, ours decides."""
     theirs = [name.replace("PYTREEMOD", "EQX") for name in (ON_ERROR, BREAKPOINT_FRAMES)]
     for name, value in zip(theirs, ("breakpoint", "4"), strict=True):
         monkeypatch.setenv(name, value)
@@ -702,7 +702,7 @@ def test_mistakes_in_the_environment(monkeypatch, name, value, text):
         pm.filter_jit(lambda x: small(x))(GOOD)
 
 
-# ---- in a process of its own: what might hang, or read from the terminal
+# ---- in a separate process: checks that might hang, or read from the terminal
 
 SEVERAL_DEVICES = """
 import faulthandler, jax, jax.numpy as jnp, pytreemod as pm
@@ -741,7 +741,7 @@ for kind in (AxisType.Auto, AxisType.Explicit):
 
 
 def run(script, **options):
-    """Run a script in a process of its own."""
+    """Run a script in a separate process."""
     environment = {
         **os.environ,
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
@@ -816,7 +816,7 @@ def test_a_loop_with_a_failing_check_ends(end, caplog):
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
 def test_what_is_no_float_goes_on_as_it_is(dtype):
-    """The error comes, and until then the program computes with what there was."""
+    """The error is raised later, and until then the program computes with the old value."""
     seen = []
 
     @pm.filter_jit
@@ -838,7 +838,7 @@ def test_what_is_no_float_goes_on_as_it_is(dtype):
 @pytest.mark.parametrize("value", [1, 1.5, 1j, True, np.int8(3), np.uint8(250), np.float16(1)])
 @pytest.mark.parametrize("on_error", ["raise", "nan"])
 def test_a_weak_type_stays_weak(value, on_error):
-    """`x` comes back as it was, so that it promotes as it would without the check."""
+    """`x` is returned unchanged, so that it promotes as it would without the check."""
 
     def check(x, pred):
         return pm.error_if(x, pred, "no", on_error=on_error)

@@ -50,12 +50,12 @@ def test_keywords_come_last_and_sorted():
     ],
 )
 def test_one_spec_for_each_argument(spec, expected):
-    """What is left out by name has the default."""
+    """An argument without a name has the default."""
     assert specs(spec) == expected
 
 
 def test_a_tuple_is_for_the_positional_arguments():
-    """What is given by keyword has the default."""
+    """A keyword argument has the default."""
     assert specs((1,), positional=1) == [1, 0]
 
 
@@ -71,7 +71,7 @@ def test_names_of_parameters_that_were_not_given():
 
 
 def test_assign_says_it_of_arrays_alone():
-    """A prefix is spread over what is below; numbers and names are passed over."""
+    """A prefix is spread over its subtree; numbers and names are skipped."""
     tree = {"a": [ramp(2), 3], "b": affine()}
     assigned = assign({"a": 1, "b": pm.by({"bias": None, ...: 0})}, tree, "x", TERMS)
 

@@ -1,4 +1,4 @@
-"""Which Modules a selector chooses in arguments; `capture` shows what comes of it."""
+"""The Modules in arguments that a selector chooses; `capture` shows the result."""
 
 import jax
 import optax
@@ -43,7 +43,7 @@ class Box(pm.Module):
 
 
 def test_moments_of_another_model_have_no_names():
-    """Of two models of one class and one shape, what is inside may be of another class."""
+    """Two models of one class and one shape may have parts of different classes."""
     model, other = Box(affine(2, 2)), Box(ScaledAffine(*jax.tree.leaves(affine(2, 2))))
 
     assert chosen(Affine, model, optax.TraceState(model)) == [["inner"], ["inner"]]
@@ -65,14 +65,14 @@ class Holding(pm.Module):
 
 
 def test_values_in_a_state_are_not_chosen():
-    """They are no part of a model, and have to stay of the class that their token says."""
+    """They are not part of a model, and must remain of the class in their token."""
     model, state = pm.make_with_state(Holding)()
     assert chosen(Affine, model, state) == [["layer"], []]
     assert rebuilt(state, lambda node, path: None) is state
 
 
 def test_a_tree_is_rebuilt_from_below():
-    """What stays as it is stays the same object; parts see their paths."""
+    """An unchanged part remains the same object; parts see their paths."""
     seen = []
 
     def change(node, path):

@@ -1,4 +1,4 @@
-"""Rules around calls: where they are asked, in which order, and that all else stays as it was."""
+"""Rules around calls: when they are asked, in which order; everything else is unchanged."""
 
 import copy
 import functools as ft
@@ -35,14 +35,14 @@ SEEN = threading.local()
 
 
 def asked(fn, *args):
-    """The places at which rules are asked while a function runs, in order."""
+    """The paths at which rules are asked while a function runs, in order."""
     SEEN.sites = sites = []
     fn(*args)
     return sites
 
 
 class Times(AbstractCallRule):
-    """Multiplies what comes out."""
+    """Multiplies the output."""
 
     by: float = 2.0
 
@@ -54,7 +54,7 @@ class Times(AbstractCallRule):
 
 
 class Plus(AbstractCallRule):
-    """Adds to what comes out."""
+    """Adds to the output."""
 
     by: float = 1.0
     uses_layer: ClassVar[bool] = False
@@ -86,7 +86,7 @@ class Pair(pm.Module):
         return self.second(self.first(self.first(x)))
 
     def encode(self, x, *, twice=False):
-        """A method that is no call."""
+        """A method that is not a call."""
         return self.encode(self.first(x)) if twice else self.first(x)
 
 
@@ -108,7 +108,7 @@ def test_a_rule_is_asked_at_each_call_of_what_is_chosen():
 
 
 def test_a_rule_decides_what_comes_out():
-    """And what the method gets, and whether it is called."""
+    """And the arguments of the method, and whether it is called."""
 
     class Zero(AbstractCallRule):
         def around(self, call, args, kwargs, where):
@@ -195,7 +195,7 @@ def test_methods_of_every_style_can_be_surrounded(name):
 
 
 def test_a_chosen_module_passes_for_what_it_was():
-    """Its class, its text, changes to it, what its methods make, and where it is a prefix."""
+    """Its class, its repr, changes to it, results of its methods, and its use as a prefix."""
     model = surround(PAIR, Affine, Times())
     layer = model.first
     assert isinstance(layer, Affine)
@@ -233,7 +233,7 @@ COPIES = {
 
 @pytest.mark.parametrize("remade", COPIES.values(), ids=COPIES)
 def test_rules_stay_on_copies(remade):
-    """They are equal to what they were made from, of the same class, and their methods, too."""
+    """They equal their originals, are of the same class, and so are their methods."""
     model = surround(surround(PAIR, ..., Times()), "first", Plus(), "scaled")
     made = remade(model)
     assert made == model
@@ -246,7 +246,7 @@ def test_rules_stay_on_copies(remade):
 
 
 def test_bound_methods_are_pickled():
-    """The method of the subclass is not what is found by its name."""
+    """The name finds another method than that of the subclass."""
     method = surround(PAIR, ..., Times(), "encode").encode
     same(pickle.loads(pickle.dumps(method))(X), 2 * PAIR.encode(X))
 
@@ -281,7 +281,7 @@ SHOWN = Shown()
 
 
 def test_equal_rules_are_compiled_for_once():
-    """And rules that Python calls equal, but a program tells apart, are not taken for equal."""
+    """Rules that Python calls equal, but a program distinguishes, are not taken for equal."""
 
     class Long(AbstractCallRule):
         value: Any
@@ -325,7 +325,7 @@ def test_calls_are_counted_in_what_surrounds_them():
 
 
 def test_the_count_goes_on_after_what_was_traced_meanwhile():
-    """A trace that is over is not gone on with, and the one around it is."""
+    """The count of an ended trace does not continue, but that of the outer one does."""
     model = surround(PAIR, "first", Times(1.0))
 
     def call(model, x):
@@ -337,7 +337,7 @@ def test_the_count_goes_on_after_what_was_traced_meanwhile():
 
 
 def test_each_thread_counts_for_itself():
-    """What others call meanwhile is no call of this one."""
+    """Calls in other threads do not count."""
     model = surround(PAIR, "first", Times(1.0))
     found = {}
 
@@ -357,7 +357,7 @@ def test_each_thread_counts_for_itself():
 
 @pytest.mark.parametrize("jit", [jax.jit, pm.filter_jit])
 def test_a_compiled_function_counts_its_own_calls(jit):
-    """So what was traced for one call is right for the next one, and for one that is not counted.
+    """So a trace of one call is correct for the next one, and for one that is not counted.
 
     A count that went on from outside would stay in the compiled function.
     """
@@ -376,7 +376,7 @@ def test_a_compiled_function_counts_its_own_calls(jit):
 
 
 def test_no_trace_is_kept_alive():
-    """Counting goes by traces, and does not hold them."""
+    """Counts belong to traces, but do not hold them."""
     model = surround(PAIR, "first", Times(1.0))
     with jax.checking_leaks(), surrounding():
         for _ in range(2):
@@ -389,7 +389,7 @@ STACK = nn.Stack(ft.partial(nn.Linear, 2, 2), 3, key=jax.random.key(0))
 
 
 def in_order(layers, x, first=0):
-    """What a Stack of linear layers gives under `Numbered`."""
+    """The output of a Stack of linear layers under `Numbered`."""
     for number, layer in enumerate(layers):
         x = layer(x) + jnp.float32(first + number)
     return x
@@ -413,7 +413,7 @@ def test_a_stack_passes_the_number_of_the_layer(call):
 
 
 class Inside(pm.Module):
-    """A layer that uses transforms of its own."""
+    """A layer that uses transforms."""
 
     linear: nn.Linear
     how: str = pm.field(static=True)
@@ -433,7 +433,7 @@ class Inside(pm.Module):
 @pytest.mark.parametrize("how", ["vmap", "filter_vmap", "filter_checkpoint", "filter_jit"])
 @pytest.mark.sampled
 def test_the_number_goes_into_transforms_of_the_layer(how):
-    """Twice, for JAX keeps what it traced the first time."""
+    """Twice, because JAX caches the first trace."""
     inside = nn.Stack(lambda key: Inside(nn.Linear(2, 2, key=key), how), 3, key=jax.random.key(0))
     stack = surround(inside, nn.Linear, Numbered())
     for _ in range(2):
@@ -513,13 +513,13 @@ class Releasing(pm.Module):
 
 
 def test_a_layer_that_is_released_has_no_number():
-    """It is of its own class, which knows none."""
+    """It has its own class, which has no number."""
     plain = nn.Stack(lambda key: Releasing(nn.Linear(2, 2, key=key)), 3, key=jax.random.key(0))
     same(surround(plain, nn.Linear, Numbered())(X), plain(X))
 
 
 def test_a_rule_that_does_not_use_the_number_gets_none():
-    """And nothing is passed along for it; a rule beside it gets what it uses."""
+    """And nothing is passed along for it; another rule gets its number."""
     plus = surround(STACK, nn.Linear, Plus())
     assert [where.layers for _, where in asked(plus, X)] == [()]
     assert _size(plus) == _size(STACK) + 1
@@ -551,7 +551,7 @@ class Doubling(AbstractCallRule):
 
 
 def test_a_rule_says_which_module_runs():
-    """The method sees that one; the one that was called stays as it was."""
+    """The method gets that Module; the called one is unchanged."""
     layer = affine(2, 2)
     ruled = with_own_rules(layer, Doubling, {"__call__": Doubling(2)})
 
@@ -578,7 +578,7 @@ def test_rules_of_a_kind_are_exchanged():
 
 
 def test_rules_without_paths_leave_structures_alike():
-    """Wherever two Modules stand: what could be mapped over together still can."""
+    """Wherever two Modules are: they can still be mapped over together."""
     layers = [with_own_rules(affine(2, 2), Doubling, {"__call__": Doubling()}) for _ in range(2)]
 
     assert jax.tree.structure(layers[0]) == jax.tree.structure(layers[1])
@@ -594,7 +594,7 @@ class Leaving(Doubling):
 
 
 def test_a_rule_changes_what_the_method_gave_before_it_is_seen():
-    """By what is around the call."""
+    """The surroundings of the call see the changed result."""
     layer = affine(2, 2)
     ruled = with_own_rules(layer, Leaving, {"__call__": Leaving()})
 

@@ -64,7 +64,7 @@ def test_axes_of_results(out_axes):
 
 
 def test_what_is_no_array():
-    """In and out as it is: strings, functions, configuration."""
+    """In and out unchanged: strings, functions, configuration."""
     fn = pm.filter_pmap(lambda x, box, how: (x + 1, box, how, (double, "a", 3)))
 
     x, box, how, rest = fn(ramp(4), Static(ramp(4), size=(1,)), "how")
@@ -202,7 +202,7 @@ def test_made_anew_it_is_traced_once():
 
 
 def test_what_is_compiled_goes_with_the_function():
-    """Nothing that is kept for it keeps it alive."""
+    """The cache of a function does not keep it alive."""
 
     def fn(x):
         return 2 * x
@@ -216,7 +216,7 @@ def test_what_is_compiled_goes_with_the_function():
 
 
 def test_a_function_with_another_spec_is_another():
-    """Axes of arguments and results belong to what is compiled."""
+    """Axes of arguments and results belong to the compiled program."""
 
     def fn(x):
         return x

@@ -32,7 +32,7 @@ def test_what_members_share_may_be_split_over_another_axis(at):
 
 
 def test_an_error_of_the_function_is_passed_on():
-    """Whatever lies how: what is no matter of the mesh is not taken for one."""
+    """Whatever the shardings: an unrelated error is not taken for one of the mesh."""
     with pytest.raises(ZeroDivisionError, match="division"):
         pm.filter_vmap(lambda m, x: 1 / 0, in_axes=(None, 0))(split(MODEL, "data"), BATCH)
 

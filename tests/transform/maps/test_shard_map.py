@@ -70,7 +70,7 @@ def test_arguments_are_split_as_the_spec_says(in_specs):
 )
 @pytest.mark.sampled
 def test_results_are_put_together_as_the_spec_says(out_specs):
-    """The same language; what is no array comes out as the function returned it."""
+    """The same specs; non-array leaves are returned as the function returned them."""
     fn = pm.filter_shard_map(
         lambda m, x: (apply(m, x), m, ("text", double, x.shape)),
         mesh=MESH,
@@ -228,7 +228,7 @@ def test_with_vmap_inside_and_outside():
 
 
 def test_static_arguments_and_configuration():
-    """Numbers, strings and configuration reach every device as they are."""
+    """Numbers, strings and configuration reach every device unchanged."""
 
     def fn(box, n, x):
         assert box.size == (1, 2)
@@ -305,7 +305,7 @@ class Dropped(pm.Module):
 
 
 def test_a_split_stream_is_one_on_each_device():
-    """A device's shard of the streams draws what a member of a map would."""
+    """A device's shard of the streams draws the same as a member of a map."""
     model, state = pm.make_with_state(Dropped)()
     state = state.seed(jax.random.key(0)).split(4)
     shards = pm.by({pm.RngStream: P("data"), ...: P()})

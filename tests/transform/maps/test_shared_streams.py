@@ -1,4 +1,4 @@
-"""Streams that all members of a map draw from are told, unless that was chosen."""
+"""A warning names streams that all members of a map draw from, unless you chose that."""
 
 import warnings
 
@@ -67,7 +67,7 @@ def over_x(fn, **options):
 
 
 def test_the_stream_is_named_with_the_hint():
-    """At the line of the call; what is written there gives other numbers to each member."""
+    """At the line of the call; with the code of the hint each member has other numbers."""
     _, state = make()
     with pytest.warns(SharedStreamWarning, match=SAME) as told:
         y, state = over_x(LAYER)(X, state)
@@ -120,7 +120,7 @@ def test_wherever_it_is_drawn_from(fn):
 
 
 def test_all_streams_are_named_in_one_warning():
-    """Each once, and none that nobody drew from."""
+    """Each once, and none that was not drawn from."""
     with pytest.warns(SharedStreamWarning, match=SAME) as told:
         over_x(LAYER.both)(X, make()[1])
     assert str(told[0].message).count("  at ") == 2
@@ -162,7 +162,7 @@ def seeded(x, key, state):
 
 
 def made(x, key, _):
-    """With a State of its own, whose streams have the same names."""
+    """With a separate State, whose streams have the same names."""
     layer, state = pm.make_with_state(Noise)()
     return layer(x, state.seed(key))
 
@@ -175,7 +175,7 @@ def first(x, key, state):
 @pytest.mark.parametrize("fn", [seeded, made, first], ids=label)
 @pytest.mark.parametrize("under", [lambda fn: fn, pm.filter_jit], ids=["", "jit"])
 def test_keys_that_are_given_inside(fn, under):
-    """Say that the streams that came in are not what is drawn from."""
+    """Inner keys show that the outer streams are not drawn from."""
     y, _ = pm.filter_vmap(under(fn), in_axes=(0, 0, None))(X, KEYS, make()[1])
     assert len(np.unique(y)) == 4
 
@@ -196,7 +196,7 @@ def test_what_is_mapped_or_chosen_not_to_be_is_not_told(axes, split):
 
 
 def test_a_rule_for_all_arguments_names_streams():
-    """Whether it is one for all of them, or stands for one by its name."""
+    """Whether the rule is for all arguments, or for one by its name."""
     for in_axes in (pm.by({pm.RngStream: None, "count": None, ...: 0}), {"state": ON_PURPOSE}):
         state = make()[1]
         state = state.split(4, "count") if isinstance(in_axes, dict) else state
@@ -204,7 +204,7 @@ def test_a_rule_for_all_arguments_names_streams():
 
 
 def test_two_states_with_a_stream_of_one_name():
-    """Nobody knows which of them was drawn from, so nothing is told."""
+    """It is not known which of them was drawn from, so there is no warning."""
     run = pm.filter_vmap(lambda x, a, b: LAYER(x, a), in_axes=(0, STREAMS, None))
     run(X, make()[1].split(4), make()[1])
 

@@ -12,7 +12,7 @@ def size(tree, axes, **options):
 
 
 def test_it_is_that_of_every_array():
-    """Of those that have an axis; what an option says is one more."""
+    """Of arrays with an axis; an option gives one more size."""
     assert size([ramp(2, 3), ramp(3), ramp(5)], [1, 0, None]) == 3
     assert size([ramp(2, 3)], [-1], size=3, option="length=n") == 3
     assert size([ramp(5)], [None], size=4, option="length=n") == 4
@@ -41,7 +41,7 @@ def test_it_is_that_of_every_array():
     ],
 )
 def test_mistakes_are_explained(tree, axes, options, error, text):
-    """An axis that is not there, nothing to map over, sizes that disagree."""
+    """A missing axis, nothing to map over, sizes that disagree."""
     with pytest.raises(error, match=text):
         size(tree, axes, **options)
 

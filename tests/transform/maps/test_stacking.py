@@ -62,7 +62,7 @@ def test_stack_undoes_unstack(tree, count):
 @law
 @given(trees.filter(has_array), st.integers(1, 3))
 def test_members_are_slices(tree, count):
-    """Member i has element i of each array, and the very leaves that are no arrays."""
+    """Member i has element i of each array, and the same non-array leaves."""
     stacked = pm.stack(members(tree, count))
 
     for i, member in enumerate(pm.unstack(stacked)):
@@ -71,7 +71,7 @@ def test_members_are_slices(tree, count):
 
 
 def test_stacked_layers_are_those_that_vmap_builds(key):
-    """stack of layers built one by one == filter_vmap of what builds them."""
+    """stack of layers built one by one == filter_vmap of their constructor."""
     keys = jax.random.split(key, 3)
 
     def make(key):
@@ -92,7 +92,7 @@ def test_stacked_layers_are_mapped_and_scanned(key):
 
 
 def test_numpy_arrays_stay_numpy_arrays():
-    """What is a NumPy array in all trees is one afterwards, with a dtype JAX does not have."""
+    """A leaf that is a NumPy array in all trees remains one, with a dtype JAX does not have."""
     stacked = pm.stack([{"x": np.float64(1)}, {"x": np.float64(2)}])
 
     assert type(stacked["x"]) is np.ndarray
@@ -125,7 +125,7 @@ def test_any_iterable_of_trees():
 
 
 def test_trees_without_arrays_stack_to_themselves():
-    """Where there is no array, nothing is stacked."""
+    """Without arrays, nothing is stacked."""
     assert pm.stack([[1, "a"], [1, "a"]]) == [1, "a"]
 
 

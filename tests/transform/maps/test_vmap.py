@@ -155,7 +155,7 @@ def test_out_axes_of_one_array(out_axes, shape):
     ],
 )
 def test_out_axes_of_a_tree(out_axes):
-    """Prefix trees, Modules of axes and rules; strings and functions come back as they are."""
+    """Prefix trees, Modules of axes and rules; strings and functions are returned unchanged."""
 
     def fn(x):
         return {"model": jax.tree.map(lambda w: w * x, affine()), "text": "abc", "same": ramp(2)}
@@ -200,7 +200,7 @@ def test_collectives_and_axis_size():
 
 
 def test_if_array():
-    """An axis for arrays, None for all else; equal ones are equal."""
+    """An axis for arrays, None for other leaves; equal ones are equal."""
     assert [pm.if_array(1)(x) for x in (ramp(2), np.ones(2), 1.0, "a", None)] == [
         1,
         1,
@@ -244,7 +244,7 @@ def test_empty_results_and_no_results():
     ],
 )
 def test_the_default_is_axis_0_for_arrays(fn):
-    """JAX is told so at once; the same, said by a spec, is looked up for each array."""
+    """JAX gets it directly; as a spec, it is resolved for each array."""
     default = pm.capture(pm.filter_vmap(fn))(XS)
     by_spec = pm.capture(pm.filter_vmap(fn, out_axes=pm.if_array(0)))(XS)
 
@@ -295,7 +295,7 @@ def test_a_number_with_an_axis_is_repeated_for_each_member(axis, number):
 
     assert_same(found, expected)
     assert found[1]["number"].weak_type == expected[1]["number"].weak_type
-    # What can have no axis is left alone, beside it.
+    # A leaf that cannot have an axis is unchanged.
     beside = pm.filter_vmap(lambda x: (fn(x), "text"), out_axes=axis)(ramp(3))
     assert_same(beside, (expected, "text"))
 
