@@ -70,7 +70,7 @@ def test_abstract_attributes_are_no_fields():
     ids=str,
 )
 def test_every_spelling(annotation):
-    """Evaluated or a string, under any name: what the name stands for counts."""
+    """Evaluated or a string, under any name: the value of the name counts."""
 
     class Base(pm.Module):
         x: annotation
@@ -95,7 +95,7 @@ def test_other_annotations_are_not_abstract(annotation):
 
 
 def test_abstract_again():
-    """A subclass may declare abstract what a base provides."""
+    """A subclass may declare an attribute of its base abstract."""
 
     class Layer(ConcreteLayer):
         weight: AbstractVar[jax.Array]
@@ -109,7 +109,7 @@ def test_abstract_again():
 
 
 def test_several_abstract_bases():
-    """What any base lacks is lacking unless another provides it."""
+    """An attribute that one base lacks is missing unless another provides it."""
 
     class First(pm.Module):
         x: AbstractVar[int]

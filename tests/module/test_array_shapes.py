@@ -47,7 +47,7 @@ CHANGES = [
     (nn.MLP(2, 2, 2, 2, key=KEY, scan=True), {"use_final_bias": False}),
 ]
 
-# What says how a layer computes, and not what sizes its arrays have.
+# Arguments for how a layer computes, which do not affect the shapes of its arrays.
 FREE = {
     "use_ceil", "init", "channel_axis", "num_power_iterations", "axis", "unroll", "remat",
     "time_major", "return_carry", "reverse", "keep_order", "interleaved", "window", "is_causal",
@@ -71,7 +71,7 @@ def test_configuration_that_the_arrays_do_not_fit_is_refused(layer, changes):
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
 def test_no_size_or_flag_of_a_layer_contradicts_its_arrays(entry):
-    """Each number, and each flag, that says what arrays there are."""
+    """Each number, and each flag, that determines the arrays."""
     layer, _ = entry.build()
     # InstanceNorm without a weight has none to contradict.
     free = FREE if jax.tree.leaves(layer) else FREE | {"channels"}
@@ -84,7 +84,7 @@ def test_no_size_or_flag_of_a_layer_contradicts_its_arrays(entry):
 
 
 def test_the_parts_of_attention_change_with_its_sizes():
-    """Those that the projections have room for are refused by what else there is, or by nothing."""
+    """Sizes that fit the projections are refused by other parts, or by nothing."""
     plain = nn.MultiheadAttention(2, 4, key=KEY)
     assert plain.replace(num_heads=4, qk_size=1, vo_size=1)(jnp.ones((3, 4))).shape == (3, 4)
     wide = nn.Linear(4, 6, use_bias=False, key=KEY)
@@ -106,7 +106,7 @@ def test_what_changes_in_one_step_or_decides_no_shape_is_taken():
 
 
 def test_what_is_no_array_stays_what_it_is():
-    """Labels in the arrays' places, what partition took out, and a layout of a subclass's own."""
+    """Labels instead of arrays, a half of partition, and a layout of a subclass."""
     labels = jax.tree.map(lambda _: "label", LINEAR)
     assert labels.replace(out_features=9).weight == "label"
     without, _ = pm.partition(LINEAR, lambda _: False)

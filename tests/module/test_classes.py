@@ -80,7 +80,7 @@ class Posting(pm.Module):
 
 
 def test_an_inherited_post_init_that_does_not_run_is_told():
-    """An own `__init__` takes the place of the one that would run it, and a mixin adds one."""
+    """A custom `__init__` overrides the one that would run it, and a mixin adds one."""
     with pytest.warns(FieldWarning, match=r"Sub: expected either [^\n]* \([^)]*Sub\.__init__\)"):
 
         class Sub(Posting):
@@ -100,7 +100,7 @@ def test_an_inherited_post_init_that_does_not_run_is_told():
 
 
 def test_a_post_init_that_an_own_init_reaches_is_not_told():
-    """By the `__init__` of its base, or by its name; nor are the classes that are made of it."""
+    """By the `__init__` of its base, or by its name; nor is there a warning for subclasses."""
 
     class ByBase(Posting):
         def __init__(self, x):
@@ -149,7 +149,7 @@ def test_a_required_field_may_be_added_under_an_inherited_init():
 
 @pytest.mark.parametrize("base", [Exception, KeyError, dict, list, tuple, ft.partial])
 def test_a_base_with_content_is_refused(base):
-    """It was taken, and the first transform failed: "object.__new__(Layer) is not safe"."""
+    """It was accepted, and the first transform failed: "object.__new__(Layer) is not safe"."""
     with pytest.raises(FieldError, match=rf"Layer: expected bases whose.*got {base.__name__}, "):
 
         class Layer(pm.Module, base):
@@ -158,7 +158,7 @@ def test_a_base_with_content_is_refused(base):
 
 @pytest.mark.parametrize("base", [abc.ABC, Generic[T], contextlib.ContextDecorator])
 def test_a_base_without_content_is_taken(base):
-    """Whatever is written in Python, and what is written in C and holds nothing."""
+    """Any class written in Python, and a class written in C without data."""
 
     class Layer(pm.Module, base):
         x: jax.Array
@@ -167,7 +167,7 @@ def test_a_base_without_content_is_taken(base):
 
 
 def test_a_mixin_with_a_slot_is_taken():
-    """Its slot is no field, and not brought along; the fields are."""
+    """Its slot is not a field, and not copied; the fields are."""
 
     class Noting:
         __slots__ = ("note",)
@@ -223,7 +223,7 @@ def test_fields_with_defaults_may_be_added_under_an_inherited_init():
 
 
 def test_an_abstract_class_may_add_fields_under_an_inherited_init():
-    """Whoever makes it concrete writes the __init__."""
+    """The concrete subclass defines the __init__."""
 
     class Sub(OwnInit, is_abstract=True):
         extra: int
@@ -263,7 +263,7 @@ def test_type_hints_are_those_of_the_fields():
 
 
 def test_the_signature_is_that_of_a_dataclass():
-    """With what `__init__` returns, written or own; the docstring of a base's is inherited."""
+    """With the return type of `__init__`, generated or custom; a base's docstring is inherited."""
 
     class Mixin:
         def describe(self):
@@ -288,7 +288,7 @@ def test_the_signature_is_that_of_a_dataclass():
 
 
 def test_a_field_may_be_deleted_while_the_instance_is_built():
-    """What was set is taken back; what is left unset is refused as ever."""
+    """The assignment is undone; an unset field is refused as usual."""
 
     class Layer(pm.Module):
         x: int
@@ -307,7 +307,7 @@ def test_a_field_may_be_deleted_while_the_instance_is_built():
 
 
 def test_inheritance_collects_fields_in_order():
-    """Bases first, as for dataclasses; an own declaration keeps the base's place."""
+    """Bases first, as for dataclasses; a redeclared field keeps the base's position."""
     names = [f.name for f in dataclasses.fields(Child)]
 
     assert names == ["weight", "bias", "size", "temperature", "name", "offset"]
@@ -344,7 +344,7 @@ def test_multiple_inheritance():
 
 
 def test_class_variables_are_no_fields():
-    """ClassVar, evaluated or as a string, and what has no annotation."""
+    """ClassVar, evaluated or as a string, and attributes without annotation."""
 
     class Layer(pm.Module):
         x: int
@@ -464,7 +464,7 @@ def test_the_metaclass_can_be_combined_with_another(first):
 
 
 def test_a_metaclass_may_change_what_call_returns():
-    """A `__call__` that returns instances of its own choice is left alone."""
+    """A `__call__` that returns other instances is unchanged."""
 
     class Caching(type(pm.Module)):
         def __call__(cls, x):
@@ -532,7 +532,7 @@ def test_source_help_and_module_are_those_of_the_file():
 
 
 def test_docstrings_are_left_alone():
-    """No docstring is made up where there is none."""
+    """A class without a docstring gets none."""
 
     class Silent(pm.Module):
         x: int
@@ -592,7 +592,7 @@ class Callable(pm.Module):
 
 
 def test_a_function_of_the_model_takes_its_place():
-    """JAX asks for the hash of a function, which a Module with arrays has not: what to write."""
+    """JAX hashes a function, but a Module with arrays has no hash: the hint works."""
     model = Callable(jnp.ones(()))
     hints = [
         jax.jit(lambda model, x: model(x))(model, 2.0),

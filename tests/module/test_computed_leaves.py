@@ -1,4 +1,4 @@
-"""`Computed` and `computed`: what stands where an array would stand."""
+"""`Computed` and `computed`: values instead of arrays."""
 
 import operator
 
@@ -158,7 +158,7 @@ def test_operators_of_one():
 
 
 def test_a_number_on_the_left():
-    """Python asks the leaf, for a number knows nothing of it."""
+    """Python asks the leaf, because a number does not know it."""
     np.testing.assert_allclose(2.0 - scaled(), [-1, -4])
 
 

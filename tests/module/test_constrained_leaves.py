@@ -1,4 +1,4 @@
-"""A value within bounds, computed from an array that has none: what a constrained field holds."""
+"""A value within bounds, computed from an unbounded array: the value of a constrained field."""
 
 import copy
 import pickle
@@ -43,7 +43,7 @@ PATHS = ["scale.unconstrained", "noise.unconstrained", "shares.unconstrained", "
 
 
 def test_the_tree_has_what_is_trained():
-    """By path; a buffer is one, and a selector for the field picks what is below it."""
+    """By path; a buffer remains one, and a selector of the field selects its parameter."""
     model = kernel()
     roles = {role: pm.select.role(role).mask(model) for role in ("buffer", "shares")}
 
@@ -58,7 +58,7 @@ def test_the_tree_has_what_is_trained():
 @law
 @given(st.floats(2**-10, 2**10, width=32))
 def test_gradients_are_those_of_the_chain_rule(scale):
-    """Of what is trained: the slope of the map, times the gradient at the value."""
+    """With respect to the parameter: the slope of the map, times the gradient at the value."""
     model = kernel(jnp.float32(scale))
     gradients = pm.named_leaves(pm.filter_grad(lambda m: 3 * m.scale**2)(model))
 
@@ -67,7 +67,7 @@ def test_gradients_are_those_of_the_chain_rule(scale):
 
 
 def test_lax_takes_what_is_read():
-    """It is an array for whoever insists on one, and the compiled program is that of a formula."""
+    """It converts to an array, and the compiled program is that of a formula."""
     model = kernel()
 
     assert lax.mul(model.scale, jnp.float32(3.0)) == 6
@@ -105,7 +105,7 @@ def test_training_never_leaves_the_bounds():
 
 @pytest.mark.slow
 def test_transforms_carry_it():
-    """jit, vmap over models, scan, checkpoints, stacks: each reads what one alone does."""
+    """jit, vmap over models, scan, checkpoints, stacks: each reads the same as one model alone."""
     scales = jnp.asarray([1.0, 2.0, 4.0])
     models = pm.filter_vmap(kernel)(scales)
     x = jnp.float32(3.0)
@@ -123,7 +123,7 @@ def test_transforms_carry_it():
 
 
 def test_copies_and_pickles():
-    """Equal, and read alike; constraints that are not equal tell models apart."""
+    """Equal, with equal values; different constraints make models different."""
     model = kernel()
     for again in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert again == model
@@ -166,7 +166,7 @@ def test_building_never_traces_the_map(monkeypatch):
 
 
 def test_text_names_the_constraint():
-    """With the shape that is read; with numbers, both: what is read, and what is trained."""
+    """With the shape of the value; with numbers, both the value and the parameter."""
     model = kernel()
 
     assert repr(model) == (

@@ -27,7 +27,7 @@ class Written(pm.Module):
 
 
 class Own(pm.Module):
-    """An `__init__` of its own, which reads what it has just assigned."""
+    """A custom `__init__`, which reads a field that it has assigned."""
 
     scale: jax.Array = pm.field(constraint=positive)
     seen: int = pm.field(static=True)
@@ -104,7 +104,7 @@ every_style = pytest.mark.parametrize("make", STYLES)
 @every_style
 @pytest.mark.parametrize("value", [2.0, 2, np.float32(2), np.asarray(2.0, np.float32)])
 def test_values_are_given_and_read_in_the_clear(make, value):
-    """In every style of class, whatever the number is; what is stored is its logarithm."""
+    """In every style of class, whatever the number is; the logarithm is stored."""
     made = make(value)
 
     assert isinstance(made.scale, jax.Array)
@@ -139,7 +139,7 @@ def test_replace_takes_the_value_in_the_clear(make):
 
 
 def test_the_converter_comes_first():
-    """What it gives is constrained: at construction, and by `replace`."""
+    """Its result is constrained: at construction, and by `replace`."""
 
     class Shifted(pm.Module):
         scale: jax.Array = pm.field(constraint=positive, converter=lambda x: x + 3)
@@ -152,7 +152,7 @@ def test_the_converter_comes_first():
 
 @every_style
 def test_tree_at_takes_the_value_in_the_clear(make):
-    """By a function or by a path, in a larger model; what stands below can be reached, too."""
+    """By a function or by a path, in a larger model; the parameter can be reached, too."""
     model = [make(2.0), 1]
 
     assert pm.tree_at(lambda m: m[0].scale, model, 3.0)[0].scale == pytest.approx(3.0)
@@ -166,13 +166,13 @@ def test_tree_at_takes_the_value_in_the_clear(make):
 
 
 def test_dtypes_are_kept():
-    """Of arrays; a number of Python's becomes what JAX makes of it."""
+    """Of arrays; a Python number becomes the same as in JAX."""
     for dtype in (jnp.float16, jnp.bfloat16, jnp.float32):
         made = Written(jnp.ones(2, dtype))
         assert made.scale.dtype == jax.tree.leaves(made)[0].dtype == dtype
     assert Written(1.0).scale.weak_type
-    # Half precision: JAX 0.10 takes an unpickled weak number for one that is not, and gives what it
-    # compiled for it to all that come after.
+    # Half precision: JAX 0.10 takes an unpickled weak number for a strong one, and uses its
+    # compiled program for all later ones.
     assert not Written(jnp.float16(1)).scale.weak_type
 
 
@@ -205,7 +205,7 @@ def test_what_is_computed_already_stays():
 
 
 def test_defaults_are_in_the_clear():
-    """A number, a factory, an attribute that a subclass has in the place of a field."""
+    """A number, a factory, an attribute of a subclass instead of a field."""
 
     class Defaults(pm.Module):
         a: jax.Array = pm.field(constraint=positive, default=2.0)
@@ -282,7 +282,7 @@ def test_a_traced_value_outside_its_bound_fails(under, change):
 
 
 def test_a_traced_value_outside_fails_in_plain_jax():
-    """In JAX's own error under `jit`; what has only a shape is no number."""
+    """With JAX's own error under `jit`; a struct is not a number."""
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"Written.scale: expected finite numbers"):
         jax.block_until_ready(jax.jit(Written)(-1.0))
     made = jax.eval_shape(Written, jax.ShapeDtypeStruct((3,), "float32"))
@@ -300,7 +300,7 @@ def test_a_known_value_is_checked_while_a_program_is_traced(kind):
 
 
 def test_a_step_that_takes_the_model_has_no_check():
-    """Only what is given to the field anew is looked at."""
+    """Only new values of the field are checked."""
     model, x = Own(2.0), jnp.ones(())
     step = pm.filter_make_jaxpr(lambda m, x: (m.scale * x, m.replace(seen=2)))
     changing = pm.filter_make_jaxpr(lambda m, x: m.replace(scale=x))
@@ -310,7 +310,7 @@ def test_a_step_that_takes_the_model_has_no_check():
 
 
 def test_trees_that_have_the_form_of_a_model_take_anything():
-    """Axes, masks, labels, specs: what is put into them is no value of the field."""
+    """Axes, masks, labels, specs: their leaves are not values of the field."""
     model = Written(2.0)
     for other in (None, 0, False, "label", 0.5):
         tree = jax.tree.map(lambda _, other=other: other, model)
@@ -371,7 +371,7 @@ def test_a_tie_does_not_lead_out_of_the_bounds():
 
 
 def test_roles_that_were_given_stay():
-    """To the field, or to what is below it: a new value is of the same leaf."""
+    """Of the field, or of its parameter: a new value is of the same leaf."""
     for place in ("scale", "scale.unconstrained"):
         model = pm.with_role(Written(2.0), place, "buffer")
         for changed in (model.replace(scale=3.0), pm.tree_at("scale", model, 3.0)):
@@ -402,7 +402,7 @@ def test_models_that_are_one_take_as_many_values():
 
 
 def test_each_of_several_as_one_is_constrained_alone(tmp_path):
-    """A map may look at a whole array: that of one layer, or of one member."""
+    """A map may read its whole array: that of one layer, or of one member."""
     rising = pm.constraints.bijection(
         lambda u: jnp.cumsum(u, axis=0),
         lambda x: jnp.diff(x, axis=0, prepend=jnp.zeros_like(x[:1])),
@@ -440,7 +440,7 @@ def test_each_of_several_as_one_is_constrained_alone(tmp_path):
 
 
 def test_derivatives_are_no_values():
-    """What is put into a tree of them is refused where the field is named."""
+    """A value in a tree of derivatives is refused if the field is named."""
     gradients = pm.filter_grad(lambda m: m.scale)(Written(2.0))
 
     assert gradients == pm.tree_at("scale.unconstrained", gradients, jnp.asarray(2.0))

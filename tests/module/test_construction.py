@@ -1,4 +1,4 @@
-"""Building instances: the generated `__init__`, and what happens after any `__init__`."""
+"""Building instances: the generated `__init__`, and the steps after any `__init__`."""
 
 import dataclasses
 import enum
@@ -90,7 +90,7 @@ def test_defaults_are_shared_and_factories_are_called():
 
 
 def test_converters_run_after_any_init():
-    """On what was passed, on defaults, and on what an own __init__ assigned; once each."""
+    """On arguments, on defaults, and on assignments of a custom __init__; once each."""
     calls = []
 
     def convert(value):
@@ -133,7 +133,7 @@ def test_converters_are_inherited_and_can_be_overridden():
 
 
 def test_a_converters_parameter_is_what_init_takes():
-    """The annotation of the parameter is the converter's, for it describes what goes in."""
+    """The annotation of the parameter is the converter's, because it describes the argument."""
 
     def convert(value: list[int]) -> jax.Array:
         return jnp.asarray(value)
@@ -218,7 +218,7 @@ class Written(pm.Module):
 
 
 def test_fields_set_before_a_generated_init_stay():
-    """In whichever order: own fields are not lost, nor given their defaults again."""
+    """In any order: assigned fields are not lost, nor set to their defaults again."""
 
     class Before(Written):
         size: int = 0
@@ -257,7 +257,7 @@ def test_two_generated_inits_are_called_one_after_the_other():
 
 
 def test_a_generated_init_sets_its_own_fields_as_any_other_would():
-    """What it is given, or its default, comes last if it is called last; as for dataclasses."""
+    """Its argument, or its default, wins if it is called last; as for dataclasses."""
 
     class Twice(Written):
         def __init__(self, *args):
@@ -269,7 +269,7 @@ def test_a_generated_init_sets_its_own_fields_as_any_other_would():
 
 
 def test_a_default_that_is_no_parameter_does_not_come_after_what_was_set():
-    """A field with `init=False` keeps what a subclass gave it; a factory makes its own."""
+    """A field with `init=False` keeps the value of a subclass; a factory makes a new one."""
 
     class Counted(pm.Module):
         weight: object
@@ -317,7 +317,7 @@ class Named(pm.Module):
 
 
 class Mixed:
-    """A plain class with attributes in the place of fields."""
+    """A plain class with attributes instead of fields."""
 
     name = "mixin"
     size = 7
@@ -357,7 +357,7 @@ def test_a_class_attribute_fills_in_a_field_without_default():
 
 
 def test_a_class_attribute_that_is_assigned_later_counts_from_then_on():
-    """For the class and its subclasses; instances that are there already stay what they are."""
+    """For the class and its subclasses; existing instances are unchanged."""
 
     class Base(Named):
         pass
@@ -393,7 +393,7 @@ def test_a_class_attribute_that_is_assigned_later_hides_no_field():
 
 
 def test_the_nearest_of_factories_and_attributes_fills_in():
-    """A factory stands where its field is declared."""
+    """A factory has the position of its field's declaration."""
 
     class Base(pm.Module):
         parts: object = 1
@@ -412,7 +412,7 @@ def test_the_nearest_of_factories_and_attributes_fills_in():
 
 
 def test_generated_inits_give_the_defaults_of_the_fields():
-    """An attribute without annotation is no default of a parameter; as for dataclasses."""
+    """An attribute without annotation is not a default of a parameter; as for dataclasses."""
 
     class Sub(Written):
         scale = 5.0
@@ -421,7 +421,7 @@ def test_generated_inits_give_the_defaults_of_the_fields():
 
 
 def test_replace_converts_checks_and_divides_again():
-    """replace is construction with the other fields kept, whatever the class's __init__ is."""
+    """replace is construction with the other fields unchanged, whatever the class's __init__ is."""
     assert Converted([1.0]).replace(weight=[3.0]).weight.tolist() == [3.0]
     layer = Child("a", 2).replace(name="b", offset=1)
     assert (layer.name, layer.size) == ("b", 2)
@@ -517,7 +517,7 @@ def test_init_subclass_and_new_work_as_ever():
 
 
 def test_new_may_return_something_else():
-    """What __new__ returns is returned, finished only if it is a new instance of the class."""
+    """The result of __new__ is returned, finished only if it is a new instance of the class."""
 
     class Choosing(pm.Module):
         x: int
@@ -530,7 +530,7 @@ def test_new_may_return_something_else():
 
 
 def test_threads_construct_at_once():
-    """Many threads that build instances of one class at once get what they asked for."""
+    """Many threads that build instances of one class at once get the right ones."""
 
     def build(i):
         return Child(f"name {i}", 2).replace(temperature=float(i))
@@ -597,8 +597,8 @@ def test_a_function_in_a_field_costs_no_more_than_an_array(function, static, own
     cls = Own if own else Written
     x = ramp(2)
     first = cls(x, function)
-    # The burst, the metaclass, the __init__, what finishes; an assignment for each field. A
-    # function that no module has is looked into each time.
+    # The burst, the metaclass, the __init__, the last step; an assignment for each field. A
+    # function without a module is inspected each time.
     looked_into = function in (FUNCTIONS["lambda"], jnp.add)
     assert _counted(lambda: cls(x, function)) <= (6 if own else 4) + looked_into
     second = cls(x, function)
@@ -620,7 +620,7 @@ def test_a_function_of_a_known_type_is_looked_through():
 
 
 class OwnHolder(pm.Module):
-    """Assigns what it is given."""
+    """Assigns its argument."""
 
     content: object
 
@@ -643,7 +643,7 @@ STATIC = [
 
 @pytest.mark.parametrize("own", [False, True])
 def test_static_values_that_were_met_take_the_short_road(own, monkeypatch):
-    """Nothing is decided again, and what they hold is stored as it is."""
+    """Nothing is decided again, and their parts are stored unchanged."""
 
     class Written(pm.Module):
         weight: object
@@ -670,7 +670,7 @@ def test_enumerations_are_not_kept_alive():
     for _ in range(3):
         Static(1, local.A)
     for value in range(8):
-        # The last few layouts stay, with the kinds of what they divide.
+        # The last few layouts are cached, with the kinds of their values.
         Static(1, (1,) * value)
     del local
     gc.collect()
@@ -697,7 +697,7 @@ def test_functions_are_not_kept_alive():
 
 
 def test_many_combinations_of_types_are_not_kept():
-    """What a class remembers of types is bounded."""
+    """The number of cached types of a class is bounded."""
 
     class Wide(pm.Module):
         a: object
@@ -715,7 +715,7 @@ def test_many_combinations_of_types_are_not_kept():
 
 
 def test_writing_functions_leaves_nothing_for_the_garbage_collector():
-    """Not what has written them: each class that a program imports would leave its share."""
+    """Nor do the functions that write them: each imported class would leave its share."""
     source = f"def read(d):\n    return d[{quoted(0)}], d.get({quoted(1)})\n"
     gc.collect()
 
@@ -743,14 +743,14 @@ class Counts(pm.Module):
 
 
 class CountsFunction(Counts):
-    """What it sets is configuration, where data was."""
+    """It assigns configuration to a field that had data."""
 
     def new_note(self):
         return jnp.tanh
 
 
 class CountsComputed(Counts):
-    """What it sets is not read as it is stored."""
+    """It assigns a value that is not read as stored."""
 
     def new_note(self):
         return scaled()

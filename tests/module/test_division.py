@@ -1,4 +1,4 @@
-"""What is data and what is configuration."""
+"""Data and configuration."""
 
 import copy
 import enum
@@ -72,7 +72,7 @@ DATA = {
 
 @pytest.mark.parametrize("value", CONFIGURATION.values(), ids=CONFIGURATION.keys())
 def test_callables_strings_and_classes_are_configuration(value):
-    """What JAX can never hold as data is configuration without being declared."""
+    """Values that JAX cannot have as data are configuration without a declaration."""
     assert is_configuration(value)
     assert jax.tree.leaves(Holder(value)) == []
     assert jax.tree.map(lambda x: 1 / 0, Holder(value)).content is value
@@ -203,7 +203,7 @@ def test_a_traced_array_in_a_static_field_is_told():
 
 @pytest.mark.parametrize("value", [np.prod((2, 3)), np.bool_(True), np.float32(1), (np.int8(1),)])
 def test_numpy_scalars_are_configuration_like_others(value):
-    """They have a hash and an `==`: nothing is to be told."""
+    """They have a hash and an `==`: there is no warning."""
     made = Static(ramp(2), value)
 
     assert jax.tree.structure(made) == jax.tree.structure(Static(ramp(2), copy.copy(value)))
@@ -248,14 +248,14 @@ def test_the_hints_of_that_error_work():
 
 
 def test_functions_that_close_over_arrays_are_let_be():
-    """A closure is opaque: what is inside cannot be seen, here or in JAX."""
+    """A closure is opaque: its arrays cannot be seen, here or in JAX."""
     x = ramp(2)
 
     assert jax.tree.leaves(Holder(lambda: x)) == []
 
 
 def test_construction_never_flattens_field_values():
-    """A node of an unknown kind is stored as it is, unopened, beside data and configuration."""
+    """A node of an unknown kind is stored unopened, beside data and configuration."""
     opened = []
 
     @jax.tree_util.register_pytree_node_class
@@ -289,7 +289,7 @@ def under_root(m):
 
 
 def type_inside(m):
-    """The type of what a static container holds."""
+    """The type of the content of a static container."""
     return jnp.asarray(next(iter(m.size))) * 2
 
 
@@ -323,7 +323,7 @@ def test_configuration_that_python_calls_equal_has_its_own_program(fn, first, se
 
 
 def test_configuration_changed_in_place_runs_its_own_program():
-    """A mistake, for a Module is a value; but what it holds now is what it is compared by."""
+    """An error, because a Module is a value; but the current content is compared."""
     model = Static(jnp.asarray(3.0), [1])
     traced = pm.filter_jit(type_inside)
 
@@ -345,7 +345,7 @@ def test_classes_in_static_fields_divide_alike_however_they_come():
 
 
 class Color(enum.Enum):
-    """An item is told by its class, and by itself."""
+    """An item is distinguished by its class, and by itself."""
 
     RED = 1
 
@@ -359,7 +359,7 @@ VALUES = [
 
 
 def test_static_values_are_compared_by_value_and_kind():
-    """In every order of instances; what is equal in Python, and not to a program, is told apart."""
+    """In every order of instances; values that only Python calls equal are distinguished."""
     apart = [v if isinstance(v, ft.partial) else copy.deepcopy(v) for v in VALUES]
     rounds = [[jax.tree.structure(Static(1, v)) for v in values] for values in (VALUES, apart)]
     backwards = [jax.tree.structure(Static(1, v)) for v in VALUES[::-1]][::-1]
@@ -371,7 +371,7 @@ def test_static_values_are_compared_by_value_and_kind():
 
 @pytest.mark.parametrize("make", [tuple, list, lambda given: ft.partial(double, *given)])
 def test_arrays_are_found_in_values_of_a_type_that_was_met_without(make):
-    """That an instance divided as others of its types says nothing of what these values hold."""
+    """The layout of an instance with the same types does not decide for these values."""
     for _ in range(3):
         Static(1, make([1, 2]))
     with pytest.warns(FieldWarning, match="array"):

@@ -1,4 +1,4 @@
-"""A class says once what each of its fields is."""
+"""The kinds of a class's fields, which are decided once."""
 
 import copy
 import pickle
@@ -43,7 +43,7 @@ class Window(pm.Module):
 
 
 class Own(Window):
-    """The same, with an `__init__` of its own that leaves defaults to the class."""
+    """The same, with a custom `__init__` that leaves defaults to the class."""
 
     def __init__(self, dims, stride, **more):
         self.dims = dims
@@ -173,7 +173,7 @@ def test_whole_numbers_of_any_kind_are_sizes(value):
 
 @pytest.mark.parametrize("value", [3.0, "3", None, True, np.bool_(True), jnp.ones(2, int), [3]])
 def test_what_is_no_whole_number(value):
-    """Fractions, text, booleans and several numbers are none."""
+    """Fractions, strings, booleans and several numbers are not integers."""
     assert as_integer(value) is None
 
 
@@ -191,14 +191,14 @@ def test_real_numbers_of_any_kind_are_numbers(value):
 
 
 def test_the_range_of_a_number_is_shown():
-    """Both ends, or the lower one where there is no upper one; the ends themselves are in it."""
+    """Both ends, or the lower one if there is no upper one; the ends are included."""
     assert [check_number("f(p)", value, 0.0, 1.0) for value in (0, 1)] == [0, 1]
     assert check_number("f(eps)", 1e9, 0.0) == 1e9
 
 
 @pytest.mark.parametrize("value", [1j, "1", None, True, jnp.ones(1)], ids=label)
 def test_what_is_no_real_number(value):
-    """Complex numbers, text, booleans and arrays with axes are none."""
+    """Complex numbers, strings, booleans and arrays with axes are not real numbers."""
     assert as_number(value) is None
 
 

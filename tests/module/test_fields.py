@@ -27,7 +27,7 @@ def test_field_takes_what_dataclasses_field_takes():
 
 
 def test_metadata_keys_are_static_converter_role_and_constraint():
-    """Libraries that look into a field's metadata find the keys that they expect."""
+    """Libraries that read a field's metadata find the expected keys."""
     assert pm.field(static=True).metadata == {"static": True}
     assert pm.field(converter=tuple).metadata == {"converter": tuple}
     assert pm.field(role="lora").metadata == {"role": "lora"}
@@ -52,13 +52,13 @@ def test_buffer_is_left_alone_by_filter_grad():
 
 
 def test_static_fields_are_structure():
-    """A static field is no leaf, and trees that differ in it differ in structure."""
+    """A static field is not a leaf, and trees that differ in it differ in structure."""
     assert jax.tree.leaves(Static(1.0, 2, "a")) == [1.0]
     assert jax.tree.structure(Static(1.0, 2)) != jax.tree.structure(Static(1.0, 3))
 
 
 def test_one_declaration_serves_one_field_only():
-    """Two classes that use field() get fields of their own."""
+    """Two classes that use field() get separate fields."""
 
     class First(pm.Module):
         x: int = pm.field(static=True)
@@ -72,7 +72,7 @@ def test_one_declaration_serves_one_field_only():
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_declaration_is_no_value(own):
-    """One that is assigned in `__init__`, or passed, would be data that nobody can compute with."""
+    """A declaration that is assigned in `__init__`, or passed, would be useless data."""
 
     class Written(pm.Module):
         weight: object

@@ -1,4 +1,4 @@
-"""What JAX is told: flattening, unflattening and paths."""
+"""The interface to JAX: flattening, unflattening and paths."""
 
 import copy
 import pickle
@@ -105,7 +105,7 @@ def test_structures_tell_types_apart_inside_containers():
 
 @pytest.mark.parametrize("thing", [object(), jax.nn.relu, jax.jit(double), double, Empty()])
 def test_static_containers_share_what_they_hold(thing):
-    """A list in a static field is copied for the structure; what is in it is not."""
+    """A list in a static field is copied for the structure; its items are not."""
     for value in ([thing], {"a": thing}, [(1, [thing])]):
         module = Static(ramp(1), value)
         assert jax.tree.structure(module) == jax.tree.structure(module)
@@ -205,7 +205,7 @@ def test_fields_may_bear_any_name(name):
 
 
 def test_what_flattening_gives_is_kept():
-    """No Python runs the second time; nor the first, for what JAX has put together itself."""
+    """No Python runs the second time; nor the first, for a tree that JAX has unflattened."""
     module = Static(affine(), 3)
     assert FLAT not in module.__stored__
     leaves, structure = jax.tree.flatten(module)
@@ -227,7 +227,7 @@ def test_what_flattening_gives_is_kept():
     ],
 )
 def test_fields_with_a_default_in_the_class_are_there_and_the_others_wait(module):
-    """Python would find the default before it asks for what waits."""
+    """Python would find the default before it asks for pending fields."""
     made = jax.tree.map(lambda leaf: leaf, module)
     for name in ("scale", "name", "act", "bias", "inner"):
         assert_same(getattr(made, name), getattr(module, name))
@@ -267,7 +267,7 @@ def test_what_is_kept_shows_nowhere():
 )
 @pytest.mark.parametrize("read", [False, True])
 def test_a_changed_copy_is_flattened_anew(change, read):
-    """What is kept with an instance is of that one alone, be it read or not before."""
+    """The cache of an instance belongs to it alone, whether it was read before or not."""
     module = jax.tree.map(lambda x: x, Given(ramp(1), 3))
     if read:
         module.weight
@@ -281,7 +281,7 @@ def test_a_changed_copy_is_flattened_anew(change, read):
 
 
 def test_nothing_is_kept_of_what_can_be_changed():
-    """A list in a static field is the user's; it is looked at each time."""
+    """A list in a static field is the user's; it is read each time."""
     for module in (Given(1, [1]), Static(1, [1])):
         for one in (module, jax.tree.map(lambda x: x, module)):
             first = jax.tree.structure(one)
@@ -312,7 +312,7 @@ def test_a_new_may_give_what_jax_has_made():
 
 
 def test_functions_that_a_class_gets_later_hide_no_field():
-    """Instances keep their own, whoever has made them; what is built from then on is called so."""
+    """A later attribute of the class hides no field of old or new instances."""
 
     class Base(pm.Module):
         act: object

@@ -112,7 +112,7 @@ def classes(request, tmp_path_factory):
 
 
 def test_fitting_values_are_accepted(classes):
-    """What fits its annotation is built as without any checking."""
+    """A value that fits its annotation is built as without any checking."""
     layer = classes.Generated(ramp(2, 3), ramp(2))
 
     assert layer(ramp(3)).shape == (2,)
@@ -180,7 +180,7 @@ def test_unflatten_never_checks(classes, name, leaf):
 
 
 def test_replace_checks_again(classes):
-    """replace is construction: what does not fit is refused."""
+    """replace is construction: it refuses a misfit."""
     layer = classes.Own(ramp(2, 3), ramp(2))
     with pytest.raises(TypeCheckError, match="bias"):
         layer.replace(bias=ramp(5))
@@ -191,7 +191,7 @@ def test_replace_checks_again(classes):
 
 
 def test_replace_takes_what_a_transform_made(classes):
-    """The layers of an ensemble fit no annotation; that is not the fault of the new value."""
+    """The layers of an ensemble fit no annotation; the new value is not to blame."""
     ensemble = jax.vmap(classes.Generated)(ramp(4, 2, 3), ramp(4, 2))
 
     assert ensemble.replace(size=5).size == 5
@@ -200,7 +200,7 @@ def test_replace_takes_what_a_transform_made(classes):
 
 
 def test_methods_are_checked_by_jaxtyping(classes):
-    """What the import hook makes of methods is no business of ours, and works."""
+    """The import hook changes methods, and they work."""
     layer = classes.Generated(ramp(2, 3), ramp(2))
 
     assert type(layer.__call__) is pm.BoundMethod
@@ -233,7 +233,7 @@ def test_checks_under_a_trace(classes):
 
 
 def test_other_copies_are_not_checked(classes):
-    """Pickling and copying restore what was there."""
+    """Pickling and copying restore the same values."""
     hollow = jax.tree.map(lambda _: None, classes.Own(ramp(2, 3), ramp(2)))
 
     assert copy.copy(hollow).weight is None
@@ -269,7 +269,7 @@ def test_local_names_in_annotations():
 
 
 def test_numpy_and_unions():
-    """Whatever jaxtyping and beartype understand stands for itself."""
+    """Everything that jaxtyping and beartype understand is checked."""
 
     @jaxtyped(typechecker=beartype)
     class Layer(pm.Module):
@@ -287,7 +287,7 @@ def test_numpy_and_unions():
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Wrapped:
-    """A node in the place of an array."""
+    """A node instead of an array."""
 
     value: jax.Array
 
@@ -332,7 +332,7 @@ def test_a_node_in_an_arrays_place_is_let_pass(wrap, Typed):
 
 
 def test_what_a_class_takes_is_still_said():
-    """In the signature; and what is no array is checked at the door."""
+    """In the signature; a non-array is checked in the constructor."""
     said = inspect.signature(TypedFields).parameters["weight"].annotation
     assert str(said) == str(Float[Array, "n"])
     with pytest.raises(TypeCheckError, match=r"__init__(?s:.)*'count'"):
@@ -385,7 +385,7 @@ class Doubled(pm.Computed):
 @pytest.mark.parametrize("Typed", [Interpolation, OwnInterpolation])
 @pytest.mark.parametrize("wrap", [lambda x: x, Doubled], ids=["array", "computed"])
 def test_axes_of_an_array_are_known_in_containers(Typed, wrap):
-    """They are bound by the array, or by what computes it."""
+    """They are bound by the array, or by the fields that compute it."""
     x = wrap(ramp(3))
     made = Typed(x, {"a": ramp(2)})
 
@@ -397,7 +397,7 @@ def test_axes_of_an_array_are_known_in_containers(Typed, wrap):
 
 
 def test_axes_of_an_array_are_known_in_every_parameter():
-    """In tuples, trees, and what is no field."""
+    """In tuples, trees, and arguments that are not fields."""
     x, table = ramp(3), {"a": ramp(2)}
     Interpolation(x, table, (ramp(6),), [x, {"a": x}], extra=x)
 
@@ -408,5 +408,5 @@ def test_axes_of_an_array_are_known_in_every_parameter():
 
 @pytest.mark.parametrize("Typed", [Interpolation, OwnInterpolation])
 def test_an_axis_that_only_a_node_knows_is_not_checked(Typed):
-    """Nobody can say how long it is."""
+    """Its length is not known."""
     assert Typed(Wrapped(ramp(3)), {"a": ramp(2)}).ts.value.shape == (3,)

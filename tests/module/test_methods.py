@@ -243,7 +243,7 @@ def test_copies_and_pickles():
 
 
 def test_inherited_and_super_methods_are_bound_to_the_instance():
-    """What super() finds is bound to the same instance, as a tree."""
+    """The method of super() is bound to the same instance, as a tree."""
     child = Child("a", 2)
 
     assert child.hot.__self__ is child
@@ -332,7 +332,7 @@ class Scaled:
 
 
 class AbstractScaled(abc.ABC):
-    """An ABC with a method of its own."""
+    """An ABC with a method."""
 
     @abc.abstractmethod
     def factor(self):
@@ -511,7 +511,7 @@ def owned(x, how="sum"):
 
 
 def test_methods_of_equal_instances_are_equal():
-    """And have one hash; what programs tell apart is different: `1`, `1.0` and `True`."""
+    """And have one hash; methods with different programs differ: `1`, `1.0` and `True`."""
     cls, made = owned(1)
     values = [1, 1.0, True, None, 0.0, -0.0, "a", (1, 2), ramp(2), ramp(3), np.ones(2), 2 * ramp(2)]
     for i, value in enumerate(values):
@@ -560,7 +560,7 @@ def test_methods_of_traced_instances_can_be_keys():
 
 
 def test_the_class_of_bound_methods_has_the_signature_of_its_base():
-    """`inspect.signature(BoundMethod)` met the property that tells an instance's."""
+    """`inspect.signature(BoundMethod)` met the property for an instance's signature."""
     # That of `functools.partial`, which has none before Python 3.13.
     with contextlib.suppress(ValueError):
         inspect.signature(pm.BoundMethod)

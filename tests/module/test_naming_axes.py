@@ -1,4 +1,4 @@
-"""Names of axes from annotations, from configuration, and from what is said of single leaves."""
+"""Names of axes from annotations, from configuration, and from notes on single leaves."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ test_refusals = refusals(globals())
 
 
 class Many(pm.Module):
-    """What annotations may say."""
+    """All forms of annotations."""
 
     plain: Float[Array, "a b"] = pm.field(default_factory=lambda: jnp.ones((2, 3)))
     listed: list[Float[Array, "a b"]] = pm.field(default_factory=lambda: [jnp.ones((2, 3))])
@@ -124,7 +124,7 @@ def test_what_follows_a_model_has_its_names(key: jax.Array):
 
 
 def test_a_factored_moment_is_whole(key: jax.Array):
-    """It lies under the model's classes, and has a shape of its own."""
+    """It is in a tree with the model's classes, and has another shape."""
     state = optax.adafactor(1e-3, min_dim_size_to_factor=2).init(nn.Linear(3, 2, key=key))
 
     assert all(isinstance(names, tuple) for names in _leaves(pm.axis_names(state)))
@@ -158,7 +158,7 @@ class Scaled(pm.Computed):
 
 
 def test_parts_of_a_users_computed_leaf(key: jax.Array):
-    """What has the field's shape is named as the field, what has not, by its own annotation."""
+    """A part of the field's shape has the field's names, others have their own."""
     net = nn.Linear(3, 2, key=key)
     net = net.replace(weight=Scaled(net.weight, jnp.ones((2, 1))))
 
@@ -178,7 +178,7 @@ def test_a_tie_has_one_leaf(key: jax.Array):
 
 
 def test_threads_read_the_same():
-    """What a class says is read once, by whichever comes first."""
+    """The annotations of a class are read once, by the first thread."""
 
     class Cell(pm.Module):
         a: Float[Array, "a b"]
@@ -251,7 +251,7 @@ def test_names_of_what_is_made_inside_a_map():
     ],
 )
 def test_an_axis_of_a_map_is_none_of_a_layers_sizes(make: Any, key: jax.Array):
-    """Nor where the annotation is of any number of axes: the layer knows how many it has."""
+    """Nor if the annotation allows any number of axes: the layer knows its own number."""
     layer = make(key)
     layers = pm.filter_vmap(make)(jax.random.split(key, 2))
     named = pm.with_axis_names(layers, pm.by({"**": "nets ..."}))
@@ -262,7 +262,7 @@ def test_an_axis_of_a_map_is_none_of_a_layers_sizes(make: Any, key: jax.Array):
 
 
 def test_names_are_configuration(key: jax.Array, tmp_path: Any):
-    """They survive what roles survive; and the innermost Module has them."""
+    """They are preserved like roles; and they are notes of the innermost Module."""
     net = pm.with_axis_names({"net": _nets(key)}, pm.by({"**.weight": "_ a b", ...: "n ..."}))
     expected = pm.axis_names(net)
     pm.save(tmp_path / "net", net)

@@ -1,4 +1,4 @@
-"""What is called otherwise in other libraries: arguments, members of Modules, names of layers."""
+"""Names from other libraries: arguments, members of Modules, names of layers."""
 
 import abc
 import dataclasses
@@ -48,14 +48,14 @@ ATTENTION = nn.MultiheadAttention(2, 4, key=KEY)
     ],
 )
 def test_a_word_of_another_library_is_answered(make, text):
-    """By what it is here; as a TypeError, which it was."""
+    """With the name here; as a TypeError, which it was."""
     with pytest.raises(ArgumentError, match=text) as caught:
         make()
     assert isinstance(caught.value, TypeError)
 
 
 def test_what_is_said_here_is_said_by_some_layer():
-    """So that no hint names what does not exist."""
+    """So that no hint names a missing argument."""
     words = set()
     for layer in vars(nn).values():
         if isinstance(layer, type):
@@ -66,7 +66,7 @@ def test_what_is_said_here_is_said_by_some_layer():
 
 
 class Mixin:
-    """What comes after `Module` in the bases, where Python would look at `Module` first."""
+    """A base after `Module`, where Python would look at `Module` first."""
 
     to = 3
 
@@ -113,7 +113,7 @@ class Own(pm.Module):
 
 
 class Net(pm.Module):
-    """What the hints are for."""
+    """A model to test the hints on."""
 
     head: nn.Linear
 
@@ -212,7 +212,7 @@ def test_a_base_after_module_is_found():
 
 
 def test_what_is_abstract_stays_so():
-    """No name here provides what a subclass has to."""
+    """No name here provides an abstract attribute of a subclass."""
 
     class Method(abc.ABC):
         @abc.abstractmethod
@@ -265,7 +265,7 @@ def test_a_name_that_other_packages_have_is_answered(name):
 
 
 def test_any_other_name_is_told_as_python_tells_it():
-    """With what Python needs to suggest the one that was meant."""
+    """With the data that Python needs to suggest a similar name."""
     with pytest.raises(
         AttributeError, match=r"^module 'pytreemod.nn' has no attribute 'Liner'$"
     ) as e:

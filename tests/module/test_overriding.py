@@ -1,4 +1,4 @@
-"""What a subclass puts in a field's place."""
+"""Attributes of a subclass that override a field."""
 
 import dataclasses
 import functools as ft
@@ -77,7 +77,7 @@ def as_cached_property(cls):
 
 
 def as_grandchild(cls):
-    """Of a class with a property, with a field of its own."""
+    """A subclass of a class with a property, with a new field."""
 
     class Sub(as_property(cls)):
         y: ClassVar[int] = 0
@@ -137,7 +137,7 @@ def test_a_plain_value_is_a_default():
 
 
 def test_a_field_declared_anew_is_one():
-    """What comes first in the order of Python's look-up decides."""
+    """The first attribute in the order of Python's look-up decides."""
 
     class Sub(as_property(base("generated"))):
         def g(self):
@@ -212,7 +212,7 @@ def test_the_default_of_a_base_gives_way():
 
 @pytest.mark.parametrize("style", ["assigned", "passed"])
 def test_a_value_that_would_be_hidden_is_refused(style):
-    """Which of the two is meant cannot be told."""
+    """It is ambiguous which of the two is meant."""
 
     class Base(pm.Module):
         f: Callable = jnp.tanh
@@ -238,7 +238,7 @@ def test_a_value_that_would_be_hidden_is_refused(style):
 
 
 def test_a_class_variable_and_an_abstract_one_may_be_properties():
-    """They are no fields."""
+    """They are not fields."""
 
     class Base(pm.Module):
         size: pm.AbstractVar[int]

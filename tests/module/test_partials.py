@@ -13,7 +13,7 @@ from tests.helpers.trees import Wrapping, affine, double, ramp
 
 
 def collect(*args, **kwargs):
-    """What it was called with."""
+    """The arguments of a call."""
     return args, kwargs
 
 
@@ -45,7 +45,7 @@ def test_update_wrapper_copies_what_names_a_function():
     """Name, qualified name, docstring, module and annotations; the signature follows."""
 
     def annotated(x: int, y: str = "a") -> float:
-        """What it does."""
+        """Its docstring."""
 
     wrapped = pm.module_update_wrapper(Wrapping(annotated))
     assert (wrapped.__name__, wrapped.__doc__) == ("annotated", "What it does.")

@@ -177,7 +177,7 @@ print(json.dumps(found["results"](found)))
 
 
 def run(source, path):
-    """What a program prints in a process of its own, read as JSON."""
+    """The output of a program in a separate process, read as JSON."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
         [sys.executable, str(source), str(path)], capture_output=True, text=True, env=environment
@@ -202,7 +202,7 @@ def test_classes_of_a_script_work_in_another_process(tmp_path):
 
 
 def local():
-    """A class of a function, with what only it can name."""
+    """A local class, with values that only its function can name."""
     scale = 3.0
 
     class Local(pm.Module):
@@ -216,7 +216,7 @@ def local():
 
 
 def test_in_the_same_process_it_is_the_same_class():
-    """Loading leaves the class as it was: instances from before and after are of one structure."""
+    """Loading leaves the class unchanged: instances from before and after have one structure."""
     cls = local()
     before = cls(ramp(2))
     structure, made = jax.tree.structure(before), cls.__init__
@@ -281,7 +281,7 @@ def test_what_holds_an_instance_goes_along(change):
 
 
 class Cached(pm.Module):
-    """Says what of it is pickled, and what becomes of that."""
+    """Defines what is pickled and how it is restored."""
 
     x: jax.Array
     cache: object
@@ -307,7 +307,7 @@ class OnlyGetter(pm.Module):
 
 
 class PythonsGetter(pm.Module):
-    """Changes what Python would tell, which is all that the instance's dict has."""
+    """Changes the default state of Python, which is the instance's dict."""
 
     x: jax.Array
     cache: object
@@ -315,7 +315,7 @@ class PythonsGetter(pm.Module):
     def __getstate__(self):
         state = super().__getstate__()
         assert state.keys() >= {"x", "cache"}
-        # Keys of its own, which are for nobody else to understand.
+        # Custom keys, which only the class understands.
         return {**state, "cache": None, "x.y": 1}
 
     def __setstate__(self, state):
@@ -359,7 +359,7 @@ class ReducedByVersion(pm.Module):
     "cls", [Cached, OnlyGetter, PythonsGetter, OnlySetter, Reduced, ReducedByVersion]
 )
 def test_what_a_class_says_of_its_pickles_is_done(cls, copied):
-    """By pickle, copy and deepcopy; what comes back is a finished instance."""
+    """By pickle, copy and deepcopy; the result is a finished instance."""
     made = copied(cls(ramp(2), "old"))
 
     assert type(made) is cls
@@ -439,7 +439,7 @@ def test_what_the_class_has_no_more_or_cannot_know_is_refused(pickled, fields, t
 
 
 def test_an_own_setstate_decides_what_becomes_of_a_version(pickled):
-    """Of one that was pickled before the class had it, too; what it leaves out has its default."""
+    """Of a pickle from before the class had it, too; fields that it leaves out have defaults."""
 
     def set_state(self, state):
         state.setdefault("b", state.pop("a", None))
@@ -453,7 +453,7 @@ def test_an_own_setstate_decides_what_becomes_of_a_version(pickled):
 
 
 class Stating(pm.Module):
-    """Its state is what it shows."""
+    """Its state is what it prints."""
 
     weight: Any
     other: Any
@@ -463,7 +463,7 @@ class Stating(pm.Module):
 
 
 def test_an_own_state_has_computed_leaves_and_ties():
-    """They are read as they were."""
+    """They are read as before."""
     made = pm.tie(Stating(scaled(), ramp(2)), "other", to="weight.array")
     copied = pickle.loads(pickle.dumps(made))
 

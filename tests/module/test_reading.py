@@ -1,4 +1,4 @@
-"""Fields that are not read as they are stored: the classes that read them."""
+"""Fields that are not read as stored: the classes that read them."""
 
 import copy
 import dataclasses
@@ -36,7 +36,7 @@ in_every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 
 
 def assert_reads(made, weight=(3.0, 6.0)):
-    """The attribute is the array, and the tree has what it is computed from."""
+    """The attribute is the array, and the tree has its source fields."""
     assert isinstance(made.weight, jax.Array)
     np.testing.assert_allclose(made.weight, weight)
     assert isinstance(stored(made, "weight"), Scaled)
@@ -76,7 +76,7 @@ def test_it_reads_the_same_after_every_journey(style):
 
 @in_every_style
 def test_surgery_comes_and_goes(style):
-    """A computed leaf may take the place of an array, and an array the leaf's."""
+    """A computed leaf may replace an array, and an array the leaf."""
     plain = style(ramp(2), ramp(2))
     adapted = pm.tree_at(lambda m: m.weight, plain, scaled())
     again = pm.tree_at(lambda m: m.weight, adapted, ramp(2))
@@ -89,7 +89,7 @@ def test_surgery_comes_and_goes(style):
 
 @in_every_style
 def test_an_instance_without_any_is_of_the_class_itself(style):
-    """So reading it costs what Python costs."""
+    """So reading it takes the same time as in Python."""
     made = style(ramp(2), ramp(2))
 
     assert type(made) is own_class(made)
@@ -113,7 +113,7 @@ def test_it_passes_for_an_instance_of_its_class():
 
 @in_every_style
 def test_vars_shows_what_is_read(style):
-    """Of a computed leaf its value, of a tied field what it is tied to; nothing is beside them."""
+    """Of a computed leaf its value, of a tied field its source; nothing else."""
     computed = style(scaled(), ramp(2))
     tied = pm.tie(style(ramp(2), 2 * ramp(2)), "weight", to="bias")
 
@@ -140,7 +140,7 @@ def test_vars_shows_what_is_read(style):
     ],
 )
 def test_the_values_of_its_attributes_make_no_such_instance(again):
-    """They have no ties, and not what is computed from: `replace` keeps both."""
+    """They have neither ties nor source fields: `replace` keeps both."""
     tied = pm.tie(Generated(ramp(2), ramp(2)), "weight", to="bias")
     for made in (Generated(scaled(), ramp(2)), tied):
         with pytest.raises(
@@ -152,7 +152,7 @@ def test_the_values_of_its_attributes_make_no_such_instance(again):
 
 
 def test_the_class_asks_nothing_of_the_users():
-    """`__init_subclass__` is not run: it may keep a list, or ask for arguments."""
+    """`__init_subclass__` does not run: it may add to a list, or need arguments."""
     known = list(Typed.known)
     Typed(scaled(), ramp(2))
 
@@ -160,7 +160,7 @@ def test_the_class_asks_nothing_of_the_users():
 
 
 def test_a_default_is_found_in_the_class():
-    """What the class itself has is not hidden by what reads the field."""
+    """An attribute of the class is not hidden by the descriptor of the field."""
     cls = type(Defaults(ramp(2), scaled()))
 
     assert cls.weight == 1.0
@@ -169,7 +169,7 @@ def test_a_default_is_found_in_the_class():
 
 
 def test_a_converter_leaves_it_alone():
-    """It would compute the value, and throw away what it is computed from."""
+    """It would compute the value, and drop its source fields."""
     made = Converting(scaled(), [1.0, 2.0])
 
     assert_reads(made)
@@ -199,7 +199,7 @@ def test_a_pending_instance_is_filled_in():
 
 
 def test_annotations_are_checked_against_the_array():
-    """jaxtyping sees what is read, and its error names the field."""
+    """jaxtyping sees the value, and its error names the field."""
 
     @jaxtyping.jaxtyped(typechecker=beartype.beartype)
     class Annotated(pm.Module):
@@ -216,7 +216,7 @@ def test_annotations_are_checked_against_the_array():
 
 
 def test_prefix_trees_name_the_parts():
-    """In an axes tree of the same class, a number may stand for the whole leaf, or for a part."""
+    """In an axes tree of the same class, a number may apply to the leaf, or to a part."""
     made = Generated(scaled(), ramp(2))
     many = pm.stack([made, made])
 
@@ -249,7 +249,7 @@ def test_several_models_as_one_are_not_read_as_one():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_are_not_read(compiled):
-    """They have the form of the model; what is computed of them means nothing."""
+    """They have the form of the model; values computed from them have no meaning."""
     made = Generated(scaled(), ramp(2))
 
     def loss(m):
@@ -269,12 +269,12 @@ def test_gradients_are_not_read(compiled):
     (cotangent,) = pm.filter_vjp(loss, made)[1](jnp.asarray(1.0))
     with pytest.raises(ShapeError, match=text):
         _ = cotangent.weight
-    # What is made of them and the model is a model.
+    # The updated model is a model.
     assert_reads(pm.apply_updates(made, jax.tree.map(jnp.zeros_like, pm.filter_grad(loss)(made))))
 
 
 class Broken(pm.Computed):
-    """Its value is what `answer` gives."""
+    """Its value is the result of `answer`."""
 
     array: jax.Array
     answer: object = pm.field(static=True)

@@ -1,4 +1,4 @@
-"""Frozen instances: what happens to an assignment, before and after."""
+"""Immutable instances: assignments during and after construction."""
 
 import abc
 import copy
@@ -143,7 +143,7 @@ def test_a_transformed_init_is_refused(transform):
 
 
 def test_a_wrapped_init_is_an_init():
-    """A decorator that calls it is no transform."""
+    """A decorator that calls it is not a transform."""
 
     def logged(function):
         @ft.wraps(function)
@@ -164,7 +164,7 @@ def test_a_wrapped_init_is_an_init():
 
 
 def test_attributes_of_the_class_cannot_be_assigned_either():
-    """A method, a class variable or a property is no field."""
+    """A method, a class variable or a property is not a field."""
 
     class Layer(pm.Module):
         x: int
@@ -204,7 +204,7 @@ CYCLES = {
 
 
 class Loop(pm.Module):
-    """Puts into a field what contains itself."""
+    """Assigns to a field a value that contains the instance."""
 
     weight: float
     fn: object
@@ -222,7 +222,7 @@ class Loop(pm.Module):
 
 
 def try_all_cycles():
-    """Prints what comes of each, a line each."""
+    """Prints the result of each, a line each."""
     for name, make in CYCLES.items():
         try:
             print(f"{name}: {jax.tree.leaves(Loop(make))}")
@@ -231,9 +231,9 @@ def try_all_cycles():
 
 
 def test_an_own_method_in_a_field_is_refused():
-    """A tree cannot contain itself: the method, and what wraps it, is refused with the hint.
+    """A tree cannot contain itself: the method, and its wrapper, are refused with the hint.
 
-    In a process of its own: JAX does not survive a tree that contains itself.
+    In a separate process: JAX does not survive a tree that contains itself.
     """
     source = "from tests.module.test_records import try_all_cycles; try_all_cycles()"
     run = subprocess.run(
@@ -249,7 +249,7 @@ def test_an_own_method_in_a_field_is_refused():
 
 
 class Choosy(pm.Module):
-    """Its `__init__` does what it is told, so that the second instance can differ from the first.
+    """Its `__init__` has options, so that the second instance can differ from the first.
 
     With the first instance of a class, its own `__setattr__` is written.
     """
@@ -267,7 +267,7 @@ class Choosy(pm.Module):
 
 
 def test_the_second_instance_is_held_to_the_same_as_the_first():
-    """What is written for a class with its first instance lets nothing more pass."""
+    """The code that a class gets with its first instance refuses the same as before."""
     first = Choosy()
     with pytest.raises(FrozenError, match=r"Choosy\.wieght: expected a declared field"):
         Choosy(lambda self: setattr(self, "wieght", 1))
@@ -290,7 +290,7 @@ def test_values_of_every_kind_are_assigned():
 
 
 def test_a_subclass_declares_more_than_its_base():
-    """What was written for the base does not refuse the subclass's fields."""
+    """The code of the base does not refuse the subclass's fields."""
     Choosy()
 
     class More(Choosy):
@@ -304,7 +304,7 @@ def test_a_subclass_declares_more_than_its_base():
 
 
 def test_an_own_setattr_stays():
-    """A class that says itself what an assignment does keeps that, and so do its subclasses."""
+    """A custom __setattr__ of a class remains, also in its subclasses."""
     noted = []
 
     class Noting(pm.Module):
@@ -327,7 +327,7 @@ def test_an_own_setattr_stays():
 
 
 def test_a_setattr_beside_stays_when_a_base_gets_one():
-    """What is written for a class is not in a sibling's way."""
+    """The code of one class does not affect a sibling."""
     noted = []
 
     class Base(pm.Module):
@@ -374,7 +374,7 @@ def test_nothing_of_a_class_is_exchanged_once_it_has_instances(own):
 
 
 def test_threads_build_the_first_instances_of_a_class():
-    """What is written for the first instance may be written twice, but is not exchanged."""
+    """The code for the first instance may be written twice, but is not replaced."""
     for _ in range(20):
 
         class Fresh(pm.Module):
@@ -390,7 +390,7 @@ def test_threads_build_the_first_instances_of_a_class():
 
 
 def test_a_setattr_that_wraps_a_written_one_stays():
-    """It may bear all the marks of what it wraps."""
+    """It may have all attributes of the function that it wraps."""
     noted = []
 
     class Wrapped(pm.Module):
@@ -416,7 +416,7 @@ def test_a_setattr_that_wraps_a_written_one_stays():
 
 
 def test_what_typing_leaves_on_an_instance_in_init_stays():
-    """The class that a generic alias made, if it is noted before the instance is finished."""
+    """The class of a generic alias, if it is noted before the instance is finished."""
 
     class Noted(pm.Module):
         x: int
@@ -429,7 +429,7 @@ def test_what_typing_leaves_on_an_instance_in_init_stays():
 
 
 class Mixin:
-    """Has a dict of its own, before the Module's."""
+    """Has a separate dict, before the Module's."""
 
 
 class Protocolled(Protocol):
@@ -440,7 +440,7 @@ class Protocolled(Protocol):
 
 
 class Described(pm.Module):
-    """Asks for its own dict, and keeps in it what it has worked out."""
+    """Reads its own dict, and caches a value there."""
 
     weight: jax.Array
     n: int = 3
@@ -464,7 +464,7 @@ class Slotted:
 
 
 class SlotsFirst(Slotted, Described):
-    """A mixin without a dict comes first: Python gives the class one, and shows it as it is."""
+    """A mixin without a dict comes first: Python gives the class one, and shows it unchanged."""
 
 
 class GenericFirst(Generic[T], Described):
@@ -508,7 +508,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("cls", DESCRIBED)
 def test_vars_shows_the_fields(cls):
-    """And nothing that is kept beside them, wherever the instance comes from."""
+    """And no cached values, wherever the instance comes from."""
     made = cls(ramp(2))
     pm.filter_jit(lambda m: m)(made)
     for model in [made, *(change(made) for change in CHANGES.values())]:
@@ -526,7 +526,7 @@ def test_vars_shows_the_fields(cls):
 @pytest.mark.parametrize("cls", DESCRIBED)
 @pytest.mark.sampled
 def test_what_a_cached_property_keeps_is_of_one_instance(cls, change):
-    """A changed copy works it out anew; it had kept the old one's."""
+    """A changed copy computes it anew; it had kept the old one's."""
     model = cls(ramp(2))
     assert model.total is model.total
     assert vars(model).keys() == {"weight", "n", "total"}
@@ -569,7 +569,7 @@ def test_no_field_is_changed_by_way_of_vars(cls, change):
 
 
 def test_vars_from_threads():
-    """Whichever of them fills the instance in, all see all of it."""
+    """Whichever of them fills the instance, all see all of its fields."""
     model = pm.filter_jit(lambda m: m)(Described(ramp(2)))
 
     for shown in race(lambda _: (dict(vars(model)), model.total)):
@@ -631,7 +631,7 @@ def test_instances_put_together_by_hand_are_modules():
 
 
 def test_instances_put_together_in_part_hold_what_was_set():
-    """Fields that were not set are not in the tree, and come back from a transform as unset."""
+    """Unset fields are not in the tree, and are returned from a transform as unset."""
     made = object.__new__(Static)
     object.__setattr__(made, "weight", ramp(2))
 
@@ -661,7 +661,7 @@ def test_generic_instances_keep_working():
 
 
 def test_reading_is_plain_python():
-    """There is no __getattribute__, and a class nobody jitted has no __getattr__ either."""
+    """There is no __getattribute__, and a class without jitted instances has no __getattr__."""
 
     class Plain(pm.Module):
         x: int
@@ -687,7 +687,7 @@ class Twice(pm.Module):
 
 
 def test_an_instance_has_two_private_names():
-    """Whatever was done with it: one object beside the fields, and what flattening gives."""
+    """After any use: one object beside the fields, and the flat form."""
     built = affine()
     flat, structure = jax.tree.flatten(built)
     made, pending = jax.tree.unflatten(structure, flat), pm.filter_jit(lambda m: m)(built)
@@ -714,7 +714,7 @@ def test_an_instance_has_two_private_names():
     ids=["array", "int", "module"],
 )
 def test_a_declaration_is_of_the_value(value, kind):
-    """The line to paste has the type of the value; a size is to be static."""
+    """The line to paste has the type of the value; a size is static."""
 
     class Layer(pm.Module):
         def __init__(self, value):

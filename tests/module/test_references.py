@@ -48,7 +48,7 @@ class Acts(pm.Module):
 
     @jax.jit
     def jitted(self):
-        """A method that is no plain function."""
+        """A method that is not a plain function."""
         return self.x
 
 
@@ -85,7 +85,7 @@ NESTED = {
 
 
 def functions_in(value):
-    """What a field holds, in order: functions, and what was beside them."""
+    """The content of a field, in order: functions, and their other values."""
     if isinstance(value, ft.partial):
         value = [value.func, value.args, value.keywords]
     if isinstance(value, dict):
@@ -128,14 +128,14 @@ def test_a_network_of_the_library_is_pickled():
 
 @pytest.mark.usefixtures("importable")
 def test_a_jitted_method_is_pickled_with_its_instance():
-    """A bound method whose function is no plain one, and a model that is called in other ways."""
+    """A bound method of a transformed function, and a model that is called in other ways."""
     made = Acts(ramp(2))
 
     assert_same(pickle.loads(pickle.dumps(made.jitted))(), ramp(2))
 
 
 def test_a_pickle_names_public_modules():
-    """What JAX calls private may be elsewhere in its next release."""
+    """JAX may move its private modules in the next release."""
     told = pickle.dumps(Acts(None, jax.nn.relu, (jnp.tanh, jnp.add)))
 
     assert b"_src" not in told
@@ -150,7 +150,7 @@ def test_a_function_that_nobody_finds_is_refused_by_pickle():
 
 @pytest.mark.usefixtures("importable")
 def test_modules_that_are_pickled_by_value_are_not_referred_to():
-    """What a user has registered so with cloudpickle goes along: a worker has no such module."""
+    """Modules registered so with cloudpickle are pickled, too: a worker does not have them."""
     module = sys.modules[__name__]
     refer, transformed = Acts(None, with_rule), Acts(None, pm.filter_jit(with_rule))
     told = cloudpickle.dumps(refer)
@@ -180,7 +180,7 @@ def test_by_value_is_what_a_cloudpickle_that_is_at_work_says():
 
 
 class Maker:
-    """Has the method by which named tuples are made, and is none."""
+    """Has the method that makes named tuples, but is not one."""
 
     @classmethod
     def _make(cls, items):
@@ -188,13 +188,13 @@ class Maker:
 
 
 class Items(tuple):
-    """A tuple of a class of its own, which nobody else knows how to make."""
+    """A tuple of a custom class, which cannot be rebuilt."""
 
     __slots__ = ()
 
 
 def test_containers_that_cannot_be_made_anew_are_pickled_as_they_are():
-    """Neither what is no sequence, nor a sequence of a class without `_make`."""
+    """Neither other containers, nor a sequence of a class without `_make`."""
     copied = pickle.loads(pickle.dumps(Acts(None, fixed=(Maker(), Items((1, 2))))))
 
     assert [type(part) for part in copied.fixed] == [Maker, Items]

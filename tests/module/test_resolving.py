@@ -1,4 +1,4 @@
-"""`resolve`: arrays in the place of what they are computed from."""
+"""`resolve`: arrays instead of computed leaves."""
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ def test_a_selector_says_which():
 
 
 def test_of_several_models_as_one():
-    """What it gives is the resolved models as one."""
+    """The result is the resolved models as one."""
     models = [Generated(Scaled(ramp(2), jnp.asarray(float(i))), ramp(2)) for i in range(3)]
     many = pm.stack(models)
 
@@ -63,7 +63,7 @@ def test_of_several_models_as_one():
 
 
 def test_ties_are_resolved_too():
-    """The places are leaves of their own; with a selector they stay."""
+    """The tied paths become separate leaves; with a selector they remain tied."""
 
     class Pair(pm.Module):
         one: Generated

@@ -39,7 +39,7 @@ def mlp():
 @law
 @given(models, st.data(), st.sampled_from(["param", "buffer", "lora", "mine"]))
 def test_picked_leaves_have_the_role_and_others_the_one_they_had(tree, data, role):
-    """And with None all is as it was, to the structure."""
+    """With None, the structure is the old one again."""
     before = roles(tree)
     mask = [data.draw(st.booleans()) for _ in before[1:]] + [True]
     spec = jax.tree.structure(tree).unflatten(mask)
@@ -56,7 +56,7 @@ def test_picked_leaves_have_the_role_and_others_the_one_they_had(tree, data, rol
 @law
 @given(models, st.data())
 def test_param_is_the_way_back(tree, data):
-    """What is frozen and trained again equals, in structure, what was never frozen."""
+    """After freezing and unfreezing, the structure equals the original."""
     mask = [data.draw(st.booleans()) and role == "param" for role in roles(tree)[1:]] + [True]
     spec = jax.tree.structure(tree).unflatten(mask)
 
@@ -83,7 +83,7 @@ def test_the_order_in_which_roles_are_given_is_no_matter(tree, data):
 
 
 def test_gradients_trainable_and_selectors_agree():
-    """Nobody is told twice."""
+    """You set the roles once."""
     model = pm.with_role(mlp(), "layers.0", "buffer")
 
     params, rest = pm.trainable(model)
@@ -97,7 +97,7 @@ def test_gradients_trainable_and_selectors_agree():
 
 
 def test_places_in_the_containers_of_a_field_are_told_apart():
-    """One array of a list in a field is frozen, and the one beside it is not."""
+    """One array of a list in a field is frozen, and its sibling is not."""
     box = Boxed({"a": [ramp(1), ramp(2)], "b": (ramp(3), [ramp(4)])})
 
     box = pm.with_role(box, "content.a[1]", "buffer")
@@ -117,7 +117,7 @@ def test_inner_roles_win():
 
 
 def test_a_place_keeps_its_role_when_a_module_is_put_there():
-    """As a field does: what is declared further inside still wins."""
+    """As a field does: an inner declaration still wins."""
     box = pm.with_role(Boxed(ramp(1)), "content", "mine")
 
     box = pm.tree_at("content", box, Buffered(ramp(1), ramp(2), ramp(3)))
@@ -158,7 +158,7 @@ def test_transforms_copies_and_surgery_keep_roles():
         pm.combine(*pm.trainable(model)),
         pm.apply_updates(model, pm.trainable(model)[0]),
         pm.tree_at(lambda m: m.layers[0].weight, model, ramp(4, 2)),
-        # What `where` is shown is flattened here.
+        # The argument of `where` is flattened here.
         pm.tree_at(lambda m: jax.tree.leaves(m.layers[0]), model, replace_fn=double),
         pm.inference_mode(model),
         model.replace(layers=model.layers),
@@ -170,7 +170,7 @@ def test_transforms_copies_and_surgery_keep_roles():
 
 
 class Reduced(pm.Module):
-    """Says itself what of it is pickled."""
+    """Has a custom `__reduce__`."""
 
     weight: jax.Array
     bias: jax.Array
@@ -180,7 +180,7 @@ class Reduced(pm.Module):
 
 
 def test_a_class_with_a_state_of_its_own_keeps_roles():
-    """What it hands over of itself has the roles in it."""
+    """Its state has the roles."""
     model = pm.with_role(Reduced(ramp(1), ramp(2)), "bias", "buffer")
 
     new = pickle.loads(pickle.dumps(model))
@@ -190,7 +190,7 @@ def test_a_class_with_a_state_of_its_own_keeps_roles():
 
 
 def test_a_stack_has_roles_for_all_its_layers():
-    """And each layer that is taken out of it has them."""
+    """And so does each layer of it."""
     stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=jax.random.key(0))
 
     stack = pm.with_role(stack, "**.bias", "buffer")
@@ -235,7 +235,7 @@ def test_other_roles_are_other_programs():
 
 
 def test_modules_are_chosen_by_the_roles_of_their_places():
-    """`capture` offers Modules to a selector, with the role of the place where each stands."""
+    """`capture` matches Modules by selector, with the role of the path of each."""
     model = pm.tree_at("content", pm.with_role(Boxed(ramp(1)), "content", "mine"), affine())
 
     _, seen = pm.capture(lambda m: m.content(ramp(3)), pm.select.role("mine"))(model)
@@ -247,7 +247,7 @@ def test_modules_are_chosen_by_the_roles_of_their_places():
 
 
 def test_leaves_that_no_module_holds_are_refused():
-    """There is nothing that could keep their role."""
+    """No Module could store their role."""
     assert roles(pm.with_role({"a": ramp(1), "b": affine()}, "b", "buffer")) == [
         "param",
         "buffer",
@@ -263,7 +263,7 @@ class Alike:
         self.children = children
 
     def tree_flatten_with_keys(self) -> Any:
-        """The one key is an attribute's, and the other a dict's."""
+        """One key is an attribute's, and the other a dict's."""
         keys = (jax.tree_util.GetAttrKey("a"), jax.tree_util.DictKey("a"))
         return tuple(zip(keys, self.children, strict=True)), None
 
@@ -299,7 +299,7 @@ def test_files_keep_roles(tmp_path):
 
 
 def test_a_model_that_is_frozen_loads_what_was_not(tmp_path):
-    """What is newer than the file is not its business: to fine-tune is to freeze, and to load."""
+    """New roles do not matter for the file: fine-tuning freezes, then loads."""
     path = tmp_path / "model.safetensors"
     frozen = pm.with_role(mlp(), "layers.0.bias", "buffer")
     pm.save(path, mlp())

@@ -1,4 +1,4 @@
-"""What is said of a leaf is a note of the innermost Module above it."""
+"""A note on a leaf belongs to the innermost Module above it."""
 
 import jax.numpy as jnp
 

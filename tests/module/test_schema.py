@@ -1,4 +1,4 @@
-"""What is known of a Module class once its body has been read."""
+"""The schema of a Module class."""
 
 import gc
 import weakref
@@ -48,7 +48,7 @@ def test_roles():
 
 
 def test_rebuild_keeps_the_division_unless_values_ask_for_another():
-    """A function in the place of data moves to configuration; a string, a label, does not."""
+    """A function instead of data moves to configuration; a string, as a label, does not."""
     record = Holder.__record__
     assert record.data_names(record.rebuild(Holder(1), {"content": double})) == ()
     assert record.data_names(record.rebuild(Holder(1), {"content": "label"})) == ("content",)
@@ -57,7 +57,7 @@ def test_rebuild_keeps_the_division_unless_values_ask_for_another():
 
 
 def test_rebuild_shares_what_it_does_not_change():
-    """A copy with some fields exchanged; the original stays as it is."""
+    """A copy with some fields replaced; the original is unchanged."""
     layer = affine()
     changed = Affine.__record__.rebuild(layer, {"bias": 1})
 
@@ -73,7 +73,7 @@ VALUES = (1.0, jnp.ones(2), "label", double, affine())
 @pytest.mark.parametrize("weight", VALUES, ids=label)
 @pytest.mark.parametrize("bias", VALUES, ids=label)
 def test_rebuild_judges_several_values_as_one_after_another(weight, bias, decide):
-    """Whatever stands beside it, each new value is data or configuration by itself."""
+    """Each new value is data or configuration by itself, whatever the others are."""
     record = Affine.__record__
 
     for old in (affine(), Affine(double, 1.0)):
@@ -85,7 +85,7 @@ def test_rebuild_judges_several_values_as_one_after_another(weight, bias, decide
 
 
 def test_rebuild_leaves_behind_what_tells_of_one_instance():
-    """Neither the mark of derivatives nor `__orig_class__` goes along; roles do."""
+    """Neither the mark of derivatives nor `__orig_class__` is copied; roles are."""
     model = pm.with_role(affine(), "weight", "lora")
     model.__orig_class__ = list[int]
     changed = Affine.__record__.rebuild(model, {"bias": 1})
@@ -95,7 +95,7 @@ def test_rebuild_leaves_behind_what_tells_of_one_instance():
 
 
 def test_a_hand_made_instance_is_not_finished():
-    """Only what construction finished can change no more, and may be remembered."""
+    """Only a finished instance is immutable, and may be cached."""
     record = Affine.__record__
 
     assert record.is_finished(affine())
@@ -122,7 +122,7 @@ def test_which_instances_may_wait(make, waits):
 
 
 def test_classes_of_static_values_go_with_the_instances():
-    """But for those of the last few: a class made in a function is not kept for ever."""
+    """Except those of the last few: a class made in a function can be freed."""
 
     class Configured(pm.Module):
         weight: object

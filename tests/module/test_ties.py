@@ -1,4 +1,4 @@
-"""Ties: one place of a model has its value from another."""
+"""Ties: one path of a model reads its value at another."""
 
 import copy
 import functools as ft
@@ -96,7 +96,7 @@ every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
 def read(model):
-    """What is read at the tied place, and at its source."""
+    """The values at the tied path, and at its source."""
     if isinstance(model, Language):
         return model.head.weight, model.embed.weight
     return model.decoder.weight, model.encoder.weight.T
@@ -150,7 +150,7 @@ def test_files_have_one_array_and_the_tie(make, tmp_path):
 
 @every_model
 def test_untie_gives_each_place_a_value_of_its_own(make):
-    """What is read does not change."""
+    """The values do not change."""
     model = make()
     free = pm.untie(model)
 
@@ -167,7 +167,7 @@ def test_untie_is_the_way_back():
 
 
 def test_the_gradient_is_the_sum():
-    """Of the gradients at both places of the untied model."""
+    """Of the gradients at both paths of the untied model."""
     model = tied_language()
 
     def loss(m, token):
@@ -228,7 +228,7 @@ def test_a_pattern_names_several_places():
 
 
 def test_a_tied_layer_has_one_entry_of_the_state():
-    """Its tokens go with it: both places update the same statistics."""
+    """Its tokens are tied, too: both paths update the same statistics."""
 
     class Norms(pm.Module):
         first: nn.BatchNorm
@@ -300,7 +300,7 @@ def test_a_tie_inside_of_a_tied_layer():
 
 
 def test_the_source_may_be_computed():
-    """Both places see it, and gradients reach what it is computed from."""
+    """Both paths read it, and gradients reach its source fields."""
     model = tied_language()
     model = pm.tree_at("embed.weight", model, replace_fn=lambda w: Scaled(w, jnp.asarray(2.0)))
 
@@ -372,7 +372,7 @@ def test_what_is_beside_a_tied_place_is_edited():
 
 
 def test_a_step_below_a_tied_layer_names_the_source():
-    """For there is nothing at the place."""
+    """There is nothing below the tied path."""
     model = pm.tie(blocks(), "last", to="items[0]")
 
     with reading_stored():
@@ -381,7 +381,7 @@ def test_a_step_below_a_tied_layer_names_the_source():
 
 
 def test_the_text_shows_the_tie():
-    """Where it is, and to what."""
+    """The path of the tie, and its source."""
     assert "weight=tied to embed.weight" in repr(tied_language())
 
 
@@ -408,7 +408,7 @@ def test_a_computed_leaf_and_an_array_are_tied_like_two_arrays():
 
 
 class Act(pm.Module):
-    """A layer that computes with what it is configured with."""
+    """A layer with a function as configuration."""
 
     w: jax.Array
     act: object = pm.field(static=True)
@@ -425,7 +425,7 @@ class Act(pm.Module):
     ],
 )
 def test_layers_that_are_made_alike_are_tied(make):
-    """Also those that make functions of their own, and those whose tokens have other names."""
+    """Also layers that make new functions, and those whose tokens have other names."""
     model, _ = pm.make_with_state(lambda: Pair(make(), make()))()
     tied = pm.tie(model, "b", to="a")
     assert tied.b is tied.a
@@ -509,7 +509,7 @@ every_inside = pytest.mark.parametrize("make", TIED_INSIDE.values(), ids=TIED_IN
 
 
 def linear_head(key):
-    """What `Own` makes."""
+    """The head of `Own`."""
     return nn.Linear(3, 5, use_bias=False, key=jax.random.split(key)[1])
 
 
@@ -573,7 +573,7 @@ def test_a_check_sees_the_ties():
 
 
 def test_the_untied_form_is_an_option_of_the_class():
-    """What is not made yet is not taken away."""
+    """A missing value is not removed."""
 
     class Untied(Own):
         def __init__(self, *, key):
@@ -640,7 +640,7 @@ def test_what_was_worked_out_of_ties_is_not_pickled():
 
 
 def test_equal_ties_of_two_nodes_are_no_circle():
-    """They are told apart by the node that keeps them."""
+    """They are distinguished by the node that stores them."""
     inner = pm.tie(Pair(ramp(2), Pair(ramp(2), ramp(2))), "a", to="b.a")
     outer = pm.tie(Pair(ramp(2), inner), "a", to="b.a")
 

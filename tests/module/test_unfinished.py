@@ -44,14 +44,14 @@ class Scale(pm.Module):
 
 
 class Inheriting(Scale):
-    """No `__init__` of its own: the rules of its base."""
+    """No custom `__init__`: the rules of its base."""
 
     def __call__(self, x):
         return super().__call__(x) + 1
 
 
 class Plain:
-    """A mixin that is no Module."""
+    """A mixin that is not a Module."""
 
     def shown(self):
         """Of a field that it has not."""
@@ -67,7 +67,7 @@ class Typed(Scale, Generic[T]):
 
 
 class Own(Scale):
-    """An `__init__` of its own, marked again, for another name."""
+    """A custom `__init__`, marked again, for another name."""
 
     @pm.sizes_follow(width=lambda x: x.shape[-1])
     def __init__(self, start: float, *, width: Any):
@@ -75,7 +75,7 @@ class Own(Scale):
 
 
 class WithNew(Scale):
-    """A `__new__` of its own."""
+    """A custom `__new__`."""
 
     def __new__(cls, *args, **kwargs):
         del args, kwargs
@@ -94,7 +94,7 @@ STYLES = {
 
 @pytest.mark.parametrize("make", STYLES.values(), ids=STYLES.keys())
 def test_classes_in_every_style(make):
-    """Each is finished to what it would have been, and is of its class before."""
+    """Each is finished to the same result as directly, and is of its class before."""
     unfinished, finished = make(None), make(3)
     assert is_unfinished(unfinished)
     assert isinstance(unfinished, type(finished))
@@ -110,7 +110,7 @@ def test_a_default_of_none_is_one_that_follows():
 
 
 def test_a_new_of_the_users_need_not_hand_arguments_on():
-    """What its base would find missing was not given to it."""
+    """Missing arguments of its base were not passed to it."""
     assert not is_unfinished(WithNew(3))
     assert pm.materialize(WithNew(None), X) == WithNew(3)
 
@@ -152,7 +152,7 @@ def test_what_does_not_depend_on_the_size_can_be_read():
 
 @pytest.mark.parametrize("name", ["weight_ih", "input_size"])
 def test_what_depends_on_the_size_cannot_be_read(name):
-    """Nor found: `hasattr` says no."""
+    """Nor found: `hasattr` returns False."""
     layer = pm.nn.LSTMCell(None, 4, key=KEY)
     with pytest.raises(UnfinishedError, match=rf"LSTMCell.{name}: expected input_size to be known"):
         getattr(layer, name)
@@ -207,7 +207,7 @@ def test_it_is_a_tree_as_any_other():
 
 
 def test_it_prints_as_it_was_called():
-    """Without keys, and without what equals its default."""
+    """Without keys, and without defaults."""
     layer = pm.nn.Linear(None, 2, use_bias=False, key=KEY)
     assert repr(layer) == "Linear(in_features=None, out_features=2, use_bias=False)"
     assert repr([Scale()]) == "[Scale(size=None)]"
@@ -259,7 +259,7 @@ def test_keys_that_depend_on_the_size_are_refused():
 
 
 def test_an_init_that_cannot_be_tried_needs_a_key_of_its_own():
-    """Nobody knows how many keys it takes."""
+    """The number of its keys is not known."""
 
     class Table(pm.Module):
         n: int
@@ -305,7 +305,7 @@ def test_classes_are_made_once_from_threads():
 
 
 def test_ten_thousand_instances_need_one_class():
-    """The class of unfinished instances is kept, and nothing else."""
+    """Only the class of unfinished instances is cached."""
     layer = Scale(None, 2.0)
     before = len(Scale.__subclasses__())
     for _ in range(10_000):

@@ -1,4 +1,4 @@
-"""Classes that are made for an instance: all kinds of them together, and as they were pickled."""
+"""Variants: all kinds together, and their pickles."""
 
 import base64
 import copy
@@ -44,7 +44,7 @@ class Layer(pm.Module):
 
 
 class Times(AbstractCallRule):
-    """Multiplies what comes out."""
+    """Multiplies the output."""
 
     by: float = 2.0
 
@@ -54,7 +54,7 @@ class Times(AbstractCallRule):
 
 LAYER = Layer(ramp(2), ramp(2), ramp(2))
 
-# What makes an instance one of another class, and what makes it one of its own class again.
+# Changes that make an instance one of a variant, and the changes back.
 CHANGES = {
     "computed": (
         lambda m: pm.tree_at("weight", m, pm.computed(jnp.multiply, ramp(2), jnp.asarray(1.0))),
@@ -98,7 +98,7 @@ def changed(order):
 
 @pytest.mark.parametrize("order", ORDERS, ids="+".join)
 def test_all_kinds_are_combined(order):
-    """In whatever order: there is one class, and each does what it does alone."""
+    """In any order: there is one class, and each kind has its effect."""
     made = changed(order)
 
     assert isinstance(made, Layer)
@@ -117,7 +117,7 @@ def test_all_kinds_are_combined(order):
 @pytest.mark.parametrize("journey", JOURNEYS.values(), ids=JOURNEYS)
 @pytest.mark.sampled
 def test_they_stay_on_every_journey(order, journey):
-    """The class, the structure and what a call gives; of methods, too."""
+    """The class, the structure and the result of a call; of methods, too."""
     made = changed(order)
 
     found = journey(made)
@@ -141,7 +141,7 @@ def test_without_them_it_is_of_its_own_class(order):
 
 @pytest.mark.parametrize("order", ORDERS, ids="+".join)
 def test_what_a_method_makes_of_its_class_is_no_variant(order):
-    """Values that were read do not have the ties, nor what is computed from."""
+    """The values of its fields have neither ties nor source fields."""
     made = changed(order)
     if {"computed", "tied"} & {*order}:
         with pytest.raises(FieldError, match=r"computed leaves \((weight|scale)"):
@@ -164,7 +164,7 @@ def test_a_class_is_made_once():
 
 
 class Keeping(pm.Module):
-    """Says itself what of it is pickled."""
+    """Has a custom `__getstate__`."""
 
     weight: jax.Array
     name: str
@@ -181,7 +181,7 @@ class Keeping(pm.Module):
 
 @pytest.mark.parametrize("name", ["computed", "precise", "intercepted"])
 def test_a_class_may_say_what_is_pickled(name):
-    """Beside that, there is what makes the instance one of another class."""
+    """The reason for the variant is pickled as well."""
     made = CHANGES[name][0](Keeping(ramp(2), "made"))
 
     for remade in (JOURNEYS["pickle"], copy.deepcopy):
@@ -192,7 +192,7 @@ def test_a_class_may_say_what_is_pickled(name):
 
 
 def test_an_unfinished_layer_can_be_captured():
-    """While it is materialized, and refuses what would be lost then."""
+    """It is captured during materialization, and refuses what would be lost then."""
     layer = nn.Linear(None, 3, key=jax.random.key(0))
     finished = nn.Linear(2, 3, key=jax.random.key(0))
     seen = []
@@ -217,7 +217,7 @@ PICKLES = json.loads((Path(__file__).parent / "pickles_of_0_1.json").read_text()
 
 @pytest.mark.parametrize("name", PICKLES)
 def test_pickles_of_an_earlier_version_are_read(name):
-    """Each is of a model, and of what it gives for an input."""
+    """Each has a model, and its output for an input."""
     model, expected = pickle.loads(zlib.decompress(base64.b85decode(PICKLES[name])))
 
     def call(model, x):

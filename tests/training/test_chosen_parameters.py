@@ -1,4 +1,4 @@
-"""What stands for an array, and is chosen."""
+"""Computed leaves instead of arrays, and selected ones."""
 
 import functools as ft
 
@@ -33,7 +33,7 @@ def test_a_computed_leaf_is_one():
 
 
 def test_layers_that_are_held_as_one_are_counted():
-    """For each stack, and for a network that scans; not what is beside."""
+    """For each stack, and for a network that scans; other leaves are not."""
     stack = nn.Stack(lambda key: nn.Stack(ft.partial(nn.Linear, 2, 2), 3, key=key), 2, key=KEY)
     beside = [stack, nn.Linear(2, 2, key=KEY)]
     scanning = nn.MLP(2, 2, 2, 3, scan=True, key=KEY)
@@ -54,7 +54,7 @@ def test_a_function_is_mapped_over_them():
 
 
 def test_what_is_in_a_net_with_its_state_is_found():
-    """The State says of its values whose they are, which is no step of a path."""
+    """Its parameters are below `model`."""
     net = pm.stateful(nn.BatchNorm(2))
 
     assert ("model.weight", 0) in chosen(net, ...)

@@ -1,4 +1,4 @@
-"""What a constrained field may hold: the maps, both ways, and what they refuse."""
+"""The values of constrained fields: the maps, both ways, and their errors."""
 
 import functools as ft
 import math
@@ -64,12 +64,12 @@ def compiled(constraint):
 
 @ft.cache
 def value_and_slope(constraint):
-    """What is made of a number, and the gradient."""
+    """The value for a number, and the gradient."""
     return jax.jit(jax.value_and_grad(constraint.forward))
 
 
 def fault(constraint, value):
-    """What a constraint says of a value."""
+    """The error of a constraint for a value."""
     return constraint.fault(np.asarray(value))
 
 
@@ -122,7 +122,7 @@ def test_every_finite_number_gives_one_inside(constraint, u):
 @simple
 @pytest.mark.sampled
 def test_half_precision_stays_inside(constraint, u, dtype):
-    """And stays what it is."""
+    """And its dtype is unchanged."""
     value = constraint.forward(jnp.asarray(u, dtype))
 
     assert value.dtype == dtype
@@ -216,7 +216,7 @@ def test_extremes_keep_their_digits():
 
 
 def test_numbers_that_compiled_code_takes_for_zero():
-    """They are greater than zero for Python: the least that is not is taken for them."""
+    """They are greater than zero in Python: the smallest normal number replaces them."""
     tiny = float(jnp.finfo(jnp.float32).tiny)
     for constraint in (constraints.positive, constraints.unit_interval):
         made = constraint.constrain(jnp.float32(tiny / 100), "Model.x")
@@ -241,7 +241,7 @@ def test_matrices_and_vectors_are_what_they_are_called(u):
 
 
 def test_orthogonal_matrices_are_all_there():
-    """Reflections, too; and the scale of what is below makes no difference."""
+    """Reflections, too; and the scale of the parameter makes no difference."""
     mirror = jnp.asarray([[0.0, 1.0], [1.0, 0.0]])
     forward = constraints.orthogonal.forward
 
@@ -257,7 +257,7 @@ def test_orthogonal_matrices_are_all_there():
 
 
 def test_constraints_are_values():
-    """Equal if made of the same bounds, whatever the spelling; told apart otherwise."""
+    """Equal if made of the same bounds, in any notation; otherwise distinguished."""
     assert constraints.interval(0, 1) == constraints.unit_interval
     assert constraints.greater_than(0) == constraints.greater_than(-0.0) == constraints.positive
     assert constraints.greater_than(np.float32(2)) == constraints.greater_than(2)
@@ -281,12 +281,12 @@ def test_constraints_are_values():
     ],
 )
 def test_text_is_what_makes_it(constraint, text):
-    """As it stands behind `pm.constraints.`."""
+    """As written after `pm.constraints.`."""
     assert repr(constraint) == text
 
 
 def test_all_kinds_have_names_for_files():
-    """What a file cannot name, it could not rebuild."""
+    """A file could not rebuild a value without a name."""
     kinds = constraints.KINDS.values()
     assert {type(c) for c, _ in ALL} | {type(TANH)} == {*kinds}
 
@@ -325,15 +325,15 @@ BAD = [
 
 
 def test_functions_that_do_not_belong_together_are_refused():
-    """Given the wrong way round, or with one that is no way back."""
+    """In the wrong order, or with a function that is not an inverse."""
     swapped = constraints.bijection(jnp.log, jnp.exp)
-    assert swapped.fault(np.float32(2.0)) is None  # It is a way back, for all numbers.
+    assert swapped.fault(np.float32(2.0)) is None  # It is an inverse, for all numbers.
 
 
 @pytest.mark.parametrize(("constraint", "value"), BAD)
 @pytest.mark.sampled
 def test_a_traced_value_outside_fails_when_the_program_runs(constraint, value, monkeypatch):
-    """What is refused where numbers are known is no model inside of a program, either."""
+    """Values that are refused when known are refused inside of a program, too."""
     value = jnp.asarray(value, jnp.float32)
 
     def made(value):
@@ -359,7 +359,7 @@ def test_a_traced_value_inside_passes(constraint, shape, dtype):
 
 
 def test_a_check_is_asked_first():
-    """It sees a NumPy array, and may know more than the way back."""
+    """It gets a NumPy array, and may be stricter than the inverse."""
     seen = []
 
     def whole(x):
@@ -393,13 +393,13 @@ def test_a_bijection_may_change_the_shape_and_need_not_be_traced_inwards():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.sampled
 def test_a_positive_value_is_stored_to_a_few_roundings(dtype):
-    """As many as its logarithm says, as that is what is stored; the docstring has the figures."""
+    """As many as its logarithm has, because that is stored; the docstring has the figures."""
     values = jnp.exp(jnp.linspace(-8.0, 8.0, 501)).astype(dtype)
     found = constraints.positive.forward(constraints.positive.inverse(values))
 
     exact = np.asarray(values, "float64")
     error = np.abs(np.asarray(found, "float64") - exact) / exact
-    # Half a unit in the last place: of the logarithm, and of the value.
+    # Half a unit in the last digit: of the logarithm, and of the value.
     rounding = float(jnp.finfo(dtype).eps) / 2
     assert np.all(error <= 1.1 * rounding * (1 + np.abs(np.log(exact))) + 4 * 2.0**-24)
     assert error.max() < {"bfloat16": 0.04, "float16": 0.005, "float32": 1e-6}[dtype]
@@ -409,7 +409,7 @@ def test_a_positive_value_is_stored_to_a_few_roundings(dtype):
     "make", [lambda make: make, jax.jit, lambda make: ft.partial(jax.eval_shape, make)]
 )
 def test_bounds_without_a_number_between_are_refused(make):
-    """Also while values are traced: what would come out is on neither side, or on one bound."""
+    """Also while values are traced: the result would be on neither side, or on one bound."""
 
     class Narrow(pm.Module):
         value: jax.Array = pm.field(constraint=constraints.interval(1.0, 1.000001))

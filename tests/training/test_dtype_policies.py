@@ -27,7 +27,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize(("spec", "expected"), WRITTEN.items(), ids=map(str, WRITTEN))
 def test_a_precision_may_be_written(spec, expected):
-    """What is left out follows: params are float32, compute is params, output is compute."""
+    """Missing parts have defaults: params are float32, compute is params, output is compute."""
     made = as_precision("f(spec)", spec)
 
     assert (made.params, made.compute, made.output) == expected
@@ -36,7 +36,7 @@ def test_a_precision_may_be_written(spec, expected):
 
 
 def test_a_precision_is_a_value():
-    """It is compared, hashed, shown and pickled as what it says; it has no arrays."""
+    """It is compared, hashed, printed and pickled as its dtypes; it has no arrays."""
     made = pm.Precision("float32", jnp.bfloat16)
 
     assert repr(made) == "Precision(compute='bfloat16', output='bfloat16')"

@@ -14,7 +14,7 @@ from tests.helpers.trees import Affine, affine, ramp
 
 @pytest.fixture(autouse=True)
 def _standard_promotion():
-    """What optax injects is of a float's dtype, and its count an integer."""
+    """optax injects values with a float dtype, and an integer count."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -40,7 +40,7 @@ def ones(tree):
 
 
 def rates(opt):
-    """What the learning rates are."""
+    """The learning rates."""
     return [float(s.hyperparams["learning_rate"]) for s in opt.states if hasattr(s, "hyperparams")]
 
 
@@ -89,7 +89,7 @@ def test_what_acts_on_all_is_meant_with_all():
 
 
 def test_it_is_found_wherever_it_is_kept():
-    """In a chain, and below what gathers gradients."""
+    """In a chain, and inside of gradient accumulation."""
     rule = optax.MultiSteps(optax.chain(optax.clip(1.0), injected()), every_k_schedule=2)
     opt = pm.Optimizer(rule).init(model()).with_hyperparams(learning_rate=0.5)
 

@@ -27,7 +27,7 @@ def test_the_factor_grows_and_shrinks():
 
     assert history(scale, [True, True, True, False, True, True]) == [8, 32, 32, 8, 8, 32]
     assert history(scale, [False, False, False]) == [2, 2, 2]
-    # The step that was not finite begins a new row.
+    # The step that was not finite starts a new row.
     assert history(scale, [True, False, True, True]) == [8, 2, 2, 8]
 
 
@@ -63,7 +63,7 @@ def test_an_overflow_never_raises_the_factor():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
 def test_scaling_and_unscaling_is_exact(dtype):
-    """For factors that are powers of two, in the dtype of what is scaled."""
+    """For factors that are powers of two, in the dtype of the scaled value."""
     scale = pm.LossScale(2.0**10)
     tree = {"a": jnp.asarray([1.5, -3.0], dtype), "b": None, "c": jnp.arange(3), "d": "text"}
 
@@ -82,7 +82,7 @@ def test_factors_beyond_float16_serve_for_float16():
 
 
 def test_gradients_that_float16_has_not_are_saved():
-    """What scaling is for: without it they are zero."""
+    """The purpose of scaling: without it they are zero."""
 
     def loss(w, scale):
         # The gradient of each factor passes through float16.
@@ -125,7 +125,7 @@ def test_it_is_saved_and_pickled(tmp_path):
 
 
 def test_it_is_not_trained():
-    """Its arrays are buffers, wherever it is kept."""
+    """Its arrays are buffers, wherever it is stored."""
     assert jax.tree.leaves(pm.trainable(pm.LossScale())[0]) == []
 
 
@@ -148,7 +148,7 @@ def test_all_finite(tree, expected):
 
 
 def test_a_tree_is_selected():
-    """Models, keys and State; what is no array has to be the same."""
+    """Models, keys and State; non-arrays must be equal."""
     new, old = affine(2, 2), affine(2, 2, start=np.float32(5))
     key, other = jax.random.key(0), jax.random.key(1)
     select = pm.filter_jit(pm.select_tree)

@@ -78,7 +78,7 @@ def test_at_first_the_model_reads_as_it_did(dtype):
 
 @pytest.mark.slow
 def test_training_by_role_leaves_the_base_to_the_bit():
-    """With optax and `trainable`; and what was trained is merged."""
+    """With optax and `trainable`; then the update is merged."""
     with jax.numpy_dtype_promotion("standard"):  # Which optax needs.
         check_training()
 
@@ -150,7 +150,7 @@ def test_the_program_is_the_hand_written_one():
     ids=["path", "pattern", "class", "algebra", "convolutions are left alone", "no Module"],
 )
 def test_the_matrices_among_what_is_chosen_are_adapted(make, selector, adapted):
-    """By each kind of selector; all else is left alone."""
+    """By each kind of selector; other leaves are unchanged."""
     found = pm.named_leaves(pm.lora(make(), selector, 1, key=KEY))
 
     assert [name[:-2] for name in found if name.endswith(".a")] == adapted
@@ -183,7 +183,7 @@ def test_each_layer_of_a_stack_has_an_update_of_its_own():
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.slow
 def test_stacks_of_none_and_of_one(depth):
-    """Mapped over all the same."""
+    """They are mapped over, too."""
     stack = nn.Stack(ft.partial(nn.Linear, 3, 3), depth, key=KEY)
 
     assert_same(pm.lora(stack, nn.Linear, 2, key=KEY)(jnp.ones(3)), stack(jnp.ones(3)))
@@ -206,7 +206,7 @@ def test_a_stack_of_stacks_and_a_network_that_scans():
 @pytest.mark.parametrize("shared", [None, "layers[0]"])
 @pytest.mark.sampled
 def test_each_member_of_an_ensemble_has_an_update_of_its_own(shared):
-    """As each layer of a Stack has; what is shared has one."""
+    """As each layer of a Stack has; shared leaves have one."""
     nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY, shared=shared)
     adapted = pm.lora(nets, nn.Linear, 1, key=KEY)
 
@@ -225,7 +225,7 @@ def test_each_member_of_an_ensemble_has_an_update_of_its_own(shared):
 
 
 def test_models_that_are_one_are_mapped_over():
-    """Then each has updates of its own; without a map, what would be wrong is told."""
+    """With a map, each has its own updates; without a map, the error explains it."""
     keys = jax.random.split(KEY, 2)
     models = pm.filter_vmap(lambda key: nn.Linear(3, 4, key=key))(keys)
 
@@ -234,7 +234,7 @@ def test_models_that_are_one_are_mapped_over():
 
     assert pm.named_leaves(adapted)["weight.b"].shape == (2, 4, 1)
     assert_same(call(adapted, jnp.ones(3)), call(models, jnp.ones(3)))
-    # The biases of two layers look like a matrix; nobody can read one of these alone.
+    # The biases of two layers look like a matrix; they cannot be read alone.
 
 
 def test_both_places_of_a_tie_read_the_update():

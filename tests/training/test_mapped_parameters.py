@@ -1,4 +1,4 @@
-"""`map_parameters`: what is trained, and what is read."""
+"""`map_parameters`: the parameters, and their values."""
 
 import functools as ft
 
@@ -56,7 +56,7 @@ def test_an_auto_encoder_is_tied_by_transposition():
 
 
 def test_with_an_inverse_the_model_reads_as_it_did():
-    """What is trained has the other form."""
+    """The parameter has the other form."""
     norm = nn.LayerNorm(3).replace(weight=jnp.asarray([0.5, 1.0, 2.0]))
     mapped = pm.map_parameters(jnp.exp, norm, "weight", inverse=jnp.log)
     x = jnp.asarray([1.0, 2.0, 4.0])

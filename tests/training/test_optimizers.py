@@ -1,4 +1,4 @@
-"""The optimizer of a model: what it does is what optax does, told by selectors."""
+"""The optimizer of a model: it does the same as optax, with selectors."""
 
 import copy
 import functools as ft
@@ -44,7 +44,7 @@ def size_in_bytes(tree):
 
 
 class Net(pm.Module):
-    """A backbone of two layers, a norm, a head, a buffer, and what is no floating array."""
+    """A backbone of two layers, a norm, a head, a buffer, and other leaves."""
 
     backbone: list[Affine]
     norm: nn.LayerNorm
@@ -67,7 +67,7 @@ class Net(pm.Module):
 
 
 def loss(model):
-    """A scalar that depends on all that is trained."""
+    """A scalar that depends on all parameters."""
     return jnp.sum(model(ramp(2)) ** 2)
 
 
@@ -84,7 +84,7 @@ def three_rules():
 
 # ---- laws
 
-# Each array is at one place only.
+# Each array is at one path only.
 models = array_trees.map(
     lambda tree: Boxed([jax.tree.map(lambda x: x.copy(), tree), ramp(2), {"a": affine()}])
 )
@@ -101,7 +101,7 @@ transformations = st.sampled_from(list(TRANSFORMATIONS.values()))
 @settings(law, max_examples=8)
 @given(models, transformations)
 def test_one_rule_is_plain_optax(model, transformation):
-    """Over several steps, to the bit; and so is what it keeps."""
+    """Over several steps, to the bit; and so is its state."""
     other, state = model, transformation.init(pm.trainable(model)[0])
     opt = pm.Optimizer(transformation).init(model)
 
@@ -163,7 +163,7 @@ def test_what_comes_out_has_the_structure_of_what_went_in(model, first, second):
 
 
 def test_each_leaf_has_the_first_rule_that_picks_it():
-    """As in `by`, wherever that stands."""
+    """As in `by`, at any position."""
     model = Net()
     rules = {"head.bias": 1.0, Affine: 0.1, "**.bias": 7.0, ...: 0.0}
     opt = pm.Optimizer(pm.by({key: optax.sgd(rate) for key, rate in rules.items()})).init(model)
@@ -177,7 +177,7 @@ def test_each_leaf_has_the_first_rule_that_picks_it():
 
 
 def test_what_is_left_alone_costs_no_state():
-    """Not a byte: neither a None rule, nor a buffer, nor what is no floating array."""
+    """Not a byte: neither a None rule, nor a buffer, nor a non-floating leaf."""
     model = Net()
     opt = pm.Optimizer(pm.by({"head": optax.adam(1e-2), ...: None})).init(model)
 
@@ -215,7 +215,7 @@ def test_gradients_of_chosen_leaves_fit_rules_for_chosen_leaves():
 
 
 def test_roles_that_were_given_are_all_there_is_to_say():
-    """Neither the loss nor the optimizer is told again."""
+    """Neither the loss nor the optimizer needs them again."""
     model = pm.with_role(Net(), "backbone", "buffer")
     opt = pm.Optimizer(optax.adam(1e-2)).init(model)
 
@@ -226,7 +226,7 @@ def test_roles_that_were_given_are_all_there_is_to_say():
 
 
 def test_masks_and_paths_mean_in_a_rule_what_they_mean_in_optax():
-    """A transformation is shown the model, with None for what is not its own."""
+    """A transformation sees the model, with None for leaves of other groups."""
     model = Net()
     decay = optax.add_decayed_weights(1.0, mask=~pm.select.type(nn.LayerNorm))
     plain = optax.add_decayed_weights(1.0, mask=pm.by({"**.weight": True, ...: False}))
@@ -241,11 +241,11 @@ def test_masks_and_paths_mean_in_a_rule_what_they_mean_in_optax():
     assert np.allclose(new.head.bias, model.head.bias)
 
 
-# ---- what acts on all
+# ---- transformations of all leaves
 
 
 def test_before_acts_on_all_groups_together():
-    """And neither on what is left alone, nor before what is left alone was taken out."""
+    """It sees neither frozen leaves, nor gradients from before they were removed."""
     model = Net()
     grads = jax.tree.map(jnp.ones_like, pm.trainable(model)[0])
     rules = pm.by({"backbone": None, "norm": optax.sgd(1.0), ...: optax.sgd(2.0)})
@@ -304,7 +304,7 @@ def test_a_compiled_step_is_compiled_once_and_may_be_donated():
 
 
 def test_a_scan_carries_both():
-    """What steps in a Python loop give, a scan gives."""
+    """A scan returns the same as steps in a Python loop."""
     model = Net()
     opt = pm.Optimizer(three_rules(), before=optax.clip_by_global_norm(1.0)).init(model)
 
@@ -346,7 +346,7 @@ def test_init_may_be_compiled_and_mapped():
 
 
 class Doubling(NamedTuple):
-    """A transformation that can be pickled: what it is made of is at the top of a file."""
+    """A transformation that can be pickled: its functions are at the top level of a file."""
 
     init: Any
     update: Any
@@ -431,7 +431,7 @@ def test_nets_that_hold_their_state_are_trained():
 
 
 def test_a_model_in_another_mode_is_the_same_model():
-    """What is configured otherwise has the same leaves; the state keeps the form it had."""
+    """Other configuration has the same leaves; the state keeps its form."""
     model = [affine(), nn.Dropout(0.5)]
     opt = pm.Optimizer(optax.adam(1e-2)).init(model)
     quiet = pm.inference_mode(model)
@@ -443,7 +443,7 @@ def test_a_model_in_another_mode_is_the_same_model():
 
 
 def test_a_step_traces_to_the_program_that_is_written_by_hand():
-    """Selectors, labels and parts are gone: each group is what optax does with a list."""
+    """Selectors, labels and parts are gone: each group is optax's update of a list."""
     model = Net()
     opt = pm.Optimizer(three_rules()).init(model)
     adam, sgd = optax.adam(1e-2), optax.sgd(1e-2, momentum=0.9)
@@ -462,11 +462,11 @@ def test_a_step_traces_to_the_program_that_is_written_by_hand():
     assert ours == equations(by_hand, params, params, states)
 
 
-# ---- what transformations may be
+# ---- accepted transformations
 
 
 def test_extra_arguments_go_to_those_that_take_them():
-    """By signature: optax's own take any, others what they name."""
+    """By signature: optax's own take any, others the named ones."""
     seen = {}
 
     def takes_value(updates, state, params=None, *, value):
@@ -504,7 +504,7 @@ def test_multi_steps_gathers_gradients():
 
 
 def test_a_group_without_leaves_keeps_nothing():
-    """A rule for buffers alone is no mistake, for they may be trained in another run."""
+    """A rule for buffers alone is not an error, because they may be trained in another run."""
     model = Net()
     opt = pm.Optimizer(pm.by({"mean": optax.adam(1.0), ...: optax.sgd(1.0)})).init(model)
 
@@ -517,7 +517,7 @@ def test_a_group_without_leaves_keeps_nothing():
 
 
 def test_rules_may_be_exchanged_for_others_of_the_same_selectors():
-    """What was kept is kept: a learning rate that nobody injected can be changed so."""
+    """The state is kept: this changes a learning rate that was not injected."""
     model = affine()
     opt = pm.Optimizer(optax.sgd(1.0, momentum=0.5)).init(model)
     ones = jax.tree.map(jnp.ones_like, model)
@@ -532,7 +532,7 @@ def test_rules_may_be_exchanged_for_others_of_the_same_selectors():
 
 
 def test_no_imaginary_part_is_dropped():
-    """A complex gradient of what is real is refused; a real one of what is complex is one."""
+    """A complex gradient of a real leaf is refused; a real gradient of a complex leaf is valid."""
     model = {"w": jnp.ones(2), "z": jnp.ones(2, "complex64")}
     opt = pm.Optimizer(optax.sgd(1.0)).init(model)
 
@@ -542,7 +542,7 @@ def test_no_imaginary_part_is_dropped():
 
 @pytest.mark.parametrize("model", [affine(), [affine()], {"a": (affine(), ramp(2))}, Net()])
 def test_the_gradients_do_not_come_first(model):
-    """As they would with optax: what has their structure would be trained away from the model."""
+    """As they would in optax: a tree of their structure would be trained instead of the model."""
     opt = pm.Optimizer(optax.sgd(1.0)).init(model)
 
     @pm.filter_grad
@@ -602,7 +602,7 @@ def tied_pair():
 
 @pytest.mark.slow
 def test_a_tied_parameter_has_one_slot():
-    """And moves at both places at once, as one that is used twice by hand."""
+    """And changes at both paths at once, like an array that is used twice by hand."""
     model = tied_pair()
     opt = pm.Optimizer(optax.sgd(0.1, momentum=0.9)).init(model)
     assert len(jax.tree.leaves(opt)) == 3

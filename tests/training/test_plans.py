@@ -1,4 +1,4 @@
-"""Which rule each leaf has, as it is decided and kept."""
+"""The rule of each leaf, as it is decided and cached."""
 
 import pickle
 
@@ -22,7 +22,7 @@ def model():
 
 
 def test_leaves_are_numbered_by_their_rules():
-    """The first that picks one, for all that is trained; what is not has none."""
+    """The first that selects one, for all trained leaves; others have none."""
     plan = make_plan(pm.by({"b.bias": ADAM, Affine: None, ...: SGD}), model())
 
     assert plan.labels == (2, -1, 2, 1, 0, -1, -1)
@@ -74,7 +74,7 @@ def test_a_leaf_without_a_rule_is_told_by_path():
 
 
 def test_a_rule_that_an_earlier_one_leaves_nothing_is_refused():
-    """What it was to train would have another rule, or none; the place says which."""
+    """Its leaves would have another rule, or none; the error names the path."""
     # But where it makes no difference.
     assert make_plan(pm.by({"b.**": None, "b": None, ...: ADAM}), model()).is_used[2]
 
@@ -88,7 +88,7 @@ def test_rules_for_what_is_not_trained_are_none_the_worse(selector):
 
 
 def test_predicates_are_asked_of_the_arrays():
-    """They may look at shapes and dtypes."""
+    """They may read shapes and dtypes."""
     plan = make_plan(pm.by({lambda x: getattr(x, "ndim", 0) > 1: SGD, ...: None}), model())
 
     assert plan.labels == (1, -1, 1, 0, 1, -1, -1)

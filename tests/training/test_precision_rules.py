@@ -1,4 +1,4 @@
-"""Precision by selector: what is stored, what is computed with, what comes out."""
+"""Precision by selector: dtypes of storage, computation and output."""
 
 import copy
 import functools as ft
@@ -54,7 +54,7 @@ def seeing(inner=None):
 
 
 def seen(model, *args, **kwargs):
-    """What it gives, and the dtypes that were seen, outermost first."""
+    """The result, and the dtypes in the calls, outermost first."""
     out, values = pm.capture(model)(*args, **kwargs)
     return out, [[value.dtype.name for value in found] for found in values.values()]
 
@@ -72,11 +72,11 @@ def net():
     )
 
 
-# ---- what is cast
+# ---- casts
 
 
 def test_three_dtypes():
-    """Of what is stored, of what is computed with, and of what comes out."""
+    """Of storage, of computation, and of the output."""
     model = pm.with_precision(seeing(), "params=float16,compute=bfloat16,output=float32")
 
     out, found = seen(model, X)
@@ -105,7 +105,7 @@ def test_arguments_are_cast_in_containers_and_by_name():
 
 
 def test_buffers_and_integers_are_left_alone():
-    """In storage and in use; a parameter that was given the role is no buffer in its class."""
+    """In storage and in use; a parameter may get the role of a buffer later."""
     model = pm.with_role(seeing(), "weight", "buffer")
     model = pm.with_precision(model, "bfloat16")
 
@@ -189,7 +189,7 @@ def test_what_is_inside_of_a_chosen_module_is_chosen_with_it():
 
 
 def test_none_leaves_alone_in_the_middle():
-    """What is inside of a region, too: it sees what it is given, and its own arrays as they are."""
+    """Also inside of a region: it sees its inputs, and its own arrays unchanged."""
     model = pm.with_precision(seeing(seeing(seeing())), pm.by({"inner": None, ...: "bfloat16"}))
 
     _, found = seen(model, X)
@@ -228,7 +228,7 @@ def test_inside_and_outside_are_compiled_apart():
 
 
 def test_a_module_that_comes_out_of_a_region_is_outside():
-    """It says what it said before it went in."""
+    """It has its old precision."""
 
     class Giving(pm.Module):
         layer: nn.Linear
@@ -244,7 +244,7 @@ def test_a_module_that_comes_out_of_a_region_is_outside():
 
 
 def test_a_net_that_gives_itself_back_is_not_rounded():
-    """Its arrays are those that went in, its computed leaves too; what is new is in `params`."""
+    """Its arrays are the old ones, its computed leaves too; new values are in `params`."""
 
     class Giving(pm.Module):
         layer: nn.Linear
@@ -281,7 +281,7 @@ def test_a_net_that_carries_its_state():
 
 
 def test_methods_may_be_named():
-    """Beside `__call__`; one that calls another gives it what is inside."""
+    """Beside `__call__`; one that calls another passes inner values."""
 
     class Both(Seeing):
         def __call__(self, x):
@@ -296,7 +296,7 @@ def test_methods_may_be_named():
 
 
 def test_any_tree_of_models():
-    """Each is chosen by its path; what is wrapped is reached."""
+    """Each is selected by its path; wrapped Modules are reached."""
     models = pm.with_precision({"a": net(), "b": [net()]}, pm.by({"b.*": MIXED, "a": None}))
     wrapped = pm.with_precision(pm.filter_jit(net()), pm.by({"layers.0": "bfloat16", ...: None}))
 
@@ -305,7 +305,7 @@ def test_any_tree_of_models():
     assert dtypes(wrapped) == ["bfloat16", "float32"]
 
 
-# ---- what is computed
+# ---- results
 
 
 def test_gradients_arrive_in_the_dtype_of_params():
@@ -339,7 +339,7 @@ def by_hand(model, x):
 
 
 def casts(fn, *args):
-    """How many conversions there are in a program: as it is handed over, and compiled."""
+    """The number of conversions in a program: as traced, and compiled."""
     lowered = pm.filter_jit(fn).lower(*args)
     compiled = lowered.compile().as_text()
     return lowered.as_text().count("stablehlo.convert"), len(re.findall(r" convert\(", compiled))
@@ -388,7 +388,7 @@ TRANSFORMED = {
 @pytest.mark.parametrize("call", TRANSFORMED.values(), ids=TRANSFORMED)
 @pytest.mark.sampled
 def test_it_goes_through_transforms_and_copies(call):
-    """With the same result, but for what XLA does not round in between."""
+    """With the same result, except where XLA does not round intermediate values."""
     model, xs = pm.with_precision(nn.Linear(4, 2, key=KEY), MIXED), ramp(3, 4)
 
     out = call(model, xs)
@@ -425,7 +425,7 @@ def test_stacks(norm_first):
 
 
 def test_ensembles():
-    """Chosen in an Ensemble, or in what makes its members: as a member alone computes."""
+    """Selected in an Ensemble, or in its constructor: the same as a member alone."""
     rule = pm.by({nn.LayerNorm: "float32", ...: MIXED})
 
     def make(key):
@@ -437,7 +437,7 @@ def test_ensembles():
     assert out.dtype == jnp.float32
     within = nn.Ensemble(lambda key: pm.with_precision(make(key), rule), 2, key=KEY)
     alone = jnp.stack([pm.with_precision(net, rule)(X) for net in plain])
-    # bfloat16 has 8 bits: what is added up in another order differs in the last one.
+    # bfloat16 has 8 bits: a sum in another order differs in the last one.
     np.testing.assert_allclose(within(X), alone, atol=2**-7)
     np.testing.assert_allclose(out, alone, atol=2**-7)
     assert float(jnp.abs(out - plain(X)).max()) > 0
@@ -456,7 +456,7 @@ def test_layers_that_stand_apart_keep_one_structure():
 
 
 def test_computed_leaves_are_computed_in_params():
-    """And cast afterwards: what a weight is computed from may need to be more precise."""
+    """And cast afterwards: the source fields of a weight may need more precision."""
     layer = nn.Linear(4, 4, key=KEY)
     # In bfloat16 each factor is 1, and so is their product.
     layer = layer.replace(weight=Scaled(jnp.full((4, 4), 1.001), jnp.asarray(1.01)))
@@ -537,7 +537,7 @@ def test_a_training_step():
 
 
 def test_none_takes_it_away():
-    """Classes are their own again; what was cast stays so."""
+    """Classes are the original ones; cast arrays remain cast."""
     model = net()
     mixed = pm.with_precision(model, MIXED)
 
@@ -559,7 +559,7 @@ def test_the_later_one_replaces_the_former():
 
 
 def test_edits_keep_it():
-    """What is put in is cast where it is entered; a layer that is put in brings its own."""
+    """A new leaf is cast when the call starts; a new layer brings its own precision."""
     model = pm.with_precision(seeing(seeing()), "bfloat16")
 
     edited = pm.tree_at(lambda m: m.weight, model, jnp.ones(4))
@@ -570,7 +570,7 @@ def test_edits_keep_it():
 
 
 def test_abstract_models():
-    """As the model that they stand for."""
+    """As the concrete model."""
     spec = pm.filter_eval_shape(net)
 
     cast = pm.with_precision(spec, "bfloat16")
@@ -596,7 +596,7 @@ def test_files_keep_it(tmp_path):
 
 
 def test_files_say_nothing_of_what_has_no_precision(tmp_path):
-    """They are as they were before there was such a thing."""
+    """They are unchanged from before the feature existed."""
     pm.save(tmp_path / "model.safetensors", net())
 
     assert b"<precision>" not in (tmp_path / "model.safetensors").read_bytes()
@@ -615,7 +615,7 @@ def test_a_precision_is_printed(precision):
 
 
 def test_each_precision_is_printed_where_it_begins():
-    """The innermost wins; what is left alone in the middle of others is said to be, too."""
+    """The innermost wins; an excluded inner part is printed, too."""
     rule = pm.by({"inner.inner": "bfloat16", "inner": None, ...: "float32"})
     text = pm.tree_pformat(pm.with_precision(seeing(seeing(seeing())), rule), width=1000)
 
@@ -638,7 +638,7 @@ def test_arrays_that_nothing_would_cast():
     ):
         pm.with_precision(bare, MIXED)
 
-    # What is stored as it is computed with need not be cast.
+    # An array in the dtype of computation need not be cast.
     assert dtypes(pm.with_precision(bare, "bfloat16")) == ["bfloat16"]
     assert dtypes(pm.with_precision(bare, pm.by({nn.Linear: "bfloat16", ...: None}))) == [
         "bfloat16",

@@ -67,7 +67,7 @@ def unpacked(packed, n):
 )
 @pytest.mark.sampled
 def test_it_is_the_formula(form, group, shape, dtype):
-    """Against NumPy: numbers, scales and what is read; packed by row, whatever its size."""
+    """Against NumPy: numbers, scales and values; packed by row, whatever its size."""
     array = np.asarray(jax.random.normal(KEY, shape).astype(dtype))
     n = array[0].size
     rows = array.reshape(shape[0], -1, group or n)
@@ -121,7 +121,7 @@ def test_torch_gives_the_same_numbers(form, levels):
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_rows_of_zeros_and_rows_without_numbers(form):
-    """Stay what they are; and so does what is too small for its scale to be a number."""
+    """They are unchanged; and so are rows whose scale would be too small for a number."""
     zero = jnp.zeros((2, 3)).at[1, 2].set(4.0)
     assert small({"w": zero}, form)["w"].value().tolist() == zero.tolist()
     assert small({"w": jnp.zeros((0, 3))}, form)["w"].value().shape == (0, 3)
@@ -141,7 +141,7 @@ def test_what_is_tiny_in_half_precision_is_not_clipped(form):
     assert bool((error <= 0.501 * scales.astype("f4")).all())
 
 
-# ---- what is quantised
+# ---- quantized leaves
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_is_tiny_in_half_precision_is_not_clipped(form):
     ids=label,
 )
 def test_the_matrices_among_what_is_chosen_are_quantised(form, quantized):
-    """By each kind of selector; all else is left alone, and shared."""
+    """By each kind of selector; other leaves are unchanged, and shared."""
     keys = jax.random.split(KEY, 3)
     conv = nn.Conv2d(2, 2, 3, key=keys[1])
     model = [nn.Embedding(5, 4, key=keys[0]), conv, nn.Linear(4, 2, key=keys[2]), nn.LayerNorm(4)]
@@ -176,7 +176,7 @@ def test_the_matrices_among_what_is_chosen_are_quantised(form, quantized):
 
 
 def test_an_array_alone_is_a_model():
-    """Of which the root is quantised."""
+    """The root is quantized."""
     made = small(jnp.asarray([[1.0, -127.0]]))
 
     assert made.value().tolist() == [[1.0, -127.0]]
@@ -212,7 +212,7 @@ def kinds():
 
 
 def test_buffers_and_roles_of_ones_own_are_quantised_by_their_path_alone():
-    """What was frozen is a parameter all the same."""
+    """A frozen array is a parameter, too."""
     made = small(pm.with_role(kinds(), "w", "buffer"))
     assert [*pm.named_leaves(made)] == ["w.numbers", "w.scales", "table", "own"]
     made = pm.quantize(kinds(), pm.by({"table": "int8", "own": "int8", ...: None}))
@@ -326,7 +326,7 @@ def test_each_layer_of_a_stack_of_stacks_has_scales_of_its_own():
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.slow
 def test_stacks_of_none_and_of_one(depth):
-    """Mapped over all the same."""
+    """They are mapped over, too."""
     stack = small(nn.Stack(ft.partial(nn.Linear, 3, 3), depth, key=KEY))
 
     assert_same(stack(X), pm.resolve(stack)(X))
@@ -335,7 +335,7 @@ def test_stacks_of_none_and_of_one(depth):
 @pytest.mark.parametrize("shared", ["layers[0]", None])
 @pytest.mark.sampled
 def test_members_of_an_ensemble_and_a_network_that_scans(shared):
-    """One axis for each; what is shared has none."""
+    """One axis for each; shared leaves have none."""
     nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY, shared=shared)
     made = small(nets)
     shapes = {name: leaf.shape for name, leaf in pm.named_leaves(made).items()}
@@ -349,7 +349,7 @@ def test_members_of_an_ensemble_and_a_network_that_scans(shared):
 
 
 def test_models_that_are_one_are_mapped_over():
-    """Then each has scales of its own; numbers cannot be looked at."""
+    """With a map, each has its own scales; numbers cannot be read."""
     keys = jax.random.split(KEY, 2)
     models = pm.filter_vmap(lambda key: nn.Linear(3, 4, key=key))(keys)
     made = pm.filter_vmap(small)(models)
@@ -360,7 +360,7 @@ def test_models_that_are_one_are_mapped_over():
 
 
 def test_in_a_traced_function_rows_that_are_not_finite_read_as_nan():
-    """Nobody can look at them there."""
+    """They cannot be read there."""
     rows = jnp.asarray([[1.0, jnp.inf], [jnp.nan, 2.0], [1.0, 2.0]])
     value = jax.jit(lambda w: small({"w": w})["w"].value())(rows)
 
@@ -383,7 +383,7 @@ def pair(*sizes):
 
 
 def test_an_embedding_is_looked_up_and_attended_to():
-    """Rows of what it reads as."""
+    """Rows of its value."""
     table = nn.Embedding(5, 3, key=KEY)
     made = small(table, "int4")
 
@@ -394,7 +394,7 @@ def test_an_embedding_is_looked_up_and_attended_to():
 
 @pytest.mark.parametrize(("through", "sizes"), [(None, (3, 5)), (jnp.transpose, (5, 3))])
 def test_both_places_of_a_tie_read_it(through, sizes):
-    """The source is quantised, before or after the tie, and through a function."""
+    """The source is quantized, before or after the tie, and through a function."""
 
     def tie(model):
         return pm.tie(model, "head.weight", to="embed.weight", through=through)
@@ -444,7 +444,7 @@ def test_updates_of_low_rank_are_trained_on_a_quantised_base(make):
 
 
 def test_a_file_has_its_parts(tmp_path):
-    """Two numbers a byte there, too; read alone, or into what is made abstractly."""
+    """Two numbers a byte there, too; read alone, or into an abstract model."""
     model = small([make_stack(), pm.lora(mlp(), "**.weight", 1, key=KEY)], "int4")
     pm.save(tmp_path / "model", model)
 
@@ -459,7 +459,7 @@ def test_a_file_has_its_parts(tmp_path):
 
 
 def test_an_abstract_base_keeps_its_update():
-    """The factors are arrays all the same."""
+    """The factors are arrays."""
     adapted = pm.lora(nn.Linear(3, 4, key=KEY), "weight", 2, key=KEY)
     abstract = pm.tree_at(
         "weight.base", adapted, replace_fn=lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype)
@@ -471,7 +471,7 @@ def test_an_abstract_base_keeps_its_update():
 
 
 def test_precision_modes_and_surgery():
-    """Scales stay as they are stored; the matrix is cast where it is used."""
+    """Scales keep their dtype; the matrix is cast where it is used."""
     model = small(nn.Sequential([nn.Linear(3, 3, key=KEY), nn.Dropout(0.5)]))
     half = pm.with_precision(model, "params=float32,compute=bfloat16,output=float32")
     half = pm.inference_mode(half)
@@ -512,7 +512,7 @@ def test_a_part_of_the_rows_is_read_on_each_device():
     assert_same(np.asarray(read(layer)), np.asarray(layer.weight))
 
 
-# ---- what it has cost
+# ---- cost
 
 
 def test_the_report_has_errors_and_bytes():

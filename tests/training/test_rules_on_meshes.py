@@ -15,7 +15,7 @@ KEY = jax.random.key(0)
 
 @pytest.fixture(scope="module", autouse=True)
 def promotion():
-    """That which optax is written for."""
+    """The promotion that optax is written for."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -74,7 +74,7 @@ def rule(request):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_equal_to_one_device(rule, way):
-    """The model and the state; all of it lies as before, and the next step is no new program."""
+    """The model and the state; shardings are unchanged, and the next step is no new program."""
     rule, expected = rule
     model = laid(MODEL, way)
     opt = pm.Optimizer(rule).init(model)
@@ -111,7 +111,7 @@ def test_gradients_that_lie_otherwise():
 
 
 def test_an_error_of_the_transformation_is_its_own():
-    """What fails whatever the mesh is reported as it is."""
+    """An error without relation to the mesh is reported unchanged."""
 
     def fail(*args, **kwargs):
         raise ZeroDivisionError("mine")

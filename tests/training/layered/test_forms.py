@@ -1,4 +1,4 @@
-"""The ways to call a transformation: each gives what it promises, whatever the others do."""
+"""The ways to call a transformation: each keeps its promise, independent of the others."""
 
 import jax
 import jax.numpy as jnp

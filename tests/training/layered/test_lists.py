@@ -49,7 +49,7 @@ def test_layers_in_lists_are_as_they_would_be_alone():
 
 
 def test_shapes_of_one_layer_and_some_leaves():
-    """As specs; None instead of what is left out."""
+    """As specs; None for excluded leaves."""
     model = stack()
     one = without(model, [len(leaf.layers) for leaf in leaves_of(model)])
     assert [x.shape for x in jax.tree.leaves(one)] == [(2, 2), (2,), (4,)]

@@ -1,4 +1,4 @@
-"""What is read from the program of a transformation."""
+"""Facts from the program of a transformation."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a transformation looks at is read from its program."""
+"""The program of a transformation shows which arrays it reads."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A transformation sees each layer and each member as if it stood alone, whatever it looks at."""
+"""A transformation sees each layer and each member alone, whatever arrays it reads."""
 
 import functools as ft
 
@@ -27,7 +27,7 @@ def _standard_promotion():
 
 
 def made_once(make):
-    """A model for several tests, whoever is the first to ask."""
+    """A model for several tests, made by the first one."""
 
     @ft.cache
     def call(*args):
@@ -81,7 +81,7 @@ def layers_of(blocks):
 
 
 class Held(pm.Module):
-    """A model as a member: called by nobody."""
+    """A model as a member; it is never called."""
 
     tree: dict[str, object]
 
@@ -137,7 +137,7 @@ def _has_axes(tree):
 
 
 def _by_norms(updates, params):
-    """What looks at one array, and at all, at once."""
+    """A rule that reads one array, and all arrays, at once."""
     del params
     whole = optax.tree.norm(updates)
     return jax.tree.map(lambda u: u * jnp.max(jnp.abs(u)) / whole, updates)
@@ -178,7 +178,7 @@ MORE = {
     "block rms": chained(optax.clip_by_block_rms(0.1)),
     "block norm": chained(optax.scale_by_param_block_norm()),
     "dadapt": contrib.dadapt_adamw(),
-    # For arrays with axes: what optax gives for a number has one.
+    # For arrays with axes: optax's result for a number has one.
     "distance": optax.masked(chained(optax.scale_by_distance_over_gradients()), _has_axes),
     "dog": contrib.dog(),
     "dowg": contrib.dowg(),
@@ -205,7 +205,7 @@ EVERY += [pytest.param(rule, id=name, marks=pytest.mark.slow) for name, rule in 
 
 @pytest.mark.parametrize("rule", EVERY)
 def test_layers_train_as_in_a_list_and_members_as_alone(rule):
-    """However they are held, and whatever the transformation looks at."""
+    """However the layers are stored, and whatever the transformation reads."""
     alone, forms, members, others = all_forms(rule)
 
     assert _differ(listed(), alone[0])
@@ -226,7 +226,7 @@ def _assert_close(one, two):
 
 @pytest.mark.slow
 def test_what_takes_none_for_an_array_trains_layers_alone_but_no_groups():
-    """GaLore, with optax too, refuses a model in which some leaf is None."""
+    """GaLore, also in optax, refuses a model with a leaf that is None."""
     rule = contrib.galore(0.1, rank=2)
     first, second = (trained(rule, make())[0] for make in (listed, nested))
 
@@ -236,7 +236,7 @@ def test_what_takes_none_for_an_array_trains_layers_alone_but_no_groups():
 
 
 def test_rules_by_selector_and_before_see_layers_alone():
-    """Matrices per layer are what is a matrix in a list."""
+    """Matrices per layer are the same leaves as in a list."""
     rules = pm.by({"head": None, pm.matrices: contrib.muon(0.1, ns_steps=1), ...: optax.sgd(0.1)})
     before = optax.clip_by_global_norm(0.5)
 
@@ -278,7 +278,7 @@ def test_what_looks_at_numbers_is_the_same_program_as_without_layers():
     ids=["muon", "clipped lamb"],
 )
 def test_programs_do_not_grow_with_the_number_of_layers(rule):
-    """Neither for what is mapped, nor for what is summed over all layers."""
+    """Neither for mapped rules, nor for sums over all layers."""
 
     def count(depth):
         model = nn.Stack(Layer, depth, key=jax.random.key(0))
@@ -289,7 +289,7 @@ def test_programs_do_not_grow_with_the_number_of_layers(rule):
 
 
 def test_stacked_as_one_shows_rules_the_arrays_as_they_are():
-    """What optax does by itself."""
+    """As optax alone does."""
     model, rule = stacked(), optax.scale_by_trust_ratio()
     grads = jax.tree.map(jnp.sin, model)
     opt = pm.Optimizer(rule, stacked="as one").init(model)
@@ -312,13 +312,13 @@ def test_per_layer_is_the_same_for_plain_optax():
 
     expected = pm.Optimizer(optax.lars(0.1)).init(model).update(model, grads)[0]
     assert_same(optax.apply_updates(model, updates), expected)
-    # Twice is once: what a map has taken away is not taken away again.
+    # Mapping twice equals once: a removed axis is not removed again.
     again = pm.Optimizer(optax.chain(per_layer(optax.lars(0.1)))).init(model)
     jax.tree.map(_assert_close, again.update(model, grads)[0], expected)
 
 
 def test_what_members_share_and_what_stands_outside_is_a_group():
-    """Clipped by a norm of its own."""
+    """Each group is clipped by its own norm."""
     make = ft.partial(nn.MLP, 2, 2, 2, 1)
     nets = nn.Ensemble(make, 2, key=jax.random.key(0), shared="layers[0]")
     opt = pm.Optimizer(optax.clip_by_global_norm(1.0)).init(nets)
@@ -332,7 +332,7 @@ def test_what_members_share_and_what_stands_outside_is_a_group():
 
 @pytest.mark.slow
 def test_a_stack_of_one_layer_is_a_list_of_one():
-    """What stands alone has its axis of layers all the same."""
+    """A single layer has its layer axis, too."""
     model = nn.Stack(Layer, 1, key=jax.random.key(0))
 
     jax.tree.map(_assert_close, stepped(NORMS, model)[0][0], stepped(NORMS, model[0])[0])
@@ -353,7 +353,7 @@ def test_random_numbers_differ_from_layer_to_layer():
 
 
 def test_what_is_decided_when_the_state_is_made_is_decided_layer_by_layer():
-    """Though each step looks at single numbers."""
+    """Even if each step is elementwise."""
 
     def init(params):
         return jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), params)
@@ -405,13 +405,13 @@ def _head_only(model):
 
 
 def _needing(updates, state, params=None, *, grad, grad_fn):
-    """What looks at the model, given as extra arguments: as a line search does."""
+    """A transformation that gets the model as extra arguments, as a line search does."""
     other = grad_fn(jax.tree.map(jnp.add, params, grad))
     return jax.tree.map(lambda u, o: u * jnp.sum(o), updates, other), state
 
 
 def test_extra_arguments_that_are_trees_are_mapped_and_functions_of_the_model_refused():
-    """What they would be of one member, or layer, is not known."""
+    """Their value for one member, or layer, is not known."""
 
     def update(updates, state, params=None, *, value=1.0, like=None, fn=None):
         if fn is not None:
@@ -519,7 +519,7 @@ def test_ties_across_stacks_and_inside_of_one_are_followed():
 
 @pytest.mark.slow
 def test_adapted_layers_train_as_in_a_list():
-    """The factors of each layer are arrays of their own."""
+    """The factors of each layer are separate arrays."""
     stack = pm.lora(linears()[1], "**.weight", rank=1, key=jax.random.key(1))
     _assert_layers_close(stepped(NORMS, stack)[0], stepped(NORMS, stack.unstack())[0])
 
