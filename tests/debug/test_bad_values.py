@@ -24,7 +24,7 @@ class Divide(pm.Module):
 
 
 class Root(pm.Module):
-    """With a gradient that is not finite where its parameter takes all away."""
+    """With a gradient that is not finite where its parameter is zero."""
 
     less: jax.Array
 
@@ -100,7 +100,7 @@ def over(model, xs, reverse=False):
 
 
 def test_steps_run_forwards_or_from_the_end():
-    """What a zero makes of the carry is in the next step; the first of both Modules is given it."""
+    """A NaN in the carry is in the next step; the first Module that gets it is named."""
     model = divides(1)[0]
     found = first_bad(over)(model, jnp.asarray([1.0, 0.0, 1.0, 0.0]))
     assert (found.path, found.steps, found.was_bad) == ("one", (1,), True)
@@ -143,14 +143,14 @@ def test_two_loops_run_one_after_the_other():
 
 
 def roots(n, zero):
-    """Layers that add a root to what they are given, one of which has no slope there."""
+    """Layers that add a root to their input; one of them has no slope there."""
     less = jnp.ones(n).at[zero].set(0.0)
     return nn.Stack.from_layers([Pair(Root(less[i]), Divide(jnp.ones(()))) for i in range(n)])
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, pm.filter_jit])
 def test_backwards_it_is_the_first_of_the_backward_pass(jit):
-    """The cotangent of what goes into the root: that is the output of the layer before."""
+    """The cotangent of the input of the root, which is the output of the layer before."""
     found = first_bad(jit(pm.filter_grad(total, argnums=1)))(roots(4, 2), X)
     assert (found.kind, found.path, found.layers) == ("cotangent", "layer", (1,))
     gradient = pm.filter_grad(total, argnums=1)(roots(4, 2), X)
@@ -160,7 +160,7 @@ def test_backwards_it_is_the_first_of_the_backward_pass(jit):
 
 
 def test_an_argument_is_named_first_and_the_result_last():
-    """By path; what is called by keyword, too; and what no Module made."""
+    """By path; keyword arguments, too; and values that no Module made."""
     model = divides(1, (0, 0))[0]
     found = first_bad(total)(model.replace(two=Divide(jnp.float32(jnp.nan))), X)
     assert (found.kind, found.path) == ("argument", "model.two.by")

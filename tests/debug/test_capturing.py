@@ -1,4 +1,4 @@
-"""capture: which submodules, what of them is seen, and that nothing else changes."""
+"""capture: which submodules, which of their values, and that nothing else changes."""
 
 import functools as ft
 from typing import NamedTuple
@@ -48,7 +48,7 @@ close = ft.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 
 
 def by_hand(model, x):
-    """What the layers of a `Net` return, in NumPy."""
+    """The outputs of the layers of a `Net`, in NumPy."""
     first = np.asarray(model.layers[0].weight) @ x + np.asarray(model.layers[0].bias)
     second = np.asarray(model.layers[1].weight) @ np.tanh(first) + np.asarray(model.layers[1].bias)
     head = model.heads["out"]
@@ -83,7 +83,7 @@ SELECTORS = {
 
 @pytest.mark.parametrize(("selector", "expected"), SELECTORS.values(), ids=SELECTORS)
 def test_a_selector_chooses_modules_themselves(selector, expected):
-    """And not what is below them."""
+    """And not their submodules."""
     assert names(NET, selector, X) == expected
 
 
@@ -143,7 +143,7 @@ STACKED = {
 
 @pytest.mark.parametrize("fn", STACKED.values(), ids=STACKED)
 def test_values_of_members_are_stacked(fn):
-    """Along axis 0, as what they are computed from."""
+    """Along axis 0, as they are computed."""
     xs = ramp(3, 2)
     seen = pm.capture(fn, Affine)(NET, xs)[1]
 
@@ -194,7 +194,7 @@ def test_a_partial_is_captured_with_what_it_holds():
 
 
 def test_what_is_not_called_is_not_seen():
-    """A Module in the arguments may lie there unused."""
+    """A Module in the arguments may be unused."""
     assert names(lambda model, other, x: model(x), Affine, affine(2, 2), NET, X) == ["<root>"]
 
 
@@ -319,7 +319,7 @@ class Returning(pm.Module):
     ids=["pair", "one", "none", "scalar", "number", "pair and State", "and State", "list"],
 )
 def test_results_of_every_form_are_seen(make, expected):
-    """A tuple is seen as it is; what is left out is State alone."""
+    """A tuple is shown unchanged; only State is left out."""
     _, seen = pm.capture(Returning(make), Returning)(X)
 
     assert jax.tree.all(jax.tree.map(np.array_equal, seen, {"<root>": expected(X)}))
@@ -369,7 +369,7 @@ def update(model, moments, x):
 
 @pytest.mark.parametrize("selector", [Affine, ..., pm.select.type(Affine) & "**.layers.*"])
 def test_a_whole_training_step_can_be_captured(selector):
-    """The moments of the optimizer fit the model, and come back as they were."""
+    """The moments of the optimizer fit the model, and are returned unchanged."""
     moments = OPTIMIZER.init(pm.trainable(NET)[0])
     step = pm.filter_jit(update)
     out, seen = pm.capture(step, selector)(NET, moments, X)
@@ -404,7 +404,7 @@ def test_a_training_step_with_an_optimizer_can_be_captured(fn, selector):
 
 
 def test_models_in_a_container_keep_their_own_names():
-    """Two of one class are told apart by where they are."""
+    """Two of one class are distinguished by their paths."""
 
     class Pair(NamedTuple):
         first: Affine
@@ -455,7 +455,7 @@ def test_a_stateful_net_is_captured():
 
 
 def test_submodules_of_plain_transforms_that_are_not_chosen_may_run():
-    """Only what is chosen has to come out."""
+    """Only selected values have to be returned."""
 
     def fn(model, xs):
         return jnp.sum(jax.vmap(model.layers[0])(xs), 0) + model.layers[1](X)
@@ -464,7 +464,7 @@ def test_submodules_of_plain_transforms_that_are_not_chosen_may_run():
 
 
 def test_captures_are_nested():
-    """Each takes what it chose; the outer one also sees what is sown inside the inner one."""
+    """Each returns its selection; the outer one also sees values that are sown in the inner one."""
 
     def fn(model, x):
         def inside(model, x):
@@ -481,7 +481,7 @@ def test_captures_are_nested():
 
 @pytest.mark.parametrize("transform", [pm.filter_jit, pm.filter_vmap])
 def test_a_capture_runs_inside_of_transforms(transform):
-    """What it saw is part of the result."""
+    """Its values are part of the result."""
     xs = ramp(3, 2) if transform is pm.filter_vmap else X
     out, seen = transform(pm.capture(NET, "layers.0"))(xs)
 
@@ -493,7 +493,7 @@ def test_a_capture_runs_inside_of_transforms(transform):
 
 
 def test_a_capture_inside_of_a_plain_transform_is_its_own():
-    """What is collected and used there has to come out of nothing."""
+    """Values that are captured and used there need not be returned."""
     xs = ramp(3, 2)
     seen = jax.vmap(lambda x: pm.capture(NET, "layers.0")(x)[1])(xs)
 
@@ -516,7 +516,7 @@ def test_a_loss_can_use_what_it_captures():
 
 
 def test_each_choice_is_traced_once():
-    """Calls with and without capture in turns find what was compiled for them."""
+    """Calls with and without capture in turns find their compiled programs."""
     traces = []
 
     @pm.filter_jit
@@ -553,7 +553,7 @@ def test_a_captured_function_can_be_a_method():
 
 
 def test_golden_intermediates_of_a_scan_are_stacked():
-    """Flax's carry_pytree_sow: what each step of a recurrent layer sows is one array."""
+    """Flax's carry_pytree_sow: the values that the steps of a recurrent layer sow are one array."""
 
     class Cell(pm.Module):
         weight: jax.Array
@@ -572,7 +572,7 @@ def test_golden_intermediates_of_a_scan_are_stacked():
 
 
 class Shift(pm.Module):
-    """A layer with zeros added to what it returns."""
+    """A layer with zeros added to its output."""
 
     layer: Affine
     by: jax.Array
@@ -606,7 +606,7 @@ class _Encoder(pm.Module):
 
 
 def test_vectors_are_captured_on_each_device():
-    """With the devices first, whatever the shape of what was seen."""
+    """With the devices first, whatever the shape of the values."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
     spec = jax.sharding.PartitionSpec("data")
     mapped = pm.filter_shard_map(

@@ -68,7 +68,7 @@ WRAPPED = {
 
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED.keys())
 def test_the_count_is_found_below_transforms(wrap):
-    """get_num_traces takes the function, or what it was wrapped in."""
+    """get_num_traces takes the function, or the wrapped one."""
     wrapped = wrap(counted())
     assert pm.debug.get_num_traces(wrapped) == 0
     pm.filter_eval_shape(wrapped, ramp() if wrap is pm.filter_grad else ramp(2))
@@ -123,7 +123,7 @@ LIMITS = {
 
 @pytest.mark.parametrize(("limit", "calls", "place"), LIMITS.values(), ids=LIMITS.keys())
 def test_one_trace_too_many_raises(limit, calls, place):
-    """The text says how many there may be, and names what changed; the count stays."""
+    """The error has the limit, and names the change; the count is unchanged."""
     f = counted(limit)
     jitted = pm.filter_jit(f)
     *allowed, last = calls
@@ -147,7 +147,7 @@ def test_no_limit_never_raises():
 
 
 def test_names_and_signatures_are_kept():
-    """What counts looks like what is counted."""
+    """The counting function has the name and signature of its function."""
     f = counted()
 
     assert f.__name__ == "f"

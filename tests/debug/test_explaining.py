@@ -27,7 +27,7 @@ THIRD = "scale was traced again (trace 3), because of\n  x: f32[2] -> f32[3]"
 
 
 def test_as_a_context_manager(scale):
-    """While it is open, each trace after the first is announced and kept."""
+    """While it is open, each trace after the first is printed and recorded."""
     announced = []
     scale(ramp(2), 1.0)
     with pm.debug.explain_retraces(scale, announce=announced.append) as report:
@@ -41,7 +41,7 @@ def test_as_a_context_manager(scale):
 
 
 def test_the_first_trace_is_not_reported(scale):
-    """There is nothing to compare it with."""
+    """There is no earlier trace to compare with."""
     with pm.debug.explain_retraces(scale, announce=pytest.fail) as report:
         scale(ramp(2))
         scale(ramp(2))
@@ -168,7 +168,7 @@ def test_traces_inside_another_function(scale):
 
 
 def test_printed_after_the_fact(scale):
-    """Without having listened, it tells of the traces that there were."""
+    """Without a listener, it prints the traces so far."""
     report = pm.debug.explain_retraces(scale)
     assert str(report) == "no retraces"
 

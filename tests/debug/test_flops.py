@@ -36,9 +36,9 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_without_loops_take_what_xla_says(name):
-    """XLA counts a loop's body once: it is a check where there is none."""
+    """XLA counts a loop's body once, so its count is correct without loops."""
     fn, args = PROGRAMS[name]
-    # It leaves out what nothing needs: of a gradient, the end of the forward pass.
+    # It leaves out unused operations: of a gradient, the end of the forward pass.
     assert count(fn, *args).total == pytest.approx(xla_count(fn, *args), rel=0.1)
 
 

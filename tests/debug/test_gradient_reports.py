@@ -1,4 +1,4 @@
-"""gradient_report: the kinds, the numbers by layer, and what it leaves alone."""
+"""gradient_report: the kinds, the numbers by layer, and what it does not change."""
 
 import functools as ft
 
@@ -48,7 +48,7 @@ def report():
 
 
 def test_every_parameter_is_of_the_kind_that_it_was_made_for(report):
-    """In the order of the model; buffers are not there."""
+    """In the order of the model; buffers are not included."""
     assert {row.path: row.kind for row in report} == {
         "stack.layer.weight": "nonzero",
         "stack.layer.bias": "nonzero",
@@ -131,7 +131,7 @@ def test_a_state_can_be_used_afterwards_and_aux_is_left_out():
 
 
 def test_the_kinds_of_one_thousand_leaves_take_two_traces_of_the_loss():
-    """One for what reaches the loss, one for the gradient."""
+    """One to find the leaves that reach the loss, one for the gradient."""
     calls = []
 
     def total(leaves):

@@ -1,4 +1,4 @@
-"""intervene: what chosen Modules return is changed, in every transform, by what comes as data."""
+"""intervene: changes the outputs of selected Modules, in every transform, with values as data."""
 
 import threading
 
@@ -18,7 +18,7 @@ X, OTHER = ramp(2, 4) / 8, ramp(2, 4) / -4
 
 
 class Block(pm.Module):
-    """Two layers, added to what comes in."""
+    """Two layers, added to the input."""
 
     up: nn.Linear
     down: nn.Linear
@@ -124,14 +124,14 @@ def test_what_was_captured_changes_nothing(way):
     assert {CHOSEN, "head", "head#2"} == set(seen)
     found = pm.intervene(way, pm.by({CHOSEN: patched, "head": patched}), values=seen)(NET)
     if "grad" in str(way.__code__.co_names):
-        # What was patched has no gradient.
+        # The patched leaf has no gradient.
         assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, out)
     else:
         assert_close(found, out)
 
 
 def test_the_patch_of_another_run_is_that_run():
-    """From where all comes by, the rest is as it was there."""
+    """If all values pass through the patch, the rest equals the other run."""
     seen = pm.capture(NET, CHOSEN)(OTHER)[1]
 
     found = pm.intervene(NET, pm.by({CHOSEN: patched}), values=seen)(X)
@@ -167,7 +167,7 @@ def test_every_layer_by_itself_in_one_program():
 
 
 def test_values_for_each_layer_may_be_anything():
-    """They need not look like what is captured: here a factor for each layer."""
+    """They need not look like captured values: here a factor for each layer."""
     scale = pm.by({CHOSEN: lambda out, at, value: out * value})
 
     found = pm.intervene(NET, scale, values={CHOSEN: jnp.array([1.0, 0.0, 1.0])})(X)
@@ -186,7 +186,7 @@ def test_another_patch_is_no_new_program():
         pm.intervene(compiled, data)(NET, X)
         fixed = 2.0
         pm.intervene(compiled, pm.by({CHOSEN: lambda out, at, value: fixed * out}))(NET, X)  # noqa: B023
-    # To plan what values go where, to run with them, and for each of the two others.
+    # One to plan the values, one to run with them, and one for each of the two others.
     assert pm.debug.get_num_traces(compiled) == 4
     assert_close(
         out,
@@ -223,7 +223,7 @@ def test_what_differs_is_another_program():
 
 
 def test_the_patch_can_be_differentiated():
-    """What comes as data may be a tracer: a patch, the number of a Partial."""
+    """Data may be a tracer: a patch, the number of a Partial."""
 
     def of_patch(patch):
         rule = pm.by({"head": lambda out, at, value: out if value is None else value})
@@ -251,7 +251,7 @@ def test_the_first_match_is_for_a_module():
 
 
 def test_the_outer_one_sees_what_the_inner_one_changed():
-    """And so does a capture around both; one inside sees what it was."""
+    """And so does a capture around both; one inside sees the original."""
 
     def run(x):
         return pm.intervene(NET.head, pm.by({...: lambda out, at, value: 10 * out}))(x)
@@ -271,7 +271,7 @@ def test_the_outer_one_sees_what_the_inner_one_changed():
 
 
 def test_both_of_two_nested_ones_take_values():
-    """To the same calls, by names of their own, also compiled."""
+    """To the same calls, by separate names, also compiled."""
     add = pm.by({CHOSEN: lambda out, at, value: out + value})
     one = {CHOSEN: jnp.arange(3.0)}
 
@@ -307,7 +307,7 @@ def test_state_is_left_out():
 
 
 def test_transforms_in_a_function_take_nothing():
-    """They are not among those that values go into."""
+    """They are not among the transforms that values enter."""
 
     def fn(model, x):
         return pm.filter_vmap(model.head)(model.head(x))
@@ -337,7 +337,7 @@ def test_a_capture_of_cotangents_inside_and_outside():
 
 
 def test_what_is_weak_goes_on_as_what_came():
-    """Weak types are free, and none comes in where there was none."""
+    """Weak types are allowed, and a strong type remains strong."""
 
     def two(out, at, value):
         return jnp.broadcast_to(jnp.asarray(2.0), out.shape)
@@ -393,7 +393,7 @@ def test_numbers_of_nested_stacks():
 
 @pytest.mark.parametrize("through", [lambda f: f, pm.filter_jit, pm.filter_vmap])
 def test_numbers_of_steps(through):
-    """`at.step` in filter_scan, wherever the Module comes from, through what is inside."""
+    """`at.step` in filter_scan, for a captured or passed Module, through inner transforms."""
 
     def change(out, at, value):
         return out * 0 + real(at.step)
@@ -407,7 +407,7 @@ def test_numbers_of_steps(through):
 
 
 def test_steps_of_an_rnn():
-    """In the cell; the layers of a Stack are no steps, and outside of loops there are none."""
+    """In the cell; the layers of a Stack are not steps, and outside of loops there are none."""
     rnn = nn.RNN(nn.GRUCell(4, 4, key=jax.random.key(0)))
 
     found = pm.intervene(rnn, pm.by({"cell": lambda out, at, value: 0 * out + real(at.step)}))(
@@ -478,7 +478,7 @@ def test_two_threads():
 
 
 def test_an_intervened_function_is_data():
-    """Its values and arrays are leaves: another is no new program, as an argument or compiled."""
+    """Its values and arrays are leaves: others are no new program, as an argument or compiled."""
     traces = []
 
     @pm.filter_jit

@@ -38,7 +38,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("intermediates", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_transforms_are_announced_as_in_equinox(program, intermediates):
-    """Line for line, and the program computes what it would without."""
+    """Line for line, and the program computes the same as without."""
 
     def run(eqx):
         lines = []

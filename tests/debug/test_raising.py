@@ -1,4 +1,4 @@
-"""`raise_errors`: what no call has raised."""
+"""`raise_errors`: failures that no call has raised."""
 
 import jax.numpy as jnp
 import pytest

@@ -61,7 +61,7 @@ def test_a_function_that_calls_itself():
 
 
 def test_other_callables_are_compared_as_they_are():
-    """A class, a builtin, a bound method; what has no hash is refused."""
+    """A class, a builtin, a bound method; a value without a hash is refused."""
     assert SameCode(len) == SameCode(len)
     assert SameCode("a".join) == SameCode("a".join)
 

@@ -1,4 +1,4 @@
-"""summary and param_count: what a model is, without running it."""
+"""summary and param_count: describe a model, without running it."""
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +162,7 @@ def test_columns_for_what_there_is_to_say():
 
 
 def test_a_tie_is_noted_at_the_module_around():
-    """Of a whole layer in a list there is no row; the owner of the list says it."""
+    """A layer in a list has no row for its tie; the owner of the list has the note."""
     layers = nn.Sequential([nn.Linear(2, 2, key=KEY), nn.Linear(2, 2, key=KEY)])
     whole = pm.summary(pm.tie(layers, "layers.1", to="layers.0"))
     assert [row.ties for row in whole.rows] == [("layers[1] = layers[0]",), ()]
@@ -236,7 +236,7 @@ def test_param_count_takes_selectors():
 
 @pytest.mark.parametrize("wrap", [pm.filter_jit, pm.filter_vmap, lambda model: model.__call__])
 def test_a_wrapped_model_is_the_model(wrap):
-    """Paths start at the model, and what is called in it is seen."""
+    """Paths start at the model, and its calls are seen."""
     mlp = nn.MLP(3, 2, 8, 1, key=KEY)
     opt = pm.Optimizer(optax.sgd(0.1)).init(mlp)
     summary = pm.summary(wrap(mlp), STRUCT((5, 3), jnp.float32), opt=opt)

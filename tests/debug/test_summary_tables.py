@@ -16,12 +16,12 @@ LAYER = nn.Linear(2, 2, key=KEY)
 MODEL = {"layers": [LAYER, LAYER, nn.MLP(2, 2, 4, 1, key=KEY)], "out": LAYER}
 SUMMARY = pm.summary(MODEL)
 LINES = str(SUMMARY).split("\n")
-# What each form would take for its own.
+# Characters with a meaning in each format.
 ODD = """<script>alert('x')</script>|`"#&"""
 
 
 def test_equal_neighbours_are_one_row():
-    """Only neighbours in one list, and only if all that is in them is equal."""
+    """Only neighbors in one list, and only if all their parts are equal."""
     layers = [LAYER, LAYER, nn.Linear(2, 3, key=KEY), LAYER]
     lines = str(pm.summary(layers)).split("\n")
     assert [line.split("  ")[0] for line in lines[1:-1]] == [
@@ -74,7 +74,7 @@ def test_a_label_of_a_diagram_has_no_html_but_breaks():
 
 
 class _Page(HTMLParser):
-    """What is in a page, and whether each element is closed where it should be."""
+    """The content of a page, and whether each element is closed in order."""
 
     def __init__(self, text):
         super().__init__()
@@ -109,7 +109,7 @@ def test_boxes_are_well_formed_and_load_nothing():
 
 
 def test_boxes_read_in_light_and_in_dark_on_wide_and_on_narrow_screens():
-    """By their rules: none has a color of its own or a fixed width, or concerns what is around."""
+    """By their rules: none sets a color or a fixed width, or affects the page around."""
     (css,) = [text for tag, text in _Page(SUMMARY._repr_html_()).texts if tag == "style"]
     assert css.count("{") == css.count("}")
     rules = re.findall(r"([^{}]+)\{([^{}]*)\}", re.sub(r"@media[^{]*\{", "", css))
@@ -122,7 +122,7 @@ def test_boxes_read_in_light_and_in_dark_on_wide_and_on_narrow_screens():
     assert {len(pair) for pair in found} == {2}
     names = {name for name, _ in found}
     assert not names & {"color", "background", "background-color", "width", "min-width"}
-    # The one color is a grey that lets through what is behind it.
+    # The only color is a translucent gray.
     assert re.findall(r"#[0-9a-f]+", css) == ["#8886"]
     assert {("max-width", "100%"), ("overflow-x", "auto"), ("overflow-wrap", "anywhere")} <= {
         *found

@@ -1,4 +1,4 @@
-"""Mistakes that users make, as data: what they write, what they see, why, and the line instead.
+"""Mistakes that users make, as data: the program, the output, why, and the correct line.
 
 `mistakes.md`, beside this file, has them; `docs/reference/mistakes.md` is made from it. There, `##`
 begins a group and `###` a mistake, which is
@@ -87,7 +87,7 @@ def mistakes_of(text: str) -> Iterator[Mistake]:
 
 
 def seen_and_value(mistake: Mistake, module: types.ModuleType) -> tuple[str, str]:
-    """What the mistake really shows, and the value of what is to be written instead."""
+    """The real output of the mistake, and the value of the correct lines."""
     scope = vars(module)
     exec(PREAMBLE, scope)
     *setup, last = ast.parse(mistake.program).body
@@ -107,7 +107,7 @@ def seen_and_value(mistake: Mistake, module: types.ModuleType) -> tuple[str, str
 
 
 def with_texts(text: str, mistake: Mistake, seen: str, value: str) -> str:
-    """The file, with what one mistake really shows and gives."""
+    """The file, with the real output and value of one mistake."""
     before, title, rest = text.partition(f"### {mistake.title}\n")
     rest = rest.replace(f"```text\n{mistake.seen}\n```", f"```text\n{seen}\n```", 1)
     if value:

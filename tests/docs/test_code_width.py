@@ -5,7 +5,7 @@ import pytest
 from tests.docs.pages import PAGES, Block, blocks_in, blocks_of, name_of
 
 WIDTH = 72
-"""`docs/ruff.toml` has the same number. Output may be wider: it is what programs print."""
+"""`docs/ruff.toml` has the same number. Output may be wider, because programs print it."""
 
 
 def too_wide(block: Block) -> list[str]:
@@ -25,7 +25,7 @@ def test_code_fits(page):
 
 
 def test_a_wide_line_is_reported():
-    """In a program and in a session, but not in what the session prints."""
+    """In a program and in a session, but not in the output of the session."""
     wide = "x" * (WIDTH - 3)
     text = f"```python\n{wide}xxxx\n```\n```pycon\n>>> {wide}\n{wide}xxxx\n```\n"
     program, session = blocks_in(text)

@@ -1,7 +1,7 @@
-"""`docs/how-to/come-from-equinox.md` stays true, and names all that differs in Equinox's names.
+"""`docs/how-to/come-from-equinox.md` is true, and names all differences in Equinox's names.
 
-What the page says of a name of Equinox that is there is found by its form: `name(parameter=)` for a
-parameter that is not taken by that name, `name(parameter)` for one more that must be given,
+The page marks a difference in an existing name of Equinox by its form: `name(parameter=)` for a
+parameter with another name, `name(parameter)` for one more required parameter,
 `name(parameter=default)` for another default, `name.member` for a member, `name()` for another
 order; each in backticks in the section "Names and arguments that differ".
 """
@@ -20,13 +20,13 @@ from tests.docs.pages import ROOT
 PAGE = (ROOT / "docs" / "how-to" / "come-from-equinox.md").read_text(encoding="utf-8")
 TESTED = (ROOT / "tests" / "parity" / "test_deviations.py").read_text(encoding="utf-8")
 
-# Taken by this name, though no signature shows it: the function may have an argument of its own
-# that is called so (tests/transform/compilation/test_abstract_calls.py).
+# Accepted by this name, though no signature shows it: the function may have an argument with the
+# same name (tests/transform/compilation/test_abstract_calls.py).
 UNSHOWN = {"filter_closure_convert(fn=)", "filter_eval_shape(fun=)"}
 
 
 def public_names(module):
-    """What a module offers, without the modules in it."""
+    """The public names of a module, without modules."""
     return {
         name
         for name in dir(module)  # and not of `vars`: some are loaded when they are asked for
@@ -35,7 +35,7 @@ def public_names(module):
 
 
 def test_every_tested_deviation_is_on_the_page():
-    """Each test of tests/parity/test_deviations.py is named in a comment, beside what it shows."""
+    """A comment names each test of tests/parity/test_deviations.py, beside its difference."""
     named = {word for text in re.findall(r"<!--(.*?)-->", PAGE, re.S) for word in text.split()}
     tested = set(re.findall(r"^def test_(\w+)", TESTED, re.M))
 
@@ -61,7 +61,7 @@ def test_missing_names_are_listed(start, theirs, ours):
 
 
 def parameters(function):
-    """The parameters of a function by name; of what does not say, none."""
+    """The parameters of a function by name; without a signature, none."""
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -69,7 +69,7 @@ def parameters(function):
 
 
 def shown(default):
-    """A default as the page has it; None where it stands for nothing, or is a function."""
+    """A default as the page has it; None if it has no meaning, or is a function."""
     nothing = default is inspect.Parameter.empty or type(default) is object
     if nothing or callable(default) or "<" in repr(default):
         return None
@@ -79,7 +79,7 @@ def shown(default):
 
 
 def signature_differences(theirs, ours, name):
-    """What a call that Equinox takes would miss here: parameters, defaults, and their order."""
+    """Differences to a call in Equinox: parameters, defaults, and their order."""
     mine, found = parameters(ours), parameters(theirs)
     by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
     passed_on = any(p.kind is p.VAR_KEYWORD for p in mine.values())
@@ -109,7 +109,7 @@ def signature_differences(theirs, ours, name):
 
 
 def differences(theirs, ours):
-    """All that is not the same in the names that two modules have in common, in the page's form."""
+    """All differences in the names that two modules share, in the page's form."""
     for name in sorted(public_names(theirs) & public_names(ours)):
         one, other = getattr(theirs, name), getattr(ours, name)
         yield from signature_differences(one, other, name)

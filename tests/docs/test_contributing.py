@@ -8,10 +8,10 @@ from tests.docs.pages import ROOT
 
 WORKED = {
     "add-a-transform.md": r"filter_linear_transpose",
-    # What says `pm.` uses a selector, as its users do; the selectors' own tests are listed anyway.
+    # `pm.` marks users of a selector; the selectors' own tests are listed anyway.
     "add-a-selector.md": r"RoleSelector|(?<!pm\.)select\.role",
 }
-"""By page, the words that stand where something was added by following it."""
+"""By page, words that occur in the files where something was added by following it."""
 
 FILES = {
     # Not texts of errors, which list all selectors.
@@ -22,7 +22,7 @@ FILES = {
         "docs/reference/*",
     ),
 }
-"""By page, the files in which such a word may stand, if not in all of them."""
+"""By page, the files in which such a word may occur, if not in all of them."""
 
 OWN_TESTS = {"add-a-selector.md": "tests/**/test_select*.py"}
 """By page, tests that every new thing of its kind has a row in."""
@@ -38,7 +38,7 @@ def listed(page):
 
 
 def taken(page):
-    """The files in which one of the words stands, but those about adding things, and mistakes."""
+    """The files with one of the words, except those about adding things, and mistakes."""
     about = {*WORKED, "test_contributing.py", "mistakes.md"}
     files = [path for glob in FILES.get(page, EVERYWHERE) for path in ROOT.glob(glob)]
     word = re.compile(rf"\b({WORKED[page]})\b")
@@ -50,7 +50,7 @@ def taken(page):
 
 @pytest.mark.parametrize("page", WORKED)
 def test_the_list_of_files_is_complete(page):
-    """What was added stands in the files of the list, and in no other."""
+    """The names occur in the files of the list, and in no other."""
     rows = listed(page)
     files = set(rows)
 
@@ -60,7 +60,7 @@ def test_the_list_of_files_is_complete(page):
 
 
 def test_a_layer_takes_three_files_and_a_row():
-    """Which are there; all else that every layer needs is written by a command."""
+    """These files exist; a command writes all others that every layer needs."""
     *files, row = listed("add-a-layer.md")
 
     assert row == "tests/nn/catalogue.py"

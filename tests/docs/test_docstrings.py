@@ -1,4 +1,4 @@
-"""Every example in a docstring of the package gives what it shows.
+"""Every example in a docstring of the package prints the output that it shows.
 
 The docstrings are read from the source, not from the imported objects: whatever holds a function
 (a descriptor, a decorator, a class attribute), its example is found.
@@ -53,7 +53,7 @@ EXAMPLES = list(examples())
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 @pytest.mark.sampled
 def test_example_gives_what_it_shows(example, monkeypatch, tmp_path):
-    """Each example is a program of its own: names are those of its file, its folder is empty."""
+    """Each example is a separate program: with the names of its file, and an empty folder."""
     monkeypatch.chdir(tmp_path)
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
@@ -63,7 +63,7 @@ def test_example_gives_what_it_shows(example, monkeypatch, tmp_path):
 
 
 def test_examples_are_found_behind_decorators_and_in_classes():
-    """The list has functions, classes, methods and what a descriptor holds."""
+    """The list has functions, classes, methods and the functions of descriptors."""
     names = {example.name for example in EXAMPLES}
 
     assert {

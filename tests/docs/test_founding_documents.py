@@ -18,7 +18,7 @@ ROWS = re.findall(r"^\| ([FGLXS]\d+) \| (.+?) \| (.+?) \|(?: (.+?))? \|$", PAGE,
 NAMED = {row[0]: re.findall(r"`(tests/[^`]+)`", row[3]) for row in ROWS}
 EVERY = sorted({test for tests in NAMED.values() for test in tests})
 UNREASONED = re.compile("|Skipped|unconditional skip|got empty parameter set.*")
-"""What pytest says of a test that nobody has said of why it is skipped."""
+"""pytest's message for a test that is skipped without a reason."""
 
 
 def test_every_capability_has_one_row():
@@ -29,7 +29,7 @@ def test_every_capability_has_one_row():
 
 
 def test_every_row_names_a_test():
-    """There is nothing that is still to come."""
+    """No row is open."""
     assert [row[0] for row in ROWS if "lanned: " in row[2]] == []
     assert [name for name, tests in NAMED.items() if not tests] == []
 
@@ -54,7 +54,7 @@ def test_what_is_named_is_a_test(named):
 
 
 def outcomes(report):
-    """Of each test, by name, what the XML report says of its cases: nothing if it passed."""
+    """For each test, the outcomes of its cases in the XML report: nothing if it passed."""
     found = defaultdict(list)
     for case in ET.fromstring(report).iter("testcase"):
         path = case.get("classname", "").replace(".", "/")
@@ -66,13 +66,13 @@ def outcomes(report):
 
 
 def is_good(outcome):
-    """Whether a case passed, or was skipped by somebody who says why."""
+    """Whether a case passed, or was skipped with a reason."""
     return outcome is None or (outcome[0] == "skipped" and not UNREASONED.fullmatch(outcome[1]))
 
 
 @pytest.mark.slow
 def test_what_is_named_passes(request, tmp_path):
-    """Each is part of this run, or of one of its own: it is found, does not fail, is not skipped.
+    """Each is part of this run, or of a separate one: it is found, does not fail, is not skipped.
 
     A run of all tests has them already: twice would take minutes. By hand, of this file alone, all
     are run here.

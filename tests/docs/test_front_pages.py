@@ -1,4 +1,4 @@
-"""What the pages at the root say of the rest is so: commands, numbers, versions."""
+"""The pages at the root are true: commands, numbers, versions."""
 
 import re
 
@@ -13,7 +13,7 @@ def text_of(name):
 
 
 def test_commands_are_tasks():
-    """What README and CONTRIBUTING tell to run is there: the two commands first of all."""
+    """The commands in README and CONTRIBUTING exist: the two main commands first."""
     named = re.findall(r"^python3 tasks\.py (\w+) ", text_of("README.md"), re.M)
     others = re.findall(r"python3 tasks\.py (\w+)", text_of("CONTRIBUTING.md"))
 

@@ -19,7 +19,7 @@ SOURCE = {
 EVERYTHING = "\n".join(SOURCE.values())
 
 EMPHASIS = {"and", "or", "not", "function", "under"}
-"""Words that are stressed where they stand, and are no more than English."""
+"""Words that are only stressed, and have their English meaning."""
 
 
 def introduced(text):
@@ -37,7 +37,7 @@ def is_used(word, text):
 
 @pytest.mark.parametrize("word", WORDS)
 def test_each_word_is_used(word):
-    """In the source; a word that is not needed any more goes."""
+    """In the source; an unused word is removed."""
     assert is_used(word, EVERYTHING)
 
 
@@ -49,7 +49,7 @@ def test_no_word_stands_twice():
 
 @pytest.mark.parametrize("name", [name for name, text in SOURCE.items() if introduced(text)])
 def test_each_word_that_a_file_introduces_is_there(name):
-    """In whatever form: what `reaps` is said of `reap`."""
+    """In any form: `reaps` belongs to `reap`."""
     missing = [
         word
         for word in introduced(SOURCE[name])
@@ -59,7 +59,7 @@ def test_each_word_that_a_file_introduces_is_there(name):
 
 
 def test_the_reader_finds_words():
-    """This test can fail: words that are introduced or used are told from others."""
+    """This test can fail: words that are introduced or used are distinguished from others."""
     assert introduced('"""A *twin*, *and* **Law** `*args` *Deposited things*."""') == {
         "twin",
         "deposited things",

@@ -1,4 +1,4 @@
-"""What runs when the site is built: drawings, formulas, the sections of docstrings."""
+"""The hooks of the site: drawings, formulas, the sections of docstrings."""
 
 import importlib
 import json
@@ -38,7 +38,7 @@ def hook(monkeypatch):
 
 
 def texts(drawing):
-    """What is written in a drawing; it is well-formed, or this fails."""
+    """The texts of a drawing; it is well-formed, or this fails."""
     return [text.text for text in ET.fromstring(drawing).iter("text")]
 
 
@@ -96,7 +96,7 @@ def test_the_drawing_of_norms_is_what_they_do(hook):
         def run(x, layer=layer, is_whole=is_whole):
             return layer(x, pm.State(layer))[0] if is_whole else jax.vmap(layer)(x)
 
-        # Adding to one number moves the mean of all that are normalized with it.
+        # A change of one number moves the mean of all numbers that are normalized with it.
         changed = np.asarray(run(x) != run(x.at[0, 0, 0].add(1.0)))
         assert changed.tolist() == np.vectorize(is_one)(*np.indices(shape)).tolist()
 
@@ -129,7 +129,7 @@ def test_the_drawing_of_masks_is_what_they_are(hook):
 
 
 def test_the_drawing_of_pools_is_what_they_do(hook):
-    """A result depends on the entries that are filled; what is filled beside them is padding."""
+    """A result depends on the filled entries; entries filled beside them are padding."""
     drawings = hook("layer_drawings")
     assert filled(drawings.draw_pools()) == [3, 3, 3, 4, 4]
 
@@ -148,7 +148,7 @@ def test_the_drawing_of_pools_is_what_they_do(hook):
 
 
 def test_the_drawing_of_recurrent_networks_is_what_they_do(hook):
-    """A result depends on the inputs that are filled, whatever its place in time."""
+    """A result depends on the filled inputs, whatever its position in time."""
     drawings = hook("network_drawings")
     cells = [nn.GRUCell(1, 1, key=key) for key in jax.random.split(jax.random.key(0))]
     networks = [
@@ -194,7 +194,7 @@ def test_the_drawing_of_containers_has_their_layers(hook):
 
 
 def test_a_drawing_that_is_not_there_stops_the_build(hook):
-    """A misspelt mark is no empty place in a page."""
+    """A misspelled mark does not leave a gap in a page."""
     drawings = hook("drawings", "mkdocs")
 
     assert "<svg" in drawings.on_page_content("<!-- drawing: model -->")
@@ -227,7 +227,7 @@ def test_formulas_become_mathml(hook):
 
 
 def test_unknown_tex_stops_the_build(hook):
-    """Nobody is to read backslashes."""
+    """No page shows backslashes."""
     with pytest.raises(Exception, match=r"does not know \\oint"):
         hook("formulas", "mkdocs").mathml(r"\oint f")
 
@@ -251,7 +251,7 @@ Args:
 
 
 def test_own_sections_of_docstrings_become_tables_and_paragraphs(hook):
-    """A row for each entry, shapes as code; what else there is stays as it was."""
+    """A row for each entry, shapes as code; other text is unchanged."""
     rewritten = hook("reference_sections", "griffe").rewritten(DOCSTRING)
 
     assert "| Shapes | |\n|---|---|\n" in rewritten

@@ -34,7 +34,7 @@ SCOPE = {"nn": Keyed(), "jax": jax, "jnp": jnp}
 
 
 def shapes_in(cell, more):
-    """The shapes in a cell, where "..." stands for these axes."""
+    """The shapes in a cell, with these axes for "..."."""
     texts = re.findall(r"`(\(.*?\))`", cell)
     texts = [re.sub(r"^\(\.\.\.\)$", "(...,)", text).replace("...", "*more") for text in texts]
     return [eval(text, {"more": more}) for text in texts]
@@ -49,7 +49,7 @@ def described(shape, dtype):
 
 @pytest.mark.parametrize(("page", "layer", "given", "result"), ROWS, ids=lambda text: text[:60])
 def test_shapes_are_those_of_the_table(page, layer, given, result):
-    """Without, with one and with two of the axes that "..." stands for."""
+    """Without, with one and with two axes for "..."."""
 
     def output(*arrays):
         made, state = pm.make_with_state(lambda: eval(layer, dict(SCOPE)))()
@@ -64,7 +64,7 @@ def test_shapes_are_those_of_the_table(page, layer, given, result):
 
 @pytest.mark.parametrize("page", [page for page in TEXTS if page != "index"])
 def test_every_layer_of_a_page_has_a_row(page):
-    """One that can be called with an input; what no layer is has none."""
+    """Every layer that can be called with an input has one; other classes have none."""
     entries = set(re.findall(r"^::: pytreemod\.nn\.(\w+)$", TEXTS[page], re.M))
     layers = {
         name
@@ -85,7 +85,7 @@ def test_the_index_names_every_page():
 
 
 def public(module, kind):
-    """What a module has of a kind, by name."""
+    """The public members of a module of one kind, by name."""
     return {name: value for name, value in vars(module).items() if kind(value)}
 
 
@@ -102,7 +102,7 @@ WITHOUT_FORMULA = (
     | CALLING
     | {"Identity", "flip_sequences", "attention_mask", "empty_cache", "extend_cache"}
 )
-"""What calls that which it holds, or moves things."""
+"""Wrappers that call their content, or move arrays."""
 
 
 @pytest.mark.parametrize("name", [*FORMULAS, *LAYERS])

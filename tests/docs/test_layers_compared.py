@@ -1,4 +1,4 @@
-"""`docs/reference/layers-compared.md` names every layer, and names nothing that is not there."""
+"""`docs/reference/layers-compared.md` names every layer, and only existing names."""
 
 import inspect
 import operator
@@ -19,7 +19,7 @@ NEWER = {"RoPE"}
 
 
 def names(text):
-    """What stands in backticks."""
+    """The names in backticks."""
     return re.findall(r"`([\w.]+)`", text)
 
 
@@ -46,7 +46,7 @@ def layers_of(module, base):
 
 
 def test_no_layer_has_two_rows():
-    """Those of our own need none; what the library has not, the page says."""
+    """Our own layers need none; the page names the missing ones."""
     here = column("here")
 
     assert len({*here}) == len(here)
@@ -56,7 +56,7 @@ def test_no_layer_has_two_rows():
 def test_every_layer_of_equinox_is_in_its_column():
     """Under its name, each once; where we have the layer, we call it so."""
     theirs = column("Equinox")
-    # Called as what it holds: an instance of it has no `__call__` of its own.
+    # It is called as its content: its class has no `__call__`.
     assert {*theirs} == layers_of(equinox.nn, equinox.Module) | {"Shared"}
     assert {*theirs} <= {*column("here")}
 

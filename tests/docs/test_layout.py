@@ -1,4 +1,4 @@
-"""The page on the layout tells the truth: what it names is there, and no room is left out."""
+"""The page on the layout is true: its names exist, and no room is left out."""
 
 import re
 
@@ -16,12 +16,12 @@ ROOMS = {
 
 
 def quoted(page):
-    """What stands in backticks outside of fenced blocks."""
+    """The text in backticks outside of fenced blocks."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.S))
 
 
 def paths_on(page):
-    """Files and folders that a page names: what has a slash or is a file of Python."""
+    """Files and folders that a page names: names with a slash, or of a Python file."""
     return {name for name in quoted(page) if "/" in name or name.endswith(".py")}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT, name_of
 
-# What the site does not have, and so its own strict build does not look at.
+# Not part of the site, so its own strict build does not check them.
 BESIDE = ("CHANGELOG.md", "examples/README.md", "benchmarks/README.md")
 EVERY = sorted({*PAGES, *(ROOT / name for name in BESIDE)})
 
@@ -15,7 +15,7 @@ _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
 
 
 def links_of(text):
-    """Where a page's links lead to, as far as that is no address of the web."""
+    """The targets of a page's links, except addresses of the web."""
     return _LINK.findall(re.sub(r"`[^`\n]+`", "", _FENCED.sub("", text)))
 
 
@@ -50,7 +50,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_dead_links_are_found(tmp_path):
-    """This test can fail: a file that is not there, a heading that is not there, here and there."""
+    """This test can fail: a missing file, a missing heading, on this page and others."""
     (tmp_path / "other.md").write_text("# A `b`: c-d\n\n```text\n# no\n```\n", encoding="utf-8")
     page = tmp_path / "page.md"
     page.write_text(

@@ -1,4 +1,4 @@
-"""`docs/reference/mistakes.md`: each mistake gives the text that is shown, and each cure works."""
+"""`docs/reference/mistakes.md`: each mistake prints the text that is shown, and each hint works."""
 
 import os
 import re
@@ -32,7 +32,7 @@ NOT_OURS = {
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.title for mistake in MISTAKES])
 def test_what_is_seen_and_what_helps(mistake, monkeypatch, tmp_path):
-    """The program gives this very text; the lines instead run, and give what is stated."""
+    """The program prints exactly this text; the correct lines run, and have the value."""
     module = types.ModuleType("program")
     monkeypatch.setitem(sys.modules, "program", module)
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ def test_what_is_seen_and_what_helps(mistake, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.title for mistake in MISTAKES])
 def test_what_a_text_has(mistake):
-    """Where, what was expected, what came, a line to write or all choices; ten lines at most."""
+    """A path, the expected and actual values, a line to write or all choices; ten lines at most."""
     lines = mistake.seen.splitlines()
 
     assert len(lines) <= 10
@@ -73,7 +73,7 @@ def test_the_page_is_up_to_date():
 
 
 def test_titles_differ():
-    """Each has an anchor of its own."""
+    """Each has a separate anchor."""
     counts = Counter(mistake.title.lower() for mistake in MISTAKES)
 
     assert [title for title, count in counts.items() if count > 1] == []

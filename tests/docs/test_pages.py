@@ -1,4 +1,4 @@
-"""The code on every page of the documentation runs, and gives what the page says.
+"""The code on every page of the documentation runs, and prints the output on the page.
 
 `docs/contributing/checks.md` states the convention: ```python is executed, ```pycon is a session
 whose output is compared, ```console has commands whose output is compared, and the blocks of a page
@@ -22,14 +22,14 @@ import pytest
 from tests.docs.mistakes import PAGE as MISTAKES
 from tests.docs.pages import PAGES, ROOT, Block, blocks_of, name_of
 
-# Every page compiles what it shows, and takes a second: in the slow run.
+# Every page compiles its code, and takes a second, so they are slow.
 pytestmark = pytest.mark.slow
 
 RUN = ("python", "pycon", "console")
 NOT_RUN = ("sh", "text")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
-# What is on the page of mistakes stops with an error: run by `test_mistakes.py`.
+# The programs on the page of mistakes end with an error: run by `test_mistakes.py`.
 WITH_CODE = [
     page
     for page in PAGES
@@ -44,7 +44,7 @@ def execute(block: Block, page: Path, namespace: dict) -> None:
 
 
 def check_session(block: Block, page: Path, namespace: dict) -> None:
-    """Run a session, and compare what it prints with what the page shows."""
+    """Run a session, and compare its output with that on the page."""
     parsed = doctest.DocTestParser().get_doctest(
         block.code, {}, name_of(page), str(page), block.line
     )
@@ -56,7 +56,7 @@ def check_session(block: Block, page: Path, namespace: dict) -> None:
 
 
 def check_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `python -m` commands, in this process, and compare what they print with the page."""
+    """Run `python -m` commands, in this process, and compare their output with the page."""
     commands = re.findall(r"^\$ python -m (.*)\n((?:(?!\$ ).*\n)*)", block.code, re.M)
     assert len(commands) == block.code.count("$ "), "a command that is no `python -m`"
     for command, shown in commands:
@@ -74,9 +74,9 @@ def check_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_every_block_runs(page, monkeypatch, tmp_path):
-    """The blocks of a page, one after the other in one namespace, do what the page says."""
+    """The blocks of a page, run in one namespace, print the output on the page."""
     module = types.ModuleType("page")
-    # The module of the classes that the page defines, for whoever asks where they are from.
+    # The module of the classes that the page defines, for look-ups.
     monkeypatch.setitem(sys.modules, "page", module)
     monkeypatch.chdir(tmp_path)
     # Where a program that the page starts finds the library, be it installed or not.

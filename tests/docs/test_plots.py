@@ -64,7 +64,7 @@ def test_a_picture_is_the_same_each_time():
 
 
 def test_a_page_without_pictures_is_left_alone():
-    """Its code is not run."""
+    """Its code does not run."""
     page = "```python\nraise RuntimeError\n```\n"
 
     assert with_pictures(page, "page.md") == page

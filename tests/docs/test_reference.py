@@ -49,7 +49,7 @@ def public(module):
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_every_public_name_has_an_entry(module, name):
-    """What can be imported is in the reference, under this name or another of the same thing."""
+    """Everything public is in the reference, under this name or another of the same object."""
     thing = getattr(module, name)
 
     assert any(thing is other for other in DOCUMENTED), f"add to docs/reference: ::: {name}"
@@ -57,5 +57,5 @@ def test_every_public_name_has_an_entry(module, name):
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_every_error_has_an_entry(error):
-    """Each class of error has its place on the page of errors."""
+    """Each class of error has an entry on the page of errors."""
     assert f"errors.{error}" in ENTRIES

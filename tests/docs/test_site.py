@@ -28,7 +28,7 @@ WANTED = {
     "pipeline": "how-to/run-a-pipeline/",
     "shard_map": "how-to/write-shard-map-code/",
 }
-"""What is typed into the search, and the page that comes first."""
+"""Search terms, and the page that comes first."""
 
 WITHOUT_ARGUMENTS = {
     "BoundMethod",
@@ -45,7 +45,7 @@ WITHOUT_ARGUMENTS = {
     "StatefulLayer",
     "SummaryRow",
 }
-"""Classes that nobody calls with something: bases, and what other calls make."""
+"""Classes that users do not call: bases, and results of other calls."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def index(site):
-    """What the search knows."""
+    """The index of the search."""
     return json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
 
 
@@ -105,7 +105,7 @@ def test_the_search_leaves_out_what_answers_nothing(index):
 
 
 def entries(site, kind):
-    """Every class or function of the reference, with what follows its heading."""
+    """Every class or function of the reference, with the text below its heading."""
     entry = re.compile(
         rf'doc-{kind}">\s*<h\d id="([\w.]+)" class="doc doc-heading">.*?</h\d>', re.S
     )

@@ -13,7 +13,7 @@ from pytreemod.tree.renewing import with_new_containers
 from tests.helpers.comparing import assert_identical, assert_same
 from tests.helpers.trees import MODULES, affine, every_module
 
-# What Python itself cannot pickle: jitted functions that no module keeps.
+# Not picklable in Python: jitted functions that are not in a module.
 UNPICKLABLE = {"automatic configuration"}
 
 
@@ -90,7 +90,7 @@ def test_copies_of_a_module_in_which_a_string_stands_for_data():
 
 
 def test_threads_construct_and_copy_at_once():
-    """Sixteen threads that build, flatten and copy instances of new classes disturb nobody."""
+    """Sixteen threads that build, flatten and copy instances of new classes do not interfere."""
 
     def work(i):
         class Local(pm.Module):

@@ -1,6 +1,6 @@
-"""Two features at a time around a small block: what plain JAX gives on a dict of arrays.
+"""Two features at a time around a small block, against plain JAX on a dict of arrays.
 
-What goes wrong goes wrong where two features meet that each know only themselves.
+Errors occur where two features meet that were tested only alone.
 """
 
 import functools as ft
@@ -48,7 +48,7 @@ PROJECTIONS = ("query_proj", "key_proj", "value_proj", "output_proj")
 
 
 class Block(pm.Module):
-    """Two layers, and what is between them."""
+    """Two layers, and the features between them."""
 
     first: nn.Linear
     mix: nn.MultiheadAttention | None
@@ -123,7 +123,7 @@ def tied(model):
 
 
 def loaded(model):
-    """What a file gives that it was saved in, alone."""
+    """The result of loading its own file, without `like`."""
     with tempfile.TemporaryDirectory() as folder:
         pm.save(Path(folder) / "model", model)
         return pm.load(Path(folder) / "model")
@@ -140,7 +140,7 @@ def finished(make, features):
 
 
 def after(change):
-    """From what makes a model to what makes the changed one."""
+    """From a maker of a model to a maker of the changed one."""
     return lambda make, features: lambda *, key: change(make(key=key))
 
 
@@ -159,7 +159,7 @@ MAKES: Any = {
 
 
 def called(model, state, x):
-    """What is found at all places; with a cache, half of them at a time."""
+    """The output at all positions; with a cache, half of them at a time."""
     if state is None:
         return model(x), None, {}
     half = TIME // 2
@@ -178,7 +178,7 @@ def sharded(call, features):
 
 
 def captured(call, features):
-    """What the blocks give, too."""
+    """With the outputs of the blocks."""
 
     def all_of_it(model, state, x):
         (out, state, _), seen = pm.capture(call, Block)(model, state, x)
@@ -194,7 +194,7 @@ CALLS: Any = {
 }
 
 
-# In the second order, what comes second would be lost, or comes too late.
+# In the second order, the second feature would be lost, or is too late.
 REFUSED = {
     ("tie", "unfinished"): (SpecError, r"a layer lacks a size(.|\n)*pm.materialize\(model, x\)"),
     ("save", "unfinished"): (UnfinishedError, r"save.*: expected a finished model"),
@@ -236,7 +236,7 @@ def made(order):
 
 
 def matrix(p, name):
-    """A matrix, of nothing but arrays by their names."""
+    """A matrix, from a dict of arrays by name."""
     weight = f"{name}.weight"
     if f"{weight}.a" in p:
         return stored(p, f"{weight}.base") + 3.0 * p[f"{weight}.b"] @ p[f"{weight}.a"]
@@ -244,14 +244,14 @@ def matrix(p, name):
 
 
 def stored(p, name):
-    """An array, or what integers and scales are together."""
+    """An array, or the product of integers and scales."""
     if name in p:
         return p[name]
     return p[f"{name}.numbers"].astype(jnp.float32) * p[f"{name}.scales"]
 
 
 def by_hand(p, x, features):
-    """What each block gives, one after the other; for all members, and all examples."""
+    """The output of each block in turn; for all members, and all examples."""
     if "Ensemble" in features:
         p = {name.removeprefix("member."): array for name, array in p.items()}
         return jax.vmap(lambda p: by_hand(p, x, features - {"Ensemble"}))(p)
@@ -347,7 +347,7 @@ def test_two_features_give_what_plain_jax_gives(order):
 
 @pytest.mark.parametrize("order", REFUSED, ids="-".join)
 def test_what_cannot_be_in_this_order_is_refused(order):
-    """By an error that says what is to come first."""
+    """The error names the feature that must be first."""
     error, match = REFUSED[order]
 
     with pytest.raises(error, match=match):

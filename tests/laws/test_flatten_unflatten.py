@@ -35,7 +35,7 @@ def test_unflatten_undoes_flatten(make):
 @law
 @given(trees)
 def test_unflatten_undoes_flatten_of_any_tree(tree):
-    """The same, for trees that nobody thought of."""
+    """The same, for random trees."""
     leaves, treedef = jax.tree.flatten(tree)
 
     assert_identical(jax.tree.unflatten(treedef, leaves), tree)
@@ -59,7 +59,7 @@ def test_odd_leaves_do_not_change_the_structure(make, odd):
 
 @every_module
 def test_none_for_every_leaf_leaves_the_configuration(make):
-    """After tree_map to None there are no leaves, and filling the holes gives back the tree."""
+    """After tree_map to None there are no leaves, and filling the holes restores the tree."""
     module = make()
     leaves, treedef = jax.tree.flatten(module, is_leaf=lambda x: x is None)
     hollow = jax.tree.map(lambda _: None, module)
@@ -98,7 +98,7 @@ def test_paths_lead_to_the_leaves(make):
 
 
 def children_by_key(node):
-    """The children of one node, by key, as JAX tells them."""
+    """The children of one node, by key, from JAX."""
     pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     return [(path[0], child) for path, child in pairs]
 
@@ -122,7 +122,7 @@ def test_equal_modules_have_equal_structures(make):
     """Two instances that were built in the same way have one structure, with one hash."""
     first, second = jax.tree.structure(make()), jax.tree.structure(make())
     if make is MODULES["token"]:
-        # Tokens are told apart by identity until they are named.
+        # Tokens are distinguished by identity until they have names.
         assert first != second
         return
 

@@ -124,7 +124,7 @@ def test_second_derivatives():
 
 
 def test_apply_updates_follows_the_gradient():
-    """apply_updates(m, -g) moves what was differentiated and nothing else."""
+    """apply_updates(m, -g) changes only the differentiated leaves."""
     model = Buffered(ramp(2), ramp(2), ramp(2), double)
     gradient = pm.filter_grad(loss)(model)
     moved = pm.apply_updates(model, jax.tree.map(lambda g: -g, gradient))

@@ -1,9 +1,9 @@
-"""Law of construction: an instance of a Module class holds what the same dataclass would hold.
+"""Law of construction: an instance of a Module class has the fields of the same dataclass.
 
-Hierarchies of classes are made twice, as Modules and as plain dataclasses: with generated and own
-`__init__`s, which call those of their bases before and after their own assignments, mixins,
-defaults, class attributes in the place of fields, properties, abstract attributes, fields for
-keywords and `__post_init__`s.
+Hierarchies of classes are made twice, as Modules and as plain dataclasses. They have generated and
+custom `__init__`s, which call those of their bases before and after their own assignments. They
+also have mixins, defaults, class attributes instead of fields, properties, abstract attributes,
+keyword-only fields and `__post_init__`s.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ class FieldSpec(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What an own `__init__` does: assign to a field, or call the `__init__` of a base.
+    """A statement of a custom `__init__`: assign to a field, or call the `__init__` of a base.
 
-    The base is given by its number among the bases; None stands for `super()`.
+    The base is given by its number among the bases; None means `super()`.
     """
 
     sets: str | None
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
 
 class ClassSpec(NamedTuple):
-    """What stands in a class's body; its bases are counted back from it."""
+    """The content of a class's body; its bases are counted back from it."""
 
     bases: tuple[int, ...]
     is_mixin: bool
@@ -179,14 +179,14 @@ REFUSED = "refused"
 
 
 def outcomes(specs: list[ClassSpec], as_module: bool) -> list[Any]:
-    """What the instances of each class hold, or that it, or its instances, are refused."""
+    """The fields of the instances of each class, or that it, or its instances, are refused."""
     classes: list[type] = []
     found: list[Any] = []
     for number, spec in enumerate(specs, 1):
         try:
             cls = make_class(spec, number, classes, as_module)
         except FieldError as error:
-            # Refused sooner, for what would only be known of an instance.
+            # Refused earlier, for an error that a dataclass shows only in an instance.
             return [*found, "at once" if "does not know of it" in str(error) else REFUSED]
         except TypeError:
             return [*found, REFUSED]
@@ -197,7 +197,7 @@ def outcomes(specs: list[ClassSpec], as_module: bool) -> list[Any]:
 
 
 def instance(cls: Any, optional: bool) -> Any:
-    """What an instance holds in its fields, and its property."""
+    """The fields of an instance, and its property."""
     try:
         made = cls(**arguments(cls.__init__.__get__(object()), optional, 1))
         if not isinstance(made, pm.Module) and is_unmet(cls):
@@ -212,7 +212,7 @@ def instance(cls: Any, optional: bool) -> Any:
 
 
 def is_unmet(cls: type) -> bool:
-    """Whether a plain class stands for one with an abstract attribute that nobody provides."""
+    """Whether an abstract attribute is missing in a plain class."""
     declared = any(vars(base).get("is_abstract") for base in cls.__mro__)
     return vars(cls)["is_abstract"] or (declared and not hasattr(cls, PROPERTY))
 

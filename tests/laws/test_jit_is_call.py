@@ -14,7 +14,7 @@ from tests.helpers.trees import MODULES, TREES, Affine, Color, OwnInit, Pair, af
 identity = pm.filter_jit(lambda tree: tree)
 mixed = pm.filter_jit(lambda *args, **kwargs: (args, kwargs))
 
-# What a trace cannot return as it came in: NumPy arrays come back as JAX arrays.
+# A trace cannot return these unchanged: NumPy arrays become JAX arrays.
 every_traceable = pytest.mark.parametrize(
     "make", [*TREES.values(), *MODULES.values()], ids=[*TREES, *MODULES]
 )
@@ -36,7 +36,7 @@ def test_identity(make):
 
 @every_traceable
 def test_identity_of_what_came_back(make):
-    """What a jitted call returns goes into the next one as the original would."""
+    """The result of a jitted call goes into the next one as the original would."""
     tree = make()
 
     assert_same(identity(identity(identity(tree))), as_jax(tree))
@@ -45,14 +45,14 @@ def test_identity_of_what_came_back(make):
 @law
 @given(trees)
 def test_identity_of_any_tree(tree):
-    """The same, for trees that nobody thought of."""
+    """The same, for random trees."""
     assert_same(identity(tree), as_jax(tree))
 
 
 @law
 @given(st.lists(trees, max_size=2), st.dictionaries(st.sampled_from(["b", "a"]), trees, max_size=2))
 def test_arguments_arrive_where_they_were_sent(args, kwargs):
-    """Positional arguments and arguments by keyword all arrive as they were."""
+    """Positional and keyword arguments all arrive unchanged."""
     found_args, found_kwargs = mixed(*args, **kwargs)
 
     assert_same(list(found_args), as_jax(args))
@@ -60,7 +60,7 @@ def test_arguments_arrive_where_they_were_sent(args, kwargs):
 
 
 def update(model, x, rate=0.5):
-    """What a training step does: a number, a new model, and something that is no array."""
+    """The result of a training step: a number, a new model, and a non-array."""
     y = model(x)
     return jax.tree.map(lambda w: w - rate * jnp.sum(y), model), {"y": y, "rate": rate}
 
@@ -71,7 +71,7 @@ jitted_update = pm.filter_jit(update)
 @pytest.mark.parametrize("rate", [0.5, 2.0])
 @pytest.mark.parametrize("make", [affine, lambda: OwnInit(3), lambda: OwnInit(3, use_bias=False)])
 def test_step_after_step(make, rate):
-    """Five jitted steps give what five plain steps give."""
+    """Five jitted steps equal five plain steps."""
     fast = slow = make()
     x = ramp(3)
     for _ in range(5):
@@ -106,7 +106,7 @@ def test_every_callable(fn, args):
 
 
 def test_aliases_stay_independent_values():
-    """f(m, m) and results that hold one array twice mean what they mean without jit."""
+    """f(m, m) and results with one array twice have the same meaning as without jit."""
     m = affine()
     both = pm.filter_jit(lambda a, b: (jax.tree.map(double, a), b, [a.weight, a.weight]))
 

@@ -1,4 +1,4 @@
-"""Law: what is done to each array is done to that of each layer, and of each member, as if alone.
+"""Law: a function of each array is applied to each layer, and each member, as if alone.
 
 For every way to hold several as one, in one another and in any container.
 """
@@ -73,7 +73,7 @@ FORMS = {
 
 
 def lists(node):
-    """The same, with a list of layers, or members, in the place of what holds them as one."""
+    """The same, with a list of layers, or members, instead of a Stack or Ensemble."""
     if isinstance(node, (nn.Stack, nn.Ensemble)):
         return [lists(layer) for layer in node.unstack()]
     if isinstance(node, nn.MLP):
@@ -102,7 +102,7 @@ def check_axes(tree):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.sampled
 def test_the_axes_are_those_that_one_layer_lacks(form, tmp_path):
-    """In the model, in what has its structure, and in what becomes of it."""
+    """In the model, in trees of its structure, and in results made from it."""
     make = FORMS[form]
     model = make(KEY)
     adapted = pm.lora(model, WEIGHTS, 1, key=KEY)
@@ -143,7 +143,7 @@ class Tied(pm.Module):
 
 
 def test_layers_that_are_more_than_arrays_have_the_same_axes():
-    """Ties, normalized weights, and what was finished by a call."""
+    """Ties, normalized weights, and layers that were materialized."""
     for layer in (Tied, lambda key: nn.WeightNorm(linear(key))):
         check_axes(ensemble(stack(layer))(KEY))
     unfinished = ensemble(stack(lambda key: nn.Linear(None, 2, key=key)))(KEY)
@@ -199,9 +199,9 @@ CHANGES = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.sampled
 def test_each_layer_is_changed_as_if_alone(form, change):
-    """Whatever looks at a whole array."""
+    """Also by functions that read all of an array."""
     model, do = FORMS[form](KEY), CHANGES[change]
-    # What members share is a parameter of each, then.
+    # Shared leaves are then a parameter of each member.
     alone = jax.tree.map(jnp.copy, lists(model))
 
     assert_close(lists(do(model)), do(alone), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Laws of splitting: `combine(*partition(t, s)) == t`, and what each half holds."""
+"""Laws of splitting: `combine(*partition(t, s)) == t`, and the content of each half."""
 
 import hypothesis.strategies as st
 import jax
@@ -25,7 +25,7 @@ def test_combine_undoes_partition(make, spec):
 @law
 @given(trees, st.sampled_from(list(SPECS.values())))
 def test_combine_undoes_partition_of_any_tree(tree, spec):
-    """The same, for trees that nobody thought of."""
+    """The same, for random trees."""
     assert_identical(pm.combine(*pm.partition(tree, spec)), tree)
 
 

@@ -18,7 +18,7 @@ from tests.helpers.comparing import assert_close
 
 
 class Part(pm.Module):
-    """A parameter, and what configures its use."""
+    """A parameter, and its configuration."""
 
     weight: jax.Array
     power: int = pm.field(static=True)
@@ -111,7 +111,7 @@ STEADY = [apply, configured, counted, noisy, edited, split, trained, mapped]
 CHANGING = [grown, reconfigured]
 
 
-# ---- what a sequence of steps may stand in
+# ---- transforms around a sequence of steps
 
 
 def in_sequence(steps, *values):
@@ -182,7 +182,7 @@ def check(run):
     assert len(found) == 6
     for values in found:
         assert_close(numbers(values), numbers(once))
-    # What comes out goes in again: pending models, States of the trace before.
+    # The results go in again: pending models, States of the trace before.
     assert_close(numbers(jitted(*jitted(*start()))), numbers(run(*once)))
 
 

@@ -1,4 +1,4 @@
-"""Laws of files: what was saved is loaded, into a tree like it, or alone if all is registered."""
+"""Laws of files: a saved tree is loaded, into a tree like it, or alone if all is registered."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ every_layer = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entr
 
 
 def cleared(leaf):
-    """Another leaf that might stand where one stands."""
+    """A different leaf for the same path."""
     if isinstance(leaf, jax.Array):
         return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros_like(leaf)
     if isinstance(leaf, np.ndarray):
@@ -55,7 +55,7 @@ def test_layers_and_their_state_are_rebuilt_from_the_file_alone(entry, tmp_path)
     assert_same(pm.load(tmp_path / "layer", other), tree)
 
 
-# What only a program has: functions, objects, and nodes that nobody can make again.
+# Only a program has these: functions, objects, and nodes that cannot be rebuilt.
 NOT_ALONE = {
     "a Module where others hold a function": "none",
     "automatic configuration": "TRIPLE holds a function",
@@ -66,7 +66,7 @@ NOT_ALONE = {
 }
 
 
-# What a function is called is code; and a token without a name is equal to itself alone.
+# The name of a function is code; and a token without a name equals only itself.
 OTHER_STRUCTURE = {"token", "wraps a function"}
 
 
@@ -91,7 +91,7 @@ def test_what_is_registered_is_rebuilt_from_the_file_alone(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, why in NOT_ALONE.items() if "another" in why])
 def test_a_node_of_another_kind_needs_like(name, tmp_path):
-    """What no file can rebuild is told with its place and the line to write."""
+    """For a node that a file cannot rebuild, the error has its path and the line to write."""
     pm.save(tmp_path / "tree", SAVED[name]())
 
     with pytest.raises(pm.errors.FileError, match=r"give a tree that has one|which is not"):

@@ -1,4 +1,4 @@
-"""Laws of State: what was set is what is got, and nothing else changes."""
+"""Laws of State: `get` returns the value of `set`, and nothing else changes."""
 
 import copy
 
@@ -18,7 +18,7 @@ values = st.lists(array_trees.filter(lambda t: jax.tree.leaves(t) != []), min_si
 
 
 class Net(pm.Module):
-    """Tokens at several depths, one of them in two places."""
+    """Tokens at several depths, one of them at two paths."""
 
     first: pm.StateIndex
     rest: list
@@ -63,7 +63,7 @@ def test_initial_values_are_got(inits):
 @law
 @given(values, st.data())
 def test_set_then_get(inits, data):
-    """state.set(i, v).get(i) == v, and for another token j, get(j) is what it was."""
+    """state.set(i, v).get(i) == v, and for another token j, get(j) is unchanged."""
     model, state = make(inits)
     i = data.draw(st.integers(0, len(inits) - 1))
     value = jax.tree.map(lambda x: x if x.dtype == bool else x + x.dtype.type(1), as_jax(inits[i]))
@@ -87,7 +87,7 @@ def test_set_of_what_is_there_changes_nothing(inits):
 @law
 @given(values)
 def test_update_with_a_substate_changes_nothing(inits):
-    """state.update(state.substate(m)) == state, for the whole model and for each part."""
+    """state.update(state.substate(m)) == state, for the model and for each part."""
     model, state = make(inits)
     for part in (model, model.first, model.rest, []):
         kept = again(state)
@@ -128,7 +128,7 @@ def test_update_has_what_either_changed_or_refuses(writes):
 @law
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.data())
 def test_every_place_is_a_token_of_its_own(places, data):
-    """Of a model of n places there are n values, whichever objects and copies stand there."""
+    """A model with n tokens has n values, whichever objects and copies they are."""
     layers = [{"index": pm.StateIndex(jnp.asarray(float(i)))} for i in range(3)]
     copied = data.draw(st.lists(st.booleans(), min_size=len(places), max_size=len(places)))
     chosen = [
@@ -157,7 +157,7 @@ def test_state_is_a_pytree_of_arrays(inits):
 
 
 class Accumulator(pm.Module):
-    """Adds what it sees to what it saw."""
+    """Adds its inputs."""
 
     total: pm.StateIndex
     gain: jax.Array
@@ -184,7 +184,7 @@ def run(step, n):
 
 @pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_jit(donate="state")])
 def test_steps_under_jit_are_steps(transform):
-    """A State that goes in and comes out of a jitted step holds what it would without jit."""
+    """A State that a jitted step returns has the same values as without jit."""
 
     def step(model, x, state):
         return model(x, state)
@@ -249,7 +249,7 @@ def key_of(state, stream):
 @law
 @given(st.integers(0, 2**32 - 1), st.integers(0, 3))
 def test_seed_gives_what_it_gave(seed, count):
-    """state.seed(k) == state.seed(k): of all that was before, nothing is left but the values."""
+    """state.seed(k) == state.seed(k): of the old State, only the values are left."""
     model, state = pm.make_with_state(Streams)(count)
     key = jax.random.key(seed)
     fresh = again(state).seed(key)

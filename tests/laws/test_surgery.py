@@ -1,4 +1,4 @@
-"""Laws of surgery: `tree_at` changes exactly what was named."""
+"""Laws of surgery: `tree_at` changes exactly the named nodes."""
 
 import hypothesis.strategies as st
 import jax
@@ -37,7 +37,7 @@ def leaves_by_path(tree, is_leaf=None):
 
 
 class New:
-    """What takes a node's place."""
+    """The replacement of a node."""
 
 
 @law

@@ -1,4 +1,4 @@
-"""Laws of ties and computed leaves: what a model reads as, and where its gradient goes."""
+"""Laws of ties and computed leaves: the values of a model, and the leaves of its gradient."""
 
 import copy
 import pickle
@@ -71,7 +71,7 @@ THROUGH = [None, None, jnp.transpose, twice]
 
 @st.composite
 def tied_nets(draw):
-    """A net, and one with some ties, each of a later place to an earlier one."""
+    """A net, and one with some ties, each of a later path to an earlier one."""
     net = tied = plain(draw(st.integers(0, 1)))
     if draw(st.booleans()):
         name = draw(st.sampled_from(["a", "b.weight"]))
@@ -107,7 +107,7 @@ def assert_reads_alike(one, other):
 @law
 @given(tied_nets())
 def test_untied_it_reads_as_tied(nets):
-    """untie(tie(m)) reads as tie(m), has a leaf for each place, and no tie is left."""
+    """untie(tie(m)) reads as tie(m), has a leaf for each path, and no tie is left."""
     net, tied = nets
     free = pm.untie(tied)
 
@@ -119,7 +119,7 @@ def test_untied_it_reads_as_tied(nets):
 @law
 @given(tied_nets())
 def test_resolved_it_reads_as_it_did(nets):
-    """resolve is idempotent, reads as the model does, and leaves only what is read."""
+    """resolve is idempotent, reads as the model does, and leaves only the values."""
     _, tied = nets
     resolved = pm.resolve(tied)
 
@@ -131,12 +131,12 @@ def test_resolved_it_reads_as_it_did(nets):
 @law
 @given(tied_nets())
 def test_the_gradient_through_ties_is_the_sum(nets):
-    """By the leaves of the tied model: that of the loss as a function of what is stored alone."""
+    """The leaves of the tied model: the gradient of the loss as a function of stored arrays."""
     _, tied = nets
     leaves, treedef = jax.tree.flatten(tied)
 
     def by_leaves(leaves):
-        # With no tie and no computed leaf left in what is differentiated through.
+        # Without any tie or computed leaf in the differentiated model.
         free = pm.resolve(treedef.unflatten(leaves))
         return free.loss(X)
 
@@ -155,7 +155,7 @@ def test_the_gradient_of_one_tie_is_that_of_both_places_added(seed, name):
     def gradients(net):
         return pm.filter_grad(lambda net: net.loss(X))(net)
 
-    # Copied, for one array at two places is told of.
+    # Copied, because one array at two paths causes a warning.
     free = gradients(jax.tree.map(jnp.copy, pm.untie(tied)))
     expected = free.a + matrix(free, name)
     np.testing.assert_allclose(gradients(tied).a, expected, rtol=1e-5, atol=1e-7)
@@ -167,7 +167,7 @@ JITTED = jax.jit(lambda net: [matrix(net, name) for name in NAMES])
 @law
 @given(tied_nets())
 def test_ties_go_through_transforms_and_copies(nets):
-    """jit, vmap, scan, pickling and copying: what comes back is tied as it was."""
+    """jit, vmap, scan, pickling and copying: the result is tied as before."""
     _, tied = nets
     leaves = jax.tree.leaves(tied)
 
@@ -191,7 +191,7 @@ def test_ties_go_through_transforms_and_copies(nets):
 
 
 def test_a_source_may_become_a_computed_leaf_and_be_one_no_longer():
-    """Of a tie through a function, too: what it is made of is the source's own affair."""
+    """Of a tie through a function, too: the source may be made of other leaves."""
     net = pm.tie(plain(0), "b.weight", to="a", through=jnp.transpose)
     half = pm.tree_at("a", net, pm.computed(jnp.multiply, net.a, jnp.full((SIZE, SIZE), 0.5)))
 
@@ -219,7 +219,7 @@ def test_computed_leaves_of_several_models_resolve_with_a_number_that_all_share(
 
 
 class Block(pm.Module):
-    """One linear layer, and what the block has of its own."""
+    """One linear layer, and features of the block."""
 
     linear: nn.Linear
     bias: jax.Array
@@ -265,7 +265,7 @@ def train_step(model, x):
 def test_x12_two_blocks_that_share_one_layer_train_in_step():
     """Tied, the layer has one weight, one gradient; number for number as with one field.
 
-    What comes out of a transform, and goes in again, is shared as before (G20).
+    A tree that a transform returns, and takes again, has the same ties (G20).
     """
     free = Blocks(key=jax.random.key(0))
     tied = pm.tie(free, "block2.linear", to="block1.linear")

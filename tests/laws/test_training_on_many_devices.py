@@ -29,7 +29,7 @@ MODES = {
 
 
 def net(*between: Any, key: jax.Array) -> nn.Sequential:
-    """Two dense layers, and what is between them."""
+    """Two dense layers, and the features between them."""
     one, two = jax.random.split(key)
     return nn.Sequential([nn.Linear(8, 16, key=one), *between, nn.Linear(16, 8, key=two)])
 
@@ -124,7 +124,7 @@ def on_one_device(case: str) -> Any:
 @pytest.mark.parametrize("mode", [pytest.param("data", marks=pytest.mark.slow), "fsdp", "tensor"])
 @pytest.mark.parametrize("case", CASES)
 def test_training_on_a_mesh_is_training_on_one_device(case: str, mode: str):
-    """To rounding; and everything is split after the steps as it was before."""
+    """To rounding; shardings after the steps are the same as before."""
     rules, batch = MODES[mode]
     run = start(case)
     where = pm.shardings(run, EXPLICIT, rules)

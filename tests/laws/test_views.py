@@ -102,7 +102,7 @@ DOES_NOT_APPLY = {("tied", "tied"), ("tied", "computed"), ("computed", "tied")}
 
 
 def assert_views_agree(made, file):
-    """What each view shows is what the attributes give, and the tree has what is stored."""
+    """Each view shows the values of the attributes, and the tree has the stored ones."""
     names = ["weight", "other", "items", "n"]
     read = {name: getattr(made, name) for name in names}
 
@@ -132,7 +132,7 @@ def assert_views_agree(made, file):
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.sampled
 def test_all_views_agree_after_every_operation(style, state, tmp_path):
-    """Also on the instance that the operation was given, which stays as it was."""
+    """Also on the argument of the operation, which is unchanged."""
     made = STATES[state](style(ramp(2), 2 * ramp(2), [ramp(3), {"a": 1.0}]))
     before = [*jtu.tree_leaves(made)]
     assert_views_agree(made, tmp_path / "file")

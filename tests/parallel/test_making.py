@@ -111,7 +111,7 @@ def test_a_function_is_compiled_once(key: jax.Array):
 
 
 def test_shapes_with_shardings(key: jax.Array):
-    """For `load`, and on a mesh without devices; what is no array stays."""
+    """For `load`, and on a mesh without devices; other leaves are unchanged."""
     make = pm.make_sharded(nn.make_with_state(Net), MESH.abstract_mesh, RULES)
     model, _ = make.eval_shape(8, key=key)
 
@@ -133,7 +133,7 @@ def test_a_load_gives_each_device_its_part(key: jax.Array, tmp_path: Any):
 
 
 def test_what_the_rules_leave_whole_may_be_a_constant(key: jax.Array):
-    """A table of NumPy, a scalar; and arguments are no constants."""
+    """A table of NumPy, a scalar; but arguments are not constants."""
     table = np.arange(8, dtype=np.float32)
 
     def make(given: jax.Array, key: jax.Array) -> Any:
@@ -146,7 +146,7 @@ def test_what_the_rules_leave_whole_may_be_a_constant(key: jax.Array):
 
 
 def test_rules_by_path_and_an_optimizer(key: jax.Array):
-    """What follows a model is made in parts as it is."""
+    """An optimizer of a model is made in shards, as the model is."""
 
     def make(key: jax.Array) -> Any:
         net = nn.Linear(8, 8, key=key)
@@ -172,7 +172,7 @@ def test_an_error_of_the_constructor_comes_out_as_it_is(key: jax.Array):
 @pytest.mark.parametrize("depth", [1, 6])
 @pytest.mark.usefixtures("optimized")
 def test_nothing_is_whole_on_a_device(mesh: Mesh, depth: int, key: jax.Array):
-    """What is temporary: four shards of the largest leaf at most, and under half of it whole."""
+    """Temporary memory: at most four shards of the largest leaf, and less than half of it."""
     size, init = 256, jax.nn.initializers.truncated_normal()
 
     def make(key: jax.Array) -> Any:

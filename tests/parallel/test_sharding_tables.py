@@ -1,4 +1,4 @@
-"""What each device has of each leaf, as a table."""
+"""The shards of each leaf on each device, as a table."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_a_table(key: jax.Array):
 
 
 def test_bytes_are_those_of_the_devices(key: jax.Array):
-    """Beside what JAX puts on a device."""
+    """Compared with the arrays that JAX puts on a device."""
     mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
     rules = pm.AxisRules({"out_features": ("fsdp", "tensor")})
     net = _net(key)

@@ -37,7 +37,7 @@ def test_a_name_may_be_split_over_several_axes(key: jax.Array):
 
 
 def test_rules_by_path(key: jax.Array):
-    """A table for each part of a model, and a spec as it is."""
+    """A table for each part of a model, and a spec that is passed unchanged."""
     net = {"a": nn.Linear(4, 8, key=key), "b": nn.Linear(4, 8, key=key), "n": nn.LayerNorm(4)}
     rules = pm.by(
         {"a.weight": P("tensor"), "b.**": pm.AxisRules({"out_features": "fsdp"}), ...: RULES}
@@ -115,7 +115,7 @@ def test_abstract_arrays_do(key: jax.Array):
 
 
 def test_a_state_is_whole(key: jax.Array):
-    """What changes has no annotation, and lies whole on each device."""
+    """State has no annotations, and is replicated."""
     _, state = pm.make_with_state(nn.BatchNorm)(4)
 
     assert {*jax.tree.leaves(pm.partition_specs(state, pm.AxisRules({})))} == {P(None)}

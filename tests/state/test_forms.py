@@ -1,4 +1,4 @@
-"""In what form a State holds a value."""
+"""The forms of values in a State."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +27,7 @@ def test_what_is_no_number_stays_as_it_is():
 
 
 def test_a_value_has_no_more_axes_than_when_it_was_made():
-    """Leaf by leaf: fewer on one do not make up for more on another. What was taken out is none."""
+    """Leaf by leaf: fewer axes on one do not allow more on another. A removed value has none."""
     old = {"count": jnp.zeros(()), "means": [np.ones(2), "text"]}
     ranks = ranks_of(old)
     assert (ranks, ranks_of(jnp.ones((2, 3))), ranks_of(None)) == ((0, 1, 0), (2,), ())

@@ -37,7 +37,7 @@ class Weights(pm.Module):
 
 
 class NoisyWeights(Weights):
-    """The same with noise of its own."""
+    """The same with a separate noise."""
 
     noise: pm.RngStream
 
@@ -105,7 +105,7 @@ def test_g11_a_broadcast_value_must_be_the_same_for_all():
 
 
 def test_g12_a_rule_inside_a_tree_of_models():
-    """`by` stands for one of two models and for one of two States, inside dicts."""
+    """`by` selects one of two models and one of two States, inside dicts."""
     model, x, state = shared()
     other, _, other_state = shared()
     other_states = jax.tree.map(lambda n: n + jnp.arange(MEMBERS, dtype=n.dtype), other_state)

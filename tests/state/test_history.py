@@ -18,7 +18,7 @@ def make():
 
 
 def test_what_a_substate_took_is_known_to_whom_it_branched_from():
-    """And to nobody else."""
+    """And to no other State."""
     whole, values = History(), {"a": 1}
     part = whole.branch(values)
 
@@ -29,7 +29,7 @@ def test_what_a_substate_took_is_known_to_whom_it_branched_from():
 
 
 def test_states_that_follow_from_one_another_share_their_history():
-    """From the first substate on; what a transform returns begins another one."""
+    """From the first substate on; the result of a transform starts another one."""
     token, state = make()
     part = state.substate(token)
     for old in (state, part):
@@ -54,7 +54,7 @@ def test_what_substates_took_is_not_kept():
 
 
 def test_threads_may_take_substates_of_one_state():
-    """Each is known for what it is, also if all are the first."""
+    """Each is recognized, also if all are the first."""
     with futures.ThreadPoolExecutor(4) as pool:
         for _ in range(50):
             token, state = make()

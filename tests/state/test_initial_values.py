@@ -1,4 +1,4 @@
-"""What a State begins with."""
+"""The initial values of a State."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def test_none_is_a_value():
 
 
 def test_a_value_that_is_in_a_state_already_is_refused():
-    """With the place of its token."""
+    """With the path of its token."""
     model, _ = pm.make_with_state(lambda: {"n": pm.StateIndex(jnp.zeros(()))})()
 
     with pytest.raises(StateError, match=r"one whose value was moved(.|\n)*\['n'\]"):
@@ -45,7 +45,7 @@ def test_a_value_that_is_in_a_state_already_is_refused():
 
 
 def test_one_array_in_two_places_is_copied():
-    """For it could not be donated; one in one place is taken as it is."""
+    """It could not be donated otherwise; an array at one path is not copied."""
     shared, own = jnp.ones(2), jnp.ones(2)
     values, _ = begun([pm.StateIndex((shared, own)), pm.StateIndex(shared)])
 

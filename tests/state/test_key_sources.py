@@ -1,4 +1,4 @@
-"""init_keys: keys for all that a model is built of, without a tower of splits."""
+"""init_keys: keys for all parts of a model, without a tower of splits."""
 
 import itertools
 import sys
@@ -71,7 +71,7 @@ def test_no_two_counts_share_a_number(counts, words):
 
 
 def test_neighbours_are_independent():
-    """Draws with successive keys are uniform, and tell nothing of one another, nor of the seed."""
+    """Draws with successive keys are uniform and independent of each other and of the seed."""
     n = 20_000
     draws = np.stack(
         [jax.vmap(jax.random.bits)(pm.init_keys(jax.random.key(seed)).take(n)) for seed in (0, 1)]
@@ -125,7 +125,7 @@ def test_numbers_do_not_depend_on_how_they_are_asked_for(impl):
 
 
 def test_init_keys_of_init_keys_is_the_same(key):
-    """A Module begins with init_keys, whether it is given a key or what it is a part of passes."""
+    """A Module starts with init_keys, whether it gets a key or those of its parent."""
     keys = pm.init_keys(key)
 
     assert pm.init_keys(keys) is keys
@@ -163,7 +163,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_take_it_in_the_place_of_a_key(name, key):
-    """Each array has values of its own, and the key is hashed once, however many are drawn."""
+    """Each array has separate values, and the key is hashed once, however many are drawn."""
     keys = pm.init_keys(key)
     first, second = LAYERS[name](keys), LAYERS[name](keys)
     arrays = [np.ravel(leaf) for leaf in jax.tree.leaves((first, second))]
@@ -193,7 +193,7 @@ def test_plain_keys_give_the_numbers_that_they_gave(name, key):
 
 
 def test_calls_take_it_too(key):
-    """Dropout in a Sequential: each layer a mask of its own, and no split."""
+    """Dropout in a Sequential: each layer has a separate mask, and no split."""
     net = nn.Sequential([nn.Dropout(0.5), nn.Sequential([nn.Dropout(0.5)]), nn.Dropout(0.5)])
     x = jnp.ones(2000)
     kept = net(x, key=pm.init_keys(key)) != 0
@@ -205,7 +205,7 @@ def test_calls_take_it_too(key):
 
 
 def test_take_is_for_maps(key):
-    """An ensemble, each member built by init_keys of its own."""
+    """An ensemble, each member built by separate init_keys."""
     keys = pm.init_keys(key)
     members = pm.filter_vmap(lambda key: Block(2, key=pm.init_keys(key)))(keys.take(3))
 
@@ -214,7 +214,7 @@ def test_take_is_for_maps(key):
 
 
 def test_repr(key):
-    """It tells how many keys are gone."""
+    """It shows how many keys were used."""
     keys = pm.init_keys(key)
     next(keys)
     keys.take(4)
@@ -224,7 +224,7 @@ def test_repr(key):
 
 
 def test_threads_get_different_keys():
-    """However their calls are interleaved, and whoever takes several."""
+    """However their calls are interleaved, also if one takes several."""
     keys = pm.init_keys(jax.random.key(0))
 
     def draw(number):

@@ -66,7 +66,7 @@ def test_each_layer_finds_its_own_value():
 
 
 def test_any_function_that_builds_a_model():
-    """A function, a partial, a class method; its signature and name are kept."""
+    """A function, a partial, a class method; its signature and name are the same."""
 
     def build(size, *, scale=1.0):
         """Builds."""
@@ -90,7 +90,7 @@ def test_two_models_of_one_class_have_interchangeable_states():
 
 
 def test_a_model_without_tokens():
-    """The State is empty, and the model is as it was built."""
+    """The State is empty, and the model is unchanged."""
     model, state = pm.make_with_state(affine)()
 
     assert_same(model, affine())
@@ -114,7 +114,7 @@ def test_under_jit_and_vmap():
 
 
 def test_a_token_in_two_places_is_one_for_each():
-    """Each place has an entry, named by its path, that begins with the value that both hold."""
+    """Each path has an entry, named by the path, with the initial value of the token."""
 
     def build():
         token = pm.StateIndex(ramp(1))
@@ -128,7 +128,7 @@ def test_a_token_in_two_places_is_one_for_each():
 
 
 def test_one_token_in_two_fields_of_a_layer_is_two():
-    """As in Equinox: fields are no aliases of each other."""
+    """As in Equinox: fields are not aliases of each other."""
 
     class Twice(pm.Module):
         one: pm.StateIndex
@@ -171,7 +171,7 @@ COPIES = list(doubles(pm.nn.BatchNorm(2)))
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.sampled
 def test_copies_of_a_layer_have_statistics_of_their_own(way):
-    """Weights part, and so do values: what inference gives is what training came to."""
+    """Weights diverge, and so do values: inference uses those of training."""
     first, second = doubles(pm.nn.BatchNorm(2, momentum=0.5))[way]
     layers = [first, pm.nn.Lambda(lambda x: x * 5 + 100), second]
     net, state = pm.make_with_state(pm.nn.Sequential)(layers)
@@ -183,7 +183,7 @@ def test_copies_of_a_layer_have_statistics_of_their_own(way):
     means = [state.get(layer.state_index)[0] for layer in (net[0], net[2])]
     assert_close(means[0], jnp.mean(x, axis=0), rtol=1e-4)
     assert_close(means[1], jnp.full(2, 100.0), rtol=1e-4)
-    # The running variance is unbiased, 3/2 of what a batch of three is divided by; in both layers.
+    # The running variance is unbiased, 3/2 of the variance of a batch of three; in both layers.
     assert_close(ready(x, state)[0], y * 2 / 3, rtol=1e-3, atol=1e-3)
 
 
@@ -203,7 +203,7 @@ def test_a_stack_of_copies_is_the_list_of_them(way):
 
 
 def test_copies_of_a_stream_draw_their_own():
-    """A layer in two places makes noise of its own in each, by their paths."""
+    """A layer at two paths makes different noise at each, by their names."""
     dropout = pm.nn.Dropout(0.5, stream=pm.RngStream())
     net, state = pm.make_with_state(lambda: [dropout] * 2)()
     state = state.seed(jax.random.key(0))
@@ -228,7 +228,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def test_delete_init_state():
-    """Takes the values out of the tokens and leaves all else as it is."""
+    """Takes the values out of the tokens; everything else is unchanged."""
     model = Net(size=2)
     state = pm.State(model)
     bare = pm.nn.delete_init_state(model)
@@ -339,7 +339,7 @@ def test_a_removed_layer_leaves_the_state():
 
 
 def test_a_layer_is_put_in_a_second_place_once_it_is_filled():
-    """Both places begin with its value, and go on apart."""
+    """Both paths start with its value, and then diverge."""
     model, state = pm.make_with_state(lambda: {"a": Counter(), "b": Counter()})()
     _, state = model["a"](ramp(1), state)
     filled = state.fill(model)
@@ -371,7 +371,7 @@ def test_a_stream_in_a_second_place_begins_without_a_key(way):
     ids=["jax.jit", "filter_jit"],
 )
 def test_values_that_began_as_one_array_can_be_donated(donating):
-    """Each entry has an array of its own, a random key like any other."""
+    """Each entry has a separate array, a random key like any other."""
     token = pm.StateIndex((ramp(2), jax.random.key(0)))
     tokens, state = pm.make_with_state(lambda: [token, token, pm.StateIndex([ramp(1)] * 2)])()
     step = donating(lambda state: state.set(tokens[0], state.get(tokens[1])))
@@ -381,7 +381,7 @@ def test_values_that_began_as_one_array_can_be_donated(donating):
 
 
 def test_a_value_that_is_none_is_filled_in_again():
-    """It is told from a value that is gone."""
+    """It is distinguished from a removed value."""
     model, state = pm.make_with_state(lambda: [pm.StateIndex(None)])()
     model, state = pm.make_with_state(state.fill)(model)
 

@@ -1,4 +1,4 @@
-"""What a State knows about its values."""
+"""The facts that a State knows about its values."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""The arithmetic of random streams: what depends on what, and that nothing else does."""
+"""The arithmetic of random streams: the dependencies of keys, and that there are no others."""
 
 import copy
 import functools as ft
@@ -23,7 +23,7 @@ from tests.helpers.meshes import DEVICES, on
 
 
 class Noise(pm.Module):
-    """Draws from a stream of its own."""
+    """Draws from its own stream."""
 
     stream: pm.RngStream
 
@@ -68,11 +68,11 @@ def draw(state, stream, n):
     return np.asarray(keys), state
 
 
-# ---- what a key depends on
+# ---- dependencies of a key
 
 
 def test_a_key_is_the_seed_folded_with_path_and_count():
-    """The numbers themselves: they may never change, or nobody's results can be repeated."""
+    """The numbers themselves must never change, or results could not be reproduced."""
     model, state = make()
     keys, _ = draw(state, model.first.stream, 2)
     digest = 0x6CEA2FF5  # The first four bytes of blake2b("first.stream"), little end first.
@@ -271,7 +271,7 @@ def test_keys_are_independent(kind):
     expected = counts.sum() / 256
     chi_square = ((counts - expected) ** 2 / expected).sum()
     assert abs(chi_square - 255) < 4 * np.sqrt(2 * 255)
-    # Every pair, at the same place and at neighboring ones: correlation, and bits that agree.
+    # Every pair, at the same index and at neighboring ones: correlation, and bits that agree.
     for i, j in itertools.combinations(range(streams), 2):
         for shift in (0, 1):
             left, right = uniform[i][shift:], uniform[j][: n - shift]
@@ -373,7 +373,7 @@ def test_jax_finds_a_state_that_is_used_in_two_calls(use):
 
 
 def test_jax_finds_a_key_that_is_used_twice():
-    """What next_key gave is for one use."""
+    """The key of next_key is for one use."""
     model, state = make(1)
 
     def reused(state):
@@ -417,7 +417,7 @@ def test_seed_of_some_streams_leaves_the_others():
 
 
 def test_seed_takes_init_keys():
-    """In the place of a key, as layers do; one key is used, and none if something is wrong."""
+    """Instead of a key, as layers do; one key is used, and none after an error."""
     _, state = pm.make_with_state(Layers)()
     keys = pm.init_keys(jax.random.key(0))
     state = state.seed(keys)
@@ -429,7 +429,7 @@ def test_seed_takes_init_keys():
 
 @pytest.mark.parametrize("first", [None, "rest[1]"])
 def test_a_stream_is_split_once(first):
-    """What is split belongs under a map, where each member may split its own."""
+    """A split stream belongs under a map, where each member may split its own."""
     _, state = make()
     state = state.split(3, first)
     assert state.join()  # It was not used up.
@@ -447,7 +447,7 @@ def test_a_stream_is_split_once(first):
     ],
 )
 def test_split_chooses_entries_by_kind_and_path(select, shapes):
-    """By class, by path with wildcards, by everything, by what is left; the rest stays as it is."""
+    """By class, by path with wildcards, everything, or the rest; other entries are unchanged."""
     _, state = make(1)
     split = state.split(4, select)
     leaves = jax.tree_util.tree_leaves_with_path(split)

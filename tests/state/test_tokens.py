@@ -22,7 +22,7 @@ def test_a_token_holds_its_initial_value_as_data():
 
 
 def test_two_tokens_are_two_places():
-    """Tokens are told apart by identity until they are named, also if their values are equal."""
+    """Until they have names, tokens are distinguished by identity, also with equal values."""
     first, second = pm.StateIndex(ramp(1)), pm.StateIndex(ramp(1))
     state = pm.State([first, second])
     state = state.set(first, ramp(1, start=5.0))
@@ -33,7 +33,7 @@ def test_two_tokens_are_two_places():
 
 
 def test_a_token_keeps_its_identity_through_transforms():
-    """What a transform makes of a token is the same place."""
+    """After a transform, a token refers to the same value."""
     token = pm.StateIndex(ramp(1))
     state = pm.State(token)
     for same in (
@@ -47,7 +47,7 @@ def test_a_token_keeps_its_identity_through_transforms():
 
 
 def test_none_is_a_value():
-    """It is told from an initial value that is gone, also after copies and transforms."""
+    """It is distinguished from a removed initial value, also after copies and transforms."""
     token = pm.StateIndex(None)
     for same in (token, copy.deepcopy(token), jax.tree.map(jnp.copy, token)):
         state = pm.State(same)

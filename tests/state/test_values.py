@@ -46,7 +46,7 @@ def make():
 
 
 def test_set_gives_a_new_state():
-    """The value is there, the other one is as it was."""
+    """The value is set, and the other one is unchanged."""
     model, state = make()
     new = state.set(model.mean, jnp.ones(2))
 
@@ -162,7 +162,7 @@ def test_a_substate_that_did_nothing_is_put_back_where_nothing_else_did():
 
 
 def test_substates_of_substates():
-    """Each knows what it was taken from."""
+    """Each knows its origin."""
     model, state = four()
     part = state.substate((model.a, model.b))
     inner = part.substate(model.a).set(model.a, jnp.ones(()))
@@ -172,7 +172,7 @@ def test_substates_of_substates():
 
 @pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_checkpoint])
 def test_what_a_transform_returns_is_put_back_as_it_is(transform):
-    """Its values are all new, so that what it changed is not known: nothing is refused."""
+    """Its values are all new, so that its changes are not known: nothing is refused."""
     model, state = four()
     count = transform(lambda s: s.set(model.a, s.get(model.a) + 1))
     part = count(state.substate((model.a, model.b)))
@@ -185,7 +185,7 @@ def test_what_a_transform_returns_is_put_back_as_it_is(transform):
 
 
 def test_updates_inside_of_a_transform():
-    """They are told apart there, too, by what is traced."""
+    """They are distinguished there, too, by their trace."""
     model, state = four()
 
     @jax.jit
@@ -219,7 +219,7 @@ def test_states_of_other_origins_are_put_in():
 
 
 def test_a_state_is_restored():
-    """It has the values of before, and is used up like any other; the old one stays what it is."""
+    """It has the earlier values, and is used up like any other; the old one is unchanged."""
     model, state = four()
     key, _ = state.next_key(model.noise)
     state = state.restored()
@@ -237,7 +237,7 @@ def test_a_state_is_restored():
     "through", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
 )
 def test_a_copy_of_a_used_up_state_is_used_up_until_it_is_restored(through):
-    """So what was saved too late is not lost."""
+    """So a late save loses nothing."""
     model, state = four()
     state.set(model.a, jnp.ones(()))
     late = through(state)
@@ -310,7 +310,7 @@ def test_copies_and_pickles():
 
 
 def test_transforms_leave_the_callers_state_usable():
-    """What happens to a State inside a transform happens to the one inside."""
+    """A transform changes only the inner State."""
     model, state = make()
 
     @pm.filter_jit
@@ -337,7 +337,7 @@ def test_a_state_may_hold_keys_and_optimizers():
 
 
 def test_gradients_through_a_state():
-    """Values that depend on what is differentiated carry the derivative."""
+    """Values that depend on differentiated leaves carry the derivative."""
     model, state = pm.make_with_state(Other)()
 
     def loss(w, state):
@@ -396,7 +396,7 @@ def changed_in_place(value):
 @pytest.mark.parametrize("by", ["init", "set", "get", "substate", "update", "jit", "fill"])
 @pytest.mark.sampled
 def test_a_container_that_is_changed_in_place_changes_no_state(value, by):
-    """What went in and what came out is the caller's; what the State holds is its own."""
+    """Arguments and results belong to the caller; the State has a copy."""
     value = copy.deepcopy(value)
     model, state = pm.make_with_state(lambda: [pm.StateIndex(value)])()
     index = model[0]
@@ -426,7 +426,7 @@ def test_a_container_that_is_changed_in_place_changes_no_state(value, by):
 
 
 def test_arrays_of_numpy_are_copied():
-    """What the caller writes into its buffer later is not in the State."""
+    """Later changes of the caller's buffer do not affect the State."""
     buffer = np.zeros(2, np.float32)
     token = pm.StateIndex(buffer)
     state = pm.State(token).set(token, buffer)
@@ -443,7 +443,7 @@ def test_what_cannot_be_changed_is_handed_out_as_it_is():
     assert all(state.get(token) is state.get(token) for token in tokens)
 
 
-# ---- what it costs, and what it is under plain JAX
+# ---- cost, and plain JAX
 
 
 def test_get_and_set_add_nothing_to_a_program():
@@ -460,7 +460,7 @@ def test_get_and_set_add_nothing_to_a_program():
 
 
 def test_a_value_has_a_type_of_its_own():
-    """No weak types: a step that is compiled for the first State serves all that follow."""
+    """No weak types: a step that is compiled for the first State works for all later ones."""
     token = pm.StateIndex({"n": jnp.asarray(0), "x": 1.5})
     state = pm.State(token)
     traces = []
