@@ -204,7 +204,7 @@ class Trained(NamedTuple):
     model: Transformer
     losses: np.ndarray
     bytes_on_each: int
-    program: str
+    program: Any  # the compiled step
 
 
 def batches(count: int) -> Iterator[np.ndarray]:
@@ -246,7 +246,7 @@ def train(model: Transformer, mode: Mode | None, steps: int) -> Trained:
             # may wait for each other without end. Real devices need no wait.
             losses.append(float(loss))
     held = bytes_on(jax.devices()[0], (model, opt))
-    return Trained(model, np.array(losses), held, compiled.as_text())
+    return Trained(model, np.array(losses), held, compiled)
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Trained]:
     for name, mode in {"one device": None, **chosen}.items():
         trained = results[name] = train(model, mode, options.steps)
         furthest = np.abs(trained.losses - results["one device"].losses).max()
-        talk = collectives(trained.program)
+        talk = collectives(trained.program.as_text())
         shown = ", ".join(f"{count} {kind}" for kind, count in sorted(talk.items()))
         print(
             f"{name:10s}   {trained.losses[-1]:9.6f}   {furthest:8.1e}"
