@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools as ft
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -56,8 +57,12 @@ def announce_transform(
     return _with_watched(x, _Announcing(name, intermediates, announce))
 
 
-class _Announcing(NamedTuple):
-    """Compared by its fields, so that JAX does not evaluate the same thing twice."""
+@dataclass(frozen=True)
+class _Announcing:
+    """Compared by its fields, so that JAX does not evaluate the same thing twice.
+
+    Not a tuple: JAX 0.8 makes weak references to it.
+    """
 
     name: str | None
     intermediates: bool

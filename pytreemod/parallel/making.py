@@ -187,7 +187,12 @@ class _CompilerOptions(dict[str, str]):
         return hash(frozenset(self.items()))
 
 
-_ONE_BY_ONE = _CompilerOptions(xla_cpu_scheduler_type="CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
+# The compilers of JAX before 0.9.2 do not know the first option.
+_ONE_BY_ONE = (
+    _CompilerOptions(xla_cpu_scheduler_type="CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
+    if jax.__version_info__ >= (0, 9, 2)
+    else _CompilerOptions(xla_cpu_enable_concurrency_optimized_scheduler="False")
+)
 
 # ---- refusals
 

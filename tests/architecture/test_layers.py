@@ -21,8 +21,8 @@ LAYERS = [
 
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
-DEPENDENCIES = {"jax", "jaxlib", "jaxtyping", "numpy", "typing_extensions", "wadler_lindig"}
-"""What the package needs at run time (NumPy comes with JAX)."""
+DEPENDENCIES = {"jax", "jaxtyping", "numpy", "wadler_lindig"}
+"""What the package imports at run time."""
 
 OPTIONAL = {"pytreemod.io": {"safetensors", "orbax", "torch"}, "pytreemod.tree": {"treescope"}}
 """Extras, each with the one room that may import it."""

@@ -262,14 +262,20 @@ def _called(rule: Any, form: Any, call: Callable[[], Any], step: Any) -> Any:
         return call()
     try:
         return call()
-    except jax.dtypes.TypePromotionError:
-        raise
     except Exception as error:
+        if _is_of_promotion(error):
+            raise
         # Any error: the inputs that the transformation gets here may cause it.
         if step is not None:
             params, state = step
             _check_state(rule, form, params, state, error)
         _refuse_unmapped(rule, error)
+
+
+def _is_of_promotion(error: BaseException) -> bool:
+    """Whether the settings of JAX cause the error, and not layers."""
+    # By its name: up to JAX 0.10.0, `jax.dtypes` does not have the class.
+    return type(error).__name__ == "TypePromotionError"
 
 
 def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Exception) -> None:
@@ -292,8 +298,7 @@ def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Except
 
 def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
     """Refuse a transformation that fails on layers or members."""
-    if isinstance(error, jax.dtypes.TypePromotionError):
-        # Caused by the settings of JAX, and not by layers.
+    if _is_of_promotion(error):
         raise error
     reason, kind = str(error).partition("\n")[0], type(error).__name__
     reason = reason if isinstance(error, UndecidedError) else f"{kind}: {reason}"

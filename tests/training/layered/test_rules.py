@@ -632,8 +632,10 @@ def test_a_promotion_that_jax_refuses_stays_its_own_error(make):
         return pm.Optimizer(optax.lamb(0.1)).init(model).update(model, model)
 
     model = make()
-    error = jax.dtypes.TypePromotionError
-    with jax.numpy_dtype_promotion("strict"), pytest.raises(error, match="implicit"):
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        pytest.raises(ValueError, match=r"\AInput dtypes .* implicit"),
+    ):
         run(model)
 
 
@@ -661,7 +663,7 @@ def test_a_way_is_chosen_under_the_settings_of_the_moment():
         model = nn.Stack(Layer, depth, key=jax.random.key(0))
         with (
             jax.numpy_dtype_promotion("strict"),
-            pytest.raises(jax.dtypes.TypePromotionError, match="implicit"),
+            pytest.raises(ValueError, match=r"\AInput dtypes .* implicit"),
         ):
             pm.Optimizer(rule).init(model).update(model, model)
         opt = pm.Optimizer(rule).init(model)
