@@ -9,10 +9,10 @@ refusals(globals())`:
     ShapeError: Linear(in_features=3, out_features=4): expected x of shape (..., 3), got f32[3,7].
       Axis 0 fits; ...
 
-A heading begins a group. Code without a text prepares what follows in its group; before the first
-heading, in the file. The names are those of the test file, `key`, and `tmp_path`, an empty folder.
-`…` stands for any text, for instance an address.
-With UPDATE_GOLDEN=1 a run writes the texts that have changed: read the diff.
+A heading begins a group. Code without a text prepares its group; before the first heading, it
+prepares the file. The names are those of the test file, `key`, and `tmp_path`, an empty folder. `…`
+matches any text, for instance an address. With UPDATE_GOLDEN=1 a run updates the texts: read the
+diff.
 """
 
 import os
@@ -32,7 +32,7 @@ JAXS_OWN = "JAX_TRACEBACK_FILTERING"  # in a note about frames that JAX has left
 
 
 class Row(NamedTuple):
-    """One call, what prepares it, and the text that is expected."""
+    """One call, the code that prepares it, and the expected text."""
 
     setup: tuple[str, ...]
     call: str
@@ -68,7 +68,7 @@ def rows_of(text: str) -> list[Row]:
 
 
 def raised(row: Row, names: dict[str, Any]) -> str:
-    """What the call raises: the class, and the text."""
+    """The error of the call: the class, and the text."""
     with tempfile.TemporaryDirectory() if FOLDER in str(row) else nullcontext("") as folder:
         scope = {"key": jax.random.key(0), FOLDER: Path(folder), **names}
         for line in row.setup:
@@ -83,13 +83,13 @@ def raised(row: Row, names: dict[str, Any]) -> str:
 
 
 def text_of(error: Exception) -> str:
-    """What Python shows last of an error: its class, what it says, and its notes."""
+    """The last lines of a traceback: the class of an error, its message, and its notes."""
     notes = (note for note in getattr(error, "__notes__", ()) if JAXS_OWN not in note)
     return "\n".join([f"{type(error).__name__}: {error}", *notes])
 
 
 def same(found: str, expected: str) -> bool:
-    """Whether a text is the expected one, in which `…` stands for anything."""
+    """Whether a text is the expected one, in which `…` matches any text."""
     parts = map(re.escape, expected.split("…"))
     return re.fullmatch("(?s:.*?)".join(parts), found) is not None
 

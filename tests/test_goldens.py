@@ -33,7 +33,7 @@ def test_a_row_has_what_prepares_it():
     ],
 )
 def test_the_whole_text_is_compared(call, text):
-    """The class of the error, too; a folder has one name, an ellipsis stands for anything."""
+    """The class of the error, too; a folder has one name, an ellipsis matches any text."""
     found = raised(Row((), call, ""), {})
 
     assert same(found, text)

@@ -1,4 +1,4 @@
-"""All processes of a run name a case alike, whatever the order of sets in each."""
+"""All processes of a run give a case the same label, whatever the order of sets in each."""
 
 from tests.labels import label
 

@@ -42,7 +42,7 @@ class Figures(NamedTuple):
         code: lines of code.
         imports: those that import.
         refusals: those that make the text of an error, or check for one.
-        hidden: places that remember something between calls: caches, locks, contexts.
+        hidden: calls that create caches, locks and contexts.
     """
 
     files: int
@@ -104,7 +104,7 @@ def _is_refusal(node) -> bool:
 
 
 def by_room(folder: Path) -> dict[str, Figures]:
-    """The sums of each folder inside of one; files beside them are rooms of their own."""
+    """The sums of each top-level folder; single files are separate rooms."""
     found: dict[str, Figures] = {}
     for path in sorted(folder.rglob("*.py")):
         room = path.relative_to(folder).parts[0].removesuffix(".py")
@@ -140,7 +140,7 @@ def figures_of_tests() -> Figures:
 
 
 def hidden_kinds() -> list[str]:
-    """What remembers something between calls, by the name of what is called."""
+    """Calls that cache something, by the name of the function."""
     found: list[str] = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

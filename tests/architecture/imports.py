@@ -28,7 +28,7 @@ FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports_of(source: str, text: str) -> list[Import]:
-    """What a file imports, wherever in it: `import a.b`, `from a import b`, `__import__("a")`."""
+    """The imports in a file, anywhere: `import a.b`, `from a import b`, `__import__("a")`."""
     found: list[Import] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""What errors say of what was given is their own: the text of another error is not in it."""
+"""Errors describe their argument in their own words, without the message of another error."""
 
 import ast
 
@@ -8,7 +8,7 @@ SAID = {"where", "expected", "got"}
 
 
 def said(tree):
-    """What `explain` is given for where, expected and got, there or under these names before."""
+    """The arguments where, expected and got of `explain`, or earlier variables of these names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "explain":
             yield from node.args
@@ -29,7 +29,7 @@ def pasted(text):
 
 
 def test_no_text_of_another_error_is_pasted_into_what_was_given():
-    """It is the cause, or stands in a line of its own."""
+    """It is the cause, or has a separate line."""
     found = {
         path.relative_to(PACKAGE).as_posix(): [*pasted(path.read_text(encoding="utf-8"))]
         for path in PACKAGE.rglob("*.py")

@@ -1,4 +1,4 @@
-"""The table of sizes counts what it says."""
+"""The table of sizes counts correctly."""
 
 import textwrap
 
@@ -7,7 +7,7 @@ from tests.architecture.imports import PACKAGE
 
 
 def test_lines_are_counted_by_what_is_on_them():
-    """Docstrings and comments are no code; a statement of several lines is."""
+    """Docstrings and comments are not code; a statement of several lines is."""
     text = textwrap.dedent(
         '''
         """A file."""

@@ -1,4 +1,4 @@
-"""What `import pytreemod` loads at once, and what when it is asked for."""
+"""Modules that `import pytreemod` loads at once, and modules that it loads later."""
 
 import ast
 import subprocess
@@ -14,7 +14,7 @@ LATER = vars(pm)["_LATER"]
 
 
 def run(program):
-    """What a fresh process prints; everything here is loaded already."""
+    """The output of a new process; this one has already loaded everything."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
     )
@@ -45,7 +45,7 @@ def test_type_checkers_see_what_is_loaded_later():
 
 @pytest.mark.parametrize("name", LATER)
 def test_a_name_that_is_loaded_later_is_what_its_file_has(name):
-    """The table names a file and what is in it; a room stands for itself."""
+    """The table names a file and its content; a room is itself."""
     room, _, attribute = LATER[name].partition(":")
     found = import_module(room)
     assert getattr(pm, name) is (getattr(found, attribute) if attribute else found)
@@ -55,7 +55,7 @@ def test_a_name_that_is_loaded_later_is_what_its_file_has(name):
 
 @pytest.mark.slow
 def test_rooms_that_a_program_may_do_without_are_loaded_when_asked_for():
-    """Neither the layers nor what looks inside is there after the import, nor is half of it."""
+    """Neither the layers nor `debug` is loaded by the import, nor is half of it."""
     rooms = ", ".join(repr(f"pytreemod.{name}") for name in ("nn", "debug"))
     program = f"""
 import sys
@@ -81,7 +81,7 @@ print(nn.Linear.__name__, capture.__name__, tree_inference.__name__, filter_jit.
 
 @pytest.mark.slow
 def test_a_room_may_be_loaded_while_a_function_is_traced():
-    """The layers that came inside a trace serve outside of it: nothing of the trace is kept."""
+    """Layers that were loaded inside a trace work outside of it: nothing of the trace is cached."""
     program = """
 import jax, jax.numpy as jnp
 import pytreemod as pm
@@ -117,7 +117,7 @@ print(len(set(found)), len(found), failed)
 
 
 def test_a_name_that_is_not_there_is_told_as_python_tells_it():
-    """With the text of any module, and what is needed to suggest the name that was meant."""
+    """With Python's message, and the data that Python needs to suggest a similar name."""
     with pytest.raises(AttributeError, match="module 'pytreemod' has no attribute 'inferense'"):
         pm.inferense
 
@@ -127,7 +127,7 @@ def test_a_name_that_is_not_there_is_told_as_python_tells_it():
 
 @pytest.mark.slow
 def test_python_suggests_a_name_that_was_not_loaded_yet():
-    """A misspelt name of a room that nobody has asked for."""
+    """A misspelled name of a room that is not loaded."""
     program = "import pytreemod as pm; pm.inference_mod"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

@@ -34,7 +34,7 @@ def room(name: str) -> str:
 
 
 def test_every_file_is_in_a_room():
-    """There is no room that the table above does not know."""
+    """The table above has every room."""
     assert {room(name) for name in FILES} <= set(LEVEL)
     assert {"tree", "module", "transform", "state", "nn", "errors", "typing", ""} <= {
         room(name) for name in FILES
@@ -102,7 +102,7 @@ def test_nothing_imports_the_front_door():
 
 
 def test_the_front_door_only_reexports():
-    """It contains imports and assignments of names; and, once, what loads the other names."""
+    """It contains imports and assignments of names; and, once, the loader of the other names."""
     body = ast.parse(FILES["pytreemod"].read_text()).body
     allowed = (ast.Import, ast.ImportFrom, ast.Assign, ast.Expr)
     others = [node for node in body if not isinstance(node, allowed)]
@@ -131,11 +131,11 @@ def test_no_private_names_of_jax():
 
 
 UNPROMISED = ("jax.extend", "jax.interpreters")
-"""What of JAX is not covered by its promise of compatibility."""
+"""Parts of JAX that its promise of compatibility excludes."""
 
 
 def test_one_file_goes_beyond_what_jax_promises_to_keep():
-    """It says what each thing is for, and what would have to change if it went."""
+    """It has the purpose of each part, and what would have to change without it."""
     users = {i.source for i in ALL_IMPORTS if i.target.startswith(UNPROMISED)}
     assert users == {"pytreemod.tree.traces"}
 
@@ -152,7 +152,7 @@ def test_dependencies_are_the_declared_ones():
 
 
 def test_the_type_checking_constant_hides_nothing():
-    """Type checkers only are shown what the front door loads when it is asked for; no other."""
+    """Only type checkers see the names that the front door loads later; it hides nothing else."""
     users = [name for name, path in FILES.items() if "TYPE_CHECKING" in path.read_text()]
     assert users == ["pytreemod"]
 
@@ -161,7 +161,7 @@ def test_rooms_say_what_they_own_and_may_import():
     """The docstring of each room names both, also of rooms inside of rooms."""
     rooms = [path for path in FILES.values() if path.name == "__init__.py"]
     texts = {path.parent.name: ast.get_docstring(ast.parse(path.read_text())) for path in rooms}
-    # The front door stands above all of them.
+    # The front door is above all of them.
     del texts["pytreemod"]
     assert len(texts) > 15
     assert [name for name, t in texts.items() if "Owns" not in t or "May import" not in t] == []

@@ -12,13 +12,13 @@ WITHOUT = {
     # Tested by the files that use them alone.
     "module/annotations.py",
 }
-"""Files of the source that have no tests of their own."""
+"""Files of the source without separate tests."""
 THROUGH_THE_DOOR = "io"
-"""A room whose tests use public names alone: they are ordered by what users see, not by files."""
+"""A room whose tests use public names alone: they are ordered by features, not by files."""
 
 
 def test_each_file_has_its_tests():
-    """Whoever changes a file finds at once what is known about it."""
+    """You find the tests of a file by its name."""
     files = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
     missing = [
         path.as_posix()
@@ -32,7 +32,7 @@ def test_each_file_has_its_tests():
 
 
 def test_the_tests_of_files_come_through_the_door():
-    """What is behind it may be written anew without them."""
+    """The private part can be rewritten without them."""
     tests = (ROOT / "tests" / THROUGH_THE_DOOR).glob("*.py")
     inner = re.compile(rf"(from|import) {PACKAGE.name}\.{THROUGH_THE_DOOR}\b")
 

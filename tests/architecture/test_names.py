@@ -1,4 +1,4 @@
-"""One word, one thing: what files share is called by a name that no other file uses otherwise."""
+"""One word, one thing: a shared name has the same meaning in all files."""
 
 import ast
 from collections import defaultdict
@@ -20,7 +20,7 @@ def names_of(text):
 
 
 def test_no_name_is_two_things():
-    """A name without an underscore is one that others import, and they are to know what it is."""
+    """Other files import a name without an underscore, so it must have one meaning."""
     files = defaultdict(set)
     for path in PACKAGE.rglob("*.py"):
         for name in names_of(path.read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""The public names, against a golden list; and what is said of each.
+"""The public names, against a golden list; and their docstrings.
 
 After a change on purpose: `UPDATE_GOLDEN=1 python -m pytest tests/architecture`, and read the diff.
 """
@@ -71,7 +71,7 @@ every_name = pytest.mark.parametrize("value", OWN.values(), ids=OWN.keys())
 
 
 def test_public_names_are_the_golden_list():
-    """No name comes or goes by accident."""
+    """No name is added or removed by accident."""
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text("\n".join(surface()) + "\n")
 
@@ -79,7 +79,7 @@ def test_public_names_are_the_golden_list():
 
 
 def test_all_that_the_front_door_offers_is_public():
-    """`from pytreemod import *` and the list agree on what there is."""
+    """`from pytreemod import *` and the list agree."""
     assert all(
         hasattr(NAMESPACES[line.rsplit(".", 1)[0]], line.rsplit(".", 1)[1]) for line in surface()
     )

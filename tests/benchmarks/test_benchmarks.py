@@ -27,7 +27,7 @@ def usual_promotion():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in runner.NAMES if n != "shares"])
 def test_benchmark_prints_its_table(name, capsys):
-    """In its quick form each one measures all that is installed, and ours against a target."""
+    """With --quick each one measures all installed libraries, and pytreemod against a target."""
     if name == "instructions" and shutil.which("valgrind") is None:
         pytest.skip("instructions are counted by valgrind, which is not installed")
     benchmark = importlib.import_module(f"benchmarks.{name}").BENCHMARK
@@ -44,7 +44,7 @@ def test_benchmark_prints_its_table(name, capsys):
 
 @pytest.mark.slow
 def test_shares_add_up_to_what_a_thing_takes(capsys):
-    """Each step says what it takes together with those above it; the last one is pytreemod."""
+    """Each step has the time of all steps so far; the last one is pytreemod."""
     importlib.import_module("benchmarks.shares").BENCHMARK.main(["--quick", "--json"])
 
     rows = json.loads(capsys.readouterr().out)["rows"]

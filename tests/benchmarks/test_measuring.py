@@ -1,4 +1,4 @@
-"""What the benchmarks conclude from what they measure."""
+"""The statistics of the benchmarks."""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def test_row_reads_as_a_line():
 
 
 def test_note_comes_on_a_line_of_its_own():
-    """What cannot be said in a cell is printed below."""
+    """A note is printed below its row."""
     row = Row("label", "3 ops", {OURS: "different"}, {}, "equal", met=False, note="add +1")
 
     assert row.as_text([OURS]).splitlines()[1] == "    add +1"
@@ -80,7 +80,7 @@ def program(function):
 
 
 def test_one_operation_more_is_noticed():
-    """By its name, with what it costs."""
+    """By its name, with its cost."""
     found = programs.differences(program(lambda x: jnp.sin(x) + 1), program(lambda x: x + 1))
 
     assert "sine +1" in found

@@ -4,7 +4,7 @@
 begins a group and `###` a mistake, which is
 
 - a program in ```python, whose last statement is the mistake;
-- the text that is seen, in ```text: `…` stands for any text, for instance JAX's own;
+- the text that is seen, in ```text: `…` matches any text, for instance JAX's own;
 - why, in a sentence or two;
 - the lines instead in ```python, which go on where the program stopped; and
 - if they end in an expression, its value in ```text.

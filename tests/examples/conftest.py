@@ -1,4 +1,4 @@
-"""What the tests of examples share."""
+"""Fixtures for the tests of examples."""
 
 import jax
 import pytest

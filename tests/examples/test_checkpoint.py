@@ -18,7 +18,7 @@ pytest.importorskip("sklearn", reason="examples/checkpoint.py reads scikit-learn
 
 
 def last_file(folder):
-    """What the last checkpoint holds, to the last bit."""
+    """The content of the last checkpoint, to the last bit."""
     return max(folder.glob("step_*.safetensors")).read_bytes()
 
 

@@ -83,7 +83,7 @@ def accuracy_with(program, precision, scale, epochs=4):
 
 @pytest.mark.slow
 def test_half_precision_is_as_accurate(program):
-    """Within 1 %: bfloat16 as it is, and float16 with a factor that finds its size by skipping."""
+    """Within 1 %: bfloat16 without, and float16 with a factor that finds its size by skipping."""
     one = pm.LossScale(1.0, period=None)
     exact, _ = accuracy_with(program, None, one)
     bfloat, none_skipped = accuracy_with(program, "params=f32,compute=bf16,output=f32", one)
@@ -133,7 +133,7 @@ def test_another_seed_splits_the_data_otherwise(program):
 
 
 def test_batches_are_shuffled_and_of_one_size(program):
-    """No image comes twice in an epoch, and what does not fill a batch is left out."""
+    """No image occurs twice in an epoch, and an incomplete batch is left out."""
     labels = np.arange(10)
     data = program.Split(labels[:, None] * 2, labels)
 

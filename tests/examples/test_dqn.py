@@ -13,7 +13,7 @@ pytest.importorskip("tqdm", reason="examples/dqn.py shows tqdm's progress bar")
 
 
 def test_the_physics_are_those_of_the_equations_of_motion(program):
-    """Against Lagrange's equations of cart and pole, solved by SciPy with steps of its own."""
+    """Against Lagrange's equations of cart and pole, solved by SciPy with other steps."""
     cart = program.CartPole()
     m, mass, half = cart.pole_mass, cart.cart_mass + cart.pole_mass, cart.half_length
 
@@ -34,7 +34,7 @@ def test_the_physics_are_those_of_the_equations_of_motion(program):
 
 
 def test_the_memory_is_a_ring(program):
-    """What is oldest gives way, and nothing is recalled that has not happened."""
+    """The oldest entry is overwritten, and only stored entries are recalled."""
     memory = program.Memory(3, 1)
     for i in range(5):
         seen = jnp.full((1, 4), float(i))
@@ -45,7 +45,7 @@ def test_the_memory_is_a_ring(program):
 
 @pytest.mark.slow
 def test_poles_stand(program, tmp_path, capsys):
-    """A fifth of the steps: poles stand five times as long as at the beginning."""
+    """After a fifth of the steps, episodes are five times as long as at the beginning."""
     _, means, stood = program.main(["--steps", "4000", "--plot", str(tmp_path / "p.png")])
     assert means[0] < 40
     assert stood.mean() > 100

@@ -17,7 +17,7 @@ pytest.importorskip("sklearn", reason="examples/ensemble.py reads scikit-learn's
 
 @pytest.fixture(scope="module")
 def short_run(program):
-    """One run of the command: what it printed, returned, and trained."""
+    """One run of the command: its output, its result, and its networks."""
     trained = {}
 
     def recorded(name):
@@ -58,7 +58,7 @@ def test_the_times_are_printed(short_run):
 
 
 def test_at_once_and_in_turn_give_the_same_networks(program, short_run):
-    """They read the test images alike, and have used their streams as often."""
+    """They classify the test images alike, and have used their streams equally."""
     _, _, together, in_turn = short_run
     data = program.load_data(seed=0)[1]
 
@@ -75,7 +75,7 @@ def test_at_once_and_in_turn_give_the_same_networks(program, short_run):
 
 
 def test_networks_differ(program, short_run):
-    """In what they have learned from the same images."""
+    """They have learned different functions from the same images."""
     reads = [
         np.asarray(program.predict(net, program.load_data(seed=0)[1].images))
         for net in pm.unstack(short_run[2].nets)

@@ -1,4 +1,4 @@
-"""The families of models read what transformers writes, say what it says, and peft reads ours."""
+"""The families of models load files of transformers, compute the same, and peft loads ours."""
 
 import dataclasses
 import importlib.util
@@ -47,7 +47,7 @@ class Hub:
         """Until the process has said a word."""
         line = self.process.stdout.readline()
         if line.strip() != word:
-            # What it has to say is on our stderr, which pytest shows.
+            # Its message is on our stderr, which pytest shows.
             pytest.fail(f"{PROGRAM.name} ended with {self.process.wait()}, and said {line!r}")
 
     def scores_with(self, base, adapter):
@@ -58,7 +58,7 @@ class Hub:
         return np.load(adapter / "scores.npy")
 
     def expected(self, name):
-        """What a model was given, and what it said."""
+        """The input of a model, and its output."""
         return np.load(self.folder / name / "expected.npz")
 
 
@@ -105,7 +105,7 @@ def read(programs, folder, dtype=None):
 @needs_hub
 @pytest.mark.parametrize("name", LANGUAGE + IMAGES)
 def test_scores_are_those_of_transformers(hub, programs, name):
-    """In float32 and in bfloat16; what follows a text is the same, token for token."""
+    """In float32 and in bfloat16; the generated text is the same, token for token."""
     expected = hub.expected(name)
     model, state, score = read(programs, hub.folder / name)
     given = jnp.asarray(expected["given"])
@@ -141,7 +141,7 @@ def arrays_in(folder):
 @needs_hub
 @pytest.mark.parametrize("name", LANGUAGE + IMAGES)
 def test_the_table_of_names_serves_both_directions(hub, programs, tmp_path, name):
-    """What is written with it is what transformers wrote, array for array."""
+    """A file written with it equals that of transformers, array for array."""
     model, state, _ = read(programs, hub.folder / name)
     program = programs[name.partition("-")[0]]
     names = dict(program.NAMES)
@@ -342,7 +342,7 @@ def test_both_versions_of_rotary_scaling_are_read(programs):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_program_runs_alone(programs, capsys, name):
-    """On random numbers, and prints what it finds."""
+    """On random numbers; it prints its results."""
     options = {"llama": ["--count", "3", "--quantize", "int8"], "gpt2": ["--count", "3"]}
     programs[name].main(options.get(name, []))
     printed = capsys.readouterr().out
@@ -379,7 +379,7 @@ def test_a_program_reads_a_folder(hub, programs, capsys, name):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_token_that_there_is_not_is_refused(programs, capsys, name):
-    """Its vector would be NaN, and what is written would be made up."""
+    """Its vector would be NaN, and the output would be random."""
     for tokens in ("3,256", "3,-1"):
         with pytest.raises(SystemExit, match="2"):
             programs[name].main([f"--tokens={tokens}"])

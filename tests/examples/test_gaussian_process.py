@@ -18,7 +18,7 @@ pytest.importorskip("sklearn", reason="examples/gaussian_process.py reads scikit
 
 @pytest.fixture(scope="module")
 def short_run(program):
-    """One run of the command: what it printed, and what it returned."""
+    """One run of the command: its output, and its result."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         # At a rate at which parameters without bounds would turn negative.
@@ -27,7 +27,7 @@ def short_run(program):
 
 
 def theirs(model, data):
-    """scikit-learn's process with the scales of ours, which it leaves as they are."""
+    """scikit-learn's process with our scales, which it does not fit."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
@@ -75,7 +75,7 @@ def test_the_likelihood_is_that_of_scikit_learn(program, short_run):
 
 
 def test_every_scale_is_positive_and_free_below(program, short_run):
-    """What the optimizer moved has no bounds; some of it is negative."""
+    """The optimizer's parameters have no bounds; some of them are negative."""
     leaves = pm.named_leaves(short_run[1].model)
 
     assert set(leaves) == {

@@ -17,7 +17,7 @@ def test_it_learns_and_goes_on(program, tmp_path, capsys, monkeypatch):
     small = ["--size", "8", "--depth", "1", "--heads", "2", "--length", "16", "--write", "4"]
     steps = iter([0, 0, 0, 0, 0, 60, 60, 0, 60])
     monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: next(steps)))
-    # What is written is another test's, and a program of its own.
+    # Another test covers writing, which is a separate program.
     monkeypatch.setattr(program, "write", lambda model, state, *rest: (np.zeros((1, 4)), state))
     program.main([str(tmp_path), *small, "--minutes", "1", "--every", "2", "--bfloat16"])
     printed = capsys.readouterr().out
@@ -30,7 +30,7 @@ def test_it_learns_and_goes_on(program, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_each_optimizer_takes_a_step(program, name):
-    """Muon has the matrices of the blocks, layer by layer; all else is Adam's."""
+    """Muon has the matrices of the blocks, layer by layer; Adam has the others."""
     model, _ = pm.make_with_state(program.make_gpt)(8, 2, 2, 8, key=jax.random.key(0))
     opt = program.make_optimizer(name, model)
     made = program.step(model, opt, jnp.zeros((1, 5), int), jnp.float32)

@@ -20,7 +20,7 @@ def model(program):
     """An untrained one."""
     make = pm.make_with_state(program.gpt.make_gpt)
     model, _ = make(SIZE, DEPTH, HEADS, 8, key=jax.random.key(0))
-    # Scores that differ enough to be told apart.
+    # Scores that are different enough to compare.
     return pm.tree_at(lambda m: m.embed.weight, model, replace_fn=lambda w: 20 * w)
 
 
@@ -44,7 +44,7 @@ def test_heads_are_cut_as_by_surgery(program, model):
 
 
 def test_places_are_patched_as_by_hand(program, model):
-    """Each number is that of the layers in turn, with what they gave for the other prompt."""
+    """Each number equals that of the layers in turn, with values of the other prompt."""
     prompt, other = program.as_bytes("abcd"), program.as_bytes("axcd")
     found = program.patch_effects(model, prompt, other)
 
@@ -64,7 +64,8 @@ def test_places_are_patched_as_by_hand(program, model):
         way = theirs - ours
         expected = (scores(prompt, seen, layer, place)[0] - ours) @ way / (way @ way)
         np.testing.assert_allclose(found[layer, place], expected, atol=1e-4)
-    # From the last layer at the last place, all comes; from before the place that differs, nothing.
+    # From the last layer at the last position comes the full effect; from positions before the
+    # difference, none.
     np.testing.assert_allclose(found[-1, -1], 1, atol=1e-5)
     np.testing.assert_allclose(found[:, 0], 0, atol=1e-5)
 

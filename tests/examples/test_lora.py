@@ -1,4 +1,4 @@
-"""The example of low-rank updates learns, and leaves what it started from as it was."""
+"""The example of low-rank updates learns, and does not change its base."""
 
 import re
 
@@ -17,7 +17,7 @@ pytest.importorskip("tqdm", reason="examples/lora.py shows tqdm's progress bar")
 
 @pytest.fixture(scope="module")
 def runs(program):
-    """A short run, and what it printed."""
+    """A short run, and its output."""
     with pytest.MonkeyPatch.context() as patch:
         printed = []
         patch.setattr("builtins.print", lambda *parts, end="\n": printed.append((*parts, end)))

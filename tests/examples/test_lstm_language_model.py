@@ -34,7 +34,7 @@ def test_losses_and_samples_are_the_printed_ones(program, cell, keys):
 
 
 def test_another_cell_learns_as_well(program):
-    """The command with a GRU; what it prints."""
+    """The command with a GRU, and its output."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         (run,) = program.main(["--cell", "GRU"])
 

@@ -17,7 +17,7 @@ pytest.importorskip("tqdm", reason="examples/neural_ode.py shows tqdm's progress
 
 
 def test_the_cell_fires_as_regularly_as_it_says(program):
-    """Every 144 samples in what is to be foretold."""
+    """Every 144 samples in the predicted part."""
     voltage = program.load_data()
     assert voltage.shape == (12_000,)
     apart = np.diff(program.spikes(voltage[5000:6944]))
@@ -47,7 +47,7 @@ def test_the_equation_is_solved(program):
 
 @pytest.mark.slow
 def test_it_learns(program, tmp_path):
-    """A few steps: what comes next is foretold better than at the beginning."""
+    """After a few steps, the prediction is better than at the beginning."""
     voltage, offsets = program.load_data(), program.after(40)
     starts = np.arange(2000, 3000, 50)
     future = jnp.asarray(voltage[starts[:, None] + offsets])

@@ -1,4 +1,4 @@
-"""The example trains alike on one device and on eight, and eight talk no more than by hand."""
+"""The example trains alike on one device and on eight, which communicate as little as by hand."""
 
 import contextlib
 import io
@@ -185,7 +185,7 @@ def by_hand(program, mode):
 
 
 def parameters(model):
-    """The arrays of the model, by names of their own; `layer_` is of all layers at once."""
+    """The arrays of the model, by other names; `layer_` is of all layers at once."""
     block = model.blocks.layer
     attention = block.attention
     return {
@@ -225,7 +225,7 @@ def all_specs(mode):
 
 
 def mean_loss(params, text, mode):
-    """What a device does of the loss."""
+    """A device's part of the loss."""
 
     def whole(matrix, axis):
         # FSDP's part of it: gathered where it is used.
@@ -259,7 +259,7 @@ def one_layer(x, layer, mode, whole):
     """Attention, and two affine maps; in the mode "tensor" a part of each."""
 
     def given(y):
-        # So that the gradients of all that it is given to are added before they are summed.
+        # So that the gradients of all its uses are added before they are summed over devices.
         return lax.pcast(y, AXIS, to="varying") if mode == "tensor" else y
 
     def total(y):
@@ -294,7 +294,7 @@ def pipeline(x, layers, mode, whole):
 
 
 def linear(x, matrix):
-    """As a product that is not transposed first: the gathered matrix is what is not stored."""
+    """As a product without a transpose first: the gathered matrix is not stored."""
     return lax.dot_general(x, matrix, (((x.ndim - 1,), (1,)), ((), ())))
 
 

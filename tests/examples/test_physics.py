@@ -34,7 +34,7 @@ def test_it_begins_in_the_right_valley(program):
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth(program, tmp_path, capsys):
-    """Most of them, for every parameter; all that is drawn is inside the bounds."""
+    """Most of them, for every parameter; all samples are inside the bounds."""
     path = tmp_path / "oscillator.png"
     coverage = program.main(["--experiments", "50", "--points", "60", "--plot", str(path)])
 

@@ -22,7 +22,7 @@ def make_net(program):
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
 def test_it_learns(program, tmp_path, capsys):
-    """More than pixels by themselves tell, in ten epochs; and it draws what it has learned."""
+    """More than the pixels alone, in ten epochs; and it draws new images."""
     path = tmp_path / "digits.png"
     found = program.main(["--epochs", "10", "--draws", "10", "--plot", str(path)])
 
@@ -47,7 +47,7 @@ def test_each_call_draws_anew(program):
 
 
 def test_more_draws_bound_more_closely(program):
-    """As the formula says: never from further away; every image has draws of its own."""
+    """As the formula says: the bound never becomes looser; every image has separate draws."""
     images = jnp.full((2, 1, 8, 8), 5.0)
 
     (elbo, many), net = program.bounds(make_net(program), images, 8)
@@ -58,7 +58,7 @@ def test_more_draws_bound_more_closely(program):
 
 
 def test_the_likelihood_of_counts_sums_to_one(program):
-    """Over all that a pixel may count."""
+    """Over all counts of a pixel."""
     counts = jnp.arange(17.0).reshape(17, 1, 1, 1)
 
     each = program.log_binomial(counts, jnp.full((17, 1, 1, 1), 0.7))

@@ -1,4 +1,4 @@
-"""What the tests of files share."""
+"""Fixtures for the tests of files."""
 
 import pytest
 

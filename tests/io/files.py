@@ -1,4 +1,4 @@
-"""Files by hand: as other tools write them, and as nobody should; and what a file has in it."""
+"""Files by hand, valid and invalid; and the content of a file."""
 
 import json
 import zlib
@@ -12,7 +12,7 @@ LENGTH = 8
 
 
 def write_plain(path, header, data=b""):
-    """A file with this header: JSON, or a text that is none."""
+    """A file with this header: JSON, or invalid text."""
     text = header if isinstance(header, str | bytes) else json.dumps(header)
     text = text if isinstance(text, bytes) else text.encode()
     path.write_bytes(len(text).to_bytes(LENGTH, "little") + text + data)

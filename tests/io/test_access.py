@@ -1,4 +1,4 @@
-"""The system's errors, and what is no path of a file."""
+"""The system's errors, and values that are not paths."""
 
 import errno
 import io
@@ -62,7 +62,7 @@ def test_errors_show_names_in_a_single_line(tmp_path, name, readable):
     ],
 )
 def test_the_systems_errors_are_of_two_kinds(tmp_path, monkeypatch, number, own, builtin):
-    """One of this library's, and the one that a Python user would catch; the number is kept."""
+    """One of this library's, and the one that a Python user would catch; the number is the same."""
     path = tmp_path / "my.file"
     pm.save(path, {})
 
@@ -101,7 +101,7 @@ def deep(depth):
     return tree
 
 
-# JAX, too, takes a tree apart as far as Python's limit; from 3.12 on that is not the limit of C.
+# JAX also recurses, up to Python's limit; from 3.12 on that is not the limit of C.
 TOO_DEEP = 900 if sys.version_info < (3, 12) else 1500
 
 
@@ -156,7 +156,7 @@ def test_a_tree_deeper_than_the_stack_is_refused_with_the_way_to_it(tmp_path):
 
 
 def test_a_description_deeper_than_any_stack_is_refused(tmp_path):
-    """A file can say anything, and a checksum that fits is no promise."""
+    """A file can have any content, and a correct checksum does not make it valid."""
     path = write_plain(tmp_path / "odd", {"__metadata__": {"pytreemod.tree": "[" * 100_000}})
     for arguments in ((), ({"a": np.ones(1)},)):
         with pytest.raises(FileError, match="expected a tree that is less deep than Python's"):

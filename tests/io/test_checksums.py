@@ -1,4 +1,4 @@
-"""The checksum of a file is the same for ever, and what damages a file changes it."""
+"""The checksum of a file never changes, and damage of a file changes it."""
 
 import random
 import struct
@@ -59,7 +59,7 @@ def test_it_never_changes(checksum):
 
 
 def changed(data, rng):
-    """What disks, cables and programs do to a file."""
+    """Damage by disks, cables and programs."""
     data = bytearray(data)
     i, j = rng.sample(range(len(data) - 4096), 2)
     size = rng.choice([1, 8, 512, 4096])
@@ -80,8 +80,7 @@ def changed(data, rng):
 
 
 def test_damage_is_noticed(checksum):
-    """Flipped bits, two of them at the same place of two words, holes, pages that have changed
-    places, bytes that have moved."""
+    """Flipped bits, also in the same position of two words; holes, swapped pages, shifted bytes."""
     rng = random.Random(0)
     data = rng.randbytes(40 * ROW + 100)
     right = checksum(data)
@@ -92,7 +91,7 @@ def test_damage_is_noticed(checksum):
 
 @pytest.mark.parametrize("distance", [1, 1024, 1024 * 7, 1025])
 def test_words_that_cancel_are_noticed(checksum, distance):
-    """In a row, in a column, or in neither, one word grows by what another shrinks by."""
+    """In a row, in a column, or in neither, one word grows as much as another shrinks."""
     words = np.arange(1024 * 16, dtype="<u8")
     right = checksum(words.tobytes())
     words[5] += 1
@@ -102,7 +101,7 @@ def test_words_that_cancel_are_noticed(checksum, distance):
 
 
 def test_blocks_that_have_changed_places_are_noticed(checksum):
-    """Each has its place in the whole."""
+    """The checksum depends on the position of each."""
     data = random.Random(0).randbytes(2 * BLOCK)
 
     assert checksum(data) != checksum(data[BLOCK:] + data[:BLOCK])

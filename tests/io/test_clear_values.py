@@ -14,7 +14,7 @@ from tests.helpers.comparing import assert_same
 
 
 class Kernel(pm.Module):
-    """Three values within bounds, of which two have another shape than what stands for them."""
+    """Three values within bounds, two of which have another shape than their parameters."""
 
     length: jax.Array = pm.field(constraint=positive)
     scale: jax.Array = pm.field(constraint=lower_cholesky)
@@ -50,7 +50,7 @@ def path(tmp_path):
 
 
 def test_values_are_brought_in_as_by_the_constructor(path):
-    """They were "unexpected", and the arrays that stand for them missing."""
+    """They were "unexpected", and their parameters missing."""
     expected = Kernel(*map(jnp.asarray, GIVEN))
 
     for like in (kernel(), pm.filter_eval_shape(kernel)):
@@ -73,7 +73,7 @@ def test_so_are_those_that_save_wrote(tmp_path, resolve):
 
 
 def test_layers_of_a_stack_and_a_list(tmp_path):
-    """Each is brought in, whichever way they are kept."""
+    """Each is converted, in both forms."""
     path, keys = tmp_path / "model.safetensors", jax.random.split(jax.random.key(0), 3)
 
     class Layer(pm.Module):
@@ -98,7 +98,7 @@ def test_layers_of_a_stack_and_a_list(tmp_path):
 
 
 def test_they_are_cast_and_left_out_like_others(path, tmp_path):
-    """In float32 or wider before they are rounded; what is kept is kept to the last bit."""
+    """In float32 or wider before they are rounded; unchanged values are equal to the last bit."""
     half = tmp_path / "half.safetensors"
     values = dict(zip(pm.named_leaves(kernel(Older)), GIVEN, strict=True))
     safetensors.numpy.save_file({n: x.astype(jnp.bfloat16) for n, x in values.items()}, half)
@@ -196,7 +196,7 @@ def test_values_that_a_changed_constraint_refuses(tmp_path):
 
 
 def test_values_under_a_constraint_that_is_not_known_stay_in_the_file(tmp_path):
-    """Nothing says what they are: they are told to be missing, and like keeps its own."""
+    """The file does not describe them: they are missing, and like keeps its own."""
     own = pm.constraints.bijection(lambda u: u**3, lambda x: jnp.sign(x) * jnp.abs(x) ** (1 / 3))
     pm.save(tmp_path / "f", bounded(own)(jnp.asarray([1.0, 8.0])))
 
@@ -206,7 +206,7 @@ def test_values_under_a_constraint_that_is_not_known_stay_in_the_file(tmp_path):
 
 
 def test_numbers_of_python(tmp_path):
-    """A field that was a number is what the constructor may be given, too."""
+    """A field that was a number accepts the same values as the constructor."""
     path = tmp_path / "model.safetensors"
     pm.save(path, Older(2.0, *GIVEN[1:]))
 

@@ -70,25 +70,25 @@ def file_saying(written):
 
 
 def written(value):
-    """What is in a file for a value."""
+    """The form of a value in a file."""
     with file_of(value) as path:
         return tree_in(path)["module"][2]["place"]
 
 
 def again(value):
-    """What becomes of a value in a file."""
+    """A value, written to a file and read."""
     with file_of(value) as path:
         return pm.load(path).place
 
 
 def read(said):
-    """A value from what is in a file."""
+    """A value from its form in a file."""
     with file_saying(said) as path:
         return pm.load(path).place
 
 
 def told(path, value):
-    """The difference between a file and a `like` with a value; "" where there is none."""
+    """The difference between a file and a `like` with a value; "" if there is none."""
     try:
         pm.load(path, Configured(WEIGHT, value))
     except FileError as error:
@@ -113,7 +113,7 @@ values = st.recursive(
 
 @given(values)
 def test_read_of_write_is_the_value(value):
-    """read(write(v)) is v, of the same kind: 1 is no True, and -0.0 no 0.0."""
+    """read(write(v)) is v, of the same kind: 1 is not True, and -0.0 is not 0.0."""
     assert are_one(again(value), value)
 
 
@@ -150,7 +150,7 @@ def test_values_of_rare_kinds_come_back(value):
 
 
 def test_numbers_are_those_that_other_languages_have():
-    """Of 64 bits; what is larger is a text."""
+    """Of 64 bits; a larger number is a string."""
     assert written(2**63 - 1) == 2**63 - 1
     assert written(2**63) == {"int": hex(2**63)}
     assert written(-(2**63)) == {"int": hex(-(2**63))}
@@ -199,7 +199,7 @@ def test_a_difference_is_told_where_the_file_can_tell(a, b, same):
 
 
 class Net(pm.Module):
-    """A class that nobody has registered."""
+    """A class that is not registered."""
 
 
 def test_names_agree_if_one_of_two_is_not_registered():
@@ -233,7 +233,7 @@ class Flags(enum.Flag):
     ids=str,
 )
 def test_what_a_name_does_not_tell_is_compared_only(value, other):
-    """It came back as something else, or was called a description that nobody had written."""
+    """It was read as another value, or was taken for a description."""
     pm.register_for_files(Flags, name="test_configuration.Flags")
     with file_of(value) as path:
         assert told(path, value) == ""
@@ -248,7 +248,7 @@ def test_pythons_own_types_come_back(kind):
 
 
 def test_a_module_in_configuration_is_as_its_class_allows():
-    """It was put together past its checks, by whatever a file had of it."""
+    """It was built from the file without the checks of its class."""
     layer = pm.nn.Dropout(0.5, broadcast_dims=(0,))
     said = written(layer)
     assert_same(read(said), layer)

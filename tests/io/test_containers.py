@@ -78,13 +78,13 @@ ARRAYS = {
 
 
 def test_there_are_dtypes_to_test():
-    """The list is read off JAX, so that a new dtype is not forgotten."""
+    """The list comes from JAX, so that it has new dtypes, too."""
     assert {*CODED, *FLOAT8, "int4", "float8_e4m3b11fnuz", "complex128"} <= {*EVERY}
 
 
 @pytest.mark.parametrize("dtype", EVERY)
 def test_every_dtype_and_shape_comes_back(path, dtype):
-    """Bit for bit; and what others have no dtype for leaves the file readable for them."""
+    """Bit for bit; with a dtype that is unknown to other tools, they can still read the file."""
     arrays = {}
     for shape in [(), (0, 2), (2, 3), (1,) * 63]:
         array = np.arange(int(np.prod(shape)), dtype=np.int8).astype(dtype_called(dtype))
@@ -163,8 +163,7 @@ def test_arrays_on_several_devices_come_whole(path, spec):
 
 
 def test_arrays_lie_at_addresses_that_fit_their_elements(path):
-    """The data begins at a multiple of 64, no small elements are before large ones; and so does
-    what is read, which JAX takes on the CPU as it is."""
+    """The data begins at a multiple of 64, large elements first; loaded arrays are aligned, too."""
     arrays = {d: np.ones(1001, d) for d in ("int8", "float64", "bool", "float16", "int32")}
     pm.save(path, arrays)
     header, start = header_of(path), int.from_bytes(path.read_bytes()[:8], "little") + 8
@@ -227,7 +226,7 @@ def test_pytorch_reads_what_we_write_and_we_what_it_writes(path):
 
 
 def test_what_was_read_stays_when_the_file_changes_or_goes(path):
-    """It is memory of one's own, and no map of the file."""
+    """It is a copy, not a map of the file."""
     pm.save(path, {"x": np.ones(1 << 19)})
     array = pm.load(path)["x"]
     path.write_bytes(bytes(path.stat().st_size))
@@ -339,7 +338,7 @@ def test_what_fails_while_writing_leaves_the_old_file(path):
 
 
 def test_several_threads_read_from_one_file(path):
-    """Each what it asked for."""
+    """Each gets its own arrays."""
     arrays = {f"x{i}": np.full(200_000, i, np.int32) for i in range(8)}
     pm.save(path, arrays)
     like, read = {name: np.zeros(200_000, np.int32) for name in arrays}, {}
@@ -356,7 +355,7 @@ def test_several_threads_read_from_one_file(path):
 
 
 def peak_of(work):
-    """The most memory that Python and NumPy take while something runs, and what it gives."""
+    """The peak memory of Python and NumPy during a call, and its result."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -367,7 +366,7 @@ def peak_of(work):
 
 
 def test_neither_way_takes_more_memory_than_the_arrays_have(path):
-    """Writing takes none, where they are on the host; reading what they take themselves."""
+    """Writing takes none for arrays on the host; reading takes the size of the arrays."""
     arrays = {f"x{i}": np.zeros(1 << 18, np.float32) for i in range(8)}
     writing, _ = peak_of(lambda: pm.save(path, arrays))
     reading, _ = peak_of(lambda: pm.load(path))
@@ -392,7 +391,7 @@ def test_copies_take_as_much_as_the_largest_array(path, kind):
     values = {f"x{i}": make() for i in range(count)}
     peak, _ = peak_of(lambda: pm.save(path, values))
 
-    # JAX frees the copy of packed elements a moment later, in a thread of its own.
+    # JAX frees the copy of packed elements a moment later, in another thread.
     assert peak < (4.0 if kind == "packed" else 1.2) * size
     time.sleep(0.05)
 
@@ -454,7 +453,7 @@ atexit.register(pm.save, sys.argv[1], arrays)
 
 
 def test_a_program_that_saves_as_it_ends(path):
-    """No thread can be started any more by then: the checksums are the same all the same."""
+    """No thread can start by then: the checksums are the same."""
     command = [sys.executable, "-c", AT_EXIT, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -485,7 +484,7 @@ def damage(content, rng):
         elif kind == 6:
             del content[i:]
         elif kind == 7:
-            # Digits, quotes and brackets: what a header is made of.
+            # Digits, quotes and brackets, as in a header.
             content[i : i + 1] = rng.choice([b"9", b"-", b'"', b"]", b"}", b"1e9", b"\\u", b","])
         else:
             content[:8] = rng.randrange(2 ** rng.choice([8, 16, 64])).to_bytes(8, "little")
@@ -509,7 +508,7 @@ def check_damaged(path, content, arrays):
 
 
 def fuzz(path, seeds):
-    """Damaged files, with checksums and without; counts those that were read all the same."""
+    """Damaged files, with checksums and without; counts those that were read nevertheless."""
     pm.save(path, ARRAYS, {"author": "me"})
     ours = path.read_bytes()
     plain_arrays = {"w": np.arange(6, dtype=np.float32), "b": np.zeros(2, bool)}
@@ -518,7 +517,7 @@ def fuzz(path, seeds):
     whole = 0
     for seed in seeds:
         rng = random.Random(seed)
-        # Without checksums a flipped byte of an array cannot be told from another array.
+        # Without checksums a flipped byte of an array is just another array.
         file, arrays = (ours, ARRAYS) if seed % 3 else (plain, None)
         whole += check_damaged(path, damage(file, rng), arrays)
     return whole

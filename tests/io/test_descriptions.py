@@ -1,4 +1,4 @@
-"""A tree as JSON in a file: every node, every leaf's form, and what cannot be saved."""
+"""A tree as JSON in a file: every node, every leaf's form, and nodes that cannot be saved."""
 
 import dataclasses
 from collections import OrderedDict, defaultdict
@@ -19,7 +19,7 @@ from tests.io.files import tree_in
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Struct:
-    """A dataclass that somebody made a node of."""
+    """A dataclass that is registered as a node."""
 
     value: jax.Array
     name: str = dataclasses.field(metadata={"static": True})
@@ -27,7 +27,7 @@ class Struct:
 
 @pytest.fixture
 def described(tmp_path):
-    """What the file of a tree says of it."""
+    """The description in the file of a tree."""
 
     def described_in_file(tree):
         pm.save(tmp_path / "file", tree)
@@ -100,7 +100,7 @@ def test_a_state_is_told_by_tokens(described):
 
 
 def test_a_value_with_other_ranks_than_it_was_made_with_tells_them(described):
-    """Only then: what is as it was made reads as ever."""
+    """Otherwise they are left out: older files are read as before."""
     _, state = nn.make_with_state(nn.BatchNorm)(2)
     many = jax.tree.map(lambda x: jnp.stack([x, x]), state)
 
@@ -141,7 +141,7 @@ def test_the_form_of_a_leaf(described, leaf, form):
 
 
 def test_arrays_without_values_are_refused(tmp_path):
-    """Donated: what is traced or abstract is in the text file."""
+    """Donated arrays: the text file has traced and abstract ones."""
     array = ramp(2)
     array.delete()
     with pytest.raises(FileError, match=r"(?s)donated.*at a.b.*what the step returned"):
@@ -149,7 +149,7 @@ def test_arrays_without_values_are_refused(tmp_path):
 
 
 def test_an_instance_with_a_computed_leaf_is_of_the_class_that_was_written(described):
-    """What it really is of was made for it, and has no name that a file could tell."""
+    """Its class is a variant, which has no name for a file."""
     model = pm.nn.Linear(2, 2, key=jax.random.key(0))
     computed = model.replace(weight=pm.computed(jnp.negative, model.weight))
 

@@ -81,7 +81,7 @@ def test_files_and_trees_are_compared_alike(tmp_path):
 
 
 def test_what_has_equal_checksums_is_not_read(tmp_path):
-    """It is damaged in both files, and nothing notices; what differs is read, and checked."""
+    """Equal damage in both files is not noticed; different arrays are read, and checked."""
     paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
     for path, model in zip(paths, (MODEL, changed()), strict=True):
         pm.save(path, model)

@@ -1,4 +1,4 @@
-"""Equinox's files: written by either library, read by the other, and what is no such file."""
+"""Equinox's files: written by either library, read by the other, and invalid files."""
 
 import io
 import os
@@ -38,20 +38,20 @@ every_layer = pytest.mark.parametrize("row", LAYERS, ids=[row.name for row in LA
 
 
 def written(tree, lib=None, **options):
-    """What is in the file of a tree."""
+    """The content of the file of a tree."""
     file = io.BytesIO()
     (lib.tree_serialise_leaves if lib else tree_serialise_leaves)(file, tree, **options)
     return file.getvalue()
 
 
 def read(data, like, lib=None, **options):
-    """A tree from what is in a file."""
+    """A tree from the content of a file."""
     function = lib.tree_deserialise_leaves if lib else tree_deserialise_leaves
     return function(io.BytesIO(data), like, **options)
 
 
 def check_exchange(theirs, ours):
-    """Each library reads the other's file, and writes what it has read bit for bit."""
+    """Each library reads the other's file, and writes the same bytes again."""
     their_file, our_file = written(theirs, eqx), written(ours)
 
     assert written(read(their_file, ours)) == their_file
@@ -64,7 +64,7 @@ def check_exchange(theirs, ours):
 @pytest.mark.slow
 @every_layer
 def test_a_layer_is_exchanged(row: Both):
-    """With its values, with what is a flag here, and with its State, beside it and alone."""
+    """With its values, with its flags, and with its State, beside it and alone."""
     check_exchange(row.make(eqx, KEYS[0]), row.make(pm, KEYS[1]))
     theirs = eqx.nn.make_with_state(lambda: row.make(eqx, KEYS[0]))()
     ours = pm.make_with_state(lambda: row.make(pm, KEYS[1]))()
@@ -92,7 +92,7 @@ def test_every_layer_of_both_libraries_has_a_row():
 
 
 def network(lib, key):
-    """A convolutional network with what has State, keys and flags in it."""
+    """A convolutional network with State, keys and flags."""
     one, two, three = jax.random.split(key, 3)
     return lib.nn.Sequential(
         [
@@ -123,7 +123,7 @@ def made(lib, key):
 
 @eqx.filter_jit
 def applied(model, state, x, keys):
-    """What the network gives for a batch."""
+    """The output of the network for a batch."""
 
     def one(x, state, key):
         return model(x, state, key=key)
@@ -145,8 +145,8 @@ def trained(lib, key, steps=2):
 
 
 def inferred(lib, model, state):
-    """What the network gives in inference."""
-    # Equinox's count is no weak integer any more when it was read, and is taken to a power.
+    """The output of the network in inference mode."""
+    # Equinox's count is not a weak integer after reading, and is an exponent.
     with jax.numpy_dtype_promotion("standard"):
         return applied(lib.nn.inference_mode(model), state, X, KEYS)[0]
 
@@ -218,7 +218,7 @@ class OfUser:
                 self.name, self.act, self.size = "outer", jnp.sin, 5
                 self.numbers, self.scalar = np.ones((2, 2), order="F"), np.float64(1)
                 self.half, self.nothing = jnp.zeros(3, jnp.bfloat16), None
-                # Called as BatchNorm's is, and none of it.
+                # Its field has the name of BatchNorm's, but it is not a BatchNorm.
                 self.state_index = lib.nn.StateIndex((value, value))
                 self.parts = {"b": [Inner(value), lib.nn.Dropout(0.2)], "a": (value, 3)}
 
@@ -226,7 +226,7 @@ class OfUser:
 
 
 def test_modules_of_the_user_are_exchanged():
-    """Numbers are leaves in both, functions and strings in neither; fields stand as declared."""
+    """Numbers are leaves in both, functions and strings in neither; fields are in order."""
     theirs, ours = OfUser(eqx).make(jnp.ones(2)), OfUser(pm).make(jnp.zeros(2))
 
     check_exchange(theirs, ours)
@@ -247,7 +247,7 @@ def test_modules_of_the_user_are_exchanged():
     ids=["sgd", "adamw", "chain", "many steps", "hyperparameters"],
 )
 def test_states_of_optax_are_exchanged(opt):
-    """Of what they are made of, Equinox's users filter out what is no array."""
+    """Equinox's users filter out their non-array leaves."""
     theirs, their_state = made(eqx, KEYS[0])
     ours, our_state = made(pm, KEYS[1])
     opts = [opt.init(eqx.filter(theirs, eqx.is_inexact_array)), opt.init(pm.trainable(ours)[0])]
@@ -257,7 +257,7 @@ def test_states_of_optax_are_exchanged(opt):
 
 
 def test_partials_and_methods_are_exchanged():
-    """What else has leaves in both libraries."""
+    """Other nodes with leaves in both libraries."""
 
     def make(lib, key):
         class Scaled(lib.Module):
@@ -299,7 +299,7 @@ def test_members_of_an_ensemble_are_exchanged():
 
 
 def test_configuration_comes_from_the_file():
-    """As Equinox restores what are leaves there; a layer refuses what it would refuse elsewhere."""
+    """As Equinox restores its leaves; a layer refuses the same values as elsewhere."""
     data = written(eqx.nn.Dropout(0.3, inference=True), eqx)
     assert read(data, pm.nn.Dropout(0.5)) == pm.nn.Dropout(0.3, inference=True)
     net = pm.nn.Sequential([pm.nn.Dropout(0.5), pm.nn.Dropout(0.2)])
@@ -342,7 +342,7 @@ LEAVES = [
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: repr(leaf).partition(" at 0x")[0][:30])
 def test_a_leaf_is_written_as_equinox_does(leaf):
-    """The same bytes, and the same value comes back; of what is neither, nothing is written."""
+    """The same bytes, and the same value is read; other leaves are not written."""
     data = written([leaf, 1.0])
 
     assert data == written([leaf, 1.0], eqx)
@@ -445,7 +445,7 @@ def test_a_filter_spec_leaves_leaves_out():
     "where", [lambda m: m.layers[0], lambda m: m.layers[5], lambda m: m.layers[8]]
 )
 def test_a_filter_spec_of_the_structure_of_the_model(where):
-    """Made by a tree map, with one part exchanged: flags are treated as what is around them."""
+    """Made by a tree map, with one part replaced: flags are treated like their siblings."""
     theirs = network(eqx, KEYS[0])
     ours = read(written(theirs, eqx), network(pm, KEYS[1]))
     files = []
@@ -521,7 +521,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 
 def test_several_trees_in_an_open_file(tmp_path):
-    """What comes before and after is left alone: text, and another tree."""
+    """Content before and after is unchanged: text, and another tree."""
     with open(tmp_path / "both", "wb") as file:
         file.write(b"{}\n")
         tree_serialise_leaves(file, [1.0, jnp.ones(2)])
@@ -594,7 +594,7 @@ def test_a_number_takes_the_place_of_one_that_can_hold_it(value, like, expected)
 
 
 def test_more_than_like_has_is_refused(tmp_path):
-    """The file is of another tree, unless it is read in parts or with a function of one's own."""
+    """The file has another tree, unless you read it in parts or with your own function."""
     path = tmp_path / "model.eqx"
     tree_serialise_leaves(path, (1.0, 2.0))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Flags and counts among Equinox's leaves, and what becomes of values that are put back."""
+"""Flags and counts among Equinox's leaves, and values that are put back."""
 
 import dataclasses
 import io
@@ -25,14 +25,14 @@ def values(tree, **options):
 
 
 def written(tree):
-    """What is in the file of a tree."""
+    """The content of the file of a tree."""
     file = io.BytesIO()
     pm.tree_serialise_leaves(file, tree)
     return file.getvalue()
 
 
 def read(data, like, lib=pm):
-    """A tree from what is in a file."""
+    """A tree from the content of a file."""
     return lib.tree_deserialise_leaves(io.BytesIO(data), like)
 
 
@@ -56,7 +56,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_flags_that_are_leaves_are_those_of_equinox(name):
-    """What is no static field there, but a number, and is configuration here."""
+    """Numbers in fields that are not static in Equinox, and are configuration here."""
     ours, theirs = (getattr(lib.nn, name)(*LAYERS[name]) for lib in (pm, eqx))
     file = io.BytesIO()
     eqx.tree_serialise_leaves(file, theirs)
@@ -65,7 +65,7 @@ def test_the_flags_that_are_leaves_are_those_of_equinox(name):
 
 
 def test_flags_stand_where_their_fields_are_declared():
-    """In layers, in classes that derive from them, and in what holds them."""
+    """In layers, in their subclasses, and in their containers."""
 
     class Noisy(pm.nn.Dropout):
         gain: jax.Array = dataclasses.field(default_factory=lambda: jnp.full(1, 7.0))
@@ -123,7 +123,7 @@ def test_statistics_are_corrected_by_their_count(count):
 
 
 def test_a_state_of_shapes_alone_has_counts_too():
-    """There is nothing in it of which Equinox could correct the start."""
+    """It has no values that Equinox could correct."""
     pair = norm(mode="torch")
     like = jax.eval_shape(lambda: norm(mode="torch"))
 

@@ -1,4 +1,4 @@
-"""What goes where: by names, for random trees, before anything is read; and what is renamed."""
+"""The plan of a load: by names, for random trees, before anything is read; and renaming."""
 
 import os
 
@@ -94,7 +94,7 @@ def test_a_text_in_a_leafs_place_is_configuration(tmp_path):
 
 
 def test_keys_with_dots_are_single_steps(tmp_path):
-    """What is around a leaf is found by the steps of its name, quotes and all."""
+    """The parent of a leaf is found by the components of its name, including quotes."""
     one, two = nn.Linear(2, 2, key=jax.random.key(0)), nn.Dropout(0.5)
     pm.save(tmp_path / "file", {"v1.5": {"a": one, "b.c": two}})
     like = {"v1.5": {"a": one, "b.c": nn.Dropout(0.1)}}

@@ -120,7 +120,7 @@ def test_all_options_are_those_of_a_file(folder):
 
 @pytest.mark.skipif(not hasattr(os, "preadv"), reason="by which files are read")
 def test_an_array_is_read_alone(folder, monkeypatch):
-    """Of the rest nothing but headers is read, whichever shard it is in."""
+    """Only headers of the others are read, whichever shard it is in."""
     read, real = [], os.preadv
 
     def counting(descriptor, buffers, start):
@@ -182,7 +182,7 @@ def test_pytorchs_layers_come_from_a_folder(tmp_path):
     assert pm.from_torch(nn.Linear(3, 2, key=jax.random.key(1)), tmp_path) == model
 
 
-# ---- what is wrong with a folder
+# ---- errors in a folder
 
 
 def test_every_way_to_cut_a_shard_off_is_noticed(folder):
@@ -203,7 +203,7 @@ def test_a_shard_may_not_be_a_pipe(folder):
 
 
 def test_a_link_that_leads_nowhere_is_named(folder):
-    """As in a cache that somebody has emptied: of the file, the index, a shard."""
+    """As in an emptied cache: a link of the file, the index, a shard."""
     for name in (TWO, INDEX, SINGLE):
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to("gone")
@@ -236,26 +236,26 @@ def test_all_shards_are_closed_again(folder):
 
 
 def load_among(folder, *names):
-    """What is read from a folder that has such files, none of which is a model's."""
+    """The result of loading a folder with such files, none of which is a model's."""
     for name in names:
         (folder / name).write_text("")
     return pm.load(folder)
 
 
 def read(folder, content):
-    """What is read through an index that has this text."""
+    """The result of loading through an index with this text."""
     text = content if isinstance(content, str) else json.dumps(content)
     (write_folder(folder) / INDEX).write_text(text)
     return pm.load(folder)
 
 
 def read_mapped(folder, **changed):
-    """What is read through an index that names other files for some arrays."""
+    """The result of loading through an index that names other files for some arrays."""
     return read(folder, {"weight_map": {**shard_of(), **changed}})
 
 
 def read_shards(folder, shards, named=None):
-    """What is read from a folder whose shards have these arrays, and its index those names."""
+    """The result of loading a folder whose shards have these arrays, and its index those names."""
     for shard, names in shards.items():
         write_shard(folder, shard, {name: ARRAYS[name] for name in names})
     write_index(folder, named or shard_of(shards))
@@ -271,7 +271,7 @@ def shards_in(folder):
 
 
 def index_of(folder):
-    """What the index says."""
+    """The content of the index."""
     return json.loads((folder / INDEX).read_text())
 
 
@@ -288,7 +288,7 @@ def test_a_folder_comes_back(tmp_path):
 
 
 def test_files_have_the_names_and_the_size_that_others_give_them(tmp_path):
-    """And as many bytes of arrays as they may have; larger arrays have files of their own."""
+    """And the same limit of bytes; larger arrays have separate files."""
     arrays = {f"x{i}": np.zeros(size, np.int8) for i, size in enumerate((4, 4, 2, 30, 10, 1))}
     pm.save(tmp_path, arrays, shard_bytes=10)
 
@@ -304,7 +304,7 @@ def test_files_have_the_names_and_the_size_that_others_give_them(tmp_path):
 
 @pytest.mark.parametrize("shard_bytes", [64, 1e9, float("inf"), np.int64(64)])
 def test_one_file_has_no_index(tmp_path, shard_bytes):
-    """Nor has a tree without arrays."""
+    """Nor does a tree without arrays have one."""
     for tree in ({"x": np.zeros(8)}, {}):
         pm.save(tmp_path, tree, shard_bytes=shard_bytes)
         assert os.listdir(tmp_path) == [SINGLE]
@@ -355,7 +355,7 @@ KINDS = {"few": 1e9, "many": 8, "more": 4}
 @pytest.mark.parametrize("first", KINDS)
 @pytest.mark.parametrize("then", KINDS)
 def test_the_new_files_take_the_place_of_the_old_ones(tmp_path, first, then):
-    """One or several, by one or several; what else is there stays."""
+    """One or several, by one or several; other files are unchanged."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "another.safetensors").write_text("")
     for number, kind in enumerate((first, then, then, first)):
@@ -431,7 +431,7 @@ def killed_after(patch, count):
 
 
 def grow_old(folder):
-    """Nobody has written into it for a while."""
+    """Make the files look old."""
     then = time.time() - 1000
     for path in folder.iterdir():
         os.utime(path, (then, then))
@@ -455,7 +455,7 @@ def numbers(number):
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize(("first", "then"), [*itertools.product(KINDS, KINDS)])
 def test_a_kill_at_any_step_leaves_a_whole_folder(tmp_path, first, then, durable):
-    """The old one or the new one; what else is left is removed when the next one is written."""
+    """The old one or the new one; the next save removes the leftovers."""
     seen = []
     for count in itertools.count():
         folder = tmp_path / f"{count}"
@@ -506,7 +506,7 @@ def test_what_fails_leaves_the_old_files_alone(tmp_path, monkeypatch, error, fir
             assert raised
             assert sorted(os.listdir(folder)) == before
         else:
-            # What came too late to be undone is finished by the next one, as after a kill.
+            # The next save completes a save that was too late to undo, as after a kill.
             grow_old(folder)
             pm.save(folder, numbers(3), shard_bytes=8)
             assert len(os.listdir(folder)) == 4
@@ -537,7 +537,7 @@ def failing_at(patch, count, error):
 
 
 def test_a_folder_that_is_replaced_while_it_is_opened_is_read_whole(tmp_path, monkeypatch):
-    """Also when the files of another model have the names of the first one's."""
+    """Also if the files of another model have the names of the first one's."""
     pm.save(tmp_path, numbers(1), shard_bytes=8)
     names, real = shards_in(tmp_path), io.FileIO
 
@@ -574,7 +574,7 @@ def start(path, number, times):
 
 
 def test_a_killed_process_leaves_a_whole_folder(tmp_path):
-    """At whatever moment; the next one removes what is left."""
+    """At any moment; the next save removes the leftovers."""
     process = start(tmp_path, 7, 1_000_000)
     assert process.stdout.readline() == "writing\n"
     time.sleep(0.05)
@@ -591,7 +591,7 @@ def test_a_killed_process_leaves_a_whole_folder(tmp_path):
 
 @pytest.mark.slow
 def test_of_two_that_write_at_once_one_wins_whole(tmp_path):
-    """Whoever looks meanwhile sees a whole folder, too."""
+    """A reader always sees a complete folder, too."""
     pm.save(tmp_path, numbers(7), shard_bytes=8)
     processes = [start(tmp_path, number, 200) for number in (7, 8)]
     seen = set()
@@ -634,12 +634,12 @@ def damage_folder(folder, rng):
 
 
 def fuzz(folder, seeds):
-    """Damaged folders, with checksums and without; counts those that were read all the same."""
+    """Damaged folders, with checksums and without; counts those that were read nevertheless."""
     ours, plain = folder / "ours", folder / "plain"
     pm.save(ours, ARRAYS, shard_bytes=20)
     plain.mkdir()
     write_folder(plain)
-    # Once before anything is measured: what the first load and the first error import counts, too.
+    # Once before the measurement: the first load and the first error import modules.
     pm.load(ours)
     with pytest.raises(FileError, match="expected"):
         pm.load(folder)
@@ -659,7 +659,7 @@ def fuzz(folder, seeds):
         peak, arrays = peak_of(read) if seed % 25 == 0 else (0, read())
         assert peak < 800_000
         if arrays is not None and seed % 3 and not (broken / SINGLE).exists():
-            # No checksum binds one shard to another: what is whole may be another model's.
+            # No checksum connects one shard with another: a valid shard may be another model's.
             assert_same(arrays)
         whole += arrays is not None
         shutil.rmtree(broken)
@@ -686,7 +686,7 @@ INDICES = st.fixed_dictionaries(
 
 
 def check_lie(folder, content):
-    """An index that may say anything gives an error, or what it says."""
+    """A wrong index gives an error, or the named arrays."""
     (folder / INDEX).write_text(json.dumps(content))
     with contextlib.suppress(FileError):
         arrays = pm.load(folder)

@@ -16,26 +16,26 @@ TWO = {"w": np.arange(2, dtype=np.float32), "c": np.array([1j])}
 
 
 def opened(content):
-    """What is read from a file of these bytes."""
+    """The result of reading a file of these bytes."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("my.file").write_bytes(content)
         return pm.load("my.file")
 
 
 def parse(header, data=0):
-    """What is read from a file with a header that no library of ours has written."""
+    """The result of reading a file with a header that no library of ours has written."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         write_plain(Path("my.file"), header, bytes(data))
         return pm.load("my.file")
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
-    """One array, as a header tells it."""
+    """One array in a header."""
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
 def reparse(change):
-    """What is read from a file of ours in which somebody has changed the header, and its sum."""
+    """The result of reading a file of ours with a changed header and its checksum."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         pm.save("my.file", TWO)
         write_changed(Path("my.file"), change)
@@ -100,7 +100,7 @@ def test_every_flipped_bit_of_a_header_is_noticed(tmp_path):
 
 
 def test_bytes_of_a_dtype_without_a_code_may_be_read_as_bytes(tmp_path):
-    """Without its record an array is what it is for other tools."""
+    """Without its record an array is the same as for other tools."""
     pm.save(tmp_path / "f", TWO)
     write_changed(tmp_path / "f", own_key("dtypes", "{}"))
     like = {"w": TWO["w"], "c": np.zeros((1, 16), np.uint8)}
@@ -109,7 +109,7 @@ def test_bytes_of_a_dtype_without_a_code_may_be_read_as_bytes(tmp_path):
 
 
 def test_a_large_header_is_read_as_fast_as_it_is_written(tmp_path):
-    """Ten thousand arrays; deep recursion is not needed for it."""
+    """Ten thousand arrays; it needs no deep recursion."""
     pm.save(tmp_path / "f", [np.ones(1, np.float32)] * 10_000)
 
     assert len(header_of(tmp_path / "f")) == 10_001

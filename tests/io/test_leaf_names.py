@@ -21,7 +21,7 @@ every_layer = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entr
 
 
 def net():
-    """A model with all that has names of its own kind, and its State."""
+    """A model with all kinds of names, and its State."""
 
     def make(key):
         noise = nn.Dropout(0.5, stream=pm.RngStream())
@@ -104,7 +104,7 @@ def test_a_leaf_alone_has_the_empty_name():
 
 
 def test_none_has_no_name():
-    """As in all of JAX, None is no leaf."""
+    """As in all of JAX, None is not a leaf."""
     assert named_leaves({"a": None, "b": 1}) == {"b": 1}
 
 
@@ -112,7 +112,7 @@ def test_none_has_no_name():
 
 
 def test_what_is_wrong_is_told_in_one_table():
-    """Shapes, dtypes, missing names, with what may have been meant, and unexpected ones."""
+    """Shapes, dtypes, missing names, with similar names, and unexpected ones."""
     model = nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
     named = named_leaves(model)
     named["layers.0.wieght"] = named.pop("layers.0.weight")
@@ -169,14 +169,14 @@ def test_arrays_are_of_the_kind_that_they_were():
 
 
 def test_an_abstract_tree_will_do():
-    """What was never computed has shapes and dtypes to be checked against."""
+    """Structs have shapes and dtypes for the checks."""
     like = pm.filter_eval_shape(affine)
 
     assert from_named(like, named_leaves(affine())) == affine()
 
 
 def test_names_go_through_compiled_code():
-    """Names are no values: both ways work under a trace."""
+    """Names are not values: both ways work under a trace."""
     model = affine()
     doubled = jax.jit(lambda m: from_named(m, {k: 2 * v for k, v in named_leaves(m).items()}))
 
@@ -184,7 +184,7 @@ def test_names_go_through_compiled_code():
 
 
 def test_some_leaves_may_be_given():
-    """Not strict: what is missing stays, what is unexpected is left out."""
+    """Not strict: missing leaves are unchanged, unexpected ones are left out."""
     made = from_named(affine(), {"bias": ramp(2), "other": 1}, strict=False)
 
     assert made == affine().replace(bias=ramp(2))
@@ -200,7 +200,7 @@ def test_long_tables_end():
 
 
 def test_a_name_that_is_further_in_is_near():
-    """A model in a file of a whole run: each leaf is told its own, not that of another layer."""
+    """A model in a file of a run: each leaf gets its own suggestion, not that of another layer."""
     wanted = ["layers.0.bias", "layers.1.bias"]
     given = [f"model.{name}" for name in wanted]
 
@@ -213,7 +213,7 @@ def test_a_name_that_is_further_in_is_near():
 
 
 def test_every_missing_name_is_told():
-    """Also those for which nobody looks for a near one."""
+    """Also those without a suggestion."""
     with pytest.raises(StructureError, match="got 40 that differ") as caught:
         from_named([1] * 41, {"0": 1})
 

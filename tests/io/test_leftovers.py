@@ -1,4 +1,4 @@
-"""What killed processes leave in a folder of steps, and what others are writing at this moment."""
+"""Leftovers of killed processes in a folder of steps, and files that others are writing."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ def make(folder, name=NAME, age=3600.0):
 
 
 def remaining(folder):
-    """What there is after a save, beside the step that it saves."""
+    """The files after a save, beside the saved step."""
     with pm.Checkpoints(folder) as checkpoints:
         checkpoints.save(1, {"x": jnp.ones(2)})
     assert (folder / SAVED).exists()
@@ -35,7 +35,7 @@ def no_locks(*args):
 
 
 def test_what_nobody_writes_is_removed(tmp_path):
-    """It was left alone for a while, and nobody has it open."""
+    """It was not modified for a while, and no process has it open."""
     make(tmp_path)
 
     assert remaining(tmp_path) == []
@@ -53,21 +53,21 @@ def test_what_nobody_writes_is_removed(tmp_path):
     ],
 )
 def test_other_files_stay(tmp_path, name):
-    """Those of others, and what only looks alike."""
+    """Those of other programs, and names that only look similar."""
     make(tmp_path, name)
 
     assert remaining(tmp_path) == [name]
 
 
 def test_a_file_that_was_just_made_stays(tmp_path):
-    """Whoever made it may not hold it yet."""
+    """The process may not have locked it yet."""
     make(tmp_path, age=1)
 
     assert remaining(tmp_path) == [NAME]
 
 
 def test_a_file_that_somebody_holds_stays(tmp_path):
-    """As long as it is open, which ends with the process at the latest."""
+    """As long as it is open, until the process ends."""
     descriptor = os.open(make(tmp_path), os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert remaining(tmp_path) == [NAME]
@@ -77,7 +77,7 @@ def test_a_file_that_somebody_holds_stays(tmp_path):
 
 
 def test_who_writes_a_file_holds_it(tmp_path, monkeypatch):
-    """Another save looks at what is written in the place of a file, and leaves it."""
+    """Another save finds the lock, and keeps the file."""
     real, seen = os.posix_fallocate, []
 
     def reserve(*args):
@@ -95,7 +95,7 @@ def test_who_writes_a_file_holds_it(tmp_path, monkeypatch):
 
 
 def test_without_locks_age_decides(tmp_path, monkeypatch):
-    """What was left alone for more than a day is nobody's; and who cannot lock writes the same."""
+    """A file older than a day is a leftover; without locks a save writes the same."""
     make(tmp_path)
     make(tmp_path, NAME.replace("9.", "8."), age=2 * 24 * 3600)
     monkeypatch.setattr(fcntl, "flock", no_locks)
@@ -104,7 +104,7 @@ def test_without_locks_age_decides(tmp_path, monkeypatch):
 
 
 def test_what_another_process_removes_first_is_not_missed(tmp_path, monkeypatch):
-    """Nor is what nobody may remove: the others are."""
+    """Nor is a file that cannot be removed: the others are."""
     first, second = make(tmp_path), make(tmp_path, NAME.replace("9.", "8."))
     unlink = os.unlink
 

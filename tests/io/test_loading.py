@@ -1,4 +1,4 @@
-"""`load`: strictly, by choice, by part; from plain files, into abstract trees; what it refuses."""
+"""`load`: strictly, by choice, by part; from plain files, into abstract trees; its errors."""
 
 import re
 
@@ -66,7 +66,7 @@ def test_of_what_only_the_file_has_the_outermost_is_told(tmp_path):
         "old.0: only the file has it, pytreemod.nn.Sequential",
         "old.1: only the file has it, pytreemod.nn.Dropout",
     )
-    # A node of another class is there, in its way: what is in it is compared.
+    # A node of another class has the same name: its content is compared.
     pm.save(tmp_path / "net", nn.Sequential([nn.Dropout(0.5), nn.LayerNorm(2)]))
     other = {"layers": (nn.Dropout(0.1), nn.LayerNorm(2))}
     _, report = pm.load(tmp_path / "net", other, strict=False)
@@ -77,7 +77,7 @@ def test_of_what_only_the_file_has_the_outermost_is_told(tmp_path):
 
 
 def test_what_is_around_the_chosen_leaves_may_be_a_dict(tmp_path):
-    """Of a Module's file a part is asked for: a dict stands for the Module."""
+    """For a part of a Module's file, a dict replaces the Module."""
     pm.save(tmp_path / "net", nn.Sequential([mlp(0)]))
     loaded = pm.load(tmp_path / "net", {"layers": [mlp(1)]}, only="layers")
     assert loaded["layers"] == [mlp(0)]
@@ -87,7 +87,7 @@ def test_what_is_around_the_chosen_leaves_may_be_a_dict(tmp_path):
 
 
 def test_names_that_have_changed_are_renamed_by_the_hint(tmp_path):
-    """Without `rename`, what moved would be kept as it is, and told by the report alone."""
+    """Without `rename`, moved leaves would be unchanged, and only the report would show it."""
     layer = nn.Linear(2, 2, key=jax.random.key(0))
     pm.save(tmp_path / "old", {"inner": layer, "outer": layer})
     with pytest.raises(FileError, match="got 5 differences") as caught:
@@ -108,7 +108,7 @@ def test_names_that_have_changed_are_renamed_by_the_hint(tmp_path):
     ],
 )
 def test_to_load_nothing_is_a_mistake(tmp_path, saved_as, like, hint):
-    """A model that is given back as it was, with all the numbers that it began with."""
+    """The model would be unchanged, with all its initial numbers."""
     pm.save(tmp_path / "file", saved_as)
     with pytest.raises(
         FileError, match="a leaf of like, at least, got other names alone"
@@ -116,7 +116,7 @@ def test_to_load_nothing_is_a_mistake(tmp_path, saved_as, like, hint):
         pm.load(tmp_path / "file", like, strict=False)
 
     assert str(caught.value).endswith(f"pm.load(..., {hint})")
-    # Whoever says what becomes of what is missing has thought of it.
+    # With `missing`, the choice was explicit.
     kept, report = pm.load(tmp_path / "file", like, strict=False, missing="keep")
     assert_same(kept, like)
     assert not report.loaded
@@ -232,7 +232,7 @@ def test_a_leaf_of_another_shape_is_kept_if_that_was_said(saved):
 
 
 def test_the_hint_for_another_shape_names_the_place(tmp_path):
-    """However deep the layer lies: the line can be written as it stands."""
+    """At any depth of the layer: the line can be used unchanged."""
     pm.save(tmp_path / "file", {"model": mlp(0)})
     like = {"model": pm.tree_at("layers.1", mlp(1), nn.Linear(4, 5, key=jax.random.key(2)))}
     rule = 'missing=pm.by({"model.layers.1.**": "keep", ...: "error"})'
@@ -263,7 +263,7 @@ def test_only_loads_what_was_chosen_and_asks_nothing_of_the_rest(saved):
     assert not report.unexpected
     assert_same(loaded.layers[0], mlp(0).layers[0])
     assert loaded.layers[1] == like.layers[1]
-    # Strictly as well: the configuration of the rest is nobody's business.
+    # Strictly as well: the configuration of other parts does not matter.
     other = nn.Sequential([nn.Linear(3, 4, key=jax.random.key(1)), nn.Dropout(0.3)])
     pm.save(saved, nn.Sequential([nn.Linear(3, 4, key=jax.random.key(2)), nn.Dropout(0.1)]))
     assert pm.load(saved, other, only="layers.0")[1].p == 0.3
@@ -293,7 +293,7 @@ def test_cast_takes_a_dtype_or_a_rule(tmp_path):
 
 
 def test_no_cast_makes_counts_of_weights(tmp_path):
-    """A cast to the file's kind let floating numbers into the place of whole ones."""
+    """A cast to the file's kind stored floating numbers in integer leaves."""
     pm.save(tmp_path / "file", {"a": ramp(2)})
     with pytest.raises(FileError, match=r"a: like has i32\[2\], the file f32\[2\]"):
         pm.load(tmp_path / "file", {"a": jnp.arange(2)}, cast="bfloat16")
@@ -327,7 +327,7 @@ def test_keys_are_not_cast(tmp_path):
     ],
 )
 def test_a_cast_has_all_numbers_or_is_refused(tmp_path, numbers, dtype, other, lost):
-    """A nearby number is one that is meant; infinity, or one that was wrapped around, is not."""
+    """A rounded number is valid; infinity, or an overflow, is not."""
     pm.save(tmp_path / "f", {"a": np.asarray(numbers).astype(dtype)})
     like = {"a": np.zeros(2, jnp.dtype(other))}
     if lost is None:
@@ -340,7 +340,7 @@ def test_a_cast_has_all_numbers_or_is_refused(tmp_path, numbers, dtype, other, l
 
 
 def test_a_leaf_is_put_where_the_one_is_that_it_replaces(tmp_path):
-    """Of every kind; what was put nowhere stays free to go where it is needed."""
+    """Of every kind; uncommitted arrays remain uncommitted."""
     tree = {"x": ramp(2), "key": jax.random.key(7), "weak": jnp.asarray(1.0) * 1}
     tree |= {"n": np.float32(2), "int4": jnp.ones(2, jnp.int4)}
     pm.save(tmp_path / "f", tree)
@@ -357,7 +357,7 @@ def test_a_leaf_is_put_where_the_one_is_that_it_replaces(tmp_path):
 
 
 def test_a_traced_like_is_refused(saved):
-    """What is read while a function is traced would stay what it was."""
+    """Values that are read in a trace would be constants."""
     with pytest.raises(ArgumentError, match=r"(?s)some that are traced.*at layers.0.*outside of"):
         pm.filter_jit(lambda model: pm.load(saved, model))(mlp(1))
     like = mlp(1)
@@ -367,7 +367,7 @@ def test_a_traced_like_is_refused(saved):
 def test_like_may_be_abstract(saved):
     like = pm.filter_eval_shape(mlp, 1)
     assert_same(pm.load(saved, like), mlp(0))
-    # What is not loaded stays abstract; what is missing has no value to keep.
+    # Unloaded leaves remain abstract; missing ones have no value.
     part = pm.load(saved, like, only="layers.0")
     assert isinstance(part.layers[1].weight, jax.ShapeDtypeStruct)
     with pytest.raises(FileError, match="new: missing, and like has no value to keep"):
@@ -422,7 +422,7 @@ def test_a_plain_file_of_other_tools_loads_by_its_names(tmp_path):
         pm.load(tmp_path / "plain"), {name: jnp.asarray(x) for name, x in sorted(arrays.items())}
     )
     assert pm.read_metadata(tmp_path / "plain") == {"format": "np"}
-    # Numbers are what keys and Python's numbers are there.
+    # There, keys and Python's numbers are NumPy arrays.
     numbers = {"key": np.asarray([0, 5], np.uint32), "rate": np.asarray(0.5, np.float32)}
     safetensors.numpy.save_file(numbers, tmp_path / "numbers")
     loaded = pm.load(tmp_path / "numbers", {"key": jax.random.key(0), "rate": 1.0})
@@ -471,7 +471,7 @@ def test_wide_numbers_of_a_tree_need_wide_jax(tmp_path):
 
 
 def test_a_function_that_nobody_registered_is_likes(tmp_path):
-    """Its name is compared, and nobody looks for it."""
+    """Its name is compared, and it is not looked up."""
 
     def own(x):
         return x
@@ -515,7 +515,7 @@ def test_what_is_a_part_of_a_file_is_told_with_the_line_to_write(saved):
 
 
 def test_one_leaf_is_told_with_the_line_to_write(tmp_path):
-    """It has no name of its own."""
+    """It has no name."""
     pm.save(tmp_path / "file", {"w": ramp(2)})
     with pytest.raises(FileError, match=r"(?s)at <root>: missing.*rename=\{\"w\": \"\"\}\)$"):
         pm.load(tmp_path / "file", ramp(2))
@@ -576,7 +576,7 @@ def test_a_file_without_metadata_has_none(tmp_path):
 
 
 def test_nothing_is_half_loaded(tmp_path):
-    """What was read before the damage came to light has gone nowhere, arrays of NumPy included."""
+    """Arrays that were read before the damage are not used, including those of NumPy."""
     pm.save(tmp_path / "file", {"a": np.ones(3), "b": ramp(3), "c": 1})
     content = bytearray((tmp_path / "file").read_bytes())
     content[-1] ^= 1
@@ -606,7 +606,7 @@ def test_a_flipped_byte_is_told_with_the_leafs_name(saved):
 
 @pytest.mark.parametrize("dtype", [">f4", ">i2"])
 def test_the_order_of_bytes_is_no_difference(tmp_path, dtype):
-    """It was told as "like has f32[3], the file f32[3]"; what `like` has is what one gets."""
+    """The error was "like has f32[3], the file f32[3]"; the result has the order of `like`."""
     path, x = tmp_path / "x.safetensors", np.arange(3).astype(dtype)
     pm.save(path, {"x": x})
 

@@ -50,7 +50,7 @@ LIKE = tree_at_step(0)
 
 @pytest.fixture
 def gate(monkeypatch):
-    """What the background waits for before it writes."""
+    """The background thread waits for it before it writes."""
     opened, real = threading.Event(), os.open
 
     def open_late(path, *args, **options):
@@ -74,7 +74,7 @@ def damage(path):
     path.write_bytes(data)
 
 
-# ---- what is saved comes back
+# ---- saved trees are restored
 
 
 def test_all_that_training_needs_comes_back(tmp_path):
@@ -231,7 +231,7 @@ def test_arrays_may_be_on_any_devices(tmp_path, gate, around):
 
 
 def test_large_arrays_are_copied_before_they_are_given_away(tmp_path):
-    """Though nobody waits for the copies: what overwrites the arrays comes after."""
+    """Although no call waits for the copies: the arrays are overwritten later."""
     overwrite = jax.jit(lambda xs: [x * 2 + 1 for x in xs], donate_argnums=0)
     arrays = [jnp.full(300_000, float(i)) for i in range(4)]
     with Checkpoints(tmp_path, keep=None) as checkpoints:
@@ -268,7 +268,7 @@ def test_other_files_of_the_folder_are_no_steps(tmp_path):
 
 @pytest.mark.parametrize("odd", ["x", None, [1], "nan"])
 def test_metrics_that_somebody_else_wrote_are_never_the_best(tmp_path, odd):
-    """Nor is a file without any; of two that are alike the later one is, and infinity counts."""
+    """Nor is a file without any; of equal ones the later one is, and infinity counts."""
     with Checkpoints(tmp_path, keep=None, best="loss") as checkpoints:
         for step, loss in ((1, float("inf")), (2, float("inf"))):
             checkpoints.save(step, LIKE, {"loss": loss})
@@ -417,7 +417,7 @@ def test_what_cannot_be_saved_is_told_at_once(tmp_path):
 
 
 def test_the_newest_stay_and_the_best(tmp_path):
-    """Three of the newest, and the one with the lowest loss, by whatever numbers it is told."""
+    """Three of the newest, and the one with the lowest loss, for any type of number."""
     losses = [3, np.float32(2.5), jnp.bfloat16(0.5), True, float("nan"), float("inf"), 0.75, 2]
     with Checkpoints(tmp_path, best="loss") as checkpoints:
         for step, loss in enumerate(losses):
@@ -425,7 +425,7 @@ def test_the_newest_stay_and_the_best(tmp_path):
 
     assert checkpoints.steps() == [2, 5, 6, 7]
     assert_same(checkpoints.restore(LIKE, "best"), tree_at_step(2))
-    # The files tell it to whoever comes later.
+    # The files have the metrics for later runs.
     assert Checkpoints(tmp_path, best="loss").path("best") == checkpoints.path(2)
     assert Checkpoints(tmp_path, best="-loss").path("best") == checkpoints.path(5)
 
@@ -452,7 +452,7 @@ OPENED_OTHERWISE = {
 def test_a_save_removes_what_it_displaces_and_no_more(
     tmp_path, first, later, before, after, pruned
 ):
-    """A script that resumes with other options loses nothing that those before had kept."""
+    """A script that resumes with other options loses none of the earlier checkpoints."""
     with Checkpoints(tmp_path, **first) as checkpoints:
         for step in range(after[-1]):
             checkpoints.save(step, LIKE, {"loss": (step - 1.0) ** 2, "accuracy": float(step)})
@@ -462,7 +462,7 @@ def test_a_save_removes_what_it_displaces_and_no_more(
     is_told = after != pruned
     with pytest.warns(SurplusStepsWarning, match="to remove them") if is_told else nullcontext():
         again.save(after[-1], LIKE, last)
-    again.save(after[-1], LIKE, last)  # without a word: it is told once
+    again.save(after[-1], LIKE, last)  # without a warning, which was already given
     assert again.steps() == after
     assert again.prune() == sorted({*after} - {*pruned})
     assert again.steps() == pruned
@@ -504,7 +504,7 @@ def test_all_stay_if_told_so(tmp_path):
 
 
 def test_the_metrics_of_a_file_are_read_once(tmp_path, monkeypatch):
-    """And again only if another file has taken its place."""
+    """And again only if another file has replaced it."""
     opened, real = [], io.FileIO
 
     def counting(file, *args):
@@ -640,7 +640,7 @@ def test_a_step_that_is_removed_meanwhile_is_not_missed(tmp_path, monkeypatch):
 
 
 def test_several_threads_and_folders_opened_twice(tmp_path):
-    """Whoever writes and removes beside others: all files are whole, and the newest is there."""
+    """They write and remove beside each other: all files are complete, and the newest exists."""
     opened = [Checkpoints(tmp_path, keep=2, best="loss") for _ in range(4)]
 
     def run(i):
@@ -748,7 +748,7 @@ for i in itertools.count(first + 1):
 
 @pytest.mark.slow
 def test_a_process_can_be_killed_at_any_moment(tmp_path):
-    """Ten times: every file is whole, the newest is as it was saved, and the next run goes on."""
+    """Ten times: every file is complete, the newest is correct, and the next run continues."""
     moments = random.Random(0)
     newest, parts = 0, 0
     like = {f"w{i}": jax.ShapeDtypeStruct((100_000,), jnp.float32) for i in range(10)}

@@ -1,4 +1,4 @@
-"""Modules, State and keys through orbax's checkpointers, as they are."""
+"""Modules, State and keys in orbax's checkpointers, without conversion."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ class Net(pm.Module):
 
 
 def training(seed):
-    """All that training needs to go on."""
+    """The complete state of training."""
     key = jax.random.key(seed)
     model, state = pm.make_with_state(Net)(key, 0.5 * seed)
     _, state = model.body(jax.random.normal(key, (4, 8)), state.seed(key))
@@ -103,7 +103,7 @@ def test_many_steps_are_kept_by_the_manager(tmp_path):
 
 
 def placed(tree, mesh):
-    """Matrices and vectors divided along their first axis; what does not divide, everywhere."""
+    """Matrices and vectors sharded along their first axis, if it divides; others replicated."""
 
     def place(leaf):
         if not isinstance(leaf, jax.Array):
@@ -131,7 +131,7 @@ def test_what_was_divided_over_eight_devices_is_restored_on_four(checkpointer, t
 
 
 def test_a_model_of_another_structure_is_refused(checkpointer, tmp_path):
-    """By orbax, in its words, which name the places."""
+    """By orbax, with its message, which names the paths."""
     key = jax.random.key(0)
     checkpointer.save(tmp_path / "net", nn.Linear(2, 3, key=key))
     checkpointer.wait_until_finished()

@@ -1,4 +1,4 @@
-"""`load(quantize=)`: each array is quantised as soon as it is read."""
+"""`load(quantize=)`: each array is quantized as soon as it is read."""
 
 import functools as ft
 import os
@@ -32,7 +32,7 @@ def stack():
 
 
 def saved(folder, tree):
-    """A file of it."""
+    """A file of the model."""
     path = folder / "model.safetensors"
     pm.save(path, tree)
     return path
@@ -55,7 +55,7 @@ def test_it_is_what_is_loaded_quantised(make, form, tmp_path):
 
 
 def test_with_other_options(tmp_path):
-    """Names, forms and dtypes are those of `like` before anything is quantised."""
+    """Names, forms and dtypes are compared with `like` before anything is quantized."""
     layers = [*stack()]
     path = saved(tmp_path, {"old": layers})
     like = {"new": pm.filter_eval_shape(stack)}

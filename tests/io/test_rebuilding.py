@@ -1,4 +1,4 @@
-"""Trees from their description alone: only what is registered, whole, and as its class allows."""
+"""Trees from their description alone: only registered classes, complete, and with their checks."""
 
 import contextlib
 import copy
@@ -26,13 +26,13 @@ from tests.io.files import tree_in, write_described
 
 
 def rebuilt(tree, leaves=None):
-    """What is loaded from a file with this description."""
+    """The result of loading a file with this description."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         return pm.load(write_described(Path("file"), tree, leaves))
 
 
 def described(tree):
-    """What is in the file of a tree: its description, and its arrays."""
+    """The content of the file of a tree: its description, and its arrays."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         pm.save(path, tree)
@@ -42,7 +42,7 @@ def described(tree):
 
 @pm.register_for_files(name="test_rebuilding.Range")
 class Range(pm.Module):
-    """A class with a check, a default, and configuration of its own choice."""
+    """A class with a check, a default, and custom configuration."""
 
     low: jax.Array
     high: jax.Array
@@ -60,7 +60,7 @@ def test_a_field_that_the_class_has_got_since_takes_its_default():
 
     made = rebuilt(tree, leaves)
     assert_same(made, Range(ramp(1), ramp(1)))
-    # As configuration, if that is what it is.
+    # As configuration, if it was configuration.
     assert jax.tree.structure(made) == jax.tree.structure(Range(ramp(1), ramp(1)))
 
 
@@ -97,7 +97,7 @@ class Pair(NamedTuple):
 
 @pytest.mark.parametrize("fields", ["ba", "ac", "a", "abc"])
 def test_a_named_tuple_with_other_fields_is_told(fields):
-    """By their order alone, values would be in one another's place."""
+    """By their order alone, values would be swapped."""
     pm.register_for_files(Pair, name="test_rebuilding.Pair")
 
     def described_as(fields):
@@ -143,7 +143,7 @@ def test_an_abstract_class_is_not_made():
 
 
 def test_a_state_has_the_ranks_that_its_values_were_made_with():
-    """Of members, of one, and of streams, which tell none; a file without is of one."""
+    """Of members, of one, and of streams, which have none; a file without ranks is of one."""
     layers = [nn.BatchNorm(2), nn.Dropout(0.5)]
     _, state = pm.make_with_state(lambda: nn.Sequential(layers))()
     state = state.seed(jax.random.key(0))
@@ -281,7 +281,7 @@ def with_bounds(key):
 @pytest.mark.parametrize("make", [with_update, with_tie, tied_to_an_update, with_bounds])
 @pytest.mark.parametrize("several", [nn.Stack, nn.Ensemble, None])
 def test_what_several_as_one_are_made_of_is_rebuilt_as_each_has_it(make, several, key):
-    """A file did not say that an axis is of layers: what it gave could not be called."""
+    """A file had no layer axes: its result could not be called."""
     pm.register_for_files(Rate, name="test_rebuilding.Rate")
     keys = jax.random.split(key)
     many = pm.filter_vmap(make)(keys) if several is None else several(make, 2, key=key)
@@ -297,7 +297,7 @@ def test_what_several_as_one_are_made_of_is_rebuilt_as_each_has_it(make, several
 
 
 def test_the_number_of_members_is_a_number(key):
-    """Whatever else stands there is the file's fault."""
+    """Any other value there is an error of the file."""
     tree, leaves = described(nn.Stack(with_update, 2, key=key))
     update = tree["module"][1]["layer"]["module"][1]["weight"]["module"][2]
 
@@ -315,7 +315,7 @@ def try_mutations(count, seed, tmp_path):
     model, state = pm.make_with_state(lambda: nn.Sequential(layers))()
     tree = (model, state, jax.random.key(0), {"a": 1.5, "b": (jnp.asarray(1), None)})
     tree = (*tree, nn.Stack(lambda key: nn.Linear(2, 2, key=key), 2, key=jax.random.key(0)))
-    # Configuration of every kind, and what is computed.
+    # Configuration of every kind, and computed leaves.
     rare = (Mode.TRAIN, Setting(2), ft.partial(jax.nn.gelu, approximate=True), slice(1), {2}, 1j)
     linear = pm.lora(nn.Linear(2, 2, key=jax.random.key(0)), "weight", 1, key=jax.random.key(1))
     net = nn.MLP(2, 2, 2, 1, key=jax.random.key(2))
@@ -336,7 +336,7 @@ def try_mutations(count, seed, tmp_path):
                 pm.load(path, *arguments, strict=not arguments or rng.random() < 0.5)
             except FileError:
                 pass
-            except Exception as error:  # Any other kind is what is looked for.
+            except Exception as error:  # The test looks for errors of other kinds.
                 failures.append((about, repr(error)))
     return failures
 
@@ -352,7 +352,7 @@ def test_hundreds_of_hostile_descriptions_give_clean_errors(tmp_path):
 
 
 def test_words_of_a_file_reach_readers_alone():
-    """Each kind of node that is written has one; the names of other methods are no kinds."""
+    """Each kind of node that is written has a reader; the names of other methods are not kinds."""
     for word in ("values", "class__", "constrain", "other_fields", "precisions", "x"):
         with pytest.raises(FileError, match="expected"):
             rebuilt({word: ["pytreemod.nn.Identity", {}, {}]})

@@ -28,7 +28,7 @@ pm.register_for_files(Holder, name="test_registered.Holder")
 
 
 def registered_name(thing):
-    """What a file calls it; None if it has no name that is registered."""
+    """Its name in a file; None if it has no registered name."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f"
         pm.save(path, Holder(thing))
@@ -39,7 +39,7 @@ def registered_name(thing):
 
 
 def registered_as(name):
-    """What is loaded by a name; None if there is nothing."""
+    """The object of a name; None if there is none."""
     tree = {"leaf": "x", "value": {"function": name}}
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(FileError):
         return pm.load(write_described(Path(folder) / "f", tree))
@@ -54,7 +54,7 @@ def test_the_librarys_layers_and_jaxs_activations_are_there():
 
 
 def test_every_public_layer_has_a_name():
-    """A layer that is added later is found without another list to be kept."""
+    """A layer that is added later is found without another list."""
     layers = [t for t in vars(nn).values() if isinstance(t, type) and issubclass(t, pm.Module)]
 
     assert len(layers) > 20
@@ -135,7 +135,7 @@ def test_a_name_of_another_is_refused():
 
 
 def test_a_jitted_function_does_not_take_its_functions_name():
-    """Both have one qualified name, but they are not one thing."""
+    """Both have one qualified name, but they are different objects."""
 
     def stretch(x):
         return x
@@ -164,7 +164,7 @@ def test_what_has_no_name_of_its_own_takes_no_others():
 
 
 def test_models_of_the_librarys_own_making_are_rebuilt(tmp_path):
-    """Alone, from the file: whatever a function of the library has put in the place of an array."""
+    """Alone, from the file: also models in which a function has replaced an array."""
     net = nn.MLP(2, 2, 2, 1, key=jax.random.key(0))
     first, second = "layers[0].weight", "layers[1].weight"
     for model in (
@@ -182,7 +182,7 @@ def test_models_of_the_librarys_own_making_are_rebuilt(tmp_path):
 
 
 def test_every_computed_leaf_of_the_library_has_a_name():
-    """So that what holds one can be rebuilt without `like`."""
+    """So that a model with one can be rebuilt without `like`."""
     waiting, found = [pm.Computed], []
     while waiting:
         kinds = waiting.pop().__subclasses__()

@@ -115,7 +115,7 @@ def test_stars_are_bound_in_order_and_the_first_pattern_wins(tmp_path, rename, n
 
 
 def test_one_table_serves_both_directions(tmp_path):
-    """What was loaded is written as it was; JAX's arrays, NumPy's, and layers of a list alike."""
+    """A loaded file is written unchanged; for JAX's arrays, NumPy's, and layers of a list."""
     theirs = tensors()
     net = pm.load(written(tmp_path, theirs), Net(key=jax.random.key(0)), rename=NAMES)
     wanted = {name: array for name, array in theirs.items() if not name.endswith(".attn.bias")}
@@ -195,7 +195,7 @@ nested = st.recursive(st.just(1), lambda x: st.dictionaries(words, x, max_size=3
 @settings(max_examples=80)
 @given(st.dictionaries(words, nested, min_size=1), st.lists(patterns, min_size=1, max_size=3))
 def test_a_pattern_is_about_what_select_path_picks(tmp_path_factory, tree, several):
-    """For random trees and patterns: nothing is written of what they pick, and all else is."""
+    """For random trees and patterns: the leaves that it selects are not written, all others are."""
     path = tmp_path_factory.mktemp("names") / "file"
     rename = {".".join(pattern): None for pattern in several}
     pm.save(path, tree, rename=rename)
@@ -303,7 +303,7 @@ def test_layers_of_a_stack_have_numbers_in_our_files_too(tmp_path, number):
 
 
 def test_a_stack_may_be_named_as_the_tree_has_it(tmp_path):
-    """`blocks.layer.query` is what reports call the array; it is taken as it is, in both calls."""
+    """Reports name the array `blocks.layer.query`; both calls accept this name."""
     stack = nn.Stack(Layer, 3, key=jax.random.key(0))
     swap = {"blocks.layer.query": "blocks.layer.key", "blocks.layer.key": "blocks.layer.query"}
     pm.save(tmp_path / "file", {"blocks": stack})
@@ -361,7 +361,7 @@ def test_what_is_not_written_need_not_be_an_array(tmp_path):
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="arrays on two devices")
 def test_layers_may_be_on_several_devices(tmp_path):
-    """Each is a part of what the host sees of them."""
+    """Each is a part of the array on the host."""
     stack = nn.Stack(Layer, 2, key=jax.random.key(0))
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))

@@ -1,4 +1,4 @@
-"""A file takes another's place in one step, or not at all."""
+"""A file replaces another in one step, or not at all."""
 
 import errno
 import io
@@ -85,7 +85,7 @@ def test_what_fails_leaves_the_old_file(path, monkeypatch, error, was_there):
 
     def stop():
         (beside,) = {*os.listdir(path.parent)} - {path.name}
-        # Who finds one after a kill knows whose it is, and that it is none of a model.
+        # After a kill its name shows its origin, and that it is not part of a model.
         assert beside.startswith("model.safetensors.saving-")
         assert path.exists() == was_there
         raise error("stop")
@@ -103,7 +103,7 @@ def test_what_fails_leaves_the_old_file(path, monkeypatch, error, was_there):
 
 @pytest.mark.parametrize("special", [0, stat.S_ISUID, stat.S_ISGID, stat.S_ISVTX])
 def test_permissions_are_those_of_the_old_file_or_of_any_new_one(path, special):
-    """As if the file had been opened and written: whoever writes a program takes its rights."""
+    """As if the file had been opened and written: the mode is that of the process."""
     path.chmod(0o640 | special)
     write(path, 2)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -141,7 +141,7 @@ def test_the_owner_stays(path):
 
 
 def test_a_symbolic_link_stays_and_what_it_leads_to_is_replaced(path):
-    """Also through another link, and where there is no file yet."""
+    """Also through another link, and if there is no file yet."""
     elsewhere = path.parent / "elsewhere"
     elsewhere.mkdir()
     link, far = elsewhere / "link", elsewhere / "far"
@@ -276,7 +276,7 @@ def start(path, number, times):
 
 
 def test_a_killed_process_leaves_a_whole_file(path):
-    """At whatever moment; what it was writing has a name that says so."""
+    """At any moment; the name of an unfinished file shows that it is unfinished."""
     process = start(path, 7, 1_000_000)
     assert process.stdout.readline() == "writing\n"
     time.sleep(0.05)
@@ -290,7 +290,7 @@ def test_a_killed_process_leaves_a_whole_file(path):
 
 @pytest.mark.slow
 def test_of_two_that_write_at_once_one_wins_whole(path):
-    """Whoever looks meanwhile sees a whole file, too."""
+    """A reader always sees a complete file, too."""
     pm.save(path, [np.full(1, 7)])
     processes = [start(path, number, 100) for number in (7, 8)]
     while any(process.poll() is None for process in processes):
@@ -304,7 +304,7 @@ def test_of_two_that_write_at_once_one_wins_whole(path):
 
 
 def test_names_beside_are_not_guessed(path, monkeypatch):
-    """What somebody has put there is neither opened nor followed."""
+    """A file that another user has put there is neither opened nor followed."""
     monkeypatch.setattr(secrets, "token_hex", lambda count: "guessed")
     trap = path.parent / "model.safetensors.saving-guessed"
     trap.symlink_to(path.parent / "precious")

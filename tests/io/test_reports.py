@@ -1,4 +1,4 @@
-"""The report of a load, as it is printed."""
+"""The printed report of a load."""
 
 import pytreemod as pm
 

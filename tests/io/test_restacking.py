@@ -1,4 +1,4 @@
-"""Layers that are kept as one and layers in a list: loaded into one another, each in its place."""
+"""Stacked layers and layers in a list: loaded into one another, each at its path."""
 
 import itertools
 import os
@@ -37,7 +37,7 @@ class Block(nn.StatefulLayer):
 
 
 class Net(pm.Module):
-    """A network whose blocks are kept as one."""
+    """A network with stacked blocks."""
 
     blocks: nn.Stack
     head: nn.Linear
@@ -70,7 +70,7 @@ class SequentialNet(pm.Module):
 
 
 def made(cls, seed):
-    """A network with statistics that are not those of a new one."""
+    """A network with statistics that differ from those of a new one."""
     model, state = pm.make_with_state(cls)(jax.random.key(seed))
     x = ramp(4, 3, start=ramp(1)[0])
     if cls is ListNet:
@@ -82,7 +82,7 @@ def made(cls, seed):
 
 
 def outputs(tree):
-    """What a network computes with its statistics."""
+    """The output of a network with its statistics."""
     model, state = pm.inference_mode(tree["model"]), tree["state"]
     x = ramp(2, 3)
     if isinstance(model, ListNet):
@@ -97,7 +97,7 @@ def outputs(tree):
     ("cls", "other"), [(Net, ListNet), (ListNet, Net), (Net, SequentialNet), (SequentialNet, Net)]
 )
 def test_layers_as_one_and_in_a_list_are_loaded_into_one_another(cls, other, tmp_path):
-    """With their statistics; the network computes what the one did that was saved."""
+    """With their statistics; the network computes the same as the saved one."""
     tree, like = made(cls, 0), made(other, 1)
     pm.save(tmp_path / "net", tree)
     # Their own classes are two; of the layers' nothing may differ.
@@ -126,7 +126,7 @@ def test_a_stack_and_a_sequential_are_one_in_a_strict_load(inner, tmp_path):
 
 
 def test_layers_that_differ_cannot_be_one(tmp_path):
-    """Neither in their configuration, nor in their shapes, nor in their number."""
+    """They differ in their configuration, in their shapes, or in their number."""
     like = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=jax.random.key(2))
     key = jax.random.key(0)
     odd = nn.Linear(3, 3, use_bias=False, key=key)
@@ -145,7 +145,7 @@ def test_layers_that_differ_cannot_be_one(tmp_path):
 # ---- in one another
 
 FORMS = list(itertools.product(("stack", "list"), repeat=2))
-"""How the outer layers are kept, and how the inner ones."""
+"""The containers of the outer layers, and of the inner ones."""
 
 
 def layers_of(form, make, key):
@@ -171,7 +171,7 @@ def nested(forms, seed):
 
 
 def blocks(tree, forms):
-    """The leaves of each block, wherever these stand."""
+    """The leaves of each block, whatever its container."""
     found = {place: {} for place in itertools.product(range(2), repeat=2)}
     named = pm.named_leaves(tree)
     for place in found:
@@ -188,7 +188,7 @@ def blocks(tree, forms):
 @pytest.mark.parametrize("like", FORMS, ids="-".join)
 @pytest.mark.sampled
 def test_stacks_in_stacks_keep_each_layer_in_its_place(saved, like, tmp_path):
-    """As many layers within as without: an axis that is taken for another one tells nobody."""
+    """The inner and outer numbers of layers are equal, so a swapped axis would not be an error."""
     tree = nested(saved, 0)
     pm.save(tmp_path / "net", tree)
     loaded, report = pm.load(tmp_path / "net", nested(like, 1), strict=False)
@@ -222,7 +222,7 @@ def test_numbers_of_each_layer_are_of_the_kind_of_likes(tmp_path):
 
 
 def test_what_has_as_many_items_as_a_stack_has_layers_stays_a_list(tmp_path):
-    """A State may be that of another part: its names are no reason to bring it together."""
+    """A State may be that of another part: its names are not a reason to stack it."""
 
     def run(linears):
         norms, state = pm.make_with_state(lambda: nn.Sequential([nn.BatchNorm(2)] * 2))()
@@ -278,7 +278,7 @@ def test_layers_without_arrays_are_counted_too(tmp_path):
 
 
 def test_a_stack_of_no_layers_is_no_list(tmp_path):
-    """There is no first layer to look at."""
+    """There is no first layer to compare with."""
     like = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 0, key=jax.random.key(2))
     pm.save(tmp_path / "none", {"layers": [], "x": ramp(2)})
     with pytest.raises(FileError, match=r"layers.layer.weight: missing"):
@@ -286,7 +286,7 @@ def test_a_stack_of_no_layers_is_no_list(tmp_path):
 
 
 def test_a_state_of_another_part_has_the_axes_of_its_own(tmp_path):
-    """A Stack in a Stack, elsewhere, has as many layers as that part: it is no reason for more."""
+    """A Stack in a Stack, elsewhere, has as many layers as that part: there are no further axes."""
 
     def run(norms):
         def two(key):
@@ -312,7 +312,7 @@ def layers(tree):
 
 
 def test_layers_go_into_lists_of_any_kind(tmp_path):
-    """What they are there is the business of who is not strict about it."""
+    """Their configuration matters only in a strict load."""
     stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=jax.random.key(2))
     pm.save(tmp_path / "stack", stack)
     like = [{"weight": jnp.zeros((3, 3)), "bias": jnp.zeros(3)} for _ in range(2)]
@@ -322,13 +322,13 @@ def test_layers_go_into_lists_of_any_kind(tmp_path):
     assert "layer: only the file has it, pytreemod.nn.Linear" in report.configuration
     with pytest.raises(FileError, match="layer: only the file has it"):
         pm.load(tmp_path / "stack", like)
-    # One list has one layer more, or fewer: nobody knows which.
+    # One list has one layer more, or fewer: it is ambiguous which.
     with pytest.raises(FileError, match=r"list of 1 in like, Stack of 2 in the"):
         pm.load(tmp_path / "stack", like[:1], strict=False, missing="error")
 
 
 def test_layers_of_other_tools_must_be_alike(tmp_path):
-    """There is no configuration to tell: one would be repeated until it fits."""
+    """Without configuration to compare, one would be repeated until it fits."""
     stack = nn.Stack(lambda key: nn.Linear(3, 3, use_bias=False, key=key), 2, key=jax.random.key(2))
     arrays = {"0.weight": np.ones((3, 3), np.float32), "1.weight": np.ones((3, 1), np.float32)}
     safetensors.numpy.save_file(arrays, tmp_path / "plain")
@@ -381,7 +381,7 @@ def members(kind, seed, *, shared):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("kind", "other"), [("stack", "list"), ("list", "stack")])
 def test_layers_of_members_go_from_one_form_to_the_other(kind, other, shared, tmp_path):
-    """The axis of members is before that of layers; what they share has none."""
+    """The axis of members is before that of layers; shared leaves have none."""
     pm.save(tmp_path / "file", members(kind, 1, shared=shared))
     loaded, report = pm.load(
         tmp_path / "file", members(other, 2, shared=shared), strict=False, missing="error"
@@ -393,7 +393,7 @@ def test_layers_of_members_go_from_one_form_to_the_other(kind, other, shared, tm
 
 factored = optax.adafactor(0.1, min_dim_size_to_factor=2)
 RUNS = {
-    # Of what looks at single numbers, at matrices, and at whole arrays.
+    # For elementwise rules, rules of matrices, and rules of all arrays.
     "groups": pm.by(
         {
             nn.BatchNorm: optax.sgd(0.1),
@@ -517,7 +517,7 @@ def test_each_form_is_loaded_into_each_other(given, wanted, tmp_path):
 
 @pytest.mark.parametrize(("given", "wanted"), [("list", "Ensemble"), ("Ensemble", "Stack")])
 def test_members_are_in_another_form_only_if_asked_for(given, wanted, tmp_path):
-    """They are no layers: the numbers of one would go through those of the next."""
+    """They are not layers: the output of one would be the input of the next."""
     pm.save(tmp_path / "file", {"blocks": in_form(given, 4, 1)})
     text = rf"got 1 difference\.\n  at blocks: {wanted} of 4 in like, {given} of 4 in the file \(s"
     with pytest.raises(FileError, match=text) as caught:

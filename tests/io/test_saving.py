@@ -1,4 +1,4 @@
-"""`save`: what a file holds, as other tools see it."""
+"""`save`: the content of a file, for other tools."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_metadata_that_holds_itself_is_refused(tmp_path):
 
 
 def test_a_file_says_what_wrote_it(tmp_path):
-    """Who cannot read it is told what can."""
+    """The error of a reader shows which program can read it."""
     pm.save(tmp_path / "file", ramp(2))
     about = json.loads(header_of(tmp_path / "file")["__metadata__"]["pytreemod.tree"])
     assert (about["version"], about["pytreemod"], about["jax"]) == (
@@ -78,7 +78,7 @@ def test_a_file_says_what_wrote_it(tmp_path):
 
 
 def test_durable_is_handed_on(tmp_path, monkeypatch):
-    """The disk is waited for if that was asked for, and else it is not."""
+    """With `durable` a save waits for the disk, and otherwise it does not."""
     waited = []
     monkeypatch.setattr(os, "fsync", waited.append)
     pm.save(tmp_path / "file", ramp(2))
@@ -99,7 +99,7 @@ def test_a_refused_save_leaves_the_old_file(tmp_path):
 
 
 def test_keys_weak_types_and_odd_dtypes_come_back(tmp_path):
-    """What Equinox's files, NumPy's and those of safetensors lose."""
+    """Values that Equinox's files, NumPy's and those of safetensors lose."""
     tree = {
         "keys": jax.random.split(jax.random.key(0, impl="rbg"), 3),
         "weak": jnp.asarray(2.0),
@@ -187,7 +187,7 @@ def test_an_object_of_which_a_file_could_hold_the_text_alone_is_refused(tmp_path
 
 
 def test_configuration_may_be_an_object(tmp_path):
-    """It is what `like` has, and is compared as far as its text tells."""
+    """It is that of `like`, and is compared by its text."""
     model, path = Static(jnp.ones(2), object()), tmp_path / "file"
     pm.save(path, model)
 

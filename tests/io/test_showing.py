@@ -1,4 +1,4 @@
-"""The command line: what a file holds, and how two differ."""
+"""The command line: the content of a file, and the difference between two."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ class Unregistered(pm.Module):
 
 
 def main(*arguments):
-    """What the command prints, and its status."""
+    """The output of the command, and its status."""
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch("sys.argv", ["pytreemod.io", *map(str, arguments)]),

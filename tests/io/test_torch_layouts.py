@@ -1,4 +1,4 @@
-"""How layers are called and laid out in PyTorch: what can be registered."""
+"""Names and layouts of layers in PyTorch: how to register them."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ class Wider(Dense):
 
 
 class Holder(pm.Module):
-    """Holds what stands one level higher in PyTorch, and calls one array of it otherwise."""
+    """Holds a layer that is one level higher in PyTorch, and renames one array of it."""
 
     inner: Dense
     extra: jax.Array
@@ -73,7 +73,7 @@ def test_rules_name_and_lay_out(cls):
 
 
 def test_the_outermost_rule_names_and_the_innermost_lays_out():
-    """A layer may say what is inside of it is called; its form is for the inner layer to say."""
+    """A layer may name its inner arrays; the inner layer defines their layout."""
     arrays = to_torch([Holder(dense(), jnp.ones(1))])
 
     assert {name: array.shape for name, array in arrays.items()} == {
@@ -104,7 +104,7 @@ def test_the_first_base_with_a_layout_counts():
 
 
 class Gates(pm.Module):
-    """What are rows of one array in PyTorch, the second first."""
+    """Two arrays that are rows of one array in PyTorch, the second first."""
 
     closing: jax.Array
     opening: jax.Array

@@ -14,7 +14,7 @@ from tests.helpers.trees import affine
 
 
 class Counter(pm.Module):
-    """A layer with a value of its own, and a stream."""
+    """A layer with its own value, and a stream."""
 
     weight: jax.Array
     count: pm.StateIndex
@@ -27,7 +27,7 @@ class Counter(pm.Module):
 
 
 def names_in(model, state=None):
-    """What PyTorch calls the arrays of a model."""
+    """The names of a model's arrays in PyTorch."""
     return [*to_torch(model, state)]
 
 
@@ -50,7 +50,7 @@ def test_values_of_tokens_are_where_the_tokens_are():
 
 
 def test_members_have_numbers():
-    """What is one here and several there has a name for each, in stacks of stacks, too."""
+    """One array here is several there, each with a name, in stacks of stacks, too."""
     make = ft.partial(nn.Stack, ft.partial(nn.Linear, 2, 2, use_bias=False), 2)
     names = names_in([nn.Stack(make, 3, key=jax.random.key(0))])
 
@@ -58,14 +58,14 @@ def test_members_have_numbers():
 
 
 class Flat(pm.Module):
-    """Two layers that have no steps of their own in PyTorch."""
+    """Two layers without a name in PyTorch."""
 
     one: pm.Module
     two: pm.Module
 
 
 def test_two_arrays_with_one_name_are_told():
-    """What is in a layer without a step of its own may be called as something beside it."""
+    """An array in a nameless layer may have the name of a sibling."""
     register_torch_layout(Flat, {"one": "", "two": ""})
     with pytest.raises(StructureError, match="a different name for each array") as caught:
         to_torch(Flat(affine(), affine()))

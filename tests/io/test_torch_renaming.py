@@ -24,7 +24,7 @@ ARRAYS = pm.to_torch(MODEL, STATE)
 
 
 def sources(given, mapping=None):
-    """What is loaded from a state dict with these names alone."""
+    """The result of loading a state dict with these names alone."""
     return pm.from_torch(MODEL, dict.fromkeys(given, np.ones((2, 2), "f")), mapping, state=STATE)
 
 
@@ -45,8 +45,7 @@ def sources(given, mapping=None):
     ],
 )
 def test_names_are_those_of_pytorch_or_paths(mapping):
-    """Of a layer or of one array, as PyTorch calls it or by its path in the model; what the layout
-    says is unused is left out."""
+    """Of a layer or of one array, by PyTorch's name or by its path; unused names are left out."""
     given = {name.replace("body", "net"): array for name, array in ARRAYS.items()}
     given |= {"net.1.num_batches_tracked": np.int64(3)}
     other, state = pm.make_with_state(make)(jax.random.key(1))
@@ -96,7 +95,7 @@ def test_the_longest_beginning_counts(names, starts, expected):
     assert all(leaf[0] > 0 for leaf in pm.named_leaves(made).values())
 
 
-# ---- what an error proposes
+# ---- suggestions of an error
 
 
 def sized(layers):

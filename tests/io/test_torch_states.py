@@ -144,7 +144,7 @@ def test_names_need_not_agree(torch):
 
 
 def test_a_net_brings_its_state_along(torch):
-    """What `stateful` makes goes in and comes out as one; the old one is used up."""
+    """The result of `stateful` is loaded and written as one model; the old one is used up."""
     theirs = torch_network(torch).state_dict()
     net = pm.stateful(make_network(jax.random.key(0)))
     new = from_torch(net, theirs)
@@ -180,12 +180,12 @@ def test_every_layer_there_and_back(entry):
 
 
 def spectral(torch, layer):
-    """PyTorch's spectral norm, as it is now."""
+    """PyTorch's current spectral norm."""
     return torch.nn.utils.parametrizations.spectral_norm(layer)
 
 
 def weight_normed(torch, layer, dim=0):
-    """PyTorch's weight norm, as it is now."""
+    """PyTorch's current weight norm."""
     return torch.nn.utils.parametrizations.weight_norm(layer, dim=dim)
 
 
@@ -345,7 +345,7 @@ CELLS = {
 @pytest.mark.parametrize("use_bias", [True, False], ids=["biases", "no biases"])
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_compute_what_pytorchs_do(torch, name, use_bias):
-    """Its two biases are one here, but for what is within a GRU's reset gate."""
+    """Two biases there are one here, except within a GRU's reset gate."""
     theirs, cell = CELLS[name][0](torch, use_bias), CELLS[name][1](3, 2, use_bias, key=KEY)
     x, hidden = wave(4, 3), tuple(wave(2, 4, 2, phase=1))
     hidden = hidden if name == "LSTMCell" else hidden[0]
@@ -395,7 +395,7 @@ def test_attention_that_is_not_packed(torch):
 
 
 def test_layers_as_one_are_a_list_there(torch):
-    """A Stack is what a list of layers is in PyTorch; so are the inner layers of a scanning MLP."""
+    """A Stack is a list of layers in PyTorch; so are the inner layers of a scanning MLP."""
     stack = nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=jax.random.key(0))
     mlp = nn.MLP(3, 2, 4, 3, scan=True, key=jax.random.key(0))
     theirs = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
@@ -435,7 +435,7 @@ def test_members_that_were_made_by_a_map_are_filled_as_they_are():
 
 
 def test_an_exponential_average_knows_whether_it_began():
-    """With mode="ema", the count of batches tells whether the statistics are any."""
+    """With mode="ema", the count of batches shows whether the statistics exist."""
     make = ft.partial(nn.BatchNorm, 2, mode="ema")
     model, state = pm.make_with_state(make)()
     arrays = to_torch(model, state)
@@ -482,7 +482,7 @@ def test_any_tensor_becomes_an_array(torch):
 
 
 def test_what_has_no_values_is_none(torch):
-    """Sparse tensors, those of the device "meta", keys, and what is no tensor."""
+    """Sparse tensors, those on the device "meta", keys, and non-tensors."""
     meta, sparse = torch.ones(2, device="meta"), torch.eye(2).to_sparse()
     for value in (meta, sparse, jax.random.key(0), 1):
         with pytest.raises(
@@ -492,7 +492,7 @@ def test_what_has_no_values_is_none(torch):
 
 
 def test_the_lengths_of_a_weight_norm_are_laid_out_as_its_weight():
-    """Of what has its axes in another order there; in groups that is no length of ours."""
+    """Also if its axes have another order there; in groups it has no equivalent here."""
 
     def shapes(groups=1, axis=0, make=nn.ConvTranspose1d):
         layer = nn.WeightNorm(make(4, 6, 3, groups=groups, key=KEY), axis=axis)
@@ -525,7 +525,7 @@ def test_the_lengths_of_a_weight_norm_are_laid_out_as_its_weight():
     ],
 )
 def test_a_dtype_is_cast_if_nothing_is_lost(given, dtype, fits):
-    """The model's dtype stays, and takes what it has room for; numbers of one kind only."""
+    """The model's dtype remains, and accepts values in its range; only numbers of one kind."""
     model, arrays = {"a": jnp.zeros(2, dtype)}, {"a": np.ones(2, given)}
     if fits:
         made = from_torch(model, arrays)
@@ -549,7 +549,7 @@ def test_nobody_else_holds_what_comes_out():
 
 
 def test_arrays_stay_on_their_devices():
-    """What was put on devices on purpose is there afterwards; so is what a shape says."""
+    """Arrays that were placed on devices remain there; so do structs with a sharding."""
     device = jax.devices()[3]
     placed = jax.device_put(jnp.zeros(2), device)
     struct = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=placed.sharding)
@@ -559,7 +559,7 @@ def test_arrays_stay_on_their_devices():
 
 
 def test_a_model_may_be_abstract():
-    """What was never computed is filled in; but it has nothing to be written."""
+    """Structs are filled in; but they cannot be written."""
     abstract = pm.filter_eval_shape(affine)
 
     assert from_torch(abstract, to_torch(affine())) == affine()
@@ -579,7 +579,7 @@ def test_what_is_no_array_stays():
 
 
 def test_all_that_is_wrong_is_told_with_the_mapping_to_write(torch):
-    """Where shapes agree in order, the error shows how the names go together, and rightly."""
+    """If shapes agree in order, the error has the right mapping of names."""
     theirs = torch_network(torch).state_dict()
     model, state = network(make=Named)
     with pytest.raises(StructureError, match="got 17 that differ") as caught:
@@ -622,14 +622,14 @@ def test_wrong_shapes_and_dtypes_are_told():
 
 
 def test_a_refused_state_is_not_used_up():
-    """What is wrong is found before anything is changed."""
+    """Errors are found before anything is changed."""
     model, state = network()
 
     assert to_torch(model, state)
 
 
 def test_what_is_no_state_dict_is_refused(torch):
-    """A network itself, what people save beside a state dict, and names that are none."""
+    """A network itself, other saved objects, and invalid names."""
     with pytest.raises(ArgumentError, match=r"from_torch\(model, net\.state_dict\(\)\)"):
         from_torch(affine(), torch.nn.Linear(2, 3))
     with pytest.raises(ArgumentError, match=r"state_dict = state_dict\['model'\]"):
@@ -652,7 +652,7 @@ class Tied(pm.Module):
 
 
 def test_a_tied_parameter_stands_at_each_of_its_places(key):
-    """As PyTorch has it; two tensors that differ are no tie."""
+    """As in PyTorch; two different tensors are not a tie."""
     model = pm.tie(Tied(key), "head.weight", to="embed.weight")
 
     named = pm.to_torch(model)
@@ -666,7 +666,7 @@ def test_a_tied_parameter_stands_at_each_of_its_places(key):
 
 
 def test_a_parameter_that_is_tied_through_a_function(key):
-    """The tensor at the place is what the function gives."""
+    """The tensor at the path is the result of the function."""
 
     class Coder(pm.Module):
         one: nn.Linear
@@ -687,7 +687,7 @@ test_refusals = refusals(globals())
 
 
 def test_a_path_is_read_as_it_is_needed(tmp_path):
-    """Of a file of safetensors; what `load` says of such a file is that this takes it."""
+    """Of a file of safetensors; the error of `load` for such a file names this function."""
     model = nn.Linear(3, 2, key=jax.random.key(0))
     arrays = {"fc.weight": np.ones((2, 3), np.float32), "fc.bias": np.zeros(2, np.float32)}
     unused = {**arrays, "head.weight": np.ones(1000, np.float32)}
@@ -696,7 +696,7 @@ def test_a_path_is_read_as_it_is_needed(tmp_path):
     expected = pm.from_torch(model, unused, mapping)
     for path in (tmp_path / "net.safetensors", str(tmp_path / "net.safetensors")):
         assert pm.from_torch(model, path, mapping) == expected
-    # What is not used is not read: its damage goes unnoticed here, and not by the size.
+    # An unused array is not read: its damage is not noticed here, nor by the size.
     with pytest.raises(StructureError, match=r"fc\.weight: unexpected"):
         pm.from_torch(model, tmp_path / "net.safetensors")
     with pytest.raises(FileMissingError, match=r"missing\.safetensors"):

@@ -95,7 +95,7 @@ def test_migrations_are_applied_in_order(tmp_path):
     @pm.migration(new, 3)
     def third(arrays, config):
         calls.append(3)
-        # Read-only, for what is not changed stays the file's.
+        # Read-only, because unchanged arrays belong to the file.
         with pytest.raises(ValueError, match="read-only"):
             arrays["key"][0] = 1
         return {**arrays, "key": arrays["key"] * 2}, config
@@ -123,7 +123,7 @@ def test_in_a_stack_and_an_ensemble_it_is_called_once_with_stacked_arrays(tmp_pa
         loaded = pm.load(tmp_path / "old", several(make(new, 0.0), n, key=jax.random.key(0)))
         assert shapes == [(3, 4)]
         assert_same(loaded, several(make(new, 2.0), n, key=jax.random.key(0)))
-    # Migrated as they are in the file, and stacked then.
+    # Migrated in the form of the file, and then stacked.
     shapes.clear()
     pm.save(tmp_path / "list", [old(ramp(4), 4)] * 3)
     loaded = pm.load(tmp_path / "list", nn.Stack(make(new, 0.0), 3, key=jax.random.key(0)))
@@ -156,7 +156,7 @@ def test_what_is_inside_is_migrated_first(tmp_path):
 
 
 def test_what_is_only_moved_may_be_cast_as_ever(tmp_path):
-    """It stays the file's, under whatever name, though it was looked at."""
+    """It belongs to the file, under any name, though it was read."""
 
     class Net(pm.Module, file_version=2):
         weight: jax.Array
@@ -237,7 +237,7 @@ def test_a_newer_file_is_refused(tmp_path, strict):
 
 
 def test_without_like_only_todays_version_is_rebuilt(tmp_path):
-    """There is nothing that says what today's form is."""
+    """Nothing describes today's form."""
     name = "test_versions.Net"
     pm.save(tmp_path / "old", {"net": pm.register_for_files(old_net(), name=name)(ramp(4), 4)})
     new = pm.register_for_files(new_net(), name=name + "2")
@@ -296,7 +296,7 @@ def test_a_class_is_asked_for_a_version_that_it_has():
     with pytest.raises(ArgumentError, match="a Module class, got"):
         pm.migration(dict, 1)
     pm.migration(new, 1)(split)
-    # The same function, defined again as in a notebook, takes its place; another one does not.
+    # The same function, defined again as in a notebook, replaces it; another one does not.
     pm.migration(new, 1)(split)
     for another in (zeros, lambda arrays, config: (arrays, config)):
         with pytest.raises(ArgumentError, match="one migration from version 1"):
@@ -307,7 +307,7 @@ def test_a_class_is_asked_for_a_version_that_it_has():
 
 
 def test_names_of_today_may_be_asked_for_after_a_rename(tmp_path):
-    """What was renamed is migrated under its new name."""
+    """A renamed part is migrated under its new name."""
     new = new_net()
     pm.migration(new, 1)(split)
     pm.save(tmp_path / "old", {"net": old_net()(ramp(4), 4)})
@@ -360,7 +360,7 @@ def test_a_tree_that_is_too_deep_is_refused_as_that(tmp_path):
 
 
 def test_a_layer_that_moves_takes_its_configuration_along(tmp_path):
-    """The error says so to whoever moved its arrays alone."""
+    """If you moved only its arrays, the error explains it."""
 
     def net(field, **options):
         return type("Net", (pm.Module,), {"__annotations__": {field: object}}, **options)
@@ -388,7 +388,7 @@ def test_a_layer_that_moves_takes_its_configuration_along(tmp_path):
 
 
 def test_loads_do_not_depend_on_each_other(tmp_path):
-    """Nothing is cached by a load: neither arrays nor what was migrated."""
+    """A load caches neither arrays nor migrated trees."""
     new = new_net()
     failing = []
 

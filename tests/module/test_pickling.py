@@ -281,7 +281,7 @@ def test_what_holds_an_instance_goes_along(change):
 
 
 class Cached(pm.Module):
-    """Defines what is pickled and how it is restored."""
+    """Defines its pickled state, and how to restore it."""
 
     x: jax.Array
     cache: object

@@ -526,7 +526,7 @@ def test_vars_shows_the_fields(cls):
 @pytest.mark.parametrize("cls", DESCRIBED)
 @pytest.mark.sampled
 def test_what_a_cached_property_keeps_is_of_one_instance(cls, change):
-    """A changed copy computes it anew; it had kept the old one's."""
+    """A changed copy computes it anew; it had the old one's."""
     model = cls(ramp(2))
     assert model.total is model.total
     assert vars(model).keys() == {"weight", "n", "total"}

@@ -1,4 +1,4 @@
-"""What a registry would get: a wheel and an sdist that are complete, and work where they go."""
+"""The files for a registry: a wheel and an sdist that are complete, and work."""
 
 import email
 import os
@@ -28,7 +28,7 @@ print(pm.__file__, pm.__version__, pm.filter_jit(model)(jax.numpy.ones((4, 2))).
 
 
 def run(*command, cwd, **options):
-    """Run a program to its end; what it prints."""
+    """Run a program to its end and return its output."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -36,7 +36,7 @@ def run(*command, cwd, **options):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The sdist of this folder, and the wheel that is made of what is in the sdist."""
+    """The sdist of this folder, and the wheel from the content of the sdist."""
     pytest.importorskip("hatchling", reason="builds the wheel")
     dist = tmp_path_factory.mktemp("dist")
     build = sys.executable, "-m", "hatchling", "build", "-d", str(dist), "-t"
@@ -48,7 +48,7 @@ def built(tmp_path_factory):
 
 
 def files_below(folder):
-    """All that is written by hand there, from the root of the repository."""
+    """All hand-written files there, from the root of the repository."""
     found = (path for path in (ROOT / folder).rglob("*") if path.is_file())
     kept = (path for path in found if "__pycache__" not in path.parts)
     return {path.relative_to(ROOT).as_posix() for path in kept}
@@ -73,7 +73,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built):
 
 
 def test_the_sdist_has_what_its_tests_need(built):
-    """The package, the tests, and all that they read: pages, programs, `pyproject.toml`."""
+    """The package, the tests, and all files that they read: pages, programs, `pyproject.toml`."""
     root = built / NAME
     names = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     beside = {
@@ -103,7 +103,8 @@ def test_the_wheel_works_where_it_is_installed(built, tmp_path):
     run(python, *pip, wheel, cwd=tmp_path, env=alone)
     purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
     own = Path(run(python, "-c", purelib, cwd=tmp_path, env=alone).strip())
-    # After its own packages: files of this kind in there are not read, such as those of editables.
+    # After its own packages: such files in that folder are not read, for example those of
+    # editables.
     (own / "packages-from-here.pth").write_text(f"{SITE}\n", encoding="utf-8")
     printed = run(python, "-W", "error", "-c", PROGRAM, cwd=tmp_path, env=alone)
 

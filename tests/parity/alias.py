@@ -2,10 +2,10 @@
 
     python -m tests.parity.alias LIBRARY PROGRAM FILE
 
-`equinox` becomes a module of pytreemod's public names. What pytreemod does not have, and all that
-is private (`equinox.internal`), is left to the real Equinox; of the public names that
-`equinox.internal` hands out once more, pytreemod's are taken. This has to happen before the library
-is imported, and so in a process of its own.
+`equinox` becomes a module of pytreemod's public names. Names that pytreemod does not have, and all
+private ones (`equinox.internal`), come from the real Equinox. Public names that `equinox.internal`
+exports again are pytreemod's. This must happen before the library is imported, and so in a separate
+process.
 
 Owns: the alias, and the running of a program over it, with the result in a file.
 """

@@ -1,9 +1,8 @@
-"""Run one program under two imports, and compare what comes out.
+"""Run one program under two imports, and compare the results.
 
-The files of this folder hold small programs written against Equinox's public names. Each is a
-function of the library: it is run once with `import equinox as eqx` and once with
-`import pytreemod as eqx`, and the two results are compared. `test_deviations.py` holds what differs
-on purpose, and states it for both sides.
+The files of this folder have small programs for Equinox's public names. Each is a function of the
+library: it runs once with `import equinox as eqx` and once with `import pytreemod as eqx`, and the
+two results are compared. `test_deviations.py` has the intended differences, and shows both sides.
 
 Owns: the decorator that makes a test of a program, the comparison of results, and the small
 things that programs share. Nothing here knows how either library works inside.
@@ -40,9 +39,9 @@ def same_under_both_imports(
     """Make a test of `program(eqx, ...)`: its result under Equinox is its result under pytreemod.
 
     Args:
-        program: takes the library, then pytest's own arguments; returns what is to be the same.
+        program: takes the library, then pytest's own arguments; returns the result to compare.
         equinox_warns: pattern of a warning that Equinox gives here, and that is let pass on its
-            side only. The reason stands beside it.
+            side only. The reason is beside it.
     """
     if program is None:
         return ft.partial(same_under_both_imports, equinox_warns=equinox_warns)
@@ -133,7 +132,7 @@ def is_struct(value: Any) -> bool:
 
 
 def plain_kind(error: BaseException) -> type[BaseException]:
-    """The first class of Python's own that `error` is: what a user would write after `except`."""
+    """The first built-in class of `error`, which a user would write after `except`."""
     stdlib = {"builtins", "dataclasses"}
     return next(kind for kind in type(error).__mro__ if kind.__module__ in stdlib)
 

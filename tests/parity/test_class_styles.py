@@ -19,7 +19,7 @@ from tests.parity.helpers import array_paths, ramp, same_under_both_imports
 
 @same_under_both_imports
 def test_a_template_method_builds_the_fields_of_subclasses(eqx):
-    """The base's `__init__` calls what the subclass writes; the fields are the subclass's."""
+    """The base's `__init__` calls a method of the subclass; the fields are the subclass's."""
 
     class Solver(eqx.Module):
         def __init__(self, *args, key):
@@ -114,7 +114,7 @@ def test_methods_of_plain_bases_are_passed_around(eqx):
     class AbstractField(abc.ABC):
         @abc.abstractmethod
         def field(self, x):
-            """What moves x."""
+            """A field that moves x."""
 
         def jacobian(self, x):
             return jax.jacfwd(self.field)(x)
@@ -154,7 +154,7 @@ def test_methods_of_plain_bases_are_passed_around(eqx):
 
 
 def told(make: Callable[[], Any]) -> tuple[Any, bool]:
-    """What `make` gives, and whether it warns."""
+    """The result of `make`, and whether it warns."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         made = make()
@@ -163,7 +163,7 @@ def told(make: Callable[[], Any]) -> tuple[Any, bool]:
 
 @same_under_both_imports
 def test_what_is_rarely_meant_is_told_and_works(eqx):
-    """Arrays in static fields, what JAX wrapped, an `__init__` beside a `__post_init__`."""
+    """Arrays in static fields, functions from JAX, an `__init__` beside a `__post_init__`."""
 
     class Grid(eqx.Module):
         weight: jax.Array

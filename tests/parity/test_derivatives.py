@@ -7,7 +7,7 @@ import pytest
 
 from tests.parity.helpers import caught, ramp, same_under_both_imports
 
-# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+# Everything here compiles twice, so it is slow. The features have their own tests.
 pytestmark = pytest.mark.slow
 
 
@@ -49,7 +49,7 @@ def tangent_of(eqx, tree):
 
 @same_under_both_imports
 def test_jvp(eqx):
-    """Tangents like the primals, None for what is no floating array; results of any kind."""
+    """Tangents like the primals, None for non-floating leaves; results of any kind."""
     net = make_net(eqx)
     call = lambda n, x: n.with_extras(x)  # noqa: E731
     return eqx.filter_jvp(call, (net, ramp(2)), (tangent_of(eqx, net), ramp(2)))
@@ -82,7 +82,7 @@ def test_jvp_passes_keywords_on(eqx):
 
 @same_under_both_imports
 def test_vjp(eqx):
-    """Cotangents for floating arrays of the result; None for what is not differentiated."""
+    """Cotangents for floating arrays of the result; None for leaves that are not differentiated."""
     net = make_net(eqx)
     out, vjp_fn = eqx.filter_vjp(lambda n, x, k: n.with_extras(x), net, ramp(2), "k")
     return out, vjp_fn({"y": ramp(2), "n": None, "s": None, "f": None})
@@ -181,7 +181,7 @@ def test_custom_jvp(eqx):
 
 @same_under_both_imports
 def test_custom_jvp_with_a_zero_tangent(eqx):
-    """The rule is told with None, and may answer with None."""
+    """The rule gets None, and may return None."""
     log: list = []
     f = make_custom_jvp(eqx, log)
     call = lambda y: f({"x": ramp(2), "name": "a"}, y)  # noqa: E731
@@ -190,7 +190,7 @@ def test_custom_jvp_with_a_zero_tangent(eqx):
 
 @same_under_both_imports
 def test_custom_jvp_of_a_module(eqx):
-    """Tangents of a Module are Modules, with None for everything that is no floating array."""
+    """Tangents of a Module are Modules, with None for all non-floating leaves."""
     net = make_net(eqx)
 
     @eqx.filter_custom_jvp
@@ -237,7 +237,7 @@ def argument(x):
 
 @same_under_both_imports
 def test_custom_vjp(eqx):
-    """The value is the function's, the gradient is the rules'; what they are given is the same."""
+    """The value is the function's, the gradient is the rules'; the rules get the same arguments."""
     log: list = []
     f = make_custom_vjp(eqx, log)
     by_x = lambda x: jnp.sum(f(argument(x), 3.0, shift=1.0)[0])  # noqa: E731
@@ -332,5 +332,5 @@ MISTAKES = [
 @pytest.mark.parametrize("mistake", MISTAKES)
 @same_under_both_imports
 def test_mistakes(eqx, mistake):
-    """What is raised is an instance of the built-in class that Equinox's error derives from."""
+    """Each error is an instance of the built-in class that Equinox's error derives from."""
     return caught(lambda: mistake(eqx))

@@ -1,4 +1,4 @@
-"""Where pytreemod differs from Equinox on purpose: each test states what both do.
+"""Intended differences to Equinox: each test shows both sides.
 
 Every other file of this folder holds programs that must agree. A program that has to change when
 the import changes belongs here, with the line that a person coming from Equinox would write.
@@ -19,7 +19,7 @@ import pytreemod
 from pytreemod.io import equinox_files
 from tests.parity.helpers import assert_same, caught, module_from, ramp, with_known_weights
 
-# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+# Everything here compiles twice, so it is slow. The features have their own tests.
 pytestmark = pytest.mark.slow
 
 KEY = jax.random.key(0)
@@ -152,7 +152,7 @@ def test_deletion_is_refused():
 
 
 def test_a_finished_module_is_not_changed_by_object_setattr():
-    """Equinox's tree follows; pytreemod's is what was flattened first."""
+    """Equinox's tree changes; pytreemod's is the one that was flattened first."""
     theirs, ours = linear(equinox), linear(pytreemod)
     for layer in (theirs, ours):
         jtu.tree_leaves(layer)
@@ -163,7 +163,7 @@ def test_a_finished_module_is_not_changed_by_object_setattr():
 
 
 def test_names_of_other_libraries_are_found_in_the_class():
-    """`hasattr` says no in both; a protocol, which looks into classes, says yes in pytreemod."""
+    """`hasattr` is False in both; a protocol, which inspects classes, accepts it in pytreemod."""
 
     @runtime_checkable
     class Trained(Protocol):
@@ -203,7 +203,7 @@ def test_initial_values_of_tokens_have_no_weak_type():
 
 
 def test_a_token_in_two_places_is_refused_by_state():
-    """Equinox's State(model) has one value for both; pytreemod says to name them by place."""
+    """Equinox's State(model) has one value for both; pytreemod asks to name them by path."""
     token = equinox.nn.StateIndex(jnp.zeros(2))
     assert len(jtu.tree_leaves(equinox.nn.State([token, token]))) == 1
 
@@ -238,7 +238,7 @@ def test_update_keeps_what_the_substate_left_alone():
 
 
 def test_containers_from_a_state_are_the_callers_own():
-    """Equinox hands out what it holds."""
+    """Equinox returns its own container."""
 
     def after_a_change(eqx):
         token = eqx.nn.StateIndex({"a": jnp.zeros(2)})
@@ -251,7 +251,7 @@ def test_containers_from_a_state_are_the_callers_own():
 
 
 def test_a_value_with_the_axis_of_a_map_is_set_inside_of_one():
-    """Equinox goes on with what broadcasts."""
+    """Equinox continues with the broadcast value."""
 
     def count_twice(eqx):
         token, state = eqx.nn.make_with_state(lambda: eqx.nn.StateIndex(jnp.asarray(0)))()
@@ -291,7 +291,7 @@ def running_statistics(eqx, batches, momentum):
 
 
 def test_a_function_as_activation_gets_the_whole_array():
-    """Equinox maps it over the neurons; in pytreemod it may look at its neighbours."""
+    """Equinox maps it over the neurons; in pytreemod it may read neighboring neurons."""
     mlp = lambda eqx: eqx.nn.MLP(2, 3, 4, 1, final_activation=jax.nn.softmax, key=KEY)  # noqa: E731
     assert "axis" in str(caught(lambda: mlp(equinox)(ramp(2))))
 
@@ -323,7 +323,7 @@ def test_batch_norm_is_the_standard_one_by_default():
 
 
 def test_running_statistics_of_batch_norm_are_those_of_pytorch():
-    """Equinox divides by 1 - momentum**n what started at 0 and 1; pytreemod does as PyTorch."""
+    """Equinox divides statistics by 1 - momentum**n; pytreemod follows PyTorch."""
     x, momentum = jnp.array([[1.0, 2.0], [3.0, 5.0], [4.0, 4.0]]), 0.9
     mean, biased, unbiased = x.mean(0), x.var(0), x.var(0, ddof=1)
 
@@ -416,7 +416,7 @@ def test_heads_that_do_not_divide_are_refused():
 
 
 def test_a_mask_of_numbers_is_refused():
-    """Equinox takes what is not 0 for True, be it meant to be added; pytreemod wants booleans."""
+    """Equinox takes all but 0 for True, also if you meant a bias; pytreemod needs booleans."""
     x, added = ramp(2, 4), jnp.asarray([[0.0, -1e9], [0.0, 0.0]])
     theirs, ours = (lib.nn.MultiheadAttention(2, 4, key=KEY) for lib in (equinox, pytreemod))
     np.testing.assert_allclose(theirs(x, x, x, added), theirs(x, x, x, added != 0), rtol=1e-6)
@@ -427,7 +427,7 @@ def test_a_mask_of_numbers_is_refused():
 
 
 def test_norms_and_rotary_embeddings_refuse_integers():
-    """Equinox rounds what they give to integers; the other layers compute with them in both."""
+    """Equinox rounds their outputs to integers; the other layers accept integers in both."""
     x = jnp.arange(8).reshape(2, 4)
     cases = {
         "LayerNorm": ((4,), x[0]),
@@ -471,7 +471,7 @@ def test_an_attention_of_one_input_attends_to_itself():
 
 
 def test_an_array_that_does_not_fit_its_layer_is_refused():
-    """Equinox computes with whatever is there; pytreemod asks that it be what the layer says."""
+    """Equinox computes with any array; pytreemod checks its shape."""
 
     def widened(eqx):
         return eqx.tree_at(lambda m: m.weight, eqx.nn.Linear(2, 3, False, key=KEY), ramp(5, 2))
@@ -507,7 +507,7 @@ def test_tree_at_refuses_the_same_node_twice():
 
 
 def test_tree_at_tells_two_nones_apart():
-    """Equinox finds nodes by identity, and None is everywhere; pytreemod finds them by place."""
+    """Equinox finds nodes by identity, and all Nones are one; pytreemod finds them by path."""
     edit = lambda eqx: eqx.tree_at(lambda t: t["b"], {"a": None, "b": None}, 1)  # noqa: E731
     with pytest.raises(ValueError, match="uniquely"):
         edit(equinox)
@@ -528,7 +528,7 @@ def test_an_update_changes_no_shape_and_no_dtype():
 
 
 def test_class_defaults_stay_in_the_tree():
-    """A default that `__init__` does not set is no leaf in Equinox; in pytreemod it is."""
+    """A default that `__init__` does not set is not a leaf in Equinox; in pytreemod it is."""
 
     def leaves(eqx):
         class Layer(eqx.Module):
@@ -545,7 +545,7 @@ def test_class_defaults_stay_in_the_tree():
 
 
 def overridden(eqx):
-    """A class with a method in the place of a field that its base sets."""
+    """A class with a method that overrides a field of its base."""
 
     class Layer(eqx.Module):
         activation: Any
@@ -637,7 +637,7 @@ ABSTRACT_STRINGS = """
 
 
 def test_abstract_var_in_a_string_annotation():
-    """Equinox takes it for a field; pytreemod reads it as what it says."""
+    """Equinox takes it for a field; pytreemod evaluates it."""
     theirs = module_from(ABSTRACT_STRINGS, equinox, "abstract_strings")
     ours = module_from(ABSTRACT_STRINGS, pytreemod, "abstract_strings")
     assert [field.name for field in dataclasses.fields(theirs.Base)] == ["size"]
@@ -666,7 +666,7 @@ def test_filter_vmap_takes_keyword_arguments():
 
 
 def test_filter_vmap_takes_a_bare_spec_for_one_argument():
-    """Equinox wants a tuple of one; pytreemod takes the spec of the only argument as it is."""
+    """Equinox needs a tuple of one; pytreemod takes the spec of the only argument."""
 
     def call(eqx, wrap):
         class Pair(eqx.Module):
@@ -720,7 +720,7 @@ def test_dropout_takes_axes_and_a_stream(option):
 
 
 def test_a_traced_item_has_no_message_yet():
-    """Equinox gives the text "traced"; pytreemod says that the message is not known."""
+    """Equinox returns the text "traced"; pytreemod raises, because the message is not known."""
 
     def call(eqx):
         results = type(eqx.Enumeration)("Results", (eqx.Enumeration,), {"good": "well"})
@@ -732,7 +732,7 @@ def test_a_traced_item_has_no_message_yet():
 
 
 def test_a_float_is_no_predicate():
-    """Equinox takes any number but 0 for a failure; pytreemod refuses what was not compared."""
+    """Equinox takes any number but 0 for a failure; pytreemod refuses numbers."""
     call = lambda eqx: eqx.error_if(ramp(2), jnp.asarray(0.5), "swapped")  # noqa: E731
     with pytest.raises(RuntimeError, match="swapped"):
         call(equinox)
@@ -815,7 +815,7 @@ def test_filter_pmap_is_filter_vmap():
 
 
 def test_shard_takes_rules_and_nones():
-    """Equinox's filter_shard knows shardings only; pytreemod's leaves what None stands for."""
+    """Equinox's filter_shard accepts shardings only; pytreemod's skips leaves with None."""
     device = jax.devices()[1]
     tree = {"a": ramp(2), "b": ramp(2)}
     with pytest.raises(ValueError, match="sharding None"):
@@ -861,7 +861,7 @@ def from_file(library, data, like):
 
 
 def test_a_file_that_goes_on_is_refused(tmp_path):
-    """Equinox ignores what comes after the last leaf; in pytreemod an open file may have more."""
+    """Equinox ignores content after the last leaf; in pytreemod only an open file may have more."""
     path = tmp_path / "model.eqx"
     equinox.tree_serialise_leaves(path, [1.0, 2.0])
     assert equinox.tree_deserialise_leaves(path, [0.0]) == [1.0]

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.parity.helpers import caught, ramp, same_under_both_imports
 
-# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+# Everything here compiles twice, so it is slow. The features have their own tests.
 pytestmark = pytest.mark.slow
 
 DEVICES = jax.devices()
@@ -56,7 +56,7 @@ def make_layer(eqx):
 )
 @same_under_both_imports
 def test_shard_puts_arrays_where_it_is_told(eqx, spec):
-    """Modules, containers, NumPy arrays, and everything else as it is."""
+    """Modules, containers, NumPy arrays; other leaves are unchanged."""
     tree = {"layer": make_layer(eqx)(2), "host": np.ones(4, np.float32), "s": "text", "f": jnp.sin}
     moved = eqx.filter_shard(tree, spec)
     return moved, where(moved)
@@ -64,7 +64,7 @@ def test_shard_puts_arrays_where_it_is_told(eqx, spec):
 
 @same_under_both_imports
 def test_shard_takes_a_prefix(eqx):
-    """A tree of shardings whose leaves stand for subtrees."""
+    """A tree of shardings whose leaves apply to subtrees."""
     tree = {"a": [ramp(4), (ramp(8), "text")], "b": ramp(4)}
     moved = eqx.filter_shard(tree, {"a": [SPLIT, WHOLE], "b": WHOLE})
     return moved, where(moved)
@@ -72,7 +72,7 @@ def test_shard_takes_a_prefix(eqx):
 
 @same_under_both_imports
 def test_shard_inside_jit(eqx):
-    """There it tells the compiler, and derivatives pass through it."""
+    """There it constrains the sharding, and derivatives pass through it."""
 
     def loss(layer, x):
         layer = eqx.filter_shard(layer, WHOLE)
@@ -88,7 +88,7 @@ def test_shard_inside_jit(eqx):
 
 @same_under_both_imports
 def test_shard_refuses_what_does_not_fit(eqx):
-    """More axes than the array has; a tree that is no prefix."""
+    """More axes than the array has; a tree that is not a prefix."""
     return [
         caught(lambda: eqx.filter_shard(ramp(4), NamedSharding(MESH, P(None, "data")))),
         caught(lambda: eqx.filter_shard({"a": ramp(4)}, {"b": SPLIT})),
@@ -106,7 +106,7 @@ def pmapped(program):
 
 @pmapped
 def test_pmap_maps_arrays_and_passes_the_rest(eqx):
-    """Every array over axis 0; strings, numbers, functions and configuration as they are."""
+    """Every array over axis 0; strings, numbers, functions and configuration are unchanged."""
 
     @eqx.filter_pmap
     def fn(x, tree, how):

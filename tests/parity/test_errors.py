@@ -1,7 +1,7 @@
 """The same mistake is caught by the same `except` clause.
 
-Each mistake raises under both libraries, and what pytreemod raises is an instance of the built-in
-class that Equinox's error derives from. The texts differ on purpose; they have tests of their own.
+Each mistake raises under both libraries, and pytreemod's error is an instance of the built-in class
+that Equinox's error derives from. The messages differ on purpose; they have their own tests.
 """
 
 import dataclasses
@@ -292,7 +292,7 @@ def test_mistakes_with_transforms(eqx, mistake):
 @pytest.mark.parametrize("mistake", CHECKS_AND_RULES)
 @same_under_both_imports
 def test_mistakes_with_checks_and_rules(eqx, mistake):
-    """What a check is to do and to say, and the derivative of a function that has its own."""
+    """The arguments of a check, and the derivative of a function with a custom rule."""
     return caught(ft.partial(CHECKS_AND_RULES[mistake], eqx))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.parity.helpers import caught, ramp, same_under_both_imports
 
-# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+# Everything here compiles twice, so it is slow. The features have their own tests.
 pytestmark = pytest.mark.slow
 
 GOOD, BAD = ramp(4, start=-2.0, stop=1.0), ramp(4, start=0.0, stop=6.0)
@@ -56,7 +56,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 @same_under_both_imports
 def test_checks_in_compiled_code(eqx, program):
-    """What holds is passed on, what does not raises with the message, under every transform."""
+    """A passing check returns its argument, a failing one raises, under every transform."""
     jitted = eqx.filter_jit(program(eqx))
     return jitted(GOOD), fails(jitted, BAD), jitted(GOOD / 2)
 
@@ -98,7 +98,7 @@ def test_predicates(eqx):
 
 @same_under_both_imports
 def test_an_unused_check_does_nothing(eqx):
-    """What error_if returns has to be used."""
+    """The result of error_if has to be used."""
     return eqx.filter_jit(lambda x: (checked(eqx)(x), x + 1)[1])(BAD)
 
 
@@ -276,7 +276,7 @@ def test_misuse_of_items(eqx, mistake):
 @pytest.mark.parametrize("name", ["promote", "where"])
 @same_under_both_imports
 def test_reserved_names(eqx, name):
-    """Items may not be called like what the class can do."""
+    """Items may not have the names of the class's methods."""
     return caught(lambda: type(eqx.Enumeration)("Wrong", (eqx.Enumeration,), {name: "text"}))
 
 

@@ -78,14 +78,14 @@ def test_predicates_agree_on_tracers(eqx):
 @pytest.mark.parametrize("name", PREDICATES)
 @same_under_both_imports
 def test_filter_by_a_predicate(eqx, name):
-    """`filter` keeps what the predicate takes, and `inverse` keeps the rest."""
+    """`filter` keeps the leaves that match the predicate, and `inverse` keeps the others."""
     predicate = getattr(eqx, name)
     return eqx.filter(example(), predicate), eqx.filter(example(), predicate, inverse=True)
 
 
 @same_under_both_imports
 def test_filter_replaces_what_it_drops(eqx):
-    """`replace` stands where a leaf was dropped, on both halves of `partition` as well."""
+    """`replace` replaces each dropped leaf, in both halves of `partition` as well."""
     return [
         eqx.filter(example(), eqx.is_array, replace="gone"),
         eqx.filter(example(), eqx.is_array, inverse=True, replace=0),
@@ -120,7 +120,7 @@ def test_partition_by_a_prefix_that_mixes_predicates(eqx):
 
 @same_under_both_imports
 def test_is_leaf_stops_above_the_leaves(eqx):
-    """With `is_leaf` whole parts are kept or dropped."""
+    """With `is_leaf` subtrees are selected or dropped."""
     tree = {"a": [ramp(2), 1], "b": (ramp(3), None), "c": 3.0}
     is_pair = lambda node: isinstance(node, (list, tuple))  # noqa: E731
     by_pair = lambda node: isinstance(node, list)  # noqa: E731

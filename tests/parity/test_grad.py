@@ -1,4 +1,4 @@
-"""`filter_grad` and `filter_value_and_grad`: what is differentiated, and in what order it comes."""
+"""`filter_grad` and `filter_value_and_grad`: which leaves, and the order of results."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def test_a_tuple_differentiates_by_several(eqx):
 
 @same_under_both_imports
 def test_half_a_model_is_differentiated_by_partition(eqx):
-    """The idiom for freezing: differentiate the kept half, combine inside."""
+    """The idiom for freezing: differentiate one half, combine inside."""
     net = make_net(eqx)
     nothing = jax.tree.map(lambda _: False, net)
     spec = eqx.tree_at(lambda n: n.layers[1].weight, nothing, True)

@@ -1,4 +1,4 @@
-"""`filter_jit`: what is traced, what is static, what comes out, what is donated."""
+"""`filter_jit`: traced and static arguments, results, donation."""
 
 import functools as ft
 import inspect
@@ -10,7 +10,7 @@ import pytest
 
 from tests.parity.helpers import ramp, same_under_both_imports
 
-# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+# Everything here compiles twice, so it is slow. The features have their own tests.
 pytestmark = pytest.mark.slow
 
 
@@ -97,7 +97,7 @@ def test_a_new_trace_for_a_new_static_value_only(eqx):
 @pytest.mark.slow
 @same_under_both_imports
 def test_clear_caches_leaves_functions_usable(eqx):
-    """After `clear_caches` what was compiled before still gives the same results."""
+    """After `clear_caches` a compiled function returns the same results."""
     jitted = eqx.filter_jit(lambda x, n: x**n)
     before = jitted(ramp(2), 3)
     return before, eqx.clear_caches(), jitted(ramp(2), 3), jitted(ramp(3), 2)
@@ -105,7 +105,7 @@ def test_clear_caches_leaves_functions_usable(eqx):
 
 @same_under_both_imports
 def test_outputs_may_be_anything(eqx):
-    """Arrays come out as JAX arrays, everything else as it was returned."""
+    """Arrays are returned as JAX arrays, other leaves unchanged."""
 
     class Layer(eqx.Module):
         weight: jax.Array
@@ -203,7 +203,7 @@ def test_donation(eqx, donate):
 @pytest.mark.parametrize("kind", ["instance", "method", "Partial"])
 @same_under_both_imports
 def test_donation_of_a_callable_gives_its_own_arrays(eqx, donate, kind):
-    """An instance, a bound method, a Partial: its arrays go, and are not the first argument."""
+    """An instance, a bound method, a Partial: its arrays are not the first argument."""
 
     class Layer(eqx.Module):
         weight: jax.Array
@@ -224,7 +224,7 @@ def test_donation_of_a_callable_gives_its_own_arrays(eqx, donate, kind):
 
 @same_under_both_imports
 def test_lower_and_compile(eqx):
-    """`.lower(...)` takes arrays and static values; the compiled object is called alike."""
+    """`.lower(...)` takes arrays and static values; the compiled object has the same signature."""
 
     @eqx.filter_jit
     def power(x, n, *, name):

@@ -26,7 +26,7 @@ SEES_NO_RULES = pytest.mark.xfail(
 
 
 def result_over(library: str, program: str, folder: Path) -> object:
-    """What a program of `libraries/` gives in a process where Equinox is `library`."""
+    """The result of a program of `libraries/` in a process where Equinox is `library`."""
     file = folder / f"{program}-{library}"
     module = f"tests.parity.libraries.{program}"
     run = subprocess.run(

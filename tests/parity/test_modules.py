@@ -17,7 +17,7 @@ Pair = namedtuple("Pair", ["first", "second"])
 
 
 def outcome(call: Any) -> Any:
-    """What `call` returns, or the name of the built-in error that it raises."""
+    """The result of `call`, or the name of the built-in error that it raises."""
     try:
         return call()
     except TypeError:
@@ -44,7 +44,7 @@ def test_generated_init_takes_positions_keywords_and_defaults(eqx):
 
 @same_under_both_imports
 def test_own_init_assigns_fields_in_any_order(eqx):
-    """An own `__init__` may compute, read back what it assigned, assign twice and call methods."""
+    """A custom `__init__` may compute, read its assignments, assign twice and call methods."""
 
     class Layer(eqx.Module):
         weight: jax.Array
@@ -66,7 +66,7 @@ def test_own_init_assigns_fields_in_any_order(eqx):
 @pytest.mark.parametrize("style", ["generated", "own", "default", "post_init"])
 @same_under_both_imports
 def test_converters_run_once_after_init(eqx, style):
-    """A converter sees what `__init__` left in the field, whoever put it there."""
+    """A converter gets the value that `__init__` assigned, or a default."""
     seen = []
 
     def convert(value):
@@ -108,7 +108,7 @@ def test_converters_run_once_after_init(eqx, style):
     return layer.value, seen
 
 
-# Equinox advises against arrays here, for they are easily made once instead of learned.
+# Equinox advises against arrays here, because they are easily made once instead of learned.
 @same_under_both_imports(equinox_warns=r"[\s\S]*init=False")
 def test_arrays_that_post_init_makes_are_leaves(eqx):
     """A `field(init=False)` that holds an array is data like any other."""
@@ -152,7 +152,7 @@ def test_check_init_runs_for_every_class_after_the_converters(eqx):
 
 @same_under_both_imports
 def test_abstract_var_may_become_a_field_or_a_property(eqx):
-    """`AbstractVar` announces an attribute; it is no field, and any attribute satisfies it."""
+    """`AbstractVar` declares an attribute; it is not a field, and any attribute satisfies it."""
 
     class Base(eqx.Module):
         size: eqx.AbstractVar[int]
@@ -240,7 +240,7 @@ def test_odd_leaves_survive_unflatten(eqx):
 
 @same_under_both_imports
 def test_bound_methods_are_trees(eqx):
-    """`m.method` carries the arrays of `m` through a map, and its class says what it calls."""
+    """`m.method` passes the arrays of `m` through a map, and its class shows its function."""
 
     class Layer(eqx.Module):
         weight: jax.Array
@@ -332,7 +332,7 @@ def test_dataclass_tools_work(eqx):
 
 @same_under_both_imports
 def test_equality_and_hash_without_arrays(eqx):
-    """Modules of plain values compare by value, hash alike and serve as keys."""
+    """Modules of plain values compare by value, have equal hashes and work as keys."""
 
     class Point(eqx.Module):
         x: int
@@ -356,7 +356,7 @@ def test_equality_and_hash_without_arrays(eqx):
 
 @same_under_both_imports
 def test_equality_with_arrays_is_true_or_false_in_an_if(eqx):
-    """`==` looks at the numbers; hashing a Module with arrays is refused."""
+    """`==` compares the numbers; hashing a Module with arrays is refused."""
 
     class Layer(eqx.Module):
         weight: jax.Array

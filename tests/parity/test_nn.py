@@ -17,7 +17,7 @@ from tests.parity.helpers import (
     with_known_weights,
 )
 
-# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+# Everything here compiles twice, so it is slow. The features have their own tests.
 pytestmark = pytest.mark.slow
 
 
@@ -382,7 +382,7 @@ ROTARY = {
 @pytest.mark.parametrize("case", ROTARY)
 @same_under_both_imports
 def test_rotary_positional_embedding(eqx, case):
-    """Pairs across the halves, turned by their place; the angles by themselves."""
+    """Pairs across the halves, rotated by their position; the angles alone."""
     args, options, shape = ROTARY[case]
     # Equinox keeps its angles in one table for all bases; of a size and dtype it has the first.
     equinox_embedding.internal_rope_embedding_cache.clear()
@@ -542,7 +542,7 @@ def test_batch_norm_for_inference_leaves_the_state_alone(eqx):
 
 @same_under_both_imports
 def test_dropout(eqx):
-    """Kept values are scaled up; about p are dropped; the same key drops the same."""
+    """About p are dropped, and the others scaled up; the same key drops the same."""
     layer, x = eqx.nn.Dropout(0.25), ramp(4000) + 2
     y = layer(x, key=key())
     kept = y != 0
@@ -668,7 +668,7 @@ def test_sequential_hands_state_to_stateful_layers_only(eqx):
 
 @same_under_both_imports
 def test_inference_mode_reaches_every_layer(eqx):
-    """Every attribute of that name is set, in layers of one's own too, and set back."""
+    """Every attribute of that name is set, in custom layers too, and set back."""
 
     class Own(eqx.Module):
         weight: jax.Array
@@ -707,7 +707,7 @@ def test_weight_norm(eqx, case):
 
 @same_under_both_imports
 def test_weight_norm_of_a_convolution(eqx):
-    """Each filter has a length; at first the layer is what it was."""
+    """Each filter has a length; at first the layer computes the same."""
     conv = eqx.nn.Conv2d(2, 3, 2, key=key())
     layer = eqx.nn.WeightNorm(conv)
     same = bool(jnp.allclose(layer(ramp(2, 3, 3)), conv(ramp(2, 3, 3)), atol=1e-4))
@@ -716,7 +716,7 @@ def test_weight_norm_of_a_convolution(eqx):
 
 @same_under_both_imports
 def test_shared(eqx):
-    """One array for two places; what is given may be computed; what does not fit is refused."""
+    """One array for two paths; the source may be computed; a misfit is refused."""
 
     def get(pair):
         return pair[0].weight

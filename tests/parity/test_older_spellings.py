@@ -1,4 +1,4 @@
-"""What Equinox calls deprecated, and programs still use."""
+"""Functions that Equinox has deprecated, and programs still use."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def scaled(tree, y):
 
 @same_under_both_imports
 def test_defvjp(eqx):
-    """Both rules at once; what is not used of the result has a gradient of zeros, as an array."""
+    """Both rules at once; an unused result has a gradient of zeros, as an array."""
     log = []
 
     def fwd(tree, y):
@@ -48,7 +48,7 @@ def test_defvjp_by_keyword(eqx):
 
 @same_under_both_imports
 def test_defjvp(eqx):
-    """What is not differentiated has a tangent of zeros, as an array; a number has None."""
+    """An argument without derivative has a tangent of zeros, as an array; a number has None."""
     log = []
 
     @eqx.filter_custom_jvp
@@ -67,7 +67,7 @@ def test_defjvp(eqx):
 
 @same_under_both_imports
 def test_rules_by_keyword(eqx):
-    """`def_jvp`, `def_fwd` and `def_bwd` take what they take by its name, too."""
+    """`def_jvp`, `def_fwd` and `def_bwd` accept their argument by keyword, too."""
     jvp = eqx.filter_custom_jvp(jnp.sin)
     jvp.def_jvp(fn_jvp=lambda primals, tangents: (primals[0], 3 * tangents[0]))
     vjp = eqx.filter_custom_vjp(jnp.sin)
@@ -109,7 +109,7 @@ def test_pmap_is_lowered_and_compiled(eqx):
 
 @same_under_both_imports
 def test_a_check_that_is_known_to_fail(eqx):
-    """Its error has a name of its own in Equinox, which may stand behind `except`."""
+    """Its error has a separate name in Equinox, which programs may catch."""
     try:
         eqx.error_if(ramp(2), True, "never")
     except eqx.EquinoxTracetimeError as error:

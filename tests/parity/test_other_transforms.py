@@ -35,7 +35,7 @@ def make_layer(eqx):
 
 @same_under_both_imports
 def test_eval_shape_of_a_constructor(eqx):
-    """The skeleton of a model: shapes where arrays would be, everything else as it is."""
+    """The skeleton of a model: structs instead of arrays; other leaves are unchanged."""
     layer_class = make_layer(eqx)
     skeleton = eqx.filter_eval_shape(layer_class, 3, jax.random.key(0))
     filled = jax.tree.map(
@@ -70,7 +70,7 @@ def test_eval_shape_runs_nothing(eqx):
 
 @same_under_both_imports
 def test_make_jaxpr(eqx):
-    """The program over the arrays, the shapes that come out, and what comes out as it is."""
+    """The program over the arrays, the shapes of the results, and the static results."""
 
     def apply(tree, n):
         return {"y": jnp.sin(tree["x"]) * n, "text": "a", "n": n}

@@ -1,7 +1,7 @@
-"""Whole programs, each a file of `programs/`: run as they are, and with their import changed.
+"""Complete programs, each a file of `programs/`: run unchanged, and with their import changed.
 
-A program is written for Equinox, by somebody who never heard of pytreemod. The one line that
-changes is `import equinox as eqx`; what its `main` returns is to be the same.
+A program is written for Equinox, without pytreemod in mind. Only the line `import equinox as eqx`
+changes; the result of its `main` must be the same.
 """
 
 import sys
@@ -16,7 +16,7 @@ from tests.parity.helpers import assert_same
 
 PROGRAMS = Path(__file__).parent / "programs"
 IMPORT = "import equinox as eqx"
-# What differs and is known: the program, and what it waits for.
+# Known differences: the program, and the missing feature.
 NOT_YET: dict[str, str] = {}
 # A few for every run; the others are in the slow one, for each compiles for a second.
 ALWAYS = frozenset(
@@ -31,10 +31,10 @@ ALWAYS = frozenset(
 
 
 def run(path: Path, library: str) -> object:
-    """What `main()` of the program returns when it imports `library`."""
+    """The result of `main()` of the program when it imports `library`."""
     source = path.read_text()
     assert source.count(IMPORT) == 1, f"{path.name} imports Equinox in one line"
-    # The module bears a name of its own and is found under it, as dataclasses and pickle expect.
+    # The module has a separate name and is registered under it, as dataclasses and pickle expect.
     module = types.ModuleType(f"{path.stem}_over_{library}")
     sys.modules[module.__name__] = module
     try:
@@ -62,7 +62,7 @@ def test_a_program_runs_the_same_with_its_import_changed(path):
     """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Equinox warns of works all the same
+            warnings.simplefilter("ignore")  # Equinox warns of these, but they work
             theirs = run(path, "equinox")
         ours = run(path, "pytreemod")
     assert theirs is not None, "a program returns what is to be compared"

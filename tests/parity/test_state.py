@@ -75,7 +75,7 @@ def test_each_place_has_its_own_value(eqx):
 
 @same_under_both_imports
 def test_a_layer_in_two_places_is_two(eqx):
-    """Each place has a value of its own, for the same object as for a copy."""
+    """Each path has a separate value, for the same object as for a copy."""
     layer = make_counter(eqx)()
     copies = [layer, layer, copy.deepcopy(layer), jax.tree.map(jnp.copy, layer)]
     layers, state = eqx.nn.make_with_state(lambda: copies)()

@@ -18,7 +18,7 @@ Pair = namedtuple("Pair", ["first", "second"])
 
 @dataclasses.dataclass
 class Plain:
-    """A dataclass that is no Module."""
+    """A dataclass that is not a Module."""
 
     first: Any
     second: Any
@@ -90,7 +90,7 @@ TREE_AT_FORMS = {
 @pytest.mark.parametrize("form", TREE_AT_FORMS)
 @same_under_both_imports
 def test_tree_at(eqx, form):
-    """`tree_at` changes what `where` names, in a new tree, and leaves the old one alone."""
+    """`tree_at` changes the nodes that `where` names, in a new tree, and not in the old one."""
     net = make_net(eqx)
     changed = TREE_AT_FORMS[form](eqx, net)
     return changed, net
@@ -109,7 +109,7 @@ def test_tree_at_inside_jit_and_grad(eqx):
 
 @same_under_both_imports
 def test_tree_at_runs_neither_init_nor_checks(eqx):
-    """What is put in is not converted and not checked."""
+    """The new value is not converted and not checked."""
 
     class Layer(eqx.Module):
         size: int = eqx.field(converter=int)
@@ -185,7 +185,7 @@ def test_tree_equal_is_a_plain_bool_where_no_array_decides(eqx):
 
 @same_under_both_imports
 def test_tree_check_finds_a_node_that_appears_twice(eqx):
-    """A Module or container in two places is refused; arrays and empty nodes are not."""
+    """A Module or container at two paths is refused; arrays and empty nodes are not."""
     net = make_net(eqx)
     shared = [1, 2]
     return [

@@ -39,7 +39,7 @@ def test_by_default_arrays_are_mapped_and_the_rest_is_shared(eqx):
 @pytest.mark.parametrize("out_axes", [0, -1, lambda leaf: 0])
 @same_under_both_imports
 def test_numbers_as_results_are_repeated(eqx, out_axes):
-    """What has an axis is stacked, as in `jax.vmap`; by default, a number stays one."""
+    """A number with an axis is stacked, as in `jax.vmap`; by default, it remains one."""
 
     def fn(x):
         return (x * 2, 1.0, {"count": 3, "done": True})
@@ -80,7 +80,7 @@ def test_in_axes_for_a_single_argument(eqx):
 
 @same_under_both_imports
 def test_in_axes_by_argument_name(eqx):
-    """A dict names arguments; those that are not named are mapped as by default."""
+    """A dict names arguments; other arguments are mapped as by default."""
 
     @eqx.filter_vmap(in_axes={"b": None, "c": 1})
     def apply(a, b, c):

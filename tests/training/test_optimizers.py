@@ -517,7 +517,7 @@ def test_a_group_without_leaves_keeps_nothing():
 
 
 def test_rules_may_be_exchanged_for_others_of_the_same_selectors():
-    """The state is kept: this changes a learning rate that was not injected."""
+    """The state is unchanged: a way to change a learning rate that was not injected."""
     model = affine()
     opt = pm.Optimizer(optax.sgd(1.0, momentum=0.5)).init(model)
     ones = jax.tree.map(jnp.ones_like, model)

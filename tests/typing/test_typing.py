@@ -1,4 +1,4 @@
-"""What type checkers see of pytreemod: pyright checks the other files in this folder."""
+"""The view of type checkers: pyright checks the other files in this folder."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def test_pyright_accepts_what_users_write_and_finds_their_mistakes() -> None:
 
 
 CHECKED = ["tests/helpers/checked_annotations.py", "tests/docs/test_docstrings.py"]
-"""What uses all of pytreemod, and passes nothing that an annotation forbids."""
+"""A file that uses all of pytreemod, and violates no annotation."""
 
 
 @pytest.mark.long

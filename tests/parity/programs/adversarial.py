@@ -1,4 +1,4 @@
-"""A GAN step: two models in one function, two optimisers, donated buffers, one loss with a sign."""
+"""A GAN step: two models in one function, two optimizers, donated buffers, one loss with a sign."""
 
 import equinox as eqx
 import jax

@@ -1,4 +1,4 @@
-"""Programs that look into instances: to_dict, cached properties, states for pickle, protocols."""
+"""Programs that inspect instances: to_dict, cached properties, states for pickle, protocols."""
 
 import copy
 import functools as ft

@@ -411,7 +411,7 @@ def test_a_rule_that_looks_at_arrays_is_asked_in_each_call(donate, style):
     ids=repr,
 )
 def test_rules_that_are_asked_once(donate, asks):
-    """Calls are as fast as any if the structure alone decides what is donated."""
+    """Calls are as fast as any if the structure alone decides the donation."""
     assert pm.filter_jit(lambda a: a, donate=donate).is_slow is asks
     assert pm.filter_jit(lambda a: a).is_slow is False
 
