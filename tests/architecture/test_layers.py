@@ -22,7 +22,7 @@ LAYERS = [
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 DEPENDENCIES = {"jax", "jaxtyping", "numpy", "wadler_lindig"}
-"""What the package imports at run time."""
+"""The packages that it imports at run time."""
 
 OPTIONAL = {"pytreemod.io": {"safetensors", "orbax", "torch"}, "pytreemod.tree": {"treescope"}}
 """Extras, each with the one room that may import it."""

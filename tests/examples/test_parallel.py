@@ -32,7 +32,7 @@ BATCH_SIZE, LENGTH = 16, 8
 
 @pytest.fixture(scope="module")
 def run(program):
-    """One run of the command: what it printed, and what it returned."""
+    """One run of the command: its output, and its result."""
     assert program.parse([]).size == SIZE
     program.BATCH_SIZE, program.LENGTH = BATCH_SIZE, LENGTH
     printed = io.StringIO()
@@ -102,7 +102,7 @@ def test_what_is_printed_is_what_came(run):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_devices_talk_no_more_than_by_hand(program, run, mode):
-    """How often in a step, and about how many numbers, in no more memory; both train alike."""
+    """Collectives in a step, their elements, and memory are not more; both train alike."""
     trained = run[1][mode]
     losses, compiled = by_hand(program, mode)
     ours, theirs = (collectives(each.as_text()) for each in (trained.program, compiled))
@@ -157,7 +157,7 @@ AXIS = "devices"
 
 
 def by_hand(program, mode):
-    """Losses of a step that says all that devices do, and the compiled step."""
+    """Losses of a step with explicit collectives, and the compiled step."""
     model = pm.filter_jit(program.make_model)(SIZE, 8, key=jax.random.key(0))
     params, specs = parameters(model), all_specs(mode)
     batch = P(AXIS) if mode in ("data", "fsdp") else P()
