@@ -1,5 +1,10 @@
 """Models that are made in parts."""
 
+import contextlib
+import gc
+import threading
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
+from pytreemod.parallel.making import ShardedMaker
 from tests.goldens import refusals
 
 DEVICES = np.array(jax.devices()).reshape(2, 4)
@@ -92,6 +98,22 @@ def test_under_a_mesh_in_context(mesh: Mesh, key: jax.Array):
 
     assert made == nn.Linear(4, 8, key=key)
     assert made.weight.sharding.spec == P("fsdp", "tensor")
+
+
+def test_an_abstract_mesh_is_lowered_under_one_of_devices(key: jax.Array):
+    make = pm.make_sharded(nn.Linear, MESH.abstract_mesh, RULES)
+    with jax.set_mesh(MESH):
+        made = make.lower(4, 8, key=key).compile()(4, 8, key=key)
+
+    assert made == nn.Linear(4, 8, key=key)
+    assert made.weight.sharding.spec == P("fsdp", "tensor")
+
+
+def test_other_devices_get_no_options_of_the_cpu():
+    """Their compilers would refuse them."""
+    mesh: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform="gpu")]))
+
+    assert ShardedMaker(nn.Linear, mesh, RULES)._options() == {}
 
 
 def test_a_function_is_compiled_once(key: jax.Array):
@@ -185,3 +207,30 @@ def test_nothing_is_whole_on_a_device(mesh: Mesh, depth: int, key: jax.Array):
 
     assert memory.temp_size_in_bytes <= 4 * shard
     assert memory.output_size_in_bytes <= 1.1 * (depth + 1) * shard
+
+
+def test_what_is_dropped_is_not_stored():
+    """Constructors and rules, those that fail too, made in two threads."""
+    dropped: list[Any] = []
+
+    def run(is_failing: bool) -> None:
+        for number in range(3):
+
+            def make(key: jax.Array, number: int = number) -> Any:
+                return nn.Linear(4, 8, key=key) if not is_failing else 1 / 0
+
+            rules = pm.AxisRules({"out_features": "fsdp", f"name{number}": None})
+            maker = pm.make_sharded(make, MESH, rules)
+            dropped.extend(map(weakref.ref, (make, rules, maker)))
+            with contextlib.suppress(ZeroDivisionError):
+                maker(jax.random.key(number))
+
+    threads = [threading.Thread(target=run, args=(is_failing,)) for is_failing in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+
+    assert len(dropped) == 18
+    assert [ref() for ref in dropped if ref() is not None] == []

@@ -97,7 +97,8 @@ def use_rules(mesh: Mesh | AbstractMesh, rules: AxisRules) -> Generator[None]:
     once without. This is true for [`filter_jit`][pytreemod.filter_jit] and for `jax.jit`. Contexts
     nest, and the innermost one counts. A context belongs to its thread.
 
-    The mesh is not set for anything else; for that, use `jax.set_mesh`.
+    The mesh is not set for anything else; for that, use `jax.set_mesh`. With explicit axes,
+    compiled code needs it if none of its inputs is on the mesh.
 
     Args:
         mesh: the mesh.

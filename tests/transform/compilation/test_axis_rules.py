@@ -1,5 +1,6 @@
 """Rules for names of axes, and the context in which activations are laid out by them."""
 
+import gc
 import pickle
 import threading
 from typing import Any
@@ -51,6 +52,17 @@ def test_a_table_with_more_rules():
     assert RULES["batch"] == "data"
     with pytest.raises(pm.PytreemodError, match="each axis of the mesh once"):
         RULES | {"seq": ("data", "data")}
+
+
+def test_no_axes_are_none_and_no_rules_are_none():
+    """An empty tuple splits nothing; an error says that there is no rule."""
+    assert pm.AxisRules({"batch": ()})["batch"] is None
+    assert pm.AxisRules({"batch": ()}) == pm.AxisRules({"batch": None})
+    with (
+        pm.use_rules(MESH, pm.AxisRules({})),
+        pytest.raises(pm.PytreemodError, match=r"names that have a rule \(none\)"),
+    ):
+        pm.filter_shard(ramp(8), "batch")
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -295,4 +307,38 @@ def test_entering_often_grows_nothing():
             run(x)
 
     assert len(traces) == 1
+    assert rules_in_use() is None
+
+
+def _rules_alive() -> int:
+    gc.collect()
+    return sum(isinstance(each, pm.AxisRules) for each in gc.get_objects())
+
+
+def test_rules_and_meshes_that_are_dropped_are_not_stored():
+    """A thousand of each, in two threads, with exceptions, and with arrays outside of programs."""
+    devices = np.array(DEVICES)
+    x = pm.filter_shard(ramp(8), on())
+
+    def enter(numbers: range) -> None:
+        for number in numbers:
+            mesh = Mesh(devices, (f"axis{number}",), (AxisType.Explicit,))
+            rules = pm.AxisRules({f"name{number}": mesh.axis_names[0]})
+            try:
+                with pm.use_rules(mesh, rules):
+                    if number % 20 == 0:
+                        pm.filter_shard(x, f"name{number}")
+                    1 / (number % 2)
+            except ZeroDivisionError:
+                pass
+
+    enter(range(10))
+    before = _rules_alive()
+    threads = [threading.Thread(target=enter, args=(range(n, n + 500),)) for n in (10, 510)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert _rules_alive() <= before + 2
     assert rules_in_use() is None
