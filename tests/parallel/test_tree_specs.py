@@ -49,6 +49,16 @@ def test_rules_by_path(key: jax.Array):
     assert specs["n"].weight == P(None)
 
 
+def test_an_axis_may_be_left_to_the_compiler(key: jax.Array):
+    """`UNCONSTRAINED` is no axis of the mesh."""
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    free = P(P.UNCONSTRAINED, "tensor")
+
+    where = pm.shardings(nn.Linear(4, 8, key=key), mesh, pm.by({"weight": free, ...: RULES}))
+
+    assert where.weight.spec == free
+
+
 def test_what_follows_a_model_is_split_as_it(key: jax.Array):
     """An optimizer's moments, by class and field; counts and factored moments are whole."""
     net = nn.Stack(lambda key: nn.Linear(8, 8, key=key), 3, key=key)
