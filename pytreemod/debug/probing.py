@@ -138,6 +138,8 @@ _backward_nan.defvjp(_forward, _backward)
 def breakpoint_if(pred: Any, **kwargs: Any) -> None:
     """`jax.debug.breakpoint` if a condition is true; in compiled code, too.
 
+    Under JAX 0.8.0, `jax.jit` drops it. Newer releases reach it.
+
     Args:
         pred: a boolean array; any true element counts.
         **kwargs: for `jax.debug.breakpoint`.
