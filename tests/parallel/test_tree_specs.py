@@ -51,10 +51,9 @@ def test_rules_by_path(key: jax.Array):
 
 def test_an_axis_may_be_left_to_the_compiler(key: jax.Array):
     """`UNCONSTRAINED` is no axis of the mesh."""
-    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
     free = P(P.UNCONSTRAINED, "tensor")
 
-    where = pm.shardings(nn.Linear(4, 8, key=key), mesh, pm.by({"weight": free, ...: RULES}))
+    where = pm.shardings(nn.Linear(4, 8, key=key), _mesh(), pm.by({"weight": free, ...: RULES}))
 
     assert where.weight.spec == free
 
