@@ -87,7 +87,7 @@ class FirstBad:
 
     def __repr__(self) -> str:
         if self.kind is None:
-            return f"FirstBad: none; {_counted(self.checked, 'call')} of Modules looked at"
+            return f"FirstBad: none in {_counted(self.checked, 'call')} of Modules"
         what = {
             "argument": f"the argument {self.path}",
             "output": f"the output of {self.path}",
@@ -215,7 +215,7 @@ def _looked_at(tree: PyTree) -> jax.Array:
 
 @jax.custom_vjp
 def _let_through(leaves: list[Any], zeros: Any) -> list[Any]:
-    """The leaves unchanged; the gradient by the zeros reports their cotangents."""
+    """Return the leaves unchanged; the gradient by the zeros reports their cotangents."""
     return leaves
 
 
@@ -249,7 +249,7 @@ class _FirstBad(Transformed):
                 f"first_bad of {function_name(self.fn)}",
                 "arrays with values",
                 "traced ones",
-                hint=["call it outside of compiled code:", "pm.debug.first_bad(step)(model, x)"],
+                hint=["call it outside compiled code:", "pm.debug.first_bad(step)(model, x)"],
             )
         bad = [path for path, leaf in self._named(args, kwargs) if _is_bad(leaf)]
         if bad:
@@ -312,13 +312,13 @@ class _Call(NamedTuple):
     high: float
 
     def text(self) -> str:
-        """The name of the call: `blocks.layer (layer 2)`."""
+        """Return the name of the call: `blocks.layer (layer 2)`."""
         numbers = _numbers_text(self.layers, self.steps, self.members, self.number)
         return f"{self.path} ({', '.join(numbers)})" if numbers else self.path
 
 
 def _in_order(where: Sequence[tuple[Label, Any]], found: Sequence[Any]) -> list[_Call]:
-    """Every call, in the order in which they ran.
+    """Return every call, in the order in which they ran.
 
     Args:
         where: from the plan: the notes, with the routes of the labels.
@@ -378,7 +378,7 @@ def _unwrapped(value: Any) -> tuple[StackedNote, Any]:
 def _axes_of_layers(
     axes: Sequence[NoteAxis], layers: Sequence[Any], lengths: tuple[int, ...]
 ) -> set[int]:
-    """The axes along which the numbers of the layers increase."""
+    """Return the axes along which the numbers of the layers increase."""
     found: set[int] = set()
     for numbers in reversed(layers):
         for k in reversed(range(len(axes))):

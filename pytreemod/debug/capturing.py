@@ -132,7 +132,7 @@ class _Showing(AbstractCallRule):
 
 
 def without_state(out: Any) -> Any:
-    """The result of a layer, without State: for `(out, state)`, `out`."""
+    """Return the result of a layer, without State: for `(out, state)`, `out`."""
     if class_of(out) is tuple and any(map(is_state, out)):
         rest = tuple(x for x in out if not is_state(x))
         return without_state(rest[0] if len(rest) == 1 else rest)
@@ -216,7 +216,7 @@ def _seen(collector: Collector, cotangents: bool) -> dict[str, Any]:
 
 
 def with_later(pairs: Iterable[tuple[Label, Any]]) -> list[tuple[Label, Any]]:
-    """The noted values, with the cotangents that a pullback noted later."""
+    """Return the noted values, with the cotangents that a pullback noted later."""
     found: list[tuple[Label, Any]] = []
     for label, value in pairs:
         if isinstance(value, Cotangent):

@@ -84,7 +84,7 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
 
 
 def get_num_traces(fn: Any) -> int:
-    """The number of traces of a function under `assert_max_traces`.
+    """Return the number of traces of a function under `assert_max_traces`.
 
     Args:
         fn: the result of `assert_max_traces`, or a transform of it.

@@ -86,7 +86,7 @@ def _layers_text(what: str, marks: Any) -> str:
 
 _MOST = 8
 _HINT_NOTHING = [
-    "the model comes first, with floating arrays to train:",
+    "pass the model first, with floating arrays to train:",
     "pm.debug.gradient_report(loss)(model, batch)",
 ]
 
@@ -125,7 +125,7 @@ class GradientReport:
         return len(self.rows)
 
     def paths(self, *kinds: str) -> tuple[str, ...]:
-        """The paths of the parameters of some kinds; see `GradientRow`.
+        """Return the paths of the parameters of some kinds; see `GradientRow`.
 
         Raises:
             ArgumentError: if there is no such kind.
@@ -195,7 +195,7 @@ class _Report(Transformed):
                 "arrays with values",
                 "traced ones",
                 hint=[
-                    "call it outside of compiled code; it compiles the loss itself:",
+                    "call it outside compiled code; it compiles the loss itself:",
                     "pm.debug.gradient_report(loss)(model, batch)",
                 ],
             )
@@ -261,13 +261,13 @@ def _rows(chosen: Chosen, reach: list[Any], gradients: list[Any]) -> tuple[Gradi
     measure: Any = _norms
     rows: list[GradientRow] = []
     positions = chosen.structure.positions or ()
-    for i, way, gradient in zip(positions, reach, gradients, strict=True):
+    for i, reached, gradient in zip(positions, reach, gradients, strict=True):
         path, parameter = named[i]
         norms = np.asarray(measure(gradient, axes[i]), np.float64)
         whole = float(measure(parameter, 0))
         norm = float(np.sqrt(np.sum(norms * norms)))
-        kind = way
-        if way == "reaches":
+        kind = reached
+        if reached == "reaches":
             kind = "not finite" if not np.isfinite(norm) else "nonzero" if norm else "zero"
         layers = norms if axes[i] else None
         rows.append(GradientRow(pattern_text(path), kind, norm, whole, layers, describe(parameter)))

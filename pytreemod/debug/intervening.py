@@ -123,7 +123,7 @@ def intervene(
     """
     check_callable("intervene", fn, "fn")
     if not isinstance(by, By):
-        hint = ["say for which Modules:", 'pm.by({"blocks.*.attention": f})']
+        hint = ["choose the Modules:", 'pm.by({"blocks.*.attention": f})']
         raise ArgumentError("intervene(by)", "a rule made by pm.by", describe(by), hint=hint)
     fns = tuple(_as_function(selector, f) for selector, f in by.items)
     for selector, f in by.items:
@@ -134,7 +134,7 @@ def intervene(
 
 
 def _as_function(selector: Selector, fn: Any) -> Any:
-    """A function whose arrays are data; it equals another one that does the same."""
+    """Return a function whose arrays are data; it equals another one that does the same."""
     if fn is None:
         return None
     where = f"intervene(by: {selector!r})"
@@ -164,7 +164,7 @@ def _check_parameters(where: str, fn: Any) -> None:
     try:
         signature.bind(*args, None, None, None, **named)
     except TypeError as error:
-        hint = ["it is called with three, value being None without values=:"]
+        hint = ["it is called with three arguments; value is None without values=:"]
         hint += ["lambda out, at, value: 0 * out"]
         got = f"parameters {signature}"
         raise ArgumentError(where, "a function of (out, at, value)", got, hint=hint) from error
@@ -172,7 +172,10 @@ def _check_parameters(where: str, fn: Any) -> None:
 
 def _as_arrays(values: Any) -> dict[str, PyTree]:
     if not isinstance(values, Mapping):
-        hint = ["as capture gives them:", "out, seen = pm.capture(fn, selector)(*args)"]
+        hint = [
+            "pass the values that capture returns:",
+            "out, seen = pm.capture(fn, selector)(*args)",
+        ]
         raise ArgumentError("intervene(values)", "a dict by name", describe(values), hint=hint)
     named = dict(cast("Mapping[str, PyTree]", values))
     wrong = [
@@ -229,7 +232,7 @@ class _Intervening(AbstractCallRule):
         return treedef.unflatten([leaf if is_state(leaf) else next(new) for leaf in leaves])
 
     def changed(self, where: CallSite, old: Any, value: Any) -> Any:
-        """The result of the function, which is refused if its form differs."""
+        """Return the result of the function, which is refused if its form differs."""
         arrays = whole(self.data) if self.fn.count else ()
         try:
             # Transforms in it do not accept values.
@@ -238,9 +241,9 @@ class _Intervening(AbstractCallRule):
         except jax.errors.TracerBoolConversionError as error:
             raise ArgumentError(
                 f"intervene: the function for {where.path}",
-                "a choice between arrays",
-                "one by Python: numbers of layers, members and steps are traced",
-                hint=["write, for instance,", "jnp.where(at.layer == 2, 0, out)"],
+                "a choice between arrays, such as jnp.where",
+                "an if on a traced number of a layer, member or step",
+                hint=["for example:", "jnp.where(at.layer == 2, 0, out)"],
             ) from error
         found = compare(old, new, _fits)
         if found or jtu.tree_structure(old) != jtu.tree_structure(new):
@@ -248,8 +251,8 @@ class _Intervening(AbstractCallRule):
             name = "arguments" if self.inputs else "out"
             raise StructureError(
                 f"intervene: the function for {where.path}",
-                f"{what}, in the structure, shapes and dtypes that came",
-                "others",
+                f"{what}, with its structure, shapes and dtypes unchanged",
+                f"{len(found)} change{'s' * (len(found) > 1)}" if found else "another structure",
                 places=[each.line(name) for each in found],
                 hint=_hint(found),
             )
@@ -275,7 +278,7 @@ def _hint(found: Sequence[Any]) -> Sequence[str]:
         return ["cast what it returns:", f"new.astype(jnp.{dtype})"]
     if found and any(is_value(each.new) and not is_array(each.new) for each in found):
         return ["return an array of that shape:", "jnp.zeros_like(out)"]
-    return ["leave it alone by returning it:", "return out"]
+    return ["to change nothing, return it:", "return out"]
 
 
 # ---- the call
@@ -360,7 +363,7 @@ def _is_callable(node: Any) -> bool:
 
 
 def _path_of(name: str) -> str:
-    """The path of a Module in the name of a call: the name without `#2`."""
+    """Return the path of a Module in the name of a call: the name without `#2`."""
     path, mark, number = name.rpartition("#")
     return path if mark and number.isdigit() else name
 
@@ -370,10 +373,10 @@ def _refuse_unknown(values: Mapping[str, Any], calls: list[str], names: list[str
     if unknown:
         raise ArgumentError(
             "intervene(values)",
-            "names of calls of Modules that a function is for",
-            f"{len(unknown)} other{'s' * (len(unknown) > 1)}",
+            "names of calls of the Modules that by picks",
+            f"{len(unknown)} unknown name{'s' * (len(unknown) > 1)}",
             places=unknown,
-            hint=[f"there are functions for {', '.join(sorted(set(names))[:5])}; leave out others:"]
+            hint=[f"by picks {', '.join(sorted(set(names))[:5])}; pass only their values:"]
             + [f"values={{{sorted(names)[0]!r}: seen[{sorted(names)[0]!r}]}}"] * bool(names),
         )
 

@@ -93,7 +93,7 @@ def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
         `x`.
 
     Raises:
-        CheckError: in the backward pass, a cotangent has a NaN.
+        CheckError: in the backward pass: if a cotangent has a NaN.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -222,8 +222,8 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
     with _entries_lock:
         _entries.append(_Entry(name, treedef, rest, structs, is_alive))
     # Each by itself: if one result of a primitive is needed, all of its inputs are.
-    kept = [watched([leaf], _Alive(is_alive, i))[0] for i, leaf in enumerate(leaves)]
-    return combine(treedef.unflatten(kept), rest)
+    alive = [watched([leaf], _Alive(is_alive, i))[0] for i, leaf in enumerate(leaves)]
+    return combine(treedef.unflatten(alive), rest)
 
 
 class _Alive:

@@ -138,7 +138,7 @@ def summary(
         raise ArgumentError("summary(flops=True)", "an example", "none", hint=hint)
     _, inner = unwrapped(model)
     if children_of(inner) is None and not _has_shape(inner):
-        hint = ["hand over the model; filters go around it as they are, transforms of JAX hide it:"]
+        hint = ["pass the model, or a pm.filter_* transform of it; transforms of JAX hide it:"]
         code = ["pm.summary(model, x)", "pm.summary(pm.filter_vmap(model), x)"]
         raise ArgumentError("summary(model)", "a model", describe(inner), hint=hint + code)
     found = _Rows(inner, opt)
@@ -146,7 +146,7 @@ def summary(
     if example or options:
         if not callable(model):
             expected = "a model that can be called with the example"
-            hint = ["without an example it lists what there is:", "pm.summary(model)"]
+            hint = ["without an example, it lists the parameters:", "pm.summary(model)"]
             raise ArgumentError("summary(model)", expected, describe(model), hint=hint)
         jaxpr = _traced(model, example, options, calls, found)
         counted = count_flops(jaxpr) if flops else counted
@@ -199,7 +199,7 @@ class _Rows:
         self.total = self._visit(model, (), _Outer())
 
     def rows(self, calls: _Calls) -> Iterator[SummaryRow]:
-        """The rows, with the results of the model's calls."""
+        """Yield the rows, with the results of the model's calls."""
         for path, row in self.found:
             shape, count = calls.outputs.get(path, (None, 0))
             yield row._replace(shape=shape, calls=count)
@@ -289,7 +289,7 @@ def _precision(node: Any) -> str:
 
 
 def _own_children(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """A Module's own children, through containers, without the Modules in it."""
+    """Yield a Module's own children, through containers, without the Modules in it."""
     for key, child in children_of(node) or ():
         place = (*path, key)
         if isinstance(child, Module):
@@ -302,17 +302,17 @@ def _own_children(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _rules_by_path(model: PyTree, opt: Optimizer | None) -> dict[KeyPath, str]:
-    """The rule of an optimizer for each leaf."""
+    """Return the rule of an optimizer for each leaf."""
     if opt is None:
         return {}
     given: Any = opt  # callers may be unchecked
     if not isinstance(given, Optimizer) or opt.plan is None:
         hint = ["initialize one for the model:", "opt = pm.Optimizer(rules).init(model)"]
-        got = "one without state" if isinstance(given, Optimizer) else describe(given)
+        got = "an optimizer without state" if isinstance(given, Optimizer) else describe(given)
         raise ArgumentError("summary(opt)", "an optimizer of the model", got, hint=hint)
     plan = opt.plan
     if plan.structure.num_leaves != len(jtu.tree_leaves(model)):
-        got = f"one of a model with {plan.structure.num_leaves} leaves"
+        got = f"the optimizer of a model with {plan.structure.num_leaves} leaves"
         raise ArgumentError("summary(opt)", "an optimizer of the model", got)
     names = ["..." if repr(each) == "True" else repr(each) for each in plan.selectors]
     pairs = zip(jtu.tree_leaves_with_path(model), plan.labels, plan.is_trained, strict=True)
@@ -400,7 +400,7 @@ class _Noting(AbstractCallRule):
 
 
 def _shapes(out: Any) -> Any:
-    """A result without State, with shapes for arrays."""
+    """Return a result without State, with shapes for arrays."""
     if class_of(out) is tuple and any(map(is_state, out)):
         rest = tuple(x for x in out if not is_state(x))
         return _shapes(rest[0] if len(rest) == 1 else rest)

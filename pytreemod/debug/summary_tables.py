@@ -95,7 +95,7 @@ class Summary:
     __str__ = __repr__
 
     def to_markdown(self) -> str:
-        """The table as Markdown.
+        """Return the table as Markdown.
 
         Examples:
             >>> import jax
@@ -118,7 +118,7 @@ class Summary:
         return "\n".join([*lines, "", *self._end()])
 
     def mermaid(self) -> str:
-        """The Modules as a diagram, in the language of Mermaid, which many sites render.
+        """Return the Modules as a diagram, in the language of Mermaid, which many sites render.
 
         Examples:
             >>> import jax
@@ -176,7 +176,7 @@ _NUMBERS = ("params", "bytes", "bytes/device")
 
 
 def _columns(rows: Sequence[SummaryRow]) -> list[tuple[str, Callable[[SummaryRow], str]]]:
-    """The columns that are not empty."""
+    """Return the columns that are not empty."""
     is_split = any(row.sharding for row in rows)
     every: list[tuple[str, Callable[[SummaryRow], str], bool]] = [
         ("path", lambda row: row.path, True),
@@ -228,7 +228,7 @@ def _shape_text(shape: Any) -> str:
 
 
 def _collapsed(rows: Sequence[SummaryRow]) -> Iterator[tuple[SummaryRow, int]]:
-    """The rows, with equal neighbors as one, and their number."""
+    """Yield the rows, with equal neighbors as one, and their number."""
     at = 0
     blocks = _blocks(rows)
     while at < len(rows):
@@ -253,7 +253,7 @@ def _collapsed(rows: Sequence[SummaryRow]) -> Iterator[tuple[SummaryRow, int]]:
 
 
 def _blocks(rows: Sequence[SummaryRow]) -> list[int]:
-    """For each row, the number of rows including those inside it."""
+    """Return the number of rows of each block: a row, and the rows inside it."""
     sizes, opened = [0] * len(rows), list[int]()
     for i, row in enumerate(rows):
         while opened and rows[opened[-1]].depth >= row.depth:
@@ -272,7 +272,7 @@ def _is_next(one: str, other: str) -> bool:
 
 
 def _forms(rows: Sequence[SummaryRow]) -> list[Any]:
-    """The contents of rows, with paths relative to the first of them."""
+    """Return the contents of rows, with paths relative to the first of them."""
     start = len(rows[0].path) if rows else 0
     return [(row.path[start:], repr(row.shape), row._replace(path="", shape=None)) for row in rows]
 

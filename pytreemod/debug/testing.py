@@ -85,13 +85,13 @@ def assert_changed(
     masks = [as_selector(spec).mask(before) for spec in specs]
     rows = [*zip(locs, changed, *masks, strict=True)]
     outside = [pattern_text(loc.path) for loc, has, *chosen in rows if has and not any(chosen)]
-    expected = f"changes in {', '.join(map(_shown, specs)) or 'no leaf'} alone"
+    expected = f"changes in {', '.join(map(_shown, specs)) or 'no leaf'} only"
     _fail_if(outside, where, expected, "other change")
     for spec, mask in zip(specs, masks, strict=True):
         picked = [pair for pair, is_in in zip(rows, mask, strict=True) if is_in]
         if not any(has for _, has, *_ in picked):
             names = [pattern_text(loc.path) for loc, *_ in picked]
-            got = f"none in {some_of(names) or 'no leaves'}"
+            got = f"no change in {some_of(names) or 'no leaves'}"
             raise AssertionError(explain(where, f"a change in {_shown(spec)}", got))
 
 
@@ -124,7 +124,7 @@ def assert_unchanged(before: PyTree, after: PyTree, selector: FilterSpec = ...) 
 
 
 def _changes(where: str, before: PyTree, after: PyTree) -> tuple[Locations, list[bool]]:
-    """The leaves of a tree, and whether the numbers of each have changed."""
+    """Return the leaves of a tree, and whether the numbers of each have changed."""
     _refuse_traced(where, before, after)
     others = [d.line() for d in compare(before, after, _have_one_type)]
     _fail_if(others, where, "trees of one structure", "difference")
@@ -144,7 +144,7 @@ def _have_one_type(a: Any, b: Any) -> bool:
 
 
 def _far(a: Any, b: Any, rtol: float | None, atol: float | None) -> str:
-    """How far apart two arrays are; "" if they are close."""
+    """Return how far apart two arrays are; "" if they are close."""
     found = largest_difference(a, b)
     if found is None:
         return ""
@@ -177,8 +177,8 @@ def _refuse_traced(where: str, *trees: PyTree) -> None:
     pairs = [pair for tree in trees for pair in jtu.tree_leaves_with_path(tree)]
     places = dict.fromkeys(pattern_text(path) for path, leaf in pairs if isinstance(leaf, Tracer))
     if places:
-        hint = "compare outside of filter_jit and other transforms"
-        expected, got = "arrays with values", "some that are traced"
+        hint = "compare outside filter_jit and other transforms"
+        expected, got = "arrays with values", "traced arrays"
         raise ArgumentError(where, expected, got, places=places, hint=hint)
 
 

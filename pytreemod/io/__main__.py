@@ -33,13 +33,13 @@ def main(arguments: Sequence[str]) -> int:
         0; 1 if two files differ; 2 for a file that cannot be read.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m pytreemod.io", description="Look into files that pytreemod.save wrote."
+        prog="python -m pytreemod.io", description="Inspect files that pytreemod.save wrote."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    show = commands.add_parser("show", help="the arrays and the configuration of a file")
+    show = commands.add_parser("show", help="list the arrays and the configuration of a file")
     show.add_argument("file")
-    show.add_argument("--config", action="store_true", help="configuration as well")
-    two = commands.add_parser("diff", help="how two files differ")
+    show.add_argument("--config", action="store_true", help="list the configuration as well")
+    two = commands.add_parser("diff", help="show how two files differ")
     two.add_argument("file")
     two.add_argument("other")
     chosen = parser.parse_args(arguments)

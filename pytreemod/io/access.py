@@ -60,7 +60,7 @@ def checked_path(path: Any, *, or_folder: bool = False) -> str:
     """
     text = os.fspath(cast(str, path)) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or "\0" in text:
-        hint = ["the path comes first, as a string:", 'pm.save("model.safetensors", tree)']
+        hint = ["pass the path first, as a string:", 'pm.save("model.safetensors", tree)']
         raise ArgumentError("path", "the path of a file", describe(path), hint=hint)
     if not os.path.basename(text) and not (or_folder and text):
         raise FileAccessError(shown(text) or "''", "the path of a file", "a folder")
@@ -101,7 +101,7 @@ def system_errors(path: str, expected: str, *, is_new: bool = False) -> Generato
         Nothing.
 
     Raises:
-        FileAccessError: or a subclass of it, if the system refuses.
+        FileAccessError: if the system refuses; often a subclass of it.
     """
     try:
         yield
@@ -149,7 +149,7 @@ def _hint_missing(path: str, is_new: bool) -> Sequence[str]:
     return meant([path], there, '"{}"')
 
 
-HINT_SHELL = ("only shells know what ~ is:", "os.path.expanduser(path)")
+HINT_SHELL = ("only shells expand ~:", "os.path.expanduser(path)")
 
 
 def is_of_shell(path: str) -> bool:
@@ -247,7 +247,7 @@ def status_to_replace(path: str) -> os.stat_result | None:
     old = regular_status(path)
     if old is not None and not os.access(path, os.W_OK):
         # Renaming needs only the permission to write to the folder.
-        expected, got = "a file that can be written", "one that is read-only"
+        expected, got = "a file that can be written", "a read-only file"
         raise FilePermissionError(shown(path), expected, got)
     return old
 

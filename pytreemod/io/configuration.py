@@ -107,7 +107,7 @@ class ConfigurationWriter:
 
     def _write_rare(self, value: Any, kind: Any) -> Json:
         dtype = dtype_of(value)
-        if dtype is not None and _is_told_by_name(dtype):
+        if dtype is not None and _is_found_by_name(dtype):
             # The spelling is needed only to rebuild a model.
             spelling = "numpy" if isinstance(value, np.dtype) else "type"
             return {"dtype": dtype.name, "spelling": spelling}
@@ -151,10 +151,10 @@ def _is_member(value: Any) -> bool:
 
 
 def _is_plain_scalar(value: Any) -> bool:
-    return isinstance(value, np.generic) and _is_told_by_name(value.dtype)
+    return isinstance(value, np.generic) and _is_found_by_name(value.dtype)
 
 
-def _is_told_by_name(dtype: Any) -> bool:
+def _is_found_by_name(dtype: Any) -> bool:
     """Whether its name describes the dtype fully: not for strings, dates, or big-endian ones."""
     return can_be_written(dtype) and dtype == dtype.newbyteorder("=")
 
@@ -351,24 +351,27 @@ class ConfigurationReader:
     def _unregistered(self, name: Any, path: str) -> FileError:
         own = str(name).lstrip("?")
         last = own.rpartition(".")[2]
-        hint = ["give a model that has it:"]
+        hint = ["pass a model that has it:"]
+        # Registering the class would not help: the file has no rules, which are functions.
+        if last == "Optimizer":
+            hint = ["a file has no rules of an optimizer; pass a tree with the same optimizer:"]
         # A lambda has no name to look it up by.
-        if last.isidentifier():
-            hint = ["register it, or give a model of the same structure:"]
+        elif last.isidentifier():
+            hint = ["register it before the load, or pass a model of the same structure:"]
             hint += [f"pm.register_for_files({last})"]
-        expected = "classes and functions that are registered in this process"
+        expected = "only classes and functions that are registered in this process"
         place = f"{path or '<root>'}: {own}"
         hint += ["pm.load(path, like)"]
-        got = f"{own!r}, which is not"
+        got = f"{own!r}, which is not registered"
         return FileError(self.where, expected, got, places=[place], hint=hint)
 
     def _unknown(self, path: str, written: dict[str, Any]) -> FileError:
         return FileError(
             self.where,
             "configuration that a file can hold",
-            f"{describe_json(written)}, of which the file has only this string",
+            f"{describe_json(written)}, stored only as this string",
             places=[path or "<root>"],
-            hint=["give a model that has it:", "pm.load(path, like)"],
+            hint=["pass a model that has it:", "pm.load(path, like)"],
         )
 
     def _all(self, items: list[Any], path: str) -> list[Any]:
@@ -636,7 +639,9 @@ def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
         name = own_name(thing)
         if name is None or name == "<lambda>":
             hint = ["give it a name:", 'pm.register_for_files(f, name="my_function")']
-            raise ArgumentError(where, "something with a name", describe(thing), hint=hint)
+            raise ArgumentError(
+                where, "a class or function with a name", describe(thing), hint=hint
+            )
     _check_name(where, name, thing)
     _table().rename(name, thing)
     return thing
@@ -652,14 +657,14 @@ def _check_name(where: str, name: Any, thing: Any) -> None:
     if not isinstance(name, str) or not name.strip():
         expected = "a string that is not empty"
         raise ArgumentError("register_for_files(name)", expected, describe(name))
-    hint = ["choose another:", 'pm.register_for_files(thing, name="project.Name")']
+    hint = ["choose another name:", 'pm.register_for_files(thing, name="project.Name")']
     if name.partition(".")[0] in (_OWN, "jax") or name.startswith("?"):
-        expected = "a name that is not the library's or JAX's own"
+        expected = "a name outside pytreemod and jax"
         raise ArgumentError(where, expected, repr(name), hint=hint)
     old = registered_as(name)
     if old is not None and old is not thing and not is_redefined(old, thing):
         text = f"{name!r}, which names {'.'.join(_source_of(old))}"
-        raise ArgumentError(where, "a name that is free", text, hint=hint)
+        raise ArgumentError(where, "an unused name", text, hint=hint)
 
 
 def is_redefined(old: Any, thing: Any) -> bool:

@@ -365,8 +365,8 @@ def check_sources(path: str, sources: Iterable[ArraySource]) -> None:
     for source in sources:
         _check_text(path, source.name)
         if source.name in names or source.name == METADATA:
-            got = "one that is taken" if source.name == METADATA else "one that comes twice"
-            raise _refused(path, "a name of its own for each array", got, source.name)
+            got = "a reserved name" if source.name == METADATA else "the same name twice"
+            raise _refused(path, "a different name for each array", got, source.name)
         names.add(source.name)
         if not can_be_written(source.dtype):
             got = f"{source.dtype}"
@@ -378,7 +378,7 @@ def _check_metadata(path: str, metadata: Mapping[str, str]) -> None:
         _check_text(path, key)
         _check_text(path, value)
         if key.startswith(OWN):
-            raise _refused(path, "keys of your own in the metadata", "one that is taken", key)
+            raise _refused(path, "other keys in the metadata", "a reserved key", key)
 
 
 def _check_text(path: str, text: Any) -> None:
@@ -517,11 +517,14 @@ def _check_made(path: str, source: ArraySource, value: Any) -> None:
     elif value.dtype != source.dtype or tuple(value.shape) != source.shape:
         expected, got = describe(source), describe(value)
     elif isinstance(value, np.ma.MaskedArray):
-        expected, got = "an array", "a masked one, whose mask would go"
+        expected, got = "an array", "a masked array, whose mask would be lost"
     elif isinstance(value, jax.Array) and value.is_deleted():
-        kind, expected = DonatedError, "an array that is there"
-        got = "one whose memory was given away"
+        kind, expected = DonatedError, "an array with its data"
+        got = "an array that an earlier call donated"
     elif isinstance(value, jax.Array) and not is_whole_here(value):
-        expected, got = "an array that this process has all of", "one that others have parts of"
+        expected, got = (
+            "an array that this process has in full",
+            "one with parts on other processes",
+        )
     if got:
         raise kind(f"{shown(path)}, {shown(source.name or '<root>')}", expected, got)

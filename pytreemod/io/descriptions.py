@@ -104,7 +104,7 @@ def describe_tree(tree: PyTree, where: str) -> Description:
         where: the call, for errors.
 
     Raises:
-        FileError: two leaves have one name, or the tree is deeper than Python's stack.
+        FileError: if two leaves have one name, or the tree is deeper than Python's stack.
     """
     writer = _Writer(where)
     try:
@@ -289,19 +289,19 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
         return
     hint: list[str] | str
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        got, hint = "shapes alone", "save the tree that has them"
+        got, hint = "only shapes", "save the tree that has the values"
     elif isinstance(leaf, Tracer):
-        got = "one that is traced"
+        got = "a traced array"
         hint = ["save what filter_jit returns, or in a callback:", "pm.save(path, step(model))"]
     elif leaf.is_deleted():
-        got, hint = "one that was donated", "save what the step returned, not what it was given"
+        got, hint = "a donated array", "save what the step returned, not what it was given"
     elif not is_whole_here(leaf):
-        got = "one of which parts are on other hosts alone"
+        got = "an array with parts on other hosts only"
         hint = "save with orbax, see how-to/checkpoint-with-orbax"
     else:
         return
     place = f"{name}: {describe(leaf)}"
-    raise FileError(where, "arrays whose values are here", got, places=[place], hint=hint)
+    raise FileError(where, "arrays with their values on this host", got, places=[place], hint=hint)
 
 
 def _is_opaque(written: Json) -> bool:
@@ -321,7 +321,7 @@ def _opaque(name: str, leaf: Any, where: str) -> FileError:
         hint = ["hold its arrays in fields of a Module; or, if it is configuration, write"]
         hint += [f"{field}: ... = pm.field(static=True)"]
     place = f"{name}: {describe(leaf)}"
-    expected, got = "arrays, and values that a file can hold", "an object that it cannot"
+    expected, got = "arrays, and values that a file can hold", "another object"
     return FileError(where, expected, got, places=[place], hint=hint)
 
 
@@ -410,7 +410,7 @@ class _Rebuilder:
         read = self.reader.read
         found: list[Row] = []
         values: list[Any] = []
-        for marker, kind, name, node, *told in rows:
+        for marker, kind, name, node, *saved_ranks in rows:
             cls = self.reader.named(kind, path, AbstractToken)
             token = read(name, path)
             if not isinstance(token, PathName):
@@ -418,8 +418,8 @@ class _Rebuilder:
             value = self.node(node, _join(path, token))
             # A stream checks its own ranks.
             ranks = () if issubclass(cls, RngStream) else ranks_of(value)
-            if told:
-                (made,) = told
+            if saved_ranks:
+                (made,) = saved_ranks
                 ranks = tuple(map(operator.index, made))
             found.append(Row(read(marker, path), token, cls, ranks))
             values.append(value)
@@ -440,14 +440,14 @@ class _Rebuilder:
         notes = (ROLES, AXES, PRECISION, MEMBERS, CLASS_VERSION)
         config = {f: value for f, value in config.items() if f not in notes}
         values = self._values(cls, data, config, path, schema.fields)
-        told = set(values)
+        written = set(values)
         try:
             # Fields that the class gained since the file was written get their defaults.
             fill_defaults(schema, values)
         except FieldError as error:
             raise self._other_fields(path, cls, [*data, *config], list(schema.fields)) from error
-        self._constrain(cls, values, told, path)
-        later = set(schema.decide(values).config) - told
+        self._constrain(cls, values, written, path)
+        later = set(schema.decide(values).config) - written
         config = (*config, *later)
         if schema.computes and members:
             values[MADE] = observe_one(cls, values, config, members)
@@ -484,11 +484,11 @@ class _Rebuilder:
             raise self.reader.malformed(path or "<root>", said)
         return said
 
-    def _constrain(self, cls: Any, values: dict[str, Any], told: set[str], path: str) -> None:
+    def _constrain(self, cls: Any, values: dict[str, Any], written: set[str], path: str) -> None:
         """Assign a constrained value of a file: without a constraint yet, or resolved."""
         for field, constraint in cls.__record__.constraints.items():
             where, value = f"{cls.__qualname__}.{field}", values[field]
-            is_built = field not in told
+            is_built = field not in written
             try:
                 values[field] = take_in_change(constraint, None, value, where, is_built=is_built)
             except PytreemodError as error:
@@ -527,9 +527,9 @@ class _Rebuilder:
         raise FileError(
             self.where,
             "nodes that a file can rebuild: Modules, dataclasses, containers, State",
-            f"one of class {own}",
+            f"a node of class {own}",
             places=[path or "<root>"],
-            hint=["give a tree that has one:", "pm.load(path, like)"],
+            hint=["pass a tree that has one:", "pm.load(path, like)"],
         )
 
     def _other_fields(self, path: str, cls: Any, got: list[str], fields: Any) -> FileError:

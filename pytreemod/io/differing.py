@@ -99,7 +99,7 @@ class Diff:
             # For two trees that have nothing in common, a list of both would add nothing.
             counts = len(self.removed), len(self.added)
             both = " and ".join(f"{n} lea{'f' if n == 1 else 'ves'}" for n in counts)
-            return f"Diff: all differs: {both}, without a common name"
+            return f"Diff: no name in common: {both}"
         rows = {title: rows for title, rows in vars(self).items() if title != "equal"}
         rows["values"] = [_line_of(each) for each in self.values]
         return report_text("Diff", rows, [f"{self.equal} equal"])
@@ -175,13 +175,13 @@ class _Side:
         described = describe_tree(tree, where)
         traced = [name for name, leaf in described.leaves.items() if isinstance(leaf, Tracer)]
         if traced:
-            expected, got = "arrays with values, or shapes alone", "some that are traced"
-            hint = "compare outside of filter_jit and other transforms"
+            expected, got = "arrays with values, or only shapes", "traced arrays"
+            hint = "compare outside filter_jit and other transforms"
             raise ArgumentError(where, expected, got, places=traced, hint=hint)
         arrays = [(name, x) for name, x in described.leaves.items() if isinstance(x, jax.Array)]
         deleted = [f"{name}: {describe(x)}" for name, x in arrays if x.is_deleted()]
         if deleted:
-            expected, got = "arrays with values", "some that were donated"
+            expected, got = "arrays with values", "donated arrays"
             hint = "compare what the step returned, not what it was given"
             raise ArgumentError(where, expected, got, places=deleted, hint=hint)
         self.table = read_table(described.tree, described.leaves)

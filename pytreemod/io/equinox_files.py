@@ -153,7 +153,7 @@ def default_deserialise_filter_spec(f: SupportsRead, x: Any) -> Any:
         _check_dtype(x)
         array = _in_bfloat16(_read_array(f, x))
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-            raise _Misfit("a dtype that JAX has here", describe(array), _HINT_WIDTH)
+            raise _Misfit("a dtype that JAX supports here", describe(array), _HINT_WIDTH)
         return jnp.asarray(array)
     if isinstance(x, np.ndarray):
         _check_dtype(x)
@@ -343,7 +343,7 @@ def _check_file(file: Any, method: str, where: str) -> None:
     raise ArgumentError(
         where,
         f"the name of a file, or a binary file with a method {method}",
-        "a file of text" if is_text else describe(file),
+        "a text file" if is_text else describe(file),
         hint=["open it as", f'with open(path, "{mode}") as f: ...'],
     )
 
@@ -378,17 +378,17 @@ def _call(function: Any, file: Any, leaf: FileLeaf, where: str, done: str) -> An
 
 def _check_values(x: Any) -> None:
     if isinstance(x, Tracer):
-        got, hint = "a traced one", "write outside of filter_jit, or in a filter_io_callback"
+        got, hint = "a traced array", "write outside filter_jit, or in a filter_io_callback"
     elif isinstance(x, jax.ShapeDtypeStruct):
         got, hint = f"{describe(x)}, which is abstract", "write the model that has the values"
     elif x.is_deleted():
-        got, hint = "one that was donated", "write what the step returned, not what it was given"
+        got, hint = "a donated array", "write what the step returned, not what it was given"
     elif not is_whole_here(x):
-        got = "one of which parts are on other hosts alone"
+        got = "an array with parts on other hosts only"
         hint = "write with orbax: docs/how-to/checkpoint-with-orbax.md"
     else:
         return
-    raise _Misfit("an array whose values are here", got, [hint])
+    raise _Misfit("an array with its values on this host", got, [hint])
 
 
 def _check_dtype(array: Any, given: Any = None) -> None:
@@ -410,9 +410,9 @@ def _has_form(dtype: Any) -> bool:
 
 
 _HINT_FORM = [
-    "a file of this library can have typed random keys, and arrays of every dtype of JAX:",
+    "pm.save supports typed random keys, and arrays of every dtype of JAX:",
     "pm.save(path, tree)",
-    "or leave it out, when reading as well:",
+    "or leave it out, in writing and reading:",
     "filter_spec=lambda f, x: None if is_such(x) else pm.default_serialise_filter_spec(f, x)",
 ]
 
@@ -455,10 +455,10 @@ def _misfits(leaves: Sequence[FileLeaf], values: Sequence[Any]) -> Generator[str
 
 
 def _refuse_misfits(misfits: Sequence[str], where: str) -> NoReturn:
-    count = "one that has" if len(misfits) == 1 else f"{len(misfits)} that have"
+    count = f"{len(misfits)} that differ{'s' * (len(misfits) == 1)}"
     raise EquinoxFileError(
         where,
-        "leaves that have changed neither type, shape nor dtype",
+        "leaves with the types, shapes and dtypes of like",
         count,
         places=misfits,
         hint=_HINT_ORDER,
@@ -469,9 +469,9 @@ def _refuse_rest(where: str) -> NoReturn:
     raise EquinoxFileError(
         where,
         "a file that ends with the last leaf of like",
-        "one that has more",
+        "a file with more leaves",
         hint=[
-            "it is of another tree; if that begins with this one, read from an open file:",
+            "another tree was written; if it begins with this one, read from an open file:",
             'with open(path, "rb") as f:',
             "    tree = pm.tree_deserialise_leaves(f, like)",
         ],
@@ -513,12 +513,12 @@ def _read_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
         raise _Misfit("an array", "the end of the file", [_HINT_ORDER])
     read_header = _HEADERS.get((magic[-2], magic[-1])) if magic.startswith(_MAGIC) else None
     if read_header is None:
-        hint = ["in files of this format, each leaf is one array of NumPy's", "numpy.save(f, x)"]
+        hint = ["in files of this format, each leaf is a NumPy array", "numpy.save(f, x)"]
         raise _Misfit("an array", "something else", hint)
     try:
         shape, fortran_order, dtype = read_header(file)
     except Exception as error:
-        raise _Misfit("an array", "a damaged one") from error
+        raise _Misfit("an array", "a damaged array") from error
     if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
         raise _Misfit("an array of numbers", f"one of dtype {dtype} and shape {shape}")
     return shape, fortran_order, dtype
@@ -557,7 +557,7 @@ def _read_all(file: Any, size: int) -> Any:
 
 
 def _refuse_short(done: int, size: int) -> NoReturn:
-    raise _Misfit("a whole array", f"the end of the file after {done} of {size} bytes")
+    raise _Misfit("a complete array", f"the end of the file after {done} of {size} bytes")
 
 
 # ---- functions of the filter spec
@@ -626,7 +626,7 @@ class _Given:
         for functions in (near, self.of_leaves):
             if len(functions) == 1:
                 return functions[0]
-        raise SpecError(_unsaid(path, where))
+        raise SpecError(_explain_missing(path, where))
 
 
 def _add(function: Any, functions: list[Any]) -> None:
@@ -651,17 +651,21 @@ def _refuse_spec(spec: Any, path: tuple[Any, ...], where: str) -> NoReturn:
         "functions of a file and a leaf",
         describe(spec),
         places=[pattern_text(path)] if path else [],
-        hint=["to leave out a leaf, use", "lambda f, x: None, in reading lambda f, x: x"],
+        hint=[
+            "to leave out a leaf, use:",
+            "lambda f, x: None  # in writing",
+            "lambda f, x: x  # in reading",
+        ],
     )
 
 
-def _unsaid(path: tuple[Any, ...], where: str) -> str:
+def _explain_missing(path: tuple[Any, ...], where: str) -> str:
     return explain(
         where,
         "a function for each leaf that Equinox has",
         f"none for {pattern_text(path)}, which is configuration here",
         hint=[
-            "give one for the whole layer:",
+            "pass one function for the whole layer:",
             f"filter_spec = pm.tree_at({pattern_text(path[:-1])!r}, filter_spec, "
             "replace_fn=lambda _: function)",
         ],
@@ -896,7 +900,7 @@ def _momentum_missing(leaf: FileLeaf, where: str) -> EquinoxFileError:
         where,
         "the model beside its State, for running statistics that Equinox corrects by the "
         "layer's momentum",
-        "a State alone",
+        "only a State",
         places=[pattern_text(leaf.path)],
         hint=[
             "read nothing for the model:",

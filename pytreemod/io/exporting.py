@@ -61,7 +61,7 @@ def renamed_sources(
             made.append(ArraySource(text, dtype, leaf.shape, ft.partial(read, leaf.source)))
         else:
             number = _number_of(leaf, name, where)
-            opaque += [] if number is not None else [_told(old_names.get(name, name), leaf)]
+            opaque += [] if number is not None else [_line(old_names.get(name, name), leaf)]
             made += [] if number is None else [ArraySource.of(text, number)]
     if opaque:
         hint = [
@@ -83,13 +83,13 @@ def texts_for_tools(metadata: Json, where: str) -> dict[str, str]:
     Raises:
         ArgumentError: if a value is not a string.
     """
-    told: dict[Any, Any] = {}
+    texts: dict[Any, Any] = {}
     is_dict = isinstance(metadata, dict)
     if is_dict:
-        told = cast("dict[Any, Any]", metadata)
-    if (metadata is None or is_dict) and all(isinstance(x, str) for x in (*told, *told.values())):
+        texts = cast("dict[Any, Any]", metadata)
+    if (metadata is None or is_dict) and all(isinstance(x, str) for x in (*texts, *texts.values())):
         # Transformers requires it: whose layout of tensors the file has.
-        return {"format": "pt", **told}
+        return {"format": "pt", **texts}
     expected = "with `rename`, a dict of strings, which other tools read"
     raise ArgumentError(f"{where}, metadata", expected, describe(metadata))
 
@@ -105,7 +105,7 @@ def _number_of(leaf: Leaf, name: Name, where: str) -> Any:
     return None
 
 
-def _told(name: Name, leaf: Leaf) -> str:
+def _line(name: Name, leaf: Leaf) -> str:
     return f"{shown_name(name)}: {describe_json(leaf.form['value'])}"
 
 

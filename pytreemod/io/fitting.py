@@ -68,7 +68,7 @@ class Move(NamedTuple):
     """The dtype to cast to; None for its own."""
 
 
-class _Spot(NamedTuple):
+class _Target(NamedTuple):
     """One leaf of `like`, and the options for it."""
 
     place: int
@@ -145,8 +145,8 @@ def fit(
         theirs, plan.renamed = renamed_table(numbered(theirs, rules.are_about_layers), rules)
     theirs, plan.migrated = migrated(theirs, described.nodes.values(), read, where)
     is_all = options.only is True or options.only is ...
-    chosen = _spots(described, ours, like, options, where)
-    wanted = [spot.name for spot in chosen]
+    chosen = _targets(described, ours, like, options, where)
+    wanted = [target.name for target in chosen]
     before = theirs
     theirs, plan.reshaped = restacked(
         theirs, ours, where, ensembles=options.restack, chosen=None if is_all else wanted
@@ -154,9 +154,9 @@ def fit(
     theirs = constrained(theirs, ours, described.nodes, plan.renamed, where)
     theirs = based(theirs, described.nodes, plan.renamed)
     if plan.renamed and plan.reshaped:
-        _tell_of_stacks(plan, theirs)
-    for spot in chosen:
-        _fit_leaf(plan, spot, theirs, options.strict)
+        _add_old_names(plan, theirs)
+    for target in chosen:
+        _fit_leaf(plan, target, theirs, options.strict)
     given = [*theirs.leaves]
     _fit_names(plan, theirs, {*wanted}, is_all, options.strict)
     concerned = None if is_all else _above(wanted)
@@ -176,7 +176,7 @@ def fit(
     return plan
 
 
-def _tell_of_stacks(plan: LoadPlan, theirs: Table) -> None:
+def _add_old_names(plan: LoadPlan, theirs: Table) -> None:
     """Report layers that are stacked here under the old name of the first."""
     old_names = {*plan.renamed.values()}
     for name in plan.reshaped:
@@ -191,13 +191,13 @@ def _check_not_traced(leaves: Mapping[str, Any], where: str) -> None:
     traced = [name for name, leaf in leaves.items() if isinstance(leaf, Tracer)]
     if traced:
         hint = "load outside of filter_jit, and pass the loaded tree to the function"
-        expected = "arrays in like, or shapes alone"
-        raise ArgumentError(where, expected, "some that are traced", places=traced, hint=hint)
+        expected = "arrays in like, or only shapes"
+        raise ArgumentError(where, expected, "traced arrays", places=traced, hint=hint)
 
 
-def _spots(
+def _targets(
     described: Description, ours: Table, like: PyTree, options: LoadOptions, where: str
-) -> list[_Spot]:
+) -> list[_Target]:
     """Return the leaves of `like` to load."""
     n = len(ours.leaves)
     mask = [True] * n if options.only is True else as_selector(options.only).mask(like)
@@ -205,7 +205,7 @@ def _spots(
     pairs = zip(described.names, described.leaves.values(), strict=True)
     rows = zip(pairs, mask, missing, casts, strict=True)
     return [
-        _Spot(i, name, old, ours.leaves[name].form, rule, cast)
+        _Target(i, name, old, ours.leaves[name].form, rule, cast)
         for i, ((name, old), is_chosen, rule, cast) in enumerate(rows)
         if is_chosen
     ]
@@ -214,50 +214,50 @@ def _spots(
 # ---- leaves
 
 
-def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
-    leaf = theirs.leaves.get(spot.name)
+def _fit_leaf(plan: LoadPlan, target: _Target, theirs: Table, strict: bool) -> None:
+    leaf = theirs.leaves.get(target.name)
     if leaf is None:
         # `_fit_names` reports errors, because it knows what else is in the file.
-        if (spot.missing or ("error" if strict else "keep")) == "keep":
-            _keep(plan, spot)
+        if (target.missing or ("error" if strict else "keep")) == "keep":
+            _keep(plan, target)
         return
-    is_array = leaf.dtype is not None or "value" not in spot.form
-    if not is_array and type(spot.old) not in PYTHON_SCALARS:
+    is_array = leaf.dtype is not None or "value" not in target.form
+    if not is_array and type(target.old) not in PYTHON_SCALARS:
         # A string on both sides, or a function: configuration in the position of a leaf.
-        _fit_value(plan, spot, leaf, strict)
+        _fit_value(plan, target, leaf, strict)
         return
-    wrong = _misfit(plan, spot, leaf, strict)
+    wrong = _misfit(plan, target, leaf, strict)
     if wrong is None:
-        is_cast = spot.cast is not None and leaf.dtype is not None and leaf.dtype != spot.cast
-        is_cast = is_cast and not is_key(spot.old) and _are_of_one_kind(leaf.dtype, spot.cast)
-        plan.moves.append(Move(spot.place, spot.name, leaf, spot.cast if is_cast else None))
-    elif spot.missing == "keep":
-        _keep(plan, spot)
+        is_cast = target.cast is not None and leaf.dtype is not None and leaf.dtype != target.cast
+        is_cast = is_cast and not is_key(target.old) and _are_of_one_kind(leaf.dtype, target.cast)
+        plan.moves.append(Move(target.place, target.name, leaf, target.cast if is_cast else None))
+    elif target.missing == "keep":
+        _keep(plan, target)
     else:
-        plan.problems.append(f"{shown_name(spot.name)}: {wrong}")
-        accepted = _misfit(plan, spot, leaf, strict=False)
+        plan.problems.append(f"{shown_name(target.name)}: {wrong}")
+        accepted = _misfit(plan, target, leaf, strict=False)
         plan.is_unlike |= accepted is not None and not accepted.endswith(_SEE_CAST)
 
 
-def _fit_value(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> None:
-    if are_same(spot.form["value"], leaf.form["value"]):
-        plan.moves.append(Move(spot.place, spot.name, leaf, None))
-    elif strict and spot.missing != "keep":
-        plan.problems.append(f"{shown_name(spot.name)}: {_differ(spot.old, leaf)}")
+def _fit_value(plan: LoadPlan, target: _Target, leaf: Leaf, strict: bool) -> None:
+    if are_same(target.form["value"], leaf.form["value"]):
+        plan.moves.append(Move(target.place, target.name, leaf, None))
+    elif strict and target.missing != "keep":
+        plan.problems.append(f"{shown_name(target.name)}: {_differ(target.old, leaf)}")
     else:
-        plan.configuration.append(f"{shown_name(spot.name)}: {_differ(spot.old, leaf)}")
+        plan.configuration.append(f"{shown_name(target.name)}: {_differ(target.old, leaf)}")
 
 
-def _keep(plan: LoadPlan, spot: _Spot) -> None:
-    if isinstance(spot.old, jax.ShapeDtypeStruct):
-        plan.problems.append(f"{shown_name(spot.name)}: missing, and like has no value to keep")
-    plan.missing.append(spot.name)
+def _keep(plan: LoadPlan, target: _Target) -> None:
+    if isinstance(target.old, jax.ShapeDtypeStruct):
+        plan.problems.append(f"{shown_name(target.name)}: missing, and like has no value to keep")
+    plan.missing.append(target.name)
 
 
-def _misfit(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> str | None:
+def _misfit(plan: LoadPlan, target: _Target, leaf: Leaf, strict: bool) -> str | None:
     """Return the mismatch between a leaf of the file and one of `like`; None if they fit."""
-    old = spot.old
-    if leaf.dtype is None or "value" in spot.form:
+    old = target.old
+    if leaf.dtype is None or "value" in target.form:
         return None if _is_same_number(old, leaf) else _differ(old, leaf)
     # A file of other tools has no keys, only their numbers.
     if is_key(old) or leaf.form.get("is") == "key":
@@ -266,13 +266,13 @@ def _misfit(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> str | None
         is_same = [n for n in leaf.shape if n != 1] == [n for n in old.shape if n != 1]
         if strict or not is_same:
             return _differ(old, leaf)
-        plan.reshaped.add(spot.name)
+        plan.reshaped.add(target.name)
     if leaf.dtype == in_order(old.dtype):
         return None
     # No cast turns weights into counts.
     if not _are_of_one_kind(leaf.dtype, old.dtype):
         return _differ(old, leaf)
-    if spot.cast is not None and _are_of_one_kind(leaf.dtype, spot.cast):
+    if target.cast is not None and _are_of_one_kind(leaf.dtype, target.cast):
         return None
     plan.castable.add(str(old.dtype))
     return f"{_differ(old, leaf)}{_SEE_CAST}"
@@ -333,8 +333,8 @@ def _class_of_json(value: Json) -> Any:
 def _fit_names(
     plan: LoadPlan, theirs: Table, wanted: set[Name], is_all: bool, strict: bool
 ) -> None:
-    kept = {*plan.missing}
-    lacking = [name for name in wanted if name not in theirs.leaves and name not in kept]
+    unread = {*plan.missing}
+    lacking = [name for name in wanted if name not in theirs.leaves and name not in unread]
     # If only some leaves were requested, nothing is said about others.
     plan.unexpected = [name for name in theirs.leaves if name not in wanted] if is_all else []
     if lacking or plan.unexpected:
@@ -406,10 +406,10 @@ def _nothing_fits(where: str, wanted: Sequence[Name], given: Sequence[Name]) -> 
     both = (("like", wanted), ("the file", given))
     return FileError(
         where,
-        "a leaf of like, at least",
-        "other names alone",
+        "the name of at least one leaf of like",
+        "only other names",
         places=[f"{of}: {some_of([*map(shown_name, names)])}" for of, names in both],
-        hint=["give their names in `like`:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
+        hint=["map them to the names in `like`:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
     )
 
 
@@ -458,7 +458,7 @@ def _refuse(
     problems = [*forms.values(), *(p for p in plan.problems if not (tops and p.startswith(tops)))]
     rename = 'pm.load(..., rename={"name in the file": "name in like"})'
     if strict and moved is not None:
-        hint = ["one is a part of the other:", moved]
+        hint = ["the names differ by a prefix; rename it:", moved]
     elif strict:
         keep = ', missing="keep"' if plan.is_unlike else ""
         hint = ["to accept differences, and get a report of them:"]
@@ -474,7 +474,10 @@ def _refuse(
         hint += [f'pm.load(..., missing=pm.by({{"{place}": "keep", ...: "error"}}))', rename]
     hint = states or hint
     if any("(see restack=)" in text for text in forms.values()):
-        hint = ["members may be in another form if you say so:", "pm.load(..., restack=True)"]
+        hint = [
+            "to convert between single and stacked layers or members:",
+            "pm.load(..., restack=True)",
+        ]
     if any("(see only=)" in text for text in forms.values()):
         hint = ["to load only the first layers of the file:", 'pm.load(..., only="**")']
     if plan.migrated and any(": only the file has it" in problem for problem in problems):
@@ -533,7 +536,7 @@ def _dtype(value: Any, where: str) -> Any:
     if not can_be_written(dtype):
         raise ArgumentError(f"{where}, cast", expected, str(dtype))
     if is_too_wide(dtype):
-        expected = "a dtype that JAX has"
+        expected = "a dtype that JAX supports"
         raise ArgumentError(f"{where}, cast", expected, str(dtype), hint=HINT_WIDTH[:2])
     return dtype
 

@@ -127,7 +127,7 @@ def _open_folder(folder: str, verify: bool) -> Container:
             raise
     else:
         if os.path.lexists(index):
-            hint = ["remove the one that is not meant:", f"os.remove({shown(index)!r})"]
+            hint = ["remove the one that you do not want:", f"os.remove({shown(index)!r})"]
             got = f"both; {SINGLE} is read"
             warn(UserWarning, shown(folder), f"either {SINGLE} or {INDEX}", got, hint=hint)
         return opened
@@ -142,8 +142,8 @@ def _open_folder(folder: str, verify: bool) -> Container:
         if _is_at(file, index):
             return opened
         opened.close()
-        expected = "a folder that is there while it is opened"
-        raise FileError(shown(folder), expected, "one that was replaced")
+        expected = "a folder that does not change while it is opened"
+        raise FileError(shown(folder), expected, "a folder that was replaced")
 
 
 def _is_at(file: io.FileIO, path: str) -> bool:
@@ -194,14 +194,17 @@ def _read_index(path: str, file: io.FileIO) -> dict[str, str]:
     shard_of = parse_json(path, text, "an index in JSON").get("weight_map")
     if not _are_texts(shard_of):
         raise damaged(
-            path, "the names of arrays with those of files as weight_map", describe(shard_of)
+            path, "a weight_map from names of arrays to names of files", describe(shard_of)
         )
     if not shard_of:
         raise damaged(path, "arrays in its weight_map", "none")
     outside = [shard for shard in dict.fromkeys(shard_of.values()) if not _is_inside(shard)]
     if outside:
         raise damaged(
-            path, "names of files in its folder", "others", [repr(shard) for shard in outside]
+            path,
+            "names of files in its folder",
+            "paths to elsewhere",
+            [repr(shard) for shard in outside],
         )
     return shard_of
 
@@ -232,7 +235,7 @@ def _open_shards(index: str, shard_of: dict[str, str], verify: bool) -> Shards:
                 continue
             shards[name] = stack.enter_context(shard)
         if missing:
-            expected, got = "the files that it names", f"{len(missing)} that are not there"
+            expected, got = "the files that it names", f"{len(missing)} missing"
             raise FileMissingError(shown(index), expected, got, places=missing)
         _check_index(index, shard_of, {name: shard.entries for name, shard in shards.items()})
         stack.pop_all()
@@ -258,9 +261,9 @@ def _check_index(
         if name not in entries[shard]
     ]
     for wrong, got in (
-        (twice, "some that are in two"),
-        (unnamed, "some that it does not name"),
-        (lacking, "some that are not where it says"),
+        (twice, "arrays in two files"),
+        (unnamed, "arrays that it does not name"),
+        (lacking, "arrays that are in other files"),
     ):
         if wrong:
             expected = "each array in one file, and its name in the index"

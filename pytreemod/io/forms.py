@@ -58,7 +58,7 @@ class _Held(NamedTuple):
         return _FIELDS[self.cls][0]
 
 
-class _Spot(NamedTuple):
+class _Stacked(NamedTuple):
     """The location of the leaves of stacked layers.
 
     A Stack adds an axis to the arrays of its layers, after the axes of the Stacks and Ensembles
@@ -160,8 +160,8 @@ def numbered(table: Table, is_meant: Callable[[Name, str], bool]) -> Table:
 
 def _number(table: Table, name: Name, held: _Held) -> None:
     items = [(*name, str(i)) for i in range(held.size)]
-    for spot in _spots(name, table, _shared_in(table)):
-        _unstack(table, spot, held, spot.name)
+    for stacked in _stacked_in(name, table, _shared_in(table)):
+        _unstack(table, stacked, held, stacked.name)
     for names in (table.config, table.classes, table.versions):
         values = cast("dict[Name, Any]", names)
         layer = _from(values, (*name, held.field))
@@ -230,7 +230,7 @@ def _shared_in(*tables: Table) -> _Shared:
     return found
 
 
-def _spots(name: Name, table: Table, shared: _Shared) -> list[_Spot]:
+def _stacked_in(name: Name, table: Table, shared: _Shared) -> list[_Stacked]:
     """Return the locations of the leaves of layers, in the model and in the State.
 
     A State may have been made with a part of the model, so its names may have only the last
@@ -238,11 +238,11 @@ def _spots(name: Name, table: Table, shared: _Shared) -> list[_Spot]:
     """
     around = [(*n, _FIELDS[cls][0]) for n, cls in table.classes.items() if cls in _FIELDS]
     outer = [len(words) - 1 for words in around if name[: len(words)] == words]
-    spots = [_Spot(name, len(outer), shared)]
+    found = [_Stacked(name, len(outer), shared)]
     for state in table.states:
         for i in range(len(name) + 1):
-            spots.append(_Spot(state + name[i:], sum(length >= i for length in outer), {}))
-    return spots
+            found.append(_Stacked(state + name[i:], sum(length >= i for length in outer), {}))
+    return found
 
 
 def _below(names: Mapping[Name, Any], top: Name) -> dict[Name, Any]:
@@ -251,10 +251,10 @@ def _below(names: Mapping[Name, Any], top: Name) -> dict[Name, Any]:
     return {name[n:]: value for name, value in names.items() if len(name) > n and name[:n] == top}
 
 
-def _items(names: Mapping[Name, Any], spot: Name) -> list[Name]:
+def _items(names: Mapping[Name, Any], stacked: Name) -> list[Name]:
     """Return the names of the items of a list, without gaps."""
     # A Sequential stores its layers in a field.
-    for base in ((*spot, "layers"), spot):
+    for base in ((*stacked, "layers"), stacked):
         n = len(base)
         there = {name[n] for name in names if len(name) > n and name[:n] == base}
         items: list[Name] = []
@@ -289,11 +289,11 @@ def _stack_all(
     moved: set[Name] = set()
     if asked:
         _check_numbers(table, ours, name, held, part, where)
-    for spot in _spots(name, ours, shared):
-        items = _items(table.leaves, spot.name)
+    for stacked in _stacked_in(name, ours, shared):
+        items = _items(table.leaves, stacked.name)
         # A State may have another list with as many items.
         if len(items) == held.size or (part and len(items) > held.size > 0):
-            moved |= _stack(table, ours, spot, held, items[: held.size], part, asked, where)
+            moved |= _stack(table, ours, stacked, held, items[: held.size], part, asked, where)
     items = _items(table.classes, name)
     if items and (len(items) == held.size or (part and len(items) > held.size > 0)):
         _stack_config(table, ours, name, held, items[: held.size], where)
@@ -303,14 +303,14 @@ def _stack_all(
 def _stack(
     table: Table,
     ours: Table,
-    spot: _Spot,
+    stacked: _Stacked,
     held: _Held,
     items: Sequence[Name],
     part: bool,
     asked: bool,
     where: str,
 ) -> set[Name]:
-    layer = (*spot.name, held.field)
+    layer = (*stacked.name, held.field)
     if not items or not _below(ours.leaves, layer) or _below(table.leaves, layer):
         return set()
     members = _members(table.leaves, items)
@@ -324,12 +324,12 @@ def _stack(
         name = layer + rest
         if not all(cast("Leaf", leaf)[:3] == first[:3] for leaf in layers):
             raise _differ(where, name, items)
-        if spot.is_shared(name):
+        if stacked.is_shared(name):
             if part:
                 continue
             raise _are_several(where, name, items)
         sources = tuple(cast("Source", cast("Leaf", leaf).source) for leaf in layers)
-        axis = spot.axis_of(name, items[0] + rest)
+        axis = stacked.axis_of(name, items[0] + rest)
         made[name] = _stacked(first, sources, axis) if first.is_array else first
     for item, member in zip(items, members, strict=True):
         for rest in member:
@@ -368,7 +368,7 @@ def _lack(members: Sequence[Mapping[Name, Leaf]], items: Sequence[Name], where: 
         for rest in names
         if rest not in member
     ]
-    return FileError(where, _ALIKE, "some with other leaves", places=places)
+    return FileError(where, _ALIKE, "layers with different leaves", places=places)
 
 
 _ALIKE = "layers that differ only in their numbers, to become one Stack"
@@ -397,7 +397,7 @@ def _differ(where: str, name: Name, items: Sequence[Name]) -> FileError:
     return FileError(
         where,
         _ALIKE,
-        f"different ones at {shown_name(name)}",
+        f"different layers at {shown_name(name)}",
         places=[f"in the file: {', '.join(map(shown_name, items[:4]))}"],
     )
 
@@ -408,7 +408,7 @@ def _are_several(where: str, name: Name, items: Sequence[Name]) -> FileError:
         f"one array for {shown_name(name)}, which the members of like share",
         f"one for each of {len(items)}",
         hint=[
-            "load into an Ensemble that shares nothing, or leave it as it is in like:",
+            "load into an Ensemble that shares nothing, or keep the array of like:",
             f'pm.load(..., restack=True, only=~pm.select.path("{".".join(name)}"))',
         ],
     )
@@ -455,10 +455,10 @@ def _unstack_all(
 ) -> set[Name]:
     """Split stacked layers into the items of a list."""
     moved: set[Name] = set()
-    for spot in _spots(name, table, shared):
-        count = len(_items(ours.leaves, spot.name))
+    for stacked in _stacked_in(name, table, shared):
+        count = len(_items(ours.leaves, stacked.name))
         if count == held.size or (part and count):
-            moved |= _unstack(table, spot, held, _items(ours.leaves, spot.name)[0][:-1])
+            moved |= _unstack(table, stacked, held, _items(ours.leaves, stacked.name)[0][:-1])
     items = _items(ours.classes, name)
     if items:
         items = [(*items[0][:-1], str(i)) for i in range(held.size)]
@@ -471,14 +471,14 @@ def _unstack_all(
     return moved
 
 
-def _unstack(table: Table, spot: _Spot, held: _Held, base: Name) -> set[Name]:
-    layer = (*spot.name, held.field)
+def _unstack(table: Table, stacked: _Stacked, held: _Held, base: Name) -> set[Name]:
+    layer = (*stacked.name, held.field)
     layers = _below(table.leaves, layer)
     items = [(*base, str(i)) for i in range(held.size)]
     made: dict[Name, Leaf] = {}
     for rest, leaf in layers.items():
-        axis = spot.axis_of(layer + rest, items[0] + rest) if items else 0
-        is_one = not leaf.is_array or spot.is_shared(layer + rest)
+        axis = stacked.axis_of(layer + rest, items[0] + rest) if items else 0
+        is_one = not leaf.is_array or stacked.is_shared(layer + rest)
         if not is_one and leaf.shape[axis : axis + 1] != (held.size,):
             return set()
         for i, item in enumerate(items):
@@ -506,16 +506,16 @@ def _reform(
 ) -> set[Name]:
     """Turn a Stack into an Ensemble, or vice versa; use only the first layers if there are more."""
     moved: set[Name] = set()
-    for spot in _spots(name, table, shared):
-        old, new = (*spot.name, there.field), (*spot.name, held.field)
+    for stacked in _stacked_in(name, table, shared):
+        old, new = (*stacked.name, there.field), (*stacked.name, held.field)
         for rest, leaf in _below(table.leaves, old).items():
-            axis = spot.axis_of(old + rest, new + rest)
-            is_one = not leaf.is_array or spot.is_shared(old + rest)
+            axis = stacked.axis_of(old + rest, new + rest)
+            is_one = not leaf.is_array or stacked.is_shared(old + rest)
             if there.size != held.size and not is_one and leaf.shape[axis] == there.size:
                 parts = [_part(leaf, axis, i) for i in range(held.size)]
                 sources = tuple(cast("Source", part.source) for part in parts)
                 leaf = _stacked(parts[0], sources, axis)
-            if spot.is_shared(new + rest) and not is_one:
+            if stacked.is_shared(new + rest) and not is_one:
                 raise _are_several(where, new + rest, [name])
             del table.leaves[old + rest]
             table.leaves[new + rest] = leaf
@@ -595,8 +595,8 @@ class _Changed(NamedTuple):
 
 def _has_other_constraint(theirs: Table, ours: Table, name: Name) -> bool:
     key = (*name, "constraint")
-    is_told = key in theirs.config and key in ours.config
-    return is_told and not are_same(theirs.config[key], ours.config[key])
+    is_known = key in theirs.config and key in ours.config
+    return is_known and not are_same(theirs.config[key], ours.config[key])
 
 
 def _read_constraint(theirs: Table, name: Name, where: str) -> Constraint:
@@ -652,7 +652,7 @@ def _made(
     try:
         return np.asarray(_take_in(node, given, name))
     except PytreemodError as error:
-        got = f"{name}, which is refused"
+        got = f"{name}, which its constraint refuses"
         expected = "constrained values that like takes"
         raise FileError(where, expected, got, places=[str(error)]) from error
 

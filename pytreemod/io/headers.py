@@ -239,7 +239,7 @@ def check_length(path: str, head: bytes, size: int) -> int:
     length = int.from_bytes(head[:LENGTH], "little")
     is_possible = size >= LENGTH and length <= min(LONGEST, size - LENGTH)
     if not is_possible or head[LENGTH : LENGTH + 1] != b"{":
-        unknown = "something else, or a part of one" if size else "an empty file"
+        unknown = "another or an incomplete file" if size else "an empty file"
         kinds = [kind for magic, kind in _KINDS.items() if head.startswith(magic)]
         got, hint = kinds[0] if kinds else (unknown, [])
         raise FileError(shown(path), "a file in the format of safetensors", got, hint=hint)
@@ -293,7 +293,7 @@ def parse_header(path: str, header: bytes, size: int) -> FileHeader:
         start, stop = len(header) + start, len(header) + stop
         entries[name] = FileEntry(name, dtype, shape, start, stop, checksum)
     if records:
-        raise damaged(path, "dtypes of arrays that it holds", "those of others", [*records])
+        raise damaged(path, "dtypes of arrays in the file", "dtypes of other arrays", [*records])
     _check_extent(path, entries, len(header), size)
     return FileHeader(entries, metadata)
 
@@ -345,7 +345,7 @@ def parse_json(path: str, text: bytes, expected: str) -> dict[str, Any]:
         if len(content) < len(pairs):
             counts = Counter(name for name, _ in pairs)
             twice = [name for name, count in counts.items() if count > 1]
-            raise damaged(path, "each name once", "one that comes twice", twice)
+            raise damaged(path, "each name once", "a name twice", twice)
         return content
 
     def refuse(constant: str) -> None:
@@ -394,8 +394,8 @@ def _check_own(path: str, own: Mapping[str, str], is_own: bool) -> None:
     if not is_own or {*own} != {_HEADER, _ARRAYS, _VERSION, _DTYPES}:
         raise damaged(
             path,
-            "checksums in the order in which pytreemod writes them",
-            "a header that was changed",
+            "checksums in pytreemod's order",
+            "a changed header",
             hint=[
                 "a tool that changes a file and copies its metadata must leave out these keys:",
                 f"{{k: v for k, v in metadata.items() if not k.startswith({OWN!r})}}",
@@ -423,7 +423,7 @@ def _parse_entry(
     if not _are_counts(shape) or len(shape) > _MOST_AXES + 1:
         raise damaged(path, "a shape", describe(shape), [name])
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise damaged(path, "where it begins and ends", describe(offsets), [name])
+        raise damaged(path, "two offsets, of its start and its end", describe(offsets), [name])
     begin, end = offsets
     if prod(shape) * dtype.itemsize != end - begin:
         expected = f"the bytes of {code} of shape {describe(shape)}"
@@ -455,11 +455,11 @@ def _check_extent(path: str, entries: Mapping[str, FileEntry], begin: int, size:
     # No gap could hide data, and no overlap could let a small file claim much memory.
     for entry in sorted(entries.values(), key=attrgetter("start", "stop")):
         if entry.start != end:
-            got = "a hole before one" if entry.start > end else "one inside of another"
+            got = "a gap before one" if entry.start > end else "overlapping ones"
             raise damaged(path, "arrays that follow each other", got, [entry.name])
         end = entry.stop
     if end != size:
-        what = "a part of it" if size < end else "and more behind it"
+        what = "too short" if size < end else "too long"
         raise damaged(path, f"a file of {end:,} bytes", f"{size:,}: {what}")
 
 

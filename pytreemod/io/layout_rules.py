@@ -123,7 +123,7 @@ class Packed:
             raise ArgumentError(where, "a name, or one for each part", describe(names))
         lengths = None if sizes is None else tuple(sizes)
         if isinstance(names, str) is (part is None):
-            expected = "names of all parts; or the name of the whole, and which part this is"
+            expected = "the names of all parts; or one name, and the number of this part"
             hint = ["write one of these:", 'pm.Packed(["query", "key", "value"])']
             hint += ['pm.Packed("query_key_value", 0, (8, 8, 8))']
             raise ArgumentError(where, expected, describe(names), hint=hint)

@@ -286,18 +286,18 @@ def description_of(file: Container, where: str) -> dict[str, Any] | None:
     about = _parsed(text, where)
     if not isinstance(about, dict) or "tree" not in about:
         raise _malformed(where)
-    told = cast("dict[str, Any]", about)
-    version = told.get("version")
+    about = cast("dict[str, Any]", about)
+    version = about.get("version")
     if not isinstance(version, int) or version > VERSION:
         raise FileError(
             where,
             f"a file of version {VERSION} or lower",
-            f"version {version!r}, written by pytreemod {told.get('pytreemod')!r}",
+            f"version {version!r}, written by pytreemod {about.get('pytreemod')!r}",
             hint=["a newer pytreemod reads it:", "pip install --upgrade pytreemod"],
         )
     if '"batch"' in text:
-        renew_modes(told["tree"])
-    return told
+        renew_modes(about["tree"])
+    return about
 
 
 def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table:
@@ -322,8 +322,8 @@ def _check_is_tree(like: Any, where: str) -> None:
     """Refuse a class as `like`: the user meant one of its instances."""
     refuse_unfinished(where, like)
     if isinstance(like, type):
-        expected = "`like`, a tree to put the values into"
-        hint = ["make one:", f"pm.load(path, {like.__name__}(...))"]
+        expected = "`like`, a tree to load the values into"
+        hint = ["make an instance:", f"pm.load(path, {like.__name__}(...))"]
         raise ArgumentError(where, expected, describe(like), hint=hint)
 
 
@@ -383,7 +383,7 @@ def _check_alone(where: str, options: LoadOptions) -> None:
     if options != LoadOptions(True, None, None, True, None, False):
         raise ArgumentError(
             where,
-            "`like`, a tree to put the values into",
+            "`like`, a tree to load the values into",
             "none, with options that need it",
             hint=["give one:", "pm.load(path, like, ...)"],
         )
@@ -393,7 +393,7 @@ def _rebuilt(file: Container, about: dict[str, Any] | None, where: str) -> Any:
     check_widths(table_of(file, about, where).leaves, where)
 
     def read_leaf(name: str, form: dict[str, Json]) -> Any:
-        return as_told(file.read(name), form, where, name)
+        return in_form(file.read(name), form, where, name)
 
     if about is None:
         return {name: read_leaf(name, {"is": "jax"}) for name in file.entries}
@@ -409,10 +409,10 @@ def check_widths(leaves: Mapping[Name, Leaf], where: str) -> None:
     for name, leaf in leaves.items():
         if leaf.form.get("is") == "jax" and is_too_wide(leaf.dtype):
             text = f"{short_dtype(leaf.dtype)} at {'.'.join(name)}"
-            raise FileError(where, "dtypes that JAX has", text, hint=HINT_WIDTH)
+            raise FileError(where, "dtypes that JAX supports", text, hint=HINT_WIDTH)
 
 
-def as_told(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
+def in_form(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
     """Return a leaf in the form that the file describes.
 
     Raises:
@@ -509,7 +509,7 @@ class DeviceTransfers:
             return _as_jax(array, sharding)
         except ValueError as error:
             # JAX gives the reason, but not the leaf.
-            expected = "shardings in like that its arrays can have"
+            expected = "shardings in like that fit its arrays"
             got = f"{describe(array)} with {getattr(sharding, 'spec', sharding)}"
             places = [".".join(name)]
             raise ArgumentError(self.where, expected, got, places=places) from error
@@ -554,10 +554,10 @@ def as_dtype(array: Any, dtype: Any, where: str, name: Name) -> Any:
     if lost.any():
         raise FileError(
             where,
-            f"numbers that {dtype} has",
+            f"numbers that {dtype} can represent",
             f"{plain[lost][0]}",
             places=[".".join(name)],
-            hint=["leave it uncast, and cast the others:", _HINT_CAST],
+            hint=["cast only the other arrays:", _HINT_CAST],
         )
     return made
 
@@ -586,7 +586,7 @@ def _as_keys(array: Any, impl: Json, sharding: Any, where: str, name: Name) -> A
     try:
         keys = untyped_jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
     except (ValueError, TypeError) as error:
-        expected = "random keys of a generator that JAX has here"
+        expected = "random keys of a generator that JAX supports here"
         got = f"{describe(array)} of {describe(impl)}"
         raise FileError(where, expected, got, places=[".".join(name)]) from error
     return keys if sharding is None else untyped_jax.device_put(keys, sharding)

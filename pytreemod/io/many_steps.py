@@ -133,7 +133,7 @@ class Checkpoints:
         self._jobs: deque[Future[None]] = deque()
         # A signal handler may save, too, in the middle of a save.
         self._lock = threading.RLock()
-        weakref.finalize(self, _raise_what_nobody_heard, self._jobs)
+        weakref.finalize(self, _raise_unreported, self._jobs)
 
     def save(self, step: int, tree: PyTree, metrics: Mapping[str, Any] | None = None) -> None:
         """Save a step in the background.
@@ -196,7 +196,7 @@ class Checkpoints:
         while True:
             chosen = max(self._whole(), default=None)
             if chosen is None:
-                raise _no_step(self, "a step to restore", "none that is whole", passed)
+                raise _no_step(self, "a step to restore", "no complete file", passed)
             try:
                 return load(self._file(chosen), like)
             except FileMissingError:
@@ -280,7 +280,7 @@ class Checkpoints:
         """Wait until the last save is on the disk.
 
         Raises:
-            FileError: or another error, if the last save failed.
+            FileError: if the last save failed; or another error.
         """
         with self._lock:
             while self._jobs:
@@ -341,7 +341,7 @@ class Checkpoints:
             # In the file itself: so its best step is known in a folder that was copied, or from
             # which a user removed files.
             about = {"step": step, "metrics": metrics_as_json(numbers), **self._options()}
-            kept = {*self._present()}.difference(self._surplus())
+            present = {*self._present()}.difference(self._surplus())
             save(self._file(step), tree, about, durable=True)
         except Exception as error:
             error.add_note(f"It was in the background: step {step} of {self!r} is not saved.")
@@ -350,7 +350,7 @@ class Checkpoints:
         self._damaged.discard(step)
         # Last: a kill in between leaves one file too many, and never one too few.
         # Remove the steps that this save displaces, or that a killed process of the run has left.
-        self._remove(old for old in self._surplus() if old in kept or self._is_ours(old))
+        self._remove(old for old in self._surplus() if old in present or self._is_ours(old))
 
     def _surplus(self) -> list[int]:
         """Return the existing steps that are neither new enough nor the best."""
@@ -407,7 +407,7 @@ class Checkpoints:
             return None, None
 
 
-def _raise_what_nobody_heard(jobs: deque[Future[None]]) -> None:
+def _raise_unreported(jobs: deque[Future[None]]) -> None:
     """Finish the saves of a folder at the end; an error here is printed."""
     for job in jobs:
         if job.done():
@@ -432,8 +432,8 @@ def _surplus(checkpoints: Checkpoints, steps: list[int]) -> str:
     return explain(
         repr(checkpoints),
         "steps that were saved with these options",
-        f"{len(steps)} that they would not keep: {shown}",
-        hint=["they stay; to remove them:", "checkpoints.prune()"],
+        f"{len(steps)} steps that these options would remove: {shown}",
+        hint=["they are not removed; to remove them:", "checkpoints.prune()"],
     )
 
 
@@ -536,7 +536,7 @@ def _checked_step(checkpoints: Checkpoints, step: Any) -> int:
     if isinstance(step, (int, np.integer)) and not isinstance(step, bool) and step >= 0:
         return int(cast("Any", step))
     # Waiting for a JAX array would defeat the purpose of this class.
-    raise ArgumentError(f"{checkpoints!r}, step", "an int of Python's, 0 or more", describe(step))
+    raise ArgumentError(f"{checkpoints!r}, step", "a Python int, 0 or more", describe(step))
 
 
 def _older_step(checkpoints: Checkpoints, step: int, newest: int) -> ArgumentError:
@@ -559,12 +559,12 @@ def _no_step(
     return FileMissingError(repr(checkpoints), expected, got, places=places, hint=hint)
 
 
-def _damage(checkpoints: Checkpoints, step: int, told: str) -> str:
+def _damage(checkpoints: Checkpoints, step: int, message: str) -> str:
     return explain(
         f"{checkpoints!r}.restore(like)",
-        f"step {step}, the newest one, whole",
-        "one that is damaged; the one before it is loaded",
-        places=[told],
+        f"step {step}, the newest one, in a complete file",
+        "a damaged file; the step before it is loaded",
+        places=[message],
         hint="check the disk, or the tool that copied the file: a kill leaves no damaged file",
     )
 
@@ -577,8 +577,8 @@ def _check_not_donated(checkpoints: Checkpoints, step: int, tree: PyTree, error:
     leaves = describe_tree(tree, where).leaves
     raise DonatedError(
         where,
-        "arrays that are there until they are written",
-        "some that the loop has donated meanwhile",
+        "arrays that exist until they are written",
+        "arrays that the loop has donated in the meantime",
         places=[
             f"{name}: {describe(leaf)}"
             for name, leaf in leaves.items()

@@ -210,13 +210,13 @@ def parse_rules(rename: Any, where: str, *, is_saving: bool = False) -> NameRule
         if not malformed:
             rules.append(NameRule(pattern, (*others,), form))
     if malformed:
-        expected = "components with dots between them, one of which may be **"
-        raise ArgumentError(where, expected, "others", places=malformed)
+        expected = "components with dots between them, and at most one **"
+        raise ArgumentError(where, expected, f"{len(malformed)} other", places=malformed)
     if uneven:
         expected = "as many * on both sides, and ** in a new name only if it is in the old one"
         hint = ["each * is a component, in order; ** is any number of components:"]
         hint += ['{"model.layers.*.mlp.**": "blocks.*.mlp.**"}']
-        raise ArgumentError(where, expected, "others", places=uneven, hint=hint)
+        raise ArgumentError(where, expected, f"{len(uneven)} other", places=uneven, hint=hint)
     return NameRules(rules, where, is_saving)
 
 
@@ -262,7 +262,7 @@ def renamed_table(table: Table, rules: NameRules) -> tuple[Table, dict[Name, Nam
     )
     lost = [rule for rule in rules.rules if rule not in work.used and rule.new]
     if lost:
-        raise _not_there(lost, table, rules)
+        raise _unmatched(lost, table, rules)
     return made, work.old_names
 
 
@@ -305,7 +305,9 @@ class _Renaming:
         change = self.changes[rule]
         if not leaf.is_array:
             expected, places = "arrays, because their form changes", [shown_name(name)]
-            raise ArgumentError(self.rules.where, expected, "another leaf", places=places)
+            raise ArgumentError(
+                self.rules.where, expected, "a leaf that is not an array", places=places
+            )
         if isinstance(form, Relaid):
             self.put(names[0], name, change.of(leaf, name))
         elif form.part is None:
@@ -393,7 +395,7 @@ def _joined(
         expected = f"{count} parts{sizes} along axis {form.axis} for {shown_name(new)}"
         places = [f"part {i}: missing" for i in range(count) if i not in parts]
         places += [f"{shown_name(old)}: {_shown(leaf)}" for old, leaf, _ in found]
-        raise ArgumentError(where, expected, "others", places=places)
+        raise ArgumentError(where, expected, "other parts", places=places)
     length = sum(leaf.shape[axis] for _, leaf, _ in found)
     sources = tuple(cast("Source", leaf.source) for _, leaf, _ in found)
     shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
@@ -464,18 +466,18 @@ def inverted_names(table: NameTable) -> dict[str, str | Relaid | Packed | None]:
         if isinstance(form, Packed) and form.part is not None:
             name = rule.new[0].text
             if name not in whole:
-                twice += [f"{rule.old.text!r}: {name!r} is of others, too"] * (name in made)
+                twice += [f"{rule.old.text!r}: {name!r} has several old names"] * (name in made)
                 made[name] = None
             whole.setdefault(name, []).append(rule)
             continue
         for i, new in enumerate(rule.new):
-            twice += [f"{rule.old.text!r}: {new.text!r} is of others, too"] * (new.text in made)
+            twice += [f"{rule.old.text!r}: {new.text!r} has several old names"] * (new.text in made)
             made[new.text] = _turned(rule, i)
     for name, parts in whole.items():
         made[name] = _of_all(parts, where)
     if twice:
         expected = "a table that can be inverted: every new name determines the old one"
-        raise ArgumentError(where, expected, "another", places=twice)
+        raise ArgumentError(where, expected, "an ambiguous table", places=twice)
     return made
 
 
@@ -504,7 +506,7 @@ def _of_all(parts: list[NameRule], where: str) -> Packed:
     ):
         expected = f"all parts of {form.names[0]!r}, each once, with the same sizes and functions"
         places = [f"{rule.old.text!r}: part {cast('Packed', rule.form).part}" for rule in parts]
-        raise ArgumentError(where, expected, "others", places=places)
+        raise ArgumentError(where, expected, "other parts", places=places)
     ordered = [names[i] for i in range(len(names))]
     return Packed(ordered, sizes=form.sizes, axis=form.axis, to=form.to, back=form.back)
 
@@ -520,9 +522,11 @@ class _Change:
     """Applies one function of a rule; it checks once that the other one is the inverse."""
 
     def __init__(self, form: Relaid | Packed, rules: NameRules):
-        ways = (form.to, form.back) if rules.is_saving else (form.back, form.to)
+        functions = (form.to, form.back) if rules.is_saving else (form.back, form.to)
         # The function of JAX would move each array to the device and back.
-        self.forth, self.undo = (np.transpose if way is jnp.transpose else way for way in ways)
+        self.forth, self.undo = (
+            np.transpose if function is jnp.transpose else function for function in functions
+        )
         self.names = ("to", "back") if rules.is_saving else ("back", "to")
         self.where = rules.where
         self.known: dict[Any, tuple[tuple[int, ...], Any]] = {}
@@ -608,7 +612,7 @@ _FEW = 1 << 20
 # ---- refusals
 
 
-def _not_there(lost: Sequence[NameRule], table: Table, rules: NameRules) -> ArgumentError:
+def _unmatched(lost: Sequence[NameRule], table: Table, rules: NameRules) -> ArgumentError:
     known = _all_names(table)
     side, other = ("the tree", "the file") if rules.is_saving else ("the file", "like")
     taken = _taken_by_others(lost, table, rules)
@@ -619,7 +623,7 @@ def _not_there(lost: Sequence[NameRule], table: Table, rules: NameRules) -> Argu
             text = rule.old.text
             near[text] = near_name(text.removesuffix(".**"), starred if "*" in text else known)
     places = [
-        f"{rule.old.text!r}: all are taken by {taken[rule]!r}, which comes before"
+        f"{rule.old.text!r}: an earlier pattern, {taken[rule]!r}, matches them all"
         if rule in taken
         else f"{rule.old.text!r}{near[rule.old.text]}"
         for rule in lost
@@ -632,7 +636,7 @@ def _not_there(lost: Sequence[NameRule], table: Table, rules: NameRules) -> Argu
     hint: Sequence[str] = ()
     if back:
         pairs = ", ".join(f'"{old}": "{new}"' for old, new in back.items())
-        hint = [f"from names in {side} to names in {other}, and not back:"]
+        hint = [f"from names in {side} to names in {other}, not the other way around:"]
         hint = [*hint, f"pm.{'save' if rules.is_saving else 'load'}(..., rename={{{pairs}}})"]
     elif not all(near.values()):
         hint = ["it has, for instance:", *[".".join(name) for name in table.leaves][:3]]
@@ -643,7 +647,7 @@ def _not_there(lost: Sequence[NameRule], table: Table, rules: NameRules) -> Argu
         hint = ["did you mean", f"rename={{{first}: ...}}"]
     verb = "is" if len(lost) == 1 else "are"
     got = f"{len(lost)} that {verb} not" + ("" if taken else " in it")
-    expected = f"names in {side}" + (" that no pattern before takes" if taken else "")
+    expected = f"names in {side}" + (" that no earlier pattern matches" if taken else "")
     return ArgumentError(rules.where, expected, got, places=places, hint=hint)
 
 

@@ -129,16 +129,16 @@ def save(
             arrays[name] = _stored(leaf)
     sources: Mapping[str, Any] | list[ArraySource] = arrays
     if rename is None:
-        told = metadata_of(described, metadata, where)
+        texts = metadata_of(described, metadata, where)
     else:
-        told = texts_for_tools(metadata, where)
+        texts = texts_for_tools(metadata, where)
         sources = renamed_sources(described, arrays, rename, where)
     if shard_bytes is None:
-        write_container(path, sources, told, durable=durable)
+        write_container(path, sources, texts, durable=durable)
         return
     # The tree is described once; metadata for other tools is in each file.
-    shared = {key: text for key, text in told.items() if key not in (DESCRIPTION, USERS)}
-    write_folder(path, sources, told, shared=shared, shard_bytes=shard_bytes, durable=durable)
+    shared = {key: text for key, text in texts.items() if key not in (DESCRIPTION, USERS)}
+    write_folder(path, sources, texts, shared=shared, shard_bytes=shard_bytes, durable=durable)
 
 
 def _check_shard_bytes(shard_bytes: Any, path: StrPath, where: str) -> None:
@@ -171,10 +171,10 @@ def metadata_of(described: Description, metadata: Json, where: str) -> dict[str,
         "tree": described.tree,
     }
     with depth_errors(where):
-        told = {DESCRIPTION: json.dumps(about, separators=(",", ":"))}
+        texts = {DESCRIPTION: json.dumps(about, separators=(",", ":"))}
     if metadata is not None:
-        told[USERS] = _as_json(metadata, where)
-    return told
+        texts[USERS] = _as_json(metadata, where)
+    return texts
 
 
 def _as_json(metadata: Json, where: str) -> str:

@@ -250,8 +250,10 @@ def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
     unexpected = [name for name in given if name not in known]
     # Comparing all names with all takes time, and the table shows only the first ones.
     near = [near_name(name, unexpected) if i < TABLE else "" for i, name in enumerate(missing)]
-    told = [f"{name or ROOT_NAME}: missing{text}" for name, text in zip(missing, near, strict=True)]
-    return told + [f"{name or ROOT_NAME}: unexpected" for name in unexpected]
+    lines = [
+        f"{name or ROOT_NAME}: missing{text}" for name, text in zip(missing, near, strict=True)
+    ]
+    return lines + [f"{name or ROOT_NAME}: unexpected" for name in unexpected]
 
 
 def near_name(name: str, others: Sequence[str]) -> str:

@@ -101,11 +101,11 @@ class TorchLayout:
         where = f"register_torch_layout({type(layer).__name__})"
         for _, rule in found:
             if isinstance(rule, Packed) and (rule.part is None or rule.sizes is None):
-                expected = "which part each is, and the sizes of all: pm.Packed(name, part, sizes)"
+                expected = "the number of the part, and all sizes: pm.Packed(name, part, sizes)"
                 raise ArgumentError(where, expected, describe(rule))
         if absent:
             expected = "rules for fields of the layer"
-            raise ArgumentError(where, expected, "others", places=absent)
+            raise ArgumentError(where, expected, "rules for others", places=absent)
         return found
 
 
@@ -234,7 +234,7 @@ def _rules_of_weight_norm(layer: WeightNorm[Any]) -> LayoutRules:
     rule = dict(known.rules_of(inner)).get((layer.weight_name,)) if known is not None else None
     if layer.axis is not None and isinstance(inner, ConvTranspose) and inner.groups > 1:
         where = "to_torch, from_torch: WeightNorm"
-        expected = "ConvTranspose(groups=1), whose axes PyTorch has in another order"
+        expected = "ConvTranspose(groups=1), because PyTorch orders its axes differently"
         raise ArgumentError(where, expected, f"groups={inner.groups}")
     lengths: LayoutRule = f"{place}.original0"
     if layer.axis is None:

@@ -19,16 +19,16 @@ from pytreemod.io.containers import FileArrays, is_whole_here
 from pytreemod.io.folders import open_arrays
 from pytreemod.io.layout_rules import Packed, Relaid
 from pytreemod.io.tables import TABLE, as_kind_of, mismatches
-from pytreemod.io.torch_layouts import SUMMED, Summed
-from pytreemod.io.torch_places import (
-    LeafPlaces,
+from pytreemod.io.torch_entries import (
+    LeafEntries,
     Renaming,
-    TensorPlace,
-    TensorPlaces,
+    TensorEntries,
+    TensorEntry,
     mapping_by_order,
     sources_of,
-    tensor_places,
+    tensor_entries,
 )
+from pytreemod.io.torch_layouts import SUMMED, Summed
 from pytreemod.module.ties import holds_ties, untie
 from pytreemod.nn.nets import Stateful
 from pytreemod.state.values import State
@@ -88,25 +88,25 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
     model = _untied(model)
     named: dict[str, np.ndarray] = {}
     wrong: list[str] = []
-    for place in tensor_places(where, model, state).arrays:
-        if isinstance(place.leaf, jax.ShapeDtypeStruct):
-            wrong.append(f"{place.own}: {describe(place.leaf)}, without values")
+    for entry in tensor_entries(where, model, state).arrays:
+        if isinstance(entry.leaf, jax.ShapeDtypeStruct):
+            wrong.append(f"{entry.own}: {describe(entry.leaf)}, without values")
             continue
-        if isinstance(place.leaf, jax.Array) and not is_whole_here(place.leaf):
-            wrong.append(f"{place.own}: {describe(place.leaf)}, of which other hosts have parts")
+        if isinstance(entry.leaf, jax.Array) and not is_whole_here(entry.leaf):
+            wrong.append(f"{entry.own}: {describe(entry.leaf)}, of which other hosts have parts")
             continue
-        array = np.asarray(place.leaf)
-        groups = place.names_by_member()
-        members = array.reshape((len(groups), *array.shape[len(place.lead) :]))
+        array = np.asarray(entry.leaf)
+        groups = entry.names_by_member()
+        members = array.reshape((len(groups), *array.shape[len(entry.lead) :]))
         for names, member in zip(groups, members, strict=True):
-            given = _as_theirs(place.form, member)
+            given = _as_theirs(entry.form, member)
             if given is None:
-                wrong.append(f"{place.own}: {describe(member)}, which is no shape for {names[0]}")
+                wrong.append(f"{entry.own}: {describe(member)}, which does not fit {names[0]}")
                 continue
             for name, part in zip(names, given, strict=True):
                 named[name] = np.array(named[name] + part if name in named else part, order="C")
     if wrong:
-        expected, got = "arrays that PyTorch can have", f"{len(wrong)} others"
+        expected, got = "arrays that PyTorch supports", f"{len(wrong)} others"
         raise StructureError(where, expected, got, places=wrong, most=TABLE)
     return named
 
@@ -192,35 +192,35 @@ def from_torch(
     _check_state_dict(where, state_dict)
     tied, state, net = _taken_apart(where, model, state)
     model = _untied(tied)
-    places = tensor_places(where, model, state)
-    sources = sources_of(where, places, [*state_dict], mapping)
-    found, wrong, narrow = _found(places, state_dict, sources)
-    names = dict.fromkeys(name for place in places.arrays for name in place.names)
+    entries = tensor_entries(where, model, state)
+    sources = sources_of(where, entries, [*state_dict], mapping)
+    found, wrong, narrow = _found(entries, state_dict, sources)
+    names = dict.fromkeys(name for entry in entries.arrays for name in entry.names)
     wrong += mismatches([*names], sources)
     if wrong:
-        hint = _hint(places, state_dict, mapping, narrow)
+        hint = _hint(entries, state_dict, mapping, narrow)
         expected = "a tensor for each array of the model, and no other"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
         raise StructureError(where, expected, got, places=wrong, hint=hint, most=TABLE)
 
-    def filled(tree: Any, spots: LeafPlaces) -> Any:
+    def filled(tree: Any, entries: LeafEntries) -> Any:
         leaves, treedef = jtu.tree_flatten(tree)
-        pairs = zip(leaves, spots, strict=True)
+        pairs = zip(leaves, entries, strict=True)
         return treedef.unflatten(
-            [leaf if place is None else found.get(id(place), leaf) for leaf, place in pairs]
+            [leaf if entry is None else found.get(id(entry), leaf) for leaf, entry in pairs]
         )
 
-    made = filled(model, places.leaves)
+    made = filled(model, entries.leaves)
     if model is not tied:
         made = _tied_again(where, tied, made)
     if state is None:
         return made
-    for token, spots in places.values:
+    for token, of_value in entries.values:
         # A value without tensors, such as a dropout's keys, is not written: that would be an
         # update.
-        if any(place is not None for place in spots):
+        if any(entry is not None for entry in of_value):
             # Not `set`, which refuses values of several members.
-            state = state.update(filled(state.substate(token), spots))
+            state = state.update(filled(state.substate(token), of_value))
     return (made, state) if net is None else net.replace(model=made, state=state)
 
 
@@ -250,9 +250,9 @@ def _tied_again(where: str, tied: Any, made: Any) -> Any:
         if not np.array_equal(np.asarray(given[path]), np.asarray(again[path]), equal_nan=True)
     ]
     if wrong:
-        expected = "one tensor at tied paths"
+        expected = "the same tensor at tied paths"
         hint = ["to give each its own tensor:", "pm.from_torch(pm.untie(model), state_dict)"]
-        got = f"{len(wrong)} of another"
+        got = f"{len(wrong)} with another tensor"
         raise StructureError(where, expected, got, places=wrong, hint=hint, most=TABLE)
     return model
 
@@ -298,11 +298,11 @@ def _as_ours(form: Relaid | Summed | Packed | None, parts: Sequence[Any]) -> Any
         return None
 
 
-def _given(place: TensorPlace) -> list[Any] | None:
+def _given(entry: TensorEntry) -> list[Any] | None:
     """Return arrays with PyTorch's shapes and dtypes, for each member."""
     # An array that uses no memory, whatever its size.
-    member = np.broadcast_to(np.zeros((), place.leaf.dtype), place.leaf.shape[len(place.lead) :])
-    return _as_theirs(place.form, member)
+    member = np.broadcast_to(np.zeros((), entry.leaf.dtype), entry.leaf.shape[len(entry.lead) :])
+    return _as_theirs(entry.form, member)
 
 
 def as_numpy(tensor: Any) -> Any:
@@ -360,14 +360,14 @@ def _is_wider(wide: Any, narrow: Any) -> bool:
 
 
 def _found(
-    places: TensorPlaces, state_dict: Mapping[str, Any], sources: Mapping[str, str]
+    entries: TensorEntries, state_dict: Mapping[str, Any], sources: Mapping[str, str]
 ) -> tuple[dict[int, Any], list[str], str]:
     """Return the new arrays, the mismatches, and a dtype that was too small."""
     found: dict[int, Any] = {}
     wrong: list[str] = []
     narrow = ""
-    for place in places.arrays:
-        wanted, groups = _given(place), place.names_by_member()
+    for entry in entries.arrays:
+        wanted, groups = _given(entry), entry.names_by_member()
         members: list[Any] = []
         for names in groups:
             if any(name not in sources for name in names):
@@ -378,13 +378,13 @@ def _found(
                 part is not None and part.shape == shape
                 for part, shape in zip(given, shapes, strict=True)
             ]
-            member = _as_ours(place.form, given) if all(fitting) else None
-            member = None if member is None else _cast(member, place.leaf.dtype)
+            member = _as_ours(entry.form, given) if all(fitting) else None
+            member = None if member is None else _cast(member, entry.leaf.dtype)
             if member is not None:
                 members.append(member)
                 continue
-            is_floating = jnp.issubdtype(place.leaf.dtype, jnp.inexact)
-            narrow = place.leaf.dtype.name if all(fitting) and is_floating else narrow
+            is_floating = jnp.issubdtype(entry.leaf.dtype, jnp.inexact)
+            narrow = entry.leaf.dtype.name if all(fitting) and is_floating else narrow
             for i, name in enumerate(names):
                 if fitting[i] and not all(fitting):
                     continue
@@ -395,10 +395,10 @@ def _found(
                 expected = describe(None if wanted is None else wanted[i])
                 wrong.append(f"{name}: expected {expected}, got {got}{origin}")
         if groups and len(members) == len(groups):
-            array: Any = np.stack(members) if place.lead else members[0]
+            array: Any = np.stack(members) if entry.lead else members[0]
             # Arrays of JAX are copies already.
-            array = np.array(array) if isinstance(place.leaf, np.ndarray) else array
-            found[id(place)] = as_kind_of(place.leaf, array.reshape(place.leaf.shape))
+            array = np.array(array) if isinstance(entry.leaf, np.ndarray) else array
+            found[id(entry)] = as_kind_of(entry.leaf, array.reshape(entry.leaf.shape))
     # A tensor that is a part of two arrays here is reported once.
     return found, [*dict.fromkeys(wrong)], narrow
 
@@ -428,7 +428,7 @@ def _check_state_dict(where: str, state_dict: Any) -> None:
 
 
 def _hint(
-    places: TensorPlaces, state_dict: Mapping[str, Any], mapping: Renaming, narrow: str
+    entries: TensorEntries, state_dict: Mapping[str, Any], mapping: Renaming, narrow: str
 ) -> Sequence[str]:
     """Return a hint that resolves the mismatches, if there is one."""
     if narrow:
@@ -443,16 +443,16 @@ def _hint(
         return ()
     wanted = {
         name: _shape(part)
-        for place in places.arrays
-        for names in place.names_by_member()
-        for name, part in zip(names, _given(place) or [None] * len(names), strict=True)
+        for entry in entries.arrays
+        for names in entry.names_by_member()
+        for name, part in zip(names, _given(entry) or [None] * len(names), strict=True)
     }
     given = {name: _shape(value) for name, value in state_dict.items()}
     turned = [n for n in wanted if n in given and given[n] != wanted[n] == given[n][::-1]]
     if turned:
         line = f"state_dict[{turned[0]!r}] = state_dict[{turned[0]!r}].T"
         return ("Its transpose fits:", line)
-    found = mapping_by_order(places, given, wanted)
+    found = mapping_by_order(entries, given, wanted)
     if not found:
         return ()
     lines = [f"    {theirs!r}: {ours!r}," for theirs, ours in found.items()]

@@ -95,7 +95,7 @@ def migration(cls: type[Module], version: int) -> Callable[[_F], _F]:
     def add(function: _F) -> _F:
         found = _migrations_of(cls)
         if version in found and not is_redefined(found[version], function):
-            got = f"a second one of {cls.__name__}"
+            got = f"a second migration of {cls.__name__}"
             raise ArgumentError(where, f"one migration from version {version}", got)
         # A new dict, because other threads may be loading.
         type.__setattr__(cls, _MIGRATIONS, {**found, version: function})
@@ -130,7 +130,7 @@ def migrated(
     if not theirs.versions and all(file_version_of(cls) == 1 for cls in classes.values()):
         return theirs, []
     table = theirs.copy()
-    told: list[str] = []
+    lines: list[str] = []
     # From the inside to the outside: the nodes below a Module are migrated before it.
     for name in sorted(theirs.classes, key=len, reverse=True):
         written = theirs.classes[name]
@@ -141,8 +141,8 @@ def migrated(
         steps = _steps(cls, old, new, name, where)
         for step in steps:
             _migrate(table, name, step, read, f"{where}, {shown_name(name)}")
-        told.append(f"{shown_name(name)}: {cls.__name__}, from version {old} to {new}")
-    return table, told
+        lines.append(f"{shown_name(name)}: {cls.__name__}, from version {old} to {new}")
+    return table, lines
 
 
 def check_version(cls: type, version: Json, name: str, where: str) -> None:
@@ -161,7 +161,7 @@ def check_version(cls: type, version: Json, name: str, where: str) -> None:
         f"version {newest} of {cls.__name__}",
         f"version {version}",
         places=[name or "<root>"],
-        hint=["give a model of the current version, to migrate older ones:", "pm.load(path, like)"],
+        hint=["pass a model of the current version, to migrate older ones:", "pm.load(path, like)"],
     )
 
 
@@ -310,7 +310,7 @@ def _leaf_of(value: Any, taken: Mapping[int, tuple[Any, Leaf]], text: str, where
         form = {"is": "key", "impl": str(jax.random.key_impl(value))}
         value = jax.random.key_data(value)
     if not is_array(value) and not isinstance(value, np.generic):
-        expected = "arrays, and numbers of Python's"
+        expected = "arrays and Python numbers"
         raise ArgumentError(f"{where}, migration", expected, f"{describe(value)} at {text}")
     array: Any = np.asarray(cast("Any", value))
     if not can_be_written(array.dtype):

@@ -24,7 +24,7 @@ def split_annotations(cls: type) -> tuple[dict[str, Any], dict[str, str]]:
     """The annotations of the class body that are not abstract, and the kinds of those that are.
 
     Raises:
-        FieldError: an abstract attribute has no type, or has a value.
+        FieldError: if an abstract attribute has no type, or has a value.
     """
     annotations = inspect.get_annotations(cls)
     kinds = {name: _abstract_kind(annotation, cls) for name, annotation in annotations.items()}
@@ -59,16 +59,16 @@ def _refuse_untyped(cls: type, name: str, kind: str, annotation: Any) -> None:
             f"{cls.__qualname__}.{name}",
             f"{kind} with a type",
             f"one without. Cannot use unsubscripted `{kind}`",
-            hint=["say what subclasses provide:", f"{name}: pm.{kind}[jax.Array]"],
+            hint=["declare the type that subclasses provide:", f"{name}: pm.{kind}[jax.Array]"],
         )
 
 
 def _refuse_value(cls: type, name: str, kind: str) -> None:
     raise FieldError(
         f"{cls.__qualname__}.{name}",
-        "no value, for subclasses provide it",
+        "no value, because subclasses provide it",
         f"a value, or a property of the same class. Abstract attribute {name} cannot have value",
-        hint=["declare it without, or make a field of it:", f"{name}: pm.{kind}[...]"],
+        hint=["declare it without a value, or make it a field:", f"{name}: pm.{kind}[...]"],
     )
 
 

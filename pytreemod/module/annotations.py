@@ -32,7 +32,7 @@ _PLAIN: frozenset[type] = frozenset({type(None), list, tuple, dict})
 
 
 def type_checker_of(init: Any) -> Any:
-    """The type checker with which jaxtyping wrapped a function; None if it did not."""
+    """Return the type checker with which jaxtyping wrapped a function; None if it did not."""
     init = getattr(init, _CHECKED, init)
     if getattr(init, "__globals__", {}).get("__name__", "").split(".")[0] != "jaxtyping":
         return None
@@ -55,7 +55,7 @@ def letting_nodes_pass(init: Any, schema: Schema) -> Any:
     def __init__(*args: Any, **kwargs: Any) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         found = [(given[name], name in schema.constraints) for name in arrays & given.keys()]
-        is_left = any(is_number or _stands_in(value) for value, is_number in found)
+        is_left = any(is_number or _is_placeholder(value) for value, is_number in found)
         (written if is_left else init)(*args, **kwargs)
 
     setattr(__init__, _CHECKED, init)
@@ -66,7 +66,7 @@ _CHECKED = "__checked__"
 
 
 def _captured(fn: Any, name: str, depth: int) -> Any:
-    """The object that a function, or one that it captures, has captured under a name."""
+    """Return the object that a function, or one that it captures, has captured under a name."""
     code = getattr(fn, "__code__", None)
     if code is None or depth == 0:
         return None
@@ -113,7 +113,7 @@ class FieldCheck:
         values = {
             name: value
             for name, value in values.items()
-            if name not in self._of_arrays or not _stands_in(value)
+            if name not in self._of_arrays or not _is_placeholder(value)
         }
         try:
             self._check_of(tuple(values))(**values)
@@ -155,7 +155,7 @@ class FieldCheck:
         return True
 
 
-def _stands_in(value: Any) -> bool:
+def _is_placeholder(value: Any) -> bool:
     """Whether a value may compute, or wrap, an array."""
     return class_of(value) not in _PLAIN and is_node(value)
 

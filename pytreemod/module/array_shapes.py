@@ -101,7 +101,7 @@ class Contract:
         return read
 
     def _size(self, token: str, used: set[str]) -> str | None:
-        """The source of one axis, or of several; None if the token names no size."""
+        """Return the source of one axis, or of several; None if the token names no size."""
         name = token.removeprefix("*")
         if name.isdigit():
             return name
@@ -131,7 +131,7 @@ def evaluated(cls: type, field: Any) -> Any:
 
 
 def options_of(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; for any other annotation, only that."""
+    """Return the alternatives of a union; for any other annotation, only that."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     return typing.get_args(annotation) if is_union else (annotation,)
 
@@ -144,15 +144,15 @@ def _warn_unread(cls: type, unread: dict[str, str]) -> None:
     text = explain(
         f"{cls.__qualname__}.{next(iter(unread))}",
         "an annotation that can be evaluated in its module",
-        "another; so its shape is not checked",
+        "another annotation; its shape is not checked",
         places=[f"{name}: {annotation}" for name, annotation in unread.items()],
-        hint="import its names when the program runs, too, and at the top of the module",
+        hint="import its names at the top of the module, not only for type checkers",
     )
     warn(FieldWarning, text)
 
 
 def contract_of(cls: Any) -> Contract:
-    """The contract of a Module class, read at the first request."""
+    """Return the contract of a Module class, read at the first request."""
     schema = cls.__record__.original
     if schema.contract is None:
         schema.contract = Contract(schema.cls)
@@ -192,7 +192,7 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
         changed: the names of the replaced fields.
 
     Raises:
-        ShapeError: an array has another shape, is missing, or should not exist.
+        ShapeError: if an array has another shape, is missing, or should not exist.
     """
     if not hasattr(class_of(made), "__array_shapes__"):
         return
@@ -208,7 +208,7 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
         # A subclass may arrange its array differently.
         if _fits(_at(before, name), was, was):
             needed = "None" if shape is None else f"shape {shape}"
-            places.append(f"{name}: {describe(_at(made, name))}, and {needed} would be needed")
+            places.append(f"{name}: {describe(_at(made, name))}, expected {needed}")
             first, *inside = name.split(".")
             arrays[f"{first}=None" if shape is None and not inside else f"{first}=..."] = None
     if places:
@@ -217,15 +217,18 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
         kind = class_of(made).__qualname__
         change = ", ".join(f"{name}={describe(getattr(made, name))}" for name in names)
         hint = [
-            "arrays and configuration go together; where they change, they change in one step:",
+            "replace the arrays and their configuration in one call:",
             f"layer = layer.replace({change}, {', '.join(arrays)})",
         ]
-        where, expected = f"{kind}({', '.join(names)})", "what its arrays were made for"
+        where, expected = (
+            f"{kind}({', '.join(names)})",
+            "values that fit its arrays",
+        )
         raise ShapeError(where, expected, change, places=places, hint=hint)
 
 
 def _at(node: Any, path: str) -> Any:
-    """The value at a path; None if a node on the way has no such child."""
+    """Return the value at a path; None if a node on the way has no such child."""
     for name in path.split("."):
         if not name.isdigit():
             node = getattr(node, name, None)

@@ -194,11 +194,11 @@ class ModuleMeta(abc.ABCMeta):
         if is_ready or (declared is not None and value is declared.default):
             super().__setattr__(name, value)
             return
-        kept = as_method(name, value)
+        stored = as_method(name, value)
         # Python finds an attribute with `__set__` before the entry in an instance.
-        if declared is not None and not hasattr(kept, "__set__"):
-            kept = ClassValue(name, kept)
-        super().__setattr__(name, kept)
+        if declared is not None and not hasattr(stored, "__set__"):
+            stored = ClassValue(name, stored)
+        super().__setattr__(name, stored)
         if name in ("__init__", "__check_init__"):
             _note_rules(cls)
             _note_checks(cls.__record__)
@@ -226,8 +226,8 @@ def _call_original(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """Make an instance of the original class when a method of a variant calls `type(self)(...)`.
 
     Raises:
-        FieldError: fields are stored in another form than they are read in. `dataclasses.replace`
-            calls the class with the values that it has read.
+        FieldError: if fields are stored in another form than they are read in.
+            `dataclasses.replace` calls the class with the values that it has read.
     """
     if not issubclass(cls, Reading):
         return cls.__passes_for__(*args, **kwargs)
@@ -236,10 +236,10 @@ def _call_original(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     raise FieldError(
         f"type(model)(...), or dataclasses.replace(model, ...), of a {name}",
         "a model in which all fields are read as they are stored",
-        f"one with ties or computed leaves ({', '.join(names)}), which the values of its "
-        "attributes do not have",
+        f"a model with ties or computed leaves ({', '.join(names)}), which its "
+        "attributes do not contain",
         hint=[
-            "exchange fields, or name the class:",
+            "replace fields, or name the class:",
             "model = model.replace(field=new)",
             f"{cls.__name__}(...)",
         ],
@@ -291,7 +291,8 @@ def _refuse_content(cls: type) -> None:
     """Refuse a base whose instances have contents beside their dict, such as exceptions and dicts.
 
     Raises:
-        FieldError: there is one. Its contents are not a field, so every transform would lose them.
+        FieldError: if there is one. Its contents are not a field, so every transform would lose
+            them.
     """
     for base in cls.__mro__:
         # Such classes have their own `__new__`, in C.
@@ -300,9 +301,9 @@ def _refuse_content(cls: type) -> None:
             name = next(own.__name__ for own in cls.__bases__ if issubclass(own, base))
             raise FieldError(
                 cls.__qualname__,
-                "bases whose instances hold nothing but their attributes",
-                f"{name}, whose content would be no field, and lost in transforms",
-                hint=["make a field of it:", f"{name.lower()}: {name}"],
+                "bases whose instances only have attributes",
+                f"{name}, whose content would not be a field, and transforms would lose it",
+                hint=["make it a field:", f"{name.lower()}: {name}"],
             )
 
 
@@ -310,14 +311,14 @@ def _note_version(cls: type, version: Any) -> None:
     """Store the file version of a class as an attribute, because cloudpickle copies attributes."""
     if type(version) is not int or version < 1:
         where = f"class {cls.__name__}(file_version=)"
-        raise FieldError(where, "a whole number, 1 or more", describe(version))
+        raise FieldError(where, "an integer, 1 or more", describe(version))
     # Not inherited: a subclass has its own fields, and so its own number.
     if version != 1:
         type.__setattr__(cls, "__file_version__", version)
 
 
 def file_version_of(cls: type) -> int:
-    """The version of a class that its files state: its `file_version=`, or 1."""
+    """Return the version of a class that its files state: its `file_version=`, or 1."""
     return vars(cls).get("__file_version__", 1)
 
 
@@ -334,7 +335,7 @@ def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bo
         schema.refusal = explain(
             name,
             "a concrete class",
-            "one that was declared with is_abstract=True. Cannot instantiate abstract Module",
+            "a class declared with is_abstract=True. Cannot instantiate abstract Module",
             hint=["subclass it:", f"class My{cls.__name__}({cls.__name__}): ..."],
         )
     elif missing or methods:
@@ -342,7 +343,7 @@ def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bo
         schema.refusal = explain(
             name,
             "a concrete class",
-            "an abstract one. "
+            "an abstract class. "
             f"Can't instantiate abstract class {name} with abstract attributes {lacks}",
             hint=["provide them in a subclass:", f"class My{cls.__name__}({cls.__name__}): ..."],
         )
@@ -400,7 +401,7 @@ def _warn_of_post_init(cls: type, own: bool) -> None:
         f"has both an `__init__` method ({where}.__init__) and a `__post_init__`, which "
         "does not run by itself",
         hint=[
-            "move its lines to the end of __init__, or make checks of them:",
+            "move its lines to the end of __init__, or turn them into checks:",
             "def __check_init__(self): ...",
         ],
     )
@@ -475,7 +476,7 @@ def _unhashable_text(node: Any) -> str:
     return explain(
         f"hash of {type(node).__qualname__}",
         "leaves that have a hash",
-        "some that have none",
+        "leaves without one",
         places=[f"{path_text(place.path)}: {describe(place.leaf)}" for place in found],
         hint=[
             "JAX hashes the function that it transforms. Pass the model as an argument, or use a "
@@ -541,8 +542,8 @@ class Module(Record, metaclass=ModuleMeta):
     `m.replace(x=v).x == v` where `x` has no converter.
 
     Raises:
-        FieldError: the class body or the construction is wrong; the message has a hint.
-        FrozenError: assignment or deletion after construction.
+        FieldError: if the class body or the construction is wrong; the message has a hint.
+        FrozenError: if code assigns to an instance, or deletes from it, after construction.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -576,9 +577,9 @@ class Module(Record, metaclass=ModuleMeta):
             A new instance.
 
         Raises:
-            FieldError: a name is no field, a static field would hold an array, or a value is
+            FieldError: if a name is not a field, a static field would hold an array, or a value is
                 outside its constraint.
-            ShapeError: the arrays of a layer of `pytreemod.nn` do not fit its new configuration.
+            ShapeError: if the arrays of a layer of `pytreemod.nn` do not fit its new configuration.
 
         Examples:
             >>> import pytreemod as pm

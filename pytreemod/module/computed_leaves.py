@@ -43,8 +43,8 @@ class Computed(Module, is_abstract=True):
     the leaves: `pm.named_leaves(grads)["weight.a"]`.
 
     Raises:
-        FieldError: `value()` does not return an array.
-        ShapeError: when the attribute is read: its arrays, or its value, have other shapes than
+        FieldError: if `value()` does not return an array.
+        ShapeError: when the attribute is read: if its arrays, or its value, have other shapes than
             when it was made.
 
     Examples:
@@ -75,10 +75,10 @@ class Computed(Module, is_abstract=True):
 
     @abstractmethod
     def value(self) -> Any:
-        """The array, computed from the fields."""
+        """Return the array, computed from the fields."""
 
     def __value_shape__(self) -> tuple[int, ...] | None:
-        """The shape of the value, where it is known without tracing `value`."""
+        """Return the shape of the value, where it is known without tracing `value`."""
         return None
 
     def __jax_array__(self) -> Any:
@@ -121,7 +121,7 @@ class Function(Computed):
     trees: tuple[Any, ...]
 
     def value(self) -> Any:
-        """The result of the function."""
+        """Return the result of the function."""
         return self.fn(*self.trees)
 
 
@@ -137,8 +137,8 @@ def computed(fn: Callable[..., Any], *trees: Any) -> Any:
         `fn` and `trees`.
 
     Raises:
-        ArgumentError: `fn` cannot be called.
-        FieldError: `fn` does not return an array.
+        ArgumentError: if `fn` cannot be called.
+        FieldError: if `fn` does not return an array.
 
     Examples:
         >>> import jax, jax.numpy as jnp

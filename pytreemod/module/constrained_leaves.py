@@ -57,35 +57,35 @@ class Constraint(AbstractConstraint):
 
     @abstractmethod
     def bound(self) -> str:
-        """The condition on a value, in words."""
+        """Return the condition on a value, in words."""
 
     @abstractmethod
     def forward(self, unconstrained: Any) -> Any:
-        """The constrained value."""
+        """Return the constrained value."""
 
     @abstractmethod
     def inverse(self, constrained: Any) -> Any:
-        """An array that `forward` maps to the value."""
+        """Return an array that `forward` maps to the value."""
 
     def fault(self, value: NDArray[Any]) -> str | None:
-        """The way in which a value violates the bound, in words; None if it does not."""
+        """Return the way in which a value violates the bound, in words; None if it does not."""
 
     def misfit(self, shape: tuple[int, ...]) -> str | None:
-        """The shapes that are allowed, if a value's is not one of them; otherwise None."""
+        """Return the shapes that are allowed, if a value's is not one of them; otherwise None."""
 
     def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
         """The shape of the value for an array of this shape; None if only `forward` knows."""
         return unconstrained
 
     def constrain(self, value: Any, where: str, old: Any = None) -> Any:
-        """The computed leaf that reads as a constrained value.
+        """Return the computed leaf that reads as a constrained value.
 
         The bound is checked here for concrete numbers, and by `invert_traced` for traced ones; not
         on other hosts.
 
         Raises:
-            FieldError: the value is outside the bound.
-            ShapeError: the constraint does not allow its shape.
+            FieldError: if the value is outside the bound.
+            ShapeError: if the constraint does not allow its shape.
         """
         # For several models at once, each has its own value.
         axes = count_made_as_one(old) if isinstance(old, Constrained) else 0
@@ -119,7 +119,7 @@ class Constraint(AbstractConstraint):
                 self._refuse(value, fault, where)
         unconstrained = self.invert_seen(value, axes)
         if not np.isfinite(np.asarray(unconstrained)).all():
-            self._refuse(value, "numbers too near to the bound", where)
+            self._refuse(value, "numbers too close to the bound", where)
         return unconstrained
 
     def invert_seen(self, value: Any, axes: int) -> Any:
@@ -131,13 +131,13 @@ class Constraint(AbstractConstraint):
         return self.inverse(value)
 
     def refusal(self, value: Any, fault: str, where: str) -> str:
-        """The message that refuses a value."""
+        """Return the message that refuses a value."""
         return explain(
             where,
             f"{self.bound()}, for the constraint {self!r}",
             f"{fault} in {describe(value)}",
             hint=[
-                "give it as it is read; to convert numbers without bounds, write:",
+                "pass the constrained value; to convert unconstrained numbers, write:",
                 f"pm.constraints.{self!r}.forward(unconstrained)",
             ],
         )
@@ -173,7 +173,7 @@ class Constrained(Computed):
     constraint: Constraint = field(static=True)
 
     def value(self) -> Any:
-        """The constrained value."""
+        """Return the constrained value."""
         return self.constraint.forward(self.unconstrained)
 
     def __value_shape__(self) -> tuple[int, ...] | None:

@@ -20,7 +20,7 @@ from pytreemod.typing import class_of, jtu
 
 
 def take_in(constraint: AbstractConstraint, value: Any, where: str, old: Any = None) -> Any:
-    """The stored value of a constrained field.
+    """Return the stored value of a constrained field.
 
     Args:
         constraint: the field's.
@@ -29,9 +29,9 @@ def take_in(constraint: AbstractConstraint, value: Any, where: str, old: Any = N
         old: the value stored there before, if any.
 
     Raises:
-        FieldError: it is not a number or an array of floating-point numbers, or is outside the
+        FieldError: if it is not a number or an array of floating-point numbers, or is outside the
             bound.
-        ShapeError: the constraint does not allow its shape.
+        ShapeError: if the constraint does not allow its shape.
     """
     if value is None or is_computed(value):
         return value
@@ -48,7 +48,7 @@ def take_in(constraint: AbstractConstraint, value: Any, where: str, old: Any = N
 def take_in_change(
     constraint: AbstractConstraint, old: Any, new: Any, where: str, *, is_built: bool
 ) -> Any:
-    """The stored value of a constrained field of an instance, for a new value.
+    """Return the stored value of a constrained field of an instance, for a new value.
 
     Args:
         constraint: the field's.
@@ -60,7 +60,8 @@ def take_in_change(
     Raises:
         FieldError: as for `take_in`.
         ShapeError: as for `take_in`.
-        AccessError: the instance is a tree of derivatives, which do not refer to the field's value.
+        AccessError: if the instance is a tree of derivatives, which do not refer to the field's
+            value.
     """
     if is_computed(old):
         leaves = jtu.tree_leaves(old)
@@ -88,12 +89,12 @@ def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoRe
         hint = ["convert them to floating-point numbers:", f"{field}=jnp.asarray(value, float)"]
     elif is_node(value):
         hint = [
-            "a constraint is for one array; declare a field for each, or let a Module hold each:",
+            "a constraint is for one array; declare a field for each, or a Module for each:",
             "class Bounded(pm.Module):",
             f"    value: jax.Array = pm.field(constraint=pm.constraints.{constraint!r})",
         ]
     else:
-        hint = ["give a number, or None where there is none:", f"{field}=1.0"]
+        hint = ["pass a number, or None for no value:", f"{field}=1.0"]
     expected = f"an array of floating-point numbers, or a number, for the constraint {constraint!r}"
     raise FieldError(where, expected, describe(value), hint=hint)
 

@@ -192,7 +192,7 @@ def compile_functions(
 
 
 def quoted(index: int) -> str:
-    """The placeholder in generated source for the quoted name of a field."""
+    """Return the placeholder in generated source for the quoted name of a field."""
     return repr(_placeholder(index))
 
 
@@ -225,7 +225,7 @@ def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
     """Give fields that `__init__` did not set the class's defaults.
 
     Raises:
-        FieldError: a field has neither a value nor a default.
+        FieldError: if a field has neither a value nor a default.
     """
     drop_overridden(schema.cls, schema.overridden, values)
     _fill(schema, values, ())
@@ -291,7 +291,7 @@ def refuse_version(schema: Schema, values: dict[str, Any], unset: Container[str]
         unset: names that it need not have.
 
     Raises:
-        FieldError: a field has no value, or a value has no field.
+        FieldError: if a field has no value, or a value has no field.
     """
     lacking = [name for name in schema.fields if name not in values and name not in unset]
     # Other names are notes, or copied by `module_update_wrapper`.
@@ -308,7 +308,7 @@ def refuse_version(schema: Schema, values: dict[str, Any], unset: Container[str]
         f"the fields that the class has now ({', '.join(schema.fields) or 'none'})",
         "; and ".join(found),
         hint=[
-            "it is of another version; give new fields a default, or say what becomes of it:",
+            "another version of the class wrote it; give new fields a default, or convert it:",
             "def __setstate__(self, state):",
             f"    {line}",
             "    self.__dict__.update(state)",
@@ -317,7 +317,7 @@ def refuse_version(schema: Schema, values: dict[str, Any], unset: Container[str]
 
 
 def _class_value(cls: type, field: dataclasses.Field[Any]) -> Any:
-    """The value that reading an unset field finds in the present class, or in its bases.
+    """Return the value that reading an unset field finds in the present class, or in its bases.
 
     That is its default, or the attribute that a subclass or a mixin has instead. A factory
     counts as an attribute of the class that declares the field. Functions and properties are not
@@ -375,7 +375,7 @@ def write_init(schema: Schema) -> Callable[..., None]:
     `__init__` has assigned before it calls this one are preserved.
 
     Raises:
-        FieldError: a field without a default follows one with a default.
+        FieldError: if a field without a default follows one with a default.
     """
     cls = schema.cls
     everything: dict[str, dataclasses.Field[Any]] = vars(cls)["__dataclass_fields__"]
@@ -489,7 +489,7 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
     Configuration is checked together with everything that may refer to it.
 
     Raises:
-        FieldError: a name is no field.
+        FieldError: if a name is not a field.
     """
     schema: Schema = class_of(node).__record__
     unknown = [name for name in changes if name not in schema.fields]
@@ -515,7 +515,7 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any:
-    """An instance of the class, or the variant, that these values require.
+    """Return an instance of the class, or the variant, that these values require.
 
     Args:
         cls: a Module class.
@@ -547,6 +547,6 @@ def with_notes(node: Any, notes: dict[str, Any], fields: dict[str, Any] | None =
 
 
 def all_of(node: Any) -> dict[str, Any]:
-    """The attributes of a Module in their stored form, and its notes."""
+    """Return the attributes of a Module in their stored form, and its notes."""
     layout = class_of(node).__record__.split(node)
     return {n: stored(node, n) for n in (*layout.data, *layout.config)} | layout.notes

@@ -137,7 +137,7 @@ class Held:
         self.value = _copied(value)
 
     def give(self) -> Any:
-        """A copy of the value."""
+        """Return a copy of the value."""
         return _copied(self.value)
 
     def __eq__(self, other: object) -> bool:
@@ -166,8 +166,8 @@ def warn_of_arrays(cls: type, name: str, value: Any) -> None:
                 f"{describe(value)}, which hides {found}",
                 places=[f"{name}{inside}: {found}"],
                 hint=[
-                    "they are constants: not trained, not moved, and compiled in; what keeps them "
-                    "visible:",
+                    "they are constants: not trained, not moved, and compiled in; to keep them "
+                    "visible, write:",
                     "pm.filter_jit(f), pm.filter_vmap(f), ... instead of jax.jit(f), jax.vmap(f)",
                     "pm.Partial(f, array) instead of functools.partial(f, array)",
                 ],
@@ -179,8 +179,8 @@ def warn_of_arrays(cls: type, name: str, value: Any) -> None:
                 f"{found}",
                 places=[f"{name}{inside}: {found}"] if inside else [],
                 hint=[
-                    "it is a constant, compiled in, and compared by its values at each call; "
-                    "declare it as data that training leaves alone, or keep plain numbers:",
+                    "it is a constant, compiled in, and compared by value in each call; "
+                    "declare it as data that is not trained, or use plain numbers:",
                     f"{name}: jax.Array = pm.buffer()",
                     f"{name}: tuple[float, ...] = pm.field(static=True)",
                 ],

@@ -20,14 +20,14 @@ from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import Tracer
 
 TRACED_HINT = (
-    "It decides which program is compiled. Pass a bool of Python, which is static for filter_jit:",
+    "It decides which program is compiled. Pass a Python bool, which is static for filter_jit:",
     "pm.filter_jit(step)(model, x, inference=True)",
     "model = pm.inference_mode(model)",
 )
 
 
 def checked(check: Callable[..., Any], *args: Any, optional: bool = False, **options: Any) -> Any:
-    """A field that stores the result of `check(where, value, *args)`.
+    """Return a field that stores the result of `check(where, value, *args)`.
 
     Args:
         check: from the field's name in errors and a value to the value to store; it raises.
@@ -48,7 +48,7 @@ def _static(accepts: Accepts, options: dict[str, Any]) -> Any:
 
 
 def size(minimum: int = 0, *, scalar: bool = False, optional: bool = False, **options: Any) -> Any:
-    """A field for an integer of at least `minimum`.
+    """Return a field for an integer of at least `minimum`.
 
     Args:
         minimum: the smallest size that makes sense.
@@ -72,7 +72,7 @@ def size(minimum: int = 0, *, scalar: bool = False, optional: bool = False, **op
 def sizes(
     minimum: int = 0, *, count: str | None = None, optional: bool = False, **options: Any
 ) -> Any:
-    """A field for one integer for each axis; a single integer is accepted, too.
+    """Return a field for one integer for each axis; a single integer is accepted, too.
 
     Args:
         minimum: the smallest integer that makes sense.
@@ -102,27 +102,27 @@ def sizes(
 
 
 def number(low: float, high: float = math.inf, **options: Any) -> Any:
-    """A field for a real number from `low` to `high`."""
+    """Return a field for a real number from `low` to `high`."""
     return checked(check_number, low, high, **options)
 
 
 def fraction(**options: Any) -> Any:
-    """A field for a number from 0 to 1."""
+    """Return a field for a number from 0 to 1."""
     return number(0.0, 1.0, **options)
 
 
 def flag(**options: Any) -> Any:
-    """A field for True or False."""
+    """Return a field for True or False."""
     return checked(check_flag, **options)
 
 
 def choice(*words: str, optional: bool = False, **options: Any) -> Any:
-    """A field for one of a few words; `words` are in upper case, values in either."""
+    """Return a field for one of a few words; `words` are in upper case, values in either."""
     return checked(check_choice, words, optional=optional, **options)
 
 
 def array(*, given: str, **options: Any) -> Any:
-    """A field for an array, or None if the field named `given` says so."""
+    """Return a field for an array, or None if the field named `given` says so."""
     return field(given=given, **options)
 
 
@@ -151,7 +151,7 @@ def check_size(where: str, value: Any, minimum: int = 0, *words: str) -> Any:
         A Python int, or the word.
 
     Raises:
-        ArgumentError: the value is not an integer, or too small.
+        ArgumentError: if the value is not an integer, or too small.
 
     Examples:
         >>> check_size("Linear(in_features)", 3)
@@ -165,7 +165,7 @@ def check_size(where: str, value: Any, minimum: int = 0, *words: str) -> Any:
     expected = " or ".join([f"an integer of at least {minimum}", *map(repr, words)])
     name, hint = where.partition("(")[2].rstrip(")") or "size", tuple[str, ...]()
     if is_traced(value):
-        why = "Sizes are part of the program. Pass an int of Python, static for filter_jit:"
+        why = "Sizes are part of the program. Pass a Python int, static for filter_jit:"
         hint = (why, f"{name}=4")
     elif isinstance(value, float) and value.is_integer() and value >= minimum:
         hint = ("write the integer:", f"{name}={int(value)}")
@@ -173,7 +173,7 @@ def check_size(where: str, value: Any, minimum: int = 0, *words: str) -> Any:
 
 
 def as_integer(value: Any) -> int | None:
-    """A Python int if `value` is a concrete integer; None otherwise.
+    """Return a Python int if `value` is a concrete integer; None otherwise.
 
     Booleans are not sizes: in `Linear(3, True)`, a `use_bias` is in the wrong position.
     """
@@ -208,7 +208,7 @@ def check_sizes(where: str, value: Any, count: int, minimum: int = 0) -> tuple[i
         `count` Python ints.
 
     Raises:
-        ArgumentError: not an integer, not `count` of them, or too small.
+        ArgumentError: if it is not an integer, not `count` of them, or too small.
 
     Examples:
         >>> check_sizes("Conv2d(stride)", 2, 2)
@@ -230,7 +230,7 @@ def is_traced(value: Any) -> bool:
 
 
 def as_number(value: Any) -> int | float | None:
-    """A Python number if `value` is a concrete real number; None otherwise."""
+    """Return a Python number if `value` is a concrete real number; None otherwise."""
     if not is_array_like(value) or is_traced(value) or np.ndim(value) != 0:
         return None
     number = np.asarray(value).item()
@@ -250,7 +250,7 @@ def check_number(where: str, value: Any, low: float, high: float = math.inf) -> 
         A Python float.
 
     Raises:
-        ArgumentError: not a number, or out of range.
+        ArgumentError: if it is not a number, or out of range.
 
     Examples:
         >>> check_number("Dropout(p)", 0.5, 0.0, 1.0)
@@ -283,7 +283,7 @@ def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
         The word in upper case.
 
     Raises:
-        ArgumentError: another word, or not a string.
+        ArgumentError: if it is another word, or not a string.
 
     Examples:
         >>> check_choice("Conv2d(padding_mode)", "zeros", ("ZEROS", "REFLECT"))

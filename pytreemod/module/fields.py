@@ -35,7 +35,7 @@ class AbstractConstraint(ABC):
 
     @abstractmethod
     def constrain(self, value: Any, where: str, old: Any = None) -> Any:
-        """The stored form of a constrained value.
+        """Return the stored form of a constrained value.
 
         Args:
             value: an array of floating-point numbers, or a Python float.
@@ -43,7 +43,7 @@ class AbstractConstraint(ABC):
             old: the value stored there before; its roles are preserved.
 
         Raises:
-            FieldError: the value is outside the bound, or of the wrong shape.
+            FieldError: if the value is outside the bound, or of the wrong shape.
         """
 
 
@@ -110,7 +110,7 @@ def field(
         The result of `dataclasses.field`; use it on the right of an annotated name.
 
     Raises:
-        FieldError: `metadata` already uses one of the names `static`, `converter`, `role`,
+        FieldError: if `metadata` already uses one of the names `static`, `converter`, `role`,
             `constraint`, `accepts`, `given`; or an argument has the wrong type.
 
     Examples:
@@ -139,9 +139,9 @@ def field(
     if clash:
         raise FieldError(
             "field(metadata)",
-            f"no {clash[0]!r} in it",
-            f"one. Cannot use metadata with `{clash[0]}` already set",
-            hint=["give it to field itself:", f"pm.field({clash[0]}=...)"],
+            f"metadata without {clash[0]!r}",
+            f"metadata with it. Cannot use metadata with `{clash[0]}` already set",
+            hint=["pass it to field itself:", f"pm.field({clash[0]}=...)"],
         )
     for name in (CONVERTER, ACCEPTS):
         if ours[name] is not None and not callable(ours[name]):
@@ -153,7 +153,7 @@ def field(
             "field",
             "a role for data, or static=True",
             f"both, static=True and role={role!r}",
-            hint="configuration has no role: leave one of the two out",
+            hint="configuration has no role: remove one of the two",
         )
     if constraint is not None:
         _check_constraint(constraint, static)
@@ -163,8 +163,8 @@ def field(
         return dataclasses.field(metadata=metadata, **kwargs)
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{name}={describe(value)}" for name, value in kwargs.items())
-        hint = f"it says: {error}"
-        expected = "arguments that dataclasses.field takes, too"
+        hint = f"dataclasses says: {error}"
+        expected = "arguments that dataclasses.field accepts"
         raise FieldError("field", expected, given, hint=hint) from error
 
 
@@ -175,7 +175,7 @@ def _check_constraint(constraint: Any, static: bool) -> None:
             "one of pm.constraints",
             describe(constraint),
             hint=[
-                "write, for instance:",
+                "for example:",
                 "pm.field(constraint=pm.constraints.positive)",
                 "pm.field(constraint=pm.constraints.interval(0.0, 1.0))",
                 "pm.field(constraint=pm.constraints.bijection(forward, inverse))",
@@ -187,7 +187,7 @@ def _check_constraint(constraint: Any, static: bool) -> None:
             "a constraint for data, or static=True",
             f"both, static=True and constraint={constraint!r}",
             hint=[
-                "configuration is not trained; for data that training leaves alone write:",
+                "configuration is not trained; for data that is not trained, write:",
                 f"pm.buffer(constraint=pm.constraints.{constraint!r})",
             ],
         )
@@ -251,15 +251,15 @@ def refuse_not_called(cls: type) -> None:
     """Refuse a declaration that was not called: `x: Array = pm.buffer`.
 
     Raises:
-        FieldError: there is one. Its default would be a function of this library.
+        FieldError: if there is one. Its default would be a function of this library.
     """
     for name, value in vars(cls).items():
         # By identity: a default may be an array.
         if any(value is declares for declares in (field, buffer, static_field)):
             raise FieldError(
                 f"{cls.__qualname__}.{name}",
-                "a field declaration, which is called",
-                f"{value.__name__} itself",
+                "a field declaration with parentheses",
+                f"{value.__name__} without parentheses",
                 hint=["write:", f"{name}: ... = pm.{value.__name__}()"],
             )
 
@@ -268,7 +268,7 @@ def refuse_mutable_default(cls: type, error: ValueError) -> None:
     """Raise the error for a default that `dataclasses` refuses because instances would share it.
 
     Raises:
-        FieldError: there is one.
+        FieldError: if there is one.
     """
     for name, value in vars(cls).items():
         default: Any = getattr(value, "default", value)
@@ -277,7 +277,7 @@ def refuse_mutable_default(cls: type, error: ValueError) -> None:
             made = kind if isinstance(default, (list, dict, set)) and not default else "lambda: ..."
             raise FieldError(
                 f"{cls.__qualname__}.{name}",
-                "a default that instances may share",
+                "a default that instances can share",
                 f"a mutable default, {describe(default)}",
                 hint=[
                     "make one for each instance:",
@@ -295,7 +295,7 @@ def refuse_declaration(cls: type, name: str) -> NoReturn:
     raise FieldError(
         f"{cls.__qualname__}.{name}",
         "a value",
-        "a field declaration, which belongs into the class body",
+        "a field declaration, which belongs in the class body",
         hint=[
             "declare the field there, and assign its value:",
             f"class {cls.__name__}(pm.Module):",

@@ -127,11 +127,11 @@ class Layout(AbstractSource):
         self.is_bare = self.waits and not self.early_data and not self.early_config
 
     def with_notes(self, notes: Mapping[str, Any]) -> Layout:
-        """The layout of an instance with these notes; this layout if there are none."""
+        """Return the layout of an instance with these notes; this layout if there are none."""
         return NotedLayout(self, notes) if notes else self
 
     def flatten(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The children and the auxiliary data of an instance with these fields.
+        """Return the children and the auxiliary data of an instance with these fields.
 
         **Law.** `layout.values(*layout.flatten(fields))` are the fields, and the layout. Held
         values are copied both ways.
@@ -144,7 +144,7 @@ class Layout(AbstractSource):
         return children, self.pack((self, *config))
 
     def values(self, children: Iterable[Any], aux: tuple[Any, ...]) -> dict[str, Any]:
-        """The fields of the instance that was flattened to these values, and its layout."""
+        """Return the fields of the instance that was flattened to these values, and its layout."""
         # `aux` begins with the layout.
         fields = dict(zip(self.names, (*children, *aux), strict=True))
         for name in self.held:
@@ -219,7 +219,7 @@ def layout_in(fields: dict[str, Any]) -> Layout | None:
 
 
 def note_of(node: Any, name: str, default: Any = ()) -> Any:
-    """An entry of a record that is not a field, under one of the library's names."""
+    """Return an entry of a record that is not a field, under one of the library's names."""
     layout = layout_in(node.__stored__)
     return default if layout is None else layout.notes.get(name, default)
 

@@ -207,7 +207,7 @@ _FUNCTIONS: tuple[type, ...] = (type(lambda: None), type(jax.jit(lambda: None)))
 
 
 def as_method(name: str, value: Any) -> Any:
-    """The attribute to store in a class for `value`, found in its body under `name`."""
+    """Return the attribute to store in a class for `value`, found in its body under `name`."""
     return Method(value) if is_method(name, value) else value
 
 

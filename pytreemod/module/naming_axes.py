@@ -21,11 +21,11 @@ from jaxtyping import AbstractArray
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.module.array_shapes import evaluated, options_of
 from pytreemod.module.flattening import note_of
+from pytreemod.module.leaf_notes import depth_of_holder, with_leaf_notes
 from pytreemod.module.reading import is_computed, made_of
-from pytreemod.module.said_of_leaves import depth_of_holder, with_said
 from pytreemod.module.schema import AXES
 from pytreemod.tree.members import holds_of
-from pytreemod.tree.nodes import Location, StandsFor, locations, record_of
+from pytreemod.tree.nodes import Location, Represents, locations, record_of
 from pytreemod.tree.paths import path_text, step_name
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.renewing import with_new_containers
@@ -38,7 +38,7 @@ AxisNames: TypeAlias = tuple[str | None, ...]
 
 
 def axis_names(tree: PyTree) -> PyTree:
-    """The names of the axes of each leaf, from the annotations of the fields.
+    """Return the names of the axes of each leaf, from the annotations of the fields.
 
     `weight: Float[Array, "out_features in_features"]` has the names `("out_features",
     "in_features")`. An axis without a name has None: one of fixed size (`"3"`), `_`, `...`, an
@@ -67,7 +67,7 @@ def axis_names(tree: PyTree) -> PyTree:
         A tree of the structure of `tree`, in which each leaf is a tuple as long as its rank.
 
     Raises:
-        ShapeError: the annotation of a leaf names axes, but does not fit its rank or its fixed
+        ShapeError: if the annotation of a leaf names axes, but does not fit its rank or its fixed
             sizes; the error lists the paths.
 
     Examples:
@@ -103,8 +103,8 @@ def with_axis_names(model: _T, names: By) -> _T:
         A new tree with the same arrays.
 
     Raises:
-        ArgumentError: `names` is not a `by`, or a value is not such a string.
-        SpecError: a leaf has another rank, or is in no Module; or `by` refuses the tree.
+        ArgumentError: if `names` is not a `by`, or a value is not such a string.
+        SpecError: if a leaf has another rank, or is in no Module; or `by` refuses the tree.
 
     Examples:
         >>> import jax
@@ -124,7 +124,7 @@ def with_axis_names(model: _T, names: By) -> _T:
     said = [text and _checked(text) for text in names.values(model, root="model")]
     pairs = [(loc, each) for loc, each in zip(locs, said, strict=True) if each is not None]
     _refuse_unheld([loc for loc, _ in pairs])
-    made = with_said(model, AXES, pairs)
+    made = with_leaf_notes(model, AXES, pairs)
     _refuse_unfit(made, [each is not None for each in said])
     return made
 
@@ -147,14 +147,14 @@ class LeafNames(NamedTuple):
 
 
 def fitting_names(where: str, locs: Sequence[Location]) -> list[LeafNames]:
-    """The names of the axes of leaves.
+    """Return the names of the axes of leaves.
 
     Args:
         where: the call, for errors.
         locs: the leaves.
 
     Raises:
-        ShapeError: as `axis_names`.
+        ShapeError: as for `axis_names`.
     """
     found = [names_of(loc) for loc in locs]
     _refuse_unnamed(where, locs, found)
@@ -162,7 +162,7 @@ def fitting_names(where: str, locs: Sequence[Location]) -> list[LeafNames]:
 
 
 def names_of(loc: Location) -> LeafNames:
-    """The names of the axes of a leaf of any tree.
+    """Return the names of the axes of a leaf of any tree.
 
     Args:
         loc: the leaf and its location.
@@ -190,7 +190,7 @@ class _Leaf:
     def __init__(self, loc: Location):
         self.path = loc.path
         self.shape: tuple[int, ...] = tuple(getattr(loc.leaf, "shape", ()))
-        self.nodes = [node for node in loc.nodes if class_of(node) is not StandsFor]
+        self.nodes = [node for node in loc.nodes if class_of(node) is not Represents]
         self.depth = depth_of_holder(loc)
         self.steps = tuple(map(step_name, loc.path[self.depth :]))
         self.front = tuple(_axis_name(self.nodes[len(hold.path)]) for hold in holds_of(loc))
@@ -213,7 +213,7 @@ class _Leaf:
         return (*said[:at], *rest.names, *said[at + 1 :])
 
     def annotated(self, shape: tuple[int, ...]) -> LeafNames:
-        """The names that classes give to a leaf of this shape at this path."""
+        """Return the names that classes give to a leaf of this shape at this path."""
         refused = LeafNames((None,) * len(shape))
         # With the layer axes that are present: inside a map they are not, though the nodes remain.
         for count in range(min(len(self.front), len(shape)), -1, -1):
@@ -229,7 +229,7 @@ class _Leaf:
         return _of_class(holder, self.steps, shape) if part is None else LeafNames(part)
 
     def _of_part(self, holder: Any, shape: tuple[int, ...]) -> AxisNames | None:
-        """The names of the field that reads as the array of which the leaf is a part."""
+        """Return the names of the field that reads as the array of which the leaf is a part."""
         above = max((i for i in range(self.depth) if record_of(self.nodes[i])), default=-1)
         value = made_of(holder).shape
         if above < 0 or value is None:
@@ -249,7 +249,7 @@ def _of_class(holder: Any, steps: tuple[str, ...], shape: tuple[int, ...]) -> Le
     of_instance = getattr(class_of(holder), "__axis_names__", None)
     names = None if of_instance is None else of_instance(holder).get(name)
     if names is not None:
-        shown = f"{class_of(holder).__qualname__}.__axis_names__ gives {tuple(names)}"
+        shown = f"{class_of(holder).__qualname__}.__axis_names__ returns {tuple(names)}"
         fits = len(names) == len(shape)
         return LeafNames(tuple(names)) if fits else LeafNames(nothing, shown, is_unfit=True)
     reason, options = _options(class_of(holder).__record__.original.cls, steps)
@@ -261,7 +261,7 @@ def _of_class(holder: Any, steps: tuple[str, ...], shape: tuple[int, ...]) -> Le
 
 
 def _axis_name(node: Any) -> str | None:
-    """The name that a node gives to its layer axis."""
+    """Return the name that a node gives to its layer axis."""
     name = getattr(node, "axis_name", None)
     if isinstance(name, str):
         return name
@@ -284,7 +284,7 @@ def _once(names: AxisNames) -> AxisNames:
 # Cached for the process, because JAX never frees the classes of its pytrees.
 @ft.cache
 def _annotations(cls: Any) -> dict[str, Any]:
-    """The annotations of a class's fields; for one that cannot be evaluated, the error."""
+    """Return the annotations of a class's fields; for one that cannot be evaluated, the error."""
     found: dict[str, Any] = {}
     for name, field in cls.__record__.fields.items():
         try:
@@ -298,7 +298,7 @@ def _annotations(cls: Any) -> dict[str, Any]:
 # Each layer of a model asks the same.
 @ft.lru_cache(maxsize=4096)
 def _options(cls: Any, steps: tuple[str, ...]) -> tuple[str, list[list[str]]]:
-    """The axes that annotations give the arrays at these steps below an instance of a class.
+    """Return the axes that annotations give the arrays at these steps below an instance of a class.
 
     Returns:
         A reason why none fits, and the tokens of each alternative.
@@ -316,7 +316,7 @@ def _options(cls: Any, steps: tuple[str, ...]) -> tuple[str, list[list[str]]]:
 
 
 def _plain(annotation: Any) -> Any:
-    """An annotation without wrappers around it: an alias, `Annotated`."""
+    """Return an annotation without wrappers around it: an alias, `Annotated`."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
@@ -331,7 +331,7 @@ def _is_array(kind: Any) -> bool:
 
 
 def _element(annotation: Any, step: str) -> Any:
-    """The annotation of an element of a container; None if there is none."""
+    """Return the annotation of an element of a container; None if there is none."""
     for option in options_of(_plain(annotation)):
         origin, args = typing.get_origin(option), typing.get_args(option)
         if origin is tuple and args[1:] != (...,):
@@ -370,7 +370,7 @@ def _is_variadic(token: str) -> bool:
 
 
 def _name(token: str) -> str | None:
-    """The name of one axis: none for a fixed size, an anonymous one, or an expression."""
+    """Return the name of one axis: none for a fixed size, an anonymous one, or an expression."""
     name = token.lstrip("#?")
     return name if name.isidentifier() and not name.startswith("_") else None
 
@@ -383,7 +383,7 @@ _WORDS = {"...": ..., "_": None}
 
 
 def _checked(text: Any) -> str:
-    """A string that names axes, with one blank between names."""
+    """Return a string that names axes, with one blank between names."""
     names = text.split() if isinstance(text, str) else []
     is_word = [name == "..." or name.isidentifier() for name in names]
     if not names or not all(is_word) or names.count("...") > 1:
@@ -391,7 +391,7 @@ def _checked(text: Any) -> str:
             "with_axis_names(names)",
             "one name for each axis, `_` for none, and at most one `...`",
             describe(text),
-            hint=["write, for instance", 'pm.by({"blocks.*.up.weight": "mlp embed", ...: None})'],
+            hint=["for example:", 'pm.by({"blocks.*.up.weight": "mlp embed", ...: None})'],
         )
     return " ".join(names)
 
@@ -412,7 +412,7 @@ def _refuse_unnamed(where: str, locs: Sequence[Location], found: Sequence[LeafNa
             f"{len(unfit)} that do{'es' * (len(unfit) == 1)} not",
             places=unfit,
             hint=[
-                "an axis that a map has added has to be named:",
+                "name the axis that a map has added:",
                 'pm.with_axis_names(model, pm.by({"**": "layers ..."}))',
             ],
         )
@@ -423,7 +423,7 @@ def _refuse_unheld(locs: Sequence[Location]) -> None:
     if lost:
         raise SpecError(
             "with_axis_names(names)",
-            "leaves of Modules, whose configuration has the names",
+            "leaves of Modules, which store the names of axes",
             "leaves outside Modules",
             places=lost,
         )
@@ -439,10 +439,10 @@ def _refuse_unfit(made: Any, is_said: Sequence[bool]) -> None:
         raise SpecError(
             "with_axis_names(names)",
             "a name for each axis of a leaf",
-            f"another number for {len(unfit)}",
+            f"another number of names for {len(unfit)}",
             places=unfit,
             hint=[
-                "leave out those that have other axes:",
+                "leave out the leaves with other axes:",
                 'pm.by({path: None, "**": "layers ..."})',
             ],
         )

@@ -49,13 +49,13 @@ OURS: dict[str, tuple[str, ...]] = {
 
 
 _OPPOSITE = frozenset({"training", "train"})
-_MODE = ("A model has its mode, not the call:", "model = pm.inference_mode(model)")
-_HEARD = "True marks keys to look at here, and numbers added to the weights are a bias:"
+_MODE = ("The mode is set on the model, not in the call:", "model = pm.inference_mode(model)")
+_HEARD = "True means attend; numbers added to the attention logits are a bias:"
 _HINTS: dict[str, tuple[str, ...]] = {
     "attn_mask": (_HEARD, "mask=~attn_mask", "bias=attn_mask"),
     "key_padding_mask": (_HEARD, "mask=~key_padding_mask[:, None, None, :]"),
     "decode": (
-        "A layer is made with a cache, and a call goes on from a State:",
+        "Create the layer with a cache, and pass its State to each call:",
         "cache_size=128",
         "state=state",
     ),
@@ -70,46 +70,49 @@ _NOT_HERE: dict[str, tuple[str, ...]] = {
 """Arguments that no layer here has."""
 
 OTHER_MEMBERS: dict[str, tuple[str, ...]] = {
-    "eval": ("A new model, in which nothing is dropped:", "model = pm.inference_mode(model)"),
-    "train": ("A new model, for training:", "model = pm.inference_mode(model, False)"),
+    "eval": ("Create a copy in inference mode:", "model = pm.inference_mode(model)"),
+    "train": ("Create a copy in training mode:", "model = pm.inference_mode(model, False)"),
     "parameters": (
-        "Gradients and optimizers take the model itself; its parameters alone are",
+        "Gradients and optimizers take the model itself; for only the parameters, write:",
         "params, others = pm.trainable(model)",
     ),
-    "named_parameters": ("The arrays by their paths:", "arrays = pm.named_leaves(model)"),
+    "named_parameters": ("List the arrays by path:", "arrays = pm.named_leaves(model)"),
     "state_dict": (
-        "To write a file, or for PyTorch:",
+        "Save a file, or convert to PyTorch:",
         'pm.save("model.safetensors", model)',
         "state_dict = pm.to_torch(model)",
     ),
     "load_state_dict": (
-        "A new model, from a file or from PyTorch:",
+        "Load a file, or convert from PyTorch; both return a new model:",
         'model = pm.load("model.safetensors", model)',
         "model = pm.from_torch(model, state_dict)",
     ),
     "to": (
-        "A new model, on a device or in another precision:",
+        "Create a copy on a device, or in another precision:",
         "model = jax.device_put(model, device)",
         'model = pm.with_precision(model, "bfloat16")',
     ),
-    "cuda": ("A new model:", 'model = jax.device_put(model, jax.devices("cuda")[0])'),
-    "cpu": ("A new model:", 'model = jax.device_put(model, jax.devices("cpu")[0])'),
+    "cuda": (
+        "Create a copy on the device:",
+        'model = jax.device_put(model, jax.devices("cuda")[0])',
+    ),
+    "cpu": ("Create a copy on the device:", 'model = jax.device_put(model, jax.devices("cpu")[0])'),
     "zero_grad": (
-        "Gradients are values, and do not add up by themselves:",
+        "Gradients are values; nothing accumulates them:",
         "grads = pm.filter_grad(loss)(model, x)",
     ),
     "requires_grad_": (
-        "The gradient says which leaves it is for:",
+        "Choose the leaves when you take the gradient:",
         'grads = pm.filter_grad(loss, wrt="head.**")(model, x)',
     ),
     "register_buffer": ("Declare a field in the class:", "mean: jax.Array = pm.buffer()"),
     "apply": (
-        "A model holds its parameters; call it, or change layers inside:",
+        "A model contains its parameters; call it, or replace layers in it:",
         "y = model(x)",
         "model = pm.tree_at(nn.Linear, model, replace_fn=function)",
     ),
     "fit": (
-        "The loop is yours; a step of it is",
+        "Write the loop yourself; its step is:",
         "grads = pm.filter_grad(loss)(model, x, y)",
         "model, opt = opt.update(model, grads)",
     ),
@@ -118,43 +121,46 @@ OTHER_MEMBERS: dict[str, tuple[str, ...]] = {
         "opt = pm.Optimizer(optax.adam(1e-3)).init(model)",
         "step = pm.filter_jit(step)",
     ),
-    "predict": ("A model is called:", "y = model(x)"),
-    "summary": ("It is a function:", "pm.summary(model, x)"),
+    "predict": ("Call the model:", "y = model(x)"),
+    "summary": ("Use the function:", "pm.summary(model, x)"),
     "init": (
-        "A model has its parameters once it is made:",
+        "A model has its parameters when it is created:",
         "model = nn.Linear(3, 4, key=jax.random.key(0))",
     ),
 }
 """Attributes of models of PyTorch and Flax, and code to write instead."""
 
-_FILTERS = "Transforms that divide arrays from the rest have another name:"
-_TREE = "A model is a tree, which goes through JAX as it is:"
-_FUNCTIONS = "Functions are layers by"
-_LOSSES = "Losses are functions, such as those of optax:"
+_FILTERS = "The transform for trees with non-array leaves has another name:"
+_TREE = "A model is a pytree; pass it to JAX directly:"
+_FUNCTIONS = "Wrap a function to use it as a layer:"
+_LOSSES = "Use a loss function of optax:"
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "Module": ("It is in the package itself:", "pm.Module"),
-    "Parameter": ("A field of a Module holds an array:", "weight: jax.Array"),
-    "Param": ("A field of a Module holds an array:", "weight: jax.Array"),
-    "Variable": ("A field of a Module that is not trained:", "mean: jax.Array = pm.buffer()"),
-    "Buffer": ("A field of a Module that is not trained:", "mean: jax.Array = pm.buffer()"),
-    "BatchStat": ("What calls change is in a State:", "mean: pm.StateIndex"),
-    "Rngs": ("Layers take keys:", "keys = pm.init_keys(jax.random.key(0))"),
-    "compact": ("Layers are fields, made in __init__:", "layer: nn.Linear"),
-    "ModuleList": ("A list is a field like any other:", "layers: list[nn.Linear]"),
-    "ModuleDict": ("A dict is a field like any other:", "layers: dict[str, nn.Linear]"),
-    "List": ("A list is a field like any other:", "layers: list[nn.Linear]"),
-    "Dict": ("A dict is a field like any other:", "layers: dict[str, nn.Linear]"),
+    "Module": ("It is in the package, not in nn:", "pm.Module"),
+    "Parameter": ("Declare a field with an array:", "weight: jax.Array"),
+    "Param": ("Declare a field with an array:", "weight: jax.Array"),
+    "Variable": ("Declare a field that is not trained:", "mean: jax.Array = pm.buffer()"),
+    "Buffer": ("Declare a field that is not trained:", "mean: jax.Array = pm.buffer()"),
+    "BatchStat": (
+        "Declare a token; a State has the values that calls change:",
+        "mean: pm.StateIndex",
+    ),
+    "Rngs": ("Pass random keys to the layers:", "keys = pm.init_keys(jax.random.key(0))"),
+    "compact": ("Declare layers as fields, and create them in __init__:", "layer: nn.Linear"),
+    "ModuleList": ("Use a list as a field:", "layers: list[nn.Linear]"),
+    "ModuleDict": ("Use a dict as a field:", "layers: dict[str, nn.Linear]"),
+    "List": ("Use a list as a field:", "layers: list[nn.Linear]"),
+    "Dict": ("Use a dict as a field:", "layers: dict[str, nn.Linear]"),
     "Dense": ("It has another name here:", "nn.Linear(3, 4, key=jax.random.key(0))"),
     "Embed": ("It has another name here:", "nn.Embedding(3, 4, key=jax.random.key(0))"),
     "MultiHeadAttention": (
         "It has another name here:",
         "nn.MultiheadAttention(2, 4, key=jax.random.key(0))",
     ),
-    "BatchNorm1d": ("One class is for images of all ranks:", "nn.BatchNorm(3)"),
-    "BatchNorm2d": ("One class is for images of all ranks:", "nn.BatchNorm(3)"),
-    "BatchNorm3d": ("One class is for images of all ranks:", "nn.BatchNorm(3)"),
-    "LSTM": ("A cell, step by step:", "nn.RNN(nn.LSTMCell(3, 4, key=jax.random.key(0)))"),
-    "GRU": ("A cell, step by step:", "nn.RNN(nn.GRUCell(3, 4, key=jax.random.key(0)))"),
+    "BatchNorm1d": ("One class supports inputs of any rank:", "nn.BatchNorm(3)"),
+    "BatchNorm2d": ("One class supports inputs of any rank:", "nn.BatchNorm(3)"),
+    "BatchNorm3d": ("One class supports inputs of any rank:", "nn.BatchNorm(3)"),
+    "LSTM": ("Run a cell over the steps:", "nn.RNN(nn.LSTMCell(3, 4, key=jax.random.key(0)))"),
+    "GRU": ("Run a cell over the steps:", "nn.RNN(nn.GRUCell(3, 4, key=jax.random.key(0)))"),
     "jit": (_FILTERS, "pm.filter_jit(f)"),
     "grad": (_FILTERS, "pm.filter_grad(loss)"),
     "value_and_grad": (_FILTERS, "pm.filter_value_and_grad(loss)"),
@@ -165,7 +171,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "remat": (_FILTERS, "pm.filter_checkpoint(f)"),
     "split": (_TREE, "leaves, structure = jax.tree.flatten(model)"),
     "merge": (_TREE, "model = jax.tree.unflatten(structure, leaves)"),
-    "no_grad": ("A gradient is taken where it is asked for alone:", "y = model(x)"),
+    "no_grad": ("Only the derivatives that you ask for are computed:", "y = model(x)"),
     "ReLU": (_FUNCTIONS, "nn.Lambda(jax.nn.relu)"),
     "GELU": (_FUNCTIONS, "nn.Lambda(jax.nn.gelu)"),
     "SiLU": (_FUNCTIONS, "nn.Lambda(jax.nn.silu)"),
@@ -203,7 +209,7 @@ class OtherMember(Waiting):
         return self.without(instance, owner, bases[bases.index(self.home) + 1 :])
 
     def missing(self, instance: Any, owner: type) -> AttributeError:
-        """The error, with a hint."""
+        """Return the error, with a hint."""
         where, hint = f"{owner.__qualname__}.{self.name}", OTHER_MEMBERS[self.name]
         return MissingNameError(where, "an attribute", _GOT, hint=hint)
 
@@ -219,7 +225,7 @@ def add_other_members(home: type) -> None:
 
 
 def without_other_members(cls: Any, names: Iterable[str]) -> list[str]:
-    """The names in `dir` of a class or its instance that really exist."""
+    """Return the names in `dir` of a class or its instance that really exist."""
     fields = cls.__record__.fields
     return [n for n in names if n not in OTHER_MEMBERS or n in fields or has_attribute(cls, n)]
 
@@ -239,20 +245,20 @@ def refuse_name(package: str, name: str) -> NoReturn:
         Traceback (most recent call last):
         pytreemod.errors.MissingNameError: pytreemod.nn.Module: expected an attribute, got a name \
 that only other libraries have.
-          It is in the package itself:
+          It is in the package, not in nn:
               pm.Module
     """
     if name in OTHER_NAMES:
         where = f"{package}.{name}"
         raise MissingNameError(where, "an attribute", _GOT, hint=OTHER_NAMES[name])
-    told = f"module {package!r} has no attribute {name!r}"
-    raise AttributeError(told, name=name, obj=sys.modules[package])
+    message = f"module {package!r} has no attribute {name!r}"
+    raise AttributeError(message, name=name, obj=sys.modules[package])
 
 
 def refuse_other_words(
     call: Callable[..., Any], owner: str, given: Iterable[str], error: TypeError
 ) -> None:
-    """Raise a hint for an argument that has another name here, or is misspelt.
+    """Raise a hint for an argument that has another name here, or is misspelled.
 
     Args:
         call: the function that was called.
@@ -261,8 +267,8 @@ def refuse_other_words(
         error: the error that Python raised.
 
     Raises:
-        ArgumentError: an argument has another name here, or is misspelt.
-        RngError: only the random key is missing.
+        ArgumentError: if an argument has another name here, or is misspelled.
+        RngError: if only the random key is missing.
     """
     text = str(error)
     if text == f"{call.__qualname__}() missing 1 required keyword-only argument: 'key'":
@@ -276,16 +282,16 @@ def refuse_other_words(
         if word in OURS and word not in names:
             ours = next((name for name in OURS[word] if name in names), None)
             if ours is None and "inference" in OURS[word]:
-                raise _refusal(owner, word, "no mode in a call", _MODE) from error
+                raise _refusal(owner, word, "a call without a mode", _MODE) from error
             if ours is not None:
                 hint = _HINTS.get(word, ("It has another name here:", f"{ours}=..."))
                 if word in _OPPOSITE:
-                    hint = ("It says the opposite here:", f"{ours}=not {word}")
+                    hint = ("The argument here has the opposite meaning:", f"{ours}=not {word}")
                 raise _refusal(owner, word, f"{ours}=", hint) from error
         meant = get_close_matches(word, names.keys() - {*given}, n=1)
         if meant and word not in names:
             # Python 3.13 gives this hint itself.
-            hint = ("perhaps it is", f"{meant[0]}=...")
+            hint = ("did you mean", f"{meant[0]}=...")
             raise _refusal(owner, word, "its own arguments", hint) from error
 
 

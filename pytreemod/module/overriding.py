@@ -22,7 +22,7 @@ _PROPERTIES = (property, ft.cached_property)
 
 
 def find_overridden(cls: type, value_kinds: tuple[type, ...]) -> dict[str, Any]:
-    """The attributes that replace fields, by name.
+    """Return the attributes that replace fields, by name.
 
     Args:
         cls: a class whose fields `dataclasses` has collected.
@@ -56,7 +56,7 @@ def drop_overridden(cls: type, overridden: dict[str, Any], values: dict[str, Any
     """Remove values that the `__init__` of a base has stored under the name of a method.
 
     Raises:
-        FieldError: a value was passed explicitly, and is not a default.
+        FieldError: if a value was passed explicitly, and is not a default.
     """
     for name in overridden:
         if name not in values:
@@ -77,7 +77,7 @@ def refuse_overridden(cls: type, name: str, found: Any, given: Any) -> NoReturn:
         f"no value, because a {what} of {owner} replaces the field",
         describe(given),
         hint=[
-            f"set it only where it is a field, or give the {what} another name:",
+            f"set it only in classes where it is a field, or rename the {what}:",
             f"if not isinstance(self, {cls.__name__}):",
             f"    self.{name} = {name}",
         ],
@@ -88,7 +88,7 @@ def refuse_properties(cls: type) -> None:
     """Refuse a field and a property of one name: Python would only read the property.
 
     Raises:
-        FieldError: the class body annotates the name of a property, its own or of a base.
+        FieldError: if the class body annotates the name of a property, its own or of a base.
     """
     own = inspect.get_annotations(cls)
     for field in dataclasses.fields(cls):

@@ -56,7 +56,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
         A copy of `wrapper` that has these, as configuration.
 
     Raises:
-        FieldError: the class has no property `__wrapped__`.
+        FieldError: if the class has no property `__wrapped__`.
 
     Examples:
         >>> import pytreemod as pm

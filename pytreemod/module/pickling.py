@@ -97,7 +97,7 @@ def fill(schema: Schema, pickled: PickledSchema) -> None:
 
 
 def reduced(self: Any) -> Any:
-    """The result of a Module's `__reduce__`."""
+    """Return the result of a Module's `__reduce__`."""
     cls: Any = own_class(self)
     layout, values = class_of(self).__record__.split(self), all_of(self)
     if not _has_own_state(class_of(self)):
@@ -123,7 +123,7 @@ def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
         config: the names of configuration; and of fields that were not set.
 
     Raises:
-        FieldError: the class has other fields now.
+        FieldError: if the class has other fields now.
     """
     schema: Schema = cls.__record__
     values = dict(referred(values))
@@ -179,7 +179,7 @@ def _has_own_state(cls: Any) -> bool:
 
 
 def deep_copied(node: Any, memo: dict[int, Any]) -> Any:
-    """The result of a Module's `__deepcopy__`."""
+    """Return the result of a Module's `__deepcopy__`."""
     if _pickles_itself(class_of(node)):
         return _deep_copy_as_pickled(node, memo)
     # Configuration is shared: a copied jitted function would be another function.
@@ -198,11 +198,11 @@ def _pickles_itself(cls: Any) -> bool:
 
 def _deep_copy_as_pickled(node: Any, memo: dict[int, Any]) -> Any:
     """Do as `copy.deepcopy` does for a class without `__deepcopy__`."""
-    told: Any = node.__reduce_ex__(4)
-    if isinstance(told, str):
+    reduction: Any = node.__reduce_ex__(4)
+    if isinstance(reduction, str):
         return node
-    make: Any = told[0]
-    arguments, state = told[1], told[2] if len(told) > 2 else None
+    make: Any = reduction[0]
+    arguments, state = reduction[1], reduction[2] if len(reduction) > 2 else None
     made = make(*copy.deepcopy(arguments, memo))
     memo[id(node)] = made
     if state is not None:

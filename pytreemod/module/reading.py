@@ -74,7 +74,7 @@ UNKNOWN = Made(None, None)
 
 
 def made_of(node: Any) -> Made:
-    """The shapes of a computed leaf when it was made."""
+    """Return the shapes of a computed leaf when it was made."""
     return note_of(node, MADE, UNKNOWN)
 
 
@@ -88,7 +88,7 @@ def observe(node: Any) -> Made:
     """The shapes of a computed leaf that has just been built; its value is not computed for that.
 
     Raises:
-        FieldError: `value()` does not return an array.
+        FieldError: if `value()` does not return an array.
     """
     leaves, treedef = jtu.tree_flatten(node)
     if not all(map(_has_shape, leaves)):
@@ -106,19 +106,19 @@ def observe(node: Any) -> Made:
 
 
 def evaluate(node: Any, where: str) -> Any:
-    """The value of a computed leaf; for abstract arrays, its shape and dtype.
+    """Return the value of a computed leaf; for abstract arrays, its shape and dtype.
 
     Args:
         node: the leaf.
         where: the attribute that is read, for errors.
 
     Raises:
-        ShapeError: its arrays have other shapes than when it was made (they are of several models,
-            or gradients), or its value has another shape.
-        FieldError: `value()` does not return an array.
+        ShapeError: if its arrays have other shapes than when it was made (they are of several
+            models, or gradients), or its value has another shape.
+        FieldError: if `value()` does not return an array.
     """
     if is_derivative(node):
-        _refuse_derivatives(where, "derivatives by its parts")
+        _refuse_derivatives(where, "derivatives with respect to its parts")
     made = made_of(node)
     leaves = jtu.tree_leaves(node)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
@@ -132,9 +132,12 @@ def evaluate(node: Any, where: str) -> Any:
     if made.shape is not None and not (is_same and value.ndim == len(made.shape)):
         raise ShapeError(
             where,
-            f"the shape that it had when it was made, {made.shape}",
+            f"its original shape, {made.shape}",
             f"{describe(value)} from {class_of(node).__qualname__}.value()",
-            hint=["make another:", f"pm.tree_at(lambda m: m.path.to.{_last(where)}, m, new)"],
+            hint=[
+                "replace the computed leaf:",
+                f"pm.tree_at(lambda m: m.path.to.{_last(where)}, m, new)",
+            ],
         )
     return value
 
@@ -162,7 +165,7 @@ def _evaluate_mapped(node: Any, where: str, axes: int) -> Any:
 
 
 def count_made_as_one(node: Any) -> int:
-    """The number of axes that every array of a computed leaf has gained since it was made.
+    """Return the number of axes that every array of a computed leaf has gained since it was made.
 
     That is how often the leaf was mapped or stacked. 0 if only some arrays have gained axes.
 
@@ -187,7 +190,7 @@ def _has_shape(leaf: Any) -> bool:
 
 
 def leaf_shape(leaf: Any) -> tuple[int, ...]:
-    """The shape of an array, or of a value instead of one; a number has none."""
+    """Return the shape of an array, or of a value instead of one; a number has none."""
     return tuple(getattr(leaf, "shape", ()))
 
 
@@ -201,7 +204,7 @@ def _value(node: Any, where: str) -> Any:
     except AttributeError as error:
         # Python would take it for an error of the field itself, and call `__getattr__`.
         expected = f"{class_of(node).__qualname__}.value() to run"
-        hint = f"it says: {error}"
+        hint = f"the error is: {error}"
         raise FieldError(where, expected, "an AttributeError", hint=hint) from error
     if not is_array(value):
         raise FieldError(
@@ -225,12 +228,12 @@ def _refuse_leaves(
     # A part of the value of several layers, such as one layer of a Stack.
     if any(len(shape) < len(own) for own, shape in zip(made, shapes, strict=False)):
         hint = [
-            "resolve values that are computed from several models before you take these apart:",
+            "resolve computed values before you split several models:",
             "model = pm.resolve(model)",
         ]
     raise ShapeError(
         where,
-        f"a value computed from the shapes {', '.join(map(str, made))}, as it was made",
+        f"a value computed from arrays of the shapes {', '.join(map(str, made))}",
         f"arrays of the shapes {', '.join(map(str, shapes))}",
         hint=hint,
     )
@@ -242,7 +245,7 @@ def _refuse_derivatives(where: str, found: str) -> NoReturn:
         "a value computed from a model's arrays",
         found,
         hint=[
-            "gradients, and the parts of a model, have no computed values; look at the leaves:",
+            "gradients and partitions of a model have no computed values; read the leaves:",
             "pm.named_leaves(grads)",
         ],
     )
@@ -292,11 +295,11 @@ class Tie:
         self.place, self.source = place, source
 
     def stand_in(self, node: Any) -> Any:
-        """The value to read at the tied path, given the `node` at the source."""
+        """Return the value to read at the tied path, given the `node` at the source."""
         return node
 
     def parts(self) -> tuple[Any, ...]:
-        """All parts of the tie."""
+        """Return all parts of the tie."""
         return self.place, self.source
 
     def __eq__(self, other: object) -> bool:
@@ -312,7 +315,7 @@ class Ties(Varying, tuple[Tie, ...]):
     """The ties of a node. A class, so that JAX does not look for arrays in the tuple."""
 
     def traits(self) -> Iterator[Trait]:
-        """The fields in which something is tied are read differently."""
+        """Return the fields in which something is tied are read differently."""
         return ((Reading, tie.place[0].name) for tie in self)
 
     @ft.cached_property
@@ -342,11 +345,11 @@ class AbstractAsked(tuple[tuple[Any, Any, Any], ...], ABC):
 
     @abstractmethod
     def tied(self, node: Any) -> Any:
-        """The finished instance, tied; one that lacks a size stores the calls."""
+        """Return the finished instance, tied; one that lacks a size stores the calls."""
 
 
 def ties_of(node: Any) -> Ties:
-    """The ties of a node, outermost tied paths first."""
+    """Return the ties of a node, outermost tied paths first."""
     return _NO_TIES if record_of(node) is None else note_of(node, TIES, _NO_TIES)
 
 
@@ -363,7 +366,7 @@ def follow(node: Any, path: KeyPath, followed: dict[Any, Any] | None = None) -> 
             paths; with the nodes, so that they stay alive.
 
     Raises:
-        SpecError: ties form a circle.
+        SpecError: if ties form a circle.
     """
     if not path:
         return node
@@ -398,7 +401,7 @@ def _source(node: Any, tie: Tie, followed: dict[Any, Any]) -> Any:
             "a path with its own value at the end of every chain of ties",
             "ties in a circle",
             places=dict.fromkeys(places),
-            hint=["take one of them away:", f"pm.untie(model, {path_text(tie.place)!r})"],
+            hint=["remove one of them:", f"pm.untie(model, {path_text(tie.place)!r})"],
         )
     return known[2]
 
@@ -450,7 +453,7 @@ class Reading(Variant):
 
 
 def traits_of(values: dict[str, Any]) -> Iterator[Trait]:
-    """The traits of an instance with these values."""
+    """Yield the traits of an instance with these values."""
     for name, value in values.items():
         if is_computed(value):
             yield Reading, name
@@ -462,7 +465,7 @@ def refuse_untied(node: Any, changes: dict[str, Any]) -> None:
     """Refuse new values for fields that lack a tie that the instance has.
 
     Raises:
-        AccessError: there is one.
+        AccessError: if there is one.
     """
     for tie in ties_of(node):
         name = tie.place[0].name
@@ -475,10 +478,10 @@ def refuse_tied_place(tie: Tie) -> NoReturn:
     place, source = path_text(tie.place), path_text(tie.source)
     raise AccessError(
         place,
-        f"no edit, because it is tied to {source}",
+        f"no edit, because the path is tied to {source}",
         "a new value",
         hint=[
-            "edit the source, or take the tie away first:",
+            "edit the source, or remove the tie first:",
             f"pm.tree_at({source!r}, model, new)",
             f"pm.untie(model, {place!r})",
         ],

@@ -151,7 +151,7 @@ def add_fields(node: Any, values: dict[str, Any]) -> None:
     """Give a record that is being built more fields; those that are set are preserved.
 
     Raises:
-        FrozenError: it is finished, or pending.
+        FrozenError: if it is finished, or pending.
     """
     if not is_being_built(node):
         _refuse_finished(node)
@@ -201,7 +201,7 @@ def write_setattr(schema: Schema) -> None:
 
 
 def _setattr_owner(cls: type) -> type:
-    """The class that would provide `__setattr__`, apart from the ones generated here."""
+    """Return the class that would provide `__setattr__`, apart from the ones generated here."""
     return next(base for base in cls.__mro__ if _has_own_setattr(base))
 
 
@@ -231,7 +231,7 @@ class ClassValue:
 
 
 def make_record(cls: type, values: dict[str, Any]) -> Any:
-    """An instance of `cls` with this dict; no other code runs."""
+    """Return an instance of `cls` with this dict; no other code runs."""
     made = _new(cls)
     set_fields(made, values)
     return made
@@ -243,7 +243,7 @@ def _refuse_deletion(node: Any, name: str) -> NoReturn:
         f"{cls}.{name}",
         "no deletion, because a Module is immutable",
         f"del on {name!r}",
-        hint=["make a new one without the value:", f"model = model.replace({name}=None)"],
+        hint=["create a copy without the value:", f"model = model.replace({name}=None)"],
     )
 
 
@@ -258,7 +258,7 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
         f"model = pm.tree_at(lambda m: m.path.to.{name}, model, new)",
     ]
     if name == "__dict__":
-        hint = ["make a new one:", "model = model.replace(**values)"]
+        hint = ["create a copy with new values:", "model = model.replace(**values)"]
     elif name not in fields:
         # `replace` would refuse it.
         known = ", ".join(fields) or "none"
@@ -299,7 +299,7 @@ def refuse_undeclared(node: Any, name: str, value: Any) -> None:
     fields = ", ".join(known) or "none"
     hint = ["declare it in the class body:", *_declaration(cls, name, value)]
     if near := meant([name], known, "self.{} = ..."):
-        hint = ["set the one that is declared, or declare another:", near[1], *hint[1:]]
+        hint = ["set the declared field, or declare this one:", near[1], *hint[1:]]
     raise FrozenError(
         f"{cls}.{name}",
         f"a declared field ({fields})",
@@ -327,7 +327,7 @@ def refuse_itself(node: Any, name: str, value: Any) -> None:
     Module, which was checked when it was built.
 
     Raises:
-        FieldError: the instance would contain itself.
+        FieldError: if the instance would contain itself.
     """
     within: Any = value  # Type checkers would narrow `value` to containers of unknown items.
     inside: list[Any]
@@ -368,9 +368,9 @@ def _refuse_finished(node: Any, what: str = "") -> NoReturn:
     raise FrozenError(
         f"{cls}.__init__",
         "an instance that is being built",
-        f"a finished one, which is frozen{what}",
+        f"a finished instance, which is immutable{what}",
         hint=[
-            "make another; a transform around __init__ gets a copy, so transform the class:",
+            "create another; a transform of __init__ gets a copy, so transform the class:",
             f"model = {type(node).__name__}(...)",
             f"model = pm.filter_jit({type(node).__name__})(...)",
             f"models = pm.filter_vmap({type(node).__name__})(...)",

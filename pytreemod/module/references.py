@@ -57,7 +57,7 @@ def referring(value: Any) -> Any:
 
 
 def referred(value: Any) -> Any:
-    """The value that was passed to `referring`."""
+    """Return the value that was passed to `referring`."""
     return value.value if class_of(value) is Reference else value
 
 
@@ -86,7 +86,7 @@ def _has_reference(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """The contents of a container that can be rebuilt from other items."""
+    """Return the contents of a container that can be rebuilt from other items."""
     kind = class_of(value)
     if kind is dict:
         return value.values()
@@ -96,7 +96,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def _maker(kind: Any) -> Callable[[Any], Any] | None:
-    """A function that makes a sequence of this class from items; None if there is none."""
+    """Return a function that makes a sequence of this class from items; None if there is none."""
     return kind if kind in (tuple, list) else getattr(kind, "_make", None)
 
 
@@ -119,7 +119,7 @@ def _place_of(function: Any) -> Place | None:
 
 
 def _public_names(module: str) -> Iterator[str]:
-    """The public modules for a private one: `jax.nn` for `jax._src.nn`.
+    """Yield the public modules for a private one: `jax.nn` for `jax._src.nn`.
 
     Private names change from one release to the next, and a pickle must be readable in both.
     """
@@ -144,7 +144,7 @@ def _look_up(module: ModuleType | None, name: str) -> Any:
 
 
 def find(module: str, name: str) -> Any:
-    """The function with this name in a module; pickles refer to it."""
+    """Return the function with this name in a module; pickles refer to it."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)

@@ -33,9 +33,8 @@ def resolve(model: _T, selector: Any = ...) -> _T:
         A new tree; the model itself if there is nothing to compute.
 
     Raises:
-        SpecError: the selector matches nothing.
-        ShapeError: a computed leaf cannot be read: see
-            [`Computed`][pytreemod.Computed].
+        SpecError: if the selector matches nothing.
+        ShapeError: if a computed leaf cannot be read: see [`Computed`][pytreemod.Computed].
 
     Examples:
         >>> import jax, jax.numpy as jnp

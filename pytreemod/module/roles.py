@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.module.said_of_leaves import depth_of_holder, with_said
+from pytreemod.module.leaf_notes import depth_of_holder, with_leaf_notes
 from pytreemod.module.schema import ROLES
 from pytreemod.tree.nodes import DECLARED_ROLES, Location, leaves_shown, locations
 from pytreemod.tree.paths import path_text
@@ -58,9 +58,9 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
         A new tree with the same arrays.
 
     Raises:
-        ArgumentError: `role` is not a string; or it resembles `"param"` or `"buffer"`, or is a word
-            for one of them, such as `"frozen"`, that no class declares.
-        SpecError: `selector` picks nothing, or leaves outside Modules.
+        ArgumentError: if `role` is not a string; or it resembles `"param"` or `"buffer"`, or is a
+            word for one of them, such as `"frozen"`, that no class declares.
+        SpecError: if `selector` picks nothing, or leaves outside Modules.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -83,13 +83,13 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
         _refuse_nothing(selector, locs)
     _refuse_unheld(picked)
     # First remove all: only then is it known which of them have that role anyway.
-    bare = with_said(model, ROLES, ((loc, None) for loc in picked))
+    bare = with_leaf_notes(model, ROLES, ((loc, None) for loc in picked))
     if role is None:
         return bare
     DECLARED_ROLES.add(role)
     now = zip(locations(bare), mask, strict=True)
     given = ((loc, role) for loc, is_picked in now if is_picked and loc.role != role)
-    new = with_said(bare, ROLES, given)
+    new = with_leaf_notes(bare, ROLES, given)
     _check_roles(new, locs, mask, role)
     return new
 
@@ -103,9 +103,9 @@ def _check_role(role: Any) -> None:
     if not isinstance(role, str) or not role:
         raise ArgumentError(
             "with_role(role)",
-            '"param", "buffer", another word, or None for what the class declares',
+            '"param", "buffer", another word, or None for the role that the class declares',
             describe(role),
-            hint=["write, for instance", 'pm.with_role(model, "layers.0", "buffer")'],
+            hint=["for example:", 'pm.with_role(model, "layers.0", "buffer")'],
         )
     if role in DECLARED_ROLES:
         return
@@ -116,7 +116,7 @@ def _check_role(role: Any) -> None:
     if meant:
         raise ArgumentError(
             "with_role(role)",
-            f'"{meant[0]}", or a word that does not mean that',
+            f'"{meant[0]}", or a word of another meaning',
             repr(role),
             hint=["did you mean", f'pm.with_role(model, selector, "{meant[0]}")'],
         )
@@ -126,7 +126,7 @@ def _refuse_nothing(selector: Any, locs: list[Location]) -> NoReturn:
     raise SpecError(
         "with_role(selector)",
         "a selector that picks at least one leaf",
-        f"none, by {selector!r}",
+        f"{selector!r}, which picks none",
         hint=leaves_shown(locs),
     )
 
@@ -156,8 +156,8 @@ def _check_roles(new: Any, locs: list[Location], mask: list[bool], role: str) ->
     if wrong:
         raise SpecError(
             "with_role(selector)",
-            "leaves with steps of different names",
-            "some with the names of others",
+            "leaves with different names",
+            "leaves with the same name",
             places=wrong,
-            hint="name the children of that node by different keys",
+            hint="give the children of that node different keys",
         )

@@ -151,7 +151,7 @@ class Schema(AbstractRecord):
         self.simple_types: set[type] = set()
 
     def apart(self, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The attributes of an instance and its notes, which a pickle has in one dict."""
+        """Return the attributes of an instance and its notes, which a pickle has in one dict."""
         notes = {n for n in values if is_private(n) and n not in self.fields}
         attributes = {n: value for n, value in values.items() if n not in notes}
         return attributes, {n: values[n] for n in notes}
@@ -162,7 +162,7 @@ class Schema(AbstractRecord):
         config: Iterable[str],
         notes: Mapping[str, Any] = Layout.notes,
     ) -> Layout:
-        """The unique layout for these values, given the names of configuration.
+        """Return the unique layout for these values, given the names of configuration.
 
         A name that is not a field is configuration: `module_update_wrapper` adds such names.
         """
@@ -182,7 +182,7 @@ class Schema(AbstractRecord):
         return layout.with_notes(notes)
 
     def decide(self, values: dict[str, Any], notes: Mapping[str, Any] = Layout.notes) -> Layout:
-        """The layout that an instance with these values gets when it is built."""
+        """Return the layout that an instance with these values gets when it is built."""
         fields = {n: values[n] for n in self.fields if n in values}
         auto = {n for n, v in fields.items() if n not in self.static and is_configuration(v)}
         return self.layout_for(fields, auto | self.static, notes)
@@ -217,7 +217,7 @@ class Schema(AbstractRecord):
         self.layouts_by_type[tuple(class_of(values[n]) for n in self.fields)] = layout, asked
 
     def split(self, node: Any) -> Layout:
-        """The layout of an instance; decided by its values if it was built by hand."""
+        """Return the layout of an instance; decided by its values if it was built by hand."""
         layout = layout_in(node.__stored__)
         if layout is None:
             fill_in(node)
@@ -225,20 +225,20 @@ class Schema(AbstractRecord):
         return self.decide(node.__stored__) if layout is None else layout
 
     def names(self, node: Any) -> tuple[str, ...]:
-        """All fields of `node` that are set, in order."""
+        """Return all fields of `node` that are set, in order."""
         layout = self.split(node)
         return (*filter({*layout.data, *layout.config}.__contains__, self.fields),)
 
     def data_names(self, node: Any) -> tuple[str, ...]:
-        """The fields of `node` that are children of the pytree."""
+        """Return the fields of `node` that are children of the pytree."""
         return self.split(node).data
 
     def role(self, name: str) -> str:
-        """The role that the field declares."""
+        """Return the role that the field declares."""
         return self.roles.get(name, DEFAULT_ROLE)
 
     def given_roles(self, node: Any) -> GivenRoles:
-        """The roles given to paths in `node`; see `AbstractRecord.given_roles`."""
+        """Return the roles given to paths in `node`; see `AbstractRecord.given_roles`."""
         return note_of(node, ROLES)
 
     def rebuild(
@@ -313,7 +313,7 @@ class Schema(AbstractRecord):
     def _layout_after(
         self, layout: Layout, values: dict[str, Any], changes: dict[str, Any], decide: bool
     ) -> Layout:
-        """The layout of an instance in which more has changed than leaves of its data."""
+        """Return the layout of an instance in which more has changed than leaves of its data."""
         free = [n for n in changes if n in self.fields and n not in self.static]
         moved = {n for n in free if self._is_moved(layout, n, changes[n], decide)}
         found = self.layout_for(values, ({*layout.config} ^ moved) | self.static, layout.notes)
@@ -345,7 +345,7 @@ class Schema(AbstractRecord):
         return {PRIVATE: layout, **extra, **early}
 
     def proxy(self, node: Any, source: AbstractSource) -> Any:
-        """A proxy whose fields come from `source`; see `AbstractRecord.proxy`."""
+        """Return a proxy whose fields come from `source`; see `AbstractRecord.proxy`."""
         layout = self.split(node)
         values: dict[str, Any] = {PRIVATE: Private(layout, source)}
         # Values that are not fields cannot be requested: they must be set when the proxy is

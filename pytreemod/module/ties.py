@@ -97,12 +97,12 @@ def tie(
         A new model; in `__init__`, `self`.
 
     Raises:
-        AccessError: it is called in `__check_init__`, where `self` can no longer change.
-        SpecError: a path is not in the model, or is tied already. Or one path contains the other;
-            ties form a circle; there is no Module above both; only one of the two is constrained;
-            or their layers have different configuration.
-        ShapeError: the source does not have the shape, or the structure, of the tied node.
-        ArgumentError: `through` cannot be called, or is given for a layer.
+        AccessError: if it is called in `__check_init__`, where `self` can no longer change.
+        SpecError: if a path is not in the model, or is tied already. Or one path contains the
+            other; ties form a circle; there is no Module above both; only one of the two is
+            constrained; or their layers have different configuration.
+        ShapeError: if the source does not have the shape, or the structure, of the tied node.
+        ArgumentError: if `through` cannot be called, or is given for a layer.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -152,8 +152,8 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
         A new tree.
 
     Raises:
-        SpecError: a path is not tied.
-        AccessError: the ties of the model are not made yet.
+        SpecError: if a path is not tied.
+        AccessError: if the ties of the model are not made yet.
 
     Examples:
         >>> import jax
@@ -168,8 +168,8 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
         raise AccessError(
             f"untie({cls})",
             "a finished model, because ties are made when construction ends",
-            "one that is not finished",
-            hint=["say it where the tie is asked for:", "if is_tied:", "    pm.tie(self, ...)"],
+            "a model under construction",
+            hint=["decide where you tie:", "if is_tied:", "    pm.tie(self, ...)"],
         )
     model = with_new_containers(model)
     if place is None:
@@ -182,7 +182,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
             tied = [path_text(path) for path, _ in found_in(model, _is_tied)]
             known = ", ".join(tied) or "none"
             hint = f"the tied paths are: {known}"
-            raise SpecError("untie(place)", expected, f"{text}, which is not", hint=hint)
+            raise SpecError("untie(place)", expected, f"{text}, which is not tied", hint=hint)
     return _untied(model, {target.path for target in targets}, ())
 
 
@@ -218,7 +218,7 @@ class Through(Computed):
     source: Any
 
     def value(self) -> Any:
-        """The result of the function for the value at the source."""
+        """Return the result of the function for the value at the source."""
         return self.fn(self.source)
 
 
@@ -265,7 +265,7 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
     """Whether the `__init__` of an instance is calling `tie`, which then notes the tie.
 
     Raises:
-        AccessError: `__check_init__` is calling it, and cannot return the new model.
+        AccessError: if `__check_init__` is calling it, and cannot return the new model.
     """
     caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  (public in effect)
     if not is_being_built(model):
@@ -274,9 +274,9 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
             raise AccessError(
                 f"{cls}.__check_init__",
                 "no tie, because the instance is finished",
-                "pm.tie(self, ...), which gives a new one",
+                "pm.tie(self, ...), which returns a new instance",
                 hint=[
-                    "tie it in __init__, or in __post_init__ where there is none:",
+                    "tie it in __init__, or in __post_init__ if the class has no __init__:",
                     "def __post_init__(self):",
                     f"    pm.tie(self, {asked[0]!r}, to={asked[1]!r})",
                 ],
@@ -293,7 +293,7 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
 
 
 def _asked_of(model: Any) -> Any:
-    """The ties that the `__init__` of an instance has asked for, while none is made."""
+    """Return the ties that the `__init__` of an instance has asked for, while none is made."""
     return model.__stored__.get(ASKED) or note_of(model, ASKED)
 
 
@@ -304,7 +304,7 @@ def _is_method_of(frame: Any, node: Any, names: tuple[str, ...]) -> bool:
 
 
 def waiting_ties(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The paths of Modules whose ties wait until sizes are known, innermost first."""
+    """Yield the paths of Modules whose ties wait until sizes are known, innermost first."""
     if is_unfinished(tree):
         return
     for key, child in children_of(tree) or ():
@@ -337,7 +337,7 @@ def _tie_one(
             "a Module above both paths, to store the tie",
             f"{describe(model)}",
             places=[path_text(place), path_text(origin)],
-            hint=["put them into a Module:", "class Pair(pm.Module): ..."],
+            hint=["put both into a Module:", "class Pair(pm.Module): ..."],
         )
     new = follow(model, origin)
     axes = _member_axes(model, place[:count])
@@ -360,20 +360,20 @@ def _common(one: KeyPath, other: KeyPath) -> KeyPath:
 
 
 def _keeper_depth(model: Any, shared: KeyPath) -> int | None:
-    """The length of the path to the lowest Module on a path."""
+    """Return the length of the path to the lowest Module on a path."""
     above = (i for i in range(len(shared) + 1) if record_of(node_at(model, shared[:i])) is not None)
     return max(above, default=None)
 
 
 def node_at(node: Any, path: KeyPath) -> Any:
-    """The stored value at a path."""
+    """Return the stored value at a path."""
     for key in path:
         node = dict(children_of(node) or ())[key]
     return node
 
 
 def _member_axes(model: Any, keeper: KeyPath) -> int:
-    """The number of leading layer axes below a keeper.
+    """Return the number of leading layer axes below a keeper.
 
     There, `through` gets the array of one layer, because the keeper in each layer has the tie.
     """
@@ -397,7 +397,7 @@ def _check_fit(
         old, made = _one_of(old, axes), _made_through(through, _one_of(new, axes))
         if _Parts(old).shapes != {"": made.shape}:
             found = f"{made.shape} after {getattr(through, '__name__', 'through')}"
-            hint = ["give another function of the source:", "through=lambda x: ..."]
+            hint = ["pass another function of the source:", "through=lambda x: ..."]
             _refuse_misfit(place, origin, _shown(old), found, hint)
         return made
     mine, others = _Parts(untie(old)), _Parts(untie(new))
@@ -409,11 +409,11 @@ def _check_fit(
         if found != constraint:
             raise SpecError(
                 "tie",
-                f"a source that is {constraint!r}, as {_inside(place, path)} is",
-                f"one that is {'without bounds' if found is None else repr(found)}",
+                f"a source that is {constraint!r}, like {_inside(place, path)}",
+                f"a source that is {'unconstrained' if found is None else repr(found)}",
                 places=[origin],
                 hint=[
-                    "tie the other of the two, or say how one is inside of the other's bounds:",
+                    "tie in the other direction, or pass a function into the other's bounds:",
                     f"pm.tie(model, {origin!r}, to={place!r})",
                     f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.exp)",
                 ],
@@ -424,11 +424,11 @@ def _check_fit(
             array = next(iter(mine.shapes), "")
             raise SpecError(
                 "tie",
-                f"a source that is configured as {place} is",
+                f"a source with the configuration of {place}",
                 f"{describe(value)} at {_inside(place, path)}, and {describe(other)} at "
                 f"{_inside(origin, path)}",
                 hint=[
-                    "tie the arrays alone:",
+                    "tie only the arrays:",
                     f"pm.tie(model, {_inside(place, array)!r}, to={_inside(origin, array)!r})",
                 ],
             )
@@ -464,7 +464,7 @@ class _Parts:
 
 
 def _one_of(node: Any, axes: int) -> Any:
-    """The shapes of a single layer, from those of arrays with layer axes."""
+    """Return the shapes of a single layer, from those of arrays with layer axes."""
 
     def one(leaf: Any) -> Any:
         shape = leaf_shape(leaf)[axes:]
@@ -474,7 +474,7 @@ def _one_of(node: Any, axes: int) -> Any:
 
 
 def observe_one(cls: Any, values: dict[str, Any], config: Iterable[str], axes: int) -> Made:
-    """The shapes of a single computed leaf, from values with layer axes.
+    """Return the shapes of a single computed leaf, from values with layer axes.
 
     Args:
         cls: its class.
@@ -487,7 +487,7 @@ def observe_one(cls: Any, values: dict[str, Any], config: Iterable[str], axes: i
 
 
 def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
-    """The shapes of a function's result, as a computed leaf with a single array."""
+    """Return the shapes of a function's result, as a computed leaf with a single array."""
     given: Any = put_together(Through, {"fn": through, "source": source}, ("fn",))
     shape = made_of(source).shape if is_computed(source) else leaf_shape(source)
     return Made(None if shape is None else (shape,), made_of(given).shape)
@@ -520,14 +520,14 @@ def _shown(node: Any) -> str:
 def _hint_of_misfit(
     place: str, origin: str, mine: dict[str, Any], others: dict[str, Any]
 ) -> list[str]:
-    """The tie that was meant where one of the two is a layer: that of its arrays."""
+    """Return the tie that was meant where one of the two is a layer: that of its arrays."""
     for one, shape in mine.items():
         for other, found in others.items():
             if shape == found and (one == other or not one or not other):
                 tied = f"pm.tie(model, {_inside(place, one)!r}, to={_inside(origin, other)!r})"
                 return ["tie an array to an array:", tied]
     return [
-        "give the function that makes one of the other:",
+        "pass the function that computes one from the other:",
         f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.transpose)",
     ]
 
@@ -545,7 +545,7 @@ def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
     what = "itself" if place == origin else "a node inside the other"
     raise SpecError(
         "tie",
-        "two paths of which neither contains the other",
+        "two paths, neither of which contains the other",
         f"a tie of {path_text(place)} to {what}",
         places=dict.fromkeys([path_text(place), path_text(origin)]),
     )
@@ -555,7 +555,7 @@ def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
 
 
 def _with_ties(node: Any, changes: Iterable[tuple[KeyPath, Any]], ties: Iterable[Tie]) -> Any:
-    """A record with changes at tied paths, and with these ties."""
+    """Return a record with changes at tied paths, and with these ties."""
     fields: dict[str, Any] = {}
     for path, new in changes:
         name = path[0].name
@@ -564,13 +564,13 @@ def _with_ties(node: Any, changes: Iterable[tuple[KeyPath, Any]], ties: Iterable
 
 
 def _without_ties(node: Any, ties: tuple[Tie, ...]) -> Any:
-    """A record with values at the tied paths of some of its ties."""
+    """Return a record with values at the tied paths of some of its ties."""
     found = [(tie.place, _value_at(node, tie.place)) for tie in ties]
     return _with_ties(node, found, (tie for tie in ties_of(node) if tie not in ties))
 
 
 def _value_at(node: Any, place: KeyPath) -> Any:
-    """The value read at a tied path; for a tie through a function, its array."""
+    """Return the value read at a tied path; for a tie through a function, its array."""
     found = follow(node, place)
     return evaluate_each(found, path_text(place)) if isinstance(found, Through) else found
 
@@ -595,7 +595,7 @@ def holds_ties(model: Any) -> bool:
 
 
 def members_of_ties(node: Any) -> dict[KeyPath, int]:
-    """The number of layer axes by tied path, for ties of a node through functions.
+    """Return the number of layer axes by tied path, for ties of a node through functions.
 
     Only where there are some: the function gets the array of one layer.
     """

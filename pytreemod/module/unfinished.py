@@ -83,7 +83,7 @@ def sizes_follow(**rules: SizeRule) -> Callable[[_F], _F]:
         A decorator, which returns the `__init__` itself.
 
     Raises:
-        ArgumentError: a rule is not a function, or `__init__` has no such argument.
+        ArgumentError: if a rule is not a function, or `__init__` has no such argument.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -143,7 +143,7 @@ class Rules:
         ]
 
     def begin(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An unfinished instance, if a size is missing; None if `__init__` can run now.
+        """Return an unfinished instance, if a size is missing; None if `__init__` can run now.
 
         Args:
             cls: the class that is called.
@@ -180,7 +180,7 @@ class AbstractKeys(ABC):
 
     @abstractmethod
     def taken(self) -> int:
-        """The number of keys taken so far."""
+        """Return the number of keys taken so far."""
 
     @abstractmethod
     def reserve(self, n: int) -> AbstractReservedKeys:
@@ -194,7 +194,7 @@ class AbstractReservedKeys(Module, is_abstract=True):
 
     @abstractmethod
     def open(self) -> AbstractKeys:
-        """An iterator that begins with these keys."""
+        """Return an iterator that begins with these keys."""
 
 
 # ---- unfinished instances
@@ -217,7 +217,7 @@ class Deferral(Varying):
     on_call: Callable[..., Any] | None = None
 
     def traits(self) -> Iterable[Trait]:
-        """The trait of unfinished instances."""
+        """Return the trait of unfinished instances."""
         return ((Unfinished, ""),)
 
 
@@ -299,8 +299,8 @@ def with_given(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     """Copy an unfinished instance with other arguments that contain arrays.
 
     Raises:
-        UnfinishedError: the instance has more than its arguments (roles, call rules), which would
-            be lost.
+        UnfinishedError: if the instance has more than its arguments (roles, call rules), which
+            would be lost.
     """
     layout = class_of(node).__record__.split(node)
     names = (*layout.data, *layout.config)
@@ -310,7 +310,7 @@ def with_given(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
 
 
 def count_axes(node: Any) -> int:
-    """The number of axes that the arrays of an unfinished instance have gained.
+    """Return the number of axes that the arrays of an unfinished instance have gained.
 
     That is how often the instance was mapped or stacked.
     """
@@ -318,12 +318,12 @@ def count_axes(node: Any) -> int:
 
 
 def sizes_by_call(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The missing sizes, from the arguments of a call.
+    """Return the missing sizes, from the arguments of a call.
 
     Raises:
-        SpecError: a rule uses a name that is not an argument.
-        UnfinishedError: a rule fails, because an axis is missing.
-        TypeError: the call does not fit `__call__`.
+        SpecError: if a rule uses a name that is not an argument.
+        UnfinishedError: if a rule fails, because an axis is missing.
+        TypeError: if the call does not fit `__call__`.
     """
     deferral = node.unfinished_sizes
     cls = deferral.cls
@@ -350,7 +350,7 @@ def _apply(cls: Any, name: str, rule: Callable[..., Any], known: dict[str, Any])
         # There is no such axis, or an argument is not an array.
         where = f"{cls.__qualname__}({name}=None)"
         found = ", ".join(f"{key}={describe(value)}" for key, value in given.items())
-        expected = "inputs of which it follows"
+        expected = "inputs that determine it"
         raise UnfinishedError(where, expected, found) from error
 
 
@@ -362,7 +362,7 @@ def finish(node: Any, sizes: dict[str, Any]) -> Any:
         sizes: the missing sizes, by name.
 
     Raises:
-        UnfinishedError: `__init__` takes another number of keys than it took with another size.
+        UnfinishedError: if `__init__` takes another number of keys than it took with another size.
     """
     deferral = node.unfinished_sizes
     arguments = {**dict(deferral.config), **node.unfinished_arguments, **sizes}
@@ -370,12 +370,12 @@ def finish(node: Any, sizes: dict[str, Any]) -> Any:
     made, counts = _build(deferral.cls, arguments, reserved)
     for name, count in counts.items():
         if count != reserved[name].n:
-            _refuse_keys(deferral.cls, name, "to take as many keys, whatever the size is")
+            _refuse_keys(deferral.cls, name, "to take the same number of keys for every size")
     return made
 
 
 def _build(cls: Any, arguments: dict[str, Any], reserved: dict[str, Any]) -> Any:
-    """The instance for these arguments, and how many of the reserved keys it took."""
+    """Return the instance for these arguments, and how many of the reserved keys it took."""
     opened = {name: keys.open() for name, keys in reserved.items()}
     start = {name: keys.taken() for name, keys in opened.items()}
     signature = inspect.signature(cls)
@@ -394,11 +394,11 @@ def restore_unfinished(
 
 
 def _defer(cls: Any, arguments: dict[str, Any], missing: tuple[str, ...]) -> Any:
-    """The unfinished instance of a call.
+    """Return the unfinished instance of a call.
 
     Raises:
-        PytreemodError: `__init__` refuses another argument.
-        UnfinishedError: a trial fails, so it is not known how many keys it takes.
+        PytreemodError: if `__init__` refuses another argument.
+        UnfinishedError: if a trial fails, so it is not known how many keys it takes.
     """
     rest = {name: value for name, value in arguments.items() if name not in missing}
     keys = {name: value for name, value in rest.items() if isinstance(value, AbstractKeys)}
@@ -474,7 +474,7 @@ def by_trial(tree: Any, read: Callable[[Any], Any], size: int = _TRIAL) -> Any:
 
 
 def _later(name: str) -> property:
-    """A property with the future value of a field, if that does not depend on missing sizes.
+    """Return a property with the future value of a field, if that does not depend on missing sizes.
 
     So a container can check whether a layer needs State, and a model how many features it returns.
     For arrays, the values are shapes.
@@ -511,7 +511,7 @@ def refuse_unfinished(where: str, tree: Any) -> None:
         tree: its argument.
 
     Raises:
-        UnfinishedError: there is one.
+        UnfinishedError: if there is one.
     """
     refused: list[Any] = []
 
@@ -534,7 +534,7 @@ def refuse_unfinished(where: str, tree: Any) -> None:
             places=[f"{path_text(path)}: {node!r}" for path, node in found if path],
             hint=_HINT,
         )
-    expected, got = "a finished model", "one whose ties wait for materialize"
+    expected, got = "a finished model", "a model whose ties wait for materialize"
     raise UnfinishedError(where, expected, got, hint=_HINT)
 
 
@@ -544,7 +544,7 @@ def _waits(node: Any) -> bool:
 
 
 _HINT = (
-    "finish the whole model with an example of its input, before anything else:",
+    "materialize the complete model first, with an example of its input:",
     "model = pm.materialize(model, x)",
 )
 
@@ -565,7 +565,7 @@ def _refuse_use(
 def _refuse_keys(cls: Any, name: str, expected: str, error: Exception | None = None) -> NoReturn:
     raise UnfinishedError(
         f"{cls.__qualname__}({name})",
-        f"__init__ {expected}, so that those who take keys after it get theirs",
-        "one that does not" if error is None else type(error).__name__,
-        hint=["give it a key of its own:", f"{cls.__name__}(..., {name}=next(keys))"],
+        f"__init__ {expected}, so that later layers get the same keys",
+        "a number that depends on the size" if error is None else type(error).__name__,
+        hint=["pass it its own key:", f"{cls.__name__}(..., {name}=next(keys))"],
     ) from error

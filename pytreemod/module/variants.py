@@ -35,7 +35,7 @@ class Variant:
 
     @staticmethod
     def __vary__(original: Any, name: str) -> dict[str, Any]:
-        """The attributes that a variant of a class has under a trait.
+        """Return the attributes that a variant of a class has under a trait.
 
         Args:
             original: the class.
@@ -50,12 +50,12 @@ class Varying:
     __slots__ = ()
 
     def traits(self) -> Iterable[Trait]:
-        """The traits."""
+        """Return the traits."""
         raise NotImplementedError
 
 
 def make_variant(cls: Any, traits: Iterable[Trait]) -> Any:
-    """A new subclass of a Module class that passes for it and has these traits."""
+    """Return a new subclass of a Module class that passes for it and has these traits."""
     copied = ("__module__", "__qualname__", "__doc__", "__init__")
     namespace: dict[str, Any] = {name: getattr(cls, name) for name in copied}
     ordered = sorted(traits, key=lambda trait: (trait[0].__qualname__, trait[1]))

@@ -47,9 +47,9 @@ class PReLU(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: init_alpha or x is not of real numbers; or init_alpha is not floating.
-        ShapeError: init_alpha cannot be broadcast to the trailing axes of x; or negative_slope does
-            not have the shape above.
+        ArgumentError: if init_alpha or x is not of real numbers; or init_alpha is not floating.
+        ShapeError: if init_alpha cannot be broadcast to the trailing axes of x; or negative_slope
+            does not have the shape above.
 
     Examples:
         >>> import jax.numpy as jnp

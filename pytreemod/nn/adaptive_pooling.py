@@ -56,8 +56,8 @@ class AdaptivePool(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is not a size, or operation does not return a number.
-        ShapeError: x lacks an axis, or an axis is smaller than in target_shape.
+        ArgumentError: if an argument is not a size, or operation does not return a number.
+        ShapeError: if x lacks an axis, or an axis is smaller than in target_shape.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -39,11 +39,11 @@ from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import Keys, Tracer, untyped_jax
 
 KEY_HINT = ("Pass a random key:", "key=jax.random.key(0)")
-STATE_HINT = ("A State goes second, without a name:", "x, state = layer(x, state)")
+STATE_HINT = ("Pass the State second, by position:", "x, state = layer(x, state)")
 # A Module is callable, so it passes for a function where either is accepted. This shows only in the
 # call: then the layer's arrays are labels, or the input is a whole tree.
 TREE_HINT = (
-    "If it is a tree of labels, or a mask, that was taken for a function and called, wrap it:",
+    "If it is a tree of labels, or a mask, it was called as a function; wrap it:",
     "lambda _: labels",
 )
 
@@ -98,7 +98,7 @@ def in_inference(where: TitleLike, own: Any, given: Any) -> bool:
         True or False.
 
     Raises:
-        ArgumentError: the value is not known while tracing.
+        ArgumentError: if the value is not known while tracing.
 
     Examples:
         >>> in_inference("Dropout(p=0.5)", True, None), in_inference("Dropout(p=0.5)", True, False)
@@ -106,7 +106,7 @@ def in_inference(where: TitleLike, own: Any, given: Any) -> bool:
     """
     value = own if given is None else given
     if is_traced(value):
-        expected = "inference to be known while tracing"
+        expected = "inference to be known during tracing"
         raise ArgumentError(where, expected, describe(value), hint=TRACED_HINT)
     return bool(value)
 
@@ -199,7 +199,7 @@ def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder:
         holder: the field with the layers.
 
     Raises:
-        ArgumentError: the number would not match the layers.
+        ArgumentError: if the number would not match the layers.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -208,8 +208,8 @@ def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder:
     old, new = getattr(layer, name), changes.get(name, getattr(layer, name))
     if new == old or holder in changes:
         return
-    expected = f"{old}, with which its layers were made"
-    hint = ("Make another one:", f"{type(layer).__name__}(make_layer, {describe(new)}, key=key)")
+    expected = f"{old}, the value for which its layers were made"
+    hint = ("Make another layer:", f"{type(layer).__name__}(make_layer, {describe(new)}, key=key)")
     raise ArgumentError(named(layer, name), expected, describe(new), hint=hint)
 
 
@@ -224,7 +224,7 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
         The key.
 
     Raises:
-        RngError: it is not a key, or several keys.
+        RngError: if it is not a key, or several keys.
 
     Examples:
         >>> check_key("Linear(key)", jax.random.key(0)).shape
@@ -259,7 +259,7 @@ def required_key(where: TitleLike, key: Any, call: str) -> PRNGKeyArray:
         The key.
 
     Raises:
-        RngError: there is no key, or the value is not a key.
+        RngError: if there is no key, or the value is not a key.
     """
     if key is None:
         hint = ("Pass a key, or switch to inference:", call, "layer = pm.inference_mode(layer)")
@@ -279,7 +279,7 @@ def split_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] 
         A key split by `n`; or, without a split, the next `n` of `init_keys`.
 
     Raises:
-        RngError: it is not a key, or several keys.
+        RngError: if it is not a key, or several keys.
 
     Examples:
         >>> len(split_key("Linear(key)", jax.random.key(0), 2))
@@ -314,7 +314,7 @@ def divide_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[KeyLike] | Ke
         A key split by `n`; or `init_keys` itself for each: the parts take keys from it in turn.
 
     Raises:
-        RngError: it is not a key, or several keys.
+        RngError: if it is not a key, or several keys.
 
     Examples:
         >>> len(divide_key("MLP(key)", jax.random.key(0), 2))
@@ -335,7 +335,7 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
         A dtype.
 
     Raises:
-        ArgumentError: it is not a floating (or complex) dtype.
+        ArgumentError: if it is not a floating (or complex) dtype.
 
     Warns:
         UserWarning: it needs 64 bits, which JAX does not have by default.
@@ -351,7 +351,7 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
     except TypeError:
         accepted = False
     if not accepted:
-        hint = ("write, for instance", "dtype=jnp.float32")
+        hint = ("for example:", "dtype=jnp.float32")
         raise ArgumentError(where, "a floating dtype", describe(dtype), hint=hint)
     return available_dtype(where, dtype)
 
@@ -368,7 +368,7 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
         A JAX array or tracer.
 
     Raises:
-        ArgumentError: x is neither an array nor a number.
+        ArgumentError: if x is neither an array nor a number.
 
     Examples:
         >>> check_array("Linear(...)", np.ones(3, np.float32)).shape
@@ -379,7 +379,7 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
         if isinstance(x.dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]  (JAX annotates none)
             return x
         called = f"layer({argument}, key=key)" if argument == "x" else "layer(..., key=key)"
-        hint = ("A random key is passed by name:", called)
+        hint = ("Pass a random key by name:", called)
         expected = f"{argument} to be an array of numbers"
         raise ArgumentError(where, expected, describe(x), hint=hint)
     if is_array_like(x) and getattr(getattr(x, "dtype", None), "kind", "f") not in _NO_NUMBERS:
@@ -390,7 +390,7 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
         "layer(jnp.asarray(x))" if is_input else f"jnp.asarray({argument})",
     )
     if isinstance(x, State) and is_input:
-        hint = ("First the input, then the State:", "layer(x, state)")
+        hint = ("Pass the input first, then the State:", "layer(x, state)")
     got = describe(x)
     if type(x) is tuple and len(x) == 2 and isinstance(x[1], State) and is_input:
         hint = ("Unpack what the layer before it returned:", "x, state = layer(x, state)")
@@ -403,7 +403,7 @@ def refuse_tree(where: TitleLike, x: Any, argument: str = "x") -> None:
     """Refuse a whole tree instead of an array; lists, and a State, are other mistakes.
 
     Raises:
-        ArgumentError: x is a tree.
+        ArgumentError: if x is a tree.
     """
     if x is None or isinstance(x, (list, tuple, State)) or not is_node(x):
         return
@@ -416,7 +416,7 @@ def check_floating(where: TitleLike, x: Array) -> None:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         hint: Sequence[str] = ("Convert it first:", "layer(x.astype(float))")
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            hint = ("Take the real and the imaginary part each for itself:", "layer(x.real)")
+            hint = ("Pass the real part and the imaginary part separately:", "layer(x.real)")
         raise ArgumentError(where, "x of a floating dtype", describe(x), hint=hint)
 
 
@@ -435,8 +435,8 @@ def own_arrays(where: Title, *names: str) -> tuple[Any, ...]:
         The values of these fields, in that order.
 
     Raises:
-        ShapeError: a value has another shape, is missing, or should not exist.
-        ArgumentError: a value is not an array.
+        ShapeError: if a value has another shape, is missing, or should not exist.
+        ArgumentError: if a value is not an array.
 
     Examples:
         >>> from pytreemod import nn
@@ -471,7 +471,7 @@ def check_own(where: Title, name: str, shape: tuple[int, ...] | None, value: Any
         names = flags if has_flag and flags else where.names
         changes = ", ".join([f"{name}={name}", *(f"{other}=..." for other in names)])
         hint = (
-            "Arrays and configuration go together; where they change, they change in one step:",
+            "Replace the arrays and their configuration in one call:",
             f"layer = layer.replace({changes})",
         )
     raise ShapeError(where, expected, describe(value), hint=hint)
@@ -481,7 +481,7 @@ def refuse_label(where: Title, expected: str, value: Any) -> None:
     """Refuse a value that cannot be an array of a layer: a string, a class, True.
 
     Raises:
-        ArgumentError: the value is one of these.
+        ArgumentError: if the value is one of these.
     """
     # JAX would convert True to a number, and NumPy would try a string as the name of a dtype.
     is_label = isinstance(value, (bool, str))
@@ -511,7 +511,7 @@ def mapped_hint(layer: Any) -> Sequence[str]:
     else:
         given = ", ".join([*arguments, "in_axes=0"])
         alike = f"nn.Ensemble.from_members(pm.unstack(layers))({given})"
-    return ("Several layers as one are called mapped, or as an Ensemble:", mapped, alike)
+    return ("To call several stacked layers, map over them, or make an Ensemble:", mapped, alike)
 
 
 def _call_of(layer: Any) -> tuple[str, list[str]]:
@@ -536,7 +536,7 @@ def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> Non
         argument: the constructor's argument that set the size.
 
     Raises:
-        ShapeError: it has another size; the message shows which axis would fit.
+        ShapeError: if it has another size; the message shows which axis would fit.
 
     Examples:
         >>> check_last_axis("Linear(...)", jnp.ones((7, 3)), 3, "in_features")
@@ -552,7 +552,7 @@ def _last_axis_hint(shape: tuple[int, ...], size: int, made: str) -> Sequence[st
     """Return a hint for an array of `shape` to end in an axis of `size`."""
     if shape == ():
         if size == 1:
-            return ("x has no axes; give it one:", "layer(x[None])")
+            return ("x has no axes; add one:", "layer(x[None])")
         return f"x has no axes; the layer needs {size} numbers at once."
     # From the back: of two axes that fit, the later one is more likely.
     for axis in reversed(range(len(shape) - 1)):
@@ -563,7 +563,7 @@ def _last_axis_hint(shape: tuple[int, ...], size: int, made: str) -> Sequence[st
         if math.prod(shape[axis:]) == size:
             flat = "jnp.ravel(x)" if axis == 0 else f"x.reshape((*x.shape[:{axis}], {size}))"
             return (f"The axes from {axis} on fit once flattened:", f"layer({flat})")
-    return ("No axis of x fits; for such arrays, make the layer with", made)
+    return ("No axis of x fits; for such arrays, create the layer with", made)
 
 
 SPATIAL_AXES = ((), ("length",), ("height", "width"), ("depth", "height", "width"))
@@ -586,7 +586,7 @@ def check_channels(where: TitleLike, x: Array, channels: int | None, dims: int) 
         dims: number of spatial axes.
 
     Raises:
-        ShapeError: an axis is missing, or the channel axis has another size.
+        ShapeError: if an axis is missing, or the channel axis has another size.
 
     Examples:
         >>> check_channels("Conv2d(...)", jnp.ones((3, 8, 8)), 3, 2)
@@ -627,7 +627,7 @@ def check_window(where: TitleLike, x: Array, window: Sequence[int], pads: Sequen
         pads: (low, high) for each spatial axis.
 
     Raises:
-        ShapeError: the window is larger than the padded input.
+        ShapeError: if the window is larger than the padded input.
 
     Examples:
         >>> check_window("MaxPool2d(...)", jnp.ones((1, 8, 8)), (2, 2), [(0, 0), (0, 0)])
@@ -648,7 +648,7 @@ def check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
         shape: of the last axes.
 
     Raises:
-        ShapeError: the last axes of x have other sizes.
+        ShapeError: if the last axes of x have other sizes.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -665,7 +665,7 @@ def check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
         )
     elif x.ndim >= count:
         hint = (
-            "For such arrays, build the layer with",
+            "For such arrays, create the layer with",
             f"{type(where.layer).__name__}({x.shape[x.ndim - count :]})",
         )
     else:
@@ -683,7 +683,7 @@ def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
         shape: of the layer's array; 1 fits any size.
 
     Raises:
-        ShapeError: the array cannot be broadcast.
+        ShapeError: if the array cannot be broadcast.
 
     Examples:
         >>> check_spread("PReLU(...)", jnp.ones((7, 3, 8)), (3, 1))
@@ -693,7 +693,7 @@ def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
     if x.ndim >= count and all(own in (1, n) for own, n in zip(shape, sizes, strict=True)):
         return
     wanted = ", ".join(["...", *("any" if size == 1 else str(size) for size in shape)])
-    hint: Sequence[str] = "It belongs to the last axes of x, size by size; where it is 1, to all."
+    hint: Sequence[str] = "Its axes must match the last axes of x, or have size 1."
     if x.ndim == count + 1 and count == 1 and x.shape[0] == shape[0]:
         hint = ("The first axis fits; to make it the last one:", "layer(jnp.moveaxis(x, 0, -1))")
     raise ShapeError(where, f"x of shape ({wanted})", describe(x), hint=hint)
@@ -716,8 +716,8 @@ def check_lengths(
         Integers that can be subtracted; None for None.
 
     Raises:
-        ArgumentError: they are not integers, or one is wrong, if that is known.
-        ShapeError: there is not one for each sequence.
+        ArgumentError: if they are not integers, or one is wrong, if that is known.
+        ShapeError: if there is not one for each sequence.
     """
     if lengths is None:
         return None
@@ -746,7 +746,7 @@ def check_state(where: Any, state: Any) -> None:
         state: a State, or `ABSENT`.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: if it is something else.
 
     Examples:
         >>> from pytreemod.nn.calling import ABSENT
@@ -768,8 +768,8 @@ def required_state(where: Any, state: Any) -> State:
         The State.
 
     Raises:
-        ArgumentError: the value is not a State.
-        StateError: there is none.
+        ArgumentError: if the value is not a State.
+        StateError: if there is none.
     """
     if isinstance(state, Absence):
         raise StateError(where, "a State after x", "none", hint=_state_hint(None, True))
@@ -783,12 +783,12 @@ def _state_hint(given: Any, is_needed: bool) -> Sequence[str]:
     """Return a hint on how to pass a State, depending on the given value."""
     if given is None and is_needed:
         return (
-            "Make the layer together with its State, and pass that along:",
+            "Create the layer with its State, and pass the State to each call:",
             "layer, state = pm.make_with_state(Layer)(...)",
             "x, state = layer(x, state)",
         )
     dtype = getattr(given, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if is_needed or (dtype is not None and not is_key):
-        return ("First the input, then the State; a key by name:", "layer(x, state, key=key)")
+        return ("Pass the input first, then the State; a key by name:", "layer(x, state, key=key)")
     return ("The second argument is a State; a key is passed by name:", "layer(x, key=key)")

@@ -47,7 +47,7 @@ from pytreemod.nn.calling import (
 )
 from pytreemod.nn.dropout import Dropout
 from pytreemod.nn.functional.attention import dot_product_attention
-from pytreemod.nn.functional.explicit_meshes import divided, laid_like, shared
+from pytreemod.nn.functional.explicit_meshes import divided, sharded_like, shared
 from pytreemod.nn.functional.kv_caches import Cache, Extended, after, empty_cache, extend_cache
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.kv_cache import (
@@ -98,12 +98,12 @@ def _check_rotary(where: str, rotary: Any, layer: MultiheadAttention) -> Any:
     if rotary is None:
         return None
     size = layer.qk_size
-    hint = ("It turns heads, each of qk_size:", f"rotary=nn.RotaryPositionalEmbedding({size})")
+    hint = ("It rotates heads of size qk_size:", f"rotary=nn.RotaryPositionalEmbedding({size})")
     if not isinstance(rotary, RotaryPositionalEmbedding):
         expected = "a RotaryPositionalEmbedding"
         raise ArgumentError(where, expected, describe(rotary), hint=hint)
     if rotary.embedding_size != size:
-        expected = f"one of embedding_size={size}"
+        expected = f"an embedding with embedding_size={size}"
         got = f"embedding_size={rotary.embedding_size}"
         raise ArgumentError(where, expected, got, hint=hint)
     return rotary
@@ -189,13 +189,13 @@ class MultiheadAttention(StatefulLayer):
         and writes its token if a State is passed in.
 
     Raises:
-        ArgumentError: an argument is invalid, a size is not divisible by the number of heads, mask
-            is not boolean, or an argument is not supported with a State.
-        RngError: training without a key, or key is not a random key.
-        ShapeError: a sequence does not have the size above; keys and values, or batch axes, differ
-            in number; mask, bias, lengths or the result of process_heads has another shape.
-        StateError: the cache has no room, where that can be known.
-        CheckError: the same in compiled code, with check=True.
+        ArgumentError: if an argument is invalid, a size is not divisible by the number of heads,
+            mask is not boolean, or an argument is not supported with a State.
+        RngError: if training has no key, or key is not a random key.
+        ShapeError: if a sequence does not have the size above; keys and values, or batch axes,
+            differ in number; mask, bias, lengths or the result of process_heads has another shape.
+        StateError: if the cache has no room, where that can be known.
+        CheckError: if the cache has no room, in compiled code with check=True.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -322,7 +322,10 @@ class MultiheadAttention(StatefulLayer):
 
     def __check_init__(self) -> None:
         if self.cache is not None and not self.is_causal:
-            hint = ("Later positions see the cache, so it needs every position:", "is_causal=True")
+            hint = (
+                "Later positions attend to the cache, so it needs every position:",
+                "is_causal=True",
+            )
             expected = "is_causal=True with a cache"
             raise ArgumentError(named(self, "is_causal"), expected, "False", hint=hint)
         _check_rotary(named(self, "rotary"), self.rotary, self)
@@ -422,7 +425,7 @@ class MultiheadAttention(StatefulLayer):
         cache = None
         if isinstance(state, State):
             refuse_uncachable(where, self.cache, mask, bias, is_causal, query, key_)
-            cache = self._kept(where, state, key_, lengths, check)
+            cache = self._extended(where, state, key_, lengths, check)
         # Before the rotation: the weight of a norm would scale the two numbers of a pair apart.
         if self.query_norm is not None and self.key_norm is not None:
             heads = (self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2])
@@ -485,13 +488,13 @@ class MultiheadAttention(StatefulLayer):
         return self.dropout.inference
 
     def _head_size(self, name: str) -> int:
-        """The default size of a head: query_size divided by num_heads."""
+        """Return the default size of a head: query_size divided by num_heads."""
         where = named(self, name)
         share, rest = divmod(self.query_size, self.num_heads)
         if rest != 0:
-            expected = f"num_heads to divide query_size={self.query_size}, or a size of its own"
+            expected = f"num_heads to divide query_size={self.query_size}, or an explicit size"
             hint: Sequence[str] = (
-                "If heads are to have another size, say which:",
+                "For heads of another size, pass it:",
                 f"{name}={share}",
             )
             if share == 0:
@@ -517,7 +520,7 @@ class MultiheadAttention(StatefulLayer):
             raise ShapeError(where, expected, got)
         if query.shape[:-2] != key_.shape[:-2]:
             hint: Sequence[str] = (
-                "For all queries the same keys and values:",
+                "To use the same keys and values for all queries:",
                 "jax.vmap(lambda query: layer(query, key_, value))(queries)",
             )
             expected = "equal batch axes of query and key_"
@@ -554,7 +557,7 @@ class MultiheadAttention(StatefulLayer):
         Returns:
             Keys, values and the number of positions seen.
         """
-        hint = ("A window needs no more, and no less:", f"cache_size={self.window}")
+        hint = ("A window needs exactly this size:", f"cache_size={self.window}")
         check_ring(named(self, "cache_size"), self.window, size, hint)
         # A ring: each new position overwrites the one that leaves the window.
         slots = size if self.window is None else min(size, self.window)
@@ -567,7 +570,7 @@ class MultiheadAttention(StatefulLayer):
             return heads
         return self.rotary(heads, positions=positions, axis=-3)
 
-    def _kept(
+    def _extended(
         self, where: Title, state: State, key_: Array, lengths: Array | None, check: bool
     ) -> Cache:
         """Return the cache, after a check that it has room for these keys."""
@@ -607,7 +610,7 @@ class MultiheadAttention(StatefulLayer):
         if y.shape != wanted:
             expected = f"{name} to give shape {wanted}, for {heads} heads of {size}"
             hint = (
-                "Projections and sizes go together; where they change, they change in one step:",
+                "Replace the projections and their sizes in one call:",
                 f"layer = layer.replace({name}={name}, num_heads=..., qk_size=..., vo_size=...)",
             )
             raise ShapeError(where, expected, describe(y), hint=hint)
@@ -622,7 +625,7 @@ class MultiheadAttention(StatefulLayer):
             # The caller has decided to drop.
             return self.dropout(head, key=key, inference=False)
 
-        keys = laid_like(keys, weights, weights.ndim - 3)
+        keys = sharded_like(keys, weights, weights.ndim - 3)
         return jax.vmap(drop, (-3, 0), -3)(weights, keys)
 
 
@@ -636,18 +639,18 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
     if not (jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)):
         hint: Sequence[str] = ()
         if x.dtype == jnp.bool_:
-            hint = ("A mask comes fourth, or by name:", "layer(x, x, x, mask=mask)")
+            hint = ("Pass a mask by name:", "layer(x, x, x, mask=mask)")
         raise ArgumentError(where, f"{name} of real numbers", describe(x), hint=hint)
     if x.ndim >= 2 and x.shape[-1] == size:
         return x
     hint = ()
     if x.shape == (size,):
         hint = (
-            f"{name} lacks the axis of positions; for a sequence of one, write",
+            f"{name} has no axis of positions; for a sequence of one, write",
             f"{name}[None]",
         )
     elif x.ndim >= 2 and x.shape[-2] == size:
-        hint = ("The axis before the last one fits; to exchange them, write", f"{name}.mT")
+        hint = ("The axis before the last one fits; to swap them, write", f"{name}.mT")
     raise ShapeError(where, f"{name} of shape (..., seq, {size})", describe(x), hint=hint)
 
 
@@ -668,11 +671,11 @@ def _processed(
         options["positions"] = jnp.arange(count) if cache is None else after(cache[2], count)
     elif cache is not None:
         hint = (
-            "What it is given does not start at 0. The layer embeds positions by itself, with",
+            "With a cache, positions do not start at 0. Let the layer embed them, or take them:",
             "nn.MultiheadAttention(..., rotary=nn.RotaryPositionalEmbedding(qk_size))",
             "def process_heads(query, key, value, positions): ...",
         )
-        expected = "with a State a process_heads that takes positions"
+        expected = "a process_heads that takes positions, with a State"
         raise ArgumentError(where, expected, describe(process_heads), hint=hint)
     token = IN_PROCESS_HEADS.set(True)
     try:
@@ -684,7 +687,7 @@ def _processed(
     if shapes != [x.shape for x in heads]:
         wanted = ", ".join(map(describe, heads))
         got = ", ".join(map(describe, found))
-        raise ShapeError(where, f"process_heads to give {wanted}", got)
+        raise ShapeError(where, f"process_heads to return {wanted}", got)
     query, key, value = found
     return query, key, value
 
@@ -695,10 +698,13 @@ def _check_mask(where: Title, mask: Any, wanted: tuple[int, ...]) -> Array | Non
         return None
     mask = check_array(where, mask, "mask")
     if mask.dtype != jnp.bool_:
-        hint: Sequence[str] = ("1 is where a query may look, 0 where not:", "mask.astype(bool)")
+        hint: Sequence[str] = (
+            "1 means attend, 0 means do not attend; convert it:",
+            "mask.astype(bool)",
+        )
         if jnp.issubdtype(mask.dtype, jnp.floating):
             hint = (
-                "0 to look and -inf not to look, as in PyTorch, is a bias; 1 and 0 are a mask:",
+                "0 and -inf, as in PyTorch, are a bias; 1 and 0 are a mask:",
                 "layer(x, bias=mask)",
                 "layer(x, mask=mask.astype(bool))",
             )
@@ -727,8 +733,8 @@ def _check_spread(
     if not lines and x.shape == (*batch, places[1]):
         lines.append(f"{name} = {name}[..., None, None, :]  # keys of each example")
         if name == "mask":
-            lines.append("lengths=mask.sum(-1)  # where those that count come first")
-    hint = ("All axes are to be there, those of 1, too:", *lines) if lines else ()
+            lines.append("lengths=mask.sum(-1)  # if the valid keys are first")
+    hint = ("Add the missing axes, of size 1:", *lines) if lines else ()
     expected = f"{name} of shape {places} or {wanted}, where any size may be 1"
     raise ShapeError(where, expected, describe(x), hint=hint)
 
@@ -767,6 +773,6 @@ def _check_bias(
     if not jnp.issubdtype(bias.dtype, jnp.floating):
         hint: Sequence[str] = ()
         if bias.dtype == jnp.bool_:
-            hint = ("What says where to look is the mask:", "layer(x, x, x, mask=mask)")
+            hint = ("Pass booleans as the mask:", "layer(x, x, x, mask=mask)")
         raise ArgumentError(where, "bias of a floating dtype", describe(bias), hint=hint)
     return _check_spread(where, "bias", bias, wanted, (0, 1, 2, *by_places))

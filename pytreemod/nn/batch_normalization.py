@@ -95,10 +95,11 @@ def _accept_mode(where: str, mode: Any, layer: BatchNorm) -> str:
     made = "batch" if layer.batch_counter is not None else "torch"
     made = made if layer.ema_first_time_index is None else "ema"
     if mode != made:
-        hint = ("It decides what the State holds; make a layer:", f"BatchNorm(mode={mode!r})")
-        raise ArgumentError(
-            where, f"{made!r}, with which the layer was made", repr(mode), hint=hint
+        hint = (
+            "The mode determines the contents of the State; create a layer:",
+            f"BatchNorm(mode={mode!r})",
         )
+        raise ArgumentError(where, f"{made!r}, the mode of its State", repr(mode), hint=hint)
     return mode
 
 
@@ -166,11 +167,11 @@ class BatchNorm(StatefulLayer, Layer):
     State and randomness: reads and writes its tokens in training, reads them in inference.
 
     Raises:
-        ArgumentError: an argument is invalid, x is not floating, or an axis_name is not bound.
-        RngError: key is not a random key, or is missing for an initializer.
-        ShapeError: x does not have input_size channels, lacks an axis, or has no value to average;
-            or weight or bias does not have the shape above. Also if channel_axis is None, and each
-            device of a mesh has a part of a batch with as many examples as channels.
+        ArgumentError: if an argument is invalid, x is not floating, or an axis_name is not bound.
+        RngError: if key is not a random key, or is missing for an initializer.
+        ShapeError: if x does not have input_size channels, lacks an axis, or has no value to
+            average; or weight or bias does not have the shape above. Also if channel_axis is None,
+            and each device of a mesh has a part of a batch with as many examples as channels.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -323,7 +324,7 @@ class BatchNorm(StatefulLayer, Layer):
         if all(value.shape == (self.input_size,) for value in running):
             return running
         hint = (
-            "That of several members is mapped, in and out; inside of by({...}) say how:",
+            "Map over the statistics of several members, in and out:",
             "axes = pm.by({pm.RngStream: 0, ...: None})",
             "pm.filter_vmap(layer, in_axes=(0, axes), out_axes=(0, axes))(x, state)",
         )
@@ -331,7 +332,7 @@ class BatchNorm(StatefulLayer, Layer):
         raise ShapeError(str(self._title()), expected, describe(running[0]), hint=hint)
 
     def _axis_of_channels(self, x: Array) -> int:
-        """The axis of the channels, counted from the front."""
+        """Return the axis of the channels, counted from the front."""
         axis = _axis_of_channels(self.axis_name, self.channel_axis)
         return axis + x.ndim * (axis < 0)
 
@@ -357,11 +358,9 @@ class BatchNorm(StatefulLayer, Layer):
         if self.channel_axis is not None or not names or x.shape[1:2] != (self.input_size,):
             return
         if self._is_on_a_mesh():
-            expected = (
-                "the axis of the channels to be said, where each device has a part of a batch"
-            )
+            expected = "channel_axis to be set, because each device has a part of a batch"
             hint = (
-                "say it; 0, if there is no axis of examples:",
+                "set it; 0 if there is no batch axis:",
                 self._with_channels(),
             )
             raise ShapeError(where, expected, describe(x), hint=hint)
@@ -374,18 +373,21 @@ class BatchNorm(StatefulLayer, Layer):
         return f"BatchNorm({self.input_size}, {self.axis_name!r}, channel_axis=1)"
 
     def _hint(self, x: Array) -> Sequence[str]:
-        """Code that would move the channels to where this layer expects them."""
+        """Return code that would move the channels to where this layer expects them."""
         if self.axis_name is None and x.shape[:1] == (self.input_size,):
             return (
-                "x looks like one example; give the layer the whole batch, or name a mapped axis:",
+                "x looks like one example; pass the whole batch, or name a mapped axis:",
                 f"layer = BatchNorm({self.input_size}, axis_name='batch')",
                 "jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name='batch')",
             )
         if self.axis_name is not None and x.shape[1:2] == (self.input_size,):
             if self._is_on_a_mesh():
-                return ("x looks like a device's part of a batch; say so:", self._with_channels())
+                return (
+                    "x looks like a device's part of a batch; set the axis of the channels:",
+                    self._with_channels(),
+                )
             return (
-                "x looks like a whole batch; map over it, or build the layer with axis_name=None:",
+                "x looks like a whole batch; map over it, or create the layer with axis_name=None:",
                 *_mapping(_axis_names(self.axis_name)),
             )
         fitting = [axis for axis, size in enumerate(x.shape) if size == self.input_size]
@@ -403,11 +405,11 @@ class BatchNorm(StatefulLayer, Layer):
         except NameError as error:
             expected = f"{', '.join(map(repr, names))} to name mapped axes"
             hint = (
-                "Map over the batch, or build the layer without axis_name and pass whole batches:",
+                "Map over the batch, or create the layer without axis_name and pass whole batches:",
                 *_mapping(names),
                 f"layer = BatchNorm({self.input_size})",
             )
-            raise ArgumentError(where, expected, "one that is not mapped", hint=hint) from error
+            raise ArgumentError(where, expected, "an axis that is not mapped", hint=hint) from error
         # JAX raises one of these errors, depending on the axes and its version.
         except (AssertionError, ValueError) as error:
             of_mesh = jax.sharding.get_abstract_mesh().manual_axes
@@ -418,7 +420,7 @@ class BatchNorm(StatefulLayer, Layer):
             expected = f"check_vma=False of the shard_map around a map over {shown}"
             got = "its default, under which JAX takes no mean over the axis of a vmap"
             hint = (
-                "the means are still those of the whole batch; take gradients outside, then:",
+                "the means are still over the whole batch; take gradients outside the shard_map:",
                 "pm.filter_shard_map(f, ..., check_vma=False)",
             )
             raise ArgumentError(where, expected, got, hint=hint) from error

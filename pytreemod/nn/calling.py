@@ -115,7 +115,7 @@ def in_scope(name: str) -> Callable[[Call], Call]:
         >>> nn.Dropout(0.5)(1.0, training=False)
         Traceback (most recent call last):
         pytreemod.errors.ArgumentError: Dropout(training): expected inference=, got training=.
-          It says the opposite here:
+          The argument here has the opposite meaning:
               inference=not training
     """
     scope = jax.named_scope(name)
@@ -224,7 +224,7 @@ def refuse_no_state(where: Any, *places: str) -> NoReturn:
         StateError: always.
     """
     hint = (
-        "Make the model together with its State, and pass that along:",
+        "Create the model with its State, and pass the State to each call:",
         "model, state = pm.make_with_state(make_model)(...)",
         "out, state = model(x, state)",
     )
@@ -244,7 +244,7 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
         The layer's output, and the new State.
 
     Raises:
-        StateError: a stateful layer does not return its output and a State; or a layer that is
+        StateError: if a stateful layer does not return its output and a State; or a layer that is
             not marked as stateful requires a State.
 
     Examples:
@@ -268,7 +268,7 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
         case _:
             pass
     where, hint = f"{type(layer).__name__}(x, state)", ("Return both:", "return out, state")
-    raise StateError(where, "(out, state) to come back", describe(result), hint=hint)
+    raise StateError(where, "(out, state) as the result", describe(result), hint=hint)
 
 
 def _demands_state(layer: Any) -> bool:
@@ -284,10 +284,10 @@ def _refuse_unmarked(layer: Any, error: TypeError) -> NoReturn:
     name = class_of(layer).__name__
     raise StateError(
         f"{name}(x)",
-        "a layer that is called without State, as all are that are no StatefulLayer",
-        "one that has a parameter `state` without a default",
+        "a layer that takes no State, because it is not a StatefulLayer",
+        "a layer with a parameter `state` without a default",
         hint=[
-            "say that it is stateful, and it gets the State:",
+            "derive from StatefulLayer, and it gets the State:",
             f"class {name}(nn.StatefulLayer): ...",
         ],
     ) from error

@@ -122,10 +122,10 @@ class Conv(Convolution):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is negative, not an integer, or does not fit the others.
-        RngError: key is not a random key.
-        ShapeError: x lacks an axis, does not have in_channels channels, or is too small; or weight
-            or bias does not have the shape above.
+        ArgumentError: if an argument is negative, not an integer, or does not fit the others.
+        RngError: if key is not a random key.
+        ShapeError: if x lacks an axis, does not have in_channels channels, or is too small; or
+            weight or bias does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -46,7 +46,7 @@ def _check_dims(where: str, dims: Any) -> tuple[int, ...]:
 _STREAM = instance(
     RngStream,
     "an RngStream or None",
-    "The key comes later, and through State:",
+    "Pass a stream, and its key to the State:",
     "Dropout(p, stream=pm.RngStream())",
 )
 
@@ -80,11 +80,11 @@ class Dropout(StatefulLayer):
         next key of its stream. In inference, State is unchanged.
 
     Raises:
-        ArgumentError: p is not a number from 0 to 1, or another argument is invalid, such as a
+        ArgumentError: if p is not a number from 0 to 1, or another argument is invalid, such as a
             key instead of the State.
-        RngError: training without a key.
-        ShapeError: x lacks an axis of broadcast_dims.
-        StateError: training with a stream, and neither State nor key.
+        RngError: if training has no key.
+        ShapeError: if x lacks an axis of broadcast_dims.
+        StateError: if training has a stream, but neither State nor key.
 
     Examples:
         >>> import jax, jax.numpy as jnp

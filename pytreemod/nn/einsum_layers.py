@@ -107,9 +107,9 @@ class LinearGeneral(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is not a size, or axis and in_features differ in length.
-        RngError: key is not a random key.
-        ShapeError: the axes of x are not in_features, or weight or bias does not have the shape
+        ArgumentError: if an argument is not a size, or axis and in_features differ in length.
+        RngError: if key is not a random key.
+        ShapeError: if the axes of x are not in_features, or weight or bias does not have the shape
             above.
 
     Examples:
@@ -215,9 +215,9 @@ class Einsum(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: equation is not of two arrays, or does not fit weight_shape.
-        RngError: key is not a random key.
-        ShapeError: x does not fit the equation, bias_shape does not fit the result, or weight or
+        ArgumentError: if equation is not of two arrays, or does not fit weight_shape.
+        RngError: if key is not a random key.
+        ShapeError: if x does not fit the equation, bias_shape does not fit the result, or weight or
             bias does not have the shape above.
 
     Examples:

@@ -51,9 +51,9 @@ class Embedding(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: neither sizes nor weight are given, they disagree, or x is not integer.
-        RngError: key is not a random key.
-        ShapeError: weight does not have two axes; or, in a call, the shape above.
+        ArgumentError: if neither sizes nor weight are given, they disagree, or x is not integer.
+        RngError: if key is not a random key.
+        ShapeError: if weight does not have two axes; or, in a call, the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -121,8 +121,8 @@ class Embedding(Layer):
             An array of shape (..., num_embeddings).
 
         Raises:
-            ShapeError: the last axis of x does not have embedding_size entries, or weight does not
-                have the shape of the class.
+            ShapeError: if the last axis of x does not have embedding_size entries, or weight does
+                not have the shape of the class.
 
         Examples:
             >>> import jax.numpy as jnp

@@ -21,12 +21,15 @@ def _accept_channels(where: str, channels: Any, layer: GroupNorm) -> int | None:
     if channels is None:
         if not layer.channelwise_affine:
             return None
-        hint = ("Without weights, any number goes:", "GroupNorm(groups, channelwise_affine=False)")
-        raise ArgumentError(where, "how many there are, for weight and bias", "None", hint=hint)
+        hint = (
+            "Without weights, any number of channels works:",
+            "GroupNorm(groups, channelwise_affine=False)",
+        )
+        raise ArgumentError(where, "the number of channels, for weight and bias", "None", hint=hint)
     count = check_size(where, channels)
     if count % layer.groups != 0:
         most = next(each for each in range(layer.groups, 0, -1) if count % each == 0)
-        hint = ("Groups have the same number of channels each:", f"GroupNorm({most}, {count})")
+        hint = ("Each group has the same number of channels:", f"GroupNorm({most}, {count})")
         raise ArgumentError(where, f"a multiple of groups={layer.groups}", str(count), hint=hint)
     return count
 
@@ -67,9 +70,9 @@ class GroupNorm(Normalization):
     State and randomness: none. A State that is passed in is returned with the result.
 
     Raises:
-        ArgumentError: an argument is invalid, or x is not floating.
-        RngError: key is not a random key, or is missing for an initializer.
-        ShapeError: the number of channels of x is not channels, or not a multiple of groups; or
+        ArgumentError: if an argument is invalid, or x is not floating.
+        RngError: if key is not a random key, or is missing for an initializer.
+        ShapeError: if the number of channels of x is not channels, or not a multiple of groups; or
             weight or bias does not have the shape above.
 
     Examples:

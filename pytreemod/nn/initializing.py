@@ -70,7 +70,7 @@ def initialize(
         The initial values.
 
     Raises:
-        ArgumentError: it is not callable, or its result is not an array of that shape and dtype.
+        ArgumentError: if it is not callable, or its result is not an array of that shape and dtype.
 
     Examples:
         >>> zeros = jax.nn.initializers.zeros
@@ -84,7 +84,7 @@ def initialize(
     wanted = jax.ShapeDtypeStruct(tuple(shape), dtype)
     found = getattr(values, "shape", None), getattr(values, "dtype", None)
     if found != (wanted.shape, wanted.dtype):
-        raise ArgumentError(where, f"it to return {describe(wanted)}", describe(values))
+        raise ArgumentError(where, f"the function to return {describe(wanted)}", describe(values))
     # An initializer may return NumPy arrays; a layer's leaves are JAX's, which jit need not
     # convert. Converting a JAX array would take as long as drawing it.
     return values if isinstance(values, jax.Array) else jnp.asarray(values)  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
@@ -104,8 +104,8 @@ def begin(layer: Any, dtype: Any, key: Any, n: int | None = None) -> tuple[Any, 
         The dtype, and the keys.
 
     Raises:
-        ArgumentError: dtype is not floating.
-        RngError: key is not a random key.
+        ArgumentError: if dtype is not floating.
+        RngError: if key is not a random key.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -239,8 +239,8 @@ def initial_affine(
         Both, or None for no array.
 
     Raises:
-        ArgumentError: an initializer is not callable, or its result is invalid.
-        RngError: there is an initializer, and no key for it.
+        ArgumentError: if an initializer is not callable, or its result is invalid.
+        RngError: if there is an initializer, and no key for it.
 
     Examples:
         >>> from types import SimpleNamespace

@@ -61,9 +61,9 @@ class InstanceNorm(Normalization):
     State and randomness: none. A State that is passed in is returned with the result.
 
     Raises:
-        ArgumentError: an argument is invalid, or x is not floating.
-        RngError: key is not a random key, or is missing for an initializer.
-        ShapeError: x has another number of channels, or one value for each channel; or weight or
+        ArgumentError: if an argument is invalid, or x is not floating.
+        RngError: if key is not a random key, or is missing for an initializer.
+        ShapeError: if x has another number of channels, or one value for each channel; or weight or
             bias does not have the shape above.
 
     Examples:

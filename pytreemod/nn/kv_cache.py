@@ -20,10 +20,10 @@ def check_ring(where: str, window: int | None, size: int, hint: Sequence[str]) -
     """Require a cache that is at least as large as the window: a smaller one is no ring.
 
     Raises:
-        ArgumentError: the cache is smaller.
+        ArgumentError: if the cache is smaller.
     """
     if window is not None and size < window:
-        expected = f"a cache with a position for each of window={window}"
+        expected = f"a cache of at least window={window} positions"
         raise ArgumentError(where, expected, f"{size} positions", hint=hint)
 
 
@@ -33,24 +33,27 @@ def refuse_uncachable(
     """Refuse a State where there is no cache, and arguments that a cache does not support."""
     if token is None:
         hint: Sequence[str] = (
-            "Make the layer with a cache, together with its State:",
+            "Create the layer with a cache, together with its State:",
             "make = pm.make_with_state(nn.MultiheadAttention)",
             "layer, state = make(..., is_causal=True, cache_size=size, key=key)",
         )
         raise StateError(where, "a layer with a cache", "none", hint=hint)
     if mask is not None:
-        hint = ("Sequences of different lengths say how many positions count:", "lengths=lengths")
-        expected = "no mask with a State: the cache knows who sees whom"
+        hint = (
+            "For sequences of different lengths, pass the numbers of valid positions:",
+            "lengths=lengths",
+        )
+        expected = "no mask with a State, because the cache masks by position"
         raise ArgumentError(where, expected, describe(mask), hint=hint)
     if bias is not None and not callable(bias):
-        hint = ("As a function it gets the positions of queries and keys:", "bias=lambda q, k: ...")
-        expected = "with a State a function as bias"
+        hint = ("Pass a function of the positions of queries and keys:", "bias=lambda q, k: ...")
+        expected = "a function as bias, with a State"
         raise ArgumentError(where, expected, describe(bias), hint=hint)
     if not is_causal:
         raise ArgumentError(where, "is_causal=True with a State", "False")
     # A query has the position of its own key: the number of positions seen determines both.
     if query.shape[-2] != key_.shape[-2]:
-        expected = "with a State, queries and keys at the same positions"
+        expected = "queries and keys at the same positions, with a State"
         got = f"query {describe(query)} and key_ {describe(key_)}"
         raise ShapeError(where, expected, got)
 
@@ -67,7 +70,7 @@ def check_fits(
     slots = keys.shape[-2]
     if length.shape != batch:
         expected = f"a cache for sequences of batch axes {batch} in the State"
-        got = f"one for {length.shape}"
+        got = f"a cache for {length.shape}"
     elif window not in (None, slots):
         expected, got = f"a cache of window={window} positions in the State", f"{slots} positions"
     else:
@@ -79,7 +82,7 @@ def check_fits(
         got = f"{describe(keys)} and {describe(values)}"
     size = f", size={window}" if window is not None and slots < window else ""
     hint = (
-        "Begin with empty caches, for so many sequences:",
+        "Start with empty caches for these sequences:",
         f"state = nn.reset_cache(model, state, batch={batch}{size})",
     )
     raise ShapeError(where, expected, got, hint=hint)
@@ -125,13 +128,13 @@ def nan_where_full(found: Array, seen: Extended, lengths: Array | None) -> Array
 
 def _full(where: Title, slots: int, got: str) -> str:
     hint = (
-        "Start again with a larger cache, or cache a window:",
+        "Reset to a larger cache, or cache a window:",
         "state = nn.reset_cache(model, state, size=size)",
         "nn.MultiheadAttention(..., window=window)",
     )
     return explain(
         str(where),
-        f"a query for sequences of at most {slots} positions, the cache's",
+        f"sequences of at most {slots} positions, the size of the cache",
         got,
         hint=hint,
     )

@@ -39,9 +39,9 @@ class Layer(Module):
         Array([2., 2., 2.], dtype=float32)
         >>> gain.replace(size=4)
         Traceback (most recent call last):
-        pytreemod.errors.ShapeError: Gain(size): expected what its arrays were made for, got size=4.
-          at factor: f32[3], and shape (4,) would be needed
-          arrays and configuration go together; where they change, they change in one step:
+        pytreemod.errors.ShapeError: Gain(size): expected values that fit its arrays, got size=4.
+          at factor: f32[3], expected shape (4,)
+          replace the arrays and their configuration in one call:
               layer = layer.replace(size=4, factor=...)
     """
 
@@ -60,7 +60,7 @@ class Layer(Module):
             Their values, in that order.
 
         Raises:
-            ShapeError: an array has another shape, is missing, or should not exist.
-            ArgumentError: a value is not an array.
+            ShapeError: if an array has another shape, is missing, or should not exist.
+            ArgumentError: if a value is not an array.
         """
         return own_arrays(Title(self, *contract_of(type(self)).names), *names)

@@ -45,9 +45,9 @@ class LayerNorm(TrailingNormalization):
     State and randomness: none. A State that is passed in is returned with the result.
 
     Raises:
-        ArgumentError: an argument is invalid, or x is not floating.
-        RngError: key is not a random key, or is missing for an initializer.
-        ShapeError: x does not end in shape, or weight or bias does not have the shape above.
+        ArgumentError: if an argument is invalid, or x is not floating.
+        RngError: if key is not a random key, or is missing for an initializer.
+        ShapeError: if x does not end in shape, or weight or bias does not have the shape above.
 
     Examples:
         >>> import jax.numpy as jnp

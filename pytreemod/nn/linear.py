@@ -47,9 +47,9 @@ class Linear(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is negative or not an integer, or another argument is invalid.
-        RngError: key is not a random key.
-        ShapeError: the last axis of x does not have in_features entries, or weight or bias does
+        ArgumentError: if a size is negative or not an integer, or another argument is invalid.
+        RngError: if key is not a random key.
+        ShapeError: if the last axis of x does not have in_features entries, or weight or bias does
             not have the shape above.
 
     Examples:

@@ -65,8 +65,8 @@ def materialize(
         The model, finished.
 
     Raises:
-        UnfinishedError: the call did not reach a layer.
-        ShapeError: a layer is called with inputs of different sizes.
+        UnfinishedError: if the call did not reach a layer.
+        ShapeError: if a layer is called with inputs of different sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -207,14 +207,14 @@ def _finished(node: Any, sizes: dict[str, Any]) -> Any:
 def _refuse_missed(missed: dict[KeyPath, Any]) -> NoReturn:
     raise UnfinishedError(
         "materialize",
-        "the call to come to every unfinished layer",
-        f"a call that leaves {len(missed)} out",
+        "a call that runs every unfinished layer",
+        f"a call that misses {len(missed)}",
         places=[f"{path_text(path)}: {node!r}" for path, node in missed.items()],
         hint=[
-            "call what uses them, by its name or by a function:",
+            "run them: pass the name of a method, or a function:",
             "pm.materialize(model, x, method='decode')",
             "pm.materialize(model, x, method=lambda m, x: m.decode(m.encode(x)))",
-            "or give the size",
+            "or pass the size to the layer",
         ],
     )
 
@@ -223,7 +223,7 @@ def _refuse_other(path: KeyPath, node: Any, before: Any, sizes: Any) -> NoReturn
     name = next(name for name in sizes if before[name] != sizes[name])
     raise ShapeError(
         f"materialize: {path_text(path) or class_of(node).__qualname__}",
-        f"{name}={before[name]!r}, as an earlier call has shown",
+        f"{name}={before[name]!r}, as in an earlier call",
         f"{name}={sizes[name]!r}",
-        hint=["one layer takes inputs of one size; make two layers, or give the size"],
+        hint=["one layer takes inputs of one size; make two layers, or pass the size"],
     )

@@ -25,12 +25,12 @@ from pytreemod.nn.arguments import (
     named,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.functional.explicit_meshes import entries, laid_out
+from pytreemod.nn.functional.explicit_meshes import entries, resharded
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.linear import Linear
-from pytreemod.nn.members.laying import gathered
+from pytreemod.nn.members.resharding import gathered
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.transform.compilation.placements import laid_as
+from pytreemod.transform.compilation.placements import sharded_as
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.maps.vmap import filter_vmap
 from pytreemod.tree.nodes import record_of
@@ -92,9 +92,9 @@ class MLP(Module):
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is negative or not an integer, or another argument is invalid.
-        RngError: key is not a random key.
-        ShapeError: the last axis of x does not have in_size entries, or an activation does not
+        ArgumentError: if a size is negative or not an integer, or another argument is invalid.
+        RngError: if key is not a random key.
+        ShapeError: if the last axis of x does not have in_size entries, or an activation does not
             have a copy for each neuron.
 
     Examples:
@@ -225,9 +225,9 @@ class MLP(Module):
 
 
 def _step(x: Array, each: tuple[Linear, Callable[..., Any]]) -> tuple[Array, None]:
-    """One step of the scan: a hidden layer and its activation."""
+    """Return one step of the scan: a hidden layer and its activation."""
     layer, activation = each
-    return laid_as(_activated(activation, layer(x)), x), None
+    return sharded_as(_activated(activation, layer(x)), x), None
 
 
 def _is_plain(activation: Any) -> bool:
@@ -270,7 +270,7 @@ def _activated(activation: Callable[..., Any], x: Array, by_neuron: bool = True)
     call: Callable[..., Any] = _call
     examples = x.ndim
     if by_neuron:
-        activation = _laid_by_neuron(activation, x)
+        activation = _split_by_neuron(activation, x)
         call, examples = filter_vmap(call), x.ndim - 1
     # The remaining axes are axes of examples, which share the copies.
     for _ in range(examples):
@@ -278,18 +278,18 @@ def _activated(activation: Callable[..., Any], x: Array, by_neuron: bool = True)
     return call(activation, x)
 
 
-def _laid_by_neuron(activation: Callable[..., Any], x: Array) -> Callable[..., Any]:
-    """On a mesh with explicit axes, shard the copies like the neurons."""
+def _split_by_neuron(activation: Callable[..., Any], x: Array) -> Callable[..., Any]:
+    """Shard the copies like the neurons, on a mesh with explicit axes."""
     mesh = explicit_mesh(x)
     if mesh is None:
         return activation
 
-    def lay(leaf: Any) -> Any:
+    def split(leaf: Any) -> Any:
         if not is_array(leaf):
             return leaf
-        return laid_out(leaf, mesh, (entries(x)[-1], *((),) * (leaf.ndim - 1)))
+        return resharded(leaf, mesh, (entries(x)[-1], *((),) * (leaf.ndim - 1)))
 
-    return jtu.tree_map(lay, activation)
+    return jtu.tree_map(split, activation)
 
 
 def _call(activation: Callable[..., Any], x: Array) -> Array:
@@ -310,12 +310,12 @@ def _check_copies(where: Title, name: str, *sizes: int) -> None:
     if not wrong:
         return
     hint: Sequence[str] = (
-        "A new activation is copied when the network is made; later, do it yourself:",
+        "The constructor copies an activation for each neuron; to replace it, copy it yourself:",
         f"copies = jax.tree.map(lambda a: jnp.broadcast_to(a, {sizes} + a.shape), activation)",
         f"mlp = mlp.replace({name}=copies)",
     )
     expected = f"{name} with a copy for each neuron, on leading axes {sizes}"
-    got = f"{len(wrong)} array{'s' * (len(wrong) > 1)} without"
+    got = f"{len(wrong)} array{'s' * (len(wrong) > 1)} without one"
     if all(leaf.shape[1 : 1 + count] == sizes for _, leaf in wrong):
         hint = mapped_hint(where.layer)
     places = [f"{path}: {describe(leaf)}" for path, leaf in wrong]
@@ -350,6 +350,6 @@ def _check_layers(mlp: MLP) -> None:
     for name, value in found.items():
         given = getattr(mlp, name)
         if given != value:
-            expected = f"{value!r}, with which its layers were made"
-            hint = ("Make a network of that kind:", f"MLP(..., {name}={given!r}, key=key)")
+            expected = f"{value!r}, the value for which its layers were made"
+            hint = ("Create another network:", f"MLP(..., {name}={given!r}, key=key)")
             raise ArgumentError(named(mlp, name), expected, describe(given), hint=hint)

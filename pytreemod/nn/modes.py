@@ -42,10 +42,10 @@ def with_mode(model: Tree, /, **flags: Any) -> Tree:
         A new tree. The arrays in it are the same.
 
     Raises:
-        ArgumentError: no Module in the tree has a field of that name, or one has other data in it.
-            Also if the new value of a flag is not one.
-        FieldError: an array was given.
-        UnfinishedError: the model lacks sizes.
+        ArgumentError: if no Module in the tree has a field of that name, or one has other data in
+            it. Also if the new value of a flag is not one.
+        FieldError: if an array was given.
+        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> from pytreemod import nn
@@ -76,8 +76,8 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
         A new tree. The arrays in it are the same.
 
     Raises:
-        ArgumentError: value is neither True nor False, or a field of that name has other data.
-        UnfinishedError: the model lacks sizes.
+        ArgumentError: if value is neither True nor False, or a field of that name has other data.
+        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> from pytreemod import nn
@@ -156,7 +156,7 @@ def _check_flag(where: str, place: str, value: Any, is_data: bool) -> Any:
         return value
     traced = isinstance(value, Tracer)
     hint = [
-        "flags are structure, which a traced value cannot decide; it can choose between two calls:",
+        "a flag is static; to choose with a traced value, choose between two calls:",
         "y = pm.filter_cond(flag, model_on, model_off, x)",
     ]
     got = "a traced array" if traced else describe(value)
@@ -166,11 +166,11 @@ def _check_flag(where: str, place: str, value: Any, is_data: bool) -> Any:
 def _refuse_data(where: str, place: str, old: Any) -> None:
     raise ArgumentError(
         where,
-        "a field that is configuration, or True or False",
-        f"one that is other data: {_kind(old)}",
+        "a field that is configuration or a bool",
+        f"data: {_kind(old)}",
         places=[place],
         hint=[
-            "set this one by its path, or declare it with pm.field(static=True):",
+            "set this field by its path, or declare it with pm.field(static=True):",
             f"model = pm.tree_at({place!r}, model, new)",
         ],
     )
@@ -187,6 +187,6 @@ def _refuse_unknown(name: str, seen: set[str]) -> None:
     raise ArgumentError(
         f"with_mode({name})",
         f"a field that the model has ({shown or 'it has none that can be set'})",
-        f"{name!r}, which occurs nowhere in it{nearest(name, names)}",
+        f"{name!r}, which is not in the model{nearest(name, names)}",
         hint=meant([name], names, "with_mode(model, {}=...)"),
     )

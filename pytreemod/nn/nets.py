@@ -45,7 +45,7 @@ class Stateful(Module, Generic[_M]):
         state: its State
 
     Raises:
-        StateError: a used net was called.
+        StateError: if a used net was called.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -75,7 +75,7 @@ class Stateful(Module, Generic[_M]):
         """
         if not callable(self.model):
             kind = type(self.model).__qualname__
-            hint = ("call one of its methods:", f"out, net = net.apply({kind}.method, x)")
+            hint = ("call a method of the model:", f"out, net = net.apply({kind}.method, x)")
             expected = "a model that can be called"
             raise ArgumentError("net(...)", expected, with_article(kind), hint=hint)
         return self._run("net(...)", self.model, args, kwargs)
@@ -101,7 +101,7 @@ class Stateful(Module, Generic[_M]):
             `out`, and the new net.
 
         Raises:
-            StateError: the net was used.
+            StateError: if the net was used.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -132,8 +132,8 @@ class Stateful(Module, Generic[_M]):
             The new net.
 
         Raises:
-            RngError: `key` is not a random key.
-            StateError: the net was used.
+            RngError: if `key` is not a random key.
+            StateError: if the net was used.
         """
         return self.replace(state=self._newest("net.seed").seed(key))
 
@@ -148,9 +148,9 @@ class Stateful(Module, Generic[_M]):
             The new net.
 
         Raises:
-            ArgumentError: `n` is not a count.
-            RngError: a chosen stream was not seeded, or is split already.
-            StateError: the net was used.
+            ArgumentError: if `n` is not a count.
+            RngError: if a chosen stream was not seeded, or is split already.
+            StateError: if the net was used.
         """
         return self.replace(state=self._newest("net.split").split(n, select))
 
@@ -161,7 +161,7 @@ class Stateful(Module, Generic[_M]):
             The new net. A net without streams is unchanged.
 
         Raises:
-            StateError: the net was used, or its streams were not split.
+            StateError: if the net was used, or its streams were not split.
         """
         state = self._newest("net.join")
         # Code for ensembles need not check whether there are streams.
@@ -180,8 +180,8 @@ class Stateful(Module, Generic[_M]):
         self: _B, where: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, _B]:
         if STATE in kwargs or any(isinstance(arg, State) for arg in args):
-            hint = ("it has one, and passes that on:", "out, net = net(x)")
-            raise ArgumentError(where, "no State among the arguments", "one", hint=hint)
+            hint = ("the net has a State, and passes it to the model:", "out, net = net(x)")
+            raise ArgumentError(where, "no State among the arguments", "a State", hint=hint)
         state = self._newest(where)
         # A separate State for the call: if it fails half-way, this one is still valid.
         own = state.substate(self.model)
@@ -197,15 +197,16 @@ class Stateful(Module, Generic[_M]):
             name = fn.__qualname__ if hasattr(fn, "__qualname__") else type(fn).__qualname__
             own = getattr(fn, "__name__", "__call__")
             hint = (
-                "take it, pass it on to the layers that need it, and return it; or call the model:",
+                "take the State, pass it to the layers that need it, and return it; or call "
+                "the model:",
                 f"def {own}(self, x, state):",
                 "    x, state = self.norm(x, state)",
                 "    return x, state",
                 "out = net.model(x)" if own == "__call__" else f"out = net.model.{own}(x)",
             )
-            expected = f"{name} to have a parameter called state"
+            expected = f"a parameter called state in {name}"
             places = [path_text(path) for path, _ in tokens_of(self.model)]
-            got = "none, though it has State"
+            got = "none, although the model has State"
             raise ArgumentError(where, expected, got, places=places, hint=hint) from error
         out, new = _parted(where, result, own)
         return out, self if new is own else self.replace(state=state.update(new))
@@ -238,9 +239,9 @@ def stateful(model: _M, state: State | Absent = ABSENT, /) -> Stateful[_M]:
         A `Stateful`.
 
     Raises:
-        ArgumentError: `model` is not a model, or `state` not a State.
-        StateError: `state` was used, or is missing although the model was made with one.
-        TokenError: `state` belongs to another model.
+        ArgumentError: if `model` is not a model, or `state` not a State.
+        StateError: if `state` was used, or is missing although the model was made with one.
+        TokenError: if `state` belongs to another model.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -273,7 +274,7 @@ def _check_model(model: Any) -> None:
     lines = (
         ["model and State are two arguments:", "pm.stateful(*pm.make_with_state(Model)(...))"]
         if pair
-        else ["make one first:", "net = pm.stateful(Model(...))"]
+        else ["create the model first:", "net = pm.stateful(Model(...))"]
     )
     got = "both in a tuple" if pair else describe(model)
     raise ArgumentError("stateful(model)", "a model", got, hint=lines)
@@ -285,8 +286,8 @@ def _refuse_made(model: Any) -> None:
     if gone:
         raise StateError(
             "stateful(model)",
-            "the State that the model was made with, too",
-            "the model alone",
+            "the model and the State that it was made with",
+            "only the model",
             places=gone,
             hint=["pass both:", "net = pm.stateful(model, state)"],
         )
@@ -296,7 +297,7 @@ def _parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
     """Return the parameter of a function that takes the keyword `state`, if there is one.
 
     Raises:
-        ValueError: the function has no signature.
+        ValueError: if the function has no signature.
     """
     parameters = inspect.signature(fn).parameters
     found = parameters.get(STATE)
@@ -326,8 +327,8 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
     """Split the result of a model that was called with the State `own`.
 
     Raises:
-        ArgumentError: it is not a pair of an output and a State.
-        StateError: the State was replaced, and its successor is lost.
+        ArgumentError: if it is not a pair of an output and a State.
+        StateError: if the State was replaced, and its successor is lost.
     """
     pair = "out, state"
     out, new = pair_of(result, where, pair, reason=", because the model has State")
@@ -342,12 +343,12 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
 
 def _of_model(name: str, model: Any) -> str:
     found = getattr(model, name)
-    hint = ["the net holds it:", f"net.model.{name}"]
+    hint = ["read it from the model:", f"net.model.{name}"]
     if getattr(found, "__self__", None) is model:
         hint = [
-            "call it with the State, or on the model if it needs none:",
+            "call it with apply, or on the model if it needs no State:",
             f"out, net = net.apply({type(model).__qualname__}.{name}, x)",
             f"out = net.model.{name}(x)",
         ]
-    got = f"one of its model, {with_article(type(model).__qualname__)}"
+    got = f"an attribute of its model, {with_article(type(model).__qualname__)}"
     return explain(f"net.{name}", "an attribute of the net", got, hint=hint)

@@ -110,7 +110,7 @@ def axis_of_channels(
         The axis, counted from the front.
 
     Raises:
-        ShapeError: that axis does not have the channels.
+        ShapeError: if that axis does not have the channels.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -133,7 +133,7 @@ def axis_of_channels(
         raise ShapeError(where, f"{wanted} channels on axis {axis} of x", describe(x))
     if fits(1):
         hint: Sequence[str] = (
-            "x looks like a batch; map over it, or say how many spatial axes there are:",
+            "x looks like a batch; map over it, or set the number of spatial axes:",
             "jax.vmap(layer)(x)",
             f"{type(where.layer).__name__}(..., num_spatial_dims={x.ndim - 2})",
         )

@@ -80,8 +80,8 @@ class Pool(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is negative, not an integer, or does not fit the others.
-        ShapeError: x lacks an axis, or is smaller than the window.
+        ArgumentError: if an argument is negative, not an integer, or does not fit the others.
+        ShapeError: if x lacks an axis, or is smaller than the window.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -27,7 +27,7 @@ from pytreemod.nn.arguments import (
     instance,
 )
 from pytreemod.nn.calling import accepts_key, in_scope, uses_key_if, wants_key
-from pytreemod.nn.functional.explicit_meshes import entries, laid_like, laid_out, sharding
+from pytreemod.nn.functional.explicit_meshes import entries, resharded, sharded_like, sharding
 from pytreemod.nn.functional.promotion import widen
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
 from pytreemod.nn.recurrent_cells import RNNCellBase
@@ -74,12 +74,12 @@ class RNN(Module):
         step.
 
     Raises:
-        ArgumentError: cell is not a cell, or another argument is invalid; seq_lengths are not
+        ArgumentError: if cell is not a cell, or another argument is invalid; seq_lengths are not
             integers, negative, or greater than the size of the time axis.
-        ShapeError: inputs lack an axis, seq_lengths is not one number for each sequence, or the
+        ShapeError: if inputs lack an axis, seq_lengths is not one number for each sequence, or the
             cell does not accept the shapes.
-        StructureError: initial_carry has another structure than the cell's, or a step changes its
-            dtype.
+        StructureError: if initial_carry has another structure than the cell's, or a step changes
+            its dtype.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -176,7 +176,7 @@ class RNN(Module):
             keys = jax.random.split(check_key(f"{where}(key)", key), x.shape[0])
         takes_key = accepts_key(cell)
         carry = _varying_alike(carry, (x, cell, lengths))
-        cell, carry = _laid_out(cell, carry, x)
+        cell, carry = _with_sharding_of(cell, carry, x)
         cell_of_step = _widened(cell)
 
         def advance(carry: Any, now: tuple[Any, Any, Any]) -> tuple[Any, Any]:
@@ -184,15 +184,15 @@ class RNN(Module):
             running = None if step is None else step < lengths
             # Zeros past the end: the values there are arbitrary, and the gradient of a select
             # multiplies the unselected branch by zero, which is NaN for an infinity.
-            x = x if running is None else _kept(running, x, jnp.zeros_like(x))
+            x = x if running is None else _where_running(running, x, jnp.zeros_like(x))
             new = cell_of_step()(x, carry, **({"key": key} if takes_key else {}))
             _check_dtypes(where, carry, new)
             # The scan refuses another structure, with a message that has the path.
             if jtu.tree_structure(new) != jtu.tree_structure(carry):
                 return new, cell.output_of(new)
             if running is not None:
-                new = jtu.tree_map(ft.partial(_kept, running), new, carry)
-            return jtu.tree_map(_lying_like, new, carry), cell.output_of(new)
+                new = jtu.tree_map(ft.partial(_where_running, running), new, carry)
+            return jtu.tree_map(_resharded_like, new, carry), cell.output_of(new)
 
         steps = None if lengths is None else jnp.arange(x.shape[0], dtype=lengths.dtype)
         return filter_scan(advance, carry, (x, keys, steps), **options)
@@ -210,8 +210,8 @@ def _varying_alike(carry: Any, others: Any) -> Any:
     return jtu.tree_map(vary, carry) if axes else carry
 
 
-def _laid_out(cell: RNNCellBase, carry: Any, x: Array) -> tuple[RNNCellBase, Any]:
-    """On a mesh with explicit axes, shard the carry like x, and gather the cell where needed.
+def _with_sharding_of(cell: RNNCellBase, carry: Any, x: Array) -> tuple[RNNCellBase, Any]:
+    """Shard the carry like x, and gather the cell where needed, on a mesh with explicit axes.
 
     Each step would gather the weights that are split like the batch; this gathers them once.
     """
@@ -225,7 +225,7 @@ def _laid_out(cell: RNNCellBase, carry: Any, x: Array) -> tuple[RNNCellBase, Any
     def gathered(leaf: Any) -> Any:
         if not is_array(leaf):
             return leaf
-        return laid_out(leaf, mesh, [taken.isdisjoint(at) * at for at in entries(leaf)])
+        return resharded(leaf, mesh, [taken.isdisjoint(at) * at for at in entries(leaf)])
 
     def begun(leaf: Any) -> Any:
         # A carry that the caller has sharded is unchanged.
@@ -233,15 +233,15 @@ def _laid_out(cell: RNNCellBase, carry: Any, x: Array) -> tuple[RNNCellBase, Any
             return leaf
         is_of_batch = leaf.shape[: len(sizes)] == sizes
         rest = ((),) * (leaf.ndim - len(sizes))
-        return laid_out(leaf, mesh, (*batch, *rest) if is_of_batch else ((),) * leaf.ndim)
+        return resharded(leaf, mesh, (*batch, *rest) if is_of_batch else ((),) * leaf.ndim)
 
     return treedef.unflatten(map(gathered, leaves)), jtu.tree_map(begun, carry)
 
 
-def _lying_like(new: Any, old: Any) -> Any:
+def _resharded_like(new: Any, old: Any) -> Any:
     """Shard a result of a step like the value before the step."""
     fits = is_array(new) and is_array(old) and new.shape == old.shape
-    return laid_like(new, old, 0) if fits else new
+    return sharded_like(new, old, 0) if fits else new
 
 
 def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
@@ -266,14 +266,14 @@ def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
     return lambda: treedef.unflatten(itertools.starmap(narrowed, pairs))
 
 
-def _kept(running: Array, new: Any, old: Any) -> Any:
+def _where_running(running: Array, new: Any, old: Any) -> Any:
     """Return the new value for sequences that run, and the old one past their end."""
     # The scan refuses or passes on values of another type, and values that are not arrays.
     if not is_array_like(new) or not is_array_like(old) or _kind(new) != _kind(old):
         return new
-    new = _lying_like(new, old)
+    new = _resharded_like(new, old)
     mask = lax.broadcast_in_dim(running, jnp.shape(new), range(running.ndim))
-    return lax.select(_lying_like(mask, new), new, old)
+    return lax.select(_resharded_like(mask, new), new, old)
 
 
 def _kind(array: Any) -> Any:
@@ -285,7 +285,7 @@ def concatenate(forward: Array, backward: Array) -> Array:
     return jnp.concatenate([forward, backward], axis=-1)
 
 
-_RNN = instance(RNN, "an RNN", "Cells are run over time by an RNN:", "RNN(cell)")
+_RNN = instance(RNN, "an RNN", "To run a cell over time, use an RNN:", "RNN(cell)")
 
 
 class Bidirectional(Module):
@@ -316,7 +316,7 @@ class Bidirectional(Module):
     State and randomness: no State; random numbers if the cells draw them.
 
     Raises:
-        ArgumentError: an argument is invalid, or `RNN` refuses it.
+        ArgumentError: if an argument is invalid, or `RNN` refuses it.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -396,7 +396,7 @@ def _check_dtypes(where: Title, carry: Any, new: Any) -> None:
     """Require that a step does not change the dtypes of the carry.
 
     Raises:
-        StructureError: a step changes a floating dtype.
+        StructureError: if a step changes a floating dtype.
     """
     for old, array in zip(jtu.tree_leaves(carry), jtu.tree_leaves(new), strict=False):
         if not (is_inexact_array(old) and is_inexact_array(array)):
@@ -404,12 +404,12 @@ def _check_dtypes(where: Title, carry: Any, new: Any) -> None:
         if old.dtype == array.dtype or jax.typeof(old).weak_type:
             continue
         hint = (
-            "Let the cell's precision say what it gives back, or start from what it gives:",
+            "Set the output dtype of the cell, or start from the dtype that it returns:",
             f'pm.with_precision(cell, "params=float32,compute=bfloat16,output={old.dtype.name}")',
             f"rnn(x, initial_carry=carry)   # of {array.dtype.name}",
         )
-        expected = f"a carry that stays in the dtype in which it starts, {old.dtype.name}"
-        got = f"{array.dtype.name} out of a step of the cell"
+        expected = f"a carry that keeps its first dtype, {old.dtype.name}"
+        got = f"{array.dtype.name} from a step of the cell"
         raise StructureError(where, expected, got, hint=hint)
 
 
@@ -417,6 +417,6 @@ def _checked_inputs(where: Title, inputs: Any, time_major: bool) -> Array:
     x = check_array(where, inputs)
     if x.ndim < 2:
         shape = "(time, ..., in)" if time_major else "(..., time, in)"
-        hint = ("For a single step call the cell:", "carry = rnn.cell(x, carry)")
+        hint = ("For a single step, call the cell:", "carry = rnn.cell(x, carry)")
         raise ShapeError(where, f"inputs of shape {shape}", describe(x), hint=hint)
     return x

@@ -183,10 +183,10 @@ class GRUCell(GatedCell):
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is too small or not an integer, or another argument is invalid.
-        RngError: key is not a random key.
-        ShapeError: the last axis of the input does not have input_size entries, the hidden state
-            does not fit it, or an array of the cell does not have the shape above.
+        ArgumentError: if a size is too small or not an integer, or another argument is invalid.
+        RngError: if key is not a random key.
+        ShapeError: if the last axis of the input does not have input_size entries, or the hidden
+            state does not fit it. Also if an array of the cell does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -265,11 +265,11 @@ class LSTMCell(GatedCell):
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is too small or not an integer, another argument is invalid, or
+        ArgumentError: if a size is too small or not an integer, another argument is invalid, or
             hidden is not a pair.
-        RngError: key is not a random key.
-        ShapeError: the last axis of the input does not have input_size entries, the hidden state
-            does not fit it, or an array of the cell does not have the shape above.
+        RngError: if key is not a random key.
+        ShapeError: if the last axis of the input does not have input_size entries, or the hidden
+            state does not fit it. Also if an array of the cell does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -317,7 +317,7 @@ class LSTMCell(GatedCell):
         where, x, arrays = self._read(input)
         # An array of two rows would unpack, too, along an axis that may be a batch axis.
         if not isinstance(hidden, (tuple, list)) or len(hidden) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-            hint = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
+            hint = ("Start with zeros:", "cell(x, cell.initialize_carry(x.shape))")
             got = describe(hidden)
             raise ArgumentError(where, "hidden to be a pair (h, c)", got, hint=hint)
         h = _checked_hidden(where, "h", hidden[0], x, self.hidden_size)
@@ -392,10 +392,10 @@ class SimpleCell(GatedCell):
     State and randomness: none.
 
     Raises:
-        ArgumentError: a size is too small or not an integer, or another argument is invalid.
-        RngError: key is not a random key.
-        ShapeError: the last axis of the input does not have input_size entries, the hidden state
-            does not fit it, or an array of the cell does not have the shape above.
+        ArgumentError: if a size is too small or not an integer, or another argument is invalid.
+        RngError: if key is not a random key.
+        ShapeError: if the last axis of the input does not have input_size entries, or the hidden
+            state does not fit it. Also if an array of the cell does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -503,13 +503,13 @@ def _checked_hidden(where: Title, name: str, hidden: Any, x: Array, size: int) -
 
 def _converted(where: Title, name: str, hidden: Any, shape: tuple[int, ...]) -> Array:
     expected = f"{name} of shape {shape}"
-    hint = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
+    hint = ("Start with zeros:", "cell(x, cell.initialize_carry(x.shape))")
     if not hasattr(hidden, "shape"):
         raise ArgumentError(where, expected, describe(hidden), hint=hint)
     if hidden.shape != shape:
         if hidden.shape == shape[-1:]:
             hint = (
-                "x is a batch, whose examples each have a hidden state:",
+                "x is a batch; broadcast the hidden state to its examples:",
                 f"jnp.broadcast_to({name}, {shape})",
             )
         raise ShapeError(where, expected, describe(hidden), hint=hint)

@@ -25,7 +25,7 @@ from pytreemod.nn.recurrent_cells import GRUCell, LSTMCell, SimpleCell, initial_
 from pytreemod.nn.transposed_convolution import ConvTranspose
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import Location, StandsFor, locations
+from pytreemod.tree.nodes import Location, Represents, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
@@ -73,12 +73,12 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         A new model, which shares all other arrays with the old one.
 
     Raises:
-        ArgumentError: init is not a function, or its result is invalid. Also if a chosen leaf is
+        ArgumentError: if init is not a function, or its result is invalid. Also if a chosen leaf is
             not a floating array, or all arrays of a computed leaf are chosen.
-        FieldError: a value is outside the bound of a constrained field.
-        RngError: key is not a random key.
-        SpecError: nothing is chosen.
-        UnfinishedError: the model lacks sizes.
+        FieldError: if a value is outside the bound of a constrained field.
+        RngError: if key is not a random key.
+        SpecError: if nothing is chosen.
+        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> import jax
@@ -123,8 +123,8 @@ def _meant(locs: list[Location], chosen: list[Location]) -> dict[KeyPath, tuple[
     paths = {loc.path for loc in chosen}
     meant: dict[KeyPath, tuple[list[Any], Any]] = {}
     for loc in chosen:
-        # `StandsFor` only marks the owner of a node; it has no component in the path.
-        nodes = [node for node in loc.nodes if type(node) is not StandsFor]
+        # `Represents` only marks the owner of a node; it has no component in the path.
+        nodes = [node for node in loc.nodes if type(node) is not Represents]
         path = loc.path
         for i, node in enumerate(nodes):
             if not is_computed(node):
@@ -187,11 +187,11 @@ def _refuse_computed(place: str, inside: set[KeyPath]) -> NoReturn:
     parts = sorted(map(path_text, inside))
     raise ArgumentError(
         "reinitialize(selector)",
-        "arrays, or a part of what others are computed from",
-        f"all of what {place} is computed from",
+        "arrays, or some of the parts of a computed leaf",
+        f"all parts of {place}",
         places=parts,
         hint=[
-            "make it an array first, or name the part that is meant:",
+            "resolve it to an array first, or choose one part:",
             f"model = pm.resolve(model, {place!r})",
             f"pm.reinitialize(model, {parts[0]!r}, init, key)",
         ],

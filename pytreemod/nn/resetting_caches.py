@@ -41,9 +41,9 @@ def reset_cache(
         The new State.
 
     Raises:
-        ArgumentError: no layer of the model has a cache, or a number is invalid.
-        StateError: the State was used up.
-        TokenError: the State belongs to another model.
+        ArgumentError: if no layer of the model has a cache, or a number is invalid.
+        StateError: if the State was used up.
+        TokenError: if the State belongs to another model.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -67,7 +67,7 @@ def reset_cache(
         return isinstance(node, MultiheadAttention)
 
     if not any(map(_has_cache, jtu.tree_leaves(model, is_leaf=is_end))):
-        hint = ("A layer has one that is made with", "nn.MultiheadAttention(..., cache_size=size)")
+        hint = ("Create a layer with a cache:", "nn.MultiheadAttention(..., cache_size=size)")
         raise ArgumentError("reset_cache(model)", "attention with a cache", "none", hint=hint)
     whole = jtu.tree_map(renew, state.fill(model), is_leaf=is_end)
     return make_with_state(lambda: whole)()[1]
@@ -86,7 +86,7 @@ def _renewed(
     outer = weight.shape[:-2]
     held: Any = token.init if token is not None else None
     slots = held[0].shape[-2] if size is None else size
-    hint = ("as many as the window has, or more:", f"nn.reset_cache(..., size={layer.window})")
+    hint = ("pass at least the size of the window:", f"nn.reset_cache(..., size={layer.window})")
     check_ring("reset_cache(size)", layer.window, slots, hint)
     cache = layer.empty_cache((*outer, *batch), slots, weight.dtype if dtype is None else dtype)
     return layer.replace(cache=holding(token, cache))

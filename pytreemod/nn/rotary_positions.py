@@ -60,7 +60,7 @@ SCALINGS: dict[str, tuple[str, ...]] = {
 def _check_even(where: str, size: Any) -> int:
     count = check_size(where, size)
     if count % 2 != 0:
-        hint = ("write, for instance", f"RotaryPositionalEmbedding({count + 1})")
+        hint = ("for example:", f"RotaryPositionalEmbedding({count + 1})")
         raise ArgumentError(where, "an even number, for pairs", str(count), hint=hint)
     return count
 
@@ -81,7 +81,10 @@ def _check_scaling(where: str, scaling: Any) -> tuple[tuple[str, Any], ...] | No
         # In the form that the field has.
         pairs = as_sequence(scaling) or ()
         if not pairs or any(len(as_sequence(pair) or ()) != 2 for pair in pairs):
-            hint = ("As config.json has it:", "scaling={'rope_type': 'linear', 'factor': 2.0}")
+            hint = (
+                "Pass the entry of config.json:",
+                "scaling={'rope_type': 'linear', 'factor': 2.0}",
+            )
             raise ArgumentError(where, "a mapping, or None", describe(scaling), hint=hint)
         given = dict(pairs)
     numbers = dict(cast("Mapping[str, Any]", given))
@@ -142,8 +145,8 @@ class RotaryPositionalEmbedding(Module):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is invalid, x is not floating, or positions are not numbers.
-        ShapeError: x has no axis of positions, or its last axis does not have embedding_size
+        ArgumentError: if an argument is invalid, x is not floating, or positions are not numbers.
+        ShapeError: if x has no axis of positions, or its last axis does not have embedding_size
             entries; or the shape of positions or offset does not fit x. Also if x has more than two
             axes within `process_heads`, and `axis` is None.
 
@@ -249,7 +252,7 @@ class RotaryPositionalEmbedding(Module):
         check_floating(where, x)
         if x.ndim == 1:
             expected = f"x of shape (..., seq_length, {self.embedding_size})"
-            hint = ("x lacks the axis of positions; for a sequence of one, write", "layer(x[None])")
+            hint = ("x has no axis of positions; for a sequence of one, write", "layer(x[None])")
             raise ShapeError(where, expected, describe(x), hint=hint)
         check_last_axis(where, x, self.embedding_size, "embedding_size")
         turn: Callable[[Array], Array] = partial(self._turned, where, positions, offset)
@@ -277,8 +280,8 @@ def _check_axis(where: Title, x: Array, axis: int | None) -> int:
             "Without a map, heads have the axes (..., seq, num_heads, size):",
             "rope(query, axis=-3)",
         )
-        expected = "the axis of positions to be given in process_heads"
-        raise ShapeError(where, expected, f"x {describe(x)} alone", hint=hint)
+        expected = "an explicit axis of positions in process_heads"
+        raise ShapeError(where, expected, f"only x, {describe(x)}", hint=hint)
     number = as_integer(axis)
     if number is None or not -x.ndim <= number <= -2:
         expected = f"axis from {-x.ndim} to -2"

@@ -48,9 +48,9 @@ class Scale(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is invalid.
-        RngError: key is not a random key, or is missing for an initializer.
-        ShapeError: shape cannot be broadcast to the last axes of x, or weight does not have the
+        ArgumentError: if an argument is invalid.
+        RngError: if key is not a random key, or is missing for an initializer.
+        ShapeError: if shape cannot be broadcast to the last axes of x, or weight does not have the
             shape above.
 
     Examples:

@@ -71,7 +71,7 @@ class Lambda(Module):
         fn: called with x alone.
 
     Raises:
-        ArgumentError: fn is not callable.
+        ArgumentError: if fn is not callable.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -110,9 +110,9 @@ class Sequential(StatefulLayer):
         and need not have a parameter `key`.
 
     Raises:
-        ArgumentError: a layer is not a callable Module, or state is not a State.
-        RngError: key is not a random key.
-        StateError: a layer needs State and none was passed in, or it does not return it.
+        ArgumentError: if a layer is not a callable Module, or state is not a State.
+        RngError: if key is not a random key.
+        StateError: if a layer needs State and none was passed in, or it does not return it.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -225,7 +225,7 @@ def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callabl
     for number, layer in enumerate(layers):
         if not callable(layer) or isinstance(layer, type):
             place = f"layers[{number}]: {describe(layer)}"
-            raise ArgumentError(where, "layers to call", "something else", places=[place])
+            raise ArgumentError(where, "callable layers", "something else", places=[place])
         # In a tuple a function would be a leaf that is not an array, which plain JAX refuses.
         # `Lambda` makes it configuration, in a field.
         if jtu.all_leaves([layer]):

@@ -42,9 +42,9 @@ class Shared(Module):
         get: from the tree to the replacements: as many nodes, computed or not.
 
     Raises:
-        ArgumentError: `where` or `get` is not callable.
-        ShapeError: a replacement has another structure, shape or dtype than the node.
-        SpecError: `where` picks a node that is not in the tree; or `get` uses a removed node.
+        ArgumentError: if `where` or `get` is not callable.
+        ShapeError: if a replacement has another structure, shape or dtype than the node.
+        SpecError: if `where` picks a node that is not in the tree; or `get` uses a removed node.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -100,9 +100,12 @@ def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
     if wanted == found:
         return
     if len(places) > 1 and jtu.tree_structure(picked) != jtu.tree_structure(given):
-        hint = ["a node for each, in the same kind of sequence:", "lambda tree: (tree.a, tree.b)"]
+        hint = [
+            "return a node for each, in the same kind of sequence:",
+            "lambda tree: (tree.a, tree.b)",
+        ]
     else:
-        hint = ["shapes are changed on the way:", "lambda pair: jnp.transpose(pair[0].weight)"]
+        hint = ["change the shape in the function:", "lambda pair: jnp.transpose(pair[0].weight)"]
     raise ShapeError(
         "Shared(get)",
         f"a value that fits {_shown(picked)}",
@@ -138,5 +141,5 @@ def _check_apart(places: Sequence[str], rest: Any, get: Callable[[Any], Any]) ->
 
 
 def _circle(places: Sequence[str]) -> str:
-    found = "one that `where` takes out"
+    found = "a node that `where` removes"
     return explain("Shared(get)", "nodes that stay in the tree", found, places=places)

@@ -79,9 +79,9 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         the layer if it takes them.
 
     Raises:
-        ArgumentError: an argument is invalid, or the weight is complex or all zero.
-        RngError: key is not a random key.
-        ShapeError: the weight has fewer than two axes, or does not fit its singular vectors.
+        ArgumentError: if an argument is invalid, or the weight is complex or all zero.
+        RngError: if key is not a random key.
+        ShapeError: if the weight has fewer than two axes, or does not fit its singular vectors.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -186,5 +186,5 @@ def _initial_vectors(
     u, v = power_iteration(weight, u, v, num_iterations=INITIAL_ITERATIONS, eps=eps)
     # Zero vectors never change by iteration, and the result of the layer would always be NaN.
     if not is_traced(u) and not bool(jnp.any(u)):
-        raise ArgumentError(where, "a weight to normalize", "one that is all zero")
+        raise ArgumentError(where, "a weight to normalize", "a weight of zeros")
     return u, v

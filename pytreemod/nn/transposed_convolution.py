@@ -80,9 +80,9 @@ class ConvTranspose(Convolution):
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is negative, not an integer, or does not fit the others.
-        RngError: key is not a random key.
-        ShapeError: x lacks an axis, does not have in_channels channels, or the output would be
+        ArgumentError: if an argument is negative, not an integer, or does not fit the others.
+        RngError: if key is not a random key.
+        ShapeError: if x lacks an axis, does not have in_channels channels, or the output would be
             empty; or weight or bias does not have the shape above.
 
     Examples:
@@ -160,7 +160,9 @@ class ConvTranspose(Convolution):
         cuts = cut_for(self.padding, spatial, window, self.stride, none)
         sizes = tuple(cut.size for cut in cuts)
         if min(sizes) < 1:
-            expected = f"padding={self.padding} to leave something of each spatial axis"
+            expected = (
+                f"padding={self.padding} that leaves at least one element of each spatial axis"
+            )
             raise ShapeError(where, expected, f"{sizes} from {describe(x)}")
 
 

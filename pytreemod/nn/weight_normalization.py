@@ -76,9 +76,9 @@ class WeightNorm(StatefulLayer, Generic[_L]):
     State and randomness: passes State and key on to the layer if it takes them.
 
     Raises:
-        ArgumentError: an argument is invalid; or the weight is complex, or has a slice of zeros,
+        ArgumentError: if an argument is invalid; or the weight is complex, or has a slice of zeros,
             which has no direction.
-        ShapeError: `g` does not have the shape above.
+        ShapeError: if `g` does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -105,8 +105,8 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         self.g = norm_except(v, axis=self.axis)
         # A slice of zeros would become NaN. A transform has no values to check.
         if v.size and not is_traced(self.g) and not bool(jnp.all(self.g)):
-            expected = "a weight of which each slice has a direction"
-            found = f"one with zeros alone along axis {axis}"
+            expected = "a weight whose slices all have a direction"
+            found = f"a weight with a slice of zeros, along axis {axis}"
             raise ArgumentError(named(self, "layer"), expected, found)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
@@ -146,13 +146,13 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         if shape is not None:
             _check_axis(str(where), self.axis, v)
             # An index from the back becomes one from the front.
-            kept = range(len(shape))[self.axis] if self.axis is not None else None
-            expected = tuple(size if i == kept else 1 for i, size in enumerate(shape))
+            own_axis = range(len(shape))[self.axis] if self.axis is not None else None
+            expected = tuple(size if i == own_axis else 1 for i, size in enumerate(shape))
             if shape_of(self.g) == expected:
                 return weight_norm(v, self.g, axis=self.axis)
             raise ShapeError(
                 where,
-                f"g of shape {expected}, for {self.weight_name} has the shape {shape}",
+                f"g of shape {expected}, because {self.weight_name} has the shape {shape}",
                 describe(self.g),
                 hint=mapped_hint(self),
             )

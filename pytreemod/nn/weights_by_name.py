@@ -30,8 +30,8 @@ def weight_by_name(where: str, layer: Any, name: Any) -> Array:
         The value of the field.
 
     Raises:
-        ArgumentError: there is no such array, or it is complex.
-        UnfinishedError: the layer lacks a size.
+        ArgumentError: if there is no such array, or it is complex.
+        UnfinishedError: if the layer lacks a size.
 
     Examples:
         >>> from types import SimpleNamespace

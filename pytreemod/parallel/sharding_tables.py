@@ -71,7 +71,7 @@ class ShardingTable:
 
 
 def sharding_table(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> ShardingTable:
-    """Each device's part of each array: path, shape, names of axes, spec, bytes.
+    """Return each device's part of each array: path, shape, names of axes, spec, bytes.
 
     Abstract: it moves nothing, and accepts `ShapeDtypeStruct`s. So you can inspect a model too
     large for any of your machines.

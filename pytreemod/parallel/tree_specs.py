@@ -21,7 +21,7 @@ from pytreemod.typing import PyTree, jtu
 
 
 def partition_specs(tree: PyTree, rules: Any) -> PyTree:
-    """A `PartitionSpec` for each leaf of a tree, from the names of its axes.
+    """Return a `PartitionSpec` for each leaf of a tree, from the names of its axes.
 
     The tree is a model, or a tree with its structure or its classes: gradients, an
     [`Optimizer`][pytreemod.Optimizer], moving averages. Scalars, and arrays without an annotation,
@@ -57,7 +57,7 @@ def partition_specs(tree: PyTree, rules: Any) -> PyTree:
 
 
 def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
-    """A `NamedSharding` for each leaf of a tree, from the names of its axes.
+    """Return a `NamedSharding` for each leaf of a tree, from the names of its axes.
 
     [`partition_specs`][pytreemod.partition_specs] on a mesh, with sizes checked. You can pass the
     result anywhere that accepts a tree of shardings, including `load(like=)` and orbax.
@@ -130,7 +130,7 @@ class SplitLeaf(NamedTuple):
 
 
 def rows_of(where: str, tree: PyTree, rules: Any) -> list[SplitLeaf]:
-    """The names of the axes, and the spec, of each leaf of a tree.
+    """Return the names of the axes, and the spec, of each leaf of a tree.
 
     Args:
         where: the name of the call, for errors.
@@ -198,8 +198,8 @@ def check_mesh(where: str, rows: Iterable[SplitLeaf], mesh: Any) -> None:
     if unfit:
         raise ShapeError(
             where,
-            "axes that the mesh divides",
-            f"{len(unfit)} that it does not",
+            "axes that the mesh divides evenly",
+            f"{len(unfit)} others",
             places=unfit,
             hint=["do not split them, by name or by path:", "pm.by({path: P(), ...: rules})"],
         )
@@ -217,7 +217,7 @@ def _product(sizes: Iterable[int]) -> int:
 
 def _check_rule(where: str, rule: Any) -> None:
     if not isinstance(rule, (AxisRules, PartitionSpec)):
-        hint = ["write, for instance", 'pm.AxisRules({"embed": "fsdp", "layers": None})']
+        hint = ["for example:", 'pm.AxisRules({"embed": "fsdp", "layers": None})']
         expected = "AxisRules, or pm.by with AxisRules and PartitionSpecs"
         raise ArgumentError(f"{where}(rules)", expected, describe(rule), hint=hint)
 
@@ -238,10 +238,10 @@ def _refuse_shared(where: str, rows: Sequence[SplitLeaf]) -> None:
     if places:
         raise SpecError(
             f"{where}(rules)",
-            "one axis of a leaf for each axis of the mesh",
-            f"two in {len(places)}",
+            "at most one axis of a leaf for each axis of the mesh",
+            f"two axes in {len(places)}",
             places=places,
-            hint=["say by path which one is split:", 'pm.by({path: P("fsdp", None), ...: rules})'],
+            hint=["choose the axis by path:", 'pm.by({path: P("fsdp", None), ...: rules})'],
         )
 
 
@@ -258,5 +258,8 @@ def _refuse_unused(where: str, pairs: Sequence[tuple[Sequence[str | None], Any]]
             f"{where}(rules)",
             f"names that axes of the tree have ({shown})",
             got,
-            hint=["a name that this model lacks is not split:", f"{{{unused[0]!r}: None}}"],
+            hint=[
+                "to ignore a name that this model does not have, map it to None:",
+                f"{{{unused[0]!r}: None}}",
+            ],
         )

@@ -20,7 +20,7 @@ def is_strong(leaf: Any) -> bool:
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf as a State stores it: numbers and arrays become JAX arrays."""
+    """Return a leaf as a State stores it: numbers and arrays become JAX arrays."""
     if is_strong(leaf) or not is_array_like(leaf):
         return leaf
     # A weak type would not survive the first step, which would therefore be compiled twice.
@@ -29,7 +29,7 @@ def as_array(leaf: Any) -> Any:
 
 
 def ranks_of(value: Any) -> tuple[int, ...]:
-    """The number of axes of each leaf of a value; () for a leaf that is not an array."""
+    """Return the number of axes of each leaf of a value; () for a leaf that is not an array."""
     if isinstance(value, jax.Array):
         return (value.ndim,)
     return tuple(getattr(leaf, "ndim", 0) for leaf in jtu.tree_leaves(value))
@@ -56,8 +56,8 @@ def check_made_ranks(where: str, name: str, ranks: tuple[int, ...], value: Any) 
     if more:
         raise StateError(
             where,
-            "as many axes as the value was made with",
-            "more: the State came out of a map, or was split for one",
+            "the original number of axes",
+            "more axes: a map returned the State, or it was split for one",
             places=more,
             hint=[
                 "return values shared by all members without an axis; map over the others:",
@@ -78,8 +78,8 @@ def check_form(where: str, name: str, old: Any, new: Any) -> None:
     if found:
         raise StateError(
             f"{where} {name}",
-            "a value with the structure, shapes and dtypes of the present one",
-            "another",
+            "a value with the structure, shapes and dtypes of the current one",
+            "a different one",
             places=[each.line(name) for each in found],
             hint=[
                 "shape and dtype of a value cannot change; cast or reshape the new one:",

@@ -22,10 +22,10 @@ class History:
         self.taken: WeakKeyDictionary[History, dict[Any, Any]] | None = None
 
     def branch(self, values: dict[Any, Any]) -> History:
-        """The history of a substate that takes these values."""
+        """Return the history of a substate that takes these values."""
         made = History()
         if self.taken is None:
-            with beginning:
+            with start_lock:
                 self.taken = WeakKeyDictionary() if self.taken is None else self.taken
         self.taken[made] = values
         return made
@@ -35,5 +35,5 @@ class History:
         return None if branch is None or self.taken is None else self.taken.get(branch)
 
 
-beginning = Lock()
+start_lock = Lock()
 """Held at the first use of a history, or of its table: two threads must not make two."""

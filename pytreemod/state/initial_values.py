@@ -21,7 +21,7 @@ _WithPaths: TypeAlias = list[tuple[tuple[Any, ...], Any]]
 
 
 def first_values(found: _WithPaths, markers: Iterable[Any]) -> tuple[dict[Any, Any], Rows]:
-    """The values of tokens, and their rows, by the given markers."""
+    """Return the values of tokens, and their rows, by the given markers."""
     values: dict[Any, Any] = {}
     rows: list[Row] = []
     initial = _Initial()
@@ -42,7 +42,7 @@ class _Initial:
         self.keys: set[Any] = set()
 
     def value(self, path: tuple[Any, ...], token: Any) -> Any:
-        """The initial value of a token."""
+        """Return the initial value of a token."""
         if is_moved(token):
             raise refusals.moved(path_text(path))
         if isinstance(token, RngStream):
@@ -71,9 +71,9 @@ class _Initial:
         return jnp.copy(array) if can_be_donated else array
 
 
-def spots_of(found: _WithPaths) -> dict[Any, list[str]]:
-    """The paths of each marker."""
-    spots: dict[Any, list[str]] = {}
+def paths_by_marker(found: _WithPaths) -> dict[Any, list[str]]:
+    """Return the paths of each marker."""
+    paths: dict[Any, list[str]] = {}
     for path, token in found:
-        spots.setdefault(token.marker, []).append(path_text(path))
-    return spots
+        paths.setdefault(token.marker, []).append(path_text(path))
+    return paths

@@ -23,7 +23,7 @@ ROOT = np.uint32(0x6B657973)
 
 
 def hashes(counts: np.ndarray, words: int) -> np.ndarray:
-    """The numbers to mix into a key for each count, so that each count gets its own key.
+    """Return the numbers to mix into a key for each count, so that each count gets its own key.
 
     **Law.** For two counts below 2**32, each of the numbers differs.
 
@@ -110,7 +110,7 @@ class InitKeys(AbstractKeys):
         return f"<init_keys: {self._count} handed out>"
 
     def taken(self) -> int:
-        """The number of keys returned so far."""
+        """Return the number of keys returned so far."""
         return self._count
 
     def reserve(self, n: int) -> ReservedKeys:
@@ -136,13 +136,13 @@ class InitKeys(AbstractKeys):
     def __reduce__(self) -> Any:
         raise RngError(
             "init_keys",
-            "to be used where it was made",
-            "a copy, which would hand out the same keys",
-            hint=["give the copy a key of its own:", "pm.init_keys(next(keys))"],
+            "no copy",
+            "a copy, which would return the same keys",
+            hint=["make a second source from a new key:", "pm.init_keys(next(keys))"],
         )
 
     def _prepare(self, number: int) -> list[Any]:
-        """The next keys, last one first; in a trace, the hashes that they are made with."""
+        """Return the next keys, last one first; in a trace, the hashes that they are made with."""
         # An unused key must not become an operation of a program. Outside of a trace, where each
         # operation costs a call, a block of keys costs hardly more than one.
         block = self._hashes(number, BLOCK)
@@ -163,10 +163,10 @@ class InitKeys(AbstractKeys):
         if self._trace != current_trace():
             raise RngError(
                 "init_keys",
-                "to be used in the transform that it was made in",
-                "a use inside another one",
+                "use in the transform that created it",
+                "a use inside another transform",
                 hint=[
-                    "pass that one a key, and make keys from it there:",
+                    "pass a key to that transform, and create the source there:",
                     "jax.vmap(lambda key: Model(key=pm.init_keys(key)))(keys.take(8))",
                 ],
             )
@@ -183,7 +183,7 @@ class ReservedKeys(AbstractReservedKeys):
     n: int = field(static=True)
 
     def open(self) -> InitKeys:
-        """An iterator over these keys."""
+        """Return an iterator over these keys."""
         return InitKeys(self.key, self.start)
 
 

@@ -98,5 +98,5 @@ def _no_maker(make_model: Any) -> str:
     )
     is_module = isinstance(make_model, Module)
     got = with_article(type(make_model).__qualname__) if is_module else describe(make_model)
-    expected = "a class or a function that makes a model"
+    expected = "a class or a function that returns a model"
     return explain("make_with_state(make_model)", expected, got, hint=hint)

@@ -24,7 +24,7 @@ TAKE = "layer, state = pm.make_with_state(lambda: state.fill(stack)[0])()  # one
 
 
 def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
-    """For a State that `user` has replaced."""
+    """Return the error for a State that `user` has replaced."""
     # A transform sees only the State, and not whether it is part of a net (`stateful`).
     net = ["out, net = net(x)"] if by == "use in a transform" else []
     return StateError(
@@ -44,14 +44,14 @@ def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
 
 
 def moved(path: str) -> StateError:
-    """For a token at `path` whose initial value is gone."""
+    """Return the error for a token at `path` whose initial value is gone."""
     return StateError(
         "State(model)",
         "tokens with their initial values",
-        "one whose value was moved into another State",
+        "a token whose value was moved into another State",
         places=[path],
         hint=[
-            "make both at once, and keep that State; or give the values back first:",
+            "create the model and its State together; or give the values back first:",
             MAKE,
             REMAKE,
             TAKE,
@@ -60,18 +60,18 @@ def moved(path: str) -> StateError:
 
 
 def no_token(by: str, item: Any, kind: type) -> ArgumentError:
-    """For an argument that is not a token, or is one of another kind."""
+    """Return the error for an argument that is not a token, or is one of another kind."""
     got, hint = describe(item), ()
     if isinstance(item, AbstractToken):
         got = f"a token of another kind: {type(item).__name__}"
-        hint = ("read its value by", _USES[isinstance(item, RngStream)])
+        hint = ("read its value with", _USES[isinstance(item, RngStream)])
     elif found := tokens_of(item):
         got = with_article(type(item).__name__)
         places = [path_text(path) for path, _ in found]
         code = [
             f"state.{by}(layer{'' if place.startswith('[') else '.'}{place})" for place in places
         ]
-        hint = ("a token in it is meant:", *code[:MAX_LISTED])
+        hint = ("pass a token in it:", *code[:MAX_LISTED])
     elif isinstance(item, str):
         hint = (
             "a value is identified by its token, not by its name:",
@@ -86,17 +86,17 @@ _USES = {False: "value = state.get(token)", True: "key, state = state.next_key(s
 
 
 def foreign(by: str, marker: Any, rows: Rows, places: Sequence[str] = ()) -> TokenError:
-    """For a token that has no value in this State."""
+    """Return the error for a token that has no value in this State."""
     is_unnamed = isinstance(marker, Unnamed)
-    name = "one without a name" if is_unnamed else repr(marker)
-    hint = ["make model and State together:", MAKE]
+    name = "a token without a name" if is_unnamed else repr(marker)
+    hint = ["create model and State together:", MAKE]
     if is_unnamed:
-        hint = ["make model and State together, also after adding a layer:", MAKE, REMAKE, TAKE]
-    known = some_of([row.name for row in rows]) or "it has none"
+        hint = ["create model and State together, also after adding a layer:", MAKE, REMAKE, TAKE]
+    known = some_of([row.name for row in rows]) or "none"
     return TokenError(
         f"State.{by}",
         f"a token of the model that this State was made with ({known})",
-        f"a token of another model: {name}",
+        f"{name}, of another model",
         places=places,
         hint=hint,
     )
@@ -116,15 +116,15 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> Non
     Raises:
         StateError: if there is such a token.
     """
-    for marker, spots in found.items():
-        if len(spots) > 1:
+    for marker, paths in found.items():
+        if len(paths) > 1:
             raise StateError(
                 f"State.{by}",
                 "each token at one path, because weights are not shared either",
-                f"{rows[marker].name} at {len(spots)}",
-                places=spots,
+                f"{rows[marker].name} at {len(paths)}",
+                places=paths,
                 hint=[
-                    "give the values back before a layer is put elsewhere, or two models together:",
+                    "give the values back before you copy a layer, or combine two models:",
                     "filled = state.fill(model)",
                     "changed = pm.tree_at(lambda m: m.b, filled, filled.a)",
                     "model, state = pm.make_with_state(lambda: changed)()",
@@ -134,14 +134,14 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> Non
 
 
 def doubled(places: Sequence[str]) -> StateError:
-    """For a token at several paths of a model, given to `State(model)`."""
+    """Return the error for a token at several paths of a model, given to `State(model)`."""
     return StateError(
         "State(model)",
         "each token at one path",
-        f"one at {len(places)}",
+        f"a token at {len(places)}",
         places=places,
         hint=[
-            "make it one for each path, as a layer has weights for each path:",
+            "create a token for each path, as a layer has weights for each path:",
             "model, state = pm.make_with_state(lambda: model)()",
         ],
     )
@@ -159,22 +159,21 @@ def check_paths_differ(names: Sequence[str]) -> None:
     raise StateError(
         "make_with_state",
         "tokens whose paths differ",
-        "several with one path",
+        "several with the same path",
         places=twice,
-        hint="Give what holds them keys that read differently, as tree_flatten_with_path "
-        "shows them.",
+        hint="Give their container keys that print differently, as in tree_flatten_with_path.",
     )
 
 
 def changed_in_both(names: Iterable[str]) -> StateError:
-    """For values that were changed both in a State and in its substate."""
+    """Return the error for values that were changed both in a State and in its substate."""
     return StateError(
         "State.update(substate)",
         "values that the State has not changed since the substate was taken",
-        "some that were changed in both",
+        "values that were changed in both",
         places=names,
         hint=[
-            "put it back before the State is used for the same layer, or take it again:",
+            "update before you use the State for the same layer, or take the substate again:",
             "part = state.substate(layer)",
             "out, part = layer(x, part)",
             "state = state.update(part)",
@@ -183,50 +182,53 @@ def changed_in_both(names: Iterable[str]) -> StateError:
 
 
 def changed_in_whole(names: Iterable[str]) -> StateError:
-    """For an unchanged substate of a State that has changed."""
+    """Return the error for an unchanged substate of a State that has changed."""
     return StateError(
         "State.update(substate)",
         "a substate that was changed",
-        "one as it was taken, from a State that has changed its values since",
+        "an unchanged one, of a State that has changed since",
         places=names,
         hint=[
-            "the newer values are there without it; to go back to the older ones:",
+            "the State already has the newer values; to restore the older ones:",
             "state = state.set(token, substate.get(token))",
         ],
     )
 
 
 def unseeded(by: str, name: str) -> RngError:
-    """For a stream that has no key yet."""
+    """Return the error for a stream that has no key yet."""
     return RngError(
         f"State.{by}({name})",
         "a stream with a key",
-        "one that was not seeded",
-        hint=["once, after making the model:", "state = state.seed(jax.random.key(0))"],
+        "a stream that was not seeded",
+        hint=[
+            "seed the State once, after creating the model:",
+            "state = state.seed(jax.random.key(0))",
+        ],
     )
 
 
 def nothing_to_seed(select: Any) -> RngError:
-    """For a selector that picks no stream."""
+    """Return the error for a selector that picks no stream."""
     expected = "a selector that picks a random stream"
     return RngError("State.seed(select)", expected, f"{select!r}, which picks none")
 
 
 def split_stream(name: str, members: int, by: str = "next_key") -> RngError:
-    """For a stream that was split for several members."""
+    """Return the error for a stream that was split for several members."""
     return RngError(
         f"State.{by}({name})",
         "one stream",
-        f"{members} of them, because the State was split",
+        f"{members} streams, because the State was split",
         hint=["map over them:", "in_axes=pm.by({pm.RngStream: 0, ...: None})"],
     )
 
 
 def nothing_to_join() -> StateError:
-    """For a State that was not split."""
+    """Return the error for a State that was not split."""
     return StateError(
         "State.join",
         "a State whose streams were split",
-        "one in which none was",
+        "a State without split streams",
         hint=["split it first:", "state = state.split(n)"],
     )

@@ -66,12 +66,12 @@ class Rows:
         return f"<tokens {', '.join(row.name for row in self.rows)}>"
 
     def only(self, wanted: Iterable[Any]) -> Rows:
-        """The rows with these markers, in this order."""
+        """Return the rows with these markers, in this order."""
         markers = set(wanted)
         return Rows(row for row in self.rows if row.marker in markers)
 
     def of_kind(self, kind: type) -> list[Any]:
-        """The markers of the rows whose tokens are of a class."""
+        """Return the markers of the rows whose tokens are of a class."""
         return [row.marker for row in self.rows if issubclass(row.kind, kind)]
 
 

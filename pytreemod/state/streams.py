@@ -30,7 +30,7 @@ def check_seed(where: str, key: Any) -> None:
     """Refuse anything but a single random key.
 
     Raises:
-        RngError: `key` is something else.
+        RngError: if `key` is something else.
     """
     dtype = getattr(key, "dtype", None)
     typed = dtype is not None and _is_typed(key)
@@ -42,7 +42,7 @@ def check_seed(where: str, key: Any) -> None:
 
 
 def fold_each(key: Any, numbers: Any) -> Any:
-    """An array of keys: `key` folded with each number, independently of the others.
+    """Return an array of keys: `key` folded with each number, independently of the others.
 
     All at once: for a model with a hundred streams, one by one would take a hundred times as long,
     to compile and to run. But only for some generators does JAX guarantee that this changes no
@@ -65,13 +65,13 @@ def seeded(key: Any, names: Sequence[str]) -> list[Stream]:
 
 
 def hashes_of(names: Sequence[str]) -> Any:
-    """A number for each name, to be folded into a key: the same in every process."""
+    """Return a number for each name, to be folded into a key: the same in every process."""
     digests = [hashlib.blake2b(name.encode(), digest_size=4).digest() for name in names]
     return np.array([int.from_bytes(digest, "little") for digest in digests], np.uint32)
 
 
 def use(stream: Stream) -> tuple[Any, Stream]:
-    """The next key of a stream, and the stream after it.
+    """Return the next key of a stream, and the stream after it.
 
     A device's shard of a split stream is a single member that still has a leading axis.
     """
@@ -116,7 +116,7 @@ def split(stream: Stream, n: int) -> Stream:
 
 
 def repeated(tree: PyTree, n: int) -> PyTree:
-    """A tree with each array `n` times, on a leading axis."""
+    """Return a tree with each array `n` times, on a leading axis."""
 
     def repeat(x: Any) -> Any:
         return jnp.broadcast_to(x, (n, *jnp.shape(x)))
@@ -125,7 +125,7 @@ def repeated(tree: PyTree, n: int) -> PyTree:
 
 
 def join(stream: Stream) -> Stream:
-    """The stream before `split`, advanced once: past all that its members used."""
+    """Return the stream before `split`, advanced once: past all that its members used."""
     numbers, count, outer = jax.tree.map(_first, stream.outer)
     return Stream(like(stream.key, numbers), count, outer)
 
@@ -144,12 +144,12 @@ def _is_typed(key: Any) -> bool:
 
 
 def numbers_of(key: Any) -> Any:
-    """A key as plain numbers."""
+    """Return a key as plain numbers."""
     return jax.random.key_data(key) if _is_typed(key) else key
 
 
 def like(key: Any, numbers: Any) -> Any:
-    """A key, or an array of keys, from plain numbers: of the same kind as `key`."""
+    """Return a key, or an array of keys, from plain numbers: of the same kind as `key`."""
     if not _is_typed(key):
         return numbers
     return untyped_jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))

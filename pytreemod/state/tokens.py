@@ -20,7 +20,7 @@ class Unnamed:
 
     __slots__ = ()
     # Shown by `explain_retraces` for two of these.
-    __made_anew__ = "each token without a name is another: name them with pm.make_with_state"
+    __retrace_hint__ = "tokens without names are all different: name them with pm.make_with_state"
 
     def __repr__(self) -> str:
         return "<unnamed>"
@@ -44,12 +44,12 @@ def is_token(node: Any) -> bool:
 
 
 def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
-    """The tokens in a tree with their paths."""
+    """Return the tokens in a tree with their paths."""
     return found_in(tree, is_token)
 
 
 def map_tokens(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
-    """A tree with `fn` applied to each token, in order."""
+    """Return a tree with `fn` applied to each token, in order."""
 
     def visit(node: Any) -> Any:
         return fn(node) if is_token(node) else node
@@ -58,14 +58,14 @@ def map_tokens(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
 
 
 def with_fields(token: Any, changes: dict[str, Any]) -> Any:
-    """A copy of a token with some other fields."""
+    """Return a copy of a token with some other fields."""
     record = record_of(token)
     # Without `__init__` and checks, which would make a new token with another marker.
     return token if record is None else record.rebuild(token, changes)
 
 
 def holding(token: Any, value: Any) -> Any:
-    """A token like this with an initial value, and in no State."""
+    """Return a token like this with an initial value, and in no State."""
     return with_fields(token, {"init": Nothing() if value is None else value, "marker": Unnamed()})
 
 
@@ -100,7 +100,7 @@ class StateIndex(AbstractToken, Generic[_V]):
         init: the initial value, any tree of arrays.
 
     Raises:
-        ArgumentError: `init` is a function.
+        ArgumentError: if `init` is a function.
 
     Examples:
         >>> import jax.numpy as jnp

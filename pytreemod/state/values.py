@@ -21,8 +21,8 @@ import jax
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.state import refusals, streams
 from pytreemod.state.forms import as_array, check_form, check_made_ranks, is_strong, ranks_of
-from pytreemod.state.history import History, beginning
-from pytreemod.state.initial_values import first_values, spots_of
+from pytreemod.state.history import History, start_lock
+from pytreemod.state.initial_values import first_values, paths_by_marker
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.rows import Row, Rows
 from pytreemod.state.streams import Stream
@@ -102,13 +102,13 @@ class State(AbstractState):
         self._values, self._rows = first_values(found, [token.marker for _, token in found])
         self._used, self._cached, self._history = None, None, None
         self._fresh = True
-        for locs in spots_of(found).values():
+        for locs in paths_by_marker(found).values():
             if len(locs) > 1:
                 raise refusals.doubled(locs)
         note_made(self)
 
     def get(self, item: StateIndex[_V]) -> _V:
-        """The value of a token.
+        """Return the value of a token.
 
         Args:
             item: the token.
@@ -196,12 +196,12 @@ class State(AbstractState):
         found = tokens_of(pytree)
         wanted = {self._marker(token, "substate") for _, token in found}
         if len(wanted) < len(found):
-            refusals.check_single("substate", spots_of(found), self._rows)
+            refusals.check_single("substate", paths_by_marker(found), self._rows)
         rows = self._rows.only(wanted)
         values = {row.marker: self._values[row.marker] for row in rows}
         if self._history is None:
             # Created on first use: most States have no substates.
-            with beginning:
+            with start_lock:
                 self._history = self._history or History()
         part = _make(values, rows, self._history.branch(values))
         note_part(part)
@@ -251,7 +251,7 @@ class State(AbstractState):
         return self._succeed({**self._values, **fitting}, "update")
 
     def _changed_in(self, substate: State) -> list[Any]:
-        """The markers of the values in a substate that are to replace this one's."""
+        """Return the markers of the values in a substate that are to replace this one's."""
         mine, others = self._values, substate._values
         taken = None if self._history is None else self._history.taken_by(substate._history)
         if taken is None:
@@ -465,7 +465,7 @@ class State(AbstractState):
             State(['a']=f32[], ['b']=f32[])
         """
         self._check("fill")
-        locs = spots_of(tokens_of(model))
+        locs = paths_by_marker(tokens_of(model))
         mine = {marker: found for marker, found in locs.items() if marker in self._rows}
         for marker, found in locs.items():
             if marker not in mine and not isinstance(marker, Unnamed):
@@ -493,7 +493,7 @@ class State(AbstractState):
         return [row.marker for row in self._rows if row.name in names]
 
     def _single(self, marker: Any, by: str) -> Stream:
-        """The value of a stream that is seeded and not split."""
+        """Return the value of a stream that is seeded and not split."""
         value: Stream = self._values[marker]
         if value.key is None:
             raise refusals.unseeded(by, self._rows[marker].name)
@@ -535,7 +535,7 @@ class State(AbstractState):
         return item.marker
 
     def _fitting(self, marker: Any, value: Any, by: str) -> Any:
-        """A value in its stored form, if it may replace the present one."""
+        """Return a value in its stored form, if it may replace the present one."""
         old = self._values[marker]
         # Nearly all values are single arrays, which need no other check.
         strong = is_strong(value) and isinstance(old, jax.Array)
@@ -567,7 +567,7 @@ class State(AbstractState):
             cached.take()
         return cached
 
-    def __kept__(self) -> Snapshot | None:
+    def __cached_snapshot__(self) -> Snapshot | None:
         return self._cached
 
     def __usable__(self) -> bool:
@@ -632,7 +632,7 @@ _UNSEEDED = _Unseeded()
 
 
 def _apart(value: Any) -> Any:
-    """A value in new containers, which may be changed without changing the State."""
+    """Return a value in new containers, which may be changed without changing the State."""
     if type(value) is tuple:
         for part in cast("tuple[Any, ...]", value):
             if not isinstance(part, jax.Array):
@@ -658,26 +658,26 @@ def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) ->
 
 
 def other_ranks(state: State) -> list[tuple[int, ...]]:
-    """For each value, the ranks that it was made with, if they have changed; otherwise ()."""
+    """Return the original ranks of each value, if they have changed; otherwise ()."""
     pairs = [(row.ranks, state._values[row.marker]) for row in state._rows]
     return [() if not ranks or ranks == ranks_of(value) else ranks for ranks, value in pairs]
 
 
 def assemble_state(rows: Iterable[Row], values: Iterable[Any]) -> State:
-    """A State of values from elsewhere, such as a file."""
+    """Return a State of values from elsewhere, such as a file."""
     every = Rows(rows)
     return _make(dict(zip(every.by_marker, values, strict=True)), every)
 
 
 def joined_states(state: State, other: State) -> State:
-    """A State that also has those tokens of another one that it lacks."""
+    """Return a State that also has those tokens of another one that it lacks."""
     more = [row for row in other._rows if row.marker not in state._values]
     values = {**state._values, **{row.marker: other._values[row.marker] for row in more}}
     return _make(values, Rows([*state._rows, *more]))
 
 
 def reduced_state(state: State, like: State) -> State:
-    """A State with only the tokens of another one."""
+    """Return a State with only the tokens of another one."""
     return _make({marker: state._values[marker] for marker in like._values}, like._rows)
 
 
@@ -697,7 +697,7 @@ def _make_pending(rows: Rows, paths: Any, structure: Structure, arrays: Any) -> 
 
 
 def named_by_path(model: PyTree) -> tuple[State, list[str]]:
-    """A State whose values are identified by the paths of their tokens.
+    """Return a State whose values are identified by the paths of their tokens.
 
     Args:
         model: any tree with tokens in it.

@@ -16,7 +16,7 @@ import numpy as np
 from pytreemod.module.reading import is_computed
 from pytreemod.transform.maps.vmap import filter_vmap
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import Location, StandsFor, locations
+from pytreemod.tree.nodes import Location, Represents, locations
 from pytreemod.tree.selecting import Selector
 from pytreemod.typing import KeyPath
 
@@ -30,7 +30,7 @@ class Parameter(NamedTuple):
     """The number of its layer axes."""
 
     def sizes(self) -> tuple[int, ...]:
-        """The length of each of these axes."""
+        """Return the length of each of these axes."""
         return np.shape(jax.tree.leaves(self.node)[0])[: self.members]
 
     def each(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ def choose_parameters(model: Any, selector: Selector) -> list[Parameter]:
 
 def _parameter(loc: Location) -> Parameter:
     # A node that only says whose child a value is adds no key to the path.
-    nodes = [node for node in loc.nodes if type(node) is not StandsFor]
+    nodes = [node for node in loc.nodes if type(node) is not Represents]
     length = next((i for i, node in enumerate(nodes) if is_computed(node)), len(nodes))
     path, node = loc.path[:length], (*nodes, loc.leaf)[length]
     return Parameter(path, node, count_member_axes(nodes[:length], path))

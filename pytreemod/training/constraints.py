@@ -177,7 +177,7 @@ def _exp(u: Any) -> Any:
 
 
 def _inside(lower: float, upper: float, dtype: Any) -> tuple[float, float]:
-    """The least and the greatest number of a dtype between two bounds."""
+    """Return the least and the greatest number of a dtype between two bounds."""
     return _next_to(lower, 1.0, dtype), _next_to(upper, -1.0, dtype)
 
 
@@ -205,7 +205,7 @@ def _slack(value: Any, roundings: int) -> float:
 
 
 def _exact(value: Any, xp: Any) -> Any:
-    """A value in high precision: the tests look at the rounding of its numbers."""
+    """Return a value in high precision: the tests look at the rounding of its numbers."""
     return value.astype(np.float64) if xp is np else _computable(value)
 
 
@@ -249,7 +249,7 @@ unit_interval: Constraint = _Range(0.0, 1.0)
 
 
 def greater_than(lower_bound: float) -> Constraint:
-    """Numbers greater than a bound: `bound + exp(u)`.
+    """Constrain numbers to be greater than a bound: `bound + exp(u)`.
 
     Args:
         lower_bound: a finite number.
@@ -271,7 +271,7 @@ def greater_than(lower_bound: float) -> Constraint:
 
 
 def less_than(upper_bound: float) -> Constraint:
-    """Numbers less than a bound: `bound - exp(u)`.
+    """Constrain numbers to be less than a bound: `bound - exp(u)`.
 
     Args:
         upper_bound: a finite number.
@@ -291,7 +291,7 @@ def less_than(upper_bound: float) -> Constraint:
 
 
 def interval(lower_bound: float, upper_bound: float) -> Constraint:
-    """Numbers between two bounds, which are not reached: the logistic function, stretched.
+    """Constrain numbers to lie strictly between two bounds: the logistic function, stretched.
 
     Args:
         lower_bound: a finite number.
@@ -311,7 +311,7 @@ def interval(lower_bound: float, upper_bound: float) -> Constraint:
     lower = _bound("interval(lower_bound)", lower_bound)
     upper = _bound("interval(upper_bound)", upper_bound)
     if not (lower < upper and math.isfinite(upper - lower)):
-        expected = "a lower bound and one above it"
+        expected = "a lower bound and a higher upper bound"
         raise ArgumentError("interval", expected, f"{lower} and {upper}")
     return _Range(lower, upper)
 
@@ -321,7 +321,7 @@ def _bound(where: str, given: Any) -> float:
     kinds: tuple[Any, ...] = (int, float, np.integer, np.floating)
     if not isinstance(given, kinds) or isinstance(given, bool) or not math.isfinite(given):
         hint = [
-            "a bound is configuration; one that is an array is a map of its own:",
+            "a bound is configuration; for a bound that is an array, write a computed leaf:",
             "class Scaled(pm.Computed): ...",
         ]
         got = describe(given)
@@ -438,7 +438,7 @@ class _LowerCholesky(_Checked):
 
 
 def _size(count: int) -> int:
-    """The size of a matrix with this many numbers on and below the diagonal."""
+    """Return the size of a matrix with this many numbers on and below the diagonal."""
     return (math.isqrt(8 * count + 1) - 1) // 2
 
 
@@ -555,7 +555,7 @@ class _Bijection(_Checked):
             return f"a value that {_name(self.check)} refuses"
         again = np.asarray(self.forwards(self.backwards(jnp.asarray(value))))
         if again.shape != value.shape:
-            return f"the shape {again.shape} there and back"
+            return f"the shape {again.shape} after both functions"
         return super().fault(value)
 
     def holds(self, value: Any, unconstrained: Any) -> Any:

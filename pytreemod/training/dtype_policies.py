@@ -36,7 +36,7 @@ def _refuse(where: str, got: Any) -> NoReturn:
         where,
         "a floating dtype, or one for each of params, compute and output",
         describe(got),
-        hint=["write, for instance", '"params=float32,compute=bfloat16,output=float32"'],
+        hint=["for example:", '"params=float32,compute=bfloat16,output=float32"'],
     )
 
 
@@ -82,7 +82,7 @@ class Precision(Module):
 
 
 def as_precision(where: str, spec: Any) -> Precision | None:
-    """A precision from any of its spellings.
+    """Return a precision from any of its spellings.
 
     Args:
         where: the name of the argument in errors.

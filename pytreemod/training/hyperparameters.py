@@ -24,14 +24,14 @@ _HYPERPARAMS, _OF_SCHEDULES = (jtu.GetAttrKey(n) for n in ("hyperparams", "hyper
 
 
 def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
-    """The rules whose leaves a selector picks."""
+    """Return the rules whose leaves a selector picks."""
     chosen = as_selector(selector)
     # A plan has the paths of leaves, but no arrays for a predicate to look at.
     if not chosen.is_structural():
         raise SpecError(
             "with_hyperparams(selector)",
             "a selector by path, type, role or access",
-            f"{chosen!r}, which asks for arrays, and the optimizer has none of the model's",
+            f"{chosen!r}, which needs arrays, and the optimizer has no arrays of the model",
         )
     stand_in = plan.stand_in()
     mask = chosen.mask(stand_in)
@@ -43,10 +43,10 @@ def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
         if is_used and picked and len(picked) < len(own):
             raise SpecError(
                 "with_hyperparams(selector)",
-                "all leaves of a rule, which have one value in common",
-                f"a part of them, by {chosen!r}",
+                "all leaves of a rule, because they share one value",
+                f"some of them, with {chosen!r}",
                 places=[f"{pattern_text(locs[i].path)}: not picked" for i in own if not mask[i]],
-                hint=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
+                hint=["give them their own rule:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
             )
         found += [rule] if is_used and picked else []
     if not found:
@@ -55,7 +55,7 @@ def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
             "with_hyperparams(selector)",
             "a selector of leaves that are trained",
             f"{chosen!r}, which picks none",
-            hint=f"trained are: {some_of([pattern_text(loc.path) for loc in trained])}",
+            hint=f"the trained leaves are: {some_of([pattern_text(loc.path) for loc in trained])}",
         )
     return found
 
@@ -78,9 +78,9 @@ def with_value(states: list[Any], name: str, value: Any, others: dict[str, list[
             raise ArgumentError(
                 f"with_hyperparams({name})",
                 "a hyperparameter that is set by hand",
-                "one that a schedule sets anew at each step",
+                "one that a schedule sets in each step",
                 hint=[
-                    "begin with a number instead of the schedule:",
+                    "start with a number instead of the schedule:",
                     f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
                 ],
             )
@@ -96,7 +96,7 @@ def _has_hyperparameter(states: Any, name: str) -> bool:
 
 
 def _like(old: Any, value: Any, name: str) -> Any:
-    """A value as an array that can replace another in a compiled program."""
+    """Return a value as an array that can replace another in a compiled program."""
     where = f"with_hyperparams({name})"
     if isinstance(value, bool) or not is_array_like(value) or not _is_castable(value, old):
         expected = f"a number, or an array, that fits {describe(old)}"
@@ -126,7 +126,10 @@ def _is_castable(value: Any, old: Any) -> bool:
 def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]], elsewhere: list[str]) -> NoReturn:
     names = sorted({path[-1].key for path in paths if path[-2:-1] == (_HYPERPARAMS,)})
     similar = get_close_matches(name, names, n=1)
-    hint = ["let optax keep it there:", f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)"]
+    hint = [
+        "let optax store it in the state:",
+        f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
+    ]
     if similar:
         hint = ["did you mean", f"opt.with_hyperparams({similar[0]}=1e-3)"]
     if elsewhere:
@@ -134,7 +137,7 @@ def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]], elsewhere: list
         hint += [f"opt.with_hyperparams({elsewhere[0]}, {name}=1e-3)"]
     raise ArgumentError(
         f"with_hyperparams({name})",
-        f"a hyperparameter that is in the state ({', '.join(names) or 'there is none'})",
+        f"a hyperparameter in the state ({', '.join(names) or 'none'})",
         repr(name),
         hint=hint,
     )

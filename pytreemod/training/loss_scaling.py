@@ -74,7 +74,7 @@ class LossScale(Module):
         minimum: the smallest factor, from 2**-126 to 2**126.
 
     Raises:
-        ArgumentError: an argument is unusable.
+        ArgumentError: if an argument is unusable.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -115,9 +115,9 @@ class LossScale(Module):
         if period is not None and first < self.minimum:
             raise ArgumentError(
                 "LossScale(initial)",
-                f"initial not below minimum, {self.minimum:g}",
+                f"an initial scale of at least minimum, {self.minimum:g}",
                 f"{first:g}",
-                hint=("let it fall lower:", f"LossScale({first!r}, minimum={first!r})"),
+                hint=("lower the minimum:", f"LossScale({first!r}, minimum={first!r})"),
             )
         self.loss_scale = jnp.asarray(first, jnp.float32)
         self.counter = jnp.asarray(0, jnp.int32)
@@ -145,7 +145,7 @@ class LossScale(Module):
         return jtu.tree_map(ft.partial(_times, factor=1 / self.loss_scale), grads)
 
     def adjust(self: _L, grads_finite: Any) -> _L:
-        """The factor for the next step.
+        """Return the factor for the next step.
 
         Args:
             grads_finite: whether the gradients were finite, as `all_finite` says; may be traced.
@@ -154,7 +154,7 @@ class LossScale(Module):
             A `LossScale` of the same structure; this one, if it never changes.
 
         Raises:
-            ArgumentError: `grads_finite` is not one True or False.
+            ArgumentError: if `grads_finite` is not a single bool.
         """
         finite = _check_bool("LossScale.adjust(grads_finite)", grads_finite)
         if self.period is None:
@@ -193,7 +193,7 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
-    """Return one of two trees, depending on one True or False that may be traced.
+    """Return one of two trees, depending on a single bool that may be traced.
 
     Use it to skip a step that is not finite: `select_tree(finite, new, old)`. If the step has used
         up
@@ -209,8 +209,8 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
         A tree of the same structure.
 
     Raises:
-        ArgumentError: `pred` is not one True or False.
-        StructureError: the trees differ; the paths are named.
+        ArgumentError: if `pred` is not a single bool.
+        StructureError: if the trees differ; the paths are named.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -262,5 +262,5 @@ def _check_bool(where: str, value: Any) -> Any:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(value, bool) or (shape == () and dtype == np.dtype(bool)):
         return value
-    hint = ["of a tree it is asked by", "pm.all_finite(grads)"]
-    raise ArgumentError(where, "one True or False", describe(value), hint=hint)
+    hint = ["for a tree of gradients, write:", "pm.all_finite(grads)"]
+    raise ArgumentError(where, "a single bool", describe(value), hint=hint)

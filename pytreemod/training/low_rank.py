@@ -49,17 +49,17 @@ class LowRank(Computed):
     scale: float = field(static=True)
 
     def value(self) -> Array:
-        """The sum."""
+        """Return the sum."""
         base = self.base
         if AxisType.Explicit in jax.typeof(base).sharding.mesh.axis_types:
-            return base + self.scale * _laid_product(self.b, self.a, base)
+            return base + self.scale * _sharded_product(self.b, self.a, base)
         return base + self.scale * (self.b @ self.a)
 
     def __part_axis_names__(self, names: Any) -> dict[str, Any]:
         return {"a": (None, names[1]), "b": (names[0], None)}
 
 
-def _laid_product(b: Array, a: Array, base: Array) -> Array:
+def _sharded_product(b: Array, a: Array, base: Array) -> Array:
     """The update, split as the matrix is: of its factors each device has the part that it needs."""
     is_traced = isinstance(base, Tracer)
     to = cast("NamedSharding", jax.typeof(base).sharding if is_traced else base.sharding)
@@ -144,9 +144,9 @@ def lora(
         raise SpecError(
             "lora(selector)",
             "matrices without an update",
-            "some that have one",
+            "matrices with an update",
             places=adapted,
-            hint=["merge it first:", f"model = pm.resolve(model, {adapted[0]!r})"],
+            hint=["merge the update first:", f"model = pm.resolve(model, {adapted[0]!r})"],
         )
     # One by one: taking many keys out of one array would compile a longer program.
     names = hashes_of([plain_name(one.path) for one in matrices])
@@ -213,7 +213,7 @@ def _is_tied(node: Any) -> bool:
 
 
 def _source_of(loc: Location) -> str:
-    """The source of a tie, as a path from the root of the model."""
+    """Return the source of a tie, as a path from the root of the model."""
     # The tie's own path begins at the node that has it.
     keeper = path_text(loc.path[: len(loc.path) - loc.leaf.depth])
     to = loc.leaf.to

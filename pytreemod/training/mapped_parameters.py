@@ -79,7 +79,7 @@ def map_parameters(
     """
     # A model may be callable, too.
     if not callable(fn) or is_node(fn):
-        hint = ["the function comes first, as in jax.tree.map:"]
+        hint = ["pass the function first, as for jax.tree.map:"]
         hint += ['pm.map_parameters(fn, model, "**.weight")']
         got = with_article(class_of(fn).__qualname__) if is_node(fn) else describe(fn)
         raise ArgumentError("map_parameters(fn)", "a function", got, hint=hint)
@@ -118,7 +118,7 @@ def _check_chosen(chosen: list[Parameter]) -> None:
             "arrays",
             "computed leaves",
             places=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
-            hint=["make an array of it first:", f"model = pm.resolve(model, {path!r})"],
+            hint=["resolve it to an array first:", f"model = pm.resolve(model, {path!r})"],
         )
     others = [one for one in chosen if not is_inexact_array(one.node)]
     if others:

@@ -39,8 +39,8 @@ from pytreemod.training.plans import (
     rules_of,
 )
 from pytreemod.training.rules_on_meshes import init_on_mesh, update_on_mesh
-from pytreemod.transform.boundary.shared_parameters import tell_shared
-from pytreemod.transform.compilation.placements import laid_as
+from pytreemod.transform.boundary.shared_parameters import warn_of_shared
+from pytreemod.transform.compilation.placements import sharded_as
 from pytreemod.tree.differences import compare
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
@@ -145,7 +145,7 @@ class Optimizer(Module):
                 " or ".join(map(repr, _STACKED)),
                 describe(self.stacked),
                 hint=[
-                    "to show a rule what several layers hold as one array each:",
+                    "to apply a rule to the stacked arrays of several layers:",
                     'pm.Optimizer(rules, stacked="as one")',
                 ],
             )
@@ -175,7 +175,7 @@ class Optimizer(Module):
         plan = make_plan(self.rules, model)
         before, *rules = self._transformations(plan)
         leaves = jtu.tree_leaves(model)
-        tell_shared("Optimizer.init", "model", model, plan.is_trained)
+        warn_of_shared("Optimizer.init", "model", model, plan.is_trained)
         states = [
             init_on_mesh(rule, plan.part(leaves, i))
             if rule is not None and plan.is_used[i]
@@ -216,7 +216,7 @@ class Optimizer(Module):
                 "Optimizer.update(model, grads)",
                 "the model, then its gradients",
                 f"gradients ({with_article(class_of(model).__qualname__)}) first",
-                hint=["the model comes first:", "model, opt = opt.update(model, grads)"],
+                hint=["pass the model first:", "model, opt = opt.update(model, grads)"],
             )
         check_model(plan, model, treedef)
         steps = [_Step(rule, extra) for rule in self._transformations(plan)]
@@ -224,8 +224,8 @@ class Optimizer(Module):
         if unknown:
             raise ArgumentError(
                 "Optimizer.update",
-                "extra arguments that a transformation takes",
-                f"{', '.join(unknown)}, which none does",
+                "extra arguments that a transformation accepts",
+                f"{', '.join(unknown)}, which none accepts",
             )
         given = _gradients(plan, model, leaves, treedef, grads)
         before, *own = steps
@@ -241,7 +241,7 @@ class Optimizer(Module):
                 updates = [
                     new if old is None else old for old, new in zip(updates, made, strict=True)
                 ]
-        new = laid_as(apply_updates(model, treedef.unflatten(updates)), model)
+        new = sharded_as(apply_updates(model, treedef.unflatten(updates)), model)
         return new, self.replace(states=tuple(news), before_state=before_state)
 
     def with_hyperparams(self: _O, selector: FilterSpec = ..., /, **values: Any) -> _O:
@@ -301,8 +301,8 @@ class Optimizer(Module):
             raise ArgumentError(
                 f"Optimizer.{method}",
                 "an optimizer with its state",
-                "one that was not initialized",
-                hint=["give it the model first:", "opt = pm.Optimizer(rules).init(model)"],
+                "an optimizer that was not initialized",
+                hint=["initialize it with the model:", "opt = pm.Optimizer(rules).init(model)"],
             )
         return self.plan, self.states
 
@@ -318,7 +318,7 @@ class _Step:
     def take(
         self, plan: RulePlan, rule: int | None, given: list[Any], state: Any, leaves: list[Any]
     ) -> tuple[list[Any], Any]:
-        """The updates, one for each leaf of the model, and the new state."""
+        """Return the updates, one for each leaf of the model, and the new state."""
         mine, params = plan.part(given, rule), plan.part(leaves, rule)
         made, new = update_on_mesh(self.rule, mine, state, params, self.extra)
         try:
@@ -326,7 +326,7 @@ class _Step:
         except (ValueError, TypeError) as error:
             raise StructureError(
                 "Optimizer.update",
-                "a transformation that gives an update for each gradient",
+                "a transformation that returns an update for each gradient",
                 "a tree of another structure",
                 hint=f"JAX says: {str(error).splitlines()[0]}",
             ) from error
@@ -335,7 +335,7 @@ class _Step:
 
 
 def _extra_names(rule: Any) -> tuple[str, ...] | None:
-    """The extra arguments that a transformation takes; None if it takes any."""
+    """Return the extra arguments that a transformation accepts; None if it takes any."""
     parameters = list(inspect.signature(rule.update).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -346,7 +346,7 @@ def _extra_names(rule: Any) -> tuple[str, ...] | None:
 def _gradients(
     plan: RulePlan, model: PyTree, leaves: list[Any], treedef: Any, grads: PyTree
 ) -> list[Any]:
-    """The gradient of each leaf; None for frozen leaves."""
+    """Return the gradient of each leaf; None for frozen leaves."""
     try:
         found = treedef.flatten_up_to(grads)
     except (ValueError, TypeError):
@@ -384,12 +384,11 @@ def _refuse_unfit(plan: RulePlan, rows: list[tuple[Any, Any, bool]]) -> NoReturn
     if lost:
         raise StructureError(
             "Optimizer.update(grads)",
-            "a gradient for every leaf that is trained",
+            "a gradient for every trained leaf",
             f"none for {len(lost)} of {sum(plan.is_trained)}",
             places=lost,
             hint=[
-                "differentiate by them, or freeze them by a rule or by a role, and make the "
-                "optimizer for that:",
+                "differentiate with respect to them, or freeze them in the rules or with a role:",
                 'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
                 'model = pm.with_role(model, "backbone", "buffer")',
             ],
@@ -399,8 +398,8 @@ def _refuse_unfit(plan: RulePlan, rows: list[tuple[Any, Any, bool]]) -> NoReturn
         refuse_complex("Optimizer.update(grads)", path, "a gradient", gradient)
     raise ShapeError(
         "Optimizer.update(grads)",
-        "gradients of the shapes of the parameters",
-        "others, that would be broadcast",
+        "gradients with the shapes of the parameters",
+        "other shapes, which would be broadcast",
         places=[f"{p}: {describe(g)} for {describe(x)}" for p, x, g in wrong],
     )
 
@@ -414,7 +413,7 @@ def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
     ]
     hint = ["use the result of filter_grad:", "grads = pm.filter_grad(loss)(model)"]
     if any(d.new is None for d in found):
-        hint = ["freeze leaves by a rule:"]
+        hint = ["freeze leaves in the rules:"]
         hint += ['pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)']
     raise StructureError(
         "Optimizer.update(grads)",
@@ -441,10 +440,10 @@ def _check_state(plan: RulePlan, rule: int | None, old: Any, new: Any) -> None:
         raise ShapeError(
             "Optimizer.update(model)",
             "arrays of the shapes that the optimizer was initialized with",
-            "others, to which its state was broadcast",
+            "other shapes, to which its state was broadcast",
             places=wrong,
             hint=[
-                "make one for this model; for a stack of models map it:",
+                "create an optimizer for this model; for a stack of models, map init:",
                 "opt = pm.Optimizer(rules).init(model)",
                 "opts = pm.filter_vmap(opt.init)(models)",
             ],

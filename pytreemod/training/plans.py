@@ -60,11 +60,11 @@ class RulePlan:
         return [v if i == rule else None for v, i in zip(values, self.labels, strict=True)]
 
     def part(self, values: Sequence[Any], rule: int | None = None) -> PyTree:
-        """The tree of `only`."""
+        """Return the tree of `only`."""
         return self.structure.unflatten(self.only(values, rule))
 
     def stand_in(self) -> PyTree:
-        """A tree of the model's structure, for code that needs nothing else."""
+        """Return a tree of the model's structure, for code that needs nothing else."""
         return self.structure.unflatten(self.labels)
 
     def __eq__(self, other: object) -> bool:
@@ -120,7 +120,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
     if lost:
         raise SpecError(
             "Optimizer.init",
-            "a rule for every leaf that is to be trained",
+            "a rule for every trainable leaf",
             f"none for {len(lost)} of {sum(trained)}",
             places=_shown(lost),
             hint=[
@@ -137,7 +137,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
             "none with a rule, apart from buffers",
             places=_shown(locs),
             hint=[
-                "training follows roles; to change them in one model:",
+                "roles decide which leaves are trained; to change them in one model:",
                 'model = pm.with_role(model, selector, "param")',
             ],
         )
@@ -147,7 +147,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
 
 
 def _picks(selectors: Sequence[Selector], model: PyTree, locs: list[Location]) -> list[list[bool]]:
-    """For each selector, which leaves it picks."""
+    """Return which leaves each selector picks."""
     refuse_unmatched(selectors, [model])
     picks = [selector.pick(locs, model, None) for selector in selectors]
     for selector, picked in zip(selectors, picks, strict=True):
@@ -163,7 +163,7 @@ def _picks(selectors: Sequence[Selector], model: PyTree, locs: list[Location]) -
 
 
 def rules_of(rules: Any) -> tuple[Any, ...]:
-    """The transformation of each rule, in order; None for a rule without one."""
+    """Return the transformation of each rule, in order; None for a rule without one."""
     return tuple(rule for _, rule in rules.items) if isinstance(rules, By) else (rules,)
 
 
@@ -179,14 +179,14 @@ def check_transformation(where: str, rule: Any) -> None:
     methods = [getattr(rule, name, None) for name in ("init", "update")]
     if rule is None or (all(map(callable, methods)) and not isinstance(rule, type)):
         return
-    hint = ["write, for instance", "pm.Optimizer(optax.adam(1e-3))"]
+    hint = ["for example:", "pm.Optimizer(optax.adam(1e-3))"]
     if isinstance(rule, (dict, By)):
-        hint = ["rules for parts of a model are one pm.by:"]
+        hint = ["combine rules for parts of a model with pm.by:"]
         hint += ['pm.Optimizer(pm.by({"head": optax.adam(1e-3), ...: None}))']
     elif callable(rule):
         name = getattr(rule, "__name__", "adam")
-        hint = ["call it to make one:", f"pm.Optimizer(optax.{name}(1e-3))"]
-    expected = "a transformation of optax's, with `init` and `update`, or None"
+        hint = ["call it to create a transformation:", f"pm.Optimizer(optax.{name}(1e-3))"]
+    expected = "an optax transformation, with `init` and `update`, or None"
     raise ArgumentError(where, expected, describe(rule), hint=hint)
 
 
@@ -199,8 +199,8 @@ def check_planned(plan: RulePlan, rules: Any) -> None:
     raise ArgumentError(
         "Optimizer.replace(rules)",
         "rules with the selectors that the optimizer was initialized with",
-        "others",
-        hint=["make another, and its state:", "opt = pm.Optimizer(rules).init(model)"],
+        "other selectors",
+        hint=["create another optimizer:", "opt = pm.Optimizer(rules).init(model)"],
     )
 
 
@@ -216,14 +216,14 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
     if treedef == plan.structure:
         return
     model = released(model)
-    hint = ["an optimizer is for one model; make another for this one:"]
+    hint = ["an optimizer is for one model; create another for this one:"]
     hint += ["opt = pm.Optimizer(rules).init(model)"]
     found = [d for d in compare(plan.stand_in(), model, fits_always) if d.of_structure]
     if found:
         raise StructureError(
             "Optimizer.update(model)",
             "the model that the optimizer was initialized with",
-            "one of another structure",
+            "a model of another structure",
             # In the stored structure every leaf is its label.
             places=[
                 d.line("model", "a leaf -> {1}" if type(d.old) is int else "{} -> {}")
@@ -233,7 +233,7 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
         )
     now = trainable_mask(model, None, "Optimizer.update")
     changed = [
-        f"{path_text(loc.path, 'model')}: {'to be trained' if is_trained else 'left alone'} now"
+        f"{path_text(loc.path, 'model')}: now {'trained' if is_trained else 'frozen'}"
         for loc, is_trained, label in zip(locations(model), now, plan.labels, strict=True)
         if is_trained != (label != _UNTRAINED)
     ]
@@ -241,12 +241,12 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
         raise StructureError(
             "Optimizer.update(model)",
             "leaves with the roles that they had when the optimizer was initialized",
-            f"others for {len(changed)}",
+            f"other roles for {len(changed)}",
             places=changed,
             hint=hint,
         )
 
 
 def fits_always(first: Any, second: Any) -> bool:
-    """For `compare` of structure alone, whatever the arrays."""
+    """Return True for any two arrays, so that `compare` looks only at structure."""
     return True

@@ -134,7 +134,7 @@ def _names_of(methods: Any) -> Sequence[str]:
     are_several = isinstance(methods, Sequence) and not isinstance(methods, str)
     names = cast("Sequence[Any]", methods if are_several else [methods])
     if not all(isinstance(name, str) for name in names):
-        hint = ["write, for instance", 'pm.with_precision(model, "bfloat16", ["encode", "decode"])']
+        hint = ["for example:", 'pm.with_precision(model, "bfloat16", ["encode", "decode"])']
         expected = "the names of methods"
         raise ArgumentError("with_precision(methods)", expected, describe(methods), hint=hint)
     return names
@@ -147,7 +147,7 @@ PRECISION = "<precision>"
 
 
 def precisions_of(node: Any) -> dict[str, Precision | None]:
-    """The precisions of a Module, by the names of the methods; empty if there are none."""
+    """Return the precisions of a Module, by the names of the methods; empty if there are none."""
     return {name: rule.precision for name, rule in own_rules(node, _Casting).items()}
 
 
@@ -204,7 +204,7 @@ class _Giving:
         self.uncast: list[str] = []
 
     def visit(self, node: Any, path: Path, here: _Here) -> Any:
-        """The tree with its rules, made from the inside out."""
+        """Return the tree with its rules, made from the inside out."""
         if _has_floats(node):
             return self._store(node, path, here)
         if _is_left_alone(node):
@@ -254,16 +254,16 @@ class _Giving:
                 "a precision for every floating array",
                 f"none for {len(self.undecided)}",
                 places=self.undecided,
-                hint=["give the rest a default, which may be None:", "pm.by({..., ...: None})"],
+                hint=["add a default, which may be None:", "pm.by({..., ...: None})"],
             )
         if self.uncast:
             raise SpecError(
                 where,
-                "arrays of Modules that have a method at which they are cast",
-                "some in a Module that has none, or in none at all",
+                "arrays of Modules with a method that casts them",
+                "arrays in other Modules, or outside any Module",
                 places=self.uncast,
                 hint=[
-                    "name the method by which the Module is used, or choose one around it:",
+                    "name the method of the Module that you call, or choose a surrounding Module:",
                     'pm.with_precision(model, precision, methods="encode")',
                 ],
             )
@@ -286,7 +286,7 @@ class _Casting(AbstractCallRule):
     uses_layer: ClassVar[bool] = False
 
     def shown(self) -> str:
-        """The precision, as `with_precision` takes it."""
+        """Return the precision, as `with_precision` takes it."""
         precision = self.precision
         if precision is None:
             return " in no precision"
@@ -295,7 +295,7 @@ class _Casting(AbstractCallRule):
         return f" in {precision.params if is_one else ','.join(parts)}"
 
     def entering(self, module: Any) -> Any:
-        """The Module with its arrays in the dtype of the computation."""
+        """Return the Module with its arrays in the dtype of the computation."""
         if self.precision is None:
             return module
         return _Cast(self.precision, self.precision.compute, is_inside=True).visit(module)
@@ -342,7 +342,7 @@ class _Cast(NamedTuple):
     is_inside: bool | None = None
 
     def visit(self, node: Any) -> Any:
-        """The tree with its arrays cast."""
+        """Return the tree with its arrays cast."""
         if _has_floats(node):
             return _as_dtype(node, self.dtype)
         if _is_left_alone(node):
@@ -373,7 +373,7 @@ class _Restored(NamedTuple):
     originals: dict[int, Any]
 
     def visit(self, node: Any, is_part: bool) -> Any:
-        """The tree, where `is_part` says whether it is inside of a Module of the region."""
+        """Return the tree, where `is_part` says whether it is inside of a Module of the region."""
         if is_part and id(node) in self.originals:
             return self.originals[id(node)]
         if _has_floats(node):
@@ -394,7 +394,7 @@ def _with_rules(node: Any, precision: Precision, is_inside: bool) -> Any:
 
 
 def _originals(called: Any, entered: Any) -> dict[int, Any]:
-    """The stored arrays, by the identity of those that are computed with."""
+    """Return the stored arrays, by the identity of those that are computed with."""
     if called is entered:
         return {}
     # By identity: two arrays at different paths may be equal.

@@ -34,7 +34,7 @@ from pytreemod.tree.members import count_member_axes
 from pytreemod.tree.nodes import (
     DEFAULT_ROLE,
     Location,
-    StandsFor,
+    Represents,
     children_of,
     found_in,
     locations,
@@ -74,7 +74,7 @@ class Quantized(Computed):
     shape: tuple[int, ...] = field(static=True)
 
     def value(self) -> Array:
-        """The array, in floating numbers."""
+        """Return the array, in floating numbers."""
         inner = self.shape[1:]
         numbers = self.numbers
         if self.form == "int4":
@@ -210,7 +210,7 @@ class ChosenMatrix(NamedTuple):
 
 
 def choose_matrices(model: PyTree, form: Any, where: str) -> list[ChosenMatrix]:
-    """The arrays to quantize, in the order of the leaves.
+    """Return the arrays to quantize, in the order of the leaves.
 
     Args:
         model: any tree.
@@ -262,7 +262,7 @@ _FORM = re.compile(r"(int8|int4)(?:\s*,\s*group_size\s*=\s*([1-9][0-9]*))?")
 
 
 def parse_form(text: Any, where: str) -> IntegerForm | None:
-    """The form of a stored matrix; None if it is not quantized.
+    """Return the form of a stored matrix; None if it is not quantized.
 
     Args:
         text: as for `quantize`.
@@ -283,7 +283,7 @@ def parse_form(text: Any, where: str) -> IntegerForm | None:
             f"{where}(form)" if where == "quantize" else f"{where}, quantize",
             '"int8", "int4", "int4,group_size=64", None, or a pm.by of these',
             describe(text),
-            hint=["write, for instance", 'pm.by({"**.weight": "int8", ...: None})'],
+            hint=["for example:", 'pm.by({"**.weight": "int8", ...: None})'],
         )
     return IntegerForm(found[1], int(found[2]) if found[2] else None)
 
@@ -302,10 +302,10 @@ class _Refused(NamedTuple):
             raise SpecError(
                 where,
                 "matrices that are not quantized",
-                "some that are",
+                "quantized matrices",
                 places=dict.fromkeys(map(path_text, self.quantized)),
                 hint=[
-                    "leave them as they are, or make arrays of them first:",
+                    "exclude them, or resolve them to arrays first:",
                     _rule(self.quantized[0], "None"),
                     f'model = pm.resolve(model, "{path}")',
                 ],
@@ -318,7 +318,7 @@ class _Refused(NamedTuple):
                 "computed leaves",
                 places=dict.fromkeys(map(path_text, self.computed)),
                 hint=[
-                    "leave it as it is, or make an array of it first:",
+                    "exclude it, or resolve it to an array first:",
                     _rule(self.computed[0], "None"),
                     f'model = pm.resolve(model, "{path}")',
                 ],
@@ -327,18 +327,18 @@ class _Refused(NamedTuple):
             raise SpecError(
                 where,
                 f"the paths of matrices: {_MATRIX}",
-                "others",
+                "paths of other leaves",
                 places=[f"{path_text(loc.path)}: {_shown(loc)}" for loc in self.others],
-                hint="leave them out; a pattern, such as '**.weight', passes over such leaves",
+                hint="exclude them; a pattern, such as '**.weight', skips such leaves",
             )
 
 
 def _matrix_at(
     loc: Location, place: int, form: IntegerForm, is_named: bool, refused: _Refused
 ) -> ChosenMatrix | None:
-    """The matrix that a leaf is; None if it is left alone, or refused."""
+    """Return the matrix that a leaf is; None if it is left alone, or refused."""
     # A node that only says whose child a value is adds no key to the path.
-    nodes = [node for node in loc.nodes if type(node) is not StandsFor]
+    nodes = [node for node in loc.nodes if type(node) is not Represents]
     computed = [i for i, node in enumerate(nodes) if is_computed(node)]
     top = computed[0] if computed else len(nodes)
     members = count_member_axes(nodes[:top], loc.path)
@@ -391,7 +391,7 @@ def _is_of_training(loc: Location, nodes: Sequence[Any]) -> bool:
 
 
 def _rule(path: KeyPath, form: str) -> str:
-    """A rule for a path, as code."""
+    """Return a rule for a path, as code."""
     return f'pm.by({{"{pattern_text(path)}": {form}, ...: ...}})'
 
 
@@ -420,10 +420,10 @@ def _check_groups(chosen: Sequence[ChosenMatrix], leaves: Sequence[Any], where: 
     if wrong:
         raise ArgumentError(
             where,
-            "rows that are made of whole groups",
-            "others",
+            "rows whose size is a multiple of group_size",
+            "other rows",
             places=wrong.values(),
-            hint=["give them a form of their own:", _rule(next(iter(wrong)), '"int8"')],
+            hint=["give them their own form:", _rule(next(iter(wrong)), '"int8"')],
         )
 
 
@@ -455,19 +455,19 @@ def _encoded(matrix: Any, bits: int, group_size: int | None) -> tuple[Any, Any, 
 
 
 def _wide(dtype: Any) -> Any:
-    """The dtype of the computation."""
+    """Return the dtype of the computation."""
     return jnp.float32 if dtype.itemsize < 4 else dtype
 
 
 def _packed(numbers: Any) -> Any:
-    """Numbers of four bits, two in each byte."""
+    """Pack numbers of four bits, two in each byte."""
     m, n = numbers.shape
     pairs = jnp.pad(numbers, ((0, 0), (0, n % 2))).astype(jnp.uint8).reshape(m, (n + 1) // 2, 2)
     return (pairs[:, :, 0] & 15) | (pairs[:, :, 1] << 4)
 
 
 def _unpacked(packed: Any, n: int) -> Any:
-    """The first `n` numbers of each row."""
+    """Return the first `n` numbers of each row."""
     halves = jnp.stack([packed & 15, packed >> 4], axis=-1)
     numbers = halves.reshape(packed.shape[0], 2 * packed.shape[1])[:, :n]
     # In two's complement: 8 to 15 are -8 to -1.
@@ -475,7 +475,7 @@ def _unpacked(packed: Any, n: int) -> Any:
 
 
 def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
-    """The computed leaf that replaces an array; for an abstract array, its shapes.
+    """Return the computed leaf that replaces an array; for an abstract array, its shapes.
 
     Args:
         one: the description of the matrix.
@@ -507,7 +507,7 @@ def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
             "finite numbers in quantized arrays",
             "inf or nan",
             places=[f"{path_text(one.path)}: {describe(array)}, row {shown}{more}"],
-            hint=["leave it as it is:", _rule(one.path, "None")],
+            hint=["exclude it:", _rule(one.path, "None")],
         )
     return made
 
@@ -531,7 +531,7 @@ def _with_shardings(made: Any, array: jax.ShapeDtypeStruct, one: ChosenMatrix) -
 
 
 def with_quantized(model: _M, made: Iterable[tuple[ChosenMatrix, Any]]) -> _M:
-    """The model with quantized leaves.
+    """Return the model with quantized leaves.
 
     Args:
         model: the tree from which the leaves were chosen.
@@ -599,7 +599,7 @@ class QuantizationReport:
 
 
 def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
-    r"""How far each quantized leaf is from the original array, and how many bytes it takes.
+    r"""Return how far each quantized leaf is from the original array, and how many bytes it takes.
 
     Args:
         model: the original model.
@@ -630,16 +630,16 @@ def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
     where = "quantization_report"
     found = found_in(quantized, lambda node: isinstance(node, Quantized))
     if not found:
-        hint = ["make it so first:", 'quantized = pm.quantize(model, "int8")']
+        hint = ["quantize it first:", 'quantized = pm.quantize(model, "int8")']
         expected = "a model with quantized leaves"
-        raise ArgumentError(f"{where}(quantized)", expected, "one without", hint=hint)
+        raise ArgumentError(f"{where}(quantized)", expected, "a model without any", hint=hint)
     rows: list[QuantizedRow] = []
     for path, node in found:
         was = _was(model, path, where)
         parts = jtu.tree_leaves([was, node])
         if not all(map(is_array, parts)):
             expected, places = "arrays with values", [path_text(path)]
-            raise ArgumentError(where, expected, "abstract ones", places=places)
+            raise ArgumentError(where, expected, "abstract arrays", places=places)
         value = evaluate_each(node, path_text(path))
         if was.shape != value.shape:
             _refuse_other(where, path, f"{describe(was)} is quantized as {describe(value)}")
@@ -651,7 +651,7 @@ def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
 
 
 def _was(model: Any, path: KeyPath, where: str) -> Any:
-    """The original array of a quantized leaf."""
+    """Return the original array of a quantized leaf."""
     node = model
     for i, key in enumerate(path):
         children = dict(children_of(node) or ())
@@ -668,7 +668,7 @@ def _was(model: Any, path: KeyPath, where: str) -> Any:
 
 def _refuse_other(where: str, path: KeyPath, what: str) -> NoReturn:
     expected = "the model that was quantized"
-    raise StructureError(where, expected, "another", places=[f"{path_text(path)}: {what}"])
+    raise StructureError(where, expected, "another model", places=[f"{path_text(path)}: {what}"])
 
 
 def _count_bytes(tree: PyTree) -> int:

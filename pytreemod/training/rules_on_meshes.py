@@ -67,7 +67,7 @@ def _init_automatically(rule: Any, params: PyTree) -> Any:
 def update_on_mesh(
     rule: Any, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """What a transformation gives in a step, wherever the arrays lie.
+    """Return the updates of a transformation in a step, whatever the shardings.
 
     Args:
         rule: has `update`.

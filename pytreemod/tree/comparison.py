@@ -114,7 +114,7 @@ def _values_equal(x: Any, y: Any, rtol: int | float, atol: int | float, numpy: A
 
 
 def largest_difference(a: Any, b: Any) -> tuple[float, float, int, int] | None:
-    """How far two arrays of one shape and dtype are apart, computed on the host.
+    """Return how far two arrays of one shape and dtype are apart, computed on the host.
 
     Args:
         a: an array, of JAX or NumPy.
@@ -154,7 +154,7 @@ def _on_host(array: Any) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
-    """The immediate children of a node, and the structure that rebuilds the node from them.
+    """Return the immediate children of a node, and the structure that rebuilds the node from them.
 
     Args:
         pytree: a node, or a leaf (whose only child is itself).
@@ -163,7 +163,7 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
         The children, and a `PyTreeDef` that has them as leaves.
 
     Raises:
-        StructureError: the node is its own child.
+        StructureError: if the node is its own child.
 
     Examples:
         >>> tree_flatten_one_level([1, (2, 3)])[0]
@@ -195,7 +195,7 @@ def tree_check(pytree: PyTree) -> None:
         pytree: the tree.
 
     Raises:
-        StructureError: a node, or a parameter, appears twice; all its paths are named.
+        StructureError: if a node, or a parameter, appears twice; all its paths are named.
 
     Examples:
         >>> tree_check([[1], [1]])

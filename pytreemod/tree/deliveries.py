@@ -55,8 +55,8 @@ class Tracked(Snapshot):
             _use_up(reached(node, path), by)
 
 
-class Way(NamedTuple):
-    """How to reach a State."""
+class StatePath(NamedTuple):
+    """The path to a State: the steps, and the rest."""
 
     steps: tuple[Any, ...]
     """Keys through tuples, lists and dicts."""
@@ -65,8 +65,8 @@ class Way(NamedTuple):
     """The remaining path, which begins at a record or another node."""
 
 
-def way_to(tree: Any, path: tuple[Any, ...], state: AbstractState) -> Way | None:
-    """The way to a State in a tree; None if it leads through a node of a user's class."""
+def state_path_to(tree: Any, path: tuple[Any, ...], state: AbstractState) -> StatePath | None:
+    """Return the way to a State in a tree; None if it leads through a node of a user's class."""
     node: Any = tree
     steps: list[Any] = []
     for key in path:
@@ -79,12 +79,12 @@ def way_to(tree: Any, path: tuple[Any, ...], state: AbstractState) -> Way | None
         is_there = reached(node, rest) is state
     except (AttributeError, LookupError, TypeError):
         return None
-    return Way(tuple(steps), rest) if is_there else None
+    return StatePath(tuple(steps), rest) if is_there else None
 
 
-def use_up(tree: Any, way: Way, by: str) -> None:
+def use_up(tree: Any, state_path: StatePath, by: str) -> None:
     """Use a State up: now, or when the record that contains it is built."""
-    node, rest, cached = _found(tree, way)
+    node, rest, cached = _found(tree, state_path)
     if not rest:
         _use_up(node, by)
     elif cached is not None:
@@ -97,26 +97,26 @@ def _use_up(state: AbstractState, by: str) -> None:
         state.__use_up__(by)
 
 
-def passed(tree: Any, way: Way) -> Tracked | None:
-    """The tracked snapshot of a State that was passed; None if it cannot have one."""
-    node, rest, cached = _found(tree, way)
+def passed(tree: Any, state_path: StatePath) -> Tracked | None:
+    """Return the tracked snapshot of a State that was passed; None if it cannot have one."""
+    node, rest, cached = _found(tree, state_path)
     # A record that was passed has a snapshot, which may be the only object that exists.
     if cached is None and not rest and node.__usable__():
         node.__snapshot__()
-        cached = node.__kept__()
+        cached = node.__cached_snapshot__()
     return None if cached is None else _track(cached)
 
 
-def deliver(result: Any, ways: Iterable[Way]) -> Delivery:
+def deliver(result: Any, state_paths: Iterable[StatePath]) -> Delivery:
     """Let the results of a call note when they are read or passed on.
 
     Args:
         result: the value that the call returned.
-        ways: paths to the States in it that follow from one argument.
+        state_paths: paths to the States in it that follow from one argument.
     """
     delivery = Delivery()
-    for way in ways:
-        cached = _found(result, way)[2]
+    for state_path in state_paths:
+        cached = _found(result, state_path)[2]
         if cached is None:
             # Nothing could note that it is read.
             delivery.is_taken = True
@@ -151,17 +151,17 @@ def pass_on(old: Snapshot | None, new: Snapshot | None, where: Any) -> bool:
     return True
 
 
-def _found(tree: Any, way: Way) -> tuple[Any, tuple[Any, ...], Snapshot | None]:
+def _found(tree: Any, state_path: StatePath) -> tuple[Any, tuple[Any, ...], Snapshot | None]:
     """The first pending node on the way to a State (or the State), the path left, a snapshot."""
-    node, rest = tree, way.rest
-    for step in way.steps:
+    node, rest = tree, state_path.rest
+    for step in state_path.steps:
         node = node[step]
     for i, key in enumerate(rest):
         source = source_of(node.__stored__) if record_of(node) is not None else None
         if isinstance(source, Snapshot):
             return node, rest[i:], source
         node = reached(node, (key,))
-    return node, (), node.__kept__()
+    return node, (), node.__cached_snapshot__()
 
 
 def _track(cached: Snapshot) -> Tracked:

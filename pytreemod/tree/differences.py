@@ -120,7 +120,7 @@ class Difference(NamedTuple):
         return self.kind in ("class", "missing", "surplus")
 
     def where(self, root: str = "") -> str:
-        """The path as a string."""
+        """Return the path as a string."""
         return path_text(self.path, root) + self.note
 
     @property
@@ -130,7 +130,7 @@ class Difference(NamedTuple):
         return text(self.old), text(self.new)
 
     def line(self, root: str = "", form: str = "{} -> {}") -> str:
-        """The path, and both sides in short form.
+        """Return the path, and both sides in short form.
 
         Args:
             root: the name of the trees.
@@ -138,14 +138,14 @@ class Difference(NamedTuple):
         """
         old, new = self.texts
         if old == new:
-            new += ", configured otherwise" if self.kind == "node" else ", another"
+            new += ", with other configuration" if self.kind == "node" else ", not equal"
         return f"{self.where(root)}: {form.format(old, new)}"
 
 
 def compare(
     old: PyTree, new: PyTree, fits: Callable[[Any, Any], bool] = are_one
 ) -> list[Difference]:
-    """The differences of two trees.
+    """Return the differences of two trees.
 
     Args:
         old: a tree.
@@ -220,7 +220,7 @@ def _entries(node: Any, children: list[tuple[Any, Any]]) -> dict[Any, tuple[Any,
 
 
 def _beside(old: Any, new: Any, path: KeyPath) -> Iterator[Difference]:
-    """The auxiliary data of nodes of JAX's or the user's classes, item by item."""
+    """Yield the auxiliary data of nodes of JAX's or the user's classes, item by item."""
     # Keys of containers are compared together with their children; records have fields.
     if record_of(old) is not None or isinstance(old, (tuple, list, dict)):
         return
@@ -236,7 +236,7 @@ def _beside(old: Any, new: Any, path: KeyPath) -> Iterator[Difference]:
 
 
 def _bare(node: Any) -> Any:
-    """The structure of a node alone, without that of its children."""
+    """Return the structure of a node alone, without that of its children."""
     return jtu.tree_structure(node, is_leaf=stop_below(node))
 
 
@@ -259,7 +259,7 @@ def _is_typed(value: Any) -> bool:
 
 
 def side_text(value: Any) -> str:
-    """One side of a difference in short form: `f32[2]`, `list of 3`, `Linear`."""
+    """Return one side of a difference in short form: `f32[2]`, `list of 3`, `Linear`."""
     if value is MISSING:
         return "nothing"
     if _is_typed(value) and not is_number(value):
@@ -286,7 +286,7 @@ def _static_text(value: Any) -> str:
 
 
 def leaf_text(value: Any) -> str:
-    """A leaf in short form: functions by name and line, and without addresses."""
+    """Return a leaf in short form: functions by name and line, and without addresses."""
     code = getattr(value, "__code__", None)
     if isinstance(code, types.CodeType):
         return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"

@@ -31,8 +31,8 @@ def available_dtype(where: str, dtype: Any) -> np.dtype[Any]:
     found = jax.dtypes.canonicalize_dtype(asked)
     # Compare by identity: for NumPy, float64 equals the class.
     if found != asked and dtype is not float and dtype is not complex:
-        hint = ("Let JAX have 64 bits, before there is any array:", _HINT)
-        expected, got = "a dtype that JAX has", f"{asked.name}, which becomes {found.name}"
+        hint = ("Enable 64 bits in JAX, before you create arrays:", _HINT)
+        expected, got = "a dtype that JAX supports", f"{asked.name}, which becomes {found.name}"
         warn(UserWarning, where, expected, got, hint=hint)
     return found
 

@@ -88,7 +88,7 @@ _trackers = _Trackers()
 
 
 def outer_effects() -> Effects | None:
-    """The innermost tracker of this thread, or None."""
+    """Return the innermost tracker of this thread, or None."""
     stack = _trackers.stack
     return stack[-1] if stack else None
 
@@ -130,13 +130,13 @@ def is_state(node: Any) -> bool:
 
 
 def states_in(tree: PyTree) -> list[AbstractState]:
-    """The States in a tree, including those that were used up."""
+    """Return the States in a tree, including those that were used up."""
     # Treat them as leaves: a used State refuses to be flattened.
     return [leaf for leaf in jtu.tree_leaves(tree, is_leaf=is_state) if is_state(leaf)]
 
 
 def changed_values(old: AbstractState, new: AbstractState) -> set[Any]:
-    """The identities of the values of `old` that are different in `new`."""
+    """Return the identities of the values of `old` that are different in `new`."""
     before, after = old.__values__(), new.__values__()
     return {name for name in before if name in after and _differ(before[name], after[name])}
 

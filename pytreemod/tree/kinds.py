@@ -44,7 +44,7 @@ _DTYPES: dict[Any, np.dtype[Any]] = {
 
 
 def dtype_of(value: Any) -> Any:
-    """The dtype that `value` spells: `jnp.float32`, `np.float32`, `np.dtype("float32")`.
+    """Return the dtype that `value` spells: `jnp.float32`, `np.float32`, `np.dtype("float32")`.
 
     Args:
         value: anything.
@@ -64,7 +64,7 @@ def dtype_of(value: Any) -> Any:
 
 
 def kind_of(value: Any) -> Any:
-    """A key that distinguishes a static value from others that `==` calls equal.
+    """Return a key that distinguishes a static value from others that `==` calls equal.
 
     Args:
         value: anything; containers are examined, too.

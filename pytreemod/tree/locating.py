@@ -75,7 +75,7 @@ def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
     raise AccessError(
         "where",
         "a function that only picks nodes of the tree",
-        "one that computes with a leaf, or looks inside it",
+        "one that computes with a leaf or looks inside it",
         places=[path_text(path)],
         hint=[
             "pick the node, and compute in replace_fn:",
@@ -92,7 +92,7 @@ class Found(NamedTuple):
 
 
 class _Marked(NamedTuple):
-    """Which nodes are replaced by marks, besides the leaves."""
+    """The nodes that marks replace, besides the leaves."""
 
     none: bool = False
     empty: bool = False
@@ -151,7 +151,7 @@ class _Proxies:
         return made
 
     def target(self, answer: Any) -> Target | None:
-        """The target of a proxy; None for anything else."""
+        """Return the target of a proxy; None for anything else."""
         if type(answer) is _Mark:
             return Target(answer.path_, answer.node_) if answer.makers_ is self else None
         _, target = self.nodes.get(id(answer), (None, None))
@@ -190,10 +190,10 @@ class _Proxies:
         if items is not None and others is not None and len(items) != len(others):
             raise SpecError(
                 name,
-                "a function that picks the same nodes whatever the leaves are",
-                f"one that picks {len(others)}, and {len(items)} where it cannot look at leaves",
+                "a function that picks the same nodes for all values of leaves",
+                f"one that picks {len(others)}, and {len(items)} without the values",
                 hint=[
-                    "what a leaf is like is said by a selector:",
+                    "to choose leaves by their values, use a selector:",
                     "select.type(jax.Array) & (lambda leaf: leaf.ndim > 1)",
                 ],
             )
@@ -255,7 +255,7 @@ def _is_same(node: Any, actual: Any) -> bool:
 
 
 def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Found:
-    """The nodes that `where` names.
+    """Return the nodes that `where` names.
 
     Args:
         where: an access function, or a path pattern.
@@ -267,7 +267,7 @@ def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Foun
         The targets, in the order of `where`.
 
     Raises:
-        SpecError: `where` computes, or returns something that is not in the tree.
+        SpecError: if `where` computes, or returns something that is not in the tree.
     """
     if isinstance(where, str):
         return _locate_pattern(where, tree, name)
@@ -286,7 +286,7 @@ def refuse_model(spec: Any, where: str) -> None:
         where: its name.
 
     Raises:
-        SpecError: it is such a Module.
+        SpecError: if it is such a Module.
     """
     if record_of(spec) is None or not any(map(is_array, jtu.tree_leaves(spec))):
         return
@@ -328,8 +328,9 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
                     "a function that only picks nodes of the tree",
                     f"one that needs the values of leaves ({type(error).__name__})",
                     hint=[
-                        "pick the whole leaf, and compute in replace_fn, with one member of a "
-                        "stack as well:",
+                        "pick the complete leaf, and compute in replace_fn, also for one "
+                        "member of a "
+                        "stack:",
                         "tree_at(where, tree, replace_fn=lambda old: old.at[i].set(new))",
                     ],
                 ) from error
@@ -340,7 +341,7 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
         name,
         "a function that returns nodes of the tree",
         f"one that returns {describe(actual)}",
-        hint=["return what you access, for instance", "lambda tree: tree.layers[0].weight"],
+        hint=["return the node, for example:", "lambda tree: tree.layers[0].weight"],
     )
 
 
@@ -350,18 +351,18 @@ def _refuse_made(target: Target, made: Any, name: str, above: KeyPath | None) ->
     if name.startswith("tree_at") and above:
         call = "lambda old: jax.tree.map(lambda a, b: a.at[i].set(b), old, new)"
         hint = [
-            "pick the whole node, and change one member of it in replace_fn:",
+            "pick the complete node, and change one member in replace_fn:",
             f"tree_at({path_text(above)!r}, tree, replace_fn={call})",
         ]
     elif name.startswith("tree_at"):
         call = f"tree_at({pattern!r}, tree, replace_fn=lambda old: old.at[i].set(new))"
-        hint = ["pick the whole leaf, and change a part of it in replace_fn:", call]
+        hint = ["pick the complete leaf, and change a part of it in replace_fn:", call]
     else:
-        hint = ["a part of a leaf cannot be picked; the whole leaf is", f"select.path({pattern!r})"]
+        hint = ["a selector picks complete leaves:", f"select.path({pattern!r})"]
     raise AccessError(
         name,
         "a function that only picks nodes of the tree",
-        f"one that makes {describe(made)} of a leaf",
+        f"one that computes {describe(made)} from a leaf",
         places=[f"{pattern}: {describe(target.node)}"],
         hint=hint,
     )
@@ -378,7 +379,7 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
 
 
 def _matching(steps: tuple[str, ...], node: Any, path: tuple[Any, ...]) -> Iterator[Target]:
-    """The outermost nodes whose paths match, configuration included."""
+    """Yield the outermost nodes whose paths match, configuration included."""
     record = record_of(node)
     if record is None:
         children = children_of(node) or ()

@@ -10,13 +10,13 @@ from collections.abc import Generator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
-from pytreemod.tree.nodes import Location, StandsFor, locations
+from pytreemod.tree.nodes import Location, Represents, locations
 from pytreemod.tree.paths import parse_pattern, step_names
 from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
 
 def layer_axes(tree: PyTree) -> PyTree:
-    """The number of leading axes of each leaf that are layer axes.
+    """Return the number of leading axes of each leaf that are layer axes.
 
     [`nn.Stack`][pytreemod.nn.Stack], [`nn.Ensemble`][pytreemod.nn.Ensemble] and an `MLP` with
     `scan=True` add one such axis to their arrays; nested, each adds one. Arrays that the members of
@@ -56,12 +56,12 @@ class Hold(NamedTuple):
 
 
 def holds_of(loc: Location) -> list[Hold]:
-    """The layer axes of a leaf, the first axis first."""
+    """Return the layer axes of a leaf, the first axis first."""
     left_out = _LEFT_OUT.get()
     if left_out == "all":
         return []
     # A node that only says whose child a value is adds no key to the path.
-    nodes = [node for node in loc.nodes if type(node) is not StandsFor]
+    nodes = [node for node in loc.nodes if type(node) is not Represents]
     found: list[Hold] = []
     for i, node in enumerate(nodes):
         length = _stacked_length(node, loc.path[i:])
@@ -77,7 +77,7 @@ _LEFT_OUT: ContextVar[Literal["members", "all"] | None] = ContextVar("left_out",
 
 
 def axes_left_out() -> Literal["members", "all"] | None:
-    """Which layer axes trees lack at the moment; see `without_axes`."""
+    """Return which layer axes trees lack at the moment; see `without_axes`."""
     return _LEFT_OUT.get()
 
 
@@ -105,7 +105,7 @@ def without_axes(which: Literal["members", "all"] | None) -> Generator[None]:
 
 
 def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:
-    """The number of leading axes at a path that are layer axes.
+    """Return the number of leading axes at a path that are layer axes.
 
     A node whose children have a layer axis has a method `__stacked__` without arguments. It returns
     the paths below which every array has one such axis.

@@ -30,7 +30,7 @@ GivenRoles = tuple[tuple[tuple[str, ...], str], ...]
 
 
 class AbstractRecord(ABC):
-    """How a class of immutable records describes its instances to the tree room."""
+    """The description of a class of immutable records, for the tree room."""
 
     # Whether an instance reads as an array computed from it, or as the value at another path.
     computes = False
@@ -40,19 +40,19 @@ class AbstractRecord(ABC):
 
     @abstractmethod
     def names(self, node: Any) -> tuple[str, ...]:
-        """All fields of `node` that are set, in order."""
+        """Return all fields of `node` that are set, in order."""
 
     @abstractmethod
     def data_names(self, node: Any) -> tuple[str, ...]:
-        """The fields that are children of the pytree, in order."""
+        """Return the fields that are children of the pytree, in order."""
 
     @abstractmethod
     def role(self, name: str) -> str:
-        """The role that the field declares."""
+        """Return the role that the field declares."""
 
     @abstractmethod
     def given_roles(self, node: Any) -> GivenRoles:
-        """The roles given to paths in `node`, besides those that its class declares."""
+        """Return the roles given to paths in `node`, besides those that its class declares."""
 
     @abstractmethod
     def rebuild(self, node: Any, changes: dict[str, Any], is_given: bool = False) -> Any:
@@ -83,13 +83,13 @@ class AbstractRecord(ABC):
 
 
 def record_of(node: object) -> AbstractRecord | None:
-    """The record of node's class, if it carries one."""
+    """Return the record of node's class, if it carries one."""
     # Of the class: an instance may have any attribute, as mocks do.
     return getattr(type(node), "__record__", None)
 
 
 def own_class(node: object) -> Any:
-    """The class of a node; for a variant, the class that it is a variant of."""
+    """Return the class of a node; for a variant, the class that it is a variant of."""
     return getattr(type(node), "__passes_for__", type(node))
 
 
@@ -131,12 +131,12 @@ def is_plain_tuple(node: object) -> bool:
 
 
 def stop_below(node: Any) -> Callable[[Any], bool]:
-    """The `is_leaf` that opens `node` and nothing below it."""
+    """Return the `is_leaf` that opens `node` and nothing below it."""
     return lambda x: x is not node
 
 
 def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
-    """The children of a node with their keys; None where `node` is a leaf."""
+    """Return the children of a node with their keys; None where `node` is a leaf."""
     record = record_of(node)
     if record is not None:
         flat = node.__stored__.get(FLAT)
@@ -158,7 +158,7 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
 
 
 def found_in(tree: PyTree, is_meant: Callable[[Any], bool]) -> list[tuple[KeyPath, Any]]:
-    """The outermost nodes of a tree that satisfy a test, with their paths."""
+    """Return the outermost nodes of a tree that satisfy a test, with their paths."""
     leaves = jtu.tree_leaves_with_path(tree, is_leaf=is_meant)
     return [(path, node) for path, node in leaves if is_meant(node)]
 
@@ -167,13 +167,13 @@ def _sorted(names: Any) -> list[Any]:
     try:
         return sorted(names)
     except TypeError as error:
-        hint = ["for instance, text alone:", "{str(key): value for key, value in tree.items()}"]
+        hint = ["convert them to strings:", "{str(key): value for key, value in tree.items()}"]
         raise SpecError(
             "dict in a tree", "keys that can be sorted", f"{describe(names)}", hint=hint
         ) from error
 
 
-class StandsFor:
+class Represents:
     """A marker above a leaf: the nodes below it represent a node of another class.
 
     A node may declare this for its children by a method `__child_kinds__`, which returns a class
@@ -188,7 +188,7 @@ class StandsFor:
 
 def is_of(node: Any, types: tuple[type, ...]) -> bool:
     """Whether `node` is, or represents, an instance of one of the types."""
-    if type(node) is StandsFor:
+    if type(node) is Represents:
         return issubclass(node.cls, types)
     return isinstance(node, types)
 
@@ -207,7 +207,7 @@ class Location(NamedTuple):
     is_node: bool = False
 
 
-class RoleHere(NamedTuple):
+class InheritedRole(NamedTuple):
     """The role at a path in a tree, with the roles that were given to paths further down.
 
     The innermost role that was given explicitly wins: a buffer inside a `"lora"` field is a
@@ -218,27 +218,27 @@ class RoleHere(NamedTuple):
     role: str = DEFAULT_ROLE
     given: GivenRoles = ()
 
-    def of_child(self, node: Any, key: Any) -> RoleHere:
-        """The role of a child of this node."""
+    def of_child(self, node: Any, key: Any) -> InheritedRole:
+        """Return the role of a child of this node."""
         record = record_of(node)
         own = DEFAULT_ROLE if record is None else record.role(key.name)
         role = self.role if own == DEFAULT_ROLE else own
         # An instance gives roles to its own fields and the containers in them, no further.
         given = self.given if record is None else record.given_roles(node)
         if not given:
-            return RoleHere(role)
+            return InheritedRole(role)
         name = step_name(key)
         below = [(steps[1:], given_role) for steps, given_role in given if steps[0] == name]
         role = next((given_role for steps, given_role in below if not steps), role)
-        return RoleHere(role, tuple(item for item in below if item[0]))
+        return InheritedRole(role, tuple(item for item in below if item[0]))
 
 
 def leaves_shown(locs: Sequence[Location]) -> list[str]:
-    """The leaves of a tree, for an error, with a hint if a layer is unfinished."""
+    """Return the leaves of a tree, for an error, with a hint if a layer is unfinished."""
     shown = [f"the tree has: {some_of([pattern_text(s.path) for s in locs]) or 'no leaves'}"]
     above = [record_of(node) for loc in locs for node in loc.nodes]
     if any(record is not None and record.is_unfinished for record in above):
-        hint = "a layer lacks a size: give it, or finish the model first:"
+        hint = "a layer has no size: pass it, or materialize the model first:"
         shown = [f"{shown[0]}; {hint}", "model = pm.materialize(model, x)"]
     return shown
 
@@ -246,7 +246,7 @@ def leaves_shown(locs: Sequence[Location]) -> list[str]:
 def with_meant(
     shown: Sequence[str], pattern: tuple[str, ...], locs: Sequence[Location]
 ) -> list[str]:
-    """A hint with the name that a pattern was probably meant to match, or `shown`.
+    """Return a hint with the name that a pattern was probably meant to match, or `shown`.
 
     Args:
         shown: the hint if no name is close.
@@ -254,11 +254,11 @@ def with_meant(
         locs: the leaves, or nodes, of the tree.
     """
     meant = _meant_by(pattern, locs) if pattern else None
-    return [*shown] if meant is None else ["perhaps it is", repr(meant)]
+    return [*shown] if meant is None else ["did you mean", repr(meant)]
 
 
 def _meant_by(pattern: tuple[str, ...], locs: Sequence[Location]) -> str | None:
-    """The closest path: deeper in the tree, or a similar spelling."""
+    """Return the closest path: deeper in the tree, or a similar spelling."""
     starts: dict[str, tuple[str, ...]] = {}
     for loc in locs:
         for length in range(1, len(loc.path) + 1):
@@ -274,12 +274,12 @@ def _meant_by(pattern: tuple[str, ...], locs: Sequence[Location]) -> str | None:
 
 
 def locations(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Location]:
-    """Every leaf of `tree` in JAX's order, with its path, the nodes above it and its role."""
-    yield from _locations(tree, is_leaf, (), (), RoleHere())
+    """Yield every leaf of `tree` in JAX's order, with its path, the nodes above it and its role."""
+    yield from _locations(tree, is_leaf, (), (), InheritedRole())
 
 
 def _locations(
-    node: Any, is_leaf: IsLeaf, path: tuple[Any, ...], above: tuple[Any, ...], here: RoleHere
+    node: Any, is_leaf: IsLeaf, path: tuple[Any, ...], above: tuple[Any, ...], here: InheritedRole
 ) -> Iterator[Location]:
     children = None if is_leaf is not None and is_leaf(node) else children_of(node)
     if children is None:
@@ -287,7 +287,7 @@ def _locations(
         return
     # Looked up on any node, because this room does not know State.
     kinds = getattr(node, "__child_kinds__", None)
-    marks = [()] * len(children) if kinds is None else [(StandsFor(k),) for k in kinds()]
+    marks = [()] * len(children) if kinds is None else [(Represents(k),) for k in kinds()]
     for (key, child), mark in zip(children, marks, strict=True):
         yield from _locations(
             child, is_leaf, (*path, key), (*above, node, *mark), here.of_child(node, key)

@@ -34,7 +34,7 @@ def filter(
         A tree of the same structure.
 
     Raises:
-        SpecError: the spec does not fit the tree.
+        SpecError: if the spec does not fit the tree.
 
     Examples:
         >>> filter([1, "a", 2.0], lambda x: isinstance(x, str))
@@ -63,7 +63,7 @@ def partition(
         Two trees of the same structure.
 
     Raises:
-        SpecError: the spec does not fit the tree.
+        SpecError: if the spec does not fit the tree.
 
     Examples:
         >>> partition([1, "a"], lambda x: isinstance(x, str))
@@ -89,7 +89,7 @@ def combine(*pytrees: _T, is_leaf: IsLeaf = None) -> _T:
         One tree.
 
     Raises:
-        ValueError: the structures differ.
+        ValueError: if the structures differ.
 
     Examples:
         >>> combine([None, "a"], [1, None])

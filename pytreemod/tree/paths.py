@@ -15,7 +15,7 @@ _NAMED = 10
 
 
 def step_name(key: Any) -> str:
-    """One key of a path as a bare word: the attribute's name, the index, the dict's key."""
+    """Return one key of a path as a bare word: the attribute's name, the index, the dict's key."""
     if isinstance(key, jtu.GetAttrKey):
         return key.name
     if isinstance(key, jtu.SequenceKey):
@@ -33,14 +33,14 @@ class PathName(str):
 
     @classmethod
     def of(cls, path: tuple[Any, ...]) -> PathName:
-        """The name of a JAX key path."""
+        """Return the name of a JAX key path."""
         name = cls(path_text(path))
         name.steps = step_names(path)
         return name
 
     @classmethod
     def parse(cls, text: str) -> PathName:
-        """The name that `text` spells."""
+        """Return the name that `text` spells."""
         name = cls(text)
         name.steps = parse_pattern(text)
         return name
@@ -57,7 +57,7 @@ def step_names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def path_text(path: tuple[Any, ...], root: str = "") -> str:
-    """A JAX key path as Python code that accesses the leaf.
+    """Return a JAX key path as Python code that accesses the leaf.
 
     Args:
         path: keys, as `jax.tree_util` gives them.
@@ -85,7 +85,7 @@ def path_text(path: tuple[Any, ...], root: str = "") -> str:
 
 
 def pattern_text(path: tuple[Any, ...]) -> str:
-    """A JAX key path as the pattern that picks it, with as few quotes as possible.
+    """Return a JAX key path as the pattern that picks it, with as few quotes as possible.
 
     Args:
         path: keys, as `jax.tree_util` gives them.
@@ -109,7 +109,7 @@ def pattern_text(path: tuple[Any, ...]) -> str:
 
 
 def plain_name(path: tuple[Any, ...], sep: str = ".") -> str:
-    """A JAX key path as a name: its keys as bare words, with `sep` between them.
+    """Return a JAX key path as a name: its keys as bare words, with `sep` between them.
 
     A key is quoted, as Python quotes strings, if it could not be parsed otherwise: if it is empty,
     contains `sep`, begins with a quote, or cannot be printed. So no two sequences of keys have the
@@ -124,7 +124,7 @@ def plain_name(path: tuple[Any, ...], sep: str = ".") -> str:
         `layers.2.weight`; the empty string for the empty path.
 
     Raises:
-        ArgumentError: `sep` is empty, not a string, or contains a quote.
+        ArgumentError: if `sep` is empty, not a string, or contains a quote.
 
     Examples:
         >>> plain_name((jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.GetAttrKey("weight")))
@@ -151,7 +151,7 @@ _QUOTED = re.compile(rf"'(?:[^'\\]|{_ESCAPE})*'")
 
 
 def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
-    """The keys of a name that [`plain_name`][pytreemod.tree.paths.plain_name] returned.
+    """Return the keys of a name that [`plain_name`][pytreemod.tree.paths.plain_name] returned.
 
     Args:
         name: such a name.
@@ -161,7 +161,7 @@ def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
         The keys, without quotes.
 
     Raises:
-        ArgumentError: `name` is malformed; or `sep` is empty, not a string, or contains a quote.
+        ArgumentError: if `name` is malformed; or `sep` is empty, not a string, or contains a quote.
 
     Examples:
         >>> parse_name("layers.2.weight"), parse_name("'v1.5'.weight"), parse_name("")
@@ -178,8 +178,8 @@ def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
         # A name has one form: a needless quote would make a second name of the same leaf.
         is_whole = rest == "" or (rest.startswith(sep) and rest != sep)
         if not is_whole or step is None or _word(step, sep) != word:
-            hint = ["Put a step that contains it in quotes:", "'v1.5'.weight"]
-            expected = f"steps with {sep!r} between them"
+            hint = ["Put a component that contains the separator in quotes:", "'v1.5'.weight"]
+            expected = f"components with {sep!r} between them"
             raise ArgumentError("parse_name(name)", expected, describe(name), hint=hint)
         steps.append(step)
         rest = rest[len(sep) :]
@@ -196,11 +196,11 @@ def _unquoted(word: str) -> str | None:
 def _check_separator(where: str, sep: Any) -> None:
     if isinstance(sep, str) and sep != "" and "'" not in sep:
         return
-    raise ArgumentError(where, "some text without quotes", describe(sep))
+    raise ArgumentError(where, "a nonempty string without quotes", describe(sep))
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first of many names, as a readable list."""
+    """Return the first of many names, as a readable list."""
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
@@ -213,7 +213,7 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
     A key that contains a dot or a slash is quoted: `params['mlp/linear']`, as paths are printed.
 
     Raises:
-        SpecError: the pattern is empty or has an empty key.
+        SpecError: if the pattern is empty or has an empty key.
     """
     steps: list[str] = []
     position = 0
@@ -229,9 +229,9 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
     if position != len(pattern) or not steps:
         raise SpecError(
             f"select.path({pattern!r})",
-            "steps joined by dots or slashes",
+            "components separated by dots or slashes",
             f"a stray character at position {position}",
-            hint=["write, for instance", 'select.path("layers.*.weight")'],
+            hint=["for example:", 'select.path("layers.*.weight")'],
         )
     return tuple(steps)
 

@@ -40,7 +40,7 @@ def is_private(name: str) -> bool:
 
 
 class AbstractSource(ABC):
-    """Where the fields of a pending record are read from."""
+    """The source of the fields of a pending record."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class Private:
 
 
 def private_of(node: Any) -> Private:
-    """The private object of a finished record, for writing."""
+    """Return the private object of a finished record, for writing."""
     fields = node.__stored__
     own = fields.get(PRIVATE)
     if own is None:
@@ -109,20 +109,20 @@ class Waiting:
         return self.without(instance, owner, owner.__mro__)
 
     def without(self, instance: Any, owner: type, bases: Iterable[type]) -> Any:
-        """The attribute that Python would find in these bases without this object.
+        """Return the attribute that Python would find in these bases without this object.
 
         Raises:
-            AttributeError: there is none.
+            AttributeError: if there is none.
         """
         for base in bases:
-            kept: Any = vars(base).get(self.name, self)
-            if not isinstance(kept, Waiting):
-                is_bound = hasattr(class_of(kept), "__get__")
-                return kept.__get__(instance, owner) if is_bound else kept
+            original: Any = vars(base).get(self.name, self)
+            if not isinstance(original, Waiting):
+                is_bound = hasattr(class_of(original), "__get__")
+                return original.__get__(instance, owner) if is_bound else original
         raise self.missing(instance, owner)
 
     def missing(self, instance: Any, owner: type) -> AttributeError:
-        """The error for an attribute that is not there, as Python says it."""
+        """Return the error for an attribute that is not there, as Python says it."""
         what = f"type object {owner.__name__!r}"
         if instance is not None:
             what = f"{owner.__name__!r} object"
@@ -155,7 +155,7 @@ def open_to_waiting(cls: type, names: Iterable[str]) -> None:
 
 
 def source_of(fields: dict[str, Any]) -> AbstractSource | None:
-    """Where the missing fields of a record are read from; None if it has them all."""
+    """Return where the missing fields of a record are read from; None if it has them all."""
     own = fields.get(PRIVATE)
     if own is not None:
         return own.source

@@ -42,7 +42,7 @@ class By(Rule):
         self.items = tuple(items)
 
     def __call__(self, tree: PyTree) -> PyTree:
-        """The tree with each leaf replaced by its value.
+        """Return the tree with each leaf replaced by its value.
 
         Args:
             tree: any tree.
@@ -51,8 +51,8 @@ class By(Rule):
             A tree of the structure of `tree`, if no value is a container.
 
         Raises:
-            SpecError: no selector picks some leaf, a path in the rule matches nothing, or an entry
-                decides nothing.
+            SpecError: if no selector picks some leaf, a path in the rule matches nothing, or an
+                entry decides nothing.
 
         Examples:
             >>> import pytreemod as pm
@@ -64,14 +64,14 @@ class By(Rule):
     def values(
         self, tree: PyTree, is_leaf: IsLeaf = None, root: str = "", strict: bool = True
     ) -> list[Any]:
-        """The value for each leaf of `tree`, in JAX's order.
+        """Return the value for each leaf of `tree`, in JAX's order.
 
         With `strict=False`, a path may match nothing: it may be meant for another tree that the
         rule applies to. `check` checks the rule against all of them.
 
         Raises:
-            SpecError: no selector picks some leaf, a path in the rule matches nothing, or an entry
-                decides nothing.
+            SpecError: if no selector picks some leaf, a path in the rule matches nothing, or an
+                entry decides nothing.
         """
         if strict:
             refuse_unmatched(self.selectors, [tree], is_leaf)
@@ -92,7 +92,7 @@ class By(Rule):
                 "a value for every leaf",
                 f"none for {len(lost)} of {len(locs)}",
                 places=lost,
-                hint=["give the rest a default:", "pm.by({..., ...: default})"],
+                hint=["add a default:", "pm.by({..., ...: default})"],
             )
         return values
 
@@ -100,7 +100,7 @@ class By(Rule):
         """Check the rule against several trees: an entry has to fit one of them.
 
         Raises:
-            SpecError: a path in the rule matches nothing, or an entry decides nothing.
+            SpecError: if a path in the rule matches nothing, or an entry decides nothing.
         """
         refuse_unmatched(self.selectors, trees)
         # The first entry is never shadowed, nor is the default.
@@ -149,7 +149,7 @@ _DEFAULT = as_selector(...)
 def decide(
     picks: Sequence[Sequence[bool]], count: int
 ) -> tuple[list[int | None], list[tuple[int, list[int]]]]:
-    """Which entry of a rule decides each leaf: the first that picks it.
+    """Return which entry of a rule decides each leaf: the first that picks it.
 
     Args:
         picks: for each entry, which leaves it picks.
@@ -197,7 +197,7 @@ def refuse_shadowed(
         locs: the locations of the leaves.
 
     Raises:
-        SpecError: there is such an entry.
+        SpecError: if there is such an entry.
     """
     for index, hits in shadowed:
         selector, value = items[index]
@@ -208,14 +208,14 @@ def refuse_shadowed(
             continue
         raise SpecError(
             where,
-            "entries that each decide something",
-            f"{selector!r}, whose leaves are all decided before it",
+            "entries that each pick some leaf first",
+            f"{selector!r}, whose leaves all match earlier entries",
             places=[
                 f"{pattern_text(locs[i].path)}: by {other!r}"
                 for i, (other, _) in zip(hits, before, strict=True)
             ],
             hint=[
-                "the first that picks a leaf decides: put special entries first,",
+                "the first match counts: put special entries first:",
                 f"pm.by({{{selector!r}: ..., {before[0][0]!r}: ...}})",
             ],
         )
@@ -230,7 +230,7 @@ def _are_same(value: Any, other: Any) -> bool:
 
 
 def by(rules: dict[Any, Any]) -> By:
-    """A prefix tree as a rule: `pm.by({selector: value, ..., ...: default})`.
+    """Return a prefix tree as a rule: `pm.by({selector: value, ..., ...: default})`.
 
     The rule is resolved against the tree that it is given for: the first selector that picks a leaf
     gives its value, and a leaf that nothing picks raises an error that names it. Selectors are
@@ -249,7 +249,7 @@ def by(rules: dict[Any, Any]) -> By:
         inside a prefix tree.
 
     Raises:
-        SpecError: `rules` is not a dict, or is empty.
+        SpecError: if `rules` is not a dict, or is empty.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -264,7 +264,7 @@ def by(rules: dict[Any, Any]) -> By:
             "by(rules)",
             "a dict from selectors to values",
             describe(rules),
-            hint=["write, for instance", "pm.by({pm.nn.BatchNorm: 0, ...: None})"],
+            hint=["for example:", "pm.by({pm.nn.BatchNorm: 0, ...: None})"],
         )
     ordered = [item for item in rules.items() if item[0] is not ...]
     # The default goes last, wherever it is written.
@@ -299,7 +299,7 @@ def spread(
         One value for each leaf.
 
     Raises:
-        SpecError: `spec` is not a prefix of `tree`; the error names the path.
+        SpecError: if `spec` is not a prefix of `tree`; the error names the path.
     """
     inner = None if stops(spec) else children_of(spec)
     if inner is None:
@@ -338,7 +338,7 @@ def _alike(spec: Any, tree: Any) -> bool:
 def _refuse_mismatch(spec: Any, tree: Any, where: str, path: str) -> None:
     raise SpecError(
         where,
-        "a prefix of the tree that it is for",
+        "a prefix of the tree",
         "another structure",
         places=[f"{path}: {side_text(spec)} where the tree has {side_text(tree)}"],
         hint=_several(spec),
@@ -346,7 +346,7 @@ def _refuse_mismatch(spec: Any, tree: Any, where: str, path: str) -> None:
 
 
 def _several(spec: Any) -> list[str]:
-    """A hint for a list of names, or of classes, instead of one selector."""
+    """Return a hint for a list of names, or of classes, instead of one selector."""
     items: list[Any] = [*spec] if class_of(spec) in (list, tuple) else []
     if items and all(isinstance(item, str) for item in items):
         text = " | ".join(f"pm.select.path({item!r})" for item in items)
@@ -354,7 +354,7 @@ def _several(spec: Any) -> list[str]:
         text = f"pm.select.type({', '.join(item.__qualname__ for item in items)})"
     else:
         return []
-    return ["if each of them names leaves, write", text]
+    return ["to combine selectors, write", text]
 
 
 def _is_filter_leaf(spec: Any) -> bool:
@@ -370,7 +370,7 @@ def mask_of(
     root: str = "",
     leaves: list[Any] | None = None,
 ) -> list[bool]:
-    """One bool for each leaf of `tree`, from any filter spec.
+    """Return one bool for each leaf of `tree`, from any filter spec.
 
     Args:
         spec: a selector or a value that converts to one, `by` with bools, or a prefix tree.
@@ -384,7 +384,7 @@ def mask_of(
         A list as long as `jax.tree.leaves(tree, is_leaf)`.
 
     Raises:
-        SpecError: the spec is not a prefix, or returns something other than bools.
+        SpecError: if the spec is not a prefix, or returns something other than bools.
     """
     if callable(spec) and not isinstance(spec, (Rule, type)) and children_of(spec) is None:
         found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves

@@ -13,7 +13,7 @@ import numpy as np
 
 from pytreemod.errors import short_dtype
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, RoleHere, own_class, record_of
+from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, InheritedRole, own_class, record_of
 from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import PyTree, class_of, jtu
 
@@ -81,7 +81,7 @@ def _leaf_doc(node: Any, custom: Any, short_arrays: bool, struct_as_array: bool)
 
 
 def short_text(tree: PyTree) -> str:
-    """A tree in few lines: the output of `print` for a Module.
+    """Return a tree in few lines: the output of `print` for a Module.
 
     Two kinds of fields are left out: configuration that equals the default of the constructor, and
     a field that is None if its annotation allows None.
@@ -133,12 +133,12 @@ class _Short:
     """Documents of nodes for `short_text`; the printer calls it for each node, from the root."""
 
     def __init__(self) -> None:
-        self._here = RoleHere()
+        self._here = InheritedRole()
         self._is_counted = False
         self._seen: set[int] = set()
 
     def doc(self, node: Any) -> Any:
-        """The document of a node; None for the default one."""
+        """Return the document of a node; None for the default one."""
         import wadler_lindig as wl
 
         found = _leaf_doc(node, self.doc, True, False)
@@ -249,7 +249,7 @@ def _in_a_row(docs: list[Any]) -> list[Any]:
 
 
 def printed_names(node: Any, record: AbstractRecord) -> list[str]:
-    """The fields that are printed."""
+    """Return the fields that are printed."""
     hidden = {
         field.name for field in getattr(node, "__dataclass_fields__", {}).values() if not field.repr
     }
@@ -257,7 +257,7 @@ def printed_names(node: Any, record: AbstractRecord) -> list[str]:
 
 
 def _defaults_of(cls: Any) -> dict[str, Any]:
-    """The defaults of a class's constructor, and of its fields."""
+    """Return the defaults of a class's constructor, and of its fields."""
     fields = getattr(cls, "__dataclass_fields__", {}).values()
     defaults = {field.name: field.default for field in fields}
     try:
@@ -278,7 +278,7 @@ def _is_default(value: Any, name: str, defaults: dict[str, Any]) -> bool:
 
 
 def array_doc(array: Any, shape: Sequence[int] | None = None) -> Any:
-    """How an array is printed; with a shape, an array that differs in its shape alone."""
+    """Return how an array is printed; with a shape, an array that differs in its shape alone."""
     import wadler_lindig as wl
 
     dtype = short_dtype(array.dtype)

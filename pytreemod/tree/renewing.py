@@ -25,7 +25,7 @@ State, whose values cannot be edited."""
 
 
 def with_new_containers(tree: _T) -> _T:
-    """A tree with new lists and dicts; nodes that contain none are shared.
+    """Return a tree with new lists and dicts; nodes that contain none are shared.
 
     Args:
         tree: any tree.

@@ -12,7 +12,7 @@ def report_text(
     always: str = "",
     most: int | None = 10,
 ) -> str:
-    """A report as a string: how many findings of each kind, and the first few of them.
+    """Return a report as a string: how many findings of each kind, and the first few of them.
 
     Args:
         name: of the report.

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytreemod.tree.nodes import DEFAULT_ROLE, RoleHere, own_class, record_of
+from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class, record_of
 from pytreemod.tree.printing import printed_names
 from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import jtu
 
 
 def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: str = "") -> Any:
-    """A record, as treescope shows it.
+    """Return a record, as treescope shows it.
 
     Args:
         node: a Module.
@@ -32,7 +32,7 @@ def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: st
     rows: list[tuple[str, Any, str]] = []
     data = {*record.data_names(node)}
     for name in printed_names(node, record):
-        below = RoleHere().of_child(node, jtu.GetAttrKey(name))
+        below = InheritedRole().of_child(node, jtu.GetAttrKey(name))
         roles = [below.role] if name in data and below.role != DEFAULT_ROLE else []
         roles += [f"{'.'.join(steps)}: {role}" for steps, role in below.given or ()]
         rows.append((name, stored(node, name), ", ".join(roles)))
@@ -47,7 +47,7 @@ def rich_rows(
     renderer: Callable[..., Any],
     note: str = "",
 ) -> Any:
-    """An object as its class and named values, as treescope shows it.
+    """Return an object as its class and named values, as treescope shows it.
 
     Args:
         cls: its class.
@@ -77,7 +77,7 @@ def rich_rows(
 
 
 def rich_text(text: str) -> Any:
-    """A string, as treescope shows it."""
+    """Return a string, as treescope shows it."""
     from treescope import rendering_parts  # pyright: ignore[reportMissingTypeStubs]
 
     return rendering_parts.text(text)

@@ -47,14 +47,14 @@ class Rule(ABC):
 
     @abstractmethod
     def __call__(self, tree: PyTree) -> PyTree:
-        """The tree with each leaf replaced by the rule's value for it."""
+        """Return the tree with each leaf replaced by the rule's value for it."""
 
     def __bool__(self) -> NoReturn:
         raise SpecError(
             repr(self),
-            "to be called on a tree",
-            "the question whether it is true",
-            hint=["what it says of each leaf is", "rule(tree)"],
+            "a call with a tree",
+            "a conversion to bool",
+            hint=["for the value of each leaf, write", "rule(tree)"],
         )
 
 
@@ -75,10 +75,10 @@ class Selector(Rule):
 
     @abstractmethod
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """One bool for each leaf of `tree`, whose locations are `locs`."""
+        """Return one bool for each leaf of `tree`, whose locations are `locs`."""
 
     def terms(self) -> Iterator[Selector]:
-        """The selectors that this one is composed of; only itself if it is not composed."""
+        """Yield the selectors that this one is composed of; only itself if it is not composed."""
         yield self
 
     def paths(self) -> Iterator[PathSelector]:
@@ -86,7 +86,7 @@ class Selector(Rule):
         return (term for term in self.terms() if isinstance(term, PathSelector))
 
     def __call__(self, tree: PyTree) -> PyTree:
-        """A tree of bools: True for each leaf of `tree` that the selector picks.
+        """Return a tree of bools: True for each leaf of `tree` that the selector picks.
 
         Args:
             tree: any tree.
@@ -95,7 +95,7 @@ class Selector(Rule):
             A tree of the structure of `tree`.
 
         Raises:
-            SpecError: a path or an access function names something that is not in the tree.
+            SpecError: if a path or an access function names something that is not in the tree.
 
         Examples:
             >>> import pytreemod as pm
@@ -109,7 +109,7 @@ class Selector(Rule):
         return self.structural
 
     def mask(self, tree: PyTree, is_leaf: IsLeaf = None) -> list[bool]:
-        """One bool for each leaf of `tree`, in JAX's order.
+        """Return one bool for each leaf of `tree`, in JAX's order.
 
         Args:
             tree: any tree.
@@ -119,7 +119,7 @@ class Selector(Rule):
             A list as long as `jax.tree.leaves(tree, is_leaf)`.
 
         Raises:
-            SpecError: a path or an access function names something that is not in the tree.
+            SpecError: if a path or an access function names something that is not in the tree.
         """
         # Once for the whole selector: a part does not know what it is combined with.
         refuse_unmatched([self], [tree], is_leaf)
@@ -151,7 +151,7 @@ def refuse_unmatched(
     masked trees have a None, or another empty node, where a model has leaves.
 
     Raises:
-        SpecError: there is one; the error lists the leaves of the trees.
+        SpecError: if there is one; the error lists the leaves of the trees.
     """
     patterns = [path for selector in selectors for path in selector.paths()]
     terms = [term for selector in selectors for term in selector.terms()]
@@ -175,7 +175,7 @@ def refuse_unmatched(
                 "a pattern that matches at least one leaf",
                 "a path that is tied to another",
                 places=[f"{pattern_text(loc.path)}: {describe(loc.leaf)}" for loc in reached],
-                hint="name the path that it is tied to: there is the leaf",
+                hint="select the path that it is tied to, which has the leaf",
             )
         if reached:
             continue
@@ -196,7 +196,7 @@ def _refuse_misspelt(role: str, found: set[str]) -> None:
         raise SpecError(
             f"select.role({role!r})",
             "a role that a field declares",
-            "one that no class has declared",
+            "one that no class declares",
             hint=["did you mean", f"select.role({similar[0]!r})"],
         )
 
@@ -207,7 +207,7 @@ def _is_tied(loc: Location) -> bool:
 
 
 def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[Location]:
-    """The nodes that have no children."""
+    """Return the nodes that have no children."""
 
     def stops(node: Any) -> bool:
         return (is_leaf is not None and is_leaf(node)) or children_of(node) == []
@@ -280,7 +280,7 @@ class PathSelector(_Term):
     steps: tuple[str, ...]
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """Leaves at or below a node whose path matches."""
+        """Pick leaves at or below a node whose path matches."""
         index = locs if isinstance(locs, Locations) else Locations(locs)
         if _WILD.intersection("".join(self.steps)):
             pairs = zip(index.names, locs, strict=True)
@@ -310,7 +310,7 @@ class TypeSelector(_Term):
         return all(len({issubclass(kind, t) for kind in _KINDS_OF_ARRAYS}) == 1 for t in self.types)
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """Leaves of the types, and leaves below nodes of the types."""
+        """Pick leaves of the types, and leaves below nodes of the types."""
         return [
             # Of the nodes above, too: a class picks everything inside its instances.
             isinstance(loc.leaf, self.types) or any(is_of(n, self.types) for n in loc.nodes)
@@ -333,7 +333,7 @@ class RoleSelector(_Term):
     roles: tuple[str, ...]
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """Leaves with one of the roles."""
+        """Pick leaves with one of the roles."""
         return [loc.role in self.roles for loc in locs]
 
     def __repr__(self) -> str:
@@ -346,7 +346,7 @@ class MatrixSelector(_Term):
     __slots__ = ()
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """Arrays with two axes more than those of layers and members."""
+        """Pick arrays with two axes more than those of layers and members."""
         return [
             is_inexact_array(loc.leaf) and np.ndim(loc.leaf) - len(holds_of(loc)) == 2
             for loc in locs
@@ -365,7 +365,7 @@ class AccessSelector(_Term):
     where: Where
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """Leaves at or below the nodes that the function returns."""
+        """Pick leaves at or below the nodes that the function returns."""
         found = locate(self.where, tree, is_leaf, "select.at(where)")
         # A node instead of a leaf is picked by its own path, not by one above it.
         starts = {target.path for target in found.targets}
@@ -458,10 +458,10 @@ class _Without(_Term):
 
 
 def ask(predicate: Any, leaves: Sequence[Any]) -> list[Any]:
-    """The result of a predicate for each leaf.
+    """Return the result of a predicate for each leaf.
 
     Raises:
-        SpecError: it was written for a tree, as for `tree_at`.
+        SpecError: if it was written for a tree, as for `tree_at`.
     """
     try:
         return [predicate(leaf) for leaf in leaves]
@@ -469,14 +469,14 @@ def ask(predicate: Any, leaves: Sequence[Any]) -> list[Any]:
         named = f", {error.name!r}" if error.name else ""
         raise SpecError(
             f"predicate {getattr(predicate, '__qualname__', repr(predicate))}",
-            "a function of one leaf that says True or False",
+            "a function of one leaf that returns True or False",
             f"one that reads an attribute that a leaf lacks{named}",
-            hint=["to name a node by access, write", "pm.select.at(lambda m: m.head)"],
+            hint=["to select a node by access, write", "pm.select.at(lambda m: m.head)"],
         ) from error
 
 
 def as_bool(value: Any, where: str) -> bool:
-    """A predicate's result as a bool; tracers and non-bools are refused."""
+    """Return a predicate's result as a bool; tracers and non-bools are refused."""
     if isinstance(value, bool):
         return value
     # Not by `bool`: it would wait for an array, and hide a mistake for a number.
@@ -488,7 +488,7 @@ def as_bool(value: Any, where: str) -> bool:
 
 
 def as_selector(spec: Any) -> Selector:
-    """A selector from any value that converts to one.
+    """Return a selector from any value that converts to one.
 
     Args:
         spec: a Selector; a class (`select.type`); a string (`select.path`); `True`, `False` or
@@ -498,7 +498,7 @@ def as_selector(spec: Any) -> Selector:
         The selector.
 
     Raises:
-        SpecError: `spec` is none of these, or a Module that contains arrays: a model.
+        SpecError: if `spec` is none of these, or a Module that contains arrays: a model.
     """
     if isinstance(spec, Selector):
         return spec
@@ -512,13 +512,13 @@ def as_selector(spec: Any) -> Selector:
     refuse_model(spec, "selector")
     if callable(spec) and not isinstance(spec, Rule):
         return _Predicate(spec)
-    hint = ["write, for instance", 'select.path("layers.*.weight")']
+    hint = ["for example:", 'select.path("layers.*.weight")']
     if isinstance(spec, (tuple, list)):
-        hint = ["several of them are joined:", 'select.path("weight") | select.path("bias")']
+        hint = ["combine several with |:", 'select.path("weight") | select.path("bias")']
     expected = "a selector, a class, a path, a bool or a predicate"
     raise SpecError("selector", expected, describe(spec), hint=hint)
 
 
 def path_selector(pattern: str) -> PathSelector:
-    """The selector of a path pattern."""
+    """Return the selector of a path pattern."""
     return PathSelector(pattern, parse_pattern(pattern))

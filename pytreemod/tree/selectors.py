@@ -35,7 +35,7 @@ axes and are not picked. The how-to "An optimizer per group" shows how to flatte
 
 
 def path(pattern: str) -> PathSelector:
-    """Leaves by path: `select.path("blocks.*.attention")`.
+    """Select leaves by path: `select.path("blocks.*.attention")`.
 
     A key is an attribute's name, an index or a dict key. `*` matches one key, `**` any number;
     within a key, `*` and `?` work as in file names. `layers[2].weight`,
@@ -49,7 +49,7 @@ def path(pattern: str) -> PathSelector:
         A selector. It raises an error for a tree in which it matches nothing.
 
     Raises:
-        SpecError: the pattern is malformed.
+        SpecError: if the pattern is malformed.
 
     Examples:
         >>> import pytreemod as pm
@@ -60,7 +60,7 @@ def path(pattern: str) -> PathSelector:
 
 
 def type(*types: builtins.type) -> TypeSelector:
-    """Every leaf below a node of one of the given types, and leaves of these types.
+    """Select every leaf below a node of one of the given types, and leaves of these types.
 
     Args:
         *types: classes.
@@ -69,7 +69,7 @@ def type(*types: builtins.type) -> TypeSelector:
         A selector.
 
     Raises:
-        SpecError: one of `types` is not a class.
+        SpecError: if one of `types` is not a class.
 
     Examples:
         >>> import pytreemod as pm
@@ -82,13 +82,13 @@ def type(*types: builtins.type) -> TypeSelector:
                 "select.type",
                 "classes",
                 describe(kind),
-                hint=["write, for instance", "pm.select.type(nn.Linear, nn.Conv)"],
+                hint=["for example:", "pm.select.type(nn.Linear, nn.Conv)"],
             )
     return TypeSelector(types)
 
 
 def role(*roles: str) -> RoleSelector:
-    """Leaves by the role given in `field(role=...)`; `"param"` is the default role.
+    """Select leaves by the role given in `field(role=...)`; `"param"` is the default role.
 
     Args:
         *roles: names of roles.
@@ -116,7 +116,7 @@ def at(where: str | builtins.type | Selector) -> Selector: ...
 
 
 def at(where: Any) -> Selector:
-    """Leaves by access, as in [`tree_at`][pytreemod.tree_at]: `select.at(lambda m: m.head)`.
+    """Select leaves by access, as in [`tree_at`][pytreemod.tree_at]: `select.at(lambda m: m.head)`.
 
     Args:
         where: a function from the tree to a node, or to a sequence of nodes; or, as in `tree_at`, a

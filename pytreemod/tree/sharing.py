@@ -21,7 +21,7 @@ def places_of_shared(
     identity: Callable[[Any], int] = id,
     known: Collection[int] = (),
 ) -> list[list[Location]]:
-    """The locations of each shared leaf.
+    """Return the locations of each shared leaf.
 
     Args:
         tree: any tree.

@@ -56,7 +56,7 @@ _EXACT = (int, str, bytes, bool, type(None))
 
 
 def exact(value: Any) -> Any:
-    """A static value as part of a key: equal exactly if a trace can be used again.
+    """Return a static value as part of a key: equal exactly if a trace can be used again.
 
     `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`; programs distinguish
     them. NaN is not equal to itself; programs do not care.
@@ -151,7 +151,7 @@ _interning = threading.RLock()
 
 
 def node_kinds(treedef: Any) -> tuple[Any, ...]:
-    """A key that distinguishes treedefs that JAX calls equal, comparing node data by `==`.
+    """Return a key that distinguishes treedefs that JAX calls equal, comparing node data by `==`.
 
     The keys of a dict, and the auxiliary data of another library's node, may be `2` in one tree and
     `2.0` in another. Records take care of this themselves.
@@ -211,7 +211,7 @@ def structure_of(
         kinds: its `node_kinds`, if they are known.
 
     Raises:
-        TypeError: a non-array leaf cannot be hashed.
+        TypeError: if a non-array leaf cannot be hashed.
     """
     marks = [is_carried(leaf) for leaf in leaves]
     if all(marks):
@@ -239,19 +239,19 @@ class AbstractState(ABC):
 
     @abstractmethod
     def __snapshot__(self) -> Snapshot:
-        """Its arrays and structure.
+        """Return its arrays and structure.
 
         Raises:
-            TypeError: a non-array leaf cannot be hashed.
+            TypeError: if a non-array leaf cannot be hashed.
         """
 
     @abstractmethod
     def __pending__(self) -> Any:
-        """A function `(structure, arrays) -> node` that makes one like this, pending."""
+        """Return a function `(structure, arrays) -> node` that makes one like this, pending."""
 
     @abstractmethod
-    def __kept__(self) -> Snapshot | None:
-        """Its snapshot, if it is cached."""
+    def __cached_snapshot__(self) -> Snapshot | None:
+        """Return its snapshot, if it is cached."""
 
     @abstractmethod
     def __usable__(self) -> bool:
@@ -259,7 +259,7 @@ class AbstractState(ABC):
 
     @abstractmethod
     def __values__(self) -> Mapping[Any, PyTree]:
-        """Its values by identity; also those of a used State."""
+        """Return its values by identity; also those of a used State."""
 
     @abstractmethod
     def __use_up__(self, by: str) -> None:
@@ -345,10 +345,10 @@ class Snapshot(AbstractSource):
 
 
 def snapshot_of(node: Any) -> Snapshot:
-    """The snapshot of a record: the cached one if it is still valid, or a new one.
+    """Return the snapshot of a record: the cached one if it is still valid, or a new one.
 
     Raises:
-        TypeError: a non-array leaf cannot be hashed.
+        TypeError: if a non-array leaf cannot be hashed.
     """
     own = node.__stored__.get(PRIVATE)
     if own is not None:
@@ -373,7 +373,7 @@ def _contents(container: Any) -> tuple[Any, Any, Any]:
 
 
 def reached(node: Any, path: _Path) -> Any:
-    """The node at a path, by Python's own access."""
+    """Return the node at a path, by Python's own access."""
     for key in path:
         if record_of(node) is not None:
             node = stored(node, key.name)
@@ -432,10 +432,10 @@ def _take(node: Any) -> Snapshot:
 
 
 def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
-    """A new snapshot, and whether it may be cached, because `is_current` can check it.
+    """Return a new snapshot, and whether it may be cached, because `is_current` can check it.
 
     Raises:
-        TypeError: a non-array leaf cannot be hashed.
+        TypeError: if a non-array leaf cannot be hashed.
     """
     spy = _Spy(node)
     # One walk for both, because JAX calls this for every node.

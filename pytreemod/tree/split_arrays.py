@@ -49,7 +49,7 @@ def explicit_mesh(*arrays: Any) -> Any:
 
 
 def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
-    """The explicit mesh axes over which each axis of an array is split.
+    """Return the explicit mesh axes over which each axis of an array is split.
 
     Args:
         value: an array, or the type of one.

@@ -36,7 +36,7 @@ class reading_stored:
 
 
 def stored(node: Any, name: str, *default: Any) -> Any:
-    """The stored value of a field, or of an entry beside the fields.
+    """Return the stored value of a field, or of an entry beside the fields.
 
     Args:
         node: a record.

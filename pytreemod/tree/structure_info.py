@@ -60,7 +60,7 @@ class _Anything:
 # would take an eighth longer.
 @ft.lru_cache(maxsize=512)
 def info_of(treedef: Any) -> StructureInfo:
-    """The traits of trees that have this structure.
+    """Return the traits of trees that have this structure.
 
     **Law.** `info_of(jax.tree.structure(tree))` is the same for all trees of that structure,
     whatever their leaves are.

@@ -76,10 +76,10 @@ def tree_at(
         A new tree.
 
     Raises:
-        SpecError: `where` computes instead of picking, names something that is not in the tree,
+        SpecError: if `where` computes instead of picking, names something that is not in the tree,
             or names a node twice (or a node and something inside it).
-        ArgumentError: not exactly one of `replace` and `replace_fn`, or `replace` has the wrong
-            length.
+        ArgumentError: if not exactly one of `replace` and `replace_fn` is given, or `replace` has
+            the wrong length.
 
     Examples:
         >>> tree_at(lambda t: t["a"][1], {"a": [1, 2], "b": 3}, 20)
@@ -113,7 +113,7 @@ def tree_at(
         shown = where.__qualname__ if isinstance(where, type) else repr(where)
         raise ArgumentError(
             "tree_at",
-            "replace_fn for what names several nodes, or none, without a function",
+            "replace_fn for a selector of several nodes, or of none",
             f"replace, for {len(found.targets)} nodes",
             hint=["write", f"tree_at({shown}, tree, replace_fn=lambda old: new)"],
         )
@@ -123,7 +123,7 @@ def tree_at(
 
 
 def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
-    """The nodes that `where` names. Called last: classes and selectors are callable, too."""
+    """Return the nodes that `where` names. Called last: classes and selectors are callable, too."""
     if isinstance(where, Selector):
         mask = where.mask(tree, is_leaf)
         locs = locations(tree, is_leaf)
@@ -137,13 +137,13 @@ def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
             "tree_at(where)",
             "a function from the tree to a node, a path, a class or a selector",
             describe(where),
-            hint=["write, for instance", "tree_at(lambda m: m.layers[0].weight, model, new)"],
+            hint=["for example:", "tree_at(lambda m: m.layers[0].weight, model, new)"],
         )
     return Found(tuple(targets), single=len(targets) == 1)
 
 
 def _instances(cls: type, node: Any, path: tuple[Any, ...], is_leaf: IsLeaf) -> Iterator[Target]:
-    """The outermost nodes of a type."""
+    """Yield the outermost nodes of a type."""
     if isinstance(node, cls):
         # Do not look inside it: targets must not overlap.
         yield Target(path, node)
@@ -229,7 +229,7 @@ def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
         "each node once",
         "the same node twice" if outer == inner else "a node and something inside it",
         places=dict.fromkeys([path_text(outer), path_text(inner)]),
-        hint=["name it once; for two changes in turn use two calls:", _TWICE],
+        hint=["name it once; for two changes, use two calls:", _TWICE],
     )
 
 

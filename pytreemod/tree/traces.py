@@ -25,7 +25,7 @@ _context: Any = jax.make_user_context(frozenset())
 
 
 def traced_apart(name: str, value: Hashable = True) -> Any:
-    """A context whose traces are separate: JAX does not share them with the code outside.
+    """Return a context whose traces are separate: JAX does not share them with the code outside.
 
     Args:
         name: names the context, which combines with those around it; the inner one of a name wins.
@@ -44,7 +44,7 @@ def traced_apart(name: str, value: Hashable = True) -> Any:
 
 
 def value_apart(name: str) -> Any:
-    """The value of the innermost context of a name in this thread; None if there is none.
+    """Return the value of the innermost context of a name in this thread; None if there is none.
 
     Args:
         name: as for `traced_apart`.
@@ -123,7 +123,7 @@ def run_again(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[
 
 
 def needed_inputs(jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
-    """Which inputs of a program are needed for some of its results.
+    """Return which inputs of a program are needed for some of its results.
 
     Without JAX's removal of dead code, `zero_tangents` would find, with one trace per input,
     whether a result's derivative depends on it. Nothing would find whether the result does.
@@ -145,7 +145,7 @@ def needed_inputs(jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
 
 @ft.cache
 def _look() -> Any:
-    """A primitive that computes nothing; its derivative rule takes notes."""
+    """Return a primitive that computes nothing; its derivative rule takes notes."""
     from jax.extend.core import Primitive
     from jax.interpreters import ad
 
@@ -164,7 +164,7 @@ def _look() -> Any:
 
 
 def zero_tangents(marker: Any, values: Sequence[Any]) -> list[bool]:
-    """Which values do not depend on the differentiated inputs, according to JAX.
+    """Return which values do not depend on the differentiated inputs, according to JAX.
 
     JAX passes symbolic zeros to the rule of a primitive for tangents that are zero without having
     been computed. The differentiation that `marker` belongs to calls the rule, and not one around
@@ -192,7 +192,7 @@ def zero_tangents(marker: Any, values: Sequence[Any]) -> list[bool]:
 def decided_late(
     name: str, unlowered: Any, decide: Callable[[bool], Any]
 ) -> Callable[[], jax.Array]:
-    """A value that is decided when a program is lowered.
+    """Return a value that is decided when a program is lowered.
 
     Without primitives, checks would have to know whether there are several devices, and who
     listens, while they are traced: each combination would be traced again.
@@ -229,7 +229,7 @@ def decided_late(
 
 @ft.cache
 def _watched() -> Any:
-    """A primitive that returns its inputs, and reports what JAX does with it."""
+    """Return a primitive that returns its inputs, and reports what JAX does with it."""
     from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
 
@@ -284,7 +284,7 @@ Report: TypeAlias = Callable[[tuple[str, ...], bool], object]
 
 
 def watched(values: Sequence[Any], report: Report) -> list[Any]:
-    """The values themselves, through a primitive that reports each transform of it.
+    """Return the values themselves, through a primitive that reports each transform of it.
 
     Without primitives, `custom_jvp` and `custom_vmap` would report two of them. Lowering, and so
     dead code, could not be seen.

@@ -40,9 +40,9 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
         `model + updates`.
 
     Raises:
-        ShapeError: an update has another shape than its leaf.
-        ArgumentError: an update is complex, and its leaf is real.
-        StructureError: `updates` is not a prefix of the model, or cannot be added to it.
+        ShapeError: if an update has another shape than its leaf.
+        ArgumentError: if an update is complex, and its leaf is real.
+        StructureError: if `updates` is not a prefix of the model, or cannot be added to it.
 
     Examples:
         >>> apply_updates({"a": 1.0, "b": "text"}, {"a": 0.5, "b": None})
@@ -58,7 +58,7 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
             "apply_updates",
             "updates that are a prefix of the model",
             "another structure",
-            hint=["the model comes first:", "pm.apply_updates(model, updates)"],
+            hint=["pass the model first:", "pm.apply_updates(model, updates)"],
         ) from error
 
 
@@ -72,9 +72,9 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
     if leaf is None:
         raise StructureError(
             f"apply_updates at {path_text(path, 'model')}",
-            "updates for what the model has",
-            "one where the model has None",
-            hint=["the model comes first:", "pm.apply_updates(model, updates)"],
+            "updates for leaves of the model",
+            "an update where the model has None",
+            hint=["pass the model first:", "pm.apply_updates(model, updates)"],
         )
     # Updates may be any objects that can be added.
     is_number = is_array_like(leaf) and is_array_like(update)
@@ -84,7 +84,7 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
             f"an update of shape {leaf.shape}",
             describe(update),
             hint=[
-                "updates come from gradients of this model; for a stack of models map both:",
+                "compute updates from gradients of this model; for a stack of models, map both:",
                 "opt_state = pm.filter_vmap(opt.init)(models)",
             ],
         )
@@ -109,7 +109,7 @@ def refuse_complex(where: str, path: str, what: str, given: Any) -> NoReturn:
     Raises:
         ArgumentError: always.
     """
-    hint = ["if the imaginary part means nothing, say so:", "jax.tree.map(jnp.real, grads)"]
+    hint = ["to discard the imaginary part:", "jax.tree.map(jnp.real, grads)"]
     expected = f"{what} without an imaginary part, for a real leaf"
     raise ArgumentError(f"{where} at {path}", expected, describe(given), hint=hint)
 
@@ -121,7 +121,7 @@ def _misfit(path: Any, update: Any, leaf: Any) -> StructureError:
         "an update for each leaf, or None",
         f"{describe(update)} for {kind}",
         hint=[
-            "updates are a tree as the model is, made of its gradients:",
+            "pass a tree like the model, such as scaled gradients:",
             "updates = jax.tree.map(lambda grad: -0.1 * grad, grads)",
         ],
     )

@@ -130,7 +130,7 @@ def test_one_trace_too_many_raises(limit, calls, place):
     for call in allowed:
         jitted(*call)
     plural = "trace" if limit == 1 else "traces"
-    text = f"f: expected at most {limit} {plural} (max_traces), got a call that needs another."
+    text = f"f: expected at most {limit} {plural} (max_traces), got a call that needs one more."
     with pytest.raises(RetraceError, match=rf"\A{re.escape(text + place + HINT)}(\n---|\Z)"):
         jitted(*last)
 

@@ -60,7 +60,9 @@ def test_what_a_text_has(mistake):
     assert len(lines) <= 10
     if mistake.title not in NOT_OURS:
         assert re.match(r"\w+(Error|Warning): .+: expected .+, got .+", lines[0])
-        assert any(re.match(" {6}|  (the tree has|they have): ", line) for line in lines[1:])
+        assert any(
+            re.match(" {6}|  (the tree has|the arguments have): ", line) for line in lines[1:]
+        )
 
 
 def test_the_page_is_up_to_date():

@@ -189,7 +189,7 @@ def test_values_that_a_changed_constraint_refuses(tmp_path):
     pm.save(tmp_path / "f", bounded(positive)(jnp.asarray([1.0, 100.0])))
     like = bounded(pm.constraints.unit_interval)(jnp.full(2, 0.5))
 
-    with pytest.raises(FileError, match=r"(?s)value, which is refused.*1\.0 at \[0\]"):
+    with pytest.raises(FileError, match=r"(?s)value, which its constraint refuses.*1\.0 at \[0\]"):
         pm.load(tmp_path / "f", like, strict=False)
     with pytest.raises(FileError, match=r"the file pytreemod\.constraints\.Range"):
         pm.load(tmp_path / "f", like)
@@ -218,11 +218,15 @@ def test_numbers_of_python(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("length", np.array(-1.0, "f"), r"length, which is refused(.|\n)*greater than 0.0"),
+        (
+            "length",
+            np.array(-1.0, "f"),
+            r"length, which its constraint refuses(.|\n)*greater than 0.0",
+        ),
         ("length", np.array(1, "i"), r"length\.unconstrained: like has f32\[\], the file i32\[\]"),
         ("length", np.ones(2, "f"), r"like has f32\[\], the file f32\[2\]"),
-        ("scale", np.ones(3, "f"), r"scale, which is refused(.|\n)*matri"),
-        ("mix", np.ones(3, "f"), r"mix, which is refused"),
+        ("scale", np.ones(3, "f"), r"scale, which its constraint refuses(.|\n)*matri"),
+        ("mix", np.ones(3, "f"), r"mix, which its constraint refuses"),
     ],
 )
 def test_what_is_outside_is_refused(tmp_path, name, value, text):

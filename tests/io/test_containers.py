@@ -330,7 +330,7 @@ def test_what_fails_while_writing_leaves_the_old_file(path):
     """Here the array that comes last."""
     pm.save(path, ARRAYS)
     masked = np.ma.masked_array([1, 2], [True, False])
-    with pytest.raises(ArgumentError, match="b: expected an array, got a masked one, whose mask"):
+    with pytest.raises(ArgumentError, match="b: expected an array, got a masked array, whose mask"):
         pm.save(path, {"a": np.ones(3), "b": masked})
 
     assert_same(pm.load(path), ARRAYS)

@@ -414,7 +414,7 @@ def test_an_array_whose_values_are_not_here_is_refused():
     """Abstract, traced or donated: nothing is left out unseen."""
     gone = jnp.ones(2)
     gone.delete()
-    with pytest.raises(EquinoxFileError, match=r"got one that was donated"):
+    with pytest.raises(EquinoxFileError, match=r"got a donated array"):
         written(gone)
 
 
@@ -598,7 +598,7 @@ def test_more_than_like_has_is_refused(tmp_path):
     path = tmp_path / "model.eqx"
     tree_serialise_leaves(path, (1.0, 2.0))
     with pytest.raises(
-        EquinoxFileError, match="ends with the last leaf of like, got one that has more"
+        EquinoxFileError, match="ends with the last leaf of like, got a file with more leaves"
     ):
         tree_deserialise_leaves(path, (0.0,))
     assert eqx.tree_deserialise_leaves(path, (0.0,)) == (1.0,)
@@ -617,10 +617,10 @@ LIKE = [jnp.zeros((2, 3)), 0.0, np.zeros(3, int)]
     [
         (b"", r"\[0\]: expected an array, got the end of the file"),
         (DATA[:7], r"\[0\]: expected an array, got something else"),
-        (DATA[:60], r"\[0\]: expected an array, got a damaged one"),
-        (DATA[:140], r"\[0\]: expected a whole array, got the end of the file after 12 of 24"),
+        (DATA[:60], r"\[0\]: expected an array, got a damaged array"),
+        (DATA[:140], r"\[0\]: expected a complete array, got the end of the file after 12 of 24"),
         (DATA[:152], r"\[1\]: expected an array, got the end of the file"),
-        (DATA[:-3], r"\[2\]: expected a whole array, got the end"),
+        (DATA[:-3], r"\[2\]: expected a complete array, got the end"),
         (b"PK" + DATA, r"\[0\]: expected an array, got something else"),
         (b"\x93NUMPY\x03\x00" + DATA[8:], r"\[0\]: expected an array, got something else"),
         (

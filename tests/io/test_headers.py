@@ -69,7 +69,7 @@ def others(header):
 def test_a_header_may_be_changed_with_its_checksum():
     """Or else the cases here would show nothing."""
     assert reparse(lambda header: None)["w"].tolist() == [0, 1]
-    with pytest.raises(FileError, match="in which pytreemod writes them, got a header that was"):
+    with pytest.raises(FileError, match="in pytreemod's order, got a changed header"):
         reparse(others)
 
 

@@ -169,7 +169,7 @@ def test_without_copies_a_donation_is_told(tmp_path, gate):
     tree["weight"].delete()
     gate.set()
 
-    text = r"(?s)save\(1\): expected arrays that are there until .* weight: f32\[3,2\].*copy=True"
+    text = r"(?s)save\(1\): expected arrays that exist until .* weight: f32\[3,2\].*copy=True"
     with pytest.raises(DonatedError, match=text):
         checkpoints.save(2, tree_at_step(2))
     checkpoints.save(2, tree_at_step(2))
@@ -408,7 +408,7 @@ def test_what_cannot_be_saved_is_told_at_once(tmp_path):
     tree = tree_at_step(1)
 
     tree["weight"].delete()
-    with pytest.raises(FileError, match=r"(?s)one that was donated.*at weight: f32\[3,2\]"):
+    with pytest.raises(FileError, match=r"(?s)a donated array.*at weight: f32\[3,2\]"):
         checkpoints.save(1, tree)
     assert checkpoints.steps() == []
 
@@ -565,9 +565,7 @@ def test_a_damaged_newest_file_is_passed_over(tmp_path, how):
 
     with pytest.raises(FileError, match=r"step_00000030"):
         checkpoints.restore(LIKE, 30)
-    with pytest.warns(
-        DamagedFileWarning, match=r"step 30, .* got one that is damaged; the one before"
-    ):
+    with pytest.warns(DamagedFileWarning, match=r"step 30, .* got a damaged file; the step before"):
         assert_same(checkpoints.restore(LIKE), tree_at_step(20))
     with checkpoints:
         checkpoints.save(25, tree_at_step(25))
@@ -586,7 +584,7 @@ def test_a_damaged_step_that_is_saved_again_is_whole(tmp_path):
         damage(checkpoints.path(2))
         with (
             pytest.warns(DamagedFileWarning, match="step 2"),
-            pytest.raises(FileMissingError, match="none that is whole"),
+            pytest.raises(FileMissingError, match="no complete file"),
         ):
             checkpoints.restore(LIKE)
         checkpoints.save(2, tree_at_step(3))
@@ -603,7 +601,7 @@ def test_where_all_files_are_damaged_all_are_told(tmp_path):
 
     with (
         warnings.catch_warnings(action="ignore", category=DamagedFileWarning),
-        pytest.raises(FileMissingError, match=r"(?s)none that is whole.*at .*00002.*at .*00001"),
+        pytest.raises(FileMissingError, match=r"(?s)no complete file.*at .*00002.*at .*00001"),
     ):
         checkpoints.restore(LIKE)
 

@@ -129,7 +129,7 @@ def test_a_name_of_another_is_refused():
     class One(pm.Module):
         pass
 
-    with pytest.raises(ArgumentError, match=r"expected a name that is free.*'taken'"):
+    with pytest.raises(ArgumentError, match=r"expected an unused name.*'taken'"):
         pm.register_for_files(nn.Linear, name="taken")
     assert registered_as("taken") is One
 
@@ -141,7 +141,7 @@ def test_a_jitted_function_does_not_take_its_functions_name():
         return x
 
     pm.register_for_files(stretch)
-    with pytest.raises(ArgumentError, match="a name that is free"):
+    with pytest.raises(ArgumentError, match="an unused name"):
         pm.register_for_files(jax.jit(stretch))
     assert registered_as("stretch") is stretch
 
@@ -150,7 +150,7 @@ def test_what_has_no_name_of_its_own_takes_no_others():
     """Any two partials, and any two lambdas, looked like one that was defined again."""
     part = pm.register_for_files(ft.partial(max, 1), name="part")
     assert pm.register_for_files(part, name="part") is part
-    with pytest.raises(ArgumentError, match="a name that is free"):
+    with pytest.raises(ArgumentError, match="an unused name"):
         pm.register_for_files(ft.partial(min, 1), name="part")
 
     def define(text):
@@ -159,7 +159,7 @@ def test_what_has_no_name_of_its_own_takes_no_others():
     define("lambda x: x + 1")
     again = define("lambda x: x + 1")
     assert registered_as("short") is again
-    with pytest.raises(ArgumentError, match="a name that is free"):
+    with pytest.raises(ArgumentError, match="an unused name"):
         define("lambda x: x * 2")
 
 

@@ -162,7 +162,7 @@ def test_a_layer_that_is_missing_is_named(tmp_path):
 
     del theirs["transformer.h.2.attn.c_proj.bias"]
     with pytest.raises(
-        FileError, match=r"got some with other leaves\.\n  at blocks.2.output.bias: m"
+        FileError, match=r"got layers with different leaves\.\n  at blocks.2.output.bias: m"
     ):
         pm.load(written(tmp_path, theirs), like, rename=NAMES)
     theirs["transformer.h.1.attn.c_proj.other"] = np.zeros(1)

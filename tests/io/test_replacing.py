@@ -188,7 +188,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 def test_a_read_only_file_stays(path, monkeypatch):
     """Though the folder would let it be replaced."""
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(FilePermissionError, match="got one that is read-only"):
+    with pytest.raises(FilePermissionError, match="got a read-only file"):
         write(path, 2)
 
     assert pm.load(path) == 1

@@ -158,7 +158,7 @@ def test_one_that_is_missing_or_does_not_fit_is_told_once():
     [
         ({"parts": (0, 0)}, "gates: closing and opening"),
         ({"names": ("gates", "others")}, "gates: 1 of 2 parts"),
-        ({"rows": (2, 2)}, r"closing: f32\[1,3\], which is no shape for gates"),
+        ({"rows": (2, 2)}, r"closing: f32\[1,3\], which does not fit gates"),
     ],
 )
 def test_parts_that_are_no_whole_are_refused(options, text):
@@ -175,7 +175,8 @@ def test_rules_about_nothing_are_refused():
         to_torch(dense())
 
     assert str(caught.value) == (
-        "register_torch_layout(Dense): expected rules for fields of the layer, got others.\n"
+        "register_torch_layout(Dense): expected rules for fields of the layer, got rules for "
+        "others.\n"
         "  at kernal"
     )
 

@@ -196,14 +196,14 @@ CALLS: Any = {
 
 # In the second order, the second feature would be lost, or is too late.
 REFUSED = {
-    ("tie", "unfinished"): (SpecError, r"a layer lacks a size(.|\n)*pm.materialize\(model, x\)"),
+    ("tie", "unfinished"): (SpecError, r"a layer has no size(.|\n)*pm.materialize\(model, x\)"),
     ("save", "unfinished"): (UnfinishedError, r"save.*: expected a finished model"),
     ("precision", "unfinished"): (UnfinishedError, "with_precision: expected a finished model"),
     ("LoRA", "unfinished"): (UnfinishedError, "lora: expected a finished model"),
     ("quantized", "unfinished"): (UnfinishedError, "quantize: expected a finished model"),
     # One layer is made under a map.
-    ("save", "Stack"): (FileError, "arrays whose values are here, got one that is traced"),
-    ("save", "Ensemble"): (FileError, "arrays whose values are here, got one that is traced"),
+    ("save", "Stack"): (FileError, "arrays with their values on this host, got a traced array"),
+    ("save", "Ensemble"): (FileError, "arrays with their values on this host, got a traced array"),
 }
 
 

@@ -94,5 +94,5 @@ def test_a_node_of_another_kind_needs_like(name, tmp_path):
     """For a node that a file cannot rebuild, the error has its path and the line to write."""
     pm.save(tmp_path / "tree", SAVED[name]())
 
-    with pytest.raises(pm.errors.FileError, match=r"give a tree that has one|which is not"):
+    with pytest.raises(pm.errors.FileError, match=r"pass a tree that has one|is not registered"):
         pm.load(tmp_path / "tree")

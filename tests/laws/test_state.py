@@ -116,7 +116,7 @@ def test_update_has_what_either_changed_or_refuses(writes):
 
     both = written[True].keys() & written[False].keys()
     if both or (written[False] and not written[True]):
-        match = r"changed in both" if both else r"one as it was taken"
+        match = r"changed in both" if both else r"an unchanged one"
         with pytest.raises(StateError, match=match):
             state.update(part)
         return

@@ -60,7 +60,7 @@ def test_configuration_that_the_arrays_do_not_fit_is_refused(layer, changes):
     """By `replace` and `with_mode`, in a layer of a map as well; as the call would refuse it."""
     (name,) = changes
     kind = type(layer).__name__
-    text = rf"(?s){kind}\({name}\).*would be needed.*layer.replace\({name}=.*=(\.\.\.|None)"
+    text = rf"(?s){kind}\({name}\).*, expected .*layer.replace\({name}=.*=(\.\.\.|None)"
     several = jax.tree.map(lambda array: jnp.stack([array, array]), layer)
     for one in (layer, several):
         with pytest.raises(ShapeError, match=text):
@@ -142,7 +142,7 @@ def test_an_annotation_that_cannot_be_read_is_no_contract_and_warns_once():
         size: int = pm.field(static=True)
 
     odd = Odd(jnp.ones(3), jnp.ones(5), 3)
-    with pytest.warns(FieldWarning, match=r"Odd\.other: expected an annotation .*so its shape is"):
+    with pytest.warns(FieldWarning, match=r"Odd\.other: expected an annotation .*its shape is"):
         assert len(odd.own_arrays("weight", "other")) == 2
     assert odd.__array_shapes__() == {"weight": (3,)}
     with pytest.raises(

@@ -46,7 +46,7 @@ def test_both_inits_are_told():
         match=r"Both: expected either __init__ or __post_init__, got has both an `__init__` method "
         r"\([^)]*Both\.__init__\) and a `__post_init__`[^\n]*\n  move its lines to the end of "
         r"__init__, "
-        r"or make checks of them:\n      def __check_init__\(self\): \.\.\.$",
+        r"or turn them into checks:\n      def __check_init__\(self\): \.\.\.$",
     ):
 
         class Both(pm.Module):

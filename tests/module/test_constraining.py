@@ -357,16 +357,20 @@ def test_a_tie_does_not_lead_out_of_the_bounds():
         inner: list
 
     model = Three(2.0, 0.5, jnp.float32(-1.0), [Written(1.0), Own(1.0)])
-    with pytest.raises(SpecError, match="a source that is positive, as positive is, got one that "):
+    with pytest.raises(
+        SpecError, match="a source that is positive, like positive, got a source that "
+    ):
         pm.tie(model, "positive", to="free")
-    with pytest.raises(SpecError, match=r"got one that is unit_interval\.\n  at share"):
+    with pytest.raises(SpecError, match=r"got a source that is unit_interval\.\n  at share"):
         pm.tie(model, "positive", to="share")
     assert pm.tie(model, "free", to="positive").free == 2
     narrow = pm.tie(model, "positive", to="share", through=lambda share: share)
     assert narrow.positive == 0.5
     assert pm.tie(model, "inner[0]", to="inner[1]").inner[0].scale == 1
     other = pm.tree_at(lambda m: m.inner[1], model, Free(jnp.float32(1.0)))
-    with pytest.raises(SpecError, match=r"as inner\[0\]\.scale is, got one that is without bounds"):
+    with pytest.raises(
+        SpecError, match=r"like inner\[0\]\.scale, got a source that is unconstrained"
+    ):
         pm.tie(other, "inner[0]", to="inner[1]")
 
 

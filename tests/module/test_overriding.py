@@ -231,8 +231,9 @@ def test_a_value_that_would_be_hidden_is_refused(style):
     with pytest.raises(
         FieldError,
         match=r"Sub\.f: expected no value, because a method of [^\n]*Sub "
-        r"replaces the field, got [^\n]*sin[^\n]*\n  set it only where it is a field, or give the "
-        r"method another name:\n      if not isinstance\(self, Sub\):\n          self\.f = f$",
+        r"replaces the field, got [^\n]*sin[^\n]*\n  set it only in classes where it is a "
+        r"field, or "
+        r"rename the method:\n      if not isinstance\(self, Sub\):\n          self\.f = f$",
     ):
         Sub()
 

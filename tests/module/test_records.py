@@ -73,7 +73,7 @@ def test_del_is_refused(make):
         FrozenError,
         match=rf"^{name}\.weight: expected no deletion, because a Module is immutable, got del on "
         rf"'weight'\.\n"
-        r"  make a new one without the value:\n      model = model\.replace\(weight=None\)$",
+        r"  create a copy without the value:\n      model = model\.replace\(weight=None\)$",
     ):
         del make().weight
 
@@ -102,7 +102,7 @@ def test_init_again_is_refused(args):
         pytest.raises(
             FrozenError,
             match=r"^Affine\.__init__: expected an instance that is being built, got a finished "
-            r"one, which is frozen\.\n  make another; a transform [^\n]*\n"
+            r"instance, which is immutable\.\n  create another; a transform [^\n]*\n"
             r"      model = Affine\(\.\.\.\)\n      model = pm\.filter_jit\(Affine\)\(\.\.\.\)\n"
             r"      models = pm\.filter_vmap\(Affine\)\(\.\.\.\)$|missing 2 required",
         )
@@ -134,9 +134,10 @@ def test_a_transformed_init_is_refused(transform):
 
     with pytest.raises(
         FrozenError,
-        match=r"Layer\.__init__: expected an instance that is being built, got a finished one, "
-        r"which is frozen \(cannot assign to field 'weight'\)\.\n  make another; "
-        r"a transform around __init__ gets a copy",
+        match=r"Layer\.__init__: expected an instance that is being built, got a finished "
+        r"instance, "
+        r"which is immutable \(cannot assign to field 'weight'\)\.\n  create another; "
+        r"a transform of __init__ gets a copy",
     ):
         Layer(ramp(2))
     assert_same(pm.filter_jit(Plain)(ramp(2)).weight, 2 * ramp(2))
@@ -472,7 +473,7 @@ class GenericFirst(Generic[T], Described):
 
 
 class AbstractFirst(abc.ABC, Described):
-    """So does an abstract one."""
+    """So does an abstract mesh."""
 
 
 class Subscripted(Described, Generic[T]):

@@ -166,9 +166,13 @@ def test_what_follows_from_the_size_is_checked_when_it_is_known():
     written_out = pm.nn.MultiheadAttention(2, 4, rotary=rotary(2), key=KEY)
 
     assert bool(pm.tree_equal(pm.materialize(layer, jnp.ones((3, 4))), written_out))
-    with pytest.raises(ArgumentError, match="one of embedding_size=4, got embedding_size=2"):
+    with pytest.raises(
+        ArgumentError, match="an embedding with embedding_size=4, got embedding_size=2"
+    ):
         pm.materialize(layer, jnp.ones((3, 8)))
-    with pytest.raises(ArgumentError, match="one of embedding_size=4, got embedding_size=2"):
+    with pytest.raises(
+        ArgumentError, match="an embedding with embedding_size=4, got embedding_size=2"
+    ):
         pm.nn.MultiheadAttention(2, None, qk_size=4, rotary=rotary(2), key=KEY)
 
 
@@ -253,7 +257,7 @@ class Greedy(pm.Module):
 
 def test_keys_that_depend_on_the_size_are_refused():
     """Layers after it would have got others than in the model written out."""
-    with pytest.raises(UnfinishedError, match="to take as many keys, whatever the size is"):
+    with pytest.raises(UnfinishedError, match="to take the same number of keys for every size"):
         pm.materialize(Greedy(None, pm.init_keys(KEY)), X)
     assert pm.materialize(Greedy(None, KEY), X).n == 3
 
@@ -325,7 +329,7 @@ def test_a_field_is_not_replaced_and_paths_say_what_is_unfinished():
         lambda: pm.select.path("layers[0].weight")(pm.nn.Sequential([layer])),
         lambda: pm.with_role(pm.nn.Sequential([layer]), "layers[0].weight", "buffer"),
     ):
-        with pytest.raises(SpecError, match=r"lacks a size: give it, or finish(.|\n)*materialize"):
+        with pytest.raises(SpecError, match=r"has no size: pass it, or(.|\n)*materialize"):
             use()
     names = [name.partition(".")[0] for name in (*pm.named_leaves(layer), *vars(layer))]
     assert {*names} == {"unfinished_arguments", "unfinished_sizes"}

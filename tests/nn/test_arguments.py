@@ -78,7 +78,7 @@ def test_the_catalogue_has_every_layer():
     assert missing == {nn.Stateful, nn.Shared}
 
 
-MAPPED = r"called mapped(, or as an Ensemble)?:\n      pm\.filter_vmap\(lambda "
+MAPPED = r"map over them(, or make an Ensemble)?:\n      pm\.filter_vmap\(lambda "
 
 
 @every_layer_with_arrays

@@ -240,7 +240,7 @@ def test_the_axis_of_heads_is_not_taken_for_positions(shape):
         turn = jax.vmap(rope, in_axes=1, out_axes=1) if query.ndim == 4 else rope
         return turn(query), turn(key), value
 
-    with pytest.raises(ShapeError, match=r"axis of positions to be given(.|\n)*axis=-3\)"):
+    with pytest.raises(ShapeError, match=r"an explicit axis of positions(.|\n)*axis=-3\)"):
         layer(jnp.ones(shape), process_heads=process_heads)
     assert rope(jnp.ones((3, 5, 2))).shape == (3, 5, 2)
 

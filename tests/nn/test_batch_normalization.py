@@ -153,7 +153,7 @@ def test_as_many_examples_on_a_device_as_channels(axis, is_right):
     specs = {"in_specs": (P("data"), P()), "out_specs": (P("data"), P())}
     call = pm.filter_shard_map(lambda x, s: layer(x, s), mesh=MESH, **specs)
     if axis is None:
-        hint = r"axis of the channels to be said(?s:.)*BatchNorm\(3, 'data', channel_axis=1\)"
+        hint = r"channel_axis to be set(?s:.)*BatchNorm\(3, 'data', channel_axis=1\)"
         with pytest.raises(ShapeError, match=hint):
             call(x, state)
         return

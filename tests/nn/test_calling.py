@@ -186,7 +186,7 @@ def test_a_stateful_layer_that_does_not_give_back_its_state_is_refused(result):
         def __call__(self, x, state):
             return result
 
-    text = r"^Forgetful\(x, state\): expected \(out, state\) to come back, got (.|\n)*out, state$"
+    text = r"^Forgetful\(x, state\): expected \(out, state\) as the result, got (.|\n)*out, state$"
     with pytest.raises(StateError, match=text):
         nn.Sequential([Forgetful()])(jnp.ones(3), nn.State(()))
 

@@ -130,7 +130,7 @@ def test_what_a_mode_changes_is_stored_as_the_constructor_stores_it(kind, key):
     assert nn.with_mode(layer, stride=2) == layer.replace(stride=(2, 2))
     assert layer.replace(stride=2, padding="same").padding == "SAME"
     for changes in ({"groups": 2}, {"kernel_size": 5}, {"out_channels": 3}):
-        with pytest.raises(ShapeError, match=r"expected what its arrays were made for"):
+        with pytest.raises(ShapeError, match=r"expected values that fit its arrays"):
             nn.with_mode(layer, **changes)
 
 

@@ -357,7 +357,7 @@ def test_a_window_that_was_changed_on_a_cache_is_refused(window, size):
     assert str(caught.value) == (
         "MultiheadAttention(num_heads=4, query_size=8): "
         f"expected a cache of window={window} positions in the State, got 6 positions.\n"
-        "  Begin with empty caches, for so many sequences:\n"
+        "  Start with empty caches for these sequences:\n"
         f"      state = nn.reset_cache(model, state, batch=(){size})"
     )
     state = nn.reset_cache(layer, state, size=window)

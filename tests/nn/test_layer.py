@@ -56,9 +56,9 @@ def test_sizes_change_with_the_arrays_alone():
     layer = dense()
     for change in ({"n_out": 5}, {"n_in": 5}, {"use_bias": False}):
         (name,) = change
-        with pytest.raises(ShapeError, match=rf"^Dense\({name}\): expected what its arrays were"):
+        with pytest.raises(ShapeError, match=rf"^Dense\({name}\): expected values that fit its"):
             layer.replace(**change)
-        with pytest.raises(ShapeError, match=rf"^Dense\({name}\): expected what its arrays were"):
+        with pytest.raises(ShapeError, match=rf"^Dense\({name}\): expected values that fit its"):
             pm.with_mode([layer], **change)
     without = layer.replace(use_bias=False, bias=None)
     assert without.own_arrays("bias") == (None,)

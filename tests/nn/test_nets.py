@@ -106,7 +106,7 @@ def test_a_call_is_the_models_call_with_its_state():
 
 
 def test_both_ways_of_making_agree():
-    """With the State that the model was made with, and from the model alone."""
+    """With the State that the model was made with, and from only the model."""
     together = pm.stateful(*pm.make_with_state(normed)())
 
     assert together == pm.stateful(normed())

@@ -354,12 +354,12 @@ def test_a_cell_that_gives_another_dtype_is_refused_by_the_network(key):
         return pm.with_precision(rnn, pm.by({nn.GRUCell: precision, ...: "float32"}))
 
     text = (
-        r"^RNN\(time_major=False\): expected a carry that stays in the dtype in which it starts, "
-        r"float32, got bfloat16 out of a step(.|\n)*output=float32"
+        r"^RNN\(time_major=False\): expected a carry that keeps its first dtype, "
+        r"float32, got bfloat16 from a step(.|\n)*output=float32"
     )
     out = with_cell("params=float32,compute=bfloat16,output=float32")(x)
     assert_close(out, rnn(x), atol=0.02)
-    text = r"starts, bfloat16, got float32 out of a step"
+    text = r"first dtype, bfloat16, got float32 from a step"
     with pytest.raises(StructureError, match=text), jax.numpy_dtype_promotion("standard"):
         rnn(x, initial_carry=jnp.zeros(2, jnp.bfloat16))
 

@@ -82,7 +82,7 @@ def test_the_hint_of_cells_as_one_hints(make):
     xs = jnp.asarray(wave(4, 3))
     hiddens = layer.initialize_carry(xs.shape)
 
-    with pytest.raises(ShapeError, match=r"^\w+\(input_size=3, (.|\n)*called mapped") as several:
+    with pytest.raises(ShapeError, match=r"^\w+\(input_size=3, (.|\n)*map over them") as several:
         layers(xs[0], hiddens)
     with pytest.raises(ShapeError, match=r"expected weight_ih (.|\n)*leaves it unmapped") as single:
         layer.replace(weight_ih=layer.weight_ih[0])(xs[0], hiddens)

@@ -208,7 +208,9 @@ def test_a_token_in_two_places_is_refused_by_state():
     assert len(jtu.tree_leaves(equinox.nn.State([token, token]))) == 1
 
     token = pytreemod.nn.StateIndex(jnp.zeros(2))
-    with pytest.raises(ValueError, match=r"(?s)each token at one path, got one at 2.*make_with"):
+    with pytest.raises(
+        ValueError, match=r"(?s)each token at one path, got a token at 2.*make_with"
+    ):
         pytreemod.nn.State([token, token])
     (one, other), state = pytreemod.nn.make_with_state(lambda: [token, token])()
     assert state.set(one, jnp.ones(2)).get(other).tolist() == [0.0, 0.0]
@@ -264,7 +266,7 @@ def test_a_value_with_the_axis_of_a_map_is_set_inside_of_one():
         return add(1.0, state)[1].get(token).shape
 
     assert count_twice(equinox) == (3,)
-    with pytest.raises(ValueError, match="as many axes as the value was made with"):
+    with pytest.raises(ValueError, match="the original number of axes"):
         count_twice(pytreemod)
 
 
@@ -410,7 +412,7 @@ def test_heads_that_do_not_divide_are_refused():
     """Equinox rounds their size down; pytreemod wants it said."""
     assert equinox.nn.MultiheadAttention(3, 4, key=KEY).qk_size == 1
 
-    with pytest.raises(ValueError, match=r"expected num_heads to divide query_size=4, or a size"):
+    with pytest.raises(ValueError, match=r"expected num_heads to divide query_size=4, or an"):
         pytreemod.nn.MultiheadAttention(3, 4, key=KEY)
     assert pytreemod.nn.MultiheadAttention(3, 4, qk_size=1, vo_size=1, key=KEY).qk_size == 1
 
@@ -602,7 +604,7 @@ def test_a_base_with_content_is_refused_with_the_class():
     with pytest.raises(TypeError, match="is not safe"):
         jax.tree.map(lambda x: x, theirs)
 
-    with pytest.raises(TypeError, match="bases whose instances hold nothing"):
+    with pytest.raises(TypeError, match="bases whose instances only have attributes"):
         make(pytreemod)
 
 
@@ -866,7 +868,7 @@ def test_a_file_that_goes_on_is_refused(tmp_path):
     equinox.tree_serialise_leaves(path, [1.0, 2.0])
     assert equinox.tree_deserialise_leaves(path, [0.0]) == [1.0]
 
-    with pytest.raises(RuntimeError, match="got one that has more"):
+    with pytest.raises(RuntimeError, match="got a file with more leaves"):
         equinox_files.tree_deserialise_leaves(path, [0.0])
     with open(path, "rb") as file:
         assert equinox_files.tree_deserialise_leaves(file, [0.0]) == [1.0]

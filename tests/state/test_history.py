@@ -61,5 +61,5 @@ def test_threads_may_take_substates_of_one_state():
             parts = list(pool.map(state.substate, [token] * 8))
             state = state.set(token, jnp.ones(()))
             for part in parts:
-                with pytest.raises(StateError, match=r"got one as it was taken"):
+                with pytest.raises(StateError, match=r"got an unchanged one"):
                     state.update(part)

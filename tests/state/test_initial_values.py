@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import StateError
-from pytreemod.state.initial_values import first_values, spots_of
+from pytreemod.state.initial_values import first_values, paths_by_marker
 from pytreemod.state.tokens import tokens_of
 
 
@@ -40,7 +40,7 @@ def test_a_value_that_is_in_a_state_already_is_refused():
     """With the path of its token."""
     model, _ = pm.make_with_state(lambda: {"n": pm.StateIndex(jnp.zeros(()))})()
 
-    with pytest.raises(StateError, match=r"one whose value was moved(.|\n)*\['n'\]"):
+    with pytest.raises(StateError, match=r"a token whose value was moved(.|\n)*\['n'\]"):
         begun(model)
 
 
@@ -71,4 +71,6 @@ def test_spots_are_all_places_of_a_marker():
     """A token may stand in several."""
     token = pm.StateIndex(jnp.ones(2))
 
-    assert spots_of(tokens_of({"a": token, "b": [token]})) == {token.marker: ["['a']", "['b'][0]"]}
+    assert paths_by_marker(tokens_of({"a": token, "b": [token]})) == {
+        token.marker: ["['a']", "['b'][0]"]
+    }

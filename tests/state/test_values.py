@@ -108,8 +108,10 @@ def four() -> tuple[Four, pm.State]:
 
 BOTH = (
     r"^State\.update\(substate\): expected values that the State has not changed since the "
-    r"substate was taken, got some that were changed in both\.\n{places}  put it back before the "
-    r"State is used for the same layer, or take it again:\n      part = state\.substate\(layer\)\n"
+    r"substate was taken, got values that were changed in both\.\n{places}  update before "
+    r"you use the "
+    r"State for the same layer, or take the substate again:\n      part = "
+    r"state\.substate\(layer\)\n"
     r"      out, part = layer\(x, part\)\n      state = state\.update\(part\)$"
 )
 
@@ -540,7 +542,8 @@ def test_a_value_with_the_axis_of_a_map_is_set_inside_of_one(made):
     many = made(layer, state)
     n = many.get(layer.count).size
     text = (
-        r"(?s)^State\.set\(count\): expected as many axes .*\n  at count: f32\[\d\], made with 0\n"
+        r"(?s)^State\.set\(count\): expected the original number of axes.*\n  at count: "
+        r"f32\[\d\], made with 0\n"
     )
 
     for call in (layer, jax.jit(layer)):

@@ -48,7 +48,9 @@ def test_a_precision_is_a_value():
 
 def test_without_64_bits_there_is_no_float64():
     """As everywhere in JAX, and as in the layers' own `dtype`."""
-    with pytest.warns(UserWarning, match=r"expected a dtype that JAX has, got float64, which bec"):
+    with pytest.warns(
+        UserWarning, match=r"expected a dtype that JAX supports, got float64, which bec"
+    ):
         assert pm.Precision("float64") == pm.Precision("float32")
 
 

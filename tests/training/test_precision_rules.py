@@ -634,7 +634,7 @@ def test_arrays_that_nothing_would_cast():
 
     bare = Bare(jnp.ones(2), nn.Linear(2, 2, key=KEY))
     with pytest.raises(
-        SpecError, match=r'(?s)got some in a Module.*  at weight\n.*methods="encode"'
+        SpecError, match=r'(?s)got arrays in other Modules.*  at weight\n.*methods="encode"'
     ):
         pm.with_precision(bare, MIXED)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.tree.deliveries import Way, deliver, passed, use_up, way_to
+from pytreemod.tree.deliveries import StatePath, deliver, passed, state_path_to, use_up
 
 
 class Holder(pm.Module):
@@ -15,7 +15,7 @@ class Holder(pm.Module):
     b: pm.State
 
 
-A, B = (Way((), (jax.tree_util.GetAttrKey(name),)) for name in "ab")
+A, B = (StatePath((), (jax.tree_util.GetAttrKey(name),)) for name in "ab")
 
 
 def made():
@@ -60,6 +60,6 @@ def test_only_what_python_can_enter_is_followed():
     """A dict's key is not an index of a list."""
     state, key, index = made().a, jax.tree_util.DictKey("a"), jax.tree_util.SequenceKey(0)
 
-    assert way_to({"a": [state]}, (key, index), state) == Way(("a", 0), ())
-    assert way_to((made(), state), (index, *A.rest), state) is None
-    assert way_to(nn.Identity(), (key,), state) is None
+    assert state_path_to({"a": [state]}, (key, index), state) == StatePath(("a", 0), ())
+    assert state_path_to((made(), state), (index, *A.rest), state) is None
+    assert state_path_to(nn.Identity(), (key,), state) is None

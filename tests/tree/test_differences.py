@@ -139,7 +139,7 @@ def test_what_looks_alike_is_told_apart():
             return "odd"
 
     (entry,) = compare([Odd()], [Odd()])
-    assert entry.line("x", "{} and {}") == "x[0]: odd and odd, another"
+    assert entry.line("x", "{} and {}") == "x[0]: odd and odd, not equal"
 
 
 def test_what_a_difference_is_of():

@@ -10,7 +10,7 @@ from pytreemod import nn
 from pytreemod.tree.dtypes import available_dtype
 
 KEY = jax.random.key(0)
-TEXT = r"expected a dtype that JAX has, got {0}, which becomes {1}\.\n  Let JAX have 64"
+TEXT = r"expected a dtype that JAX supports, got {0}, which becomes {1}\.\n  Enable 64 bits in JAX"
 
 
 @pytest.mark.parametrize(
@@ -34,5 +34,7 @@ def test_layers_and_precisions_ask_for_it():
     with pytest.warns(UserWarning, match=r"^Linear\(dtype\): expected a dtype that") as caught:
         assert nn.Linear(2, 2, dtype="float64", key=KEY).weight.dtype == jnp.float32
     assert caught[0].filename == __file__
-    with pytest.warns(UserWarning, match=r"with_precision.*: expected a dtype that JAX has, got f"):
+    with pytest.warns(
+        UserWarning, match=r"with_precision.*: expected a dtype that JAX supports, got f"
+    ):
         pm.with_precision(nn.Linear(2, 2, key=KEY), "float64")

@@ -244,7 +244,7 @@ class OwnWeight(pm.Module):
         (lambda m: delattr(m, "weight"), "no deletion, because a Module is immutable"),
         (lambda m: vars(m).update(weight=1), "no assignment, because a Module is immutable"),
         (lambda m: setattr(m, "__dict__", {}), "no assignment, because a Module is immutable"),
-        (lambda m: m.__init__(*[1] * len(field_names(m))), "which is frozen"),
+        (lambda m: m.__init__(*[1] * len(field_names(m))), "which is immutable"),
     ],
 )
 @pytest.mark.parametrize("make", [affine, lambda: OwnWeight(ramp(2))])

@@ -113,8 +113,8 @@ def test_a_rule_has_no_truth_value(name):
     for question in (bool, lambda rule: rule and 1, lambda rule: not rule):
         with pytest.raises(
             SpecError,
-            match=r"expected to be called on a tree, got the question whether it is true\.\n"
-            r"  what it says of each leaf is\n      rule\(tree\)",
+            match=r"expected a call with a tree, got a conversion to bool\.\n"
+            r"  for the value of each leaf, write\n      rule\(tree\)",
         ):
             question(rule)
 

@@ -109,7 +109,7 @@ def test_what_a_path_may_have_meant_is_told(pattern, meant):
     tree = Pair(Net(Affine(1.0, 2.0), Affine(3.0, 4.0)), 5.0)
     with pytest.raises(SpecError, match=r"matches at least one leaf") as caught:
         pm.filter(tree, select.path(pattern))
-    told = re.findall(r"\n  perhaps it is\n      '(.*)'$", str(caught.value))
+    told = re.findall(r"\n  did you mean\n      '(.*)'$", str(caught.value))
     assert told == meant
     for path in told:
         assert jax.tree.leaves(pm.filter(tree, select.path(path)))

@@ -17,9 +17,9 @@ from pytreemod.module.field_kinds import checked, size
 from pytreemod.nn.calling import in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_keywords, check_name
 from pytreemod.nn.members.layer import Members
-from pytreemod.nn.members.laying import laid_alike
 from pytreemod.nn.members.making import make_members
-from pytreemod.nn.members.sharing import check_shared, refuse_kept_state, shared_paths
+from pytreemod.nn.members.resharding import split_alike
+from pytreemod.nn.members.sharing import check_shared, refuse_own_state, shared_paths
 from pytreemod.nn.members.stacking import split_members, stack_members
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
@@ -77,12 +77,12 @@ class Ensemble(Members[_M]):
         between the members in every call. A key is split between the members, if they use one.
 
     Raises:
-        ArgumentError: an argument is invalid.
-        RngError: make needs a key and none was given, or key is not a random key.
-        ShapeError: an array lacks the leading axis, or an input lacks an entry for each member.
-        SpecError: shared selects nothing or everything, or in_axes does not fit the arguments.
-        StateError: shared selects State, a member stores its State in itself, or a member returns
-            no State that fits.
+        ArgumentError: if an argument is invalid.
+        RngError: if make needs a key and none was given, or key is not a random key.
+        ShapeError: if an array lacks the leading axis, or an input lacks an entry for each member.
+        SpecError: if shared selects nothing or everything, or in_axes does not fit the arguments.
+        StateError: if shared selects State, a member stores its State in itself, or a member
+            returns no State that fits.
 
     Examples:
         >>> import functools as ft
@@ -120,7 +120,7 @@ class Ensemble(Members[_M]):
         found: list[tuple[str, ...]] = []
 
         def look(member: Any) -> None:
-            refuse_kept_state(member)
+            refuse_own_state(member)
             found.append(shared_paths(member, shared))
 
         def first(leaf: Any) -> Any:
@@ -161,7 +161,7 @@ class Ensemble(Members[_M]):
         inputs: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
         states = [at for at, x in inputs.items() if isinstance(x, State)]
         if len(states) > 1:
-            raise ArgumentError(title, "one State", f"{len(states)} of them")
+            raise ArgumentError(title, "one State", f"{len(states)} States")
         state = inputs.pop(states[0]) if states else None
         leaves, treedef = jtu.tree_flatten(list(inputs.values()))
         axes: list[int | None] = [None] * len(leaves)
@@ -172,7 +172,7 @@ class Ensemble(Members[_M]):
 
         # Call rules around the members, if there are any, get the number of the member.
         numbers = None if call.outer is None else jnp.arange(n)
-        own, (call, shared), leaves = laid_alike((*parts, numbers), (call, shared), leaves, axes)
+        own, (call, shared), leaves = split_alike((*parts, numbers), (call, shared), leaves, axes)
 
         def call_one(own: Any, values: Any, key: Any, number: Any, given: list[Any]) -> Any:
             entries = dict(zip(mapped, given, strict=True))
@@ -221,15 +221,15 @@ class Ensemble(Members[_M]):
             The Ensemble.
 
         Raises:
-            ArgumentError: there are no members, or the shared parts differ.
-            SpecError: shared selects nothing or everything.
-            StateError: shared selects State, or a member stores its State in itself.
-            StructureError: two members differ; the message has the paths.
+            ArgumentError: if there are no members, or the shared parts differ.
+            SpecError: if shared selects nothing or everything.
+            StateError: if shared selects State, or a member stores its State in itself.
+            StructureError: if two members differ; the message has the paths.
         """
         members = list(members)
         if not members:
             raise ArgumentError("Ensemble.from_members", "at least one member", "none")
-        refuse_kept_state(members[0])
+        refuse_own_state(members[0])
         paths = shared_paths(members[0], shared)
         # Without members: they exist already.
         blank: Any = Ensemble(Identity, 1)
@@ -262,9 +262,9 @@ def _axes(
         if axis is not None and not (-leaf.ndim <= axis < leaf.ndim and leaf.shape[axis] == n)
     ]
     if wrong:
-        hint = ("One input for all members is passed without in_axes:", "nets(x)")
+        hint = ("To pass one input to all members, omit in_axes:", "nets(x)")
         expected = f"inputs with an entry for each of {n} members"
-        raise ShapeError(title, expected, f"{len(wrong)} without", places=wrong, hint=hint)
+        raise ShapeError(title, expected, f"{len(wrong)} without one", places=wrong, hint=hint)
     return axes
 
 
@@ -274,8 +274,8 @@ def _check_read(title: str, shared: Any, read: Any) -> None:
     if all(new is old for new, old in pairs):
         return
     hint = (
-        "Members write to tokens of their own; write to another one after them:",
+        "Members may only write to their own tokens; update a shared value after the call:",
         "state = state.set(self.count, n + 1)",
     )
-    expected = "members that only read the values that all of them are given"
-    raise StateError(title, expected, "one that changes such a value", hint=hint)
+    expected = "members that only read shared values"
+    raise StateError(title, expected, "a member that changes a shared value", hint=hint)

@@ -27,8 +27,8 @@ def prelu(x: Shaped[Array, ...], slope: Shaped[Array, ...]) -> Shaped[Array, ...
         wider.
 
     Raises:
-        ArgumentError: x is complex.
-        TypeError: slope does not fit (raised by JAX).
+        ArgumentError: if x is complex.
+        TypeError: if slope does not fit (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp

@@ -39,7 +39,7 @@ def adaptive_pool(
         One value for each window.
 
     Raises:
-        ArgumentError: operation does not return one number.
+        ArgumentError: if operation does not return one number.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Shaped
 
 from pytreemod.errors import ArgumentError
-from pytreemod.nn.functional.explicit_meshes import divided, factors, laid_like, terms_of
+from pytreemod.nn.functional.explicit_meshes import divided, factors, sharded_like, terms_of
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import countable, promote, wide_dtype
 
@@ -94,8 +94,8 @@ def attention_weights(
         and key.
 
     Raises:
-        ArgumentError: the number of heads of keys does not divide that of queries.
-        TypeError: the sizes disagree (raised by JAX).
+        ArgumentError: if the number of heads of keys does not divide that of queries.
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -137,7 +137,7 @@ def _attention_weights(query: Array, key: Array, mask: Array | None, bias: Array
 
 def _spread(x: Array, logits: Array) -> Array:
     """Broadcast a mask or a bias to all products."""
-    return jnp.broadcast_to(laid_like(x, logits, logits.ndim - x.ndim), logits.shape)
+    return jnp.broadcast_to(sharded_like(x, logits, logits.ndim - x.ndim), logits.shape)
 
 
 def _products(equation: str, x: Array, other: Array, dtype: Any = None) -> Array:
@@ -165,8 +165,8 @@ def weighted_values(
         The sums, added up in float32 or wider.
 
     Raises:
-        ArgumentError: the number of heads of values does not divide that of queries.
-        TypeError: the sizes disagree (raised by JAX).
+        ArgumentError: if the number of heads of values does not divide that of queries.
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -202,7 +202,7 @@ def _groups(heads: int, kv_heads: int) -> int:
     # JAX's error for the shapes says that there are no heads of keys at all.
     count, rest = divmod(heads, kv_heads or 1)
     if rest != 0:
-        expected, got = f"heads of keys that divide the {heads} of queries", str(kv_heads)
+        expected, got = f"a number of key heads that divides the {heads} query heads", str(kv_heads)
         raise ArgumentError("attention", expected, got)
     return count
 
@@ -246,8 +246,8 @@ def dot_product_attention(
         float32 or wider, unless another implementation is used.
 
     Raises:
-        ArgumentError: the number of heads of keys does not divide that of queries.
-        TypeError: the sizes disagree (raised by JAX).
+        ArgumentError: if the number of heads of keys does not divide that of queries.
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         The second of two positions may see both, the first only itself:

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.module.field_kinds import check_choice, check_sizes
-from pytreemod.nn.functional.explicit_meshes import entries, factors, laid_out, sharding
+from pytreemod.nn.functional.explicit_meshes import entries, factors, resharded, sharding
 from pytreemod.nn.functional.promotion import promote, with_shared
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents, resolve_padding
 from pytreemod.tree.split_arrays import explicit_mesh
@@ -63,8 +63,8 @@ def conv(
         The convolved array.
 
     Raises:
-        ArgumentError: stride, padding, dilation or padding_mode is malformed.
-        TypeError: the channels disagree (raised by JAX).
+        ArgumentError: if stride, padding, dilation or padding_mode is malformed.
+        TypeError: if the channels disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -150,20 +150,20 @@ def _on_mesh(
 ) -> Array:
     """Convolve in parts: each device has its part of the batch, and of the channels."""
     n = x.ndim - weight.ndim + 1
-    batch, lies = x.shape[:n], entries(x)
+    batch, split = x.shape[:n], entries(x)
     # Split batch axes come first, so that merged entries stay on their device.
-    order = sorted(range(n), key=lambda axis: not lies[axis])
-    merged = tuple(name for axis in order for name in lies[axis])
+    order = sorted(range(n), key=lambda axis: not split[axis])
+    merged = tuple(name for axis in order for name in split[axis])
     flat = lax.reshape(
         lax.transpose(x, (*order, *range(n, x.ndim))),
         (math.prod(batch), *x.shape[n:]),
-        out_sharding=sharding(mesh, (merged, *lies[n:])),
+        out_sharding=sharding(mesh, (merged, *split[n:])),
     )
     y = (_grouped if grouped else _whole)(mesh, flat, weight, apply)
     y = lax.reshape(
         y,
         (*(batch[axis] for axis in order), *y.shape[1:]),
-        out_sharding=sharding(mesh, (*(lies[axis] for axis in order), *entries(y)[1:])),
+        out_sharding=sharding(mesh, (*(split[axis] for axis in order), *entries(y)[1:])),
     )
     return lax.transpose(y, (*map(order.index, range(n)), *range(n, y.ndim)))
 
@@ -172,13 +172,13 @@ def _whole(mesh: Any, x: Array, weight: Array, apply: Callable[..., Array]) -> A
     """Convolve one group of channels: sums over channels and taps; taps are never split."""
     spatial = range(2, x.ndim)
     taps = [f"tap {axis}" for axis in spatial]
-    weight = laid_out(weight, mesh, (*entries(weight)[:2], *((),) * len(taps)))
+    weight = resharded(weight, mesh, (*entries(weight)[:2], *((),) * len(taps)))
     terms = (("batch", "in", *spatial), ("out", "in", *taps), ("batch", "out", *spatial))
     x, weight, _ = factors(x, weight, terms)
-    lies = (entries(x)[0], entries(weight)[0], *entries(x)[2:])
+    split = (entries(x)[0], entries(weight)[0], *entries(x)[2:])
     sizes = jax.eval_shape(apply, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, weight)))
     # The number of windows need not be divisible by the number of devices.
-    pairs = zip(sizes.shape, lies, strict=True)
+    pairs = zip(sizes.shape, split, strict=True)
     to = [names if size % _parts(mesh, names) == 0 else () for size, names in pairs]
     return apply(x, weight, out_sharding=sharding(mesh, to))
 
@@ -195,8 +195,8 @@ def _grouped(mesh: Any, x: Array, weight: Array, apply: Callable[..., Array]) ->
     channels = channels or free
     channels = channels if groups % _parts(mesh, channels) == 0 else ()
     rest = ((),) * (x.ndim - 2)
-    x = laid_out(x, mesh, (batch, channels, *rest))
-    weight = laid_out(weight, mesh, (channels, (), *rest))
+    x = resharded(x, mesh, (batch, channels, *rest))
+    weight = resharded(weight, mesh, (channels, (), *rest))
     local = ft.partial(apply, feature_group_count=groups // _parts(mesh, channels))
     specs = [sharding(mesh, entries(array)).spec for array in (x, weight)]
     return jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=specs[0])(x, weight)

@@ -36,7 +36,7 @@ def dropout(
         An array whose expectation is x (for p < 1).
 
     Raises:
-        IndexError: x has no axis of that number.
+        IndexError: if x has no axis of that number.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -63,6 +63,6 @@ def dropout(
 # Compiled with a constant probability, so that the last bit is the same in a larger program.
 @traced_once("keep", "shape")
 def _dropout(x: Array, key: PRNGKeyArray, *, keep: float, shape: tuple[int, ...]) -> Array:
-    kept = jax.random.bernoulli(key, keep, shape)
+    mask = jax.random.bernoulli(key, keep, shape)
     # Not a product with the mask: a dropped infinity would become NaN.
-    return jnp.where(kept, x / keep, 0)
+    return jnp.where(mask, x / keep, 0)

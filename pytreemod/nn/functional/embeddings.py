@@ -41,8 +41,8 @@ def embedding(
         error. Gradients of floats narrower than float32 are added up in float32.
 
     Raises:
-        ArgumentError: x is not integer.
-        IndexError: the table has no rows, and x is not empty (raised by JAX).
+        ArgumentError: if x is not integer.
+        IndexError: if the table has no rows, and x is not empty (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -53,7 +53,7 @@ def embedding(
     (weight,) = as_arrays(weight)
     rows = _row_numbers(x, weight.shape[0])
     if explicit_mesh(rows, weight) is not None:
-        rows, weight, _ = _laid(rows, weight)
+        rows, weight, _ = _resharded(rows, weight)
     read = _read if wide_dtype(weight.dtype) == weight.dtype else _read_narrow
     return read(weight, rows)
 
@@ -83,7 +83,7 @@ def _bits(dtype: Any) -> int:
     return int(jnp.iinfo(dtype).bits) if jnp.issubdtype(dtype, jnp.integer) else 0
 
 
-def _laid(rows: Array, weight: Array) -> tuple[Any, Any, NamedSharding | None]:
+def _resharded(rows: Array, weight: Array) -> tuple[Any, Any, NamedSharding | None]:
     batch = range(rows.ndim)
     return factors(rows, weight, (batch, ("num", "size"), (*batch, "size")))
 
@@ -92,7 +92,7 @@ def _read(weight: Array, rows: Array, fill: Any = None) -> Array:
     # Not `weight[rows]`, which clips a number out of range to the last row.
     if explicit_mesh(weight) is None:
         return jnp.take(weight, rows, axis=0, mode="fill", fill_value=fill)
-    *_, to = _laid(rows, weight)
+    *_, to = _resharded(rows, weight)
     return weight.at[rows].get(mode="fill", fill_value=fill, out_sharding=to)
 
 

@@ -64,7 +64,7 @@ def sharding(mesh: Any, wanted: Sequence[tuple[str, ...]]) -> NamedSharding:
     )
 
 
-def lies(x: Shaped[Array, ...]) -> NamedSharding | None:
+def explicit_sharding(x: Shaped[Array, ...]) -> NamedSharding | None:
     """Return the sharding of an array on a mesh with explicit axes, for `out_sharding=`, or None.
 
     Args:
@@ -75,14 +75,14 @@ def lies(x: Shaped[Array, ...]) -> NamedSharding | None:
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> lies(jnp.ones(3)) is None
+        >>> explicit_sharding(jnp.ones(3)) is None
         True
     """
     mesh = explicit_mesh(x)
     return None if mesh is None else sharding(mesh, entries(x))
 
 
-def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]) -> Any:
+def resharded(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]) -> Any:
     """Reshard an array; return the array itself if it has that sharding.
 
     An array on no mesh counts as replicated. The gradient gets the sharding of x.
@@ -105,7 +105,7 @@ def laid_out(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]
     return x
 
 
-def laid_like(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Any:
+def sharded_like(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Any:
     """Reshard an array, such as a bias, like the array that it is added to or multiplied with.
 
     Args:
@@ -122,7 +122,7 @@ def laid_like(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -
     theirs = entries(like)[axis : axis + values.ndim]
     sizes = like.shape[axis : axis + values.ndim]
     pairs = zip(values.shape, sizes, theirs, strict=True)
-    return laid_out(values, mesh, [at if mine == size else () for mine, size, at in pairs])
+    return resharded(values, mesh, [at if mine == size else () for mine, size, at in pairs])
 
 
 def factors(
@@ -157,7 +157,7 @@ def factors(
         # If only the weight splits a summed axis, x is split along it, too.
         at[label] = at.get(label) or tuple(name for name in names if name not in taken)
     ours, theirs, result = ([at[label] for label in term] for term in terms)
-    return laid_out(x, mesh, ours), laid_out(weight, mesh, theirs), sharding(mesh, result)
+    return resharded(x, mesh, ours), resharded(weight, mesh, theirs), sharding(mesh, result)
 
 
 def shared(x: Shaped[Array, ...], weights: Sequence[Shaped[Array, "_ in"]]) -> Any:
@@ -256,7 +256,7 @@ def divided(x: Shaped[Array, ...], axis: int, sizes: tuple[int, int]) -> Any:
         at = list(entries(x))
         if sizes[0] % math.prod(mesh.shape[name] for name in at[axis]):
             at[axis] = ()
-            x = laid_out(x, mesh, at)
+            x = resharded(x, mesh, at)
     axis += x.ndim
     return x.reshape((*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
 

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Int, Shaped
 
 from pytreemod.nn.functional.attention import attention_mask
-from pytreemod.nn.functional.explicit_meshes import entries, laid_out
+from pytreemod.nn.functional.explicit_meshes import entries, resharded
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import countable
 from pytreemod.tree.split_arrays import explicit_mesh
@@ -118,7 +118,7 @@ def _extend_cache(
     dtypes = (key.dtype, value.dtype)
     # A cache may have a narrower dtype than the computation.
     key, value = key.astype(keys.dtype), value.astype(values.dtype)
-    (keys, values, length), key, value, lengths = _laid(cache, key, value, lengths)
+    (keys, values, length), key, value, lengths = _resharded(cache, key, value, lengths)
     count, slots = key.shape[-3], keys.shape[-2]
     # As many slots as the window: no later query sees an overwritten position.
     is_ring = window == slots
@@ -159,7 +159,7 @@ def _extend_cache(
     return new_cache, *_found(both, dtypes), mask, places, held
 
 
-def _laid(
+def _resharded(
     cache: Cache, key: Array, value: Array, lengths: Array | None
 ) -> tuple[Cache, Array, Array, Array | None]:
     """Shard a cache and new entries alike, on a mesh with explicit axes.
@@ -178,10 +178,10 @@ def _laid(
         if explicit_mesh(old) is not None:
             *lead, heads, seq, size = entries(old)
         batch = batch or lead
-        new = laid_out(new, mesh, (*batch, (), heads, size))
-        both.append((laid_out(old, mesh, (*batch, heads, seq, size)), new))
-    length = laid_out(length, mesh, batch)
-    lengths = None if lengths is None else laid_out(lengths, mesh, batch)
+        new = resharded(new, mesh, (*batch, (), heads, size))
+        both.append((resharded(old, mesh, (*batch, heads, seq, size)), new))
+    length = resharded(length, mesh, batch)
+    lengths = None if lengths is None else resharded(lengths, mesh, batch)
     return (both[0][0], both[1][0], length), both[0][1], both[1][1], lengths
 
 

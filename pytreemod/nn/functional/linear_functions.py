@@ -38,7 +38,7 @@ def linear(
         The mapped array.
 
     Raises:
-        TypeError: the sizes disagree (raised by JAX).
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -86,7 +86,7 @@ def linear_general(
         The mapped array.
 
     Raises:
-        TypeError: the sizes disagree (raised by JAX).
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -127,7 +127,7 @@ def scale(x: Shaped[Array, ...], weight: Shaped[Array, ...]) -> Shaped[Array, ..
         The products.
 
     Raises:
-        TypeError: weight does not fit (raised by JAX).
+        TypeError: if weight does not fit (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -181,7 +181,11 @@ def einsum(
     """
     x, weight, bias = promote(x, weight, bias)
     left, *arrays = _summed_alone(equation, x, weight)
-    y = jnp.einsum(left, *arrays) if explicit_mesh(*arrays) is None else _laid_sums(left, *arrays)
+    y = (
+        jnp.einsum(left, *arrays)
+        if explicit_mesh(*arrays) is None
+        else _sharded_sums(left, *arrays)
+    )
     return _plus(y, bias)
 
 
@@ -199,7 +203,7 @@ def _plus(y: Array, bias: Array | None) -> Array:
     return y if bias is None else with_shared(lax.add, y, bias, y.ndim - bias.ndim)
 
 
-def _laid_sums(equation: str, x: Array, weight: Array) -> Array:
+def _sharded_sums(equation: str, x: Array, weight: Array) -> Array:
     """Sum products of arrays on a mesh with explicit axes."""
     terms = terms_of(equation, x, weight)
     return contracted(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
 
-from pytreemod.nn.functional.explicit_meshes import laid_like, laid_out
+from pytreemod.nn.functional.explicit_meshes import resharded, sharded_like
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import computing_dtype, narrow, place
 from pytreemod.tree.split_arrays import explicit_mesh
@@ -49,8 +49,8 @@ def layer_norm(
         An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
-        ArgumentError: x is complex.
-        TypeError: weight or bias does not fit (raised by JAX).
+        ArgumentError: if x is complex.
+        TypeError: if weight or bias does not fit (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -116,8 +116,8 @@ def rms_norm(
         An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
-        ArgumentError: x is complex.
-        TypeError: weight or bias does not fit (raised by JAX).
+        ArgumentError: if x is complex.
+        TypeError: if weight or bias does not fit (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -164,8 +164,8 @@ def group_norm(
         An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
-        ArgumentError: x is complex.
-        TypeError: groups do not divide the channels, or weight or bias does not fit (raised by
+        ArgumentError: if x is complex.
+        TypeError: if groups do not divide the channels, or weight or bias does not fit (raised by
             JAX).
 
     Examples:
@@ -214,8 +214,8 @@ def instance_norm(
         An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
-        ArgumentError: x is complex.
-        TypeError: weight or bias does not fit (raised by JAX).
+        ArgumentError: if x is complex.
+        TypeError: if weight or bias does not fit (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -250,8 +250,8 @@ def batch_statistics(
         The means, the variances, and the number of entries of each channel.
 
     Raises:
-        ArgumentError: x is complex.
-        NameError: an axis of `axis_name` is not bound (raised by JAX).
+        ArgumentError: if x is complex.
+        NameError: if an axis of `axis_name` is not bound (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -297,7 +297,7 @@ def _mean_over(names: tuple[Hashable, ...], value: Array) -> Array:
         return value
     # JAX cannot average over the axis of a `vmap` if the value is split over another mesh axis.
     mesh = explicit_mesh(value)
-    return lax.pmean(value if mesh is None else laid_out(value, mesh, ((),) * value.ndim), names)
+    return lax.pmean(value if mesh is None else resharded(value, mesh, ((),) * value.ndim), names)
 
 
 @traced_once("channel_axis")
@@ -331,8 +331,8 @@ def batch_norm(
         An array of the shape of x, and of its dtype if that is inexact.
 
     Raises:
-        ArgumentError: x is complex.
-        TypeError: an argument does not fit the channels (raised by JAX).
+        ArgumentError: if x is complex.
+        TypeError: if an argument does not fit the channels (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -398,9 +398,9 @@ def normalize_batch(
         channel.
 
     Raises:
-        ArgumentError: x is complex.
-        NameError: an axis of `axis_name` is not bound (raised by JAX).
-        TypeError: an argument does not fit the channels (raised by JAX).
+        ArgumentError: if x is complex.
+        NameError: if an axis of `axis_name` is not bound (raised by JAX).
+        TypeError: if an argument does not fit the channels (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -495,7 +495,7 @@ def moving_average(
         Array([2.], dtype=float32)
     """
     running, new = as_arrays(running, new)
-    new = laid_like(new, running, 0)
+    new = sharded_like(new, running, 0)
     # A value in State cannot change its dtype.
     new = new.astype(running.dtype)
     # Does not start from zeros, which every later call would have to correct for.
@@ -507,7 +507,7 @@ def _average(
     running: Array, new: Array, *, old_share: TracedNumber, new_share: TracedNumber
 ) -> Array:
     # On a mesh the average keeps its sharding, or a second call would have other types.
-    new = laid_like(new, running, 0)
+    new = sharded_like(new, running, 0)
     # A gradient through a stored value would flow from one step into the next.
     return old_share * running + new_share * lax.stop_gradient(new).astype(running.dtype)
 

@@ -53,7 +53,7 @@ def pool(
         One value for each window.
 
     Raises:
-        ArgumentError: an argument is malformed.
+        ArgumentError: if an argument is malformed.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -138,7 +138,7 @@ def max_pool(
         One value for each window.
 
     Raises:
-        ArgumentError: an argument is malformed.
+        ArgumentError: if an argument is malformed.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -184,7 +184,7 @@ def avg_pool(
         One value for each window.
 
     Raises:
-        ArgumentError: an argument is malformed.
+        ArgumentError: if an argument is malformed.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError
-from pytreemod.nn.functional.explicit_meshes import entries, laid_like, sharding
+from pytreemod.nn.functional.explicit_meshes import entries, sharded_like, sharding
 from pytreemod.tree.split_arrays import explicit_mesh
 
 
@@ -57,7 +57,7 @@ def computing_dtype(dtype: Any) -> Any:
         A floating dtype.
 
     Raises:
-        ArgumentError: the dtype is complex, for which the formulas would need |x|^2.
+        ArgumentError: if the dtype is complex, for which the formulas would need |x|^2.
 
     Examples:
         >>> jnp.dtype(computing_dtype(jnp.bfloat16)).name
@@ -146,7 +146,7 @@ def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Sh
         Array([[0],
                [1]], dtype=int32)
     """
-    values = laid_like(_as_dtype(values, like.dtype), like, axis)
+    values = sharded_like(_as_dtype(values, like.dtype), like, axis)
     # Not of the shape of `like`: JAX would store such an array for the backward pass.
     own = range(axis, axis + values.ndim)
     shape = tuple(size if i in own else 1 for i, size in enumerate(like.shape))

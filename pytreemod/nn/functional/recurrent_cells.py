@@ -24,7 +24,7 @@ def gru_cell(
     bias: Shaped[ArrayLike, " gates"] | None = None,
     bias_n: Shaped[ArrayLike, " hidden"] | None = None,
 ) -> Shaped[Array, "*batch hidden"]:
-    r"""One step of a gated recurrent unit.
+    r"""Compute one step of a gated recurrent unit.
 
     With the rows of the matrices, and the bias, in three parts for $r$, $z$ and $n$:
 
@@ -63,7 +63,7 @@ def gru_cell(
         The hidden state after the step.
 
     Raises:
-        TypeError: the sizes disagree (raised by JAX).
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -98,7 +98,7 @@ def lstm_cell(
     weight_hh: Shaped[ArrayLike, "gates hidden"],
     bias: Shaped[ArrayLike, " gates"] | None = None,
 ) -> tuple[Shaped[Array, "*batch hidden"], Shaped[Array, "*batch hidden"]]:
-    r"""One step of a long short-term memory.
+    r"""Compute one step of a long short-term memory.
 
     With the rows of the matrices, and the bias, in four parts for $i$, $f$, $g$ and $o$:
 
@@ -136,7 +136,7 @@ def lstm_cell(
         Hidden state and cell state after the step.
 
     Raises:
-        TypeError: the sizes disagree (raised by JAX).
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -170,7 +170,7 @@ def simple_cell(
     activation: Callable[[Array], Array] = jnp.tanh,
     residual: bool = False,
 ) -> Shaped[Array, "*batch hidden"]:
-    r"""One step of Elman's network: $h' = \phi(W_i x + b + W_h h)$.
+    r"""Compute one step of Elman's network: $h' = \phi(W_i x + b + W_h h)$.
 
     With `residual`, $h' = \phi(W_i x + b + W_h h + h)$.
 
@@ -195,7 +195,7 @@ def simple_cell(
         The hidden state after the step.
 
     Raises:
-        TypeError: the sizes disagree (raised by JAX).
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp

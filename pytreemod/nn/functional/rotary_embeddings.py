@@ -43,8 +43,8 @@ def rotary_tables(
         The cosines, and the sines.
 
     Raises:
-        KeyError: the rope_type of scaling is neither "linear" nor "llama3".
-        TypeError: scaling does not have the numbers of its type.
+        KeyError: if the rope_type of scaling is neither "linear" nor "llama3".
+        TypeError: if scaling does not have the numbers of its type.
 
     Examples:
         >>> from pytreemod import nn
@@ -56,10 +56,12 @@ def rotary_tables(
         Su et al. 2021, https://arxiv.org/abs/2104.09864, eq. (15).
     """
     wide = jnp.result_type(float)
-    kept = jnp.dtype(wide if dtype is None else dtype)
+    result_dtype = jnp.dtype(wide if dtype is None else dtype)
     base = jnp.asarray(theta, wide)
     numbers = _hashable(scaling)
-    return _tables(base, embedding_size=embedding_size, end=end, dtype=kept, scaling=numbers)
+    return _tables(
+        base, embedding_size=embedding_size, end=end, dtype=result_dtype, scaling=numbers
+    )
 
 
 def _hashable(scaling: Scaling | None) -> tuple[tuple[str, Any], ...] | None:
@@ -132,8 +134,8 @@ def rotary_angles(
         The cosines, and the sines.
 
     Raises:
-        KeyError: the rope_type of scaling is neither "linear" nor "llama3".
-        TypeError: scaling does not have the numbers of its type.
+        KeyError: if the rope_type of scaling is neither "linear" nor "llama3".
+        TypeError: if scaling does not have the numbers of its type.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -146,10 +148,10 @@ def rotary_angles(
         Su et al. 2021, https://arxiv.org/abs/2104.09864, eq. (15).
     """
     wide = jnp.result_type(float)
-    kept = jnp.dtype(wide if dtype is None else dtype)
+    result_dtype = jnp.dtype(wide if dtype is None else dtype)
     places, base = jnp.asarray(positions).astype(wide), jnp.asarray(theta, wide)
     numbers = _hashable(scaling)
-    return _angles(places, base, embedding_size=embedding_size, dtype=kept, scaling=numbers)
+    return _angles(places, base, embedding_size=embedding_size, dtype=result_dtype, scaling=numbers)
 
 
 @traced_once("embedding_size", "dtype", "scaling")
@@ -216,7 +218,7 @@ def rotary_embedding(
         The rotated vectors, computed in the wider of the dtypes, in the dtype of x.
 
     Raises:
-        TypeError: the shapes disagree (raised by JAX).
+        TypeError: if the shapes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp

@@ -9,7 +9,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from pytreemod.nn.functional.explicit_meshes import entries, factors, laid_like, laid_out, sharding
+from pytreemod.nn.functional.explicit_meshes import (
+    entries,
+    factors,
+    resharded,
+    sharded_like,
+    sharding,
+)
 from pytreemod.nn.functional.inlining import traced_once
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.tree.split_arrays import explicit_mesh
@@ -46,8 +52,8 @@ def power_iteration(
         Both vectors, of length one.
 
     Raises:
-        ArgumentError: weight is complex.
-        TypeError: the sizes disagree (raised by JAX).
+        ArgumentError: if weight is complex.
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -76,7 +82,7 @@ def _matrix(weight: Array) -> Array:
     mesh = explicit_mesh(wide)
     if mesh is not None:
         # Merged axes can only be split along the first of them.
-        wide = laid_out(wide, mesh, (*entries(wide)[:2], *((),) * (wide.ndim - 2)))
+        wide = resharded(wide, mesh, (*entries(wide)[:2], *((),) * (wide.ndim - 2)))
     return jnp.reshape(wide, (wide.shape[0], -1))
 
 
@@ -113,8 +119,8 @@ def divide_by_spectral_norm(
         An array of the shape and dtype of weight. Its gradient includes that of the norm.
 
     Raises:
-        ArgumentError: weight is complex.
-        TypeError: the sizes disagree (raised by JAX).
+        ArgumentError: if weight is complex.
+        TypeError: if the sizes disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -128,5 +134,5 @@ def divide_by_spectral_norm(
     """
     matrix = _matrix(weight)
     image = _times(matrix, v)
-    normed = matrix / jnp.vdot(laid_like(u, image, 0), image)
+    normed = matrix / jnp.vdot(sharded_like(u, image, 0), image)
     return jnp.reshape(normed, weight.shape).astype(weight.dtype)

@@ -67,8 +67,8 @@ def conv_transpose(
         The output.
 
     Raises:
-        ArgumentError: an argument is malformed, or does not fit the others.
-        TypeError: the channels disagree (raised by JAX).
+        ArgumentError: if an argument is malformed, or does not fit the others.
+        TypeError: if the channels disagree (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -103,7 +103,7 @@ def check_output_padding(
     """Accept amounts that are less than the stride, for all axes or for each."""
     more = check_sizes(where, value, len(stride))
     if any(n >= step for n, step in zip(more, stride, strict=True)):
-        hint = "A convolution takes sizes to the same one only if they differ by less than a step."
+        hint = "Sizes that a convolution maps to the same size differ by less than stride."
         expected = f"less than stride={tuple(stride)}"
         raise ArgumentError(where, expected, str(more), hint=hint)
     return more

@@ -28,7 +28,7 @@ def norm_except(v: Float[Array, ...], *, axis: int | None = 0) -> Float[Array, .
         Norms in the dtype of v, computed in float32 or wider.
 
     Raises:
-        ArgumentError: v is complex, or has no such axis.
+        ArgumentError: if v is complex, or has no such axis.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -61,7 +61,7 @@ def weight_norm(
         An array of the shape and dtype of v. A slice of zeros has no direction, and becomes NaN.
 
     Raises:
-        ArgumentError: v is complex, or has no such axis.
+        ArgumentError: if v is complex, or has no such axis.
 
     Examples:
         >>> import jax.numpy as jnp

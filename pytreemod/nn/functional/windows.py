@@ -32,7 +32,7 @@ def check_padding(where: str, padding: Any, dims: int, *, words: bool) -> str | 
         One of the words in upper case, or (low, high) for each axis.
 
     Raises:
-        ArgumentError: none of these, or a negative amount.
+        ArgumentError: if none of these, or a negative amount.
 
     Examples:
         >>> check_padding("Conv2d(padding)", (1, 2), 2, words=True)

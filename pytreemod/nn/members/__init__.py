@@ -10,7 +10,7 @@ Owns:
     making      makes members as one.
     stacking    splits and joins members.
     sharing     the shared parts of an `Ensemble`, found by a selector.
-    laying      their sharding on a mesh with explicit axes.
+    resharding  their sharding on a mesh with explicit axes.
     state       splits a State between members, and joins it after them.
 
 May import what `nn` may, and the files of `nn` that all layers share.

@@ -45,7 +45,7 @@ def check_name(where: str, name: Any) -> str:
     """Refuse an axis name that is not a string.
 
     Raises:
-        ArgumentError: it is not a name.
+        ArgumentError: if it is not a name.
     """
     if isinstance(name, str) and name.isidentifier():
         return name
@@ -62,7 +62,7 @@ def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence
         also: names that the owner itself takes, one of which may be misspelled.
 
     Raises:
-        ArgumentError: the members do not take one of them.
+        ArgumentError: if the members do not take one of them.
     """
     call = type(member).__call__
     try:
@@ -77,7 +77,7 @@ def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence
     if not unknown:
         return
     further = [name for name in taken[1:] if name not in ("state", "key")]
-    takes = ", ".join(further) or "it has no further ones"
+    takes = ", ".join(further) or "it has no other arguments"
     known = [*further, *also]
     raise ArgumentError(
         title,
@@ -90,13 +90,13 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
     """Refuse arrays that lack the leading axis.
 
     Raises:
-        ShapeError: there are some; the message has their paths.
+        ShapeError: if there are some; the message has their paths.
     """
     wrong = without_leading_axis(trees, n)
     if not wrong:
         return
     hint = (
-        f"Several {owner.name}s as one are called mapped:",
+        f"To call several stacked {owner.name}s, map over them:",
         f"pm.filter_vmap(lambda m: m(x))({owner.name.lower()}s)",
     )
     if manual_axes():
@@ -104,7 +104,7 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
     raise ShapeError(
         title,
         f"arrays with a leading axis of {n}",
-        f"{len(wrong)} without",
+        f"{len(wrong)} without one",
         places=wrong,
         hint=hint if any(text.startswith(owner.member) for text in wrong) else (),
     )

@@ -128,7 +128,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
             A list of the members.
 
         Raises:
-            ShapeError: an array lacks the leading axis.
+            ShapeError: if an array lacks the leading axis.
         """
         member, outer = without_numbers(_members_of(self))
         own, rest = self._split(split_streams(member, len(self)))

@@ -31,8 +31,8 @@ def make_members(
         The members; every array has a leading axis.
 
     Raises:
-        ArgumentError: `make` is not a function that makes a member with no argument but `key`.
-        RngError: it needs a key and none was given, or `key` is not a random key.
+        ArgumentError: if `make` is not a function that makes a member with no argument but `key`.
+        RngError: if it needs a key and none was given, or `key` is not a random key.
     """
     where = f"{owner.name}({owner.make})"
     expected = f"a function that makes a {owner.member}"
@@ -73,12 +73,12 @@ def _takes_key(owner: Owner, make: Any, key: Any) -> bool:
     ]
     if needed not in ([], ["key"]):
         hint = (
-            "Give it all other arguments first:",
+            "Bind all other arguments first:",
             f"{owner.make} = functools.partial(nn.Linear, 3, 3)",
             f"def {owner.make}(key): return nn.Linear(3, 3, key=key)",
         )
         expected = "a function that needs no argument but key"
-        got = f"one that needs {', '.join(name for name in needed if name != 'key')}"
+        got = f"a function that needs {', '.join(name for name in needed if name != 'key')}"
         raise ArgumentError(f"{owner.name}({owner.make})", expected, got, hint=hint)
     if needed and key is None:
         expected = f"a random key, because {owner.make} needs one"

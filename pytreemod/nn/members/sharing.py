@@ -51,9 +51,9 @@ def shared_paths(member: Any, selector: Any) -> tuple[str, ...]:
         The paths of the highest nodes in which everything is shared.
 
     Raises:
-        SpecError: it is not a selector, or picks no array, or every array.
-        StateError: it picks a token.
-        UnfinishedError: it picks a part of a layer that lacks a size.
+        SpecError: if it is not a selector, or picks no array, or every array.
+        StateError: if it picks a token.
+        UnfinishedError: if it picks a part of a layer that lacks a size.
     """
     if selector is None:
         return ()
@@ -83,7 +83,7 @@ def _as_selector(spec: Any) -> Selector:
     try:
         return as_selector(spec)
     except SpecError as error:
-        hint = ("Write, for instance", 'shared="encoder"')
+        hint = ("For example:", 'shared="encoder"')
         raise SpecError(WHERE, "a selector on a member", describe(spec), hint=hint) from error
 
 
@@ -104,30 +104,30 @@ def check_shared(where: str, shared: Any) -> tuple[str, ...]:
     """Accept a tuple of paths.
 
     Raises:
-        ArgumentError: it is something else, possibly from `replace`.
+        ArgumentError: if it is something else, possibly from `replace`.
     """
     if type(shared) is tuple and all(isinstance(path, str) for path in shared):  # pyright: ignore[reportUnknownVariableType]  (a tuple of it knows not what)
         return cast("tuple[str, ...]", shared)
     hint = (
-        "It is decided when the Ensemble is made:",
+        "Set it when you create the Ensemble:",
         "nn.Ensemble.from_members(nets.unstack(), shared=selector)",
     )
     raise ArgumentError(where, "a tuple of paths", describe(shared), hint=hint)
 
 
-def refuse_kept_state(member: Any) -> None:
+def refuse_own_state(member: Any) -> None:
     """Refuse a member that is called without State and returns itself.
 
     Raises:
-        StateError: the member is called in that way.
+        StateError: if the member is called in that way.
     """
     if not getattr(class_of(member), "__keeps_state__", False):
         return
     hint = (
-        "Let it keep the State of all of them:",
+        "Wrap the Ensemble, not its members:",
         "nets = pm.stateful(nn.Ensemble(make, n, key=key))",
     )
-    expected = "members that are given their State"
+    expected = "members that take their State as an argument"
     raise StateError("Ensemble(make)", expected, describe(member), hint=hint)
 
 
@@ -137,11 +137,11 @@ def _refuse_tokens(found: Sequence[tuple[Any, ...]]) -> None:
     # The last component is the value, which may be in a State now.
     names = dict.fromkeys(path_text(path[:-1]) for path in found)
     hint = (
-        "Each member has State of its own; share the arrays alone:",
+        "Each member has its own State; share only the arrays:",
         "shared=selector & ~pm.select.type(pm.StateIndex, pm.RngStream)",
     )
-    expected = "a selector that picks a part without State of its own"
-    raise StateError(WHERE, expected, "one with", places=names, hint=hint)
+    expected = "a selector of a part without State"
+    raise StateError(WHERE, expected, "a part with State", places=names, hint=hint)
 
 
 def _refuse_amount(selector: Any, every: Sequence[str], picked: bool) -> None:
@@ -151,7 +151,7 @@ def _refuse_amount(selector: Any, every: Sequence[str], picked: bool) -> None:
             WHERE, "a selector that picks some arrays of a member", f"{text}, which picks none"
         )
     hint = (
-        "Nothing would differ from member to member; leave something out:",
+        "All members would be equal; exclude something:",
         f"shared=selector & ~pm.select.path({every[-1]!r})",
     )
     expected = "a selector that leaves some arrays to each member"

@@ -62,8 +62,8 @@ def stack_members(members: Sequence[Any], shared: Sequence[str] = ()) -> Any:
     """Join members: one token for those at the same path, and the shared parts once.
 
     Raises:
-        ArgumentError: the shared parts differ between members.
-        StructureError: two members differ in something else.
+        ArgumentError: if the shared parts differ between members.
+        StructureError: if two members differ in something else.
     """
     # A name would mean that a State has the value, without the leading axis.
     paths = [[path for path, _ in tokens_of(member)] for member in members]
@@ -104,10 +104,10 @@ def _check_same(commons: Sequence[dict[str, Any]]) -> None:
         if differing:
             raise ArgumentError(
                 "Ensemble.from_members(shared)",
-                "members that have the same where they share",
-                f"another in members[{i}], or one whose value is not known yet",
+                "members with equal values at shared paths",
+                f"a different or unknown value in members[{i}]",
                 places=differing,
-                hint="give them what the first member has there, or do not share it",
+                hint="copy the value from the first member, or do not share it",
             )
 
 

@@ -17,7 +17,7 @@ from pytreemod.state import streams
 from pytreemod.state.refusals import split_stream
 from pytreemod.state.tokens import RngStream, tokens_of
 from pytreemod.state.values import State
-from pytreemod.transform.compilation.placements import laid_as
+from pytreemod.transform.compilation.placements import sharded_as
 from pytreemod.tree.nodes import children_of, stop_below
 from pytreemod.typing import jtu
 
@@ -53,7 +53,7 @@ class MemberStates:
         """Return the State after all members; values that they cannot change come from `later`."""
         values = iter(own)
         rows = zip(self.own, self.later, strict=True)
-        new = [laid_as(next(values), old) if later is None else later for old, later in rows]
+        new = [sharded_as(next(values), old) if later is None else later for old, later in rows]
         return self.whole.update(self.form.state(new, shared))
 
 
@@ -74,7 +74,7 @@ def _open(owner: Owner, title: str, n: int, item: _Item) -> tuple[Any, Any]:
 
 
 class Form(NamedTuple):
-    """How to make the State of one member, and what it may have changed in it."""
+    """The form of the State of one member, and of its changes."""
 
     treedef: Any
     is_own: tuple[bool, ...]
@@ -122,7 +122,7 @@ def _form_of(state: State) -> Any:
 
 
 def _refuse_result(owner: Owner, title: str, got: str) -> NoReturn:
-    expected = f"a {owner.member} that returns its output and the State that it was given, updated"
+    expected = f"a {owner.member} that returns its output and the updated State"
     hint = (f"in the {owner.member}:", "return out, state")
     raise StateError(title, expected, got, hint=hint)
 
@@ -132,8 +132,8 @@ def _check_leading(owner: Owner, title: str, n: int, name: str, value: Any) -> N
     if not wrong:
         return
     hint = (
-        f"A value that is the same for all {owner.member}s has its token outside of them:",
+        f"For a value that all {owner.member}s share, create the token outside them:",
         f"{owner.call}(x, state, count=self.count)",
     )
     expected = f"values in State with a leading axis of {n}"
-    raise StateError(title, expected, f"{len(wrong)} without", places=wrong, hint=hint)
+    raise StateError(title, expected, f"{len(wrong)} without one", places=wrong, hint=hint)

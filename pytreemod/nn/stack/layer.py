@@ -20,14 +20,14 @@ from pytreemod.nn.arguments import required_state
 from pytreemod.nn.calling import ABSENT, Absence, Absent, in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading, check_name
 from pytreemod.nn.members.layer import MemberCall, Members
-from pytreemod.nn.members.laying import gathered
 from pytreemod.nn.members.making import make_members
+from pytreemod.nn.members.resharding import gathered
 from pytreemod.nn.members.stacking import stack_members
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.transform.boundary.agreement import may_be_promoted
-from pytreemod.transform.compilation.placements import laid_as
+from pytreemod.transform.compilation.placements import sharded_as
 from pytreemod.transform.control_flow.scans import scan_steps
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
 from pytreemod.tree.differences import Difference, aval_of, compare
@@ -86,11 +86,11 @@ class Stack(Members[_L]):
         use one.
 
     Raises:
-        ArgumentError: an argument is invalid.
-        RngError: make_layer needs a key and none was given, or key is not a random key.
-        ShapeError: an array lacks the leading axis.
-        StateError: the layers need State and none was passed in, or one that does not fit.
-        StructureError: a layer changes the structure, shapes or dtypes of x; the message has the
+        ArgumentError: if an argument is invalid.
+        RngError: if make_layer needs a key and none was given, or key is not a random key.
+        ShapeError: if an array lacks the leading axis.
+        StateError: if the layers need State and none was passed in, or one that does not fit.
+        StructureError: if a layer changes the structure, shapes or dtypes of x; the message has the
             paths.
 
     Examples:
@@ -175,7 +175,7 @@ class Stack(Members[_L]):
         if not isinstance(state, (State, Absence)):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             arguments = "x, state" if self.is_stateful() else "x"
             hint = (
-                "Further arguments for the layers go by name, and so does a key:",
+                "Pass further arguments for the layers, and a key, by name:",
                 f"stack({arguments}, mask=mask, key=key)",
             )
             raise ArgumentError(title, "a State", describe(state), hint=hint)
@@ -228,12 +228,12 @@ class Stack(Members[_L]):
             The Stack.
 
         Raises:
-            ArgumentError: there are no layers.
-            StructureError: two layers differ; the message has the paths.
+            ArgumentError: if there are no layers.
+            StructureError: if two layers differ; the message has the paths.
         """
         layers = list(layers)
         if not layers:
-            hint = ("A Stack of none is made by", "nn.Stack(make_layer, 0)")
+            hint = ("Create a Stack without layers by", "nn.Stack(make_layer, 0)")
             raise ArgumentError("Stack.from_layers", "at least one layer", "none", hint=hint)
         # Without layers: they exist already.
         blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll, axis_name=axis_name)
@@ -257,7 +257,7 @@ def _further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str, Any]
     extra = dict(cast("Mapping[str, Any]", per_layer))
     twice = sorted(extra.keys() & {"key", "state", *same})
     if twice:
-        raise ArgumentError(title, "each argument once", f"{twice[0]} in per_layer, too")
+        raise ArgumentError(title, "each argument once", f"{twice[0]} twice, also in per_layer")
     return extra
 
 
@@ -277,7 +277,7 @@ class _Step(Module):
         out, values, after = self.call(invoke, own, values, shared, key, number)
         out = _as_before(self.call.title, x, out)
         # The carry of a scan has one type, which includes the mesh.
-        return laid_as((out, after), (x, shared)), values
+        return sharded_as((out, after), (x, shared)), values
 
 
 def _as_before(title: str, x: Any, out: Any) -> Any:
@@ -287,8 +287,8 @@ def _as_before(title: str, x: Any, out: Any) -> Any:
         return out
     raise StructureError(
         title,
-        "each layer to give back what it takes",
-        f"a change in {len(found)} place{'s' * (len(found) > 1)}",
+        "an output with the type of the input, from each layer",
+        f"{len(found)} change{'s' * (len(found) > 1)}",
         places=[each.line("x") for each in found],
         hint=_hint(found),
     )
@@ -307,6 +307,6 @@ def _hint(found: Sequence[Difference]) -> Sequence[str]:
         dtype = aval_of(found[0].new).dtype.name
         return ("Start from that dtype, or cast in the layer:", f"stack(x.astype(jnp.{dtype}))")
     return (
-        "A layer that changes it goes before or after the others:",
+        "Put a layer that changes it before or after the Stack:",
         "nn.Sequential([first, nn.Stack(make_layer, depth), last])",
     )

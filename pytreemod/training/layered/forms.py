@@ -25,11 +25,11 @@ class ChainedRule:
         self.rules = rules
 
     def init(self, params: PyTree) -> Any:
-        """The state."""
+        """Return the state."""
         return tuple(rule.init(params) for rule in self.rules)
 
     def update(self, updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> Any:
-        """The updates, and the new state."""
+        """Return the updates, and the new state."""
         news: list[Any] = []
         for rule, own in zip(self.rules, state, strict=True):
             updates, new = rule.update(updates, own, params, **extra)
@@ -45,14 +45,14 @@ class ListedRule:
         self._listed = ft.partial(listed, by_leaf=by_leaf)
 
     def init(self, params: PyTree) -> Any:
-        """The state."""
+        """Return the state."""
         shown = self._listed(params)
         with without_axes("all"):
             state = self.rule.init(shown)
         return as_one(state)
 
     def update(self, updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> Any:
-        """The updates, and the new state."""
+        """Return the updates, and the new state."""
         axis = _extra_axes(updates, params)
         extra = {name: self._extra(value, updates) for name, value in extra.items()}
         shown = None if params is None else self._listed(params)
@@ -80,7 +80,7 @@ def _is_function(value: Any, updates: PyTree) -> bool:
 
 
 def _extra_axes(updates: PyTree, params: PyTree) -> int:
-    """The number of axes that gradients have in addition: of examples, which come first."""
+    """Return the number of axes that gradients have in addition: of examples, which come first."""
     pairs = zip(jtu.tree_leaves(updates), jtu.tree_leaves(params), strict=False)
     return max((jnp.ndim(one) - jnp.ndim(two) for one, two in pairs), default=0)
 
@@ -107,7 +107,7 @@ class RulePart(NamedTuple):
     left_out: Any
 
     def init(self, params: PyTree) -> list[Any]:
-        """The state."""
+        """Return the state."""
 
         def make(params: PyTree) -> Any:
             with without_axes(self.left_out):
@@ -116,7 +116,7 @@ class RulePart(NamedTuple):
         return self._mapped(make, [0], self._axes)(only(params, self.own))
 
     def update(self, updates: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
-        """The updates of its leaves, and the leaves of its state."""
+        """Return the updates of its leaves, and the leaves of its state."""
         given = only(updates, self.own)
         shown = None if params is None else only(params, self.own)
         structure = jtu.tree_structure(given)
@@ -166,11 +166,11 @@ class _PartedRule(ABC):
         self.parts = parts
 
     def init(self, params: PyTree) -> Any:
-        """The state."""
+        """Return the state."""
         return self.together([part.init(params) for part in self.parts])
 
     def update(self, updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> Any:
-        """The updates, and the new state."""
+        """Return the updates, and the new state."""
         leaves, structure = jtu.tree_flatten(updates)
         news: list[Any] = []
         for part, own in zip(self.parts, self.apart(state), strict=True):
@@ -182,11 +182,11 @@ class _PartedRule(ABC):
 
     @abstractmethod
     def apart(self, state: Any) -> list[list[Any]]:
-        """The leaves of the state of each part."""
+        """Return the leaves of the state of each part."""
 
     @abstractmethod
     def together(self, news: list[list[Any]]) -> Any:
-        """The state, from the leaves of that of each part."""
+        """Return the state, from the leaves of that of each part."""
 
 
 class MappedRule(_PartedRule):
@@ -198,7 +198,7 @@ class MappedRule(_PartedRule):
         self.paths = paths
 
     def apart(self, state: Any) -> list[list[Any]]:
-        """By their paths."""
+        """Return the leaves by their paths."""
         leaves = dict(zip(self.paths, jtu.tree_leaves(state), strict=True))
         return [[leaves[path] for path in part.paths] for part in self.parts]
 
@@ -214,11 +214,11 @@ class GroupedRule(_PartedRule):
     """A transformation for each group of leaves: mapped for members; called once for the others."""
 
     def apart(self, state: Any) -> list[list[Any]]:
-        """One state for each part; not a tuple if there is only one part."""
+        """Return one state for each part; not a tuple if there is only one part."""
         return [jtu.tree_leaves(own) for own in ((state,) if len(self.parts) == 1 else state)]
 
     def together(self, news: list[list[Any]]) -> Any:
-        """The states of the parts."""
+        """Return the states of the parts."""
         pairs = zip(self.parts, news, strict=True)
         made = tuple(part.structure.unflatten(new) for part, new in pairs)
         return made[0] if len(made) == 1 else made

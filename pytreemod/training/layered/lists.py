@@ -32,7 +32,7 @@ class HeldLeaf(NamedTuple):
 
 
 def leaves_of(tree: PyTree) -> list[HeldLeaf]:
-    """The layer axes of each leaf of a tree, in order."""
+    """Return the layer axes of each leaf of a tree, in order."""
     leaves: list[HeldLeaf] = []
     for loc in locations(tree):
         holds = tuple(holds_of(loc))
@@ -42,23 +42,23 @@ def leaves_of(tree: PyTree) -> list[HeldLeaf]:
 
 
 def bare(leaf: Any, axes: int) -> Any:
-    """The array of one layer, without some leading axes."""
+    """Return the array of one layer, without some leading axes."""
     return jax.ShapeDtypeStruct(jnp.shape(leaf)[axes:], jnp.result_type(leaf))
 
 
 def abstract(tree: PyTree) -> PyTree:
-    """The shapes of a tree."""
+    """Return the shapes of a tree."""
     return jtu.tree_map(ft.partial(bare, axes=0), tree)
 
 
 def without(params: PyTree, axes: Sequence[int]) -> PyTree:
-    """The shapes of one layer, or member: each leaf without some leading axes."""
+    """Return the shapes of one layer, or member: each leaf without some leading axes."""
     leaves, structure = jtu.tree_flatten(params)
     return structure.unflatten([bare(x, n) for x, n in zip(leaves, axes, strict=True)])
 
 
 def only(params: PyTree, own: Sequence[int]) -> PyTree:
-    """Some leaves, by number; None instead of the others, as for frozen leaves."""
+    """Return some leaves, by number; None instead of the others, as for frozen leaves."""
     leaves, structure = jtu.tree_flatten(params)
     return structure.unflatten([x if i in own else None for i, x in enumerate(leaves)])
 
@@ -74,12 +74,12 @@ class Layers:
         self.items = tuple(items)
 
     def tree_flatten_with_keys(self) -> Any:
-        """The layers by number."""
+        """Return the layers by number."""
         return [(jtu.SequenceKey(i), item) for i, item in enumerate(self.items)], None
 
     @classmethod
     def tree_unflatten(cls, aux: None, children: Any) -> Layers:
-        """The inverse."""
+        """Return the inverse."""
         return cls(children)
 
 
@@ -88,7 +88,7 @@ def _is_layers(node: Any) -> bool:
 
 
 def listed(tree: PyTree, axis: int = 0, copies: int | None = None, by_leaf: bool = False) -> PyTree:
-    """A tree with a list of layers instead of each layer axis.
+    """Return a tree with a list of layers instead of each layer axis.
 
     Args:
         tree: its leaves have no axes of members.
@@ -137,7 +137,7 @@ def _item(leaf: Any, i: int, axis: int) -> Any:
 
 
 def as_one(tree: PyTree) -> PyTree:
-    """The inverse of `listed`."""
+    """Return the inverse of `listed`."""
 
     def stack(*each: Any) -> Any:
         return jnp.stack(each)
@@ -151,7 +151,7 @@ def as_one(tree: PyTree) -> PyTree:
 
 
 def owners(two: PyTree) -> list[tuple[Any, tuple[int, ...]]]:
-    """For each leaf of a tree in which layers are listed: its number, and its layer."""
+    """Return the number and the layer of each leaf of a tree in which layers are listed."""
     found: list[tuple[Any, tuple[int, ...]]] = []
     for loc in locations(two):
         steps = list(zip((type(node) is Layers for node in loc.nodes), loc.path, strict=True))

@@ -31,7 +31,7 @@ _RANDOM = ("random_", "threefry", "rng_")
 
 
 def inner_of(equation: Any) -> Any:
-    """The program that an equation calls once with all of its inputs, or None."""
+    """Return the program that an equation calls once with all of its inputs, or None."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         found = equation.params.get(name)
         found = getattr(found, "jaxpr", found)
@@ -42,7 +42,7 @@ def inner_of(equation: Any) -> Any:
 
 
 def _inside(equation: Any) -> list[Any]:
-    """The programs that an equation calls: one with all of its inputs, or its branches."""
+    """Return the programs that an equation calls: one with all of its inputs, or its branches."""
     inner = inner_of(equation)
     branches = equation.params.get("branches", ())
     return [branch.jaxpr for branch in branches] if inner is None else [inner]
@@ -64,7 +64,7 @@ def is_random(jaxpr: Any) -> bool:
 
 
 class Marks(NamedTuple):
-    """How marks follow the values of a program from its inputs to its outputs.
+    """The marks of the values of a program, from its inputs to its outputs.
 
     Attributes:
         none: the mark of a value that is the same for all.
@@ -77,7 +77,7 @@ class Marks(NamedTuple):
     chosen: Callable[[Any, Sequence[Any]], Any]
 
     def follow(self, jaxpr: Any, given: Sequence[Any]) -> list[Any]:
-        """The mark of each output of a program.
+        """Return the mark of each output of a program.
 
         Args:
             jaxpr: the program.
@@ -131,7 +131,7 @@ def are_alike(first: Any, second: Any, is_fit: Callable[[Any, Any], bool]) -> bo
 
 
 def _written(jaxpr: Any) -> tuple[list[Any], Any]:
-    """The equations of a program, and a key that is equal for equal equations."""
+    """Return the equations of a program, and a key that is equal for equal equations."""
     names: dict[Any, Any] = {variable: ("in", n) for n, variable in enumerate(jaxpr.invars)}
     names.update({variable: ("const", n) for n, variable in enumerate(jaxpr.constvars)})
 
@@ -162,7 +162,7 @@ def is_by_number(one: Any, two: Any) -> bool:
 
 
 def is_by_number_or_whole(one: Any, two: Any) -> bool:
-    """The same, or reduce arrays to one number."""
+    """Return the same, or reduce arrays to one number."""
     if one.primitive.name in _WHOLE:
         return all(len(e.params["axes"]) == len(e.invars[0].aval.shape) for e in (one, two))
     return is_by_number(one, two) or one.primitive.name == "broadcast_in_dim"
@@ -201,10 +201,10 @@ def is_complete(mark: Mark) -> bool:
 
 
 def joined_marks(first: Mark, second: Mark) -> Mark:
-    """The mark of a value that may have either mark.
+    """Return the mark of a value that may have either mark.
 
     Raises:
-        Unfit: they do not fit together.
+        Unfit: if they do not fit together.
     """
     if first == second or second == SHARED:
         return first
@@ -252,7 +252,7 @@ def _mark_of_joined(equation: Any, name: str, ins: list[Mark], live: list[Mark])
 
 
 def _one(ins: list[Mark]) -> Mark:
-    """The mark of a value computed from values of one layer each, or of all layers."""
+    """Return the mark of a value computed from values of one layer each, or of all layers."""
     found = {mark for mark in ins if mark != SHARED and not (mark.op and is_complete(mark))}
     if not found:
         return SHARED

@@ -188,7 +188,7 @@ def is_leafwise(program: RuleProgram) -> bool:
 def axes_of_state(
     rule: Any, one: PyTree, axes: int, left_out: Literal["members", "all"]
 ) -> tuple[tuple[int, ...], tuple[KeyPath, ...], Any]:
-    """Which leaves of a state have an axis for each layer, or member.
+    """Return which leaves of a state have an axis for each layer, or member.
 
     They are those in a tree of the model's structure, and those that depend on such leaves.
 

@@ -160,7 +160,7 @@ def _holds_tracer(rule: Any) -> bool:
 
 
 def _choose(rule: Any, params: PyTree) -> Any:
-    """How a transformation is called on parameters that still have the axes of members."""
+    """Return how a transformation is called on parameters that still have the axes of members."""
     leaves = leaves_of(params)
     shapes = [jnp.shape(x)[: len(leaf.holds)] for x, leaf in _paired(params, leaves)]
     if not any(shapes):
@@ -194,7 +194,7 @@ def _choose(rule: Any, params: PyTree) -> Any:
 
 
 def _outside(own: tuple[int, ...], form: Any, params: PyTree) -> RulePart:
-    """Leaves over which nothing is mapped."""
+    """Return the leaves over which nothing is mapped."""
     structure = jtu.tree_structure(jax.eval_shape(form.init, params))
     return RulePart(own, 0, (0,) * structure.num_leaves, (), structure, form, axes_left_out())
 
@@ -204,7 +204,7 @@ def _paired(params: PyTree, leaves: Sequence[HeldLeaf]) -> Any:
 
 
 def _choose_for_layers(rule: Any, params: PyTree) -> Any:
-    """The same, for leaves of a group, which have no axes of members."""
+    """Return the same, for leaves of a group, which have no axes of members."""
     leaves = leaves_of(params)
     if not any(leaf.layers for leaf in leaves):
         return rule
@@ -225,7 +225,7 @@ def _choose_for_layers(rule: Any, params: PyTree) -> Any:
 
 
 def _links(rule: Any) -> list[Any]:
-    """The transformations that optax has chained; otherwise none."""
+    """Return the transformations that optax has chained; otherwise none."""
     found: list[Any] = []
     for name in ("init", "update"):
         fn = getattr(rule, name)
@@ -286,11 +286,11 @@ def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Except
     )
     if expected != given:
         raise ArgumentError(
-            f"Optimizer, {_name(rule)} over layers or members that are held as one",
-            "the state that it makes for each of them",
-            "another",
+            f"Optimizer, {_name(rule)} over stacked layers or members",
+            "a state for each of them",
+            "another state",
             hint=[
-                "one that was made for their arrays as one array each is used by:",
+                "to use a state for the stacked arrays:",
                 'pm.Optimizer(rule, stacked="as one")',
             ],
         ) from error
@@ -303,19 +303,19 @@ def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
     reason, kind = str(error).partition("\n")[0], type(error).__name__
     reason = reason if isinstance(error, UndecidedError) else f"{kind}: {reason}"
     raise ArgumentError(
-        f"Optimizer, {_name(rule)} over layers or members that are held as one",
+        f"Optimizer, {_name(rule)} over stacked layers or members",
         "a transformation that can be mapped over their axis",
-        "one that fails there",
+        "an error",
         hint=[
             reason,
-            "to show it their arrays as one array each:",
+            "to apply it to the stacked arrays:",
             'pm.Optimizer(rule, stacked="as one")',
         ],
     ) from error
 
 
 def _name(rule: Any) -> str:
-    """The name of the function that has made a transformation."""
+    """Return the name of the function that has made a transformation."""
     name = getattr(rule.update, "__qualname__", type(rule).__qualname__).split(".")[0]
     wrapped: Mapping[str, Any] = (
         inspect.getclosurevars(rule.update).nonlocals if name.startswith("with_") else {}

@@ -36,7 +36,7 @@ _KINDS = ((int, jnp.integer), (float, jnp.floating), (complex, jnp.complexfloati
 
 
 def agreeing_dtype(avals: Sequence[Any]) -> Any:
-    """The dtype on which values agree that must share one; None if they do not.
+    """Return the dtype on which values agree that must share one; None if they do not.
 
     Strongly typed values must have it already, weakly typed ones (Python numbers) must promote to
     it.

@@ -99,7 +99,7 @@ def look(value: PyTree, zeros: Sequence[Any]) -> PyTree:
 
 
 def beside_value(value: PyTree, cotangents: Sequence[Any]) -> PyTree:
-    """A tree like a value with a cotangent for each floating array, and None elsewhere.
+    """Return a tree like a value with a cotangent for each floating array, and None elsewhere.
 
     None, if there are no cotangents.
     """

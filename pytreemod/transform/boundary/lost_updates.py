@@ -33,7 +33,7 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.snapshots import AbstractState
 
 
-def tell_lost_updates(
+def report_lost_updates(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -64,7 +64,7 @@ def tell_lost_updates(
     given = [old for old in states_in((fn, tuple(args), kwargs)) if id(old) not in reported]
     lost += [old for old in given if _is_left_behind(old, after, effects.changed)]
     for old in lost:
-        _tell(fn, args, kwargs, old)
+        _report(fn, args, kwargs, old)
     # After the warnings, because an outer function may drop this function's result. The surrounding
     # transform makes its own states, too; they share the markers.
     for old in effects.captured:
@@ -86,14 +86,14 @@ def _is_left_behind(old: AbstractState, after: Iterable[AbstractState], names: s
     )
 
 
-def _tell(
+def _report(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], old: AbstractState
 ) -> None:
     found = _found(fn, args, kwargs, old)
     name = function_name(fn)
     if found.is_net:
         hint = [
-            "return it beside the result (with has_aux=True, where that is a loss):",
+            "return it with the result (for a loss, use has_aux=True):",
             "out, net = net(x)",
             "return out, net",
         ]
@@ -105,14 +105,14 @@ def _tell(
             hint=hint,
         )
     hint = [
-        "return it beside the result (with has_aux=True, where that is a loss):",
+        "return it with the result (for a loss, use has_aux=True):",
         "y, state = model(x, state)",
         "return y, state",
     ]
     warn(
         LostUpdateWarning,
         name,
-        "the State that replaces the one that was used up",
+        "a result with the new State, because a call has used up the old one",
         "a result without it",
         places=found.places,
         hint=hint,
@@ -127,7 +127,7 @@ class _Found(NamedTuple):
 def _found(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], old: AbstractState
 ) -> _Found:
-    """The path of a state among the arguments of a call, and whether it belongs to a net."""
+    """Return the path of a state among the arguments of a call, and whether it belongs to a net."""
     names = positional_names(fn)
     named = [(function_name(fn), fn), *((argument_name(names, i), x) for i, x in enumerate(args))]
     for root, tree in [*named, *kwargs.items()]:
@@ -137,4 +137,4 @@ def _found(
                 # enough.
                 is_net = any(getattr(n, "__keeps_state__", False) for n in place.nodes)
                 return _Found([path_text(place.path, root)], is_net)
-    return _Found(["a State that the function takes from outside"], False)
+    return _Found(["a State from outside the function"], False)

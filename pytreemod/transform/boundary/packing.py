@@ -219,7 +219,7 @@ def split_call(
 
 
 def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
-    """The error for a call with a static value that cannot be hashed; it names the path.
+    """Return the error for a call with a static value that cannot be hashed; it names the path.
 
     Args:
         named: the arguments with their names.
@@ -244,10 +244,10 @@ def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
 
 
 def _hashable_form(value: Any) -> list[str] | str:
-    why = "anything but an array is part of the program, found by its hash; "
+    why = "non-array values are static, and compared by hash; "
     if isinstance(value, (set, bytearray)):
         kind = "frozenset" if isinstance(value, set) else "bytes"
-        return [f"{why}this has none, but", f"{kind}(...)"]
+        return [f"{why}this one has no hash; pass", f"{kind}(...)"]
     return f"{why}give its class __hash__ and __eq__, or register it as a pytree"
 
 
@@ -261,7 +261,7 @@ An array is None, its index, and None."""
 
 
 class Plan:
-    """How to build a result from its arrays.
+    """The plan that builds a result from its arrays.
 
     Plans are equal if their results differ only in arrays. So JAX can compare the results of the
     branches of a program.
@@ -279,7 +279,7 @@ class Plan:
         self.hash = hash((treedef, len(parts)))
 
     def regroup(self, gather: Callable[[Any], list[Any]]) -> None:
-        """From here on, build from groups, from which `gather` makes the arrays."""
+        """Build from groups from now on; `gather` makes the arrays from them."""
         build: Callable[[Any], Any] = self.build
         self.gather = gather
         self.build = ft.partial(_build_gathered, build, gather)
@@ -370,7 +370,7 @@ def pack_call(
 
 
 def _maker(node: Any, weak: Container[int]) -> tuple[list[Any], Make, Any] | None:
-    """For a node that a function makes from its arrays: that function, and the rest of it."""
+    """Return the function that makes a node from its arrays, and the rest of the node."""
     record = record_of(node)
     if record is not None:
         early = record.early(node)
@@ -457,7 +457,7 @@ class Grouped(NamedTuple):
     groups: list[Any]
 
     def items(self) -> list[tuple[Plan, list[Any]]]:
-        """The plan, and the groups from which it builds the result."""
+        """Return the plan, and the groups from which it builds the result."""
         return [(plan, self.groups) for plan in self.plan or ()]
 
 

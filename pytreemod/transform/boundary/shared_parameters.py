@@ -25,7 +25,7 @@ Aliases = tuple[tuple[int, ...], ...]
 
 
 class _Known(threading.local):
-    """For tracers in this thread's traces that alias others, the identity of the array."""
+    """The identities of arrays, for tracers of this thread that alias others."""
 
     def __init__(self) -> None:
         self.identities: dict[int, int] = {}
@@ -79,7 +79,7 @@ def has_twice(leaves: Iterable[Any]) -> bool:
     return len(set(identities)) < len(identities)
 
 
-def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> None:
+def warn_of_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> None:
     """Warn if a parameter to be trained is at two paths of a tree.
 
     Args:
@@ -113,7 +113,7 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
         f"{len(groups)} at two paths or more",
         places=locs,
         hint=[
-            "training makes several of it, with a gradient for each; to keep it one, tie them:",
+            "training would make several parameters of it; to keep one, tie the paths:",
             *ties[:MAX_PLACES],
         ],
     )

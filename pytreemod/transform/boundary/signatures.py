@@ -27,7 +27,7 @@ _JITTED = type(jax.jit(np.shape))
 
 
 def parameters_of(fn: Callable[..., Any]) -> _Parameters | None:
-    """The parameters of a callable; None if Python does not know them.
+    """Return the parameters of a callable; None if Python does not know them.
 
     They are those of the code that a call runs. A wrapper's claims (`functools.wraps`,
     `__signature__`) count only if its code takes any arguments and names none.
@@ -36,12 +36,12 @@ def parameters_of(fn: Callable[..., Any]) -> _Parameters | None:
 
 
 def positional_names(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the parameters that may be passed by position, in order."""
+    """Return the names of the parameters that may be passed by position, in order."""
     return _names(parameters_of(fn))
 
 
 def positions_of(fn: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
-    """The positional names of a callable, and the keyword of each position.
+    """Return the positional names of a callable, and the keyword of each position.
 
     A keyword of None means that the position cannot be passed by keyword. It is unknown what a
     wrapper does with `*args` and `**kwargs`, so its arguments by keyword have no position.
@@ -81,7 +81,7 @@ def place_keywords(
 
 
 def _claimed(fn: Callable[..., Any], own: _Parameters | None) -> _Parameters | None:
-    """The parameters that `fn` claims, if its code names none."""
+    """Return the parameters that `fn` claims, if its code names none."""
     if not _takes_anything(own):
         return own
     try:
@@ -121,7 +121,7 @@ _SLOTS = (type(None), type(object.__init__))
 
 
 def _call_of(kind: type) -> Any:
-    """The function that a call of an instance runs, found without running descriptors.
+    """Return the function that a call of an instance runs, found without running descriptors.
 
     The same as `inspect.getattr_static`, in an eighth of the time.
     """
@@ -159,7 +159,7 @@ for _checker in (None, _unchecked):
 
 
 def _of_code(code: types.CodeType) -> _Parameters:
-    """The parameters in the code of a function, whatever the function claims."""
+    """Return the parameters in the code of a function, whatever the function claims."""
     count, only = code.co_argcount, code.co_posonlyargcount
     names = code.co_varnames
     end = count + code.co_kwonlyargcount
@@ -177,7 +177,7 @@ def _of_code(code: types.CodeType) -> _Parameters:
 
 
 def _without_first(parameters: _Parameters | None, count: int = 1) -> _Parameters | None:
-    """The parameters that remain when the first ones are passed by position."""
+    """Return the parameters that remain when the first ones are passed by position."""
     if parameters is None:
         return None
     given = sum(p.kind in _BY_POSITION for p in parameters[:count])
@@ -199,7 +199,7 @@ def _of_partial(fn: ft.partial[Any]) -> _Parameters | None:
 
 
 def _of_class(cls: type) -> _Parameters | None:
-    """The parameters of a class: those of the one method that receives the arguments."""
+    """Return the parameters of a class: those of the one method that receives the arguments."""
     # A metaclass with its own `__call__` may take any arguments.
     if inspect.getattr_static(type(cls), "__call__") not in _CALLS_OF_CLASSES:
         return None

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
 from pytreemod.transform.boundary.cotangents import look
-from pytreemod.transform.boundary.lost_updates import tell_lost_updates
+from pytreemod.transform.boundary.lost_updates import report_lost_updates
 from pytreemod.tree.effects import Effects
 from pytreemod.tree.traces import current_trace, traced_apart
 from pytreemod.typing import PyTree, Tracer, jtu
@@ -85,17 +85,17 @@ class Collected:
         self.values = tuple(values)
 
     def sorted(self) -> Collected:
-        """The same, sorted by name, because branches may record in different orders."""
+        """Return the same, sorted by name, because branches may record in different orders."""
         pairs = zip(self.labels, self.values, strict=True)
         return _from_pairs(sorted(pairs, key=lambda pair: pair[0][:2]))
 
     def in_steps(self) -> Collected:
-        """The same with labels for the values of several steps, which JAX will stack."""
+        """Return the same with labels for the values of several steps, which JAX will stack."""
         pairs = zip(self.labels, self.values, strict=True)
         return _from_pairs([(_label_in_step(label, value), value) for label, value in pairs])
 
     def divide(self) -> tuple[Collected, Collected]:
-        """The records of checks, and the rest."""
+        """Return the records of checks, and the rest."""
         pairs = [*zip(self.labels, self.values, strict=True)]
         checks = _from_pairs([pair for pair in pairs if pair[0].source is not None])
         return checks, _from_pairs([pair for pair in pairs if pair[0].source is None])
@@ -211,7 +211,7 @@ class Collector:
 
 
 def explain_no_way_in(what: str, inside: str = "a transform that accepts none") -> str:
-    """The message about a value that cannot go into a transform."""
+    """Return the message about a value that cannot go into a transform."""
     return explain(
         what,
         "a call that can accept values",
@@ -264,7 +264,7 @@ def collects_checks() -> bool:
 
 
 def innermost() -> Collector | None:
-    """The innermost collector of this thread, if there is one."""
+    """Return the innermost collector of this thread, if there is one."""
     return _collectors.stack[-1] if _active and _collectors.stack else None
 
 
@@ -292,7 +292,7 @@ def opened(*, is_captured: bool = False, is_planned: bool = False) -> Generator[
 
 
 def watched_levels() -> list[int]:
-    """The levels of the captures in this thread that ask for cotangents."""
+    """Return the levels of the captures in this thread that ask for cotangents."""
     return [collector.level for collector in _collectors.stack if collector in watching]
 
 
@@ -304,7 +304,7 @@ def offered(label: Label) -> PyTree:
 
 
 def _like(outer: Collector) -> Collector:
-    """A collector inside another."""
+    """Return a collector inside another."""
     return Collector(outer.level, outer.is_captured, outer.is_planned, outer.takes_checks)
 
 
@@ -448,7 +448,7 @@ def call_tracked(
         result = fn(*args, **kwargs)
     # Rare, because most functions get no State.
     if effects.captured or effects.changed:
-        tell_lost_updates(fn, args, kwargs, result, effects)
+        report_lost_updates(fn, args, kwargs, result, effects)
     if drawn is not None and effects.drawn:
         drawn.update(name for name, is_old in effects.drawn.items() if is_old)
     return result
@@ -469,7 +469,7 @@ def add_collected(collected: Collected | None) -> None:
 
 
 def shown_names(names: Sequence[str]) -> list[str]:
-    """The names that several values are shown with: for a second one `name#2`, and so on."""
+    """Return the names that several values are shown with: for a second one `name#2`, and so on."""
     # The first value of a name has that name, whatever the others are called.
     taken, counts, shown = set(names), dict[str, int](), list[str]()
     for name in names:
@@ -488,7 +488,7 @@ def with_collected(result: Any, collected: Collected | None) -> Any:
 
 
 def labels_of(result: Any) -> tuple[Label, ...]:
-    """The labels of the values recorded on the way to a result."""
+    """Return the labels of the values recorded on the way to a result."""
     return result.collected.labels if type(result) is WithCollected else ()
 
 

@@ -28,7 +28,7 @@ class NoteAxis(NamedTuple):
     depth: int
 
     def prefix(self, route: tuple[int, ...]) -> tuple[int, ...]:
-        """The part of a label's route that ends with the transform of this axis."""
+        """Return the part of a label's route that ends with the transform of this axis."""
         return route[: len(route) - self.depth]
 
 
@@ -59,7 +59,7 @@ jtu.register_pytree_with_keys(StackedNote, _flatten, _unflatten)
 
 
 def stacked_along(kind: AxisKind, collected: Collected | None) -> Collected | None:
-    """The values recorded in a step or member, before all of them are stacked."""
+    """Return the values recorded in a step or member, before all of them are stacked."""
     if collected is None:
         return None
     values = [
@@ -70,7 +70,7 @@ def stacked_along(kind: AxisKind, collected: Collected | None) -> Collected | No
 
 
 def result_along(kind: AxisKind, result: Any) -> Any:
-    """The result of a function under `collecting`, which runs for one member."""
+    """Return the result of a function under `collecting`, which runs for one member."""
     if type(result) is not WithCollected:
         return result
     return WithCollected(result.result, stacked_along(kind, result.collected) or result.collected)

@@ -71,14 +71,14 @@ class SupplyPlan(NamedTuple):
     shapes: tuple[PyTree, ...]
 
     def at(self, *levels: int) -> SupplyPlan:
-        """The part of the plan for captures of these levels."""
+        """Return the part of the plan for captures of these levels."""
         found = [
             pair for pair in zip(self.labels, self.shapes, strict=True) if pair[0].level in levels
         ]
         return SupplyPlan(tuple(label for label, _ in found), tuple(shapes for _, shapes in found))
 
     def names(self) -> list[str]:
-        """The names with which a capture would show them."""
+        """Return the names with which a capture would show them."""
         return shown_names([label.name for label in self.labels])
 
 
@@ -120,7 +120,7 @@ def is_planned() -> bool:
 
 
 def next_level() -> int:
-    """The level of values that are recorded and supplied in the next call alone.
+    """Return the level of values that are recorded and supplied in the next call alone.
 
     It is that of the next `planned` or `call_supplied` in this function.
     """
@@ -260,7 +260,7 @@ def call_supplied(
 
 
 def take(label: Label) -> PyTree:
-    """The value supplied for a label; each is taken once.
+    """Return the value supplied for a label; each is taken once.
 
     Call it once for each `note` of the plan, during that `note` and in the same order; only for
     names with supplied values.
@@ -281,7 +281,7 @@ def take(label: Label) -> PyTree:
 
 
 def whole(label: Label) -> PyTree:
-    """The value supplied whole for a label; None if there is none.
+    """Return the value supplied whole for a label; None if there is none.
 
     Raises:
         CaptureError: if the value cannot go into the surrounding transform.
@@ -307,7 +307,7 @@ class Handed(NamedTuple):
 
 
 def next_call() -> Handed:
-    """The values for the transform that is about to be called; count that call.
+    """Return the values for the transform that is about to be called; count that call.
 
     Call it only if `handing` is not empty. Every transform that returns recorded values calls it
     once in each call.
@@ -322,7 +322,7 @@ def next_call() -> Handed:
 
 
 def with_values(fn: Any, handed: Handed) -> Any:
-    """A function with values to supply in it; the same function, if there are none."""
+    """Return a function with values to supply in it; the same function, if there are none."""
     if not handed.pairs and not handed.whole:
         return fn
     labels, values = [label for label, _ in handed.pairs], [value for _, value in handed.pairs]
@@ -330,12 +330,12 @@ def with_values(fn: Any, handed: Handed) -> Any:
 
 
 def supplied(fn: Any) -> Any:
-    """The callable for a transform: the function with the values that go in there."""
+    """Return the callable for a transform: the function with the values that go in there."""
     return with_values(fn, next_call()) if handing else fn
 
 
 def numbered_steps(fn: Any, length: int) -> Any:
-    """A step of a loop with its number among the values that are taken apart."""
+    """Return a step of a loop with its number among the values that are taken apart."""
     collector = innermost() if handing else None
     if collector is None or collector.trace != current_trace():
         return fn
@@ -359,7 +359,7 @@ def not_counted() -> Generator[None]:
 
 
 def as_values(fn: Any) -> list[Any]:
-    """The arrays supplied with a function, to be taken apart; none for most functions."""
+    """Return the arrays supplied with a function, to be taken apart; none for most functions."""
     return jtu.tree_leaves(fn.values) if type(fn) is Supplied else []
 
 
@@ -388,8 +388,11 @@ def check_slices(where: str, fn: Any, size: int | None) -> None:
     if wrong:
         count = "each member or step" if size is None else f"each of the {size} members or steps"
         expected = f"values with an entry for {count}, on the axis for it"
-        hint = ("as capture shows them:", "out, seen = pm.capture(fn, selector)(*args)")
-        raise ShapeError(where, expected, "others", places=wrong, hint=hint)
+        hint = (
+            "pass the values that capture returns:",
+            "out, seen = pm.capture(fn, selector)(*args)",
+        )
+        raise ShapeError(where, expected, "other values", places=wrong, hint=hint)
 
 
 def refuse_values(where: str, fn: Any) -> Any:
@@ -414,7 +417,7 @@ def _value(label: Label) -> str:
 def _explain_left(labels: Sequence[Label]) -> str:
     return explain(
         f"values for {', '.join(sorted({repr(label.name) for label in labels}))}",
-        "a function that calls the same Modules in the same transforms each time it is called",
-        "another",
+        "a function that calls the same Modules in the same transforms in each call",
+        "other calls",
         hint="calls may depend only on arguments and shapes",
     )

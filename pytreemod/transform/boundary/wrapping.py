@@ -192,10 +192,10 @@ def explain_dtypes(named: Iterable[tuple[str, Any]], error: TypeError) -> None:
         raise ArgumentError(
             "argument",
             "arrays of numbers",
-            f"{len(found)} of text, dates or objects",
+            f"{len(found)} of strings, dates or objects",
             places=[f"{place}: {describe(leaf)}" for place, leaf in found],
             hint=[
-                "anything but a number is part of the program:",
+                "other values are static:",
                 f"{found[0][0]}.tolist()",
             ],
         ) from error
@@ -207,12 +207,12 @@ def _has_no_type(array: Any) -> bool:
 
 
 def argument_name(names: tuple[str, ...], index: int) -> str:
-    """The name in errors of the argument at a position."""
+    """Return the name in errors of the argument at a position."""
     return names[index] if index < len(names) else f"args[{index}]"
 
 
 def function_name(fn: Any) -> str:
-    """The name of a function in errors, or in a compiled program."""
+    """Return the name of a function in errors, or in a compiled program."""
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
@@ -256,7 +256,7 @@ def in_words_of(
 
 
 def _source_of(fn: Any) -> types.CodeType | None:
-    """The code of a function inside any wrappers; None if it is not written in Python."""
+    """Return the code of a function inside any wrappers; None if it is not written in Python."""
     while True:
         fn = inspect.unwrap(fn)
         if isinstance(fn, ft.partial):
@@ -273,7 +273,7 @@ def _source_of(fn: Any) -> types.CodeType | None:
 
 
 def _stand_in(name: str, source: types.CodeType) -> Any:
-    """A function with this name and location, which is never called."""
+    """Return a function with this name and location, which is never called."""
     # It has nothing but code. The user's function would keep itself alive, because compiled
     # programs are cached as long as the function exists.
     cells = tuple(types.CellType() for _ in source.co_freevars)
@@ -289,7 +289,7 @@ def _is_about(error: Exception, name: str, source: types.CodeType | None) -> boo
 
 
 def _paths(names: tuple[str, ...], structure: Structure) -> list[str]:
-    """The path of each array of a call."""
+    """Return the path of each array of a call."""
     count = structure.count
     head, args, kwargs = structure.place(range(count), None)
     named = [(function_name(own), own) for own in head]

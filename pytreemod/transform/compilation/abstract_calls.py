@@ -75,7 +75,7 @@ def _trace(
     kwargs: dict[str, Any],
     finish: Callable[[Any], Any] = lambda out: out,
 ) -> tuple[Any, PyTree]:
-    """The jaxpr of a call, and its result after `finish`, with shapes for arrays."""
+    """Return the jaxpr of a call, and its result after `finish`, with shapes for arrays."""
     arrays, structure = divide((args, kwargs), is_abstract)
 
     def run(*values: Any) -> Any:
@@ -165,7 +165,7 @@ class ClosureConverted:
             places = [f"{_argument(entry.path)}: {' -> '.join(entry.texts)}" for entry in found]
             raise StructureError(
                 f"closure-converted {self.name}",
-                "arguments like those that it was converted for",
+                "the arguments that it was converted for",
                 "others",
                 places=places,
             )
@@ -176,7 +176,7 @@ def _slots(values: Iterable[Any]) -> list[Any]:
 
 
 def _argument(path: tuple[Any, ...]) -> str:
-    """A path in `(args, kwargs)` for a message."""
+    """Return a path in `(args, kwargs)` for a message."""
     if len(path) < 2:
         return (
             "the arguments" if not path else "keywords" if path[0].idx else "positional arguments"

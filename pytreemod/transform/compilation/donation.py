@@ -63,7 +63,7 @@ class Donation:
     def flags(
         self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[bool]:
-        """A bool for each array of the arguments, in order."""
+        """Return a bool for each array of the arguments, in order."""
         if isinstance(self.rule, Selector):
             return self._selected(self.rule, names, args, kwargs)
         flags: list[bool] = []
@@ -127,7 +127,7 @@ def count_arrays(value: Any) -> int:
 
 
 def as_donation(donate: Any, fn: Any) -> Donation | None:
-    """The meaning of `filter_jit(fn, donate=...)`; None if it donates nothing.
+    """Return the meaning of `filter_jit(fn, donate=...)`; None if it donates nothing.
 
     Raises:
         ArgumentError: if it is of no known form, or names an argument that `fn` does not have.
@@ -149,7 +149,7 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
         "filter_jit(donate)",
         f"names of arguments, a selector, or one of {', '.join(map(repr, _STRINGS))}",
         describe(donate),
-        hint=["write, for instance", '@pm.filter_jit(donate=("model", "opt_state"))'],
+        hint=["for example:", '@pm.filter_jit(donate=("model", "opt_state"))'],
     )
 
 
@@ -233,10 +233,10 @@ def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Except
     if gone and "has been deleted" in str(error):
         raise DonatedError(
             called,
-            "arrays that are still there",
-            f"{len(gone)} whose memory was given away by an earlier call (donate=...)",
+            "arrays that were not donated",
+            f"{len(gone)} that an earlier call donated (donate=...)",
             places=gone,
-            hint=["go on with what that call returned:", "model, ... = step(model, ...)"],
+            hint=["use the result of that call instead:", "model, ... = step(model, ...)"],
         ) from error
 
 
@@ -278,14 +278,14 @@ def explain_twice(
             for same in shared
         ],
         hint=[
-            "its memory can be donated once; copy the other:",
+            "an array can be donated once; copy the other argument:",
             f"{root} = jax.tree.map(jnp.copy, {root})",
         ],
     ) from error
 
 
 def _buffer(array: Any) -> Any:
-    """A value that is equal for two arrays in the same memory."""
+    """Return a value that is equal for two arrays in the same memory."""
     try:
         return array.unsafe_buffer_pointer()
     # NumPy's, a tracer, or an array on several devices: the same if the object is the same.
@@ -298,20 +298,20 @@ def separation(
 ) -> tuple[Callable[[list[Any]], tuple[list[Any], list[Any]]], Callable[[Any, Any], list[Any]]]:
     """Functions that divide the arrays of a call into donated ones and others, and join them."""
     given = [i for i, flag in enumerate(flags) if flag]
-    kept = [i for i, flag in enumerate(flags) if not flag]
+    rest = [i for i, flag in enumerate(flags) if not flag]
     cut = len(given)
     if given == list(range(cut)):
         # Most donated arguments come first: slices cost nothing per array.
         return (lambda a: (a[:cut], a[cut:])), (lambda d, k: [*d, *k])
-    pick_given, pick_kept = _picker(given), _picker(kept)
+    pick_given, pick_others = _picker(given), _picker(rest)
 
     def join(donated: Sequence[Any], others: Sequence[Any]) -> list[Any]:
         arrays: list[Any] = [None] * len(flags)
-        for i, array in zip([*given, *kept], [*donated, *others], strict=True):
+        for i, array in zip([*given, *rest], [*donated, *others], strict=True):
             arrays[i] = array
         return arrays
 
-    return (lambda a: (pick_given(a), pick_kept(a))), join
+    return (lambda a: (pick_given(a), pick_others(a))), join
 
 
 def _picker(positions: list[int]) -> Callable[[list[Any]], list[Any]]:

@@ -228,7 +228,7 @@ class Jitted(Transformed):
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], tuple[Any, ...]]:
-        """The arrays and the key of a call."""
+        """Return the arrays and the key of a call."""
         return self._split((self.fn,) if self.is_tree else (), args, kwargs)
 
     def _split(
@@ -273,7 +273,7 @@ class Jitted(Transformed):
         return Traced(traced, ft.partial(self._lowered, (), args, kwargs, entry))
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The tree of the result, with a `jax.ShapeDtypeStruct` for each array."""
+        """Return the tree of the result, with a `jax.ShapeDtypeStruct` for each array."""
         return unpack_structs(self._stage("eval_shape", args, kwargs)[0])
 
     def stage_bound(self, what: str, instance: Any) -> Callable[..., Any]:
@@ -534,7 +534,7 @@ def _check_options(options: dict[str, Any]) -> None:
                 "static=..., donate=... and jax.jit's other options",
                 f"{name}=",
                 hint=[
-                    "anything but an array is static; name the arguments:",
+                    "non-array arguments are static already; to name static arguments:",
                     '@pm.filter_jit(donate=("model", "opt_state"), static="size")',
                 ],
             )

@@ -27,28 +27,28 @@ def prefix_with_checks(prefix: Any) -> Grouped:
     return Grouped(None, [*groups, None])
 
 
-def with_checks(packed: Any, found: Collected, pending: Pending, *, is_laid_out: bool) -> Any:
-    """A packed result with the summary of its checks.
+def with_checks(packed: Any, found: Collected, pending: Pending, *, is_grouped: bool) -> Any:
+    """Return a packed result with the summary of its checks.
 
     Args:
         packed: the result of `pack` or `group`.
         found: the recorded checks.
         pending: the queue of the function.
-        is_laid_out: whether JAX expects the groups of `prefix_with_checks`.
+        is_grouped: whether JAX expects the groups of `prefix_with_checks`.
     """
     ((plan, arrays),) = packed.items()
     if found.values:
         pairs = zip(found.labels, found.values, strict=True)
         recorded = [Recorded(cast("Any", label.source), code.shape) for label, code in pairs]
         checks, summary = Checks(recorded), summarize(found.values)
-    elif not is_laid_out:
+    elif not is_grouped:
         return packed
     else:
         checks, summary = Checks(()), list[Any]()
-    is_one = is_laid_out and type(packed) is not Grouped
+    is_one = is_grouped and type(packed) is not Grouped
     plan.regroup(_Taking(pending, checks, is_one=is_one))
     groups = [arrays] if is_one else arrays
-    return Grouped({plan: []}, [*groups, summary]) if is_laid_out else {plan: [*arrays, summary]}
+    return Grouped({plan: []}, [*groups, summary]) if is_grouped else {plan: [*arrays, summary]}
 
 
 class _Taking:

@@ -60,7 +60,7 @@ def stops(spec: Any) -> bool:
 
 
 def placement_terms(where: str) -> Terms:
-    """The values of which shardings and specs are made, for a spec of one tree."""
+    """Return the values of which shardings and specs are made, for a spec of one tree."""
     return Terms(where, stops)
 
 
@@ -99,7 +99,7 @@ class SpecOption:
 
 
 def as_sharding(value: Any) -> Any:
-    """A placement in the form that JAX takes.
+    """Return a placement in the form that JAX takes.
 
     Raises:
         TypeError: if the value is not a placement.
@@ -110,7 +110,7 @@ def as_sharding(value: Any) -> Any:
 
 
 def as_spec(value: Any) -> PartitionSpec:
-    """A placement as a PartitionSpec.
+    """Return a placement as a PartitionSpec.
 
     Raises:
         TypeError: if the placement has none.
@@ -175,9 +175,9 @@ def check_placements(
         raise ShapeError(
             where,
             "specs with at most one entry for each axis of the array",
-            "longer ones",
+            "longer specs",
             places=longer,
-            hint=["an axis that has no entry is left whole, and so are all of them by", "P()"],
+            hint=["axes without an entry are not split; to split none, write", "P()"],
         )
     uneven: list[str] = []
     for (place, array, value), spec in specs:
@@ -191,7 +191,7 @@ def check_placements(
         raise ShapeError(
             where,
             "axes that the mesh divides evenly",
-            "others",
+            "other sizes",
             places=uneven,
             hint=["pad the array; or do not split axis 0, for instance:", "P(None, ...)"],
         )
@@ -231,7 +231,7 @@ def check_axis_names(
             f"axes of the mesh ({', '.join(map(repr, sizes))})",
             ", ".join(map(repr, unknown)),
             places=[place],
-            hint=["write, for instance", f"P({next(iter(sizes))!r})"] if sizes else (),
+            hint=["for example:", f"P({next(iter(sizes))!r})"] if sizes else (),
         ) from error
 
 
@@ -257,13 +257,13 @@ def _axis_sizes(value: Any, mesh: Any) -> dict[Any, int]:
 
 
 def context_mesh() -> Any:
-    """The mesh set by `jax.set_mesh`, abstract; None if there is none."""
+    """Return the mesh set by `jax.set_mesh`, abstract; None if there is none."""
     mesh = untyped_jax.sharding.get_abstract_mesh()
     return None if mesh.empty else mesh
 
 
 def manual_axes() -> list[Any]:
-    """The mesh axes that the surrounding `shard_map` maps over; none outside of one."""
+    """Return the mesh axes that the surrounding `shard_map` maps over; none outside of one."""
     mesh = context_mesh()
     if mesh is None:
         return []
@@ -279,12 +279,12 @@ def _names_in(entry: Any) -> Iterator[Any]:
 
 
 def axes_in(spec: PartitionSpec) -> list[Any]:
-    """The mesh axes that a spec names."""
+    """Return the mesh axes that a spec names."""
     return [name for entry in spec for name in _names_in(entry)]
 
 
 def spec_text(spec: PartitionSpec) -> str:
-    """A PartitionSpec as source code, in every version of JAX."""
+    """Return a PartitionSpec as source code, in every version of JAX."""
     return f"P({', '.join(map(repr, spec))})"
 
 
@@ -308,7 +308,7 @@ def constrain(array: Any, value: Any) -> Any:
 
 
 def _of_type(kind: AxisType, spec: PartitionSpec, mesh: Any) -> NamedSharding:
-    """The part of a spec for the mesh axes of one type."""
+    """Return the part of a spec for the mesh axes of one type."""
     own = {n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == kind}
     return NamedSharding(mesh, PartitionSpec(*(_only(own, entry) for entry in spec)))
 
@@ -320,7 +320,7 @@ def _only(names: Collection[Any], entry: Any) -> Any:
 
 
 def _for_parts(value: Any) -> Any:
-    """A placement for one device's part of an array, inside `filter_shard_map`.
+    """Return a placement for one device's part of an array, inside `filter_shard_map`.
 
     It has no manual axes of the mesh, because the array is already split along them.
     """
@@ -335,40 +335,40 @@ def _for_parts(value: Any) -> Any:
 
 
 def _without(entry: Any, names: Collection[Any]) -> Any:
-    """An entry of a spec without some mesh axes."""
+    """Return an entry of a spec without some mesh axes."""
     if isinstance(entry, tuple):
         return tuple(name for name in _names_in(entry) if name not in names) or None
     return None if entry in names else entry
 
 
-def laid_as(tree: _T, like: _T) -> _T:
-    """A tree whose arrays are split over explicit axes like those of another tree.
+def sharded_as(tree: _T, like: _T) -> _T:
+    """Return a tree whose arrays are split over explicit axes like those of another tree.
 
     Arrays that are on no mesh count as replicated.
     """
 
-    def lay(x: Any, other: Any) -> Any:
+    def shard(x: Any, other: Any) -> Any:
         if not is_array(x) or not is_array(other) or split_axes(x) == split_axes(other):
             return x
         spec = PartitionSpec(*((None, *at)[-1] if len(at) < 2 else at for at in split_axes(other)))
         return untyped_jax.sharding.reshard(x, NamedSharding(explicit_mesh(x, other), spec))
 
-    return jtu.tree_map(lay, tree, like)
+    return jtu.tree_map(shard, tree, like)
 
 
 def on_mesh_of(tree: _T, like: PyTree) -> _T:
     """A tree whose arrays are on the mesh of another tree; replicated if they were on none."""
     mesh = explicit_mesh(*jtu.tree_leaves(like))
 
-    def lay(x: Any) -> Any:
+    def shard(x: Any) -> Any:
         if not is_array(x) or explicit_mesh(x) is not None:
             return x
         return untyped_jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec()))
 
-    return tree if mesh is None else jtu.tree_map(lay, tree)
+    return tree if mesh is None else jtu.tree_map(shard, tree)
 
 
-def _lay(array: Any, value: Any) -> Any:
+def _shard(array: Any, value: Any) -> Any:
     if value is None:
         return array
     # Arrays cannot be moved onto a part of a mesh.
@@ -386,11 +386,11 @@ def _explain_meshes(assigned: Sequence[Assigned], where: str, error: Exception) 
     if found and "mesh" in str(error) and context_mesh() is None:
         raise ArgumentError(
             where,
-            "a mesh in context, for a spec that names none",
+            "a mesh in context, because a spec has no mesh",
             "none",
             places=[f"{p}: {describe(array)} with {spec_text(spec)}" for p, array, spec in found],
             hint=[
-                "give it one, or run it under jax.set_mesh(mesh):",
+                "pass a sharding with a mesh, or call jax.set_mesh(mesh):",
                 f"NamedSharding(mesh, {spec_text(found[0].value)})",
             ],
         ) from error
@@ -399,15 +399,15 @@ def _explain_meshes(assigned: Sequence[Assigned], where: str, error: Exception) 
             continue
         if isinstance(value.mesh, AbstractMesh) and not isinstance(array, Tracer):
             expected = "a mesh of devices, for arrays outside compiled code"
-            raise ArgumentError(where, expected, "an abstract one", places=[place]) from error
+            raise ArgumentError(where, expected, "an abstract mesh", places=[place]) from error
         own: Any = untyped_jax.typeof(array).sharding.mesh
         if not own.empty and dict(own.shape) != dict(value.mesh.shape):
             raise ArgumentError(
                 where,
                 f"arrays on the mesh of their shardings ({_mesh_text(value.mesh)})",
-                f"one on another ({_mesh_text(own)})",
+                f"an array on another mesh ({_mesh_text(own)})",
                 places=[f"{place}: {describe(array)}"],
-                hint=["move it before, outside compiled code:", "x = pm.filter_shard(x, sharding)"],
+                hint=["move it first, outside compiled code:", "x = pm.filter_shard(x, sharding)"],
             ) from error
 
 
@@ -432,11 +432,11 @@ def _explain_twice(
     if found:
         raise SpecError(
             where,
-            "mesh axes along which no map around is split",
+            "mesh axes that no surrounding map uses",
             repr(found[0][0]),
             places=[line for _, line in found],
             hint=[
-                "leave that axis of the array whole, for instance:",
+                "do not split that axis of the array, for example:",
                 'pm.filter_shard(x, "_ embed")' if have_names else "P(None, ...)",
             ],
         ) from error
@@ -502,11 +502,11 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     check_placements(list(compress(converted, by_name)), where)
     leaves, treedef = jtu.tree_flatten(x)
     try:
-        laid = iter([_lay(array, value) for _, array, value in converted])
+        sharded = iter([_shard(array, value) for _, array, value in converted])
     # JAX's errors about specs that are too long or repeat an axis have no public class.
     except Exception as error:
         explain_placements(converted, where, error)
         _explain_meshes(converted, where, error)
         _explain_twice(converted, where, error, have_names=any(by_name))
         raise
-    return treedef.unflatten([next(laid) if is_array(leaf) else leaf for leaf in leaves])
+    return treedef.unflatten([next(sharded) if is_array(leaf) else leaf for leaf in leaves])

@@ -93,7 +93,7 @@ def _is_one_equation(a: Any, b: Any, partner: dict[Any, Any]) -> bool:
 
 
 def _binder(partner: dict[Any, Any]) -> Any:
-    """A function that pairs two new variables and returns whether their types are equal."""
+    """Return a function that pairs two new variables and returns whether their types are equal."""
 
     def bind(a: Any, b: Any) -> bool:
         partner[a] = b

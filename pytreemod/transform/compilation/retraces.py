@@ -45,7 +45,7 @@ class Trace:
 
     @classmethod
     def of(cls, names: tuple[str, ...], structure: Structure, values: list[Any]) -> Trace:
-        """The trace of a call with this structure and these arrays."""
+        """Return the trace of a call with this structure and these arrays."""
         try:
             head, args, kwargs = structure.assemble([Slot(jax.typeof(v)) for v in values])
         except Exception:
@@ -84,7 +84,7 @@ class TraceLog:
         self.last.clear()
 
     def history(self, name: str) -> list[str]:
-        """The messages for the stored traces, except the first."""
+        """Return the messages for the stored traces, except the first."""
         traces = list(self.last)
         first = self.count - len(traces) + 1
         return [
@@ -116,7 +116,7 @@ class TraceLog:
 
 
 def report(name: str, number: int, changes: list[str]) -> str:
-    """The message about a trace after the first."""
+    """Return the message about a trace after the first."""
     lines = [f"{name} was traced again (trace {number}), because of", *changes[:SHOWN]]
     if len(changes) > SHOWN:
         lines.append(f"and {len(changes) - SHOWN} more")
@@ -124,12 +124,12 @@ def report(name: str, number: int, changes: list[str]) -> str:
 
 
 def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
-    """The message about a function that was traced too often."""
+    """Return the message about a function that was traced too often."""
     plural = "trace" if max_traces == 1 else "traces"
     return explain(
         name,
         f"at most {max_traces} {plural} (max_traces)",
-        "a call that needs another",
+        "a call that needs one more",
         places=changes,
         hint=[
             "keep these values the same from call to call, or pass them as arrays:",
@@ -141,7 +141,7 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
 def changes_between(
     before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]
 ) -> list[str]:
-    """The differences between the arguments of two calls, by name, a line for each path.
+    """Return the differences between the arguments of two calls, by name, a line for each path.
 
     It compares structures, static values, shapes and dtypes, and no other cause of a trace.
     """
@@ -165,7 +165,7 @@ def explain_change(earlier: list[Trace], new: Trace) -> list[str]:
     # The latest first, because of two that are equally similar the reader remembers that one.
     candidates = [list(_differences(old, new)) for old in reversed(earlier)]
     best = min(candidates, key=len)
-    return best or ["nothing in the arguments: a setting of JAX, or JAX's own caches were cleared"]
+    return best or ["no argument: a setting of JAX changed, or its caches were cleared"]
 
 
 def _differences(old: Trace, new: Trace) -> Iterator[str]:
@@ -182,8 +182,10 @@ def _differences(old: Trace, new: Trace) -> Iterator[str]:
 
 
 def _line(found: Difference, root: str) -> str:
-    if _lies_otherwise(found.old, found.new):
-        sides = (f"{describe(side)} {_lie(side.sharding)}" for side in (found.old, found.new))
+    if _differs_in_sharding(found.old, found.new):
+        sides = (
+            f"{describe(side)} {_sharding_text(side.sharding)}" for side in (found.old, found.new)
+        )
         return f"{found.where(root)}: {' -> '.join(sides)}"
     old, new = found.texts
     if old != new:
@@ -193,7 +195,7 @@ def _line(found: Difference, root: str) -> str:
     return f"{found.where(root)}: {old} -> {new}{f' ({why})' if why else ''}"
 
 
-def _lies_otherwise(old: Any, new: Any) -> bool:
+def _differs_in_sharding(old: Any, new: Any) -> bool:
     """Whether the types of two arrays differ only by their shardings."""
     if not isinstance(old, Slot) or not isinstance(new, Slot):
         return False
@@ -201,8 +203,8 @@ def _lies_otherwise(old: Any, new: Any) -> bool:
     return ours == theirs and old.sharding != new.sharding
 
 
-def _lie(sharding: Any) -> str:
-    """The sharding of an array, as far as a trace depends on it."""
+def _sharding_text(sharding: Any) -> str:
+    """Return the sharding of an array, as far as a trace depends on it."""
     mesh, spec = getattr(sharding, "mesh", None), getattr(sharding, "spec", None)
     if mesh is None or spec is None:
         return f"on {sharding}"
@@ -213,7 +215,7 @@ def _lie(sharding: Any) -> str:
 
 
 def _why(old: Any, new: Any) -> str:
-    """The reason why two values differ that look alike."""
+    """Return the reason why two values differ that look alike."""
     shown = leaf_text(old)
     if type(old) is not type(new) or shown != leaf_text(new):
         return ""
@@ -223,17 +225,17 @@ def _why(old: Any, new: Any) -> str:
         return next((_why(*pair) for pair in inside if not are_one(*pair)), "")
     # It looks alike and is not equal: one source line made it twice.
     if callable(old):
-        return "the same function made anew: make it once, outside the loop"
-    hint = getattr(class_of(old), "__made_anew__", None)
+        return "an equal function, created again: create it once, outside the loop"
+    hint = getattr(class_of(old), "__retrace_hint__", None)
     if hint is not None:
         return hint
     if type(old).__eq__ is object.__eq__:
-        hint = "make it once, outside the loop"
+        hint = "create it once, outside the loop"
         # The reader cannot change a class that is private, or Python's.
         if not _is_private(class_of(old)):
             hint = f"give it __eq__ and __hash__, or {hint}"
-        return f"{with_article(class_of(old).__qualname__)} is equal to itself alone: {hint}"
-    return "further on" if shown.endswith("...") else "== does not say that they are the same"
+        return f"{with_article(class_of(old).__qualname__)} is only equal to itself: {hint}"
+    return "further down" if shown.endswith("...") else "== is not True"
 
 
 def _is_private(cls: type) -> bool:

@@ -67,7 +67,7 @@ class ArgumentPlacements(SpecOption):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> list[Assigned]:
-        """The value of the spec for each array of a call, in order.
+        """Return the value of the spec for each array of a call, in order.
 
         Raises:
             SpecError, ArgumentError: if the spec does not fit the arguments.
@@ -80,15 +80,15 @@ class ArgumentPlacements(SpecOption):
         converted = convert_values(assigned, as_sharding, _IN, PLACEMENTS)
         explain_placements(converted, _IN, error)
         elsewhere = [
-            f"{place}: {_lies(array.sharding)}, to be {_lies(value)}"
+            f"{place}: {_sharding_text(array.sharding)}, to be {_sharding_text(value)}"
             for place, array, value in converted
             if _is_elsewhere(array, value)
         ]
         if elsewhere and "Sharding passed to" in str(error):
             raise ArgumentError(
                 _IN,
-                "arguments that were not put anywhere else before",
-                f"{len(elsewhere)} that were",
+                "arguments that are not on other devices",
+                f"{len(elsewhere)} that are",
                 places=elsewhere,
                 hint=["move them first:", "x = pm.filter_shard(x, sharding)"],
             ) from error
@@ -106,7 +106,7 @@ def _is_elsewhere(array: Any, value: Any) -> bool:
     return not sharding.is_equivalent_to(array.sharding, array.ndim)
 
 
-def _lies(sharding: Any) -> str:
+def _sharding_text(sharding: Any) -> str:
     spec = sharding if isinstance(sharding, PartitionSpec) else getattr(sharding, "spec", None)
     return describe(sharding) if spec is None else spec_text(spec)
 
@@ -131,7 +131,7 @@ class Asking:
         self.jitted: dict[Any, Any] = {}
 
     def find(self, arguments: tuple[list[Any], ...]) -> Any:
-        """The function for these arrays."""
+        """Return the function for these arrays."""
         shardings = self.shardings_of(arguments)
         # JAX needs the shardings when it gets the function, not when the function is called.
         token = tuple(tuple[Any, ...](some) for some in shardings)
@@ -152,7 +152,7 @@ class Asking:
         return self.find(arguments).trace(*arguments)
 
     def eval_shape(self, *arguments: list[Any]) -> Any:
-        """The shapes of the result, as `jax.jit`'s gives them."""
+        """Return the shapes of the result, as `jax.jit`'s gives them."""
         return self.find(arguments).eval_shape(*arguments)
 
 
@@ -193,14 +193,16 @@ class ResultPlacements(SpecOption):
             asked = iter(zip(values, late, strict=True))
             # JAX did not get these: they keep their shardings, and are constrained inside the
             # program.
-            result = treedef.unflatten([_laid(x, asked) if is_array(x) else x for x in leaves])
+            result = treedef.unflatten(
+                [_constrained(x, asked) if is_array(x) else x for x in leaves]
+            )
         positions = [
             0 if n else self.treatments.index(v) for v, n in zip(values, late, strict=True)
         ]
         return group(result, positions, len(self.treatments))
 
 
-def _laid(array: Any, asked: Any) -> Any:
+def _constrained(array: Any, asked: Any) -> Any:
     value, late = next(asked)
     return constrain(array, value) if late else array
 

@@ -62,7 +62,7 @@ class TracedCall(NamedTuple):
 
 
 def as_structs(tree: PyTree) -> Any:
-    """The tree with structs instead of arrays."""
+    """Return the tree with structs instead of arrays."""
 
     def struct(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
@@ -78,7 +78,7 @@ class _Place:
 
 
 def _leaves(named: Sequence[tuple[str, Any]]) -> list[tuple[Any, str]]:
-    """The leaves of named trees with their paths."""
+    """Return the leaves of named trees with their paths."""
     return [
         (leaf, f"{path_text(path, name)}: {describe(leaf)}")
         for name, tree in named
@@ -130,22 +130,22 @@ class Lowered(_Stage):
         if others:
             called = "model" if own else self._name
             self._refuse(
-                "arguments that are arrays alone, and nothing besides them",
+                "only arrays as arguments",
                 f"{len(others)} other{'s' * (len(others) > 1)}",
                 others,
-                ["close over the rest:", f"pm.filter_jit(lambda x: {called}(x, ...))"],
+                ["close over the other values:", f"pm.filter_jit(lambda x: {called}(x, ...))"],
             )
         leaves, tree = jtu.tree_flatten(arguments)
-        expected = "arguments in the order that they have in the program"
+        expected = "arguments in the order of the program"
         # A keyword has a position in `named`; in a call, keywords are sorted.
         if any(leaf is not other for leaf, (other, _) in zip(leaves, given, strict=True)):
             hint = ["pass them by position:", f"export(pm.filter_jit({self._name}))(x, ...)"]
-            self._refuse(expected, "keywords in another", (), hint)
+            self._refuse(expected, "keywords in another order", (), hint)
         # JAX puts the donated ones first.
         places = list(range(len(leaves)))
         if jtu.tree_leaves(self._entry.arguments(places)) != places:
-            hint = ["give away none of them, or the first:", f"pm.filter_jit({self._name})"]
-            self._refuse(expected, "the donated ones before the others", (), hint)
+            hint = ["donate none of them, or the first:", f"pm.filter_jit({self._name})"]
+            self._refuse(expected, "donated arguments after others", (), hint)
         return tree
 
     @property
@@ -161,13 +161,13 @@ class Lowered(_Stage):
         found = _leaves([("result", result)])
         if len(found) < tree.num_leaves:
             # Their failures would not be read.
-            hint = ["without it, they call the host:", f"export(pm.filter_jit({self._name}))"]
+            hint = ["without it, checks call the host:", f"export(pm.filter_jit({self._name}))"]
             self._refuse("checks in the program", 'checks="later"', (), hint)
         others = [place for leaf, place in found if type(leaf) is not _Place]
         if [leaf.index for leaf, _ in found if type(leaf) is _Place] != list(range(len(found))):
             others = others or [place for _, place in found]
             got = f"{len(others)} other{'s' * (len(others) > 1)}"
-            self._refuse("a result of arrays alone, in their order", got, others, ())
+            self._refuse("a result of only arrays, in order", got, others, ())
         return jtu.tree_structure(result)
 
     def _refuse(
@@ -248,10 +248,10 @@ class Compiled(_Stage):
         raise ArgumentError(
             f"compiled {self._name}",
             f"{expected} that it was compiled for",
-            "others",
+            "other arguments",
             places=places,
             hint=[
-                "compile for these, too:",
+                "compile for these as well:",
                 f"pm.{self._transform}({self._name}).lower(...).compile()",
             ],
         ) from cause

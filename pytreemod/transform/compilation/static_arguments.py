@@ -46,7 +46,7 @@ class Constant:
 
 
 def as_static(static: Any, fn: Any) -> tuple[str, ...]:
-    """The names in `filter_jit(fn, static=...)`.
+    """Return the names in `filter_jit(fn, static=...)`.
 
     Raises:
         ArgumentError: if a value is not a name, or not that of an argument.
@@ -57,7 +57,7 @@ def as_static(static: Any, fn: Any) -> tuple[str, ...]:
             "filter_jit(static)",
             "names of arguments",
             describe(static),
-            hint=["write, for instance", '@pm.filter_jit(static=("size",))'],
+            hint=["for example:", '@pm.filter_jit(static=("size",))'],
         )
     check_names("filter_jit(static)", tuple(names), fn)
     return tuple(names)
@@ -88,7 +88,7 @@ def _constant_in(tree: PyTree, name: str) -> PyTree:
 
 
 def constant_as(tree: PyTree, other: PyTree) -> PyTree:
-    """A tree with `make_constant` applied, if `other` has constants."""
+    """Return a tree with `make_constant` applied, if `other` has constants."""
     has_some = any(isinstance(leaf, Constant) for leaf in jtu.tree_leaves(other))
     return jtu.tree_map(_as_constant, tree) if has_some else tree
 
@@ -105,11 +105,11 @@ def _refuse(tree: PyTree, name: str) -> None:
     ]
     raise ArgumentError(
         f"filter_jit(static) for {name}",
-        "NumPy arrays, and values that are no arrays",
-        "an array of JAX",
+        "NumPy arrays and non-array values",
+        "a JAX array",
         places=places,
         hint=[
-            "looking at its numbers would mean to wait for the device; if that is meant:",
+            "reading it waits for the device; to do so, write:",
             f"{name} = jax.device_get({name})",
         ],
     )
@@ -118,14 +118,14 @@ def _refuse(tree: PyTree, name: str) -> None:
 def give_back(
     static: tuple[str, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inverse of `make_constant`."""
+    """Return the inverse of `make_constant`."""
     named = [(argument_name(names, i), x) for i, x in enumerate(args)]
     out = tuple(given_back(x) if name in static else x for name, x in named)
     return out, {k: given_back(x) if k in static else x for k, x in kwargs.items()}
 
 
 def given_back(tree: PyTree) -> PyTree:
-    """A tree with the arrays of its constants instead of the constants."""
+    """Return a tree with the arrays of its constants instead of the constants."""
     return jtu.tree_map(_value, tree)
 
 

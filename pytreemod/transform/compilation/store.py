@@ -193,7 +193,7 @@ class Store:
             log.clear()
 
     def log_of(self, fn: Any) -> TraceLog:
-        """The traces of a function."""
+        """Return the traces of a function."""
         return self.logs.setdefault(_full_name(fn), TraceLog())
 
     def pending_of(self, fn: Any) -> Pending | None:
@@ -246,11 +246,11 @@ class Store:
         if assigned is None:
             entry.jitted = self._jit(run, options)
         else:
-            entry.jitted = self._jit_laid_out(run, options, entry, assigned)
+            entry.jitted = self._jit_with_shardings(run, options, entry, assigned)
         return self.keep(entry)
 
     def keep(self, entry: Entry) -> Entry:
-        """The entry, or the one that another thread made for the same key."""
+        """Return the entry, or the one that another thread made for the same key."""
         if len(self.entries) >= MAX_ENTRIES:
             # A list, because another thread may add one meanwhile.
             self.entries.pop(next(iter(list(self.entries)), entry.key), None)
@@ -279,7 +279,7 @@ class Store:
         kwargs: dict[str, Any],
         arrays: list[Any],
     ) -> list[Assigned] | None:
-        """The value of `in_shardings` for each array of a call; None without this option.
+        """Return the value of `in_shardings` for each array of a call; None without this option.
 
         Raises:
             SpecError, ArgumentError: if it does not fit the arguments.
@@ -301,7 +301,7 @@ class Store:
             options = {**options, "out_shardings": prefix}
         return jax.jit(run, **options, **dict(self.options.jit))
 
-    def _jit_laid_out(
+    def _jit_with_shardings(
         self,
         run: Callable[..., Any],
         options: dict[str, Any],
@@ -330,7 +330,7 @@ class Store:
         name: str,
         log: TraceLog,
     ) -> Callable[[list[Any]], Any]:
-        """The function for JAX to trace."""
+        """Return the function for JAX to trace."""
         reference = self.reference
         max_traces, out = self.options.max_traces, self.options.out_shardings
         static = self.options.static
@@ -367,7 +367,7 @@ class Store:
             packed = pack(result) if out is None else out.pack(result)
             if entry.pending is None:
                 return packed
-            return with_checks(packed, found, entry.pending, is_laid_out=out is not None)
+            return with_checks(packed, found, entry.pending, is_grouped=out is not None)
 
         run.__name__ = run.__qualname__ = name
         return run
@@ -376,8 +376,8 @@ class Store:
 def _taking_two(run: Callable[[list[Any]], Any], join: Callable[..., list[Any]]) -> Any:
     """`run` with its arrays in two lists: donated ones, and others."""
 
-    def run_donated(donated: list[Any], kept: list[Any]) -> Any:
-        return run(join(donated, kept))
+    def run_donated(donated: list[Any], others: list[Any]) -> Any:
+        return run(join(donated, others))
 
     run_donated.__name__ = run_donated.__qualname__ = run.__name__
     return run_donated
@@ -393,7 +393,7 @@ _FUNCTIONS = (type(is_array), type(len), type)
 
 
 def store_for(fn: Any, options: Any) -> Store:
-    """The store of a function with these options; a new one for callables of other types.
+    """Return the store of a function with these options; a new one for callables of other types.
 
     Args:
         fn: the function.

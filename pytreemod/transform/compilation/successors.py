@@ -19,7 +19,15 @@ from typing import Any, NamedTuple
 
 from pytreemod.errors import LostUpdateWarning, explain, warn
 from pytreemod.transform.boundary.wrapping import argument_name
-from pytreemod.tree.deliveries import Delivery, Way, deliver, pass_on, passed, use_up, way_to
+from pytreemod.tree.deliveries import (
+    Delivery,
+    StatePath,
+    deliver,
+    pass_on,
+    passed,
+    state_path_to,
+    use_up,
+)
 from pytreemod.tree.effects import Effects, changed_values, is_state
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
@@ -32,21 +40,21 @@ class _Found(NamedTuple):
 
     state: AbstractState
     path: tuple[Any, ...]
-    way: Way
+    state_path: StatePath
     is_net: bool
 
 
 class _Pair:
     """A state among the arguments, with its successors in the result."""
 
-    __slots__ = ("is_net", "place", "root", "successors", "tokens", "way")
+    __slots__ = ("is_net", "place", "root", "state_path", "successors", "tokens")
 
     def __init__(self, root: int | str | None, place: str, old: _Found):
         # The index or name of the argument; None for the function itself.
         self.root = root
-        self.way, self.is_net = old.way, old.is_net
+        self.state_path, self.is_net = old.state_path, old.is_net
         self.place = place
-        self.successors: list[Way] = []
+        self.successors: list[StatePath] = []
         self.tokens: list[str] = []
 
 
@@ -70,7 +78,7 @@ class Successions:
         if self.direct is not None:
             pair, root, step = self.direct
             # A third of the cost of the loop below, which a call with six arrays would notice.
-            if pass_on(args[root].__kept__(), result[step].__kept__(), pair):
+            if pass_on(args[root].__cached_snapshot__(), result[step].__cached_snapshot__(), pair):
                 return
         for pair in self.pairs:
             root = pair.root
@@ -78,14 +86,14 @@ class Successions:
                 fn if root is None else args[root] if isinstance(root, int) else kwargs[root]
             )
             if pair.is_net:
-                use_up(tree, pair.way, self.name)
+                use_up(tree, pair.state_path, self.name)
                 continue
-            kept = passed(tree, pair.way)
-            if kept is None:
+            tracked = passed(tree, pair.state_path)
+            if tracked is None:
                 continue
-            before = kept.passed
+            before = tracked.passed
             if before is None:
-                kept.passed = {pair: deliver(result, pair.successors)}
+                tracked.passed = {pair: deliver(result, pair.successors)}
                 continue
             last = before.get(pair, _NEVER)
             if last is None:
@@ -100,8 +108,8 @@ class Successions:
     def _lost(self, pair: _Pair) -> str:
         return explain(
             self.name,
-            "the State that came out of the last call",
-            f"the one that went into it, so that the update of {', '.join(pair.tokens)} is lost",
+            "the State that the last call returned",
+            f"the old State, so that the update of {', '.join(pair.tokens)} is lost",
             places=[pair.place],
             hint=[
                 "use the result of the call; or restore the old one:",
@@ -113,10 +121,10 @@ class Successions:
 
 def _direct(pair: _Pair) -> tuple[_Pair, int, int] | None:
     """A pair, the argument, and the item of the result; None if the states are nested deeper."""
-    ways = [pair.way, *pair.successors]
-    if pair.is_net or not isinstance(pair.root, int) or any(way.rest for way in ways):
+    state_paths = [pair.state_path, *pair.successors]
+    if pair.is_net or not isinstance(pair.root, int) or any(path.rest for path in state_paths):
         return None
-    steps = [way.steps for way in ways]
+    steps = [path.steps for path in state_paths]
     return (pair, pair.root, steps[1][0]) if [len(s) for s in steps] == [0, 1] else None
 
 
@@ -127,7 +135,7 @@ def successions_in(
     result: PyTree,
     effects: Effects,
 ) -> Successions | None:
-    """The arguments of a traced call that have successors in its result; None if none has.
+    """Return the arguments of a traced call that have successors in its result; None if none has.
 
     Args:
         name: the name of the function.
@@ -151,7 +159,7 @@ def successions_in(
             found = changed & changed_values(old.state, new.state)
             if found:
                 moved |= found
-                pair.successors.append(new.way)
+                pair.successors.append(new.state_path)
         if moved:
             pair.tokens = [str(marker) for marker in old.state.__values__() if marker in moved]
             pairs.append(pair)
@@ -159,7 +167,7 @@ def successions_in(
 
 
 def _changed(old: _Found, others: Iterable[_Found], effects: Effects) -> set[Any]:
-    """The identities of the values of a state that a call changed."""
+    """Return the identities of the values of a state that a call changed."""
     own = set(old.state.__values__())
     if any(used is old.state for used in effects.captured):
         return own
@@ -180,12 +188,12 @@ def _roots(
 
 
 def _found(tree: PyTree) -> Iterator[_Found]:
-    """The states in a tree that Python can reach."""
+    """Yield the states in a tree that Python can reach."""
     for place in locations(tree, is_state):
-        way = way_to(tree, place.path, place.leaf) if is_state(place.leaf) else None
-        if way is not None:
+        state_path = state_path_to(tree, place.path, place.leaf) if is_state(place.leaf) else None
+        if state_path is not None:
             is_net = any(getattr(node, "__keeps_state__", False) for node in place.nodes)
-            yield _Found(place.leaf, place.path, way, is_net)
+            yield _Found(place.leaf, place.path, state_path, is_net)
 
 
 _NEVER = Delivery()

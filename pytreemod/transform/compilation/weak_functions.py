@@ -36,7 +36,7 @@ class WeakTable:
         self.entries: dict[Any, tuple[Any, list[Any]]] = {}
 
     def find(self, key: Any, objects: Sequence[Any], make: Callable[[], Any]) -> Any:
-        """The result of `make`, or its earlier result for the same key.
+        """Return the result of `make`, or its earlier result for the same key.
 
         Args:
             key: may refer to the objects only weakly.
@@ -104,7 +104,7 @@ class Parts:
 
 
 def functions(fns: Sequence[Callable[..., Any]]) -> Parts:
-    """The functions of a transform, taken apart.
+    """Return the functions of a transform, taken apart.
 
     Those that are pytrees (Modules, bound methods) are data, so their arrays are inputs of the
     program. The others are weak.
@@ -167,7 +167,7 @@ _steps = WeakTable(MAX_STEPS)
 def cached(
     key: tuple[Any, ...], fns: Parts, parts: Sequence[Parts], make: Callable[[], Any]
 ) -> Any:
-    """The result of `make`, or its earlier result for the same functions and equal keys.
+    """Return the result of `make`, or its earlier result for the same functions and equal keys.
 
     Args:
         key: everything it depends on besides the functions and trees.
@@ -194,7 +194,7 @@ def forget_steps() -> None:
 
 
 def spec_key(spec: Any) -> Any:
-    """The key of a spec: a tree of hashable things."""
+    """Return the key of a spec: a tree of hashable things."""
     leaves, treedef = jtu.tree_flatten(spec, is_leaf=_is_none)
     return treedef, tuple(leaves)
 

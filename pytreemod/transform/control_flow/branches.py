@@ -205,7 +205,7 @@ class _Branches:
         return self._run(where, labels, choose, values, is_alone)
 
     def _with_checks(self, values: Any) -> _Branches:
-        """The branches, each of which returns the records of all checks."""
+        """Return the branches, each of which returns the records of all checks."""
         found = tuple(_checks_of(branch.eval_shape(*values)) for branch in self.traced)
         if not any(found):
             return self
@@ -245,7 +245,7 @@ class _Returned:
         self.hash = hash(result.treedef)
 
     def build(self, arrays: Sequence[Any]) -> PyTree:
-        """The result."""
+        """Return the result."""
         return take_result(self.structure().assemble(arrays))
 
     def __eq__(self, other: object) -> bool:
@@ -265,7 +265,7 @@ def _branch(
     structure_of: Callable[[], Structure],
     weak: Callable[[], Container[int]],
 ) -> _Branch:
-    """A branch as a function of arrays, for JAX."""
+    """Return a branch as a function of arrays, for JAX."""
 
     def branch(own: Any, values: Any) -> _Packed:
         fns, operands = fns_of().assemble(own), structure_of().assemble(values)
@@ -317,7 +317,7 @@ def _join_checks(index: int, branch: _Branch, found: Sequence[_Checks]) -> _Bran
 
 
 def _cast(branch: _Branch, dtypes: Sequence[Any]) -> _Branch:
-    """The branch, returning arrays of these dtypes; arrays with None are unchanged."""
+    """Return the branch, returning arrays of these dtypes; arrays with None are unchanged."""
 
     def run(own: Any, values: Any) -> _Packed:
         ((returned, arrays),) = branch(own, values).items()
@@ -329,7 +329,7 @@ def _cast(branch: _Branch, dtypes: Sequence[Any]) -> _Branch:
 
 
 def _result_of(shapes: _Packed) -> Structure:
-    """The result of a branch, with a `Slot` for each array."""
+    """Return the result of a branch, with a `Slot` for each array."""
     ((returned, structs),) = shapes.items()
     structure = returned.structure()
     leaves = list(structure.statics)
@@ -343,7 +343,7 @@ def _has(leaf: Any, dtype: Any) -> bool:
 
 
 def _join(where: str, labels: Sequence[str], results: Sequence[Structure]) -> list[Any]:
-    """The dtype that all branches return, for each leaf; None if it is not an array.
+    """Return the dtype that all branches return, for each leaf; None if it is not an array.
 
     Raises:
         StructureError, CaptureError: if the results differ.
@@ -392,7 +392,7 @@ def _is_typed(leaf: Any) -> bool:
 
 
 def _dtype_of(column: Sequence[Any]) -> Any:
-    """The dtype of the array for some leaves; None if they are one static value."""
+    """Return the dtype of the array for some leaves; None if they are one static value."""
     first = column[0]
     if not isinstance(first, Slot) and all(are_one(first, leaf) for leaf in column):
         return None
@@ -409,7 +409,7 @@ def _refuse_condition(pred: Any) -> None:
             "a scalar bool",
             describe(aval),
             hint=[
-                "join it, or choose for each element:",
+                "reduce it, or choose for each element:",
                 "jnp.any(pred)",
                 "jnp.where(pred, x, y)",
             ],
@@ -435,11 +435,11 @@ def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: 
     ]
     raise CaptureError(
         where,
-        "branches in which the same values are captured, under the same names",
-        "others",
+        "branches that capture the same values under the same names",
+        "other values",
         places=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
         hint=[
-            "sow zeros of its shape in the branch that has no such value:",
+            "sow zeros of the same shape in the other branch:",
             f"pm.sow({(of_first or of_second)[0].name!r}, jnp.zeros_like(x))",
         ],
     )
@@ -462,19 +462,19 @@ def _hint(entry: Difference) -> list[str]:
     arrays = [aval_of(side) for side in sides if isinstance(side, Slot)]
     if entry.of_dtypes:
         aval = arrays[0] if arrays else aval_of(entry.old)
-        return ["cast what one of them returns:", f"jnp.asarray(x, jnp.{aval.dtype.name})"]
+        return ["cast the result of one branch:", f"jnp.asarray(x, jnp.{aval.dtype.name})"]
     if entry.of_arrays and aval_of(entry.old).shape == aval_of(entry.new).shape:
         spec = spec_text(arrays[0].sharding.spec)
-        advice = "lay out what one of them returns as the other is:"
+        advice = "give the result of one branch the sharding of the other:"
         return [advice, f"pm.filter_shard(x, NamedSharding(mesh, {spec}))"]
     if entry.of_arrays:
-        advice = "the array that is chosen has one shape, whichever it is"
+        advice = "all branches return arrays of the same shape"
         shapes: list[Any] = sorted((aval.shape for aval in arrays), key=len)
         return [f"{advice}:", f"jnp.broadcast_to(x, {shapes[-1]})"] if () in shapes else [advice]
     if arrays and (None in sides or MISSING in sides):
         aval = arrays[0]
         return [
-            "return zeros where there is nothing:",
+            "return zeros instead of None:",
             f"jnp.zeros({aval.shape}, jnp.{aval.dtype.name})",
         ]
     if any(is_node(side) or side is MISSING for side in sides):

@@ -27,7 +27,7 @@ from pytreemod.typing import PyTree, jtu
 
 
 def returned(where: str, root: str, structure: Structure, values: Any, after: PyTree) -> list[Any]:
-    """The values of the carry that a step returned.
+    """Return the values of the carry that a step returned.
 
     Args:
         where: the name of the loop in errors.
@@ -59,8 +59,8 @@ def _explain_change(where: str, root: str, found: Sequence[Difference]) -> str:
     places = [entry.line(root) for entry in found]
     return explain(
         where,
-        f"the {root} to come out of each step as it went in",
-        f"a change in {len(found)} place{'s' * (len(found) > 1)}",
+        f"a {root} of the same type before and after each step",
+        f"{len(found)} change{'s' * (len(found) > 1)}",
         places=places,
         hint=_hint_of_change(root, found),
     )
@@ -79,20 +79,20 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
                 f'jax.lax.pcast({path_text(entry.path, root)}, ({axes},), to="varying")',
             ]
     if all(entry.of_arrays for entry in found):
-        advice = "arrays keep their shapes from step to step"
+        advice = "arrays must keep their shapes"
         return (
-            [f"{advice}; what grows is collected beside it:", "return carry, y"]
+            [f"{advice}; to collect values, return them as y:", "return carry, y"]
             if root == "carry"
             else [advice]
         )
     if any(entry.of_structure for entry in found):
-        advice = f"the {root} has one structure, from what the loop starts with to the last step"
+        advice = f"the {root} must keep its structure"
         # Only a scan has something beside it.
         if root != "carry":
             return [advice]
-        return [f"{advice}; return collected values beside it:", "return carry, y"]
+        return [f"{advice}; to collect values, return them as y:", "return carry, y"]
     return [
-        "static values are part of the program: change them before the loop, or carry arrays:",
+        "static values cannot change in a loop: change them before it, or carry arrays:",
         "jnp.asarray(value)",
     ]
 
@@ -100,7 +100,7 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
 def _layouts(place: str, entry: Difference) -> list[str]:
     before, after = aval_of(entry.old), aval_of(entry.new)
     return [
-        "lay out what the step returns, or what the loop starts from:",
+        "reshard the result of the step, or the initial value:",
         f"pm.filter_shard({place}, {_sharding_text(before)})   # in the step",
         f"pm.filter_shard({place}, {_sharding_text(after)})   # before the loop",
     ]
@@ -113,7 +113,7 @@ def _sharding_text(aval: Any) -> str:
 def _casts(place: str, entry: Difference) -> list[str]:
     before, after = aval_of(entry.old), aval_of(entry.new)
     return [
-        "cast what the step returns, or what the loop starts from:",
+        "cast the result of the step, or the initial value:",
         f"{place}.astype(jnp.{before.dtype.name})   # in the step"
         if not is_number(entry.new)
         else f"jnp.asarray({entry.new!r}, jnp.{before.dtype.name})   # in the step",

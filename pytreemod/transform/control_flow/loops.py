@@ -170,7 +170,7 @@ def _call(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def _loop_with_checks(ask: Callable[..., Any], move: Callable[..., Any], state: Any) -> Any:
-    """A `while` loop that returns its checks: their records are carried.
+    """Return a `while` loop that returns its checks: their records are carried.
 
     Args:
         ask: returns whether to go on, for `state` and a function that calls functions.
@@ -208,7 +208,7 @@ class _Codes:
 
     @classmethod
     def of(cls, step: Callable[..., Any], state: Any) -> _Codes:
-        """The records of a step, which is traced to find them.
+        """Return the records of a step, which is traced to find them.
 
         Args:
             step: a function of `state` and of a function that calls functions.
@@ -225,7 +225,7 @@ class _Codes:
         return cls(labels, [jnp.zeros(code.shape, code.dtype) for code in codes])
 
     def collect(self, step: Callable[..., Any], found: Any, *state: Any) -> Any:
-        """The result of a step, with the records up to this step."""
+        """Return the result of a step, with the records up to this step."""
         after, collected = _collect(step, state)
         pairs = zip(found, collected.values, strict=True)
         return after, [jnp.where(old == 0, new, old) for old, new in pairs]
@@ -248,7 +248,7 @@ def _as_condition(name: str, value: Any) -> Any:
         f"filter_while_loop(cond_fun) of {name}",
         "a scalar bool",
         describe(aval_of(value)) if is_value(value) else describe(value),
-        hint=["compare, and join the arrays:", "return jnp.any(error > 1e-3)"],
+        hint=["compare, and reduce the arrays:", "return jnp.any(error > 1e-3)"],
     )
 
 

@@ -77,7 +77,7 @@ def refuse_split(
     spec[axis] = None
     raise ShapeError(
         where,
-        "arrays that each device has whole along the axis that is taken apart",
+        "arrays that are not split along the axis of the steps",
         f"{len(split)} split over a mesh",
         places=[f"{place}: {split_text(array)}, axis {axis}" for place, array, axis in split],
         hint=[
@@ -88,7 +88,7 @@ def refuse_split(
 
 
 def as_pair(where: str, result: Any) -> tuple[Any, Any]:
-    """The result of a step, as a pair.
+    """Return the result of a step, as a pair.
 
     Raises:
         StructureError: if it is not a pair.
@@ -100,12 +100,12 @@ def as_pair(where: str, result: Any) -> tuple[Any, Any]:
         where,
         "a step that returns a pair (carry, y)",
         f"{len(result)} values" if is_sequence else describe(result),
-        hint=["return both, with None for what there is none of:", "return carry, None"],
+        hint=["return both; use None for an empty part:", "return carry, None"],
     )
 
 
 def axis_in_stack(where: str, place: str, leaf: Any, axis: int | None) -> int:
-    """The axis of the stacked results, counted from the front.
+    """Return the axis of the stacked results, counted from the front.
 
     Args:
         where: the name of the transform in errors.
@@ -122,7 +122,7 @@ def axis_in_stack(where: str, place: str, leaf: Any, axis: int | None) -> int:
             "an axis for each array that a step returns",
             "None",
             places=[f"{place}: {describe(leaf)}"],
-            hint="each step has its own; put a value that is returned once in the carry",
+            hint="each step returns its own value; to return one value, put it in the carry",
         )
     rank = leaf.ndim + 1
     if not -rank <= axis < rank:

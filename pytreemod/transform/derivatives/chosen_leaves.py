@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.reading import mark_derivatives
 from pytreemod.module.unfinished import refuse_unfinished
-from pytreemod.transform.boundary.shared_parameters import has_twice, tell_shared
+from pytreemod.transform.boundary.shared_parameters import has_twice, warn_of_shared
 from pytreemod.transform.boundary.signatures import positional_names
 from pytreemod.transform.boundary.sowing import collect
 from pytreemod.transform.boundary.wrapping import argument_name, function_name
@@ -30,7 +30,7 @@ from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 def trainable_mask(
     tree: PyTree, wrt: FilterSpec | None, where: str, strict: bool = True, root: str = ""
 ) -> list[bool]:
-    """A mask of the leaves to differentiate: inexact arrays that `wrt` selects.
+    """Return a mask of the leaves to differentiate: inexact arrays that `wrt` selects.
 
     Args:
         tree: the argument to differentiate.
@@ -93,7 +93,7 @@ class Chosen:
         self.values, self.structure = divide(self.trees(), mask)
 
     def trees(self) -> tuple[PyTree, ...]:
-        """The arguments to differentiate."""
+        """Return the arguments to differentiate."""
         return tuple(self._args[i] for i in self._indices)
 
     def collect(
@@ -123,7 +123,7 @@ class Chosen:
     def apart(
         self, fn: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
-        """The call of `collect` for one more run, which changes nothing that the caller has.
+        """Return the call of `collect` for one more run, which changes nothing that the caller has.
 
         Its States are copies, so the caller's can still be used once.
         """
@@ -143,7 +143,7 @@ class Chosen:
         return trees if self._several else trees[0]
 
     def named(self, fn: Callable[..., Any]) -> list[tuple[str, Any]]:
-        """Every leaf of the arguments, with its path."""
+        """Return every leaf of the arguments, with its path."""
         return [
             (path_text(path, name), leaf)
             for name, tree in zip(_names(fn, self._indices), self.trees(), strict=True)
@@ -186,7 +186,7 @@ def choose(
     # For all at once, and before names are made, because most models share nothing.
     if has_twice(chosen.values):
         for name, tree, mask in zip(_names(fn, indices), trees, masks, strict=True):
-            tell_shared(f"{where} of {function_name(fn)}", name, tree, mask)
+            warn_of_shared(f"{where} of {function_name(fn)}", name, tree, mask)
     return chosen
 
 
@@ -216,7 +216,7 @@ def _names(fn: Callable[..., Any], indices: Iterable[int]) -> list[str]:
 def _picked(
     where: str, wrt: FilterSpec, trees: list[PyTree], names: list[str], several: bool
 ) -> list[list[bool]]:
-    """The leaves of each argument that `wrt` selects."""
+    """Return the leaves of each argument that `wrt` selects."""
     if isinstance(wrt, (str, type)):
         wrt = as_selector(wrt)
     # A path is misspelt only if it matches in none of the arguments.
@@ -231,7 +231,7 @@ def _picked(
 
 
 def _specs(where: str, wrt: Any, names: list[str]) -> list[Any]:
-    """One filter spec for each of several arguments."""
+    """Return one filter spec for each of several arguments."""
     if class_of(wrt) in (tuple, list):
         if len(wrt) == len(names):
             return list(wrt)
@@ -239,7 +239,7 @@ def _specs(where: str, wrt: Any, names: list[str]) -> list[Any]:
             f"{where}(wrt)",
             f"one spec for each of the {len(names)} differentiated arguments",
             f"{len(wrt)}",
-            hint=["by name, the others have the default:", f"wrt={{{names[0]!r}: True}}"],
+            hint=["pass specs by name; others use the default:", f"wrt={{{names[0]!r}: True}}"],
         )
     if class_of(wrt) is dict and any(key in names for key in wrt):
         unknown = [key for key in wrt if key not in names]
@@ -302,7 +302,7 @@ def refuse_nothing(
 
 
 def chosen_places(fn: Callable[..., Any], chosen: Chosen) -> list[tuple[str, Any]]:
-    """The paths of the chosen leaves, each with its leaf."""
+    """Return the paths of the chosen leaves, each with its leaf."""
     every = chosen.named(fn)
     return [every[i] for i in chosen.structure.positions or ()]
 

@@ -59,7 +59,7 @@ def _define(custom: Transformed, name: str, rule: Callable[..., Any]) -> Callabl
 
 
 def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
-    """The rule of that name.
+    """Return the rule of that name.
 
     Raises:
         RuleError: if it is not defined yet.
@@ -86,7 +86,7 @@ def _warn_of(custom: Transformed, older: str, newer: Sequence[str]) -> None:
         f"{custom.transform_name} of {called}",
         "the newer spelling of its rules",
         f"{older}, which is deprecated",
-        hint=["write, with None for zeros:", *(s.format(called=called) for s in newer)],
+        hint=["write, with None instead of zeros:", *(s.format(called=called) for s in newer)],
     )
 
 
@@ -110,14 +110,14 @@ def _older_forward(
 
 def _older_backward(
     rule: Callable[..., Any],
-    kept: Any,
+    saved: Any,
     grad_out: PyTree,
     perturbed: PyTree,
     /,
     *args: Any,
     **kwargs: Any,
 ) -> PyTree:
-    out, residuals = kept
+    out, residuals = saved
     return rule(residuals, _with_zeros(out, grad_out), *args, **kwargs)
 
 
@@ -161,8 +161,8 @@ def _as_array(value: Any) -> Any:
     return value if is_array(value) else jnp.asarray(value)
 
 
-def _spots(tree: PyTree, root: str) -> list[str]:
-    """The paths of a tree of flags or tangents that have one."""
+def _paths(tree: PyTree, root: str) -> list[str]:
+    """Return the paths of a tree of flags or tangents that have one."""
     found = jtu.tree_leaves_with_path(tree)
     return [path_text(path, root) for path, leaf in found if leaf is not None and leaf is not False]
 
@@ -172,11 +172,11 @@ def _refuse_derivatives(
 ) -> None:
     """Raise the error for a derivative by something that must be constant, if there is one."""
     called = function_name(custom.fn)
-    locs = _spots(of_fn, called)
-    locs += [loc for name, flags in by_name.items() for loc in _spots(flags, name)]
+    locs = _paths(of_fn, called)
+    locs += [loc for name, flags in by_name.items() for loc in _paths(flags, name)]
     if locs:
-        where, got = f"{custom.transform_name} of {called}", "others, too"
-        hints = [f"{hint}, or take it out of the derivative:", "jax.lax.stop_gradient(x)"]
+        where, got = f"{custom.transform_name} of {called}", "other derivatives"
+        hints = [f"{hint}, or stop its gradient:", "jax.lax.stop_gradient(x)"]
         raise DerivativeError(where, expected, got, places=locs, hint=hints)
 
 
@@ -229,7 +229,7 @@ class _CustomJvp(Transformed):
 
 
 def _with_tangents(agreement: _Agreement, out: PyTree, tangent_out: PyTree) -> tuple[Any, Any]:
-    """The result of a rule as JAX wants it: packed, and a tangent for each array."""
+    """Return the result of a rule as JAX wants it: packed, and a tangent for each array."""
     expected, root = "a tangent like out", "tangent_out"
     found = beside(out, tangent_out, where=agreement.where, expected=expected, root=root)
     packed = agreement.pack(out, found)
@@ -346,13 +346,13 @@ class _VjpCall:
         self.agreement = _Agreement(f"def_fwd of {function_name(custom.fn)}")
 
     def run(self, first: list[Any], others: list[Any]) -> Any:
-        """The function itself."""
+        """Return the function itself."""
         fn, args, kwargs = self.rest.assemble(others)
         args = self.vjp_arg.assemble(first), *args
         return self.agreement.pack(call_tracked(fn, args, kwargs))
 
     def run_forward(self, first: list[Any], others: list[Any]) -> tuple[Any, Any]:
-        """The function, with the residuals for the backward pass."""
+        """Return the function, with the residuals for the backward pass."""
         firsts = [_as_array(x.value) for x in first]
         seconds = [_as_array(x.value) for x in others]
         self._refuse_others(_perturbed(others, seconds))
@@ -371,8 +371,8 @@ class _VjpCall:
         return packed, {_Pass(perturbed, structure): (firsts, seconds, arrays)}
 
     def run_backward(self, residue: Any, packed: Any) -> tuple[Any, Any]:
-        """From cotangents of the packed result to those of the first argument."""
-        ((kept, (firsts, seconds, arrays)),) = residue.items()
+        """Return the cotangents of the first argument, from those of the packed result."""
+        ((forward, (firsts, seconds, arrays)),) = residue.items()
         (cotangents,) = packed.values()
         structure = self.agreement.structure
         assert structure is not None, "the forward pass comes first"
@@ -380,8 +380,8 @@ class _VjpCall:
         grad_out = as_derivatives(structure.place(given), structure.treedef)
         vjp_arg = self.vjp_arg.assemble(firsts)
         _, args, kwargs = self.rest.assemble(seconds)
-        residuals = kept.residuals.assemble(arrays)
-        gradient = self.backward(residuals, grad_out, kept.perturbed, vjp_arg, *args, **kwargs)
+        residuals = forward.residuals.assemble(arrays)
+        gradient = self.backward(residuals, grad_out, forward.perturbed, vjp_arg, *args, **kwargs)
         found = beside(
             vjp_arg,
             gradient,
@@ -403,13 +403,13 @@ class _VjpCall:
 
 
 def _perturbed(primals: list[Any], values: list[Any]) -> list[bool]:
-    """Which of the values that JAX passes to a forward pass need a gradient."""
+    """Return which of the values that JAX passes to a forward pass need a gradient."""
     pairs = zip(primals, values, strict=True)
     return [bool(primal.perturbed) and is_inexact_array(value) for primal, value in pairs]
 
 
 def filter_custom_jvp(fn: Callable[..., Any]) -> Any:
-    """A function with a derivative of your own: `jax.custom_jvp` for functions of any trees.
+    """Return a function with a derivative of your own: `jax.custom_jvp` for functions of any trees.
 
     Positional arguments can be differentiated. Keywords, and the arrays of `fn` itself, are
     constant.

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.shared_parameters import tell_shared
+from pytreemod.transform.boundary.shared_parameters import warn_of_shared
 from pytreemod.transform.boundary.signatures import check_options
 from pytreemod.transform.boundary.sowing import watching, with_collected
 from pytreemod.transform.boundary.supplying import supplied
@@ -37,7 +37,7 @@ from pytreemod.transform.derivatives.chosen_leaves import (
     refuse_nothing,
     trainable_mask,
 )
-from pytreemod.transform.derivatives.reaching import Unused, check_unused, reach_of, tell_unused
+from pytreemod.transform.derivatives.reaching import Unused, check_unused, reach_of, report_unused
 from pytreemod.transform.derivatives.results import explain_loss, pair_of
 from pytreemod.transform.derivatives.watching import watch
 from pytreemod.transform.host.failures import raises_checks
@@ -81,7 +81,7 @@ def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
     leaves, treedef = jtu.tree_flatten(model)
     refuse_unfinished("trainable", model)
     mask = trainable_mask(model, wrt, "trainable(wrt)")
-    tell_shared("trainable", "model", model, mask)
+    warn_of_shared("trainable", "model", model, mask)
     pairs = list(zip(leaves, mask, strict=True))
     return (
         treedef.unflatten([x if m else None for x, m in pairs]),
@@ -150,7 +150,7 @@ class _Grad(Transformed):
             reach = reach_of(
                 lambda diffs: _loss_of(again(diffs)[0], options.has_aux), chosen.values
             )
-            tell_unused(self._where(), unused, chosen_places(fn, chosen), reach)
+            report_unused(self._where(), unused, chosen_places(fn, chosen), reach)
         aux = None if packed is None else unpack(packed)
         if seen is not None:
             grads, cotangents = seen.divided(grads)
@@ -160,7 +160,7 @@ class _Grad(Transformed):
 
     @staticmethod
     def result(value: Any, aux: Any, gradient: Any, has_aux: bool) -> Any:
-        """The result for the caller."""
+        """Return the result for the caller."""
         return ((value, aux) if has_aux else value), gradient
 
     def _where(self) -> str:
@@ -367,7 +367,7 @@ def filter_grad(
     unused: Unused = "ignore",
     **gradkwargs: Any,
 ) -> Any:
-    """The gradient of a scalar function of any trees.
+    """Return the gradient of a scalar function of any trees.
 
     Differentiates the floating arrays of the first argument, except buffers
     ([`buffer`][pytreemod.buffer]). The gradient has the structure of the argument, with None for

@@ -96,7 +96,7 @@ class _Jacobian(Transformed):
                 "complex ones",
                 places=found,
                 hint=[
-                    "of a holomorphic function:",
+                    "for a holomorphic function:",
                     f"pm.{self.transform_name}(f, holomorphic=True)",
                 ],
             )
@@ -104,7 +104,7 @@ class _Jacobian(Transformed):
     @staticmethod
     @abstractmethod
     def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-        """The transform of JAX."""
+        """Return the transform of JAX."""
 
 
 def _is_complex(leaf: Any) -> bool:
@@ -194,7 +194,7 @@ def filter_jacfwd(
     wrt: FilterSpec | None = None,
     **jaxkwargs: Any,
 ) -> Any:
-    """The Jacobian by forward mode: `jax.jacfwd` for functions of any trees.
+    """Return the Jacobian by forward mode: `jax.jacfwd` for functions of any trees.
 
     Good for few inputs and many outputs. By default it differentiates the same leaves as
     [`filter_grad`][pytreemod.filter_grad]: the floating arrays of the first argument, except
@@ -238,7 +238,7 @@ def filter_jacrev(
     wrt: FilterSpec | None = None,
     **jaxkwargs: Any,
 ) -> Any:
-    """The Jacobian by reverse mode: `jax.jacrev` for functions of any trees.
+    """Return the Jacobian by reverse mode: `jax.jacrev` for functions of any trees.
 
     Good for many inputs and few outputs; otherwise as [`filter_jacfwd`][pytreemod.filter_jacfwd].
 
@@ -276,7 +276,7 @@ def filter_hessian(
     wrt: FilterSpec | None = None,
     **jaxkwargs: Any,
 ) -> Any:
-    """The matrix of second derivatives: `jax.hessian` for functions of any trees.
+    """Return the matrix of second derivatives: `jax.hessian` for functions of any trees.
 
     **Law.** It equals `filter_jacfwd(filter_jacrev(f))`, with the same options for both.
 

@@ -137,7 +137,7 @@ def filter_jvp(
     tangents: Sequence[Any] = _MISSING,
     **kwargs: Any,
 ) -> Any:
-    """The derivative along a direction: `jax.jvp` for functions of any trees.
+    """Return the derivative along a direction: `jax.jvp` for functions of any trees.
 
     **Law.** On the arrays that have a tangent it equals `jax.jvp` of the function of these alone;
     everything else is constant.
@@ -174,8 +174,8 @@ def filter_jvp(
         raise ArgumentError(
             "filter_jvp",
             "primals and tangents",
-            "primals alone" if tangents is _MISSING and primals is not _MISSING else "none",
-            hint=["write, for instance", "pm.filter_jvp(f, (x,), (dx,))"],
+            "only primals" if tangents is _MISSING and primals is not _MISSING else "none",
+            hint=["for example:", "pm.filter_jvp(f, (x,), (dx,))"],
         )
     return made(primals, tangents, **kwargs)
 
@@ -192,7 +192,7 @@ class _Space:
         return self.treedef.unflatten([_FIXED if s is None else s for s in self.structs])
 
     def fill(self, tree: PyTree, values: Sequence[Any]) -> PyTree:
-        """A tree of this space with other values for its arrays."""
+        """Return a tree of this space with other values for its arrays."""
         # By position, because an array of the tree may be constant, and not part of the space.
         return divide(tree, [s is not None for s in self.structs])[1].assemble(values)
 
@@ -238,7 +238,7 @@ class _LinearMap:
         return f"<{self.name}>"
 
     def read(self, tree: PyTree, root: str, expected: str) -> list[Any]:
-        """The arrays of a tree of the domain, with zeros for None."""
+        """Return the arrays of a tree of the domain, with zeros for None."""
         structs = self.domain.structs
         found = beside(self.domain.skeleton, tree, where=self.name, expected=expected, root=root)
         pairs = [(x, s) for x, s in zip(found, structs, strict=True) if s is not None]
@@ -337,11 +337,11 @@ class _Linearizing(Transformed):
     @staticmethod
     @abstractmethod
     def linearize(run: Callable[..., Any], values: list[Any]) -> tuple[Any, Any, Any]:
-        """The transform of JAX."""
+        """Return the transform of JAX."""
 
     @abstractmethod
     def make(self, apply: Any, arguments: _Space, result: _Space) -> _LinearMap:
-        """The map for the caller."""
+        """Return the map for the caller."""
 
 
 class _Vjp(_Linearizing):

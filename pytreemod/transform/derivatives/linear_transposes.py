@@ -24,7 +24,7 @@ from pytreemod.typing import PyTree, jtu, untyped_jax
 def filter_linear_transpose(
     fun: Callable[..., Any], *primals: Any
 ) -> Callable[[PyTree], tuple[PyTree, ...]]:
-    """The transpose of a linear function: `jax.linear_transpose` for functions of any trees.
+    """Return the transpose of a linear function: `jax.linear_transpose` for functions of any trees.
 
     It is linear in the floating arrays of its arguments. Everything else in them is constant, and
     so are the arrays of `fun` itself.
@@ -94,19 +94,19 @@ def _is_linear(leaf: Any) -> bool:
 def _refuse_unknown(where: str, primals: tuple[Any, ...]) -> None:
     wrong = _places(primals, "primals", lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     if wrong:
-        expected = "values for leaves that are not floating, which are constant"
+        expected = "values for the constant leaves, which are not floating"
         raise ArgumentError(where, expected, "shapes", places=wrong)
 
 
 def _refuse_others(where: str, result: PyTree) -> None:
     wrong = _places(result, "result", is_abstract)
     if wrong:
-        expected = "a result in which all arrays are floating"
-        raise DerivativeError(where, expected, "others", places=wrong)
+        expected = "a result of floating arrays"
+        raise DerivativeError(where, expected, "other arrays", places=wrong)
 
 
 def _places(tree: PyTree, root: str, counts: Callable[[Any], bool]) -> list[str]:
-    """The paths of leaves that `counts` selects and that are not floating."""
+    """Return the paths of leaves that `counts` selects and that are not floating."""
     leaves = jtu.tree_leaves_with_path(tree)
     wrong = [(path, leaf) for path, leaf in leaves if counts(leaf) and not _is_linear(leaf)]
     return [f"{path_text(path, root)}: {describe(leaf)}" for path, leaf in wrong]
@@ -116,6 +116,6 @@ def _explain_no_transpose(where: str) -> str:
     return explain(
         where,
         "a function that is linear in the floating arrays of its arguments",
-        "another",
-        hint=["transpose what it is nearby, its derivative:", "pm.filter_vjp(f, *primals)[1]"],
+        "a nonlinear function",
+        hint=["transpose its derivative:", "pm.filter_vjp(f, *primals)[1]"],
     )

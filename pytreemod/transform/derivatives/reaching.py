@@ -23,7 +23,7 @@ Unused: TypeAlias = Literal["error", "warn", "ignore"]
 
 
 def reach_of(run: Callable[[list[Any]], Any], values: Sequence[Any]) -> list[Reach]:
-    """How each array reaches the loss.
+    """Return how each array reaches the loss.
 
     Args:
         run: returns the loss, a scalar, for a list of arrays.
@@ -61,7 +61,7 @@ def check_unused(where: str, unused: Any) -> None:
         raise ArgumentError(f"{where}(unused)", expected, describe(unused))
 
 
-def tell_unused(
+def report_unused(
     where: str, unused: Unused, places: Sequence[tuple[str, Any]], reach: Sequence[Reach]
 ) -> None:
     """Refuse leaves that get no gradient, or warn about them.
@@ -79,18 +79,18 @@ def tell_unused(
         UnusedParameterWarning: if there are some, and `unused` is `"warn"`.
     """
     found = [
-        f"{place}: {describe(leaf)}, {_WORDS[way]}"
-        for (place, leaf), way in zip(places, reach, strict=True)
-        if way != "reaches"
+        f"{place}: {describe(leaf)}, {_WORDS[reached]}"
+        for (place, leaf), reached in zip(places, reach, strict=True)
+        if reached != "reaches"
     ]
     if not found:
         return
     expected, got = "a gradient for each parameter", f"{len(found)} without one"
     is_used = "unused" not in reach
-    advice = "let a derivative through to it" if is_used else "use it in the loss"
-    hint = [f"{advice}, or exclude it from the derivative by `wrt`"]
+    advice = "let its derivative reach the loss" if is_used else "use it in the loss"
+    hint = [f"{advice}, or exclude it with `wrt`"]
     first = "cut off" if is_used else "unused"
-    place = next(at for (at, _), way in zip(places, reach, strict=True) if way == first)
+    place = next(at for (at, _), reached in zip(places, reach, strict=True) if reached == first)
     root, dot, below = place.partition(".")
     # Only Modules have roles, and an argument that a loss names is usually one.
     if dot and root.isidentifier():

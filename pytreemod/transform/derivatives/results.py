@@ -21,7 +21,7 @@ def pair_of(
     reason: str = "",
     error: type[PytreemodError] = ArgumentError,
 ) -> tuple[Any, Any]:
-    """The two values that a function or a rule must return.
+    """Return the two values that a function or a rule must return.
 
     Args:
         result: the value that it returned.
@@ -76,7 +76,7 @@ def explain_loss(
             "a scalar loss",
             with_article(class_of(value).__name__) if is_nested else describe(value),
             hint=[
-                "return the loss alone, or a pair and say so:",
+                "return only the loss, or a pair with has_aux=True:",
                 f"pm.{call or where}(f, has_aux=True)",
             ],
         ) from error
@@ -85,7 +85,7 @@ def explain_loss(
             title,
             "a scalar loss",
             describe(value),
-            hint=["reduce it, for instance by", "return jnp.mean(loss)"],
+            hint=["reduce it, for example:", "return jnp.mean(loss)"],
         ) from error
     kind = jnp.inexact if is_holomorphic else jnp.floating
     if not jnp.issubdtype(jnp.result_type(value), kind):
@@ -93,9 +93,9 @@ def explain_loss(
         is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
         raise ArgumentError(
             title,
-            "a scalar loss, a floating number",
+            "a floating scalar loss",
             describe(value),
-            hint=["a loss is real; of a holomorphic function:", "return jnp.abs(loss)", option]
+            hint=["a loss is real; for a holomorphic function:", "return jnp.abs(loss)", option]
             if is_complex
             else (),
         ) from error

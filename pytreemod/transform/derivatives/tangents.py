@@ -45,7 +45,7 @@ def beside(
     root: str | Callable[[], Sequence[str]] = "",
     strict: bool = True,
 ) -> list[Any]:
-    """The derivative of each leaf of `tree`, None where it is zero.
+    """Return the derivative of each leaf of `tree`, None where it is zero.
 
     Args:
         tree: the tree that the derivative belongs to; shapes may replace arrays.
@@ -84,15 +84,15 @@ def beside(
         raise DerivativeError(
             where,
             expected,
-            "one that does not fit" if len(wrong) == 1 else f"{len(wrong)} that do not fit",
+            "1 that does not fit" if len(wrong) == 1 else f"{len(wrong)} that do not fit",
             places=wrong,
-            hint="None means zero, or not differentiated",
+            hint="use None for zero, and for leaves that are not differentiated",
         )
     return found
 
 
 def _pairs(tree: PyTree, derivative: PyTree) -> list[tuple[Any, Any]] | None:
-    """Each leaf with its derivative; None if the two structures do not simply match."""
+    """Return each leaf with its derivative; None if the two structures do not simply match."""
     try:
         leaves, treedef = jtu.tree_flatten(tree)
         values, other = jtu.tree_flatten(derivative)
@@ -115,7 +115,7 @@ def _is_none(node: object) -> bool:
 
 
 def _checked(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
-    """The derivative to use, and a description of its mistake."""
+    """Return the derivative to use, and a description of its mistake."""
     if is_zero(value):
         return None, None
     if not is_differentiable(leaf):
@@ -131,7 +131,7 @@ def _checked(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
 
 
 def _from_number(leaf: Any, value: Any) -> Any:
-    """A Python number as an array like `leaf`, if it is of the leaf's kind."""
+    """Return a Python number as an array like `leaf`, if it is of the leaf's kind."""
     if not isinstance(value, NUMBERS):
         return jnp.asarray(value)
     # JAX differentiates by a number as by a weak array, so its tangent must be weak, too.

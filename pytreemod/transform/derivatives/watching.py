@@ -51,12 +51,12 @@ class Watch:
             self._ranges.append(range(start, len(self.zeros)))
 
     def divided(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The part for the arguments, and the part for the zeros, which come last."""
+        """Return the part for the arguments, and the part for the zeros, which come last."""
         count = len(values) - len(self.zeros)
         return list(values[:count]), list(values[count:])
 
     def supply(self, fn: Callable[..., Any], zeros: Sequence[Any]) -> Callable[..., Any]:
-        """The function with zeros for its recorded values, to be called by `collect`."""
+        """Return the function with zeros for its recorded values, to be called by `collect`."""
         pairs = zip(self._labels, self._ranges, strict=True)
         given = [(label, [zeros[i] for i in ids]) for label, ids in pairs if ids]
         return with_values(fn, Handed(given))
@@ -96,7 +96,7 @@ class Watch:
         return result, Pullback(pullback, (len(self.zeros), mark, tuple(found)))
 
     def _matched(self) -> list[tuple[int, range]]:
-        """The recorded values that have zeros, with the ranges of these."""
+        """Return the recorded values that have zeros, with the ranges of these."""
         left: dict[tuple[int, str], list[range]] = {}
         for label, ids in zip(self._labels, self._ranges, strict=True):
             left.setdefault(label[:2], []).append(ids)
@@ -119,7 +119,7 @@ class Pullback:
         self.notes = notes
 
     def __call__(self, cotangents: Any) -> tuple[list[Any]]:
-        """The gradients of the arguments alone."""
+        """Return the gradients of the arguments alone."""
         (gradients,) = self.apply(cotangents)
         more, mark, notes = self.notes
         count = len(gradients) - more
@@ -142,7 +142,7 @@ jtu.register_pytree_with_keys(Pullback, _flatten, _unflatten)
 
 
 def watch(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Watch | None:
-    """The values to watch in a differentiated call; None without such a capture.
+    """Return the values to watch in a differentiated call; None without such a capture.
 
     Call it only if `sowing.watching` is not empty.
     """

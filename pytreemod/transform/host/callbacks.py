@@ -56,7 +56,7 @@ class _Promise:
         return [_plain_struct(aval) for aval in self.types]
 
     def arrays_of(self, result: PyTree) -> list[Any]:
-        """The arrays in the result of the callback.
+        """Return the arrays in the result of the callback.
 
         Raises:
             StructureError: if it is not as promised; the error names all paths.
@@ -64,18 +64,18 @@ class _Promise:
         found = compare(self.tree, result, self._fits)
         if found:
             places = [each.line("result", "{1} instead of {0}") for each in found]
-            expected = "what result_shape_dtypes says"
-            raise StructureError(self.where, expected, "something else", places=places)
+            expected = "a result as in result_shape_dtypes"
+            raise StructureError(self.where, expected, "another result", places=places)
         leaves = jtu.tree_leaves(result)
         # By position, because a Python number may replace a promised array.
-        kept = [leaves[i] for i in self.structure.positions or ()]
+        promised = [leaves[i] for i in self.structure.positions or ()]
         return [
             np.asarray(jax.random.key_data(x) if impl else x, None if impl else aval.dtype)
-            for x, impl, aval in zip(kept, self.impls, self.types, strict=True)
+            for x, impl, aval in zip(promised, self.impls, self.types, strict=True)
         ]
 
     def result(self, arrays: Sequence[Any]) -> PyTree:
-        """The result, with arrays from the host."""
+        """Return the result, with arrays from the host."""
         return self.structure.assemble(list(map(_typed, arrays, self.impls)))
 
     def _fits(self, promised: Any, got: Any) -> bool:
@@ -115,7 +115,7 @@ def _is_key(dtype: Any) -> bool:
 
 
 def _impl_of(array: Any) -> Any:
-    """The implementation of an array of keys; None for other arrays."""
+    """Return the implementation of an array of keys; None for other arrays."""
     if not _is_key(array.dtype):
         return None
     # From inside a trace, because a struct has no implementation.
@@ -160,7 +160,7 @@ class _HostCall:
     def of(
         cls, callback: Any, args: tuple[Any, ...], kwargs: dict[str, Any], promise: _Promise
     ) -> tuple[_HostCall, list[Any]]:
-        """The call, and its arrays as JAX takes them to the host."""
+        """Return the call, and its arrays as JAX takes them to the host."""
         arrays, inputs = _divide((callback, args, kwargs))
         impls = [_impl_of(array) for array in arrays]
         operands = [

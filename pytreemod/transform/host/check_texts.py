@@ -28,7 +28,7 @@ class CheckText(NamedTuple):
     def error(
         self, failed: Any, index: Any, *, is_batch: bool, steps: Sequence[int] = (), more: int = 0
     ) -> CheckError:
-        """The error for a failure, with notes below the message on where it happened.
+        """Return the error for a failure, with notes below the message on where it happened.
 
         Args:
             failed: whether it failed, for each member; at least one did.
@@ -54,7 +54,7 @@ class CheckText(NamedTuple):
         return error
 
     def message(self, index: int) -> str:
-        """The message with this index, which may be any number if it was traced."""
+        """Return the message with this index, which may be any number if it was traced."""
         count = len(self.messages)
         known = -count <= index < count
         return self.messages[index] if known else f"message {index} of {count} (no such message)"
@@ -70,7 +70,7 @@ def print_error(error: CheckError) -> None:
 
 
 def user_line() -> str:
-    """The user's line that called this package, as a note; empty if there is none."""
+    """Return the user's line that called this package, as a note; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (public in effect)
     # The first frame outside this package is the line that a user looks for.
     here = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))

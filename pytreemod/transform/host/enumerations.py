@@ -40,7 +40,7 @@ class EnumerationItem(Module):
             f"{name} == ...",
             f"an item of {name}",
             describe(other),
-            hint=["bring both to one class first:", f"{name}.promote(item)"],
+            hint=["convert both to one class first:", f"{name}.promote(item)"],
         )
 
     def __hash__(self) -> int:
@@ -95,10 +95,10 @@ class _EnumerationMeta(type):
         if bases:
             for key in namespace:
                 if key in _RESERVED:
-                    _refuse(name, f"a member not called {key!r}", "that name, which has a meaning")
+                    _refuse(name, f"another name than {key!r}", "a reserved name")
         for key, value in own.items():
             if not isinstance(value, str) or isinstance(value, classmethod):
-                _refuse(f"{name}.{key}", "a message (text)", describe(value))
+                _refuse(f"{name}.{key}", "a message (a string)", describe(value))
         _add(name, members, own)
         # Without the members, because Python would find a string in the class before `__getattr__`.
         cls = super().__new__(
@@ -119,8 +119,8 @@ class _EnumerationMeta(type):
     def __getitem__(cls, item: EnumerationItem) -> Any:
         value = _checked(cls, item, f"{cls.__qualname__}[item]")._value  # pyright: ignore[reportPrivateUsage]  (ours)
         if isinstance(value, Tracer):
-            got = "a traced one"
-            raise ArgumentError(f"{cls.__qualname__}[item]", "an item outside of a transform", got)
+            got = "a traced item"
+            raise ArgumentError(f"{cls.__qualname__}[item]", "an item outside transforms", got)
         # After jax.vmap, items are an array.
         return cls._messages[int(value)] if np.ndim(value) == 0 else np.array(cls._messages)[value]
 
@@ -152,8 +152,8 @@ def _add(name: str, members: dict[str, str], more: dict[str, str]) -> None:
     ]
     members.update(more)
     if changed:
-        hint = "the latest counts, for the items of the bases, too, once they are promoted"
-        expected, got = "one message for each item", f"{len(changed)} with another"
+        hint = "the latest message is used, also for promoted items of the bases"
+        expected, got = "one message for each item", f"{len(changed)} with another message"
         warn(UserWarning, name, expected, got, places=changed, hint=hint)
 
 

@@ -104,7 +104,7 @@ class _Call:
                 _turns.notify_all()
 
     def before(self) -> list[_Call]:
-        """The calls that run, and those that have waited longer."""
+        """Return the calls that run, and those that have waited longer."""
         return [*_running, *_waiting[: _waiting.index(self)]]
 
 

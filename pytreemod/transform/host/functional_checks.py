@@ -88,7 +88,7 @@ def filter_checkify(
             "filter_checkify(errors)",
             "a set of checks",
             describe(errors),
-            hint=["write, for instance", "errors=jax.experimental.checkify.nan_checks"],
+            hint=["for example:", "errors=jax.experimental.checkify.nan_checks"],
         )
     return _Checkified(fun, None if errors is None else frozenset(errors))
 

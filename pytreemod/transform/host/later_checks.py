@@ -151,7 +151,7 @@ class Recorded(NamedTuple):
         return 3 if self.shape else 1
 
     def error(self, numbers: Any) -> CheckError:
-        """The error for its part of a summary."""
+        """Return the error for its part of a summary."""
         code, position, count = (*map(int, numbers), 0, 1)[:3]
         failed = np.zeros(self.shape, bool)
         failed[np.unravel_index(position, self.shape) if self.shape else ()] = True
@@ -195,14 +195,14 @@ class Checks(tuple[Recorded, ...]):
     zeros: bytes
 
     def __new__(cls, recorded: Iterable[Recorded]) -> Checks:
-        """The checks with these records."""
+        """Return the checks with these records."""
         made = super().__new__(cls, recorded)
         # The bytes of a summary without failures.
         made.zeros = np.zeros(sum(each.size for each in made), np.int32).tobytes()
         return made
 
     def parts(self, summary: Any) -> Iterable[tuple[Recorded, Any]]:
-        """Each check with its part of a summary."""
+        """Yield each check with its part of a summary."""
         at = 0
         for each in self:
             yield each, summary[at : at + each.size]
@@ -326,7 +326,7 @@ class Pending:
 
 
 def _failures_in(summary: Any) -> Any:
-    """A summary as numbers; None without failures."""
+    """Return a summary as numbers; None without failures."""
     try:
         whole = summary if summary.is_fully_addressable else summary.addressable_data(0)
         numbers = np.asarray(whole)
@@ -337,7 +337,7 @@ def _failures_in(summary: Any) -> Any:
 
 
 def _error_of(failed: Sequence[_Failure]) -> CheckError:
-    """The error for the first failure; the others are counted."""
+    """Return the error for the first failure; the others are counted."""
     first = min(failed, key=lambda one: (one.function, one.call))
     error = first.recorded.error(first.numbers)
     more = len(failed) - 1
@@ -368,5 +368,5 @@ def _print_at_exit() -> None:
     failed = _take_all()
     if failed:
         error = _error_of(failed)
-        error.add_note("printed at exit, for no call came after it")
+        error.add_note("printed at exit, because no later call raised it")
         print_error(error)

@@ -138,9 +138,9 @@ def branched_error_if(
         Array(1., dtype=float32, weak_type=True)
     """
     if isinstance(msgs, str) or not all(isinstance(m, str) for m in msgs):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise ArgumentError("branched_error_if(msgs)", "a list of texts", describe(msgs))
+        raise ArgumentError("branched_error_if(msgs)", "a list of strings", describe(msgs))
     if not msgs:
-        raise MessageError("branched_error_if(msgs)", "a list of texts", describe(msgs))
+        raise MessageError("branched_error_if(msgs)", "a list of strings", describe(msgs))
     return _check("branched_error_if", x, pred, index, tuple(msgs), on_error)
 
 
@@ -243,7 +243,7 @@ class _Check:
         self.frames = 0 if structure is None else _frames()
 
     def fail(self, failed: Any, index: Any, seen: list[Any]) -> Any:
-        """On the device, after a failure: call the host."""
+        """Call the host, on the device, after a failure."""
         manner = _manner()()
         if self.structure is not None:
             failed = self.call_back(self.announce, failed, failed, index, manner)
@@ -251,7 +251,7 @@ class _Check:
         return self.call_back(self.report, jnp.asarray(True), failed, index, manner)
 
     def succeed(self, failed: Any, index: Any, seen: list[Any]) -> Any:
-        """On the device, without a failure."""
+        """Do nothing, on the device, without a failure."""
         return jnp.asarray(True)
 
     def stop(self, pred: Any, x: PyTree) -> Any:
@@ -265,7 +265,7 @@ class _Check:
         return jax.pure_callback(function, result, *args, vmap_method="sequential")
 
     def report(self, failed: Any, index: Any, manner: Any) -> Any:
-        """On the host: record the failure, or raise."""
+        """Record the failure on the host, or raise."""
         make_error = ft.partial(self.text.error, failed, index, is_batch=True)
         # A program that no call waits for does not count among those that wait for this check.
         count = record_failure(self.name, make_error) if manner & _AWAITED else 0
@@ -274,12 +274,14 @@ class _Check:
             raise_into_jax(make_error())
         if not count:
             error = make_error()
-            error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
+            error.add_note(
+                "printed, because jax.jit on several devices cannot raise it; filter_jit can"
+            )
             print_error(error)
         return np.asarray(False)
 
     def announce(self, failed: Any, index: Any, manner: Any) -> Any:
-        """On the host, before the debugger opens: record the failure, and print it."""
+        """Record the failure on the host, and print it, before the debugger opens."""
         make_error = ft.partial(self.text.error, failed, index, is_batch=True)
         if manner & _AWAITED:
             record_failure(self.name, make_error)
@@ -300,7 +302,7 @@ class _Check:
 
 
 def _make_guard(check: _Check) -> Any:
-    """A function `(failed, index, seen) -> passed` that calls `check.fail` if any failed.
+    """Return a function `(failed, index, seen) -> passed` that calls `check.fail` if any failed.
 
     Under `jax.vmap` it receives the whole batch, with one more leading axis, and its result is not
     mapped. So the condition remains one, and does not become a selection.
@@ -346,7 +348,7 @@ def _guarded_jvp(guard: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def _after_failure(array: Any, passed: Any) -> Any:
-    """The value that replaces an array when its check has failed."""
+    """Return the value that replaces an array when its check has failed."""
     if jnp.issubdtype(array.dtype, jnp.inexact):
         return jnp.full_like(array, jnp.nan)
     # Integers have no NaN, and a counter that starts again would count forever. So they are
@@ -376,7 +378,7 @@ def _poisoned_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def checks_in(jaxpr: Any) -> frozenset[str]:
-    """The names of the checks in a program.
+    """Return the names of the checks in a program.
 
     Searching the program finds them all. Watching the trace would miss those in functions that JAX
     had traced before: the body of a `scan`, an inner `jax.jit`.
@@ -414,7 +416,7 @@ _making = _Making()
 
 
 def begin_making() -> None:
-    """From here on, `call_checked` runs the programs lowered in this thread."""
+    """Let `call_checked` run the programs that this thread lowers from now on."""
     _making.count += 1
 
 
@@ -425,7 +427,7 @@ def end_making() -> None:
 
 @ft.cache
 def _manner() -> Any:
-    """How the program runs, as a value: on several devices, and with a caller that waits.
+    """Return how the program runs, as a value: on several devices, and with a caller that waits.
 
     Both are known when the program is lowered. Only JAX knows the first. The second depends on who
     makes the program, even if JAX had traced parts of it before, for others.
@@ -445,7 +447,7 @@ def _require_truth(where: str, pred: Any) -> None:
         f"{where}(pred)",
         "a boolean, an integer, or an array of them",
         describe(pred),
-        hint=["compare, for instance", "error_if(x, x < 0, ...)"],
+        hint=["compare, for example:", "error_if(x, x < 0, ...)"],
     )
 
 
@@ -478,7 +480,7 @@ def _mode(where: str, on_error: str) -> str:
     if on_error == "default":
         source, on_error = _setting(ON_ERROR, "raise")
     if on_error not in _MODES:
-        hint = ["write, for instance", f"{'on_error' if '(' in source else source}='raise'"]
+        hint = ["for example:", f"{'on_error' if '(' in source else source}='raise'"]
         raise OptionError(source, f"one of {', '.join(_MODES)}", describe(on_error), hint=hint)
     return on_error
 
@@ -491,7 +493,7 @@ def _frames() -> int:
 
 
 def _setting(name: str, default: str) -> tuple[str, str]:
-    """The environment variable to use, and its value."""
+    """Return the environment variable to use, and its value."""
     # Scripts that set Equinox's variable continue to work.
     theirs = name.replace("PYTREEMOD", "EQX")
     source = theirs if name not in os.environ and theirs in os.environ else name

@@ -35,7 +35,7 @@ class Named(NamedTuple):
 def named_arguments(
     names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Named]:
-    """The arguments of a call in the order of its arrays: keywords last, and sorted."""
+    """Return the arguments of a call in the order of its arrays: keywords last, and sorted."""
     positional = [Named(argument_name(names, i), x) for i, x in enumerate(args)]
     return [*positional, *(Named(name, kwargs[name]) for name in sorted(kwargs))]
 
@@ -68,7 +68,7 @@ def specs_by_argument(
     terms: Terms,
     trees: Sequence[PyTree],
 ) -> list[Any]:
-    """One spec for each argument.
+    """Return one spec for each argument.
 
     Args:
         spec: one for all, a tuple with one for each positional argument, or a dict by name.
@@ -117,7 +117,7 @@ def _refuse(
             f"a tuple of specs for {len(every)} arguments",
             describe(spec),
             hint=[
-                "write, for instance",
+                "for example:",
                 f"{terms.option}=(spec{', None' * (len(every) - 1)})",
             ],
         )
@@ -126,12 +126,15 @@ def _refuse(
         terms.where,
         f"one spec for each of the {positional} positional arguments",
         str(len(spec)),
-        hint=[f"by name, any other argument {terms.rest}:", f"{terms.option}={example}"],
+        hint=[
+            f"or pass them by name; any other argument {terms.rest}:",
+            f"{terms.option}={example}",
+        ],
     )
 
 
 def assign(spec: Any, tree: PyTree, root: str, terms: Terms, strict: bool = True) -> list[Assigned]:
-    """The value of a spec for each array of a tree; functions in it are not called yet.
+    """Return the value of a spec for each array of a tree; functions in it are not called yet.
 
     Args:
         spec: a prefix of the tree.
@@ -161,7 +164,7 @@ def assign(spec: Any, tree: PyTree, root: str, terms: Terms, strict: bool = True
 def assign_arguments(
     spec: Any, arguments: Sequence[Named], positional: int, known: Collection[str], terms: Terms
 ) -> list[Assigned]:
-    """The value of a spec for each array of a call, in order; see `specs_by_argument`."""
+    """Return the value of a spec for each array of a call, in order; see `specs_by_argument`."""
     every = [argument.name for argument in arguments]
     trees = [argument.tree for argument in arguments]
     specs = specs_by_argument(spec, every, positional, known, terms, trees)
@@ -183,7 +186,7 @@ def assign_arguments(
 
 
 def values_in(spec: Any, stops: Callable[[Any], bool]) -> list[Any]:
-    """The leaves of a spec, including the values of its rules; each once."""
+    """Return the leaves of a spec, including the values of its rules; each once."""
     values: list[Any] = []
     for leaf in jtu.tree_leaves(spec, is_leaf=stops):
         for value in [value for _, value in leaf.items] if isinstance(leaf, By) else [leaf]:

@@ -14,7 +14,7 @@ from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.boundary.wrapping import Transformed
-from pytreemod.tree.nodes import Location, RoleHere, children_of, record_of, with_meant
+from pytreemod.tree.nodes import InheritedRole, Location, children_of, record_of, with_meant
 from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
@@ -63,7 +63,7 @@ def choose_modules(
 
 
 def unwrapped(tree: PyTree) -> tuple[Path, PyTree]:
-    """The callable inside wrappers, and its path in them.
+    """Return the callable inside wrappers, and its path in them.
 
     Paths start at the model, however it is called: as a method, or under a transform.
 
@@ -81,7 +81,7 @@ def unwrapped(tree: PyTree) -> tuple[Path, PyTree]:
 def choose_values(
     where: str, rule: By, tree: PyTree, is_offered: Callable[[Any], bool]
 ) -> dict[Path, Any]:
-    """The values that a rule has for Modules themselves, by their paths.
+    """Return the values that a rule has for Modules themselves, by their paths.
 
     Args:
         where: the name of the caller, for errors.
@@ -117,7 +117,7 @@ def rebuilt(
     path: Path = (),
     within: Container[Path] | None = None,
 ) -> PyTree:
-    """A tree with its nodes changed, those below a node before the node itself.
+    """Return a tree with its nodes changed, those below a node before the node itself.
 
     Args:
         tree: any tree.
@@ -146,7 +146,7 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
 # ---- one argument
 
 
-class _Spot(NamedTuple):
+class _Candidate(NamedTuple):
     """A node, its path, and the number of other libraries' nodes above it."""
 
     path: Path
@@ -155,14 +155,14 @@ class _Spot(NamedTuple):
     role: str
 
 
-def _spots(node: Any, path: Path, depth: int, here: RoleHere) -> Iterator[_Spot]:
+def _candidates(node: Any, path: Path, depth: int, here: InheritedRole) -> Iterator[_Candidate]:
     children = _children(node)
     if children is None:
         return
-    yield _Spot(path, node, depth, here.role)
+    yield _Candidate(path, node, depth, here.role)
     is_own = record_of(node) is None and class_of(node) not in (tuple, list, dict)
     for key, child in children:
-        yield from _spots(child, (*path, key), depth + is_own, here.of_child(node, key))
+        yield from _candidates(child, (*path, key), depth + is_own, here.of_child(node, key))
 
 
 class _Argument:
@@ -171,7 +171,7 @@ class _Argument:
     def __init__(self, tree: PyTree, has_method: Callable[[Any], bool]):
         self.prefix, inner = unwrapped(tree)
         self.inner = inner
-        self.locs = list(_spots(inner, (), 0, RoleHere()))
+        self.locs = list(_candidates(inner, (), 0, InheritedRole()))
         self.candidates = Locations(
             Location(loc.path, loc.node, (), loc.role, is_node=True)
             for loc in self.locs
@@ -186,7 +186,7 @@ class _Argument:
             self.names = {loc.path: path_text(loc.path) for loc, is_picked in pairs if is_picked}
 
     def names_by_path(self) -> dict[Path, str]:
-        """The names, by the paths in the argument as it is wrapped."""
+        """Return the names, by the paths in the argument as it is wrapped."""
         return {(*self.prefix, *path): name for path, name in self.names.items()}
 
 
@@ -249,7 +249,7 @@ def _names_alike(model: Any, other: Any, names: dict[Path, str]) -> dict[Path, s
 
 
 def _classes(node: Any, path: Path) -> list[Any]:
-    """The classes of the nodes along a path, as far as the path exists."""
+    """Return the classes of the nodes along a path, as far as the path exists."""
     classes = [class_of(node)]
     for key in path:
         below = dict(children_of(node) or ())
@@ -267,8 +267,8 @@ def _explain_none(
     where: str, what: str, places: Sequence[Location], steps: tuple[str, ...] = ()
 ) -> str:
     shown = some_of([pattern_text(place.path) for place in places])
-    hint = ["pass the model as an argument: one that fn has from elsewhere cannot be chosen"]
+    hint = ["pass the model as an argument of fn, not as a closure"]
     if shown:
-        hint = with_meant([f"they have: {shown}"], steps, places)
-    expected = "a selector of at least one Module that can be called, in the arguments"
+        hint = with_meant([f"the arguments have: {shown}"], steps, places)
+    expected = "a selector of at least one callable Module in the arguments"
     return explain(f"{where}({what})", expected, "none", hint=hint)

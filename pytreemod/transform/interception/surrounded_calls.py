@@ -106,11 +106,11 @@ class AbstractCallRule(Module):
     uses_layer: ClassVar[bool] = True
 
     def shown(self) -> str:
-        """The note printed after a Module that the rule belongs to; none by default."""
+        """Return the note printed after a Module that the rule belongs to; none by default."""
         return ""
 
     def entering(self, module: Any) -> Any:
-        """The Module whose method runs, instead of the one that was called.
+        """Return the Module whose method runs, instead of the one that was called.
 
         Args:
             module: the one that was called, or the result of an outer rule.
@@ -255,7 +255,7 @@ def put_around(
 
 
 def released(tree: PyTree, level: int | None = None) -> PyTree:
-    """A tree without the rules of a level; Modules without any rules get their own classes.
+    """Return a tree without the rules of a level; Modules without any rules get their own classes.
 
     Args:
         tree: any tree.
@@ -291,13 +291,13 @@ def _attribute(bases: Iterable[type], name: str) -> Any:
 
 
 def own_rules(node: Any, kind: type[_K]) -> dict[str, _K]:
-    """The rules of a kind that remain with a Module, by the names of the methods."""
+    """Return the rules of a kind that remain with a Module, by the names of the methods."""
     wrappers = [wrapper for wrapper in _wrappers_of(node) if _is_own(wrapper, kind)]
     return {wrapper.method: wrapper.rule for wrapper in wrappers if isinstance(wrapper.rule, kind)}
 
 
 def with_own_rules(node: Any, kind: type[_K], rules: Mapping[str, _K]) -> Any:
-    """A Module with these rules instead of all rules of their kind that remained with it.
+    """Return a Module with these rules instead of all rules of their kind that remained with it.
 
     They get no path. So Modules at different paths with the same rules have one structure, as they
     have without rules.
@@ -309,10 +309,12 @@ def with_own_rules(node: Any, kind: type[_K], rules: Mapping[str, _K]) -> Any:
             rules; new ones are outside of them.
     """
     old = _wrappers_of(node)
-    kept = [wrapper for wrapper in old if not _is_own(wrapper, kind) or wrapper.method in rules]
-    there = {wrapper.method for wrapper in kept if _is_own(wrapper, kind)}
+    remaining = [
+        wrapper for wrapper in old if not _is_own(wrapper, kind) or wrapper.method in rules
+    ]
+    there = {wrapper.method for wrapper in remaining if _is_own(wrapper, kind)}
     wrappers = [_pathless(rules[name], name) for name in rules if name not in there]
-    for wrapper in kept:
+    for wrapper in remaining:
         wrappers.append(
             _pathless(rules[wrapper.method], wrapper.method) if _is_own(wrapper, kind) else wrapper
         )
@@ -342,7 +344,7 @@ class Numbers(NamedTuple):
     members: tuple[Any, ...] = ()
 
     def add(self, kind: str, number: Any) -> Numbers:
-        """The numbers with one more, of a "layer" or of a "member"."""
+        """Return the numbers with one more, of a "layer" or of a "member"."""
         if kind == "layer":
             return self._replace(layers=(*self.layers, number))
         return self._replace(members=(*self.members, number))
@@ -370,7 +372,7 @@ class _Rings(Varying, tuple[_Ring, ...]):
     """The rules of an instance, outermost first."""
 
     def traits(self) -> Iterator[Trait]:
-        """The methods that call them."""
+        """Return the methods that call them."""
         return ((_Surrounded, wrapper.method) for wrapper in self)
 
 
@@ -419,7 +421,7 @@ def _with_wrappers(node: Any, wrappers: Iterable[_Ring]) -> Any:
 
 
 def _asking(cls: Any, name: str) -> Any:
-    """A method that calls the rules around the method of a class."""
+    """Return a method that calls the rules around the method of a class."""
 
     @passing_on
     @ft.wraps(getattr(cls, name))
@@ -470,7 +472,7 @@ def _ask(
 
 
 class _Calls(threading.local):
-    """For each `surrounding` of this thread, its traces with their counts of calls."""
+    """The traces of each `surrounding` of this thread, with their counts of calls."""
 
     def __init__(self) -> None:
         self.stack: list[list[tuple[Any, dict[tuple[str, str], int]]]] = []
@@ -536,7 +538,7 @@ def without_numbers(tree: PyTree) -> tuple[PyTree, Numbers | None]:
 
 
 def with_numbers(tree: PyTree, numbers: Numbers | None) -> PyTree:
-    """A tree whose rules get these numbers; with None, the same tree."""
+    """Return a tree whose rules get these numbers; with None, the same tree."""
 
     def change(node: Any, path: Path) -> Any:
         return with_notes(node, {_NUMBERS: numbers}) if _uses_numbers(node) else node
@@ -557,8 +559,8 @@ def _check_rule(where: str, rule: Any) -> None:
     try:
         hash(rule)
     except TypeError as error:
-        expected = "a rule that can be compared: it is configuration"
-        got = f"{type(rule).__name__}, which holds an array, or what else has no hash"
+        expected = "a hashable rule, because it is configuration"
+        got = f"{type(rule).__name__}, which contains an array or another value without a hash"
         hint = "pass arrays to the layer itself, in its arguments or its fields"
         raise ArgumentError(f"{where}(rule)", expected, got, hint=hint) from error
 

@@ -24,7 +24,7 @@ from pytreemod.transform.compilation.donation import without_warning
 from pytreemod.transform.compilation.stages import Lowered, TracedCall, as_structs
 from pytreemod.transform.compilation.store import Entry, store_for
 from pytreemod.transform.interception.argument_specs import named_arguments
-from pytreemod.transform.maps.shared_streams import tell_shared_streams
+from pytreemod.transform.maps.shared_streams import warn_of_shared_streams
 from pytreemod.transform.maps.vmap import (
     ON_AXIS_0,
     MapOptions,
@@ -75,7 +75,7 @@ class _Pmapped(Vmapped):
         return Lowered("filter_pmap", function_name(self.fn), split, lowered, entry, call)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
-        """The pmapped function for a call, and the arrays of the call."""
+        """Return the pmapped function for a call, and the arrays of the call."""
         refuse_values("filter_pmap", self.fn)
         args, kwargs = place_keywords(self.places, args, kwargs)
         axes, leaves, _ = self.inputs(args, kwargs)
@@ -103,7 +103,7 @@ class _Pmapped(Vmapped):
         axes: tuple[int | None, ...],
         counted: bool,
     ) -> Entry:
-        """The pmapped function for a call; JAX compiles a function once."""
+        """Return the pmapped function for a call; JAX compiles a function once."""
         head = (self.fn,) if is_node(self.fn) else ()
         try:
             # With the axes: a spec may read the shapes of arrays, which are not in the key.
@@ -144,7 +144,7 @@ class _Pmapped(Vmapped):
                 # Assembled again, because the function may have used up its States.
                 _, args, kwargs = structure.assemble(own + values[: len(values) - counted])
                 are_mapped = [axis is not None for axis in axes[: len(axes) - counted]]
-                tell_shared_streams(fn, drawn, args, kwargs, are_mapped, in_axes, terms)
+                warn_of_shared_streams(fn, drawn, args, kwargs, are_mapped, in_axes, terms)
             return grouped
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
@@ -275,7 +275,7 @@ def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
                 "filter_pmap",
                 "donate=... and jax.pmap's other options",
                 f"{name}=",
-                hint="anything but an array is static; donate='all' donates",
+                hint="non-array arguments are static; donate='all' donates",
             )
     check_options("filter_pmap", pmapkwargs, untyped_jax.pmap, filter_pmap, _REFUSED)
     devices = pmapkwargs.get("devices")

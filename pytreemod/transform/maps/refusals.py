@@ -82,7 +82,7 @@ def explain_split(
 
 
 def _own_trees(fn: Callable[..., Any]) -> list[tuple[str, PyTree]]:
-    """The trees in a function, or that it refers to, besides its arguments."""
+    """Return the trees in a function, or that it refers to, besides its arguments."""
     if is_node(fn):
         return [("model", fn)]
     try:
@@ -97,10 +97,13 @@ def _refuse_uneven(where: str, rows: Sequence[_Row], error: Exception) -> None:
     other = next(row for row in rows if row.over != first.over)
     raise ShapeError(
         where,
-        "arrays that are split alike along the axis that is mapped",
-        "others",
+        "the same split of all arrays along the mapped axis",
+        "different splits",
         places=[f"{row.place}: {split_text(row.array)}, axis {row.axis}" for row in rows],
-        hint=["lay them out alike first:", _laying(other, other.axis, first.over)],
+        hint=[
+            "give them the same sharding first:",
+            _resharding_code(other, other.axis, first.over),
+        ],
     ) from error
 
 
@@ -115,23 +118,23 @@ def _refuse_shared(
     over = ", ".join(map(repr, sorted(taken)))
     models = [n for n, tree in (*own, *named) if record_of(tree) is not None]
     inputs = [name for name, tree in named if name not in models and jtu.tree_leaves(tree)]
-    hint = ["gather them first:", _laying(rows[0], None, tuple(taken))]
+    hint = ["gather them first:", _resharding_code(rows[0], None, tuple(taken))]
     if models and inputs:
         hint = [
-            "layers take a batch without a map, and gather what they need of their weights:",
+            "call the layer with the batch, without a map; it gathers its weights:",
             f"{models[0]}({inputs[0]})",
         ]
     raise ShapeError(
         where,
-        f"what all members share to be whole along {over}, the mesh axis of the members",
+        f"shared arrays that are replicated along {over}, the mesh axis of the members",
         f"{len(rows)} array{'s' * (len(rows) > 1)} that {'are' if len(rows) > 1 else 'is'} split",
         places=[f"{row.place}: {split_text(row.array)}" for row in rows],
         hint=hint,
     ) from error
 
 
-def _laying(row: _Row, axis: int | None, over: tuple[str, ...]) -> str:
-    """Code that shards an array: along one axis, or no longer over some mesh axes."""
+def _resharding_code(row: _Row, axis: int | None, over: tuple[str, ...]) -> str:
+    """Return code that shards an array: along one axis, or no longer over some mesh axes."""
     typed: Any = jax.typeof(row.array).sharding
     spec: list[Any] = list(typed.spec)
     if axis is None:

@@ -44,7 +44,7 @@ from pytreemod.transform.interception.argument_specs import (
     named_arguments,
     values_in,
 )
-from pytreemod.transform.maps.shared_streams import tell_shared_streams
+from pytreemod.transform.maps.shared_streams import warn_of_shared_streams
 from pytreemod.tree.differences import aval_of, varying_axes
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
@@ -53,12 +53,12 @@ from pytreemod.typing import AxisName, PyTree, SpecTree
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _AsTheyLie:
+class _AsSharded:
     def __repr__(self) -> str:
-        return "<as the arguments lie>"
+        return "<as the arguments are sharded>"
 
 
-AS_THEY_LIE = _AsTheyLie()
+AS_SHARDED = _AsSharded()
 _IN = "filter_shard_map(in_specs)"
 _OUT = "filter_shard_map(out_specs)"
 _TERMS = Terms(_IN, stops, None, "in_specs", "P('data')", "is the same on all devices")
@@ -137,11 +137,11 @@ class _ShardMapped(Transformed):
         if drawn:
             # Assembled again, because the function may have used up its States.
             _, args, kwargs = structure.assemble(arrays)
-            specs = [_lie(x) for x in arrays] if assigned is None else options["in_specs"][0]
+            specs = [_spec_of(x) for x in arrays] if assigned is None else options["in_specs"][0]
             # The arrays of the function come first, and are never divided.
             are_divided = [bool(axes_in(spec)) for spec in specs[len(divide(head)[0]) :]]
             spec = self.options.in_specs and self.options.in_specs.spec
-            tell_shared_streams(self.fn, drawn, args, kwargs, are_divided, spec, _TERMS)
+            warn_of_shared_streams(self.fn, drawn, args, kwargs, are_divided, spec, _TERMS)
         return result
 
     def _assign(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Assigned] | None:
@@ -168,7 +168,7 @@ class _ShardMapped(Transformed):
                 "a mesh",
                 "none",
                 hint=[
-                    "give one as mesh=..., or have it in context:",
+                    "pass mesh=..., or set a mesh in the context:",
                     f"with jax.set_mesh(mesh): {function_name(self.fn)}(...)",
                 ],
             )
@@ -193,15 +193,15 @@ def _explain_explicit(assigned: Sequence[Assigned], mesh: Any, error: ValueError
     if AxisType.Explicit not in mesh.axis_types:
         return
     wrong = [
-        (entry, lie)
+        (entry, spec)
         for entry in assigned
-        if _entries(lie := _lie(entry.array)) != _entries(entry.value)
+        if _entries(spec := _spec_of(entry.array)) != _entries(entry.value)
     ]
     if wrong:
         entry, _ = wrong[0]
         raise ArgumentError(
             _IN,
-            "arguments that are split as it says, because axes of the mesh are of type Explicit",
+            "arguments that are split accordingly, because the mesh has Explicit axes",
             f"{len(wrong)} with another split",
             places=[
                 f"{e.place}: {describe(e.array)} is {spec_text(own)}, not {spec_text(e.value)}"
@@ -214,13 +214,13 @@ def _explain_explicit(assigned: Sequence[Assigned], mesh: Any, error: ValueError
         ) from error
 
 
-def _lie(array: Any) -> PartitionSpec:
-    """The sharding of an array, as far as its type has it."""
+def _spec_of(array: Any) -> PartitionSpec:
+    """Return the sharding of an array, as far as its type has it."""
     return getattr(getattr(aval_of(array), "sharding", None), "spec", None) or PartitionSpec()
 
 
 def _entries(spec: PartitionSpec) -> tuple[Any, ...]:
-    """The entries of a spec without the Nones at its end, which mean nothing."""
+    """Return the entries of a spec without the Nones at its end, which mean nothing."""
     entries = tuple(spec)
     while entries and entries[-1] is None:
         entries = entries[:-1]
@@ -246,7 +246,7 @@ def _check_explicit(mesh: Any) -> None:
             _IN,
             "a spec for each argument",
             "none",
-            hint="only for a mesh whose axes are of type Explicit they can be left out",
+            hint="specs can be omitted only for a mesh of Explicit axes",
         )
 
 
@@ -340,11 +340,11 @@ class _Results:
         if places:
             raise SpecError(
                 _OUT,
-                "results that are the same along the mesh axes that their specs do not name",
+                "equal results along the mesh axes that their specs do not name",
                 "results that may differ from device to device",
                 places=places,
                 hint=[
-                    "name the axis in the spec; or make them the same, for instance",
+                    "name the axis in the spec; or make the results equal, for example:",
                     "loss = jax.lax.pmean(loss, 'data')",
                     "norm = nn.BatchNorm(size, 'data', channel_axis=1)  # its statistics",
                 ],
@@ -374,7 +374,7 @@ def filter_shard_map(
     f: Any = None,
     *,
     mesh: Any = None,
-    in_specs: SpecTree = AS_THEY_LIE,
+    in_specs: SpecTree = AS_SHARDED,
     out_specs: SpecTree,
     axis_names: AxisName | Collection[AxisName] = frozenset(),
     check_vma: bool = True,
@@ -447,7 +447,7 @@ def filter_shard_map(
         raise ArgumentError("filter_shard_map(mesh)", "a mesh", describe(mesh))
     options = _Options(
         mesh,
-        None if in_specs is AS_THEY_LIE else SpecOption(in_specs),
+        None if in_specs is AS_SHARDED else SpecOption(in_specs),
         SpecOption(out_specs),
         _as_names(axis_names),
         check_vma,

@@ -28,7 +28,7 @@ from pytreemod.tree.prefixes import By
 from pytreemod.typing import jtu
 
 
-def tell_shared_streams(
+def warn_of_shared_streams(
     fn: Callable[..., Any],
     drawn: set[Any],
     args: tuple[Any, ...],
@@ -66,10 +66,10 @@ def tell_shared_streams(
             SharedStreamWarning,
             f"{terms.where} of {function_name(fn)}",
             "random streams that differ from member to member",
-            "some that give all of them the same numbers",
+            "streams that give all members the same numbers",
             places=places,
             hint=[
-                "give each member a stream of its own; or say None, if the same numbers are meant:",
+                "give each member its own stream; or pass None to share the numbers:",
                 f"axes = pm.by({{pm.RngStream: {terms.example}, ...: None}})  # for state.split(n)",
                 "axes = pm.by({pm.RngStream: None, ...: None})",
             ],

@@ -21,7 +21,7 @@ def common_size(
     option: str = "",
     whole: Callable[[str, KeyPath, int], str] | None = None,
 ) -> Any:
-    """The size of the arrays of trees along their axes.
+    """Return the size of the arrays of trees along their axes.
 
     Args:
         where: the name of the transform in errors.
@@ -60,18 +60,24 @@ def _error(
         place = f"{path_text(path, name)}: {describe(leaf)}, axis {axis}"
         # For the first that lacks its axis, or else for the last.
         if whole is not None and None not in places:
-            last = ["a value shared by all members has no axis:", whole(name, path, axis)]
+            last = [
+                "to share a value between members, map it over no axis:",
+                whole(name, path, axis),
+            ]
             if leaf.ndim and not fits:
-                last = ["name an axis that it has:", whole(name, path, axis).replace("None", "0")]
+                last = [
+                    "choose an axis of the array:",
+                    whole(name, path, axis).replace("None", "0"),
+                ]
         places.setdefault(leaf.shape[axis] if fits else None, []).append(place)
     if None in places:
-        expected, got = "arrays with the axis that they are mapped over", "others"
+        expected, got = "arrays with the mapped axis", "other arrays"
         return ShapeError(where, expected, got, places=places[None], hint=last)
     if not places:
         expected, got = "an array with an axis to map over", "none"
         if option:
             expected, got = f"{expected}, or {option}", "neither"
-            hint = ["say how many there are:", option.replace("=n", "=8")]
+            hint = ["pass the number of members:", option.replace("=n", "=8")]
             return ArgumentError(where, expected, got, hint=hint)
         return ArgumentError(where, expected, got)
     models = [name for name, tree in named if record_of(tree) is not None]

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 def stack(trees: Iterable[_T], axis: int = 0) -> _T:
-    """One tree whose arrays are those of several trees, stacked.
+    """Return one tree whose arrays are those of several trees, stacked.
 
     Leaves other than arrays (numbers, functions, strings) must be equal in all trees, and are
     returned unchanged. Stacked layers equal the result of [`filter_vmap`][pytreemod.filter_vmap]
@@ -100,17 +100,17 @@ def _stack_arrays(arrays: Sequence[Any], axis: int) -> Any:
 def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
     return explain(
         "stack(trees)",
-        "trees that differ in nothing but the values of their arrays",
+        "trees that differ only in the values of their arrays",
         f"{len(found)} difference{'s' * (len(found) > 1)}",
         places=[entry.line("tree", f"{{}} in trees[0], {{}} in trees[{index}]") for entry in found],
-        hint=["values that differ between members have to be arrays:", "jnp.asarray(value)"]
+        hint=["values that differ between members must be arrays:", "jnp.asarray(value)"]
         if any(entry.of_arrays and is_number(entry.new) for entry in found)
-        else ["make the members alike, for instance:", "pm.filter_vmap(make)(keys)"],
+        else ["create all members with one function, for example:", "pm.filter_vmap(make)(keys)"],
     )
 
 
 def unstack(tree: _T, axis: int = 0) -> list[_T]:
-    """The members of a stacked tree: the inverse of `stack`.
+    """Return the members of a stacked tree: the inverse of `stack`.
 
     **Law.** `stack(unstack(tree)) == tree`, if it has at least one member.
 

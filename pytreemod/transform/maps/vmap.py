@@ -45,7 +45,7 @@ from pytreemod.transform.interception.argument_specs import (
     specs_by_argument,
 )
 from pytreemod.transform.maps.refusals import explain_split
-from pytreemod.transform.maps.shared_streams import tell_shared_streams
+from pytreemod.transform.maps.shared_streams import warn_of_shared_streams
 from pytreemod.transform.maps.sizes import common_size
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
@@ -72,7 +72,7 @@ class if_array:
     axis: int
 
     def __call__(self, x: Any) -> int | None:
-        """The axis of a leaf: `axis` for an array, None for anything else."""
+        """Return the axis of a leaf: `axis` for an array, None for anything else."""
         return self.axis if is_array(x) else None
 
 
@@ -97,7 +97,7 @@ def axes_of(
     *,
     is_result: bool = False,
 ) -> list[Any]:
-    """The axis of each leaf of `tree`; None for leaves that are not mapped.
+    """Return the axis of each leaf of `tree`; None for leaves that are not mapped.
 
     Args:
         spec: ints, None, functions from leaf to axis, `by(...)`, or a prefix tree of these.
@@ -144,7 +144,7 @@ def axes_of(
 def axes_by_argument(
     in_axes: AxesSpec, names: Sequence[str], trees: Sequence[Any], positional: int, terms: Terms
 ) -> list[list[Any]]:
-    """The axis of each leaf of each argument.
+    """Return the axis of each leaf of each argument.
 
     Args:
         in_axes: one spec for all, a tuple with one for each positional argument, or a dict by name.
@@ -171,7 +171,7 @@ def axes_by_argument(
 
 
 def _axis_of(where: str, place: str, value: Any, leaf: Any, is_mapped: bool) -> int | None:
-    """The value of a spec for one leaf."""
+    """Return the value of a spec for one leaf."""
     if callable(value) and not isinstance(value, Rule):
         value = value(leaf)
     if not _is_axis(value):
@@ -191,14 +191,14 @@ def _refuse_numbers(
                 describe(leaf),
                 places=[path_text((*path, *below), root)],
                 hint=[
-                    "map arrays alone, and pass numbers on as they are:",
+                    "map only arrays, and pass numbers unchanged:",
                     f"in_axes=pm.if_array({axis})",
                 ],
             )
 
 
 def stacking_axes(spec: AxesSpec, result: PyTree, where: str) -> tuple[PyTree, list[Any]]:
-    """The arrays to stack in the result of a mapped function, and their axes.
+    """Return the arrays to stack in the result of a mapped function, and their axes.
 
     Args:
         spec: the axes on which to stack its arrays.
@@ -300,10 +300,10 @@ class Vmapped(Transformed):
                 raise
             raise SpecError(
                 f"filter_vmap of {function_name(self.fn)}",
-                "results that are the same for all members where out_axes is None",
+                "equal results for all members where out_axes is None",
                 "a result that differs from member to member",
                 places=[path_text(p, "result") for p in _differing(run, values, options, unmapped)],
-                hint=["give it an axis:", "out_axes=0"],
+                hint=["stack it along an axis:", "out_axes=0"],
             ) from error
         if drawn:
             # Assembled again, because the function may have used up its States.
@@ -311,7 +311,7 @@ class Vmapped(Transformed):
             pairs = zip(axes, leaves, strict=True)
             are_mapped = [axis is not None for axis, leaf in pairs if is_array(leaf)]
             spec = self.options.in_axes
-            tell_shared_streams(self.fn, drawn, args, kwargs, are_mapped, spec, self.terms)
+            warn_of_shared_streams(self.fn, drawn, args, kwargs, are_mapped, spec, self.terms)
         return result
 
     def _explain_split(
@@ -351,7 +351,7 @@ def _whole(name: str, path: KeyPath, axis: int) -> str:
 def _differing(
     run: Callable[..., Grouped], values: list[Any], options: Any, unmapped: list[KeyPath]
 ) -> list[KeyPath]:
-    """The results that differ between members although their spec is None.
+    """Return the results that differ between members although their spec is None.
 
     JAX knows them, and shows it where it meets a mapped array: it calls the rule of a
     `custom_vmap` for mapped arrays alone. So the function runs a second time, when an error is
@@ -407,7 +407,7 @@ def _check_out_axes(where: str, rows: Iterable[tuple[Any, Any, int | None]]) -> 
 
 
 def known_axes(spec: Any) -> set[Any]:
-    """The axes that may occur in an out_axes spec, as far as they are known beforehand."""
+    """Return the axes that may occur in an out_axes spec, as far as they are known beforehand."""
     found: set[Any] = set()
     for leaf in jtu.tree_leaves(spec, is_leaf=is_axes_spec):
         values = [value for _, value in leaf.items] if isinstance(leaf, By) else [leaf]

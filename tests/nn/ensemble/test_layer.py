@@ -373,7 +373,7 @@ def test_a_member_is_replaced_by_what_the_error_says():
     """A member as a whole, or a leaf of one: the message has the line to write."""
     ensemble, new = nets(), jax.tree.map(jnp.zeros_like, nets()[1])
 
-    with pytest.raises(AccessError, match=r"one member of it in replace_fn:\n +(.+)") as error:
+    with pytest.raises(AccessError, match=r"one member in replace_fn:\n +(.+)") as error:
         pm.tree_at(lambda e: e[1], ensemble, new)
     line = str(error.value).splitlines()[-1].strip()
     names = {"tree_at": pm.tree_at, "tree": ensemble, "new": new, "i": 1, "jax": jax}
@@ -502,7 +502,7 @@ def test_a_token_from_elsewhere_is_read_and_not_written():
     assert_close(ys[1], X + 2)
     assert float(after.get(count)) == 2
 
-    with pytest.raises(StateError, match=r"only read the values(.|\n)*state\.set\(self\.count"):
+    with pytest.raises(StateError, match=r"only read shared values(.|\n)*state\.set\(self\.count"):
         nn.Ensemble(lambda: Reading(True), N)(X, pm.State(count), count=count)
 
 
@@ -599,7 +599,7 @@ def test_a_member_has_to_return_its_state():
 
     make = pm.make_with_state(nn.Ensemble)
     ensemble, state = make(lambda: Forgetting(pm.StateIndex(jnp.asarray(0))), 2)
-    with pytest.raises(StateError, match=r"a member that returns its output and the State"):
+    with pytest.raises(StateError, match=r"a member that returns its output and the updated State"):
         ensemble(X, state)
 
 

@@ -278,5 +278,5 @@ def test_heads_that_do_not_divide_are_refused():
     """By either way."""
     query, key, value = grouped(3)
     for implementation in (None, "xla"):
-        with pytest.raises(ArgumentError, match=r"^attention: .* divide the 4 of queries, got 3"):
+        with pytest.raises(ArgumentError, match=r"^attention: .* divides the 4 query heads, got 3"):
             dot_product_attention(query, key, value, implementation=implementation)

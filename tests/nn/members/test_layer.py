@@ -44,7 +44,9 @@ def test_what_one_member_computes(members):
 def test_their_number_is_that_of_the_arrays(members):
     """Another one comes with other members."""
     name = "depth" if members is STACK else "n"
-    with pytest.raises(ArgumentError, match=rf"\({name}\): expected 3, with which its layers"):
+    with pytest.raises(
+        ArgumentError, match=rf"\({name}\): expected 3, the value for which its layers"
+    ):
         members.replace(**{name: 4})
     with pytest.raises(ArgumentError, match=rf"\({name}\): expected an integer of at least"):
         members.replace(**{name: -1})

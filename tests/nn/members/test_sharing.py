@@ -7,7 +7,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError, StateError, UnfinishedError
-from pytreemod.nn.members.sharing import check_shared, refuse_kept_state, shared_paths
+from pytreemod.nn.members.sharing import check_shared, refuse_own_state, shared_paths
 from pytreemod.nn.members.stacking import stack_members
 from tests.labels import label
 
@@ -71,7 +71,11 @@ def test_the_highest_nodes_are_kept(selector, paths, named):
             r"Ensemble\(shared\): expected a selector that picks some arrays",
         ),
         ("scale", SpecError, r"got scale, which picks none"),
-        ("norm", StateError, r"(?s)one with\.\n  at norm\.state_index\n.*~pm\.select\.type\(pm\.S"),
+        (
+            "norm",
+            StateError,
+            r"(?s)a part with State\.\n  at norm\.state_index\n.*~pm\.select\.type\(pm\.S",
+        ),
         ("noise", StateError, r"at noise"),
         (..., StateError, r"at norm\.state_index\n  at noise"),
     ],
@@ -94,11 +98,11 @@ def test_a_selector_of_everything_is_refused(selector):
 
 def test_a_net_that_keeps_its_state_is_not_shared():
     """Its State is a part like any other, and each member would write to it."""
-    with pytest.raises(StateError, match=r"(?s)one with\..*\n  at \[0\]\.state\["):
+    with pytest.raises(StateError, match=r"(?s)a part with State\..*\n  at \[0\]\.state\["):
         shared_paths((pm.stateful(nn.BatchNorm(2)), NET.first), "[0]")
-    with pytest.raises(StateError, match=r"expected members that are given their State"):
-        refuse_kept_state(pm.stateful(nn.BatchNorm(2)))
-    refuse_kept_state(NET)
+    with pytest.raises(StateError, match=r"expected members that take their State as an argument"):
+        refuse_own_state(pm.stateful(nn.BatchNorm(2)))
+    refuse_own_state(NET)
 
 
 def test_members_that_share_hold_the_same():
@@ -109,7 +113,7 @@ def test_members_that_share_hold_the_same():
     assert one.bias.shape == (2, 2)
 
     for other in (copy.weight + 1, copy.weight.astype(jnp.float16)):
-        with pytest.raises(ArgumentError, match=r"another in members\[1\](.|\n)*at weight"):
+        with pytest.raises(ArgumentError, match=r"value in members\[1\](.|\n)*at weight"):
             stack_members([NET.first, copy.replace(weight=other)], ("weight",))
 
 

@@ -223,7 +223,7 @@ def test_further_arguments_by_position_are_refused(second, depth):
         with pytest.raises(ArgumentError, match=r"^Stack\(Dropout, depth=") as error:
             calling(jnp.ones(3), second)
     assert str(error.value).endswith(
-        "  Further arguments for the layers go by name, and so does a key:\n"
+        "  Pass further arguments for the layers, and a key, by name:\n"
         "      stack(x, mask=mask, key=key)"
     )
 
@@ -294,7 +294,9 @@ def test_weakly_typed_inputs_are_promoted():
 def test_arrays_without_the_leading_axis_are_refused():
     """By path; for an ensemble of Stacks the error shows how to call it."""
     stacks = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), blocks())
-    text = r"got 2 without\.\n  at layer\.linear\.weight: f32\[2,3,2,2\]\n(.|\n)*pm\.filter_vmap\("
+    text = (
+        r"got 2 without one\.\n  at layer\.linear\.weight: f32\[2,3,2,2\]\n(.|\n)*pm\.filter_vmap\("
+    )
 
     for use in (lambda: stacks(X), lambda: stacks[0], lambda: stacks.unstack()):
         with pytest.raises(ShapeError, match=rf"^Stack\(Block, depth=3\): (.|\n)*{text}"):

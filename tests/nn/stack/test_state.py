@@ -514,7 +514,7 @@ def test_a_part_of_a_stack_is_refused_by_its_state():
 
     how = r"\n      layer, state = pm\.make_with_state\(lambda: state\.fill\(stack\)\[0\]\)\(\)"
     for part in (stack[0], stack[:2], stack.unstack()[1]):
-        with pytest.raises(TokenError, match=rf"one without a name(.|\n)*{how}"):
+        with pytest.raises(TokenError, match=rf"a token without a name(.|\n)*{how}"):
             part(X, state)
         with pytest.raises(StateError, match=rf"moved into another State(.|\n)*{how}"):
             pm.make_with_state(state.fill)(part)

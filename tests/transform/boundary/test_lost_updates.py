@@ -16,7 +16,10 @@ from pytreemod.tree.effects import outer_effects
 from tests.goldens import refusals
 
 X = jnp.arange(12.0).reshape(4, 3)
-LOST = "expected the State that replaces the one that was used up, got a result without it"
+LOST = (
+    "expected a result with the new State, because a call has used up the old one, got a "
+    "result without it"
+)
 NET = "expected the net to be returned, because a call has changed it, got a result without it"
 
 
@@ -172,7 +175,7 @@ def test_the_place_is_named(counter):
 
     with pytest.warns(LostUpdateWarning, match=r"(?m)^  at held\['state'\]\[0\]$"):
         pm.filter_jit(lambda x, held: dropped(model, held["state"][0], x))(X, {"state": [state]})
-    with pytest.warns(LostUpdateWarning, match="at a State that the function takes from outside"):
+    with pytest.warns(LostUpdateWarning, match="at a State from outside the function"):
         pm.filter_jit(lambda x: dropped(model, state, x))(X)
 
 

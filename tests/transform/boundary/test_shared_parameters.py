@@ -175,7 +175,7 @@ def test_values_are_right_whatever_is_told():
 def test_the_hint_is_code_that_hints():
     """Each line of the hint works: there is no warning, and the paths remain tied."""
     model = Own()
-    with pytest.warns(SharedParameterWarning, match=r"tie them:\n      model = pm\.") as told:
+    with pytest.warns(SharedParameterWarning, match=r"tie the paths:\n      model = pm\.") as told:
         pm.trainable(model)
     lines = [line.strip() for line in str(told[0].message).splitlines() if "pm.tie" in line]
 

@@ -285,7 +285,7 @@ def test_branches_may_sow_in_different_orders():
 
 def test_branches_that_sow_different_names_are_refused():
     """Each name that only one of them has is listed."""
-    text = re.escape("expected branches in which the same values are captured") + (
+    text = re.escape("expected branches that capture the same values") + (
         r"[^\n]*\n  at true_fun: 'twice'\n  at false_fun: 'other'\n  sow zeros"
     )
 

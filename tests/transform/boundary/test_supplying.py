@@ -315,7 +315,7 @@ def test_branches_take_a_value_in_the_same_transforms():
     def fn(x):
         return pm.filter_cond(x[0] > 0, f, pm.filter_vmap(f), x)
 
-    with pytest.raises(CaptureError, match="branches in which the same values are captured"):
+    with pytest.raises(CaptureError, match="branches that capture the same values"):
         planned(fn, (X,), {})
 
 

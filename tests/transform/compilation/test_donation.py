@@ -79,7 +79,7 @@ def test_a_callable_that_gave_itself_away_is_gone():
         warnings.simplefilter("ignore")
         step(ramp(3))
 
-    text = r"(?s)Affine: expected arrays that are still there, got 1 .*\n  at function\.bias: f32"
+    text = r"(?s)Affine: expected arrays that were not donated, got 1 .*\n  at function\.bias: f32"
     with pytest.raises(DonatedError, match=text):
         step(ramp(3))
 

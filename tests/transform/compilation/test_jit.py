@@ -417,7 +417,7 @@ def test_rules_that_are_asked_once(donate, asks):
 
 
 def test_a_rule_tells_arrays_of_jax_from_those_of_numpy():
-    """An array of NumPy in the first call does not give away an array of JAX in the next."""
+    """An array of NumPy in the first call does not give away a JAX array in the next."""
     fn = pm.filter_jit(lambda x: x + 1, donate=pm.select.type(np.ndarray))
     fn(np.ones(3, np.float32))
     x = ramp(3)
@@ -556,9 +556,9 @@ def test_a_donated_array_used_again_is_refused(donate, places):
     for other in (step, pm.filter_jit(update)):
         with pytest.raises(
             pm.PytreemodError,
-            match=rf"^update: expected arrays that are still there, got \d whose memory was "
-            rf"given away by "
-            rf"an earlier call \(donate=\.\.\.\)\.\n{places}  go on with what that call returned:\n"
+            match=rf"^update: expected arrays that were not donated, got \d that "
+            rf"an earlier call donated \(donate=\.\.\.\)\.\n{places}  use the result of that "
+            rf"call instead:\n"
             r"      model, \.\.\. = step\(model, \.\.\.\)$",
         ) as caught:
             other(*args)

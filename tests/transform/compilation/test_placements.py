@@ -14,8 +14,8 @@ from pytreemod.transform.compilation.placements import (
     as_spec,
     axes_in,
     is_placement,
-    laid_as,
     on_mesh_of,
+    sharded_as,
     spec_text,
 )
 from pytreemod.tree.split_arrays import explicit_mesh
@@ -194,8 +194,8 @@ def test_arrays_are_laid_as_others_are():
     split, whole = (pm.filter_shard(ramp(4, 8), on(*at, mesh=EXPLICIT)) for at in [("data",), ()])
     trees = {"a": split, "b": whole}, {"a": ramp(4, 8), "b": split}
 
-    assert all_lie(laid_as(*trees)) == all_lie(jax.jit(laid_as)(*trees)) == [(), ("data",)]
-    assert laid_as(trees[1], trees[1])["a"] is trees[1]["a"]
+    assert all_lie(sharded_as(*trees)) == all_lie(jax.jit(sharded_as)(*trees)) == [(), ("data",)]
+    assert sharded_as(trees[1], trees[1])["a"] is trees[1]["a"]
     assert all_lie(on_mesh_of(trees[1], trees[0])) == [(), ("data",)]
     assert explicit_mesh(ramp(2), np.ones(2), 3, None) is None
 

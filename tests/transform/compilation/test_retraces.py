@@ -37,7 +37,7 @@ def fresh():
 
 
 FRESH = f"fresh.<locals>.<lambda> (test_retraces.py:{fresh.__code__.co_firstlineno + 1})"
-ANEW = "the same function made anew: make it once, outside the loop"
+ANEW = "an equal function, created again: create it once, outside the loop"
 
 
 class Silent:
@@ -128,7 +128,7 @@ STATIC = {
     "long string": (
         ["a" * 99 + "b"],
         ["a" * 99 + "c"],
-        f"x[0]: '{'a' * 56}... -> '{'a' * 56}... (further on)",
+        f"x[0]: '{'a' * 56}... -> '{'a' * 56}... (further down)",
     ),
     "enum": (Color.RED, Color.BLUE, "x: <Color.RED: 1> -> <Color.BLUE: 2>"),
     "function": (first, second, f"x: {FIRST} -> {SECOND}"),
@@ -170,25 +170,24 @@ NEVER_EQUAL = {
     "object": (
         object,
         "x: <object object> -> <object object>"
-        " (an object is equal to itself alone: make it once, outside the loop)",
+        " (an object is only equal to itself: create it once, outside the loop)",
     ),
     "class without ==": (
         Silent,
         f"x: <{__name__}.Silent object> -> <{__name__}.Silent object>"
-        " (a Silent is equal to itself alone: give it __eq__ and __hash__, or make it once, "
+        " (a Silent is only equal to itself: give it __eq__ and __hash__, or create it once, "
         "outside the loop)",
     ),
     "token without a name": (
         lambda: pm.StateIndex(jnp.zeros(2)),
-        "x.marker: <unnamed> -> <unnamed> (each token without a name is another: "
+        "x.marker: <unnamed> -> <unnamed> (tokens without names are all different: "
         "name them with pm.make_with_state)",
     ),
     "== is an array": (
         Vague,
-        f"x: <{__name__}.Vague object> -> <{__name__}.Vague object>"
-        " (== does not say that they are the same)",
+        f"x: <{__name__}.Vague object> -> <{__name__}.Vague object> (== is not True)",
     ),
-    "== raises": (Broken, "x: Broken() -> Broken() (== does not say that they are the same)"),
+    "== raises": (Broken, "x: Broken() -> Broken() (== is not True)"),
     "lambda in a Module": (
         lambda: [Holder(fresh())],
         f"x[0].content: {FRESH} -> {FRESH} ({ANEW})",
@@ -306,7 +305,7 @@ def test_a_change_outside_of_the_arguments():
 
     assert found == [
         "program was traced again (trace 2), because of\n"
-        "  nothing in the arguments: a setting of JAX, or JAX's own caches were cleared"
+        "  no argument: a setting of JAX changed, or its caches were cleared"
     ]
 
 

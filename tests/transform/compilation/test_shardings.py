@@ -145,7 +145,13 @@ def test_functions_are_asked_for_each_shape():
     spec = {"x": lambda a: on("data") if a.shape[0] % 4 == 0 else on()}
     fn = pm.filter_jit(lambda x: x + 1, in_shardings=spec, out_shardings=lambda a: spec["x"](a))
 
-    assert [lies(fn(ramp(n))) for n in (8, 3, 4, 8, 3)] == [SPLIT, WHOLE, SPLIT, SPLIT, WHOLE]
+    assert [lies(fn(ramp(n))) for n in (8, 3, 4, 8, 3)] == [
+        SPLIT,
+        WHOLE,
+        SPLIT,
+        SPLIT,
+        WHOLE,
+    ]
     assert lies(fn.lower(jax.ShapeDtypeStruct((8,), jnp.float32)).compile()(ramp(8))) == SPLIT
     assert fn.eval_shape(ramp(3)).shape == (3,)
 

@@ -106,44 +106,42 @@ def to_export(fn, *args, **kwargs):
 REFUSED = {
     "a static value": (
         to_export(pm.filter_jit(lambda x, how: x), X, how="a"),
-        "filter_jit(<lambda>), exported: expected arguments that are arrays alone, and nothing "
-        "besides them, got 1 other.\n"
+        "filter_jit(<lambda>), exported: expected only arrays as arguments, "
+        "got 1 other.\n"
         "  at how: 'a'\n"
-        "  close over the rest:\n"
+        "  close over the other values:\n"
         "      pm.filter_jit(lambda x: <lambda>(x, ...))",
     ),
     "static by name": (
         to_export(pm.filter_jit(minus, static="y"), X, np.ones(1, np.float32)),
-        "filter_jit(minus), exported: expected arguments that are arrays alone, and nothing "
-        "besides them, got 1 other.\n"
-        "  at y: ",
+        "filter_jit(minus), exported: expected only arrays as arguments, got 1 other.\n  at y: ",
     ),
     "a model that is called": (
         to_export(pm.filter_jit(affine()), X),
-        "filter_jit(Affine), exported: expected arguments that are arrays alone, and nothing "
-        "besides them, got 2 others.\n"
+        "filter_jit(Affine), exported: expected only arrays as arguments, "
+        "got 2 others.\n"
         "  at function.weight: f32[2,3]\n"
         "  at function.bias: f32[2]\n"
-        "  close over the rest:\n"
+        "  close over the other values:\n"
         "      pm.filter_jit(lambda x: model(x, ...))",
     ),
     "a number in the result": (
         to_export(pm.filter_jit(lambda x: (x, 3)), X),
-        "filter_jit(<lambda>), exported: expected a result of arrays alone, in their order, got 1 "
+        "filter_jit(<lambda>), exported: expected a result of only arrays, in order, got 1 "
         "other.\n"
         "  at result[1]: 3",
     ),
     "donated from the back": (
         to_export(pm.filter_jit(minus, donate="y"), X, X),
-        "filter_jit(minus), exported: expected arguments in the order that they have in the "
-        "program, got the donated ones before the others.\n"
-        "  give away none of them, or the first:\n"
+        "filter_jit(minus), exported: expected arguments in the order of the program, "
+        "got donated arguments after others.\n"
+        "  donate none of them, or the first:\n"
         "      pm.filter_jit(minus)",
     ),
     "keywords in another order": (
         to_export(pm.filter_jit(lambda y, x: y - x), y=X, x=X),
-        "filter_jit(<lambda>), exported: expected arguments in the order that they have in the "
-        "program, got keywords in another.\n"
+        "filter_jit(<lambda>), exported: expected arguments in the order of the program, "
+        "got keywords in another order.\n"
         "  pass them by position:\n"
         "      export(pm.filter_jit(<lambda>))(x, ...)",
     ),

@@ -139,9 +139,9 @@ def test_arrays_of_jax_are_refused(array):
 
     with pytest.raises(
         ArgumentError,
-        match=r"^filter_jit\(static\) for config: expected NumPy arrays, and values that are no "
-        r"arrays, got an array of JAX\.\n  at config\['n'\]: f32\[\]\n"
-        r"  looking at its numbers would mean to wait for the device; if that is meant:\n"
+        match=r"^filter_jit\(static\) for config: expected NumPy arrays and non-array "
+        r"values, got a JAX array\.\n  at config\['n'\]: f32\[\]\n"
+        r"  reading it waits for the device; to do so, write:\n"
         r"      config = jax\.device_get\(config\)$",
     ):
         fn(ramp(1), {"n": array})

@@ -13,7 +13,7 @@ from pytreemod.errors import LostUpdateWarning, StateError
 
 X = jnp.arange(12.0).reshape(4, 3)
 LOST = (
-    r"expected the State that came out of the last call, got the one that went into it, so that "
+    r"expected the State that the last call returned, got the old State, so that "
     r"the update of count is lost\.\n  at state\n"
 )
 OLD = r"one that (call|step|Stateful) has already replaced\. Attempted to use old state\."

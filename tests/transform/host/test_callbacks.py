@@ -222,7 +222,8 @@ def test_results_that_were_not_promised(transform, result, promised, text):
         jax.block_until_ready((out, jax.effects_barrier()))
 
     grammar = (
-        rf"{transform} of <lambda>: expected what result_shape_dtypes says, got something else\.\n"
+        rf"{transform} of <lambda>: expected a result as in result_shape_dtypes, got "
+        rf"another result\.\n"
         r"  at result\[1\]"
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match=grammar + text):

@@ -765,7 +765,7 @@ def test_several_devices():
     assert done.returncode == 0, done.stderr
     assert [line.split()[2:] for line in done.stdout.splitlines()] == [["True", "True"]] * 9
     assert "CheckError: too large" in done.stderr
-    assert "on several devices cannot raise; filter_jit does" in done.stderr
+    assert "on several devices cannot raise it; filter_jit can" in done.stderr
 
 
 DEBUGGER = """

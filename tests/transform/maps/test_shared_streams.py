@@ -76,7 +76,7 @@ def test_the_stream_is_named_with_the_hint():
     assert told[0].filename == __file__
     assert str(told[0].message).splitlines()[1:] == [
         "  at state['noise']",
-        "  give each member a stream of its own; or say None, if the same numbers are meant:",
+        "  give each member its own stream; or pass None to share the numbers:",
         "      axes = pm.by({pm.RngStream: 0, ...: None})  # for state.split(n)",
         "      axes = pm.by({pm.RngStream: None, ...: None})",
     ]

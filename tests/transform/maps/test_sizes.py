@@ -21,14 +21,20 @@ def test_it_is_that_of_every_array():
 @pytest.mark.parametrize(
     ("tree", "axes", "options", "error", "text"),
     [
-        ([ramp(2), ramp()], [0, 0], {}, ShapeError, r"got others\.\n  at x\[1\]: f32\[\], axis 0$"),
+        (
+            [ramp(2), ramp()],
+            [0, 0],
+            {},
+            ShapeError,
+            r"got other arrays\.\n  at x\[1\]: f32\[\], axis 0$",
+        ),
         ([ramp(2)], [None], {}, ArgumentError, r"an array with an axis to map over, got none\.$"),
         (
             [ramp(2)],
             [None],
             {"option": "length=n"},
             ArgumentError,
-            r"or length=n, got neither\.\n  say",
+            r"or length=n, got neither\.\n  pass",
         ),
         (
             [ramp(2), ramp(3), ramp(2)],
@@ -48,7 +54,7 @@ def test_mistakes_are_explained(tree, axes, options, error, text):
 
 def test_the_hint_is_about_the_array_that_lacks_its_axis():
     """And not about those before it or after it."""
-    with pytest.raises(ShapeError, match=r"that it has:\n      x, 1, 7$"):
+    with pytest.raises(ShapeError, match=r"axis of the array:\n      x, 1, 7$"):
         common_size(
             "map",
             [("x", [ramp(2), ramp(2), ramp(2)])],

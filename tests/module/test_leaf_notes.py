@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 import pytreemod as pm
 from pytreemod.module.flattening import note_of
-from pytreemod.module.said_of_leaves import depth_of_holder, with_said
+from pytreemod.module.leaf_notes import depth_of_holder, with_leaf_notes
 from pytreemod.tree.nodes import locations
 
 
@@ -25,7 +25,7 @@ def _model() -> Outer:
 
 
 def test_the_innermost_module_says_it():
-    model = with_said(_model(), "<said>", [(loc, "x") for loc in locations(_model())])
+    model = with_leaf_notes(_model(), "<said>", [(loc, "x") for loc in locations(_model())])
 
     assert note_of(model, "<said>") == ()
     assert note_of(model.inner, "<said>") == ((("arrays", "0"), "x"), (("arrays", "1"), "x"))
@@ -33,11 +33,13 @@ def test_the_innermost_module_says_it():
 
 def test_what_is_said_of_one_leaf_leaves_the_others():
     first, second = locations(_model())
-    both = with_said(with_said(_model(), "<said>", [(second, "b")]), "<said>", [(first, "a")])
-    at_once = with_said(_model(), "<said>", [(first, "a"), (second, "b")])
+    both = with_leaf_notes(
+        with_leaf_notes(_model(), "<said>", [(second, "b")]), "<said>", [(first, "a")]
+    )
+    at_once = with_leaf_notes(_model(), "<said>", [(first, "a"), (second, "b")])
 
     assert both == at_once
-    assert with_said(both, "<said>", [(first, None), (second, None)]) == _model()
+    assert with_leaf_notes(both, "<said>", [(first, None), (second, None)]) == _model()
 
 
 def test_what_no_module_holds():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from pytreemod.nn.functional.explicit_meshes import laid_out
+from pytreemod.nn.functional.explicit_meshes import resharded
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.split_arrays import explicit_mesh, split_axes
 from pytreemod.typing import jtu
@@ -28,7 +28,7 @@ def gathered(tree: _T) -> _T:
     return jtu.tree_map(gather, tree)
 
 
-def laid_alike(
+def split_alike(
     own: _T, shared: _S, inputs: Sequence[Any], axes: Sequence[int | None]
 ) -> tuple[_T, _S, list[Any]]:
     """Split everything that a map over members gets alike, along the members.
@@ -67,8 +67,8 @@ def laid_alike(
     def along(x: Any, axis: int | None = 0) -> Any:
         return _moved(x, axis, names, mesh)
 
-    laid = [x if axis is None else along(x, axis) for x, axis in pairs]
-    return jtu.tree_map(along, own), jtu.tree_map(whole, shared), laid
+    split = [x if axis is None else along(x, axis) for x, axis in pairs]
+    return jtu.tree_map(along, own), jtu.tree_map(whole, shared), split
 
 
 def _names_at(x: Any, axis: int) -> tuple[str, ...]:
@@ -85,4 +85,4 @@ def _moved(x: Any, axis: int | None, names: tuple[str, ...], mesh: Any) -> Any:
     after = [tuple(name for name in at if name not in names) for at in before]
     if axis is not None:
         after[axis] = names
-    return x if tuple(after) == before else laid_out(x, mesh, after)
+    return x if tuple(after) == before else resharded(x, mesh, after)

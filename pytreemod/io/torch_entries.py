@@ -29,7 +29,7 @@ from pytreemod.typing import jtu
 
 
 @dataclass(frozen=True)
-class TensorPlace:
+class TensorEntry:
     """An array of a model or its State, and the names of its tensors in PyTorch."""
 
     leaf: Any
@@ -53,7 +53,7 @@ class TensorPlace:
         return [self.names[start : start + count] for start in starts]
 
 
-LeafPlaces = list["TensorPlace | None"]
+LeafEntries = list["TensorEntry | None"]
 """The entry of each leaf of a tree; None for a leaf that PyTorch lacks."""
 
 
@@ -92,18 +92,18 @@ class _Pending:
 
 
 @dataclass
-class TensorPlaces:
+class TensorEntries:
     """The names in a state dict of everything in a model and its State."""
 
     where: str
     state: State | None
-    arrays: list[TensorPlace] = field(default_factory=list[TensorPlace])
+    arrays: list[TensorEntry] = field(default_factory=list[TensorEntry])
     """All of them, in the order of the model, with the arrays of a token at the token."""
 
-    leaves: LeafPlaces = field(default_factory=list["TensorPlace | None"])
+    leaves: LeafEntries = field(default_factory=list["TensorEntry | None"])
     """The entry of each leaf of the model."""
 
-    values: list[tuple[Any, LeafPlaces]] = field(default_factory=list[tuple[Any, LeafPlaces]])
+    values: list[tuple[Any, LeafEntries]] = field(default_factory=list[tuple[Any, LeafEntries]])
     """Each token whose value is in the State, with the entries of the leaves of that value."""
 
     unused: set[str] = field(default_factory=set[str])
@@ -112,7 +112,7 @@ class TensorPlaces:
     prefixes: dict[str, str] = field(default_factory=dict[str, str])
     """From the names of nodes here to their prefixes in PyTorch."""
 
-    homeless: list[str] = field(default_factory=list[str])
+    without_state: list[str] = field(default_factory=list[str])
     """Tokens whose values are in a State that was not given."""
 
     def visit(
@@ -122,7 +122,7 @@ class TensorPlaces:
         prefixes: _Prefixes | None,
         form: Relaid | Summed | Packed | None = None,
         pending: Sequence[_Pending] = (),
-    ) -> LeafPlaces:
+    ) -> LeafEntries:
         """Visit a node; return an entry for each leaf of it, in JAX's order."""
         if prefixes is None:
             return [None] * len(jtu.tree_leaves(node))
@@ -132,14 +132,14 @@ class TensorPlaces:
             return self._visit_token(node, own, prefixes, form, pending)
         children = children_of(node)
         if children is None:
-            return [self._place(node, own, prefixes, form)]
+            return [self._entry(node, own, prefixes, form)]
         layout = layout_of(node)
         if layout is not None:
             further = [_Pending(*rule, prefixes) for rule in layout.rules_of(node)]
             pending = [*pending, *further]
             names = [prefixes.below(name).texts for name in layout.unused]
             self.unused.update(text for texts in names for text in texts)
-        found: LeafPlaces = []
+        found: LeafEntries = []
         for key, child in children:
             name, steps = plain_name((key,)), step_names((key,))
             count = len(steps)
@@ -166,32 +166,32 @@ class TensorPlaces:
         prefixes: _Prefixes,
         form: Relaid | Summed | Packed | None,
         pending: Sequence[_Pending],
-    ) -> LeafPlaces:
+    ) -> LeafEntries:
         # PyTorch stores its random numbers elsewhere.
         if isinstance(token, RngStream):
             return [None] * len(jtu.tree_leaves(token))
         if not is_moved(token):
             return self.visit(token.init, own, prefixes, form, pending)
         if self.state is None:
-            self.homeless.append(own)
+            self.without_state.append(own)
             return []
-        spots = self.visit(self.state.get(token), own, prefixes, form, pending)
-        self.values.append((token, spots))
+        entries = self.visit(self.state.get(token), own, prefixes, form, pending)
+        self.values.append((token, entries))
         return []
 
-    def _place(
+    def _entry(
         self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | Summed | Packed | None
-    ) -> TensorPlace | None:
+    ) -> TensorEntry | None:
         is_tensor = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
         # Python numbers are attributes there, and keys do not exist.
         if not is_tensor or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return None
-        place = TensorPlace(leaf, own, prefixes.texts, prefixes.lead, form)
-        self.arrays.append(place)
-        return place
+        entry = TensorEntry(leaf, own, prefixes.texts, prefixes.lead, form)
+        self.arrays.append(entry)
+        return entry
 
 
-def tensor_places(where: str, model: Any, state: State | None) -> TensorPlaces:
+def tensor_entries(where: str, model: Any, state: State | None) -> TensorEntries:
     """Return the names of each array of a model and its State in a state dict.
 
     Args:
@@ -206,59 +206,59 @@ def tensor_places(where: str, model: Any, state: State | None) -> TensorPlaces:
         StateError: if the values of tokens are in a State that was not given.
         StructureError: if two arrays have one name, or a required leading axis is missing.
     """
-    places = TensorPlaces(where, state)
-    places.leaves = places.visit(model, "", _Prefixes())
-    if places.homeless:
+    entries = TensorEntries(where, state)
+    entries.leaves = entries.visit(model, "", _Prefixes())
+    if entries.without_state:
         call = where.replace(")", ", state=state)")
         raise StateError(
-            where, "the State, too", "none", places=places.homeless, hint=["write", call]
+            where, "the State as well", "none", places=entries.without_state, hint=["write", call]
         )
-    _check_leads(where, places.arrays)
-    _check_names(where, places.arrays)
-    _check_packs(where, places.arrays)
-    return places
+    _check_leads(where, entries.arrays)
+    _check_names(where, entries.arrays)
+    _check_packs(where, entries.arrays)
+    return entries
 
 
-def _check_leads(where: str, spots: Sequence[TensorPlace]) -> None:
+def _check_leads(where: str, entries: Sequence[TensorEntry]) -> None:
     wrong = [
-        f"{place.own}: {describe(place.leaf)}, with {place.lead} first"
-        for place in spots
-        if place.leaf.shape[: len(place.lead)] != place.lead
+        f"{entry.own}: {describe(entry.leaf)}, with {entry.lead} first"
+        for entry in entries
+        if entry.leaf.shape[: len(entry.lead)] != entry.lead
     ]
     if wrong:
-        expected = "an axis for the layers that PyTorch has in a list"
-        raise StructureError(where, expected, "another", places=wrong)
+        expected = "a leading axis for the layers that PyTorch has in a list"
+        raise StructureError(where, expected, "other axes", places=wrong)
 
 
-def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
+def _check_names(where: str, entries: Sequence[TensorEntry]) -> None:
     # By name and part: several packed arrays share a name.
     owners: dict[str, dict[int | None, str]] = {}
     twice: list[str] = []
-    for place in spots:
-        part = place.form.part if isinstance(place.form, Packed) else None
-        for name in place.names:
+    for entry in entries:
+        part = entry.form.part if isinstance(entry.form, Packed) else None
+        for name in entry.names:
             others = owners.setdefault(name, {})
             is_taken = part in others or (others and None in (part, *others))
             # Parts of several arrays that are added up.
-            if is_taken and not isinstance(place.form, Summed):
+            if is_taken and not isinstance(entry.form, Summed):
                 other = others[part] if part in others else next(iter(others.values()))
-                twice.append(f"{name}: {other} and {place.own}")
-            others[part] = place.own
+                twice.append(f"{name}: {other} and {entry.own}")
+            others[part] = entry.own
     if twice:
-        expected, got = "a different name for each array in PyTorch", "one for two"
+        expected, got = "a different name for each array in PyTorch", "the same name twice"
         hint = "Registered layouts determine the names: see register_torch_layout."
         raise StructureError(where, expected, got, places=twice, hint=hint)
 
 
-def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:
+def _check_packs(where: str, entries: Sequence[TensorEntry]) -> None:
     """Require all parts of an array that PyTorch has as one."""
     parts: dict[str, set[int]] = {}
     counts: dict[str, int] = {}
-    for place in spots:
-        if isinstance(place.form, Packed):
-            for name in place.names:
-                parts.setdefault(name, set()).add(place.form.part or 0)
-                counts[name] = len(place.form.sizes or ())
+    for entry in entries:
+        if isinstance(entry.form, Packed):
+            for name in entry.names:
+                parts.setdefault(name, set()).add(entry.form.part or 0)
+                counts[name] = len(entry.form.sizes or ())
     wrong = [
         f"{name}: {len(found)} of {counts[name]} parts"
         for name, found in parts.items()
@@ -266,7 +266,7 @@ def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:
     ]
     if wrong:
         expected = "all parts of each array that PyTorch has as one"
-        raise StructureError(where, expected, "some of them", places=wrong)
+        raise StructureError(where, expected, "only some parts", places=wrong)
 
 
 Renaming: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None] | None
@@ -276,13 +276,13 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def sources_of(
-    where: str, places: TensorPlaces, given: Sequence[str], mapping: Renaming
+    where: str, entries: TensorEntries, given: Sequence[str], mapping: Renaming
 ) -> dict[str, str]:
     """Return the name in the state dict of each tensor, by its new name.
 
     Args:
         where: the call, for errors.
-        places: the requirements of the model.
+        entries: the requirements of the model.
         given: the names in the state dict.
         mapping: the renaming.
 
@@ -294,13 +294,13 @@ def sources_of(
         StructureError: if two tensors get one name.
     """
     rename = _renamer(given, mapping)
-    wanted = {name for place in places.arrays for name in place.names}
+    wanted = {name for entry in entries.arrays for name in entry.names}
     sources: dict[str, str] = {}
     twice: list[str] = []
     for source in given:
         renamed = rename(source)
-        name = None if renamed is None else _as_pytorch_has_it(renamed, places, wanted)
-        if name is None or (name in places.unused and name not in wanted):
+        name = None if renamed is None else _as_pytorch_has_it(renamed, entries, wanted)
+        if name is None or (name in entries.unused and name not in wanted):
             continue
         if name in sources:
             twice.append(f"{name}: {sources[name]!r} and {source!r}")
@@ -308,19 +308,19 @@ def sources_of(
     if twice:
         hint = "Map tensors that you do not need to None in mapping."
         expected = "a different name for each tensor"
-        raise StructureError(where, expected, "one for two", places=twice, hint=hint)
+        raise StructureError(where, expected, "the same name twice", places=twice, hint=hint)
     return sources
 
 
-def _as_pytorch_has_it(name: str, places: TensorPlaces, wanted: set[str]) -> str:
+def _as_pytorch_has_it(name: str, entries: TensorEntries, wanted: set[str]) -> str:
     """Return a name in the model as PyTorch's, if it is not: `layers.0.weight` as `0.weight`."""
-    if name in wanted or name in places.unused:
+    if name in wanted or name in entries.unused:
         return name
     words = name.split(".")
     for count in range(len(words), 0, -1):
         start = ".".join(words[:count])
-        if start in places.prefixes:
-            return joined(places.prefixes[start], ".".join(words[count:]))
+        if start in entries.prefixes:
+            return joined(entries.prefixes[start], ".".join(words[count:]))
     return name
 
 
@@ -362,11 +362,13 @@ def with_other_start(name: str, starts: Mapping[str, str | None]) -> str | None:
     return name
 
 
-def mapping_by_order(places: TensorPlaces, given: Shapes, wanted: Shapes) -> dict[str, str] | None:
+def mapping_by_order(
+    entries: TensorEntries, given: Shapes, wanted: Shapes
+) -> dict[str, str] | None:
     """Return a mapping with which a state dict fits, if its layers fit in order.
 
     Args:
-        places: the requirements of the model.
+        entries: the requirements of the model.
         given: the shapes in the state dict, by name.
         wanted: the shapes in the model, by name.
 
@@ -374,7 +376,7 @@ def mapping_by_order(places: TensorPlaces, given: Shapes, wanted: Shapes) -> dic
         The fewest prefixes of names that are sufficient, by those in the state dict; None if there
         is no such mapping.
     """
-    last_words = {name.rpartition(".")[2] for name in places.unused}
+    last_words = {name.rpartition(".")[2] for name in entries.unused}
     used = {
         name: shape for name, shape in given.items() if name.rpartition(".")[2] not in last_words
     }
@@ -450,7 +452,7 @@ def _check_starts(given: Sequence[str], starts: Mapping[Any, Any]) -> None:
             for start, near in zip(absent, close, strict=True)
         ]
         expected = f"prefixes of names in the state dict ({some_of(given)})"
-        got = f"{len(absent)} that no name has"
+        got = f"{len(absent)} that no name begins with"
         raise ArgumentError("from_torch(mapping)", expected, got, places=lines)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.nn.members.laying import gathered, laid_alike
+from pytreemod.nn.members.resharding import gathered, split_alike
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.counting_collectives import collectives
@@ -115,7 +115,10 @@ def test_inputs_lead_where_members_are_split_over_the_same_axis():
     assert lies(nets(at(X, "data"))) == (None, "data")
     assert lies(nets(at(own, None, "data"), in_axes=0)) == (None, "data")
     assert lies(nets(at(own, "model"), in_axes=0)) == ("model",)
-    assert lies(nets(at(jnp.moveaxis(own, 0, 2), "model"), in_axes=-1)) == ("data", "model")
+    assert lies(nets(at(jnp.moveaxis(own, 0, 2), "model"), in_axes=-1)) == (
+        "data",
+        "model",
+    )
 
 
 class Remembering(pm.Module):
@@ -185,7 +188,7 @@ def test_without_a_mesh_nothing_is_done():
     x = ramp(4)
 
     assert gathered({"x": x, "n": 3})["x"] is x
-    assert laid_alike([x], (x,), [x, 1], [0, None]) == ([x], (x,), [x, 1])
+    assert split_alike([x], (x,), [x, 1], [0, None]) == ([x], (x,), [x, 1])
 
 
 test_refusals = refusals(globals())

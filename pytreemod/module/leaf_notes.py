@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pytreemod.module.construction import with_notes
 from pytreemod.module.flattening import note_of
-from pytreemod.tree.nodes import Location, StandsFor, children_of, record_of
+from pytreemod.tree.nodes import Location, Represents, children_of, record_of
 from pytreemod.tree.paths import step_name
 from pytreemod.tree.surgery import with_children
 from pytreemod.typing import class_of
@@ -24,16 +24,16 @@ _Steps = tuple[str, ...]
 _Changes = dict[tuple[Any, ...], dict[_Steps, Any]]
 
 
-def with_said(model: _T, note: str, said: Iterable[tuple[Location, Any]]) -> _T:
+def with_leaf_notes(model: _T, note: str, values: Iterable[tuple[Location, Any]]) -> _T:
     """Set the values of a note for some leaves, beside those of others.
 
     Args:
         model: any tree of Modules.
         note: the name of the note.
-        said: leaves, each with its value; None for none.
+        values: leaves, each with its value; None for none.
     """
     changes: _Changes = {}
-    for loc, value in said:
+    for loc, value in values:
         depth = depth_of_holder(loc)
         steps = tuple(map(step_name, loc.path[depth:]))
         changes.setdefault(loc.path[:depth], {})[steps] = value
@@ -42,8 +42,8 @@ def with_said(model: _T, note: str, said: Iterable[tuple[Location, Any]]) -> _T:
 
 
 def depth_of_holder(loc: Location) -> int:
-    """The number of keys to the innermost Module above a leaf; -1 if there is none."""
-    nodes = [node for node in loc.nodes if class_of(node) is not StandsFor]
+    """Return the number of keys to the innermost Module above a leaf; -1 if there is none."""
+    nodes = [node for node in loc.nodes if class_of(node) is not Represents]
     return max((i for i, node in enumerate(nodes) if record_of(node) is not None), default=-1)
 
 
@@ -59,7 +59,7 @@ def _changed(
 
 
 def _holding(node: Any, note: str, changes: dict[_Steps, Any]) -> Any:
-    """A Module with other values for its leaves; itself if nothing changes."""
+    """Return a Module with other values for its leaves; itself if nothing changes."""
     old = note_of(node, note)
     now: dict[_Steps, Any] = {**dict(old), **changes}
     # Sorted, so that the order in which values were set does not matter.
