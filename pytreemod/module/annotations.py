@@ -93,7 +93,7 @@ class FieldCheck:
         type_checker: jaxtyping's.
 
     Raises (when called):
-        jaxtyping.TypeCheckError: a field's value does not fit its annotation.
+        jaxtyping.TypeCheckError: if a field's value does not fit its annotation.
     """
 
     def __init__(self, schema: Schema, type_checker: Any):

@@ -36,7 +36,7 @@ from pytreemod.transform.host.runtime_checks import error_if
 from pytreemod.tree.dtypes import available_dtype
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array_like
-from pytreemod.typing import Keys, Tracer, untyped_jax
+from pytreemod.typing import Keys, Tracer, class_of, untyped_jax
 
 KEY_HINT = ("Pass a random key:", "key=jax.random.key(0)")
 STATE_HINT = ("Pass the State second, by position:", "x, state = layer(x, state)")
@@ -392,9 +392,10 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
     if isinstance(x, State) and is_input:
         hint = ("Pass the input first, then the State:", "layer(x, state)")
     got = describe(x)
-    if type(x) is tuple and len(x) == 2 and isinstance(x[1], State) and is_input:
+    pair: Any = x if class_of(x) is tuple else ()
+    if len(pair) == 2 and isinstance(pair[1], State) and is_input:
         hint = ("Unpack what the layer before it returned:", "x, state = layer(x, state)")
-        got = f"a pair of {describe(x[0])} and a State"
+        got = f"a pair of {describe(pair[0])} and a State"
     refuse_tree(where, x, argument)
     raise ArgumentError(where, f"{argument} to be an array", got, hint=hint)
 

@@ -21,7 +21,7 @@ class Layer(Module):
     shape. Annotations that name anything else are not checked.
 
     Warns:
-        FieldWarning: an annotation cannot be evaluated, and is not checked.
+        FieldWarning: if an annotation cannot be evaluated, and is not checked.
 
     Examples:
         >>> import jax, jax.numpy as jnp

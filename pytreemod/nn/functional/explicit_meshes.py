@@ -64,24 +64,6 @@ def sharding(mesh: Any, wanted: Sequence[tuple[str, ...]]) -> NamedSharding:
     )
 
 
-def explicit_sharding(x: Shaped[Array, ...]) -> NamedSharding | None:
-    """Return the sharding of an array on a mesh with explicit axes, for `out_sharding=`, or None.
-
-    Args:
-        x: an array.
-
-    Returns:
-        The sharding.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> explicit_sharding(jnp.ones(3)) is None
-        True
-    """
-    mesh = explicit_mesh(x)
-    return None if mesh is None else sharding(mesh, entries(x))
-
-
 def resharded(x: Shaped[Array, ...], mesh: Any, wanted: Sequence[tuple[str, ...]]) -> Any:
     """Reshard an array; return the array itself if it has that sharding.
 

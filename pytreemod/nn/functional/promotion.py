@@ -30,7 +30,7 @@ def promote(*arrays: Any) -> tuple[Any, ...]:
         As many JAX arrays (or None).
 
     Raises:
-        jax.dtypes.TypePromotionError: the dtypes differ and promotion is set to strict.
+        jax.dtypes.TypePromotionError: if the dtypes differ and promotion is set to strict.
 
     Examples:
         >>> [array.dtype.name for array in promote(1.0, jnp.ones(2, jnp.bfloat16))]
