@@ -158,7 +158,7 @@ def test_order_after_init():
 
         def __check_init__(self):
             seen.append("base check")
-            with pytest.raises(pm.PytreemodError, match="frozen"):
+            with pytest.raises(pm.PytreemodError, match="immutable"):
                 self.x = 2
 
     class Layer(Base):

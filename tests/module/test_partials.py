@@ -48,7 +48,7 @@ def test_update_wrapper_copies_what_names_a_function():
         """Its docstring."""
 
     wrapped = pm.module_update_wrapper(Wrapping(annotated))
-    assert (wrapped.__name__, wrapped.__doc__) == ("annotated", "What it does.")
+    assert (wrapped.__name__, wrapped.__doc__) == ("annotated", "Its docstring.")
     assert wrapped.__qualname__.endswith("annotated")
     assert wrapped.__module__ == __name__
     assert list(inspect.signature(wrapped).parameters) == ["x", "y"]
