@@ -134,7 +134,7 @@ def _full(where: Title, slots: int, got: str) -> str:
     )
     return explain(
         str(where),
-        f"sequences of at most {slots} positions, the size of the cache",
+        f"query of at most {slots} positions, the size of the cache",
         got,
         hint=hint,
     )

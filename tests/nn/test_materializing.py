@@ -209,7 +209,7 @@ def test_another_method_is_called(coder):
 
 def test_a_layer_that_the_call_does_not_come_to_is_named(coder):
     """Nothing is finished by halves."""
-    with pytest.raises(UnfinishedError, match=r"leaves 1 out(.|\n)*at back: Linear\(in_features=N"):
+    with pytest.raises(UnfinishedError, match=r"misses 1(.|\n)*at back: Linear\(in_features=N"):
         pm.materialize(coder, ones(3), method="encode")
 
 
