@@ -201,8 +201,8 @@ def test_lengths_that_do_not_go_with_the_weight_are_refused(key):
     """Of another size, or of several layers as one."""
     layer = nn.WeightNorm(nn.Linear(3, 4, key=key))
     text = (
-        r"^WeightNorm\(weight_name='weight', axis=0\): expected g of shape \(4, 1\), for weight "
-        r"has the shape \(4, 3\), got %s"
+        r"^WeightNorm\(weight_name='weight', axis=0\): expected g of shape \(4, 1\), because "
+        r"weight has the shape \(4, 3\), got %s"
     )
 
     for g, shown in [(jnp.ones(4), r"f32\[4\]"), (jnp.ones((2, 4, 1)), ".*"), (None, "None")]:

@@ -729,7 +729,7 @@ def test_a_traced_item_has_no_message_yet():
         return eqx.filter_jit(lambda item: results[item])(results.good)
 
     assert call(equinox) == "traced"
-    with pytest.raises(ValueError, match="outside of a transform"):
+    with pytest.raises(ValueError, match="outside transforms"):
         call(pytreemod)
 
 

@@ -100,7 +100,7 @@ def test_g11_a_broadcast_value_must_be_the_same_for_all():
     def add(model, x, state):
         return state.set(model.count, x[0].astype(int))
 
-    with pytest.raises(SpecError, match=r"same for all members[\s\S]*result\['count'\]"):
+    with pytest.raises(SpecError, match=r"equal results for all members[\s\S]*result\['count'\]"):
         pm.filter_vmap(add, in_axes=(0, 0, None), out_axes=None)(model, x, state)
 
 
