@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.measuring import UNROLLED, compare, race, unrolled
-from benchmarks.tables import Row, in_words, raced, ratio_row
+from benchmarks.tables import Row, raced, ratio_row, with_unit
 
 pytest.importorskip("optax", reason="the benchmarks train with optax")
 
@@ -62,7 +62,7 @@ def test_note_comes_on_a_line_of_its_own():
 )
 def test_seconds_get_a_fitting_unit(seconds, text):
     """From seconds to nanoseconds."""
-    assert in_words(seconds) == text
+    assert with_unit(seconds) == text
 
 
 def test_unrolled_statement_runs_as_often_as_promised():

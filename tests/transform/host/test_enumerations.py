@@ -171,7 +171,7 @@ def test_the_message_of_the_derived_class_wins():
     """A name that is declared again has the new message."""
 
     text = (
-        r"^Polite: expected one message for each item, got 1 with another\.\n"
+        r"^Polite: expected one message for each item, got 1 with another message\.\n"
         r"  at Polite\.failure: 'It did not work\.' -> 'Sorry\.'\n"
     )
     with pytest.warns(UserWarning, match=text) as told:

@@ -266,7 +266,7 @@ def test_the_result_that_is_mapped_is_named(around):
         return pm.filter_vmap(fn, in_axes=(0, None), out_axes=None)(ramp(3), y)
 
     with pytest.raises(
-        SpecError, match=r"\.\n  at result\['b'\]\n  at result\['e'\]\['f'\]\n  give"
+        SpecError, match=r"\.\n  at result\['b'\]\n  at result\['e'\]\['f'\]\n  stack"
     ):
         around(run)(ramp(2, 2))
 
