@@ -83,6 +83,7 @@ def case(request):
     return (*CASES[request.param], both(*CASES[request.param]))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 def test_equal_to_one_device(case, way):
     """Forward and backward, whatever is split; gradients are sharded as their arrays."""
