@@ -126,11 +126,11 @@ def test_the_hint_for_another_shape_is_to_keep_the_leaf(tmp_path):
     """`strict=False` alone would not load it."""
     pm.save(tmp_path / "file", {"a": ramp(2), "b": ramp(3)})
     like = {"a": ramp(2), "b": ramp(4)}
-    with pytest.raises(FileError) as caught:
+    hint = re.escape('pm.load(path, like, strict=False, missing="keep")')
+    with pytest.raises(FileError, match=rf"{hint}\Z"):
         pm.load(tmp_path / "file", like)
     loaded, report = pm.load(tmp_path / "file", like, strict=False, missing="keep")
 
-    assert str(caught.value).endswith('pm.load(path, like, strict=False, missing="keep")')
     assert_same(loaded["b"], like["b"])
     assert report.missing == ("b",)
 

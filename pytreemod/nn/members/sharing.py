@@ -106,7 +106,7 @@ def check_shared(where: str, shared: Any) -> tuple[str, ...]:
     Raises:
         ArgumentError: if it is something else, possibly from `replace`.
     """
-    if type(shared) is tuple and all(isinstance(path, str) for path in shared):  # pyright: ignore[reportUnknownVariableType]  (a tuple of it knows not what)
+    if type(shared) is tuple and all(isinstance(path, str) for path in shared):  # pyright: ignore[reportUnknownVariableType]  (a tuple of any type)
         return cast("tuple[str, ...]", shared)
     hint = (
         "Set it when you create the Ensemble:",
