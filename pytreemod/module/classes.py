@@ -398,8 +398,8 @@ def _warn_of_post_init(cls: type, own: bool) -> None:
         FieldWarning,
         name,
         "either __init__ or __post_init__",
-        f"has both an `__init__` method ({where}.__init__) and a `__post_init__`, which "
-        "does not run by itself",
+        f"a class that has both an `__init__` method ({where}.__init__) and a `__post_init__`, "
+        "which does not run by itself",
         hint=[
             "move its lines to the end of __init__, or turn them into checks:",
             "def __check_init__(self): ...",

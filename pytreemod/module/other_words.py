@@ -16,15 +16,29 @@ from pytreemod.errors import ArgumentError, MissingNameError, RngError
 from pytreemod.tree.pending import Waiting, has_attribute
 
 OURS: dict[str, tuple[str, ...]] = {
-    "bias": ("use_bias",),
+    "bias": (
+        "use_bias",
+        "use_query_bias",
+        "use_key_bias",
+        "use_value_bias",
+        "use_output_bias",
+    ),
     "rngs": ("key",),
     "rng": ("key",),
     "num_features": ("input_size", "channels", "shape"),
     "normalized_shape": ("shape",),
+    "num_channels": ("channels",),
+    "num_groups": ("groups",),
+    "in_features": ("input_size", "in_size", "query_size", "in_channels"),
+    "out_features": ("hidden_size", "out_size", "output_size", "out_channels"),
+    "hidden_size": ("width_size",),
+    "num_layers": ("depth",),
+    "filters": ("out_channels",),
     "features": ("out_features", "out_channels", "embedding_size"),
     "units": ("out_features",),
     "input_dim": ("num_embeddings", "in_features"),
     "embedding_dim": ("embedding_size",),
+    "vocab_size": ("num_embeddings",),
     "embed_dim": ("query_size", "embedding_size"),
     "kdim": ("key_size",),
     "vdim": ("value_size",),
@@ -44,6 +58,8 @@ OURS: dict[str, tuple[str, ...]] = {
     "strides": ("stride",),
     "param_dtype": ("dtype",),
     "kernel_init": ("weight_init",),
+    "kernel_initializer": ("weight_init",),
+    "embedding_init": ("weight_init",),
 }
 """Names of arguments in PyTorch, Flax or Keras, and their names here."""
 
@@ -66,6 +82,12 @@ _LEAVE_OUT = ("The weights are not returned; leave it out:", "out = layer(query,
 _NOT_HERE: dict[str, tuple[str, ...]] = {
     "need_weights": _LEAVE_OUT,
     "average_attn_weights": _LEAVE_OUT,
+    "batch_first": ("Batch axes come first here; leave it out:", "out = layer(x)"),
+    "inplace": ("Arrays never change in place; leave it out:", "y = layer(x)"),
+    "device": (
+        "Create the layer, and then a copy on the device:",
+        "layer = jax.device_put(layer, device)",
+    ),
 }
 """Arguments that no layer here has."""
 
@@ -280,14 +302,16 @@ def refuse_other_words(
         if word in _NOT_HERE and word not in names:
             raise _refusal(owner, word, "its own arguments", _NOT_HERE[word]) from error
         if word in OURS and word not in names:
-            ours = next((name for name in OURS[word] if name in names), None)
-            if ours is None and "inference" in OURS[word]:
+            ours = [name for name in OURS[word] if name in names]
+            if not ours and "inference" in OURS[word]:
                 raise _refusal(owner, word, "a call without a mode", _MODE) from error
-            if ours is not None:
-                hint = _HINTS.get(word, ("It has another name here:", f"{ours}=..."))
+            if ours:
+                heading = "It has another name here:" if len(ours) == 1 else "It is split here:"
+                hint = _HINTS.get(word, (heading, *(f"{name}=..." for name in ours)))
                 if word in _OPPOSITE:
-                    hint = ("The argument here has the opposite meaning:", f"{ours}=not {word}")
-                raise _refusal(owner, word, f"{ours}=", hint) from error
+                    hint = ("The argument here has the opposite meaning:", f"{ours[0]}=not {word}")
+                expected = ", ".join(f"{name}=" for name in ours)
+                raise _refusal(owner, word, expected, hint) from error
         meant = get_close_matches(word, names.keys() - {*given}, n=1)
         if meant and word not in names:
             # Python 3.13 gives this hint itself.

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
@@ -200,7 +201,7 @@ class AbstractReservedKeys(Module, is_abstract=True):
 # ---- unfinished instances
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Deferral(Varying):
     """The data of an unfinished instance, beside arrays.
 
@@ -215,6 +216,31 @@ class Deferral(Varying):
     config: tuple[tuple[str, Any], ...]
     missing: tuple[str, ...]
     on_call: Callable[..., Any] | None = None
+
+    def __repr__(self) -> str:
+        import wadler_lindig as wl
+
+        # On one line: it appears inside messages.
+        return wl.pformat(self, width=sys.maxsize)
+
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        """Print the call that made the instance, without arrays."""
+        import wadler_lindig as wl
+
+        shown: dict[str, Any] = dict.fromkeys(self.missing) | dict(self.config)
+        parameters = inspect.signature(self.cls).parameters
+        pairs = [
+            (name, shown[name])
+            for name, parameter in parameters.items()
+            if name in self.missing or (name in shown and shown[name] is not parameter.default)
+        ]
+        return wl.bracketed(
+            begin=wl.TextDoc(f"{self.cls.__name__}("),
+            docs=wl.named_objs(pairs, **kwargs),
+            sep=wl.comma,
+            end=wl.TextDoc(")"),
+            indent=kwargs["indent"],
+        )
 
     def traits(self) -> Iterable[Trait]:
         """Return the trait of unfinished instances."""
@@ -259,23 +285,7 @@ class Unfinished(Variant, Module, is_abstract=True):
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         """Print the call that made it, without arrays."""
-        import wadler_lindig as wl
-
-        deferral = self.unfinished_sizes
-        shown: dict[str, Any] = dict.fromkeys(deferral.missing) | dict(deferral.config)
-        parameters = inspect.signature(deferral.cls).parameters
-        pairs = [
-            (name, shown[name])
-            for name, parameter in parameters.items()
-            if name in deferral.missing or (name in shown and shown[name] is not parameter.default)
-        ]
-        return wl.bracketed(
-            begin=wl.TextDoc(f"{deferral.cls.__name__}("),
-            docs=wl.named_objs(pairs, **kwargs),
-            sep=wl.comma,
-            end=wl.TextDoc(")"),
-            indent=kwargs["indent"],
-        )
+        return self.unfinished_sizes.__pdoc__(**kwargs)
 
     __reduce__ = Module.__reduce__
 

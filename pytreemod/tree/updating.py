@@ -81,7 +81,7 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
     if is_number and jnp.shape(update) != jnp.shape(leaf):
         raise ShapeError(
             f"apply_updates at {path_text(path, 'model')}",
-            f"an update of shape {leaf.shape}",
+            f"an update of shape {jnp.shape(leaf)}",
             describe(update),
             hint=[
                 "compute updates from gradients of this model; for a stack of models, map both:",

@@ -345,6 +345,16 @@ def test_two_features_give_what_plain_jax_gives(order):
         assert all(bool((without[name] == leaves[name]).all()) for name in leaves)
 
 
+def test_each_two_features_have_a_program():
+    """In some order; and a refused order has another one, which runs."""
+    runs = {frozenset(case.values[0]) for case in orders()}
+
+    assert runs == {frozenset(pair) for pair in itertools.combinations(FEATURES, 2)}
+    assert len(runs) == 105
+    known = {*MAKES, *CALLS, *ATTENTION, "constraint"}
+    assert known == {*FEATURES}
+
+
 @pytest.mark.parametrize("order", REFUSED, ids="-".join)
 def test_what_cannot_be_in_this_order_is_refused(order):
     """The error names the feature that must be first."""

@@ -43,9 +43,9 @@ def test_both_inits_are_told():
     """Beside an own __init__ a __post_init__ does not run by itself: the hints are shown."""
     with pytest.warns(
         FieldWarning,
-        match=r"Both: expected either __init__ or __post_init__, got has both an `__init__` method "
-        r"\([^)]*Both\.__init__\) and a `__post_init__`[^\n]*\n  move its lines to the end of "
-        r"__init__, "
+        match=r"Both: expected either __init__ or __post_init__, got a class that has both an "
+        r"`__init__` method \([^)]*Both\.__init__\) and a `__post_init__`[^\n]*\n"
+        r"  move its lines to the end of __init__, "
         r"or turn them into checks:\n      def __check_init__\(self\): \.\.\.$",
     ):
 

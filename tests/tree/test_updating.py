@@ -1,5 +1,7 @@
 """apply_updates."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +57,13 @@ def test_an_update_is_of_the_shape_of_what_it_is_for(shape):
         pytest.raises(ShapeError, match=r"apply_updates at model\['weight'\]: .* \(3, 2\)"),
     ):
         pm.apply_updates(model, update)
+
+
+@pytest.mark.parametrize("leaf", [1.0, 2, 1j, np.float32(1.0), np.ones(2), jnp.ones(())])
+def test_an_update_of_any_number_has_its_shape(leaf):
+    """A number has the shape (), whether it is an array or not."""
+    with pytest.raises(ShapeError, match=rf"\['a'\]: .* of shape {re.escape(str(np.shape(leaf)))}"):
+        pm.apply_updates({"a": leaf}, {"a": jnp.ones(3)})
 
 
 def test_derivatives_of_integers_are_no_update():

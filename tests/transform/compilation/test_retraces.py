@@ -3,6 +3,7 @@
 import enum
 import functools as ft
 import re
+import sys
 import types
 from typing import Any
 
@@ -212,6 +213,46 @@ CHANGES = {
 def test_each_kind_of_change_is_named(old, new, text):
     """The report has the path, the old value, the new value, and why they differ."""
     assert changes({"x": old}, {"x": new}) == [text]
+
+
+LINEAR = pm.nn.Linear(3, 3, key=jax.random.key(0))
+PAIR = pm.nn.Sequential([LINEAR, pm.nn.Linear(3, 3, key=jax.random.key(1))])
+VARIANTS = {
+    "plain": PAIR,
+    "unfinished": pm.nn.Sequential([LINEAR, pm.nn.Linear(None, 3, key=jax.random.key(0))]),
+    "unfinished, another": pm.nn.Sequential([LINEAR, pm.nn.Linear(None, 4, key=jax.random.key(0))]),
+    "tied": pm.tie(PAIR, "layers[1].weight", to="layers[0].weight"),
+    "tied through": pm.tie(PAIR, "layers[1].weight", to="layers[0].weight", through=jnp.transpose),
+    "with LoRA": pm.lora(PAIR, pm.nn.Linear, 1, key=jax.random.key(0)),
+    "quantized": pm.quantize(PAIR, pm.by({pm.nn.Linear: "int8", ...: None})),
+    "in bfloat16": pm.with_precision(PAIR, "bfloat16"),
+    "with a role": pm.with_role(PAIR, "layers[0]", "buffer"),
+    "with State": pm.stateful(pm.nn.BatchNorm(3)),
+    "a token": pm.nn.BatchNorm(3),
+    "constrained": pm.nn.WeightNorm(LINEAR),
+    "a method": LINEAR.__call__,
+}
+
+
+@pytest.mark.parametrize("new", VARIANTS)
+@pytest.mark.parametrize("old", VARIANTS)
+@pytest.mark.sampled
+def test_no_report_shows_an_object_that_only_the_library_knows(old, new):
+    """A reader knows the public classes, and finds no other one in the documentation."""
+    public = {*vars(pm), *vars(pm.nn), *vars(pm.debug)}
+    private = {
+        value.__name__
+        for name, module in [*sys.modules.items()]
+        if name.startswith("pytreemod.")
+        for value in vars(module).values()
+        if isinstance(value, type) and str(value.__module__).startswith("pytreemod.")
+    } - public
+
+    found = reports(pm.filter_jit(lambda x: None), {"x": VARIANTS[old]}, {"x": VARIANTS[new]})
+    assert len(found) == (1 if old != new else 0)
+    for report in found:
+        assert "pytreemod." not in report
+        assert not {*re.findall(r"(\w+)\(", report)} & private
 
 
 @pytest.mark.parametrize(
