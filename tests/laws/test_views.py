@@ -1,10 +1,11 @@
 """All views of an instance agree, in every style of class, order of bases and state.
 
-**Law.** Attributes, `vars`, fields, `replace`, copies, pickles, files, tree and jit show
-the same values, before and after each operation.
+**Law.** Attributes, `vars`, fields, `asdict`, `replace`, copies, pickles, files, tree, snapshot and
+jit show the same values, before and after each operation.
 """
 
 import abc
+import collections.abc
 import copy
 import dataclasses
 import pickle
@@ -15,6 +16,7 @@ import jax.tree_util as jtu
 import pytest
 
 import pytreemod as pm
+from pytreemod.tree.snapshots import snapshot_of
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import Scaled, scaled
 from tests.helpers.trees import ramp
@@ -68,7 +70,24 @@ class GenericLast(Own, Generic[T]): ...
 class AbstractFirst(abc.ABC, Own): ...
 
 
-STYLES = [Generated, Own, SlotsFirst, MixinFirst, GenericFirst, GenericLast, AbstractFirst]
+class CallableFirst(collections.abc.Callable, Generated):
+    """An abstract class of Python, with slots and without a dict."""
+
+    def __call__(self):
+        """Give a field."""
+        return self.n
+
+
+STYLES = [
+    Generated,
+    Own,
+    SlotsFirst,
+    MixinFirst,
+    GenericFirst,
+    GenericLast,
+    AbstractFirst,
+    CallableFirst,
+]
 for style in (*STYLES, Scaled):
     pm.register_for_files(style, name=f"test_views.{style.__name__}")
 through_jit = pm.filter_jit(lambda m: m)
@@ -97,7 +116,11 @@ OPERATIONS = {
     "combined": lambda m: pm.combine(*pm.partition(m, pm.is_array)),
     "named": lambda m: pm.from_named(m, pm.named_leaves(m)),
     "updated": lambda m: pm.apply_updates(m, jax.tree.map(lambda x: x, m)),
+    "scanned": lambda m: jax.lax.scan(lambda m, _: (m, None), m, None, length=1)[0],
+    "chosen": lambda m: pm.filter_cond(True, lambda m: m, lambda m: m, m),
+    "recomputed": lambda m: pm.filter_checkpoint(lambda m: m)(m),
 }
+assert len(OPERATIONS) > 20
 DOES_NOT_APPLY = {("tied", "tied"), ("tied", "computed"), ("computed", "tied")}
 
 
@@ -109,6 +132,8 @@ def assert_views_agree(made, file):
     assert [field.name for field in dataclasses.fields(made)] == [*vars(made)] == names
     assert_same(dict(vars(made)), read)
     assert [*dataclasses.asdict(made)] == names
+    assert_same(dataclasses.asdict(made), read)
+    snapshot = snapshot_of(made)
     leaves, structure = jtu.tree_flatten(made)
     pm.save(file, made)
     for view in (
@@ -119,6 +144,7 @@ def assert_views_agree(made, file):
         pm.load(file),
         pm.load(file, made),
         structure.unflatten(leaves),
+        snapshot.structure.assemble(snapshot.arrays),
         through_jit(made),
         pm.tree_at(lambda m: m.items, made, made.items),
     ):
