@@ -1,5 +1,6 @@
 """Instances that are pickled and copied, and classes of scripts, which are pickled by value."""
 
+import abc
 import base64
 import copy
 import copyreg
@@ -7,6 +8,7 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zlib
@@ -254,6 +256,92 @@ def test_what_is_missing_is_recognized_after_it_was_copied():
 
     assert [f.default for f in schema.fields.values()] == [missing, 3, missing]
     assert [f.default_factory for f in schema.fields.values()] == [missing, missing, list]
+
+
+def elsewhere(value):
+    """Pickle a value, and load it as a process that does not have its classes."""
+    # cloudpickle finds the classes of this process by the ids in the pickle.
+    pickled = cloudpickle.dumps(value)
+    return pickle.loads(re.sub(rb"[0-9a-f]{32}", lambda found: found[0][::-1], pickled))
+
+
+def classes_of_every_kind():
+    """Local classes, by name: with defaults, a base, an own `__init__`, and an early instance."""
+
+    class Base(pm.Module):
+        x: object = pm.field(converter=jnp.asarray)
+        fixed: int = pm.field(static=True, default=3)
+
+        def at_once(self):
+            return EARLY
+
+    class Defaults(Base):
+        act: object = jnp.tanh
+        # cloudpickle sorts attributes, so that these arrive before the fields.
+        F: object = jnp.sin
+        G: object = lambda x: 3 * x
+        made: object = pm.field(default_factory=list)
+        later: object = pm.field(init=False)
+
+        def __post_init__(self):
+            self.later = 2 * self.x
+
+    class Redeclared(Base):
+        x: object = pm.field(kw_only=True)
+
+    class Overriding(Base):
+        @property
+        def fixed(self):
+            return 4
+
+    class Own(pm.Module):
+        x: object
+
+        def __init__(self, x):
+            self.x = x
+
+    class ReadsItself(pm.Module):
+        x: object
+
+        def __getattribute__(self, name):
+            return super().__getattribute__(name)
+
+    class Abstract(pm.Module):
+        x: object
+
+        @abc.abstractmethod
+        def rule(self): ...
+
+    EARLY = Defaults(ramp(2))
+    return dict(locals())
+
+
+def facts(cls):
+    """The facts about a class that its instances depend on."""
+    schema = cls.__record__
+    options = ("name", "default", "default_factory", "kw_only", "init")
+    found = [getattr(field, option) for field in schema.fields.values() for option in options]
+    # A lambda is copied with its class, and then has the same code.
+    values = [getattr(value, "__code__", value) for value in found]
+    missing = [value is dataclasses.MISSING for value in found]
+    named = ("static", "custom_init", "refusal", "can_wait", "shown")
+    is_default = [getattr(cls, n) is f.default for n, f in schema.fields.items() if n in "FG"]
+    return values, missing, [getattr(schema, name) for name in named], is_default
+
+
+def test_classes_have_the_same_schema_in_another_process():
+    """Fields and their defaults, those of bases, and how instances are made."""
+    here = classes_of_every_kind()
+    early = here.pop("EARLY")
+    there, arrived = elsewhere((here, early))
+
+    for name, cls in here.items():
+        assert there[name] is not cls
+        assert facts(there[name]) == facts(cls), name
+    assert type(arrived) is there["Defaults"]
+    assert repr(arrived) == repr(early)
+    assert_same(jax.tree.leaves(arrived), jax.tree.leaves(early))
+    assert jax.tree.structure(arrived) == jax.tree.structure(there["Defaults"](ramp(2)))
 
 
 CLASSES = json.loads((Path(__file__).parent / "classes_of_0_1.json").read_text())

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
+from pytreemod.tree.pending import AbstractSource
 from tests.helpers.trees import (
     Affine,
     Buffered,
@@ -119,6 +120,36 @@ def test_which_instances_may_wait(make, waits):
 
     assert (early is not None) is waits
     assert pm.filter_jit(lambda m: m)(module) == module
+
+
+class Recording(AbstractSource):
+    """Fills fields in with their names, and records which."""
+
+    def __init__(self):
+        self.read_names = []
+
+    def read(self, node, name):
+        self.read_names.append(name)
+        node.__stored__[name] = name
+
+    def fill_in(self, node):
+        for name in type(node).__record__.fields:
+            self.read(node, name)
+
+
+@pytest.mark.parametrize(
+    ("make", "at_once"),
+    [(affine, []), (lambda: Static(1.0, 2), ["mode"])],
+)
+def test_a_proxy_reads_its_fields_from_its_source(make, at_once):
+    """When they are requested; at once, where the class has an attribute of that name."""
+    module, source = make(), Recording()
+    record = type(module).__record__
+    proxy = record.proxy(module, source)
+
+    assert source.read_names == at_once
+    assert [getattr(proxy, name) for name in record.fields] == list(record.fields)
+    assert source.read_names == [*at_once, *(n for n in record.fields if n not in at_once)]
 
 
 def test_classes_of_static_values_go_with_the_instances():

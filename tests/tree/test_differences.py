@@ -124,6 +124,13 @@ def test_nodes_that_agree_are_not_named():
     assert [path for path, _, _ in found([same, [1], [same]], [same, [1], (same,)])] == ["[2]"]
 
 
+def test_auxiliary_data_differ_item_by_item():
+    """The item of the first tree comes first."""
+    (entry,) = compare([Noted(1, ("a", 1))], [Noted(1, ("a", 2))])
+
+    assert entry.line() == "[0] (auxiliary data): 1 -> 2"
+
+
 def test_what_is_weak_is_told():
     """Two arrays of one dtype may differ in that alone."""
     ((_, weak, strong),) = found([jnp.asarray(1.0)], [jnp.ones(())], lambda a, b: False)
