@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytreemod.tree.traces import current_trace, decided_late, run_again, zero_tangents
+from pytreemod.tree.traces import current_trace, decided_late, run_again, watched, zero_tangents
 
 
 def test_a_trace_is_itself_and_no_other():
@@ -84,3 +84,28 @@ def test_what_is_decided_late_is_decided_for_each_program():
     assert int(jax.eval_shape(inner, jnp.int32(1)).size) == 1
     assert told == [False, False]
     assert late() == 0
+
+
+@pytest.mark.parametrize(
+    ("around", "expected"),
+    [
+        (lambda f: f, ["impl"]),
+        (jax.jit, ["abstract", "mlir"]),
+        (jax.vmap, ["vmap", "vmap impl"]),
+        (lambda f: jax.vmap(jax.jit(f)), ["abstract", "vmap", "vmap abstract", "vmap mlir"]),
+    ],
+)
+def test_watched_values_are_themselves_and_each_transform_is_reported(around, expected):
+    """In the order of the transforms; evaluation and lowering are ends."""
+    reported = []
+
+    def report(steps, is_end):
+        reported.append(" ".join(steps))
+        assert is_end is (steps[-1] in ("impl", "abstract", "mlir"))
+
+    x, y = jnp.ones(2), jnp.arange(2)
+    first, second = around(lambda *values: watched(values, report))(x, y)
+
+    np.testing.assert_array_equal(first, x)
+    np.testing.assert_array_equal(second, y)
+    assert reported == expected

@@ -169,9 +169,19 @@ def test_a_check_that_only_new_shapes_have_is_heard_the_first_time():
 
 def test_useless_donations_are_passed_over_in_silence_for_new_shapes_too():
     """donate="all" donates usable arrays; warnings are errors here, and active again after."""
-    jitted = pm.filter_jit(lambda x: x.astype(jnp.float16), donate="all")
+    jitted = pm.filter_jit(lambda x: jnp.sum(x), donate="all")
     for size in (2, 3):
         jitted(jnp.ones(size))
+
+
+def test_a_call_without_donation_leaves_the_warning_on():
+    """Only calls that donate usable arrays silence JAX's warning, in their own thread."""
+    jitted = pm.filter_jit(lambda x: x + 1)
+    for size in (2, 3):
+        jitted(jnp.ones(size))
+
+    with pytest.raises(UserWarning, match="donated buffers were not usable"):
+        jax.jit(jnp.sum, donate_argnums=0)(jnp.ones(2))
 
 
 def _refuse_three(x):
