@@ -358,6 +358,16 @@ def test_a_leaf_is_put_where_the_one_is_that_it_replaces(tmp_path):
         assert again["weak"].weak_type
 
 
+def test_a_weak_dtype_that_is_no_python_number_is_read_as_strong(tmp_path):
+    """A weak float32, saved without x64, is read with x64, where Python's numbers are float64."""
+    pm.save(tmp_path / "f", {"weak": jnp.asarray(1.5)})
+    with jax.enable_x64(True):
+        found = pm.load(tmp_path / "f")["weak"]
+
+    assert_same(found, np.float32(1.5) + jnp.zeros((), jnp.float32))
+    assert not found.weak_type
+
+
 def test_a_traced_like_is_refused(saved):
     """Values that are read in a trace would be constants."""
     with pytest.raises(ArgumentError, match=r"(?s)traced arrays.*at layers.0.*outside of"):

@@ -56,7 +56,7 @@ def zeros(cls, *lead):
 
 def test_an_older_file_is_migrated_wherever_the_module_is(tmp_path):
     old, new = old_net(), new_net()
-    pm.migration(new, 1)(split)
+    assert pm.migration(new, 1)(split) is split
     tree = {"a": old(ramp(4), 4), "b": [old(ramp(4) + 1, 4), 7]}
     pm.save(tmp_path / "old", tree)
     like = {"a": zeros(new), "b": [zeros(new), 0]}

@@ -272,9 +272,6 @@ def classes_of_every_kind():
         x: object = pm.field(converter=jnp.asarray)
         fixed: int = pm.field(static=True, default=3)
 
-        def at_once(self):
-            return EARLY
-
     class Defaults(Base):
         act: object = jnp.tanh
         # cloudpickle sorts attributes, so that these arrive before the fields.
@@ -285,6 +282,12 @@ def classes_of_every_kind():
 
         def __post_init__(self):
             self.later = 2 * self.x
+
+        def early(self):
+            return EARLY
+
+    class OfTheLibrary(pm.nn.Linear):
+        name: str = "layer"
 
     class Redeclared(Base):
         x: object = pm.field(kw_only=True)

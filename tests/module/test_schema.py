@@ -95,6 +95,15 @@ def test_rebuild_leaves_behind_what_tells_of_one_instance():
     assert Affine.__record__.given_roles(changed) == Affine.__record__.given_roles(model) != ()
 
 
+def test_attributes_and_notes_of_a_pickle_are_taken_apart():
+    """An attribute that is not a field, as `module_update_wrapper` adds, is no note."""
+    values = {"weight": 1, "__wrapped__": 2, "<roles>": 3, "<other>": 4}
+
+    attributes, notes = Affine.__record__.apart(values)
+    assert attributes == {"weight": 1, "__wrapped__": 2}
+    assert notes == {"<roles>": 3, "<other>": 4}
+
+
 def test_a_hand_made_instance_is_not_finished():
     """Only a finished instance is immutable, and may be cached."""
     record = Affine.__record__

@@ -31,6 +31,14 @@ def test_the_factor_grows_and_shrinks():
     assert history(scale, [True, False, True, True]) == [8, 2, 2, 8]
 
 
+def test_the_defaults_are_those_of_the_paper():
+    """2**15, doubled after 2000 finite steps, and at least 1."""
+    scale = pm.LossScale()
+
+    assert (scale.period, scale.growth, scale.minimum) == (2000, 2.0, 1.0)
+    assert history(scale, [True, False]) == [32768, 16384]
+
+
 def test_a_static_factor_stays():
     """It is the same value."""
     scale = pm.LossScale(8.0, period=None)

@@ -22,6 +22,7 @@ from pytreemod.tree.snapshots import (
     divide,
     exact,
     snapshot_of,
+    static_kind,
     structure_of,
 )
 from tests.helpers.comparing import assert_identical, assert_same
@@ -249,6 +250,12 @@ def test_exact_values_tell_apart_what_python_calls_equal():
 
     assert len(set(keys)) == len(keys)
     assert keys == [(type(x), exact(x)) for x in SCALARS]
+
+
+def test_the_kind_of_a_static_value_is_its_class():
+    """The spellings of a dtype have one kind."""
+    assert [static_kind(x) for x in (1, True, 1.0, "1", int)] == [int, bool, float, str, type]
+    assert {static_kind(x) for x in (np.float32, jnp.float32, np.dtype("float32"))} == {np.dtype}
 
 
 @pytest.mark.parametrize("value", DIFFERENT, ids=repr)

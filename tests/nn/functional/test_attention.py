@@ -14,6 +14,7 @@ from pytreemod.nn.functional import (
     dot_product_attention,
     weighted_values,
 )
+from tests.helpers.meshes import EXPLICIT, lies, on
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -280,3 +281,16 @@ def test_heads_that_do_not_divide_are_refused():
     for implementation in (None, "xla"):
         with pytest.raises(ArgumentError, match=r"^attention: .* divides the 4 query heads, got 3"):
             dot_product_attention(query, key, value, implementation=implementation)
+
+
+@pytest.mark.parametrize("kv_at", [("data",), ("data", None, "model")])
+def test_the_queries_decide_how_heads_are_split(kv_at):
+    """JAX's function gets all arrays split as the queries; the result is that of one device."""
+    given = sequences(4, v_size=4)
+    split = [jax.device_put(given[0], on("data", None, "model", mesh=EXPLICIT))]
+    split += [jax.device_put(x, on(*kv_at, mesh=EXPLICIT)) for x in given[1:]]
+    call = jax.jit(lambda *given: dot_product_attention(*given, implementation="xla"))
+    found = call(*split)
+
+    assert lies(found) == ("data", None, "model")
+    assert_close(found, call(*given))
