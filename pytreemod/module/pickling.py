@@ -139,9 +139,11 @@ def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
     given = {*values}
     fill_restored(schema, values, config)
     refuse_version(schema, values, config)
-    added = {n: v for n, v in values.items() if n not in given}
-    moved = schema.static | {name for name, value in added.items() if is_configuration(value)}
-    return put_together(cls, values, (*config, *moved))
+    # A field that was static then may be data now. A value that was data stays data: a tree of
+    # labels has strings there.
+    free = {name: values[name] for name in values.keys() - given | {*config} if name in values}
+    moved = {name for name, value in free.items() if is_configuration(value)}
+    return put_together(cls, values, schema.static | moved)
 
 
 def restore_state(cls: Any, state: Any, notes: Any = None) -> Any:

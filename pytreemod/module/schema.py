@@ -149,6 +149,10 @@ class Schema(AbstractRecord):
         self.layouts_by_type: dict[tuple[type, ...], tuple[Layout, tuple[Any, ...]]] = {}
         # Types of field values that may be assigned without a check.
         self.simple_types: set[type] = set()
+        if self.original is not self:
+            # A variant passes for its class: `dataclasses` finds no other fields.
+            own = vars(self.original.cls)["__dataclass_fields__"]
+            type.__setattr__(self.cls, "__dataclass_fields__", own)
 
     def apart(self, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the attributes of an instance and its notes, which a pickle has in one dict."""

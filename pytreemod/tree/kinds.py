@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
@@ -111,6 +111,23 @@ def kind_of(value: Any) -> Any:
     return kind if names is None else (kind, *(kind_of(getattr(value, name)) for name in names))
 
 
+# How containers are compared: items, after another value. By `__eq__`, because a subclass may
+# define its own.
+_PARTS: dict[Any, Callable[[Any], tuple[Any, Sequence[Any]]]] = {
+    tuple.__eq__: lambda value: (None, value),
+    list.__eq__: lambda value: (None, value),
+    dict.__eq__: lambda value: (
+        getattr(value, "default_factory", None),
+        [*value, *value.values()],
+    ),
+    OrderedDict.__eq__: lambda value: (None, [*value, *value.values()]),
+    types.MappingProxyType.__eq__: lambda value: (None, [*value, *value.values()]),
+    deque.__eq__: lambda value: (value.maxlen, value),
+    slice.__eq__: lambda value: (None, (value.start, value.stop, value.step)),
+    types.SimpleNamespace.__eq__: lambda value: (None, [vars(value)]),
+}
+
+
 def _compared_fields(kind: Any) -> list[str] | None:
     """The fields that a dataclass's generated `==` compares; None if the class defines its own."""
     # Generated code is in no file.
@@ -148,12 +165,14 @@ def are_one(a: Any, b: Any) -> bool:
         return _are_same_arrays(a, b)
     if kind is list or kind is tuple:
         return are_pairwise_one(a, b)
-    if kind is dict:
-        return are_pairwise_one([*a, *a.values()], [*b, *b.values()])
     try:
+        # One by one: `==` may return a NumPy bool, or call NaN different from itself.
+        parts = _PARTS.get(kind.__eq__)
+        if parts is not None:
+            (head, items), (other, others) = parts(a), parts(b)
+            return are_one(head, other) and are_pairwise_one(items, others)
         names = _compared_fields(kind)
         if names is not None:
-            # One by one: `==` may return a NumPy bool, or call NaN different from itself.
             return all(are_one(getattr(a, name), getattr(b, name)) for name in names)
         return (a == b) is True and kind_of(a) == kind_of(b)
     except Exception:

@@ -14,6 +14,7 @@ import numpy as np
 from pytreemod.errors import short_dtype
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, InheritedRole, own_class, record_of
+from pytreemod.tree.pending import is_private
 from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import PyTree, class_of, jtu
 
@@ -253,7 +254,7 @@ def printed_names(node: Any, record: AbstractRecord) -> list[str]:
     hidden = {
         field.name for field in getattr(node, "__dataclass_fields__", {}).values() if not field.repr
     }
-    return [name for name in record.names(node) if name not in hidden]
+    return [name for name in record.names(node) if name not in hidden and not is_private(name)]
 
 
 def _defaults_of(cls: Any) -> dict[str, Any]:

@@ -42,6 +42,9 @@ class Generated(pm.Module):
     items: list[Any]
     n: int = pm.field(static=True, default=3)
 
+    def __call__(self, x):
+        return self.weight * x
+
 
 class Own(pm.Module):
     """The `__init__` assigns."""
@@ -53,6 +56,9 @@ class Own(pm.Module):
 
     def __init__(self, weight, other, items):
         self.weight, self.other, self.items, self.n = weight, other, items, 3
+
+    def __call__(self, x):
+        return self.weight * x
 
 
 class SlotsFirst(Slotted, Generated): ...
@@ -112,6 +118,7 @@ OPERATIONS = {
     "with a role": lambda m: pm.with_role(m, "items.0", "buffer"),
     "resolved": pm.resolve,
     "untied": pm.untie,
+    "with a precision": lambda m: pm.with_precision(m, "float32"),
     "mode": lambda m: pm.nn.with_mode(m, n=5),
     "combined": lambda m: pm.combine(*pm.partition(m, pm.is_array)),
     "named": lambda m: pm.from_named(m, pm.named_leaves(m)),

@@ -510,6 +510,17 @@ def test_a_field_that_has_become_static_is_configuration(pickled):
         assert jax.tree.structure(pickle.loads(pickled)) == jax.tree.structure(cls(ramp(2), 1))
 
 
+def test_a_field_that_is_no_longer_static_is_data(pickled):
+    """As the class says; a string there is configuration, as in a new instance."""
+    cls = version({"a": ..., "n": ...})
+
+    assert jax.tree.structure(pickle.loads(pickled)) == jax.tree.structure(cls(ramp(2), 1))
+    version({"a": ..., "n": pm.field(static=True)})
+    named = pickle.dumps(globals()["Versioned"](ramp(2), "name"))
+    cls = version({"a": ..., "n": ...})
+    assert jax.tree.structure(pickle.loads(named)) == jax.tree.structure(cls(ramp(2), "name"))
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

@@ -1,6 +1,7 @@
 """Unfinished Modules: in every style that classes are written in, and as values."""
 
 import copy
+import dataclasses
 import pickle
 from typing import Any, Generic, TypeVar
 
@@ -102,6 +103,16 @@ def test_classes_in_every_style(make):
     assert type(made) is type(finished)
     assert made == finished
     assert not is_unfinished(finished)
+
+
+@pytest.mark.parametrize("make", STYLES.values(), ids=STYLES.keys())
+def test_dataclasses_finds_the_fields_of_the_class(make):
+    """Not those that store the call."""
+    unfinished, finished = make(None), make(3)
+
+    assert dataclasses.fields(unfinished) == dataclasses.fields(finished)
+    with pytest.raises(UnfinishedError, match="to be known before it is read"):
+        dataclasses.replace(unfinished)
 
 
 def test_a_default_of_none_is_one_that_follows():
