@@ -79,7 +79,9 @@ def tie(
     pickles and files.
 
     **Cost.** Each tie makes a new model, which takes time in proportion to the number of its nodes
-    and ties: a thousand ties take a thousand times that. Reading does not depend on their number.
+    and ties: a thousand ties take a thousand times that. Reading a field takes time in proportion
+    to the ties inside it. Reading a list of tied layers makes a new list each time, so read it once
+    before a loop.
 
     **Laws.** `untie(tie(m, a, b))` reads as `tie(m, a, b)` does. The gradient at the source is the
     sum of the gradients at all tied paths. A chain of ties has the value at its end.
@@ -566,7 +568,8 @@ def _with_ties(node: Any, changes: Iterable[tuple[KeyPath, Any]], ties: Iterable
 def _without_ties(node: Any, ties: tuple[Tie, ...]) -> Any:
     """Return a record with values at the tied paths of some of its ties."""
     found = [(tie.place, _value_at(node, tie.place)) for tie in ties]
-    return _with_ties(node, found, (tie for tie in ties_of(node) if tie not in ties))
+    gone = {tie.place for tie in ties}
+    return _with_ties(node, found, (tie for tie in ties_of(node) if tie.place not in gone))
 
 
 def _value_at(node: Any, place: KeyPath) -> Any:

@@ -20,6 +20,7 @@ from pytreemod.module.ties import Tied
 from pytreemod.tree.stored_fields import reading_stored
 from tests.goldens import refusals
 from tests.helpers.computing import Scaled
+from tests.helpers.counting_calls import is_linear
 from tests.helpers.equations import operations
 from tests.helpers.trees import Affine, ramp
 
@@ -628,6 +629,17 @@ def test_reading_above_many_ties_is_linear(chained):
     few, many = (steps_of_reading(count, chained) for count in (6, 24))
 
     assert many < 4.5 * few
+
+
+@pytest.mark.parametrize("end", [pm.untie, pm.resolve])
+def test_untying_many_is_linear(end):
+    """No tie is compared with all others."""
+    models = {n: Blocks([linear() for _ in range(n)], {}, linear()) for n in (10, 20, 40)}
+    for n in models:
+        for i in range(1, n):
+            models[n] = pm.tie(models[n], f"items[{i}].weight", to="items[0].weight")
+
+    assert is_linear(lambda n: lambda: end(models[n]), 10)
 
 
 def test_what_was_worked_out_of_ties_is_not_pickled():

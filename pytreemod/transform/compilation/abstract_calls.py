@@ -64,7 +64,6 @@ class _MakeJaxpr(Transformed):
     transform_name = "filter_make_jaxpr"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Inside the trace: a struct that the function returns is not an array of the program.
         jaxpr, parts = _trace(self.fn, args, kwargs, lambda out: partition(out, is_array))
         return jaxpr, *parts
 
@@ -73,9 +72,12 @@ def _trace(
     fn: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    finish: Callable[[Any], Any] = lambda out: out,
+    finish: Callable[[Any], Any],
 ) -> tuple[Any, PyTree]:
-    """Return the jaxpr of a call, and its result after `finish`, with shapes for arrays."""
+    """Return the jaxpr of a call, and its result after `finish`, with shapes for arrays.
+
+    `finish` runs inside the trace, where a struct that the function returns is not an array.
+    """
     arrays, structure = divide((args, kwargs), is_abstract)
 
     def run(*values: Any) -> Any:
@@ -235,8 +237,7 @@ def filter_closure_convert(
     """
     fn = kwargs.pop("fn", None) if fn is _BY_KEYWORD else fn
     check_callable("filter_closure_convert", fn, "fn")
-    closed, result = _trace(fn, args, kwargs)
-    structs, out_structure = divide(result, is_abstract)
+    closed, (structs, out_structure) = _trace(fn, args, kwargs, divide)
     arrays, in_structure = divide((args, kwargs), is_abstract)
     in_structs = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
     return ClosureConverted(

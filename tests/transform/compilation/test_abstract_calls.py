@@ -172,4 +172,15 @@ def test_a_struct_in_the_result_is_no_output_of_the_program():
     assert static == (None, struct, "a")
 
 
+def test_a_converted_function_may_return_a_struct():
+    """It is returned unchanged, and is not an output of the program."""
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    converted = pm.filter_closure_convert(lambda x: (x, {"shape": shape}), ramp(2))
+
+    assert converted.out_struct == (shape, {"shape": shape})
+    assert_same(converted(ramp(2)), (ramp(2), {"shape": shape}))
+    again = pm.filter_closure_convert(lambda x: (x, {"shape": shape}), ramp(2))
+    assert len(again.jaxpr.outvars) == 1
+
+
 test_refusals = refusals(globals())
