@@ -70,11 +70,13 @@ class Marks(NamedTuple):
         none: the mark of a value that is the same for all.
         of: the mark of an equation's result, from the equation and the marks of its inputs.
         chosen: the mark of a branch's result, from the mark of the index and those of the branches.
+        literal: the mark of a number that the program contains.
     """
 
     none: Any
     of: Callable[[Any, list[Any]], Any]
     chosen: Callable[[Any, Sequence[Any]], Any]
+    literal: Callable[[Any], Any] | None = None
 
     def follow(self, jaxpr: Any, given: Sequence[Any]) -> list[Any]:
         """Return the mark of each output of a program.
@@ -86,7 +88,9 @@ class Marks(NamedTuple):
         marks: dict[Any, Any] = dict(zip(jaxpr.invars, given, strict=True))
 
         def known(variable: Any) -> Any:
-            return self.none if _is_literal(variable) else marks.get(variable, self.none)
+            if _is_literal(variable):
+                return self.literal(variable.val) if self.literal else self.none
+            return marks.get(variable, self.none)
 
         for equation in jaxpr.eqns:
             ins = [known(v) for v in equation.invars]
@@ -112,6 +116,9 @@ def _union_chosen(index: frozenset[Any], outs: Sequence[frozenset[Any]]) -> froz
 
 DEPENDENCIES = Marks(frozenset[Any](), _union, _union_chosen)
 """Sets: an output has the union of the sets of the inputs that it depends on."""
+
+LITERALS = DEPENDENCIES._replace(literal=lambda value: frozenset([repr(value)]))
+"""The same, and each number of the program is an input: how many arrays there are, for example."""
 
 
 # ---- whether two programs are the same, whatever the shapes

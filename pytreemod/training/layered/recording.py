@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pytreemod.training.layered.lists import leaves_of, listed, owners
 from pytreemod.training.layered.programs import (
     DEPENDENCIES,
+    LITERALS,
     OWNERS,
     SHARED,
     Mark,
@@ -130,31 +131,62 @@ def record_two(rule: Any, params: PyTree) -> tuple[RuleProgram, PyTree, bool]:
         return recorded(by_leaf=True)
 
 
-def is_same(rule: Any, params: PyTree, one: PyTree, is_fit: Any) -> bool:
-    """Whether a step does to all layers, equation by equation, the same as to one."""
+def record_same(rule: Any, params: PyTree, one: PyTree, is_fit: Any) -> RuleProgram | None:
+    """The program of one layer, if a step does the same to all, equation by equation, or None."""
     try:
         first = record(rule, params)
         with without_axes("all"):
             second = record(rule, one)
     except UndecidedError:
-        return False
+        return None
     structures = [jtu.tree_structure(program.state) for program in (first, second)]
-    return (
+    is_same = (
         structures[0] == structures[1]
         and are_alike(first.start, second.start, is_by_number)
         and are_alike(first.jaxpr, second.jaxpr, is_fit)
     )
+    return second if is_same else None
+
+
+def have_same_literals(
+    first: RuleProgram, tree: PyTree, second: RuleProgram, other: PyTree
+) -> bool:
+    """Whether two programs compute each array with the same numbers.
+
+    A list of layers has more arrays than a Stack, and a program may contain their number.
+
+    Args:
+        first: a program.
+        tree: its input.
+        second: a program for the same arrays, or some of them; of several layers, or of one.
+        other: its input.
+    """
+    found = [_literals_of(first, tree), _literals_of(second, other)]
+    return all(found[0][path] == found[1][path] for path in found[0].keys() & found[1].keys())
+
+
+def _literals_of(program: RuleProgram, tree: PyTree) -> dict[Any, set[Any]]:
+    """The numbers behind each update, and each array of the state, of each layer."""
+    each = [LITERALS.none] * program.outs
+    made, state = program.followed(LITERALS, each, operator.or_)
+    found: dict[Any, set[Any]] = {}
+    for kind, of, marks in (("update", tree, made), ("state", program.state, state)):
+        for (path, _), mark in zip(owners(of), marks, strict=True):
+            found.setdefault((kind, path), set()).add(mark)
+    return found
 
 
 def is_whole(rule: Any, params: PyTree, one: PyTree) -> bool:
     """Whether a step reduces layers as a list of them, and otherwise goes number by number."""
-    if not is_same(rule, params, one, is_by_number_or_whole):
+    of_one = record_same(rule, params, one, is_by_number_or_whole)
+    if of_one is None:
         return False
     try:
         program, two, _ = record_two(rule, params)
         each = [Mark(frozenset([owner])) for owner in owners(two)]
         made, _ = program.followed(OWNERS, each, _joined_settled)
-        return all(_settled(m) in (own, SHARED) for m, own in zip(made, each, strict=True))
+        is_fit = all(_settled(m) in (own, SHARED) for m, own in zip(made, each, strict=True))
+        return is_fit and have_same_literals(of_one, one, program, two)
     except (UndecidedError, Unfit):
         return False
 
@@ -186,11 +218,16 @@ def is_leafwise(program: RuleProgram) -> bool:
 
 
 def axes_of_state(
-    rule: Any, one: PyTree, axes: int, left_out: Literal["members", "all"]
+    program: RuleProgram, axes: int, left_out: Literal["members", "all"]
 ) -> tuple[tuple[int, ...], tuple[KeyPath, ...], Any]:
     """Return which leaves of a state have an axis for each layer, or member.
 
     They are those in a tree of the model's structure, and those that depend on such leaves.
+
+    Args:
+        program: of one layer, or member.
+        axes: the number of its layer axes that are left out.
+        left_out: which axes are.
 
     Returns:
         For each leaf its axes, and its path; the structure of the state.
@@ -198,8 +235,6 @@ def axes_of_state(
     Raises:
         UndecidedError: if a leaf without a layer axis differs from layer to layer.
     """
-    with without_axes(left_out):
-        program = record(rule, one)
     of_layers = left_out == "all"
     held = [bool(leaf.layers if of_layers else leaf.members) for leaf in leaves_of(program.state)]
     each = [frozenset(["own"])] * program.outs

@@ -35,11 +35,14 @@ from pytreemod.training.layered.forms import (
 from pytreemod.training.layered.lists import HeldLeaf, abstract, as_one, leaves_of, only, without
 from pytreemod.training.layered.programs import is_by_number
 from pytreemod.training.layered.recording import (
+    RuleProgram,
     UndecidedError,
     axes_of_state,
+    have_same_literals,
     is_leafwise,
-    is_same,
     is_whole,
+    record,
+    record_same,
     record_two,
 )
 from pytreemod.tree.members import axes_left_out, without_axes
@@ -166,7 +169,13 @@ def _choose(rule: Any, params: PyTree) -> Any:
     if not any(shapes):
         return rule
     one = without(params, [len(leaf.holds) for leaf in leaves])
-    if is_same(rule, params, one, is_by_number):
+    groups: dict[KeyPath | None, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        owner = leaf.holds[leaf.members - 1].path if leaf.members else None
+        groups.setdefault(owner, []).append(i)
+    bares = [_bare(params, leaves, own) for own in groups.values()]
+    same = record_same(rule, params, one, is_by_number)
+    if same is not None and all(_is_same_in_lists(rule, same, one, bare) for bare in bares):
         return rule
     full = tuple(i for i, shape in enumerate(shapes) if 0 not in shape)
     if len(full) < len(shapes):
@@ -176,21 +185,33 @@ def _choose(rule: Any, params: PyTree) -> Any:
     rules = _links(rule)
     if rules:
         return ChainedRule([_choose(each, params) for each in rules])
-    groups: dict[KeyPath | None, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        owner = leaf.holds[leaf.members - 1].path if leaf.members else None
-        groups.setdefault(owner, []).append(i)
     if list(groups) == [None]:
         return _choose_for_layers(rule, params)
     parts: list[RulePart] = []
-    for own in groups.values():
+    for own, bare in zip(groups.values(), bares, strict=True):
         members = leaves[own[0]].members
-        bare = without(only(params, own), [members] * len(own))
         with without_axes("members"):
             form = _choose_for_layers(rule, bare)
-        of_state = axes_of_state(form, bare, members, "members")
+            program = record(form, bare)
+        of_state = axes_of_state(program, members, "members")
         parts.append(RulePart(tuple(own), members, *of_state, form, "members"))
     return GroupedRule(parts)
+
+
+def _bare(params: PyTree, leaves: Sequence[HeldLeaf], own: Sequence[int]) -> PyTree:
+    """Return the leaves of a group, without the axes of members."""
+    return without(only(params, own), [leaves[i].members for i in own])
+
+
+def _is_same_in_lists(rule: Any, same: Any, one: PyTree, bare: PyTree) -> bool:
+    """Whether what a step does to each number is independent of how many arrays there are."""
+    try:
+        with without_axes("members"):
+            program, two, _ = record_two(rule, bare)
+    except UndecidedError:
+        # There is no list to compare with.
+        return True
+    return is_leafwise(program) and have_same_literals(same, one, program, two)
 
 
 def _outside(own: tuple[int, ...], form: Any, params: PyTree) -> RulePart:
@@ -213,12 +234,12 @@ def _choose_for_layers(rule: Any, params: PyTree) -> Any:
     if is_whole(rule, params, one):
         return rule
     try:
-        program, _, by_leaf = record_two(rule, params)
+        program, two, by_leaf = record_two(rule, params)
     except UndecidedError:
         return ListedRule(rule)
     try:
         if is_leafwise(program):
-            return _mapped(rule, params, one, leaves, program.state)
+            return _mapped(rule, params, one, leaves, program, two)
     except UndecidedError:
         pass
     return ListedRule(rule, by_leaf)
@@ -237,12 +258,19 @@ def _links(rule: Any) -> list[Any]:
     return [PerLayer(*each) for each in zip(*found, strict=True)]
 
 
-def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf], two: Any) -> Any:
+def _mapped(
+    rule: Any,
+    params: PyTree,
+    one: PyTree,
+    leaves: Sequence[HeldLeaf],
+    program: RuleProgram,
+    two: PyTree,
+) -> Any:
     with without_axes("all"):
         state = jax.eval_shape(rule.init, one)
     locs, structure = jtu.tree_flatten_with_path(state)
     paths = [path for path, _ in locs]
-    if jtu.tree_structure(jax.eval_shape(as_one, two)) != structure:
+    if jtu.tree_structure(jax.eval_shape(as_one, program.state)) != structure:
         # Its state has something for each array outside any tree of the model's structure.
         raise UndecidedError
     sizes: dict[tuple[int, ...], list[int]] = {}
@@ -252,7 +280,12 @@ def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf], 
     parts: list[RulePart] = []
     for size, own in sizes.items():
         part = only(one, own)
-        of_state = axes_of_state(rule, part, len(size), "all")
+        with without_axes("all"):
+            of_part = record(rule, part)
+        if not have_same_literals(of_part, part, program, two):
+            # It depends on how many arrays there are.
+            raise UndecidedError
+        of_state = axes_of_state(of_part, len(size), "all")
         parts.append(RulePart(tuple(own), len(size), *of_state, rule, "all"))
     return MappedRule(parts, structure, paths)
 

@@ -13,11 +13,12 @@ from pytreemod.training.layered.recording import (
     UndecidedError,
     axes_of_state,
     is_leafwise,
-    is_same,
     is_whole,
     record,
+    record_same,
     record_two,
 )
+from pytreemod.tree.members import without_axes
 
 SHAPES = abstract(nn.Stack(lambda key: nn.Linear(3, 2, key=key), 4, key=jax.random.key(0)))
 ONE = without(SHAPES, [1, 1])
@@ -45,7 +46,7 @@ def _standard_promotion():
 @pytest.mark.sampled
 def test_what_a_rule_looks_at(rule, by_number, whole, leafwise):
     """Numbers, whole arrays, one array at a time."""
-    assert is_same(rule, SHAPES, ONE, is_by_number) is by_number
+    assert (record_same(rule, SHAPES, ONE, is_by_number) is not None) is by_number
     assert is_whole(rule, SHAPES, ONE) is whole
     program, _, by_leaf = record_two(rule, SHAPES)
     assert is_leafwise(program) is leafwise
@@ -54,7 +55,9 @@ def test_what_a_rule_looks_at(rule, by_number, whole, leafwise):
 
 def test_state_has_axes_where_the_model_has_them():
     """Counts have none."""
-    axes, paths, structure = axes_of_state(optax.adam(0.1), ONE, 1, "members")
+    with without_axes("members"):
+        program = record(optax.adam(0.1), ONE)
+    axes, paths, structure = axes_of_state(program, 1, "members")
     by_path = {jax.tree_util.keystr(path): n for path, n in zip(paths, axes, strict=True)}
     assert len(paths) == structure.num_leaves
     assert by_path.pop("[0].count") == 0
@@ -71,7 +74,7 @@ def test_what_cannot_be_recorded_is_undecided():
     rule = optax.GradientTransformation(optax.init_empty_state, update)
     with pytest.raises(UndecidedError, match=r"^$"):
         record(rule, SHAPES)
-    assert not is_same(rule, SHAPES, ONE, is_by_number)
+    assert record_same(rule, SHAPES, ONE, is_by_number) is None
 
 
 def test_a_mask_of_the_model_makes_each_leaf_a_list():

@@ -330,6 +330,51 @@ def test_what_members_share_and_what_stands_outside_is_a_group():
     np.testing.assert_allclose(norms, 1.0, rtol=1e-5)
 
 
+def _arrays_changed(change):
+    """A rule that changes each array, given its number and all of them."""
+
+    def update(updates, params):
+        del params
+        leaves, structure = jax.tree.flatten(updates)
+        return structure.unflatten([change(i, x, leaves) for i, x in enumerate(leaves)])
+
+    return optax.stateless(update)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda i, x, leaves: x / len(leaves),
+        lambda i, x, leaves: x * (i + 1),
+        lambda i, x, leaves: x / jnp.max(jnp.abs(x)) / len(leaves),
+        lambda i, x, leaves: x * optax.tree.norm(leaves) / len(leaves),
+    ],
+    ids=["their number", "their order", "one, and their number", "their mean"],
+)
+@pytest.mark.sampled
+def test_rules_see_as_many_arrays_as_in_a_list(change):
+    """Though the program for one layer is the same as that for a Stack."""
+    rule = _arrays_changed(change)
+    one, other = listed(), {"other": jnp.ones((4, 3))}
+    expected = stepped(rule, one)[0]
+    new = stepped(rule, nested())[0]
+    jax.tree.map(_assert_close, {**new, "blocks": layers_of(new["blocks"])}, expected)
+
+    several = stepped(rule, {"nets": together(nested), **other})[0]
+    member = several["nets"].unstack()[0].tree
+    jax.tree.map(_assert_close, {**member, "blocks": layers_of(member["blocks"])}, expected)
+    _assert_close(several["other"], stepped(rule, other)[0]["other"])
+
+
+def test_the_array_before_is_that_in_a_list():
+    """Which may be of the layer before."""
+    rule = _arrays_changed(lambda i, x, leaves: x + leaves[i - 1])
+    stack = nn.Stack(lambda: nn.LayerNorm(2), 3)
+    stack = jax.tree.map(lambda x: jnp.cumsum(x + 1, 0), stack)
+    new, expected = (stepped(rule, model)[0] for model in (stack, stack.unstack()))
+    _assert_layers_close(new, expected)
+
+
 @pytest.mark.slow
 def test_a_stack_of_one_layer_is_a_list_of_one():
     """A single layer has its layer axis, too."""
