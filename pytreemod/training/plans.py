@@ -174,19 +174,27 @@ def _selectors_of(rules: Any) -> tuple[Selector, ...]:
 # ---- refusals
 
 
-def check_transformation(where: str, rule: Any) -> None:
-    """Refuse a rule that is neither a transformation nor None."""
+def check_transformation(where: str, rule: Any, *, or_none: bool = True) -> None:
+    """Refuse a rule that is neither a transformation nor None.
+
+    Args:
+        where: the function, and its parameter.
+        rule: what the caller has passed.
+        or_none: whether None is accepted.
+    """
     methods = [getattr(rule, name, None) for name in ("init", "update")]
-    if rule is None or (all(map(callable, methods)) and not isinstance(rule, type)):
+    is_none = rule is None and or_none
+    if is_none or (all(map(callable, methods)) and not isinstance(rule, type)):
         return
-    hint = ["for example:", "pm.Optimizer(optax.adam(1e-3))"]
+    call = f"pm.{where.partition('(')[0]}"
+    hint = ["for example:", f"{call}(optax.adam(1e-3))"]
     if isinstance(rule, (dict, By)):
         hint = ["combine rules for parts of a model with pm.by:"]
         hint += ['pm.Optimizer(pm.by({"head": optax.adam(1e-3), ...: None}))']
     elif callable(rule):
         name = getattr(rule, "__name__", "adam")
-        hint = ["call it to create a transformation:", f"pm.Optimizer(optax.{name}(1e-3))"]
-    expected = "an optax transformation, with `init` and `update`, or None"
+        hint = ["call it to create a transformation:", f"{call}(optax.{name}(1e-3))"]
+    expected = "an optax transformation, with `init` and `update`" + ", or None" * or_none
     raise ArgumentError(where, expected, describe(rule), hint=hint)
 
 

@@ -45,6 +45,7 @@ from pytreemod.training.layered.recording import (
     record_same,
     record_two,
 )
+from pytreemod.training.plans import check_transformation
 from pytreemod.tree.members import axes_left_out, without_axes
 from pytreemod.typing import KeyPath, PyTree, Tracer, jtu
 
@@ -84,7 +85,8 @@ def per_layer(rule: Any) -> PerLayer:
         A transformation. It takes the extra arguments that `rule` takes.
 
     Raises:
-        ArgumentError: on use: if `rule` cannot be mapped over layers or members.
+        ArgumentError: if `rule` is not a transformation. On use: if it cannot be mapped over layers
+            or members.
 
     Examples:
         >>> import jax, optax
@@ -95,6 +97,7 @@ def per_layer(rule: Any) -> PerLayer:
         >>> state = tx.init(stack)
         >>> updates, state = tx.update(jax.tree.map(jax.numpy.ones_like, stack), state, stack)
     """
+    check_transformation("per_layer(rule)", rule, or_none=False)
 
     def init(params: PyTree) -> Any:
         form = _form_of(rule, params)
