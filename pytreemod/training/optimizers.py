@@ -44,6 +44,7 @@ from pytreemod.transform.compilation.placements import sharded_as
 from pytreemod.tree.differences import compare
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.updating import apply_updates, refuse_complex
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
@@ -199,13 +200,16 @@ class Optimizer(Module):
 
         Raises:
             ArgumentError: if the optimizer was not initialized, or none of its transformations
-                takes an argument of that name. Or the model and its gradients were swapped, or a
-                gradient is complex and its parameter is not.
+                takes an argument of that name. Or a gradient is complex and its parameter is not;
+                or the model and its gradients were swapped. Gradients that `filter_grad` returned
+                in the same trace are recognized, and those of another structure. Those of
+                `jax.grad`, of another compiled call, or of `jax.tree.map` are not.
             StructureError: if the model is not the one that the optimizer was initialized with, or
-                a trained leaf has no gradient.
-            ShapeError: if a gradient would be broadcast to its parameter, or a transformation
-                returned an update, or a state, of another shape. A gradient with more axes is
-                passed on, for transformations that take one for each example.
+                a trained leaf has no gradient of numbers.
+            ShapeError: if a gradient, also one that `before` returns, would be broadcast to its
+                parameter, or a transformation returned an update, or a state, of another shape. A
+                gradient with more axes is passed on, for transformations that take one for each
+                example.
         """
         plan, states = self._initialized("update")
         leaves, treedef = jtu.tree_flatten(model)
@@ -232,6 +236,8 @@ class Optimizer(Module):
         before_state = self.before_state
         if self.before is not None:
             given, before_state = before.take(plan, None, given, before_state, leaves)
+            # A rule would broadcast it, together with its state.
+            _check_fit(plan, "before", leaves, given)
         updates: list[Any] = [None] * len(leaves)
         news = list(states)
         for i, step in enumerate(own):
@@ -355,53 +361,71 @@ def _gradients(
         _refuse_gradients(model, grads)
     # A gradient of a frozen leaf is dropped here.
     given = plan.only(found)
-    rows = list(zip(leaves, given, plan.is_trained, strict=True))
-    if not all(_fits(leaf, gradient) for leaf, gradient, is_trained in rows if is_trained):
-        _refuse_unfit(plan, rows)
+    _check_fit(plan, "grads", leaves, given)
     return given
 
 
+def _check_fit(plan: RulePlan, source: str, leaves: list[Any], given: list[Any]) -> None:
+    """Check the gradients that rules get, be they the caller's or those of `before`."""
+    rows = list(zip(leaves, given, plan.is_trained, strict=True))
+    if not all(_fits(leaf, gradient) for leaf, gradient, is_trained in rows if is_trained):
+        _refuse_unfit(plan, source, rows)
+
+
 def _fits(leaf: Any, gradient: Any) -> bool:
-    if gradient is None:
-        return False
+    return _is_numeric(gradient) and _has_shape(leaf, gradient) and _has_parts(leaf, gradient)
+
+
+def _is_numeric(gradient: Any) -> bool:
+    """Whether it is one array of numbers: no None, random key, text, or zero of `float0`."""
+    dtype = getattr(gradient, "dtype", jnp.floating)
+    is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+    return is_array_like(gradient) and is_number
+
+
+def _has_shape(leaf: Any, gradient: Any) -> bool:
     # One with more axes is never broadcast: the transformation's result must fit, and is
     # checked then. Some take a gradient for each example.
-    if jnp.shape(gradient) != jnp.shape(leaf) and jnp.ndim(gradient) <= jnp.ndim(leaf):
-        return False
+    return jnp.shape(gradient) == jnp.shape(leaf) or jnp.ndim(gradient) > jnp.ndim(leaf)
+
+
+def _has_parts(leaf: Any, gradient: Any) -> bool:
     return jnp.iscomplexobj(leaf) or not jnp.iscomplexobj(gradient)
 
 
 # ---- refusals
 
 
-def _refuse_unfit(plan: RulePlan, rows: list[tuple[Any, Any, bool]]) -> NoReturn:
+def _refuse_unfit(plan: RulePlan, source: str, rows: list[tuple[Any, Any, bool]]) -> NoReturn:
+    where = f"Optimizer.update({source})"
     wrong = [
-        (path_text(loc.path, "grads"), leaf, gradient)
+        (path_text(loc.path, source), leaf, gradient)
         for loc, (leaf, gradient, is_trained) in zip(locations(plan.stand_in()), rows, strict=True)
         if is_trained and not _fits(leaf, gradient)
     ]
-    lost = [path for path, _, gradient in wrong if gradient is None]
+    lost = [row for row in wrong if not _is_numeric(row[2])]
     if lost:
         raise StructureError(
-            "Optimizer.update(grads)",
+            where,
             "a gradient for every trained leaf",
             f"none for {len(lost)} of {sum(plan.is_trained)}",
-            places=lost,
+            places=[path if g is None else f"{path}: {describe(g)}" for path, _, g in lost],
             hint=[
                 "differentiate with respect to them, or freeze them in the rules or with a role:",
                 'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
                 'model = pm.with_role(model, "backbone", "buffer")',
             ],
         )
-    path, leaf, gradient = wrong[0]
-    if jnp.shape(gradient) == jnp.shape(leaf):
-        refuse_complex("Optimizer.update(grads)", path, "a gradient", gradient)
-    raise ShapeError(
-        "Optimizer.update(grads)",
-        "gradients with the shapes of the parameters",
-        "other shapes, which would be broadcast",
-        places=[f"{p}: {describe(g)} for {describe(x)}" for p, x, g in wrong],
-    )
+    shapes = [row for row in wrong if not _has_shape(row[1], row[2])]
+    if shapes:
+        raise ShapeError(
+            where,
+            "gradients with the shapes of the parameters",
+            "other shapes, which would be broadcast",
+            places=[f"{p}: {describe(g)} for {describe(x)}" for p, x, g in shapes],
+        )
+    path, _, gradient = wrong[0]
+    refuse_complex(where, path, "a gradient", gradient)
 
 
 def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
