@@ -32,7 +32,7 @@ from pytreemod.transform.boundary.supplying import (
     whole,
 )
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable
-from pytreemod.transform.interception.chosen_modules import Path, choose_modules
+from pytreemod.transform.interception.chosen_modules import Path, choose_first
 from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
     CallSite,
@@ -101,7 +101,7 @@ def intervene(
     Raises:
         ArgumentError: if `fn` or a function is not callable, or `by` is not a rule. Or `values` has
             a name that was not chosen, or a function asks for the truth of a traced number.
-        SpecError: if a selector picks no Module in the arguments.
+        SpecError: if a selector picks no Module in the arguments, or none before others do.
         StructureError: if a function returns another structure than that of its argument.
         ShapeError: if a value does not have an entry for each member.
         CaptureError: if a value, an array of a `Partial`, or the number of a step would have to
@@ -335,23 +335,18 @@ class _Intervened(Transformed, has_data=True):
         wanted = {_path_of(name) for name in self.values or ()}
         data: dict[Label, list[Any]] = {}
         around: list[tuple[list[dict[Path, str]], Callable[[str], _Intervening]]] = []
-        done: list[set[Path]] = [set() for _ in trees]
-        for i, (selector, fn) in enumerate(zip(self.options.selectors, self.fns, strict=True)):
-            # All of them choose in the original trees.
-            chosen: list[dict[Path, str]] = []
-            for found, before in zip(
-                choose_modules("intervene", selector, trees, _is_callable), done, strict=True
-            ):
-                chosen.append({path: name for path, name in found.items() if path not in before})
-                before.update(found)
+        rule = By([*zip(self.options.selectors, self.fns, strict=True)])
+        # All entries choose in the original trees.
+        every = choose_first("intervene", rule, trees, _is_callable)
+        for i, (chosen, (selector, fn)) in enumerate(zip(every, rule.items, strict=True)):
             if fn is None:
                 continue
             arrays, structure = structure_of(*jtu.tree_flatten(fn))
             label = Label(level, f"arrays of the function for {selector!r}", (i,))
             if arrays:
                 data[label] = arrays
-            rule = ft.partial(_Intervening, level, label, structure, inputs=self.options.inputs)
-            around.append((chosen, lambda name, rule=rule: rule(has_value=name in wanted)))
+            make = ft.partial(_Intervening, level, label, structure, inputs=self.options.inputs)
+            around.append((chosen, lambda name, make=make: make(has_value=name in wanted)))
         for chosen, rule_for in around:
             trees = put_around(trees, chosen, rule_for, level=ring_level)
         names = [name for chosen, _ in around for one in chosen for name in one.values()]

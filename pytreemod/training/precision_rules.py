@@ -91,8 +91,9 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
 
     Raises:
         ArgumentError: if `precision` is none of these.
-        SpecError: if a path picks no Module, an array has no precision, or no method has the name.
-            Or arrays belong to a Module without any such method, so that they would not be cast.
+        SpecError: if an entry picks no Module, or none before others do; an array has no
+            precision; or no method has the name. Or arrays belong to a Module without any such
+            method, so that they would not be cast.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -18,7 +18,7 @@ from pytreemod.tree.nodes import InheritedRole, Location, children_of, record_of
 from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
-from pytreemod.tree.selecting import Locations, Selector, TypeSelector
+from pytreemod.tree.selecting import Locations, Selector
 from pytreemod.tree.surgery import with_children
 from pytreemod.typing import PyTree, class_of, jtu
 
@@ -62,6 +62,43 @@ def choose_modules(
     return [argument.names_by_path() for argument in arguments]
 
 
+def choose_first(
+    where: str, rule: By, trees: Sequence[PyTree], has_method: Callable[[Any], bool]
+) -> list[list[dict[Path, str]]]:
+    """Choose Modules in the arguments of a call by a rule: the first selector that picks one.
+
+    Args:
+        where: the name of the caller, for errors.
+        rule: from selectors to values.
+        trees: the arguments, with the function itself as the first.
+        has_method: whether a Module has the method in question.
+
+    Returns:
+        For each entry, what `choose_modules` returns, without the Modules of earlier entries.
+
+    Raises:
+        SpecError: if an entry picks no Module, or none first.
+    """
+    every = [choose_modules(where, selector, trees, has_method) for selector in rule.selectors]
+    keys = [[(i, path) for i, found in enumerate(chosen) for path in found] for chosen in every]
+    places = {
+        (i, (*argument.prefix, *place.path)): place
+        for i, argument in enumerate(_Argument(tree, has_method) for tree in trees)
+        for place in argument.candidates
+    }
+    picks = [[key in picked for key in places] for picked in map(set, keys)]
+    entries, shadowed = decide(picks, len(places))
+    refuse_shadowed(where, rule.items, entries, shadowed, [*places.values()])
+    first = dict(zip(places, entries, strict=True))
+    return [
+        [
+            {p: name for p, name in found.items() if first[i, p] == entry}
+            for i, found in enumerate(chosen)
+        ]
+        for entry, chosen in enumerate(every)
+    ]
+
+
 def unwrapped(tree: PyTree) -> tuple[Path, PyTree]:
     """Return the callable inside wrappers, and its path in them.
 
@@ -90,7 +127,7 @@ def choose_values(
         is_offered: whether a Module is offered to the selectors.
 
     Raises:
-        SpecError: if a path or a class matches none, or none that earlier selectors leave.
+        SpecError: if an entry picks none, or none that earlier entries leave.
     """
     argument = _Argument(tree, is_offered)
     places = argument.candidates
@@ -100,7 +137,7 @@ def choose_values(
             if not any(pattern.pick(places, None, None)):
                 raise SpecError(_explain_none(where, repr(pattern), places, pattern.steps))
         picks.append(selector.pick(places, argument.inner, None))
-        if isinstance(selector, TypeSelector) and not any(picks[-1]):
+        if not any(picks[-1]):
             raise SpecError(_explain_none(where, repr(selector), places))
     entries, shadowed = decide(picks, len(places))
     refuse_shadowed(where, rule.items, entries, shadowed, places)
