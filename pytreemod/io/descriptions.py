@@ -95,6 +95,9 @@ class Description(NamedTuple):
     nodes: dict[Name, Any]
     """Its Modules by name."""
 
+    states: list[Name]
+    """The nodes that may have Modules of moments: those of other libraries, and `Optimizer`."""
+
 
 def describe_tree(tree: PyTree, where: str) -> Description:
     """Describe a tree.
@@ -108,7 +111,8 @@ def describe_tree(tree: PyTree, where: str) -> Description:
     """
     writer = _Writer(where)
     try:
-        return Description(writer.node(tree, (), ()), writer.leaves, writer.names, writer.nodes)
+        described = writer.node(tree, (), ())
+        return Description(described, writer.leaves, writer.names, writer.nodes, writer.states)
     except RecursionError as error:
         text = f"{pattern_text(writer.path[:6])}..., {len(writer.path)} steps and more"
         raise FileError(explain_depth(where, [text])) from error
@@ -122,6 +126,7 @@ class _Writer:
         self.leaves: dict[str, Any] = {}
         self.names: list[Name] = []
         self.nodes: dict[Name, Any] = {}
+        self.states: list[Name] = []
         self.words = Words()
         self.members: dict[KeyPath, int] = {}
         self.configuration = ConfigurationWriter()
@@ -147,11 +152,13 @@ class _Writer:
         record = record_of(node)
         if record is not None:
             self.nodes[name] = node
+            self.states += [name] * hasattr(own_class(node), "__holds_values__")
             return {"module": self._module(record, node, keys, written, path)}
         if kind in (dict, OrderedDict, defaultdict):
             return self._dict(node, kind, keys, written)
         if isinstance(node, State):
             return {"state": self._rows(node, keys, written)}
+        self.states.append(name)
         if is_plain_tuple(node):
             cls = name_of(kind)
             return {"named": [cls, [list(p) for p in zip(kind._fields, written, strict=True)]]}

@@ -151,7 +151,7 @@ def fit(
     theirs, plan.reshaped = restacked(
         theirs, ours, where, ensembles=options.restack, chosen=None if is_all else wanted
     )
-    theirs = constrained(theirs, ours, described.nodes, plan.renamed, where)
+    theirs = constrained(theirs, ours, described.nodes, described.states, plan.renamed, where)
     theirs = based(theirs, described.nodes, plan.renamed)
     if plan.renamed and plan.reshaped:
         _add_old_names(plan, theirs)

@@ -538,6 +538,7 @@ def constrained(
     theirs: Table,
     ours: Table,
     nodes: Mapping[Name, Any],
+    states: Sequence[Name],
     renamed: Mapping[Name, Name],
     where: str,
 ) -> Table:
@@ -545,12 +546,14 @@ def constrained(
 
     The value in the file may have no constraint: it is from an older file, a resolved model or
     another tool. Or it has another constraint, under which the same numbers mean other values. If
-    the constraint of the file cannot be rebuilt, the array is left out.
+    the constraint of the file cannot be rebuilt, the array is left out. So are the moments of an
+    optimizer: they are no values, and belong to the unconstrained array of the file.
 
     Args:
         theirs: the file's table, with the names of `like`.
         ours: the table of `like`.
         nodes: the Modules of `like` by name.
+        states: the nodes of `like` below which Modules may have moments.
         renamed: the old names of the leaves that the user renamed.
         where: the call, for errors.
 
@@ -571,6 +574,8 @@ def constrained(
     made = theirs.copy()
     made.leaves = {}
     for name, leaf in theirs.leaves.items():
+        if (name in others or name in clear) and any(name[: len(s)] == s for s in states):
+            continue
         if name in others:
             plain = others[name]
             # An unregistered constraint cannot compute its values.

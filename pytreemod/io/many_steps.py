@@ -61,9 +61,8 @@ class Checkpoints:
     devices, and need their memory twice until the file is written. One save runs at a time. If the
     disk is slower than the loop, the next save waits for it.
 
-    A save removes only the steps that it displaces. A step that `keep` and `best` exclude, but that
-    was saved under other options, stays; the first save warns about such steps, and `prune` removes
-    them.
+    A save removes only steps that were saved under the same `keep` and `best`. The first save warns
+    about others, and `prune` removes those that `keep` and `best` exclude.
 
     An error in the background is raised by the next call of any method. When the program ends, a
     save in progress is finished, and an error that no call has raised is printed.
@@ -124,6 +123,8 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         self._newest = max(steps_in(self.folder), default=-1)
         self._damaged: set[int] = set()
+        # The steps that this object has saved; other files say under which options they were.
+        self._own: set[int] = set()
         self._has_warned = False
         self._structure: Any = None
         # By step, with an identification of the file, which another may have replaced.
@@ -325,10 +326,10 @@ class Checkpoints:
 
     def _warn_of_others(self) -> None:
         """Warn, once, about the steps that stay because they were saved under other options."""
-        if self._has_warned:
+        if self._has_warned or self.keep is None:
             return
         self._has_warned = True
-        others = [step for step in self._surplus() if not self._is_ours(step)]
+        others = [step for step in self._present() if not self._is_ours(step)]
         if others:
             warn(SurplusStepsWarning, _surplus(self, others))
 
@@ -341,16 +342,16 @@ class Checkpoints:
             # In the file itself: so its best step is known in a folder that was copied, or from
             # which a user removed files.
             about = {"step": step, "metrics": metrics_as_json(numbers), **self._options()}
-            present = {*self._present()}.difference(self._surplus())
             save(self._file(step), tree, about, durable=True)
         except Exception as error:
             error.add_note(f"It was in the background: step {step} of {self!r} is not saved.")
             _check_not_donated(self, step, tree, error)
             raise
         self._damaged.discard(step)
+        self._own.add(step)
         # Last: a kill in between leaves one file too many, and never one too few.
-        # Remove the steps that this save displaces, or that a killed process of the run has left.
-        self._remove(old for old in self._surplus() if old in present or self._is_ours(old))
+        # Steps of other options may be the best, or wanted for another reason.
+        self._remove(old for old in self._surplus() if self._is_ours(old))
 
     def _surplus(self) -> list[int]:
         """Return the existing steps that are neither new enough nor the best."""
@@ -365,6 +366,8 @@ class Checkpoints:
 
     def _is_ours(self, step: int) -> bool:
         """Whether a step was saved under the options of this object."""
+        if step in self._own:
+            return True
         try:
             return self._options().items() <= about_file(self._file(step)).items()
         except FileMissingError:
@@ -432,8 +435,11 @@ def _surplus(checkpoints: Checkpoints, steps: list[int]) -> str:
     return explain(
         repr(checkpoints),
         "steps that were saved with these options",
-        f"{len(steps)} steps that these options would remove: {shown}",
-        hint=["they are not removed; to remove them:", "checkpoints.prune()"],
+        f"{len(steps)} steps of other options: {shown}",
+        hint=[
+            "no save removes them; to remove those that these options exclude:",
+            "checkpoints.prune()",
+        ],
     )
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import safetensors.numpy
 
@@ -143,6 +144,31 @@ def test_a_constraint_that_has_changed_keeps_the_values(tmp_path, old, new):
     np.testing.assert_allclose(found.value, values, rtol=1e-5)
     assert report.missing == report.unexpected == ()
     assert len(report.configuration) == 1
+
+
+@pytest.mark.parametrize("make", [optax.adam(0.1).init, pm.Optimizer(optax.adam(0.1)).init])
+@pytest.mark.parametrize("old", [positive, None])
+def test_moments_are_no_values(tmp_path, make, old):
+    """Those of another constraint, or of none, are left out: a second moment became -5.3."""
+    model = (Clear if old is None else bounded(old))(jnp.asarray([0.25, 0.75]))
+    moments = jax.tree.map(lambda x: x + 0.5 if x.dtype == "float32" else x, make(model))
+    pm.save(tmp_path / "f", {"model": model, "state": moments})
+    like = bounded(pm.constraints.unit_interval)(jnp.full(2, 0.5))
+    like = {"model": like, "state": make(like)}
+
+    found, report = pm.load(tmp_path / "f", like, strict=False)
+    np.testing.assert_allclose(found["model"].value, [0.25, 0.75], rtol=1e-5)
+    assert len(report.missing) == 2
+    assert all(name.endswith("u.value.unconstrained") for name in report.missing)
+    leaves = pm.named_leaves(found)
+    assert not any(leaves[name].any() for name in report.missing)
+
+
+class Clear(pm.Module):
+    """Like `bounded`, before it had a constraint."""
+
+    value: jax.Array
+    bias: jax.Array = pm.field(default_factory=lambda: jnp.zeros(2))
 
 
 @pm.register_for_files(name="test_clear_values.growing")

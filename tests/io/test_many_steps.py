@@ -431,40 +431,42 @@ def test_the_newest_stay_and_the_best(tmp_path):
 
 
 OPENED_OTHERWISE = {
-    "fewer": ({"keep": 10}, {"keep": 3}, [*range(10)], [*range(7), 8, 9, 10], [8, 9, 10]),
-    "fewer by far": ({"keep": None}, {"keep": 1}, [*range(4)], [0, 1, 2, 4], [4]),
-    "without its best": ({"keep": 1, "best": "loss"}, {"keep": 1}, [1, 3], [1, 4], [4]),
+    "fewer": ({"keep": 10}, {"keep": 3}, [*range(10)], [11, 12, 13]),
+    "fewer by far": ({"keep": None}, {"keep": 1}, [*range(4)], [7]),
+    "without its best": ({"keep": 1, "best": "loss"}, {"keep": 1}, [1, 3], [7]),
+    # The best is among the newest at first, and only a later save would displace it.
+    "without its best, and more": ({"keep": 1, "best": "loss"}, {"keep": 3}, [1, 3], [5, 6, 7]),
     "by another metric": (
         {"keep": 1, "best": "loss"},
-        {"keep": 1, "best": "-accuracy"},
+        {"keep": 2, "best": "-accuracy"},
         [1, 3],
-        [1, 4],
-        [4],
+        [6, 7],
     ),
-    "more": ({"keep": 2}, {"keep": 3}, [2, 3], [2, 3, 4], [2, 3, 4]),
-    "all": ({"keep": 2}, {"keep": None}, [2, 3], [2, 3, 4], [2, 3, 4]),
+    "more": ({"keep": 2}, {"keep": 3}, [2, 3], [5, 6, 7]),
+    "all": ({"keep": 2}, {"keep": None}, [2, 3], [2, 3, 4, 5, 6, 7]),
 }
 
 
 @pytest.mark.parametrize(
-    ("first", "later", "before", "after", "pruned"), OPENED_OTHERWISE.values(), ids=OPENED_OTHERWISE
+    ("first", "later", "before", "pruned"), OPENED_OTHERWISE.values(), ids=OPENED_OTHERWISE
 )
-def test_a_save_removes_what_it_displaces_and_no_more(
-    tmp_path, first, later, before, after, pruned
-):
+def test_a_save_removes_only_steps_of_the_same_options(tmp_path, first, later, before, pruned):
     """A script that resumes with other options loses none of the earlier checkpoints."""
+    last = before[-1]
     with Checkpoints(tmp_path, **first) as checkpoints:
-        for step in range(after[-1]):
+        for step in range(last + 1):
             checkpoints.save(step, LIKE, {"loss": (step - 1.0) ** 2, "accuracy": float(step)})
     assert checkpoints.steps() == before
 
-    again, last = Checkpoints(tmp_path, **later), {"loss": 99.0, "accuracy": 99.0}
-    is_told = after != pruned
-    with pytest.warns(SurplusStepsWarning, match="to remove them") if is_told else nullcontext():
-        again.save(after[-1], LIKE, last)
-    again.save(after[-1], LIKE, last)  # without a warning, which was already given
-    assert again.steps() == after
-    assert again.prune() == sorted({*after} - {*pruned})
+    again, metrics = Checkpoints(tmp_path, **later), {"loss": 99.0, "accuracy": 99.0}
+    is_told = again.keep is not None
+    with pytest.warns(SurplusStepsWarning, match="exclude") if is_told else nullcontext():
+        again.save(last + 1, LIKE, metrics)
+    for step in range(last + 2, last + 5):  # without a warning, which was already given
+        again.save(step, LIKE, metrics)
+    own = [step for step in range(last + 1, last + 5) if step in pruned or again.keep is None]
+    assert again.steps() == [*before, *own]
+    assert again.prune() == sorted({*again.steps(), *before} - {*own, *pruned})
     assert again.steps() == pruned
 
 
