@@ -87,12 +87,20 @@ class State(AbstractState):
         2.0
     """
 
-    __slots__ = ("__weakref__", "_cached", "_fresh", "_history", "_rows", "_used", "_values")
+    __slots__ = (
+        "__cached_snapshot__",
+        "__weakref__",
+        "_fresh",
+        "_history",
+        "_rows",
+        "_used",
+        "_values",
+    )
 
     _values: dict[Any, Any]
     _history: History | None
     _rows: Rows
-    _cached: Snapshot | None
+    __cached_snapshot__: Snapshot | None
     # Deleted by the call that uses it up, which only one thread can do.
     _fresh: bool
     _used: tuple[str, Any] | None
@@ -100,7 +108,7 @@ class State(AbstractState):
     def __init__(self, model: PyTree):
         found = tokens_of(model)
         self._values, self._rows = first_values(found, [token.marker for _, token in found])
-        self._used, self._cached, self._history = None, None, None
+        self._used, self.__cached_snapshot__, self._history = None, None, None
         self._fresh = True
         for locs in paths_by_marker(found).values():
             if len(locs) > 1:
@@ -549,26 +557,24 @@ class State(AbstractState):
         # A State that a jitted call returned is filled in when a value is first requested.
         if name != "_values":
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
-        cached = cast("Snapshot", self._cached)
+        cached = cast("Snapshot", self.__cached_snapshot__)
         cached.take()
         self._values = cached.structure.assemble(cached.arrays)._values
         # It has nodes of unknown classes: the snapshot could not be checked later.
         if cached.paths is None:
-            self._cached = None
+            self.__cached_snapshot__ = None
         return self._values
 
     def __snapshot__(self) -> Snapshot:
         self._check("use in a transform")
-        cached = self._cached
+        cached = self.__cached_snapshot__
         if cached is None or (cached.containers and not cached.is_current()):
             cached, may_cache = take_snapshot(self)
-            self._cached = cached if may_cache else None
-        elif type(cached) is not Snapshot:
-            cached.take()
+            self.__cached_snapshot__ = cached if may_cache else None
+        elif cached.delivery:
+            # As `take`, which this saves a call.
+            cached.delivery.clear()
         return cached
-
-    def __cached_snapshot__(self) -> Snapshot | None:
-        return self._cached
 
     def __usable__(self) -> bool:
         return not self._used
@@ -581,7 +587,9 @@ class State(AbstractState):
         note_used(self)
 
     def __pending__(self) -> Any:
-        paths = None if self._cached is None or self._cached.containers else ()
+        paths = (
+            None if self.__cached_snapshot__ is None or self.__cached_snapshot__.containers else ()
+        )
         return ft.partial(_make_pending, self._rows, paths)
 
     def __eq__(self, other: object) -> bool:
@@ -651,7 +659,7 @@ def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) ->
     # Bypass `__init__`, which takes initial values out of a model.
     state = object.__new__(State)
     state._values, state._rows, state._history = values, rows, history
-    state._used, state._cached = None, None
+    state._used, state.__cached_snapshot__ = None, None
     state._fresh = True
     note_made(state)
     return state
@@ -692,7 +700,7 @@ def _make_pending(rows: Rows, paths: Any, structure: Structure, arrays: Any) -> 
     state = object.__new__(State)
     state._rows, state._used, state._history = rows, None, None
     state._fresh = True
-    state._cached = Snapshot(arrays, structure, (), paths)
+    state.__cached_snapshot__ = Snapshot(arrays, structure, (), paths)
     return state
 
 

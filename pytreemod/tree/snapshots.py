@@ -249,9 +249,9 @@ class AbstractState(ABC):
     def __pending__(self) -> Any:
         """Return a function `(structure, arrays) -> node` that makes one like this, pending."""
 
-    @abstractmethod
-    def __cached_snapshot__(self) -> Snapshot | None:
-        """Return its snapshot, if it is cached."""
+    # Not a method, which each jitted call with a State would have to call.
+    __cached_snapshot__: Snapshot | None
+    """Its snapshot, if it is cached."""
 
     @abstractmethod
     def __usable__(self) -> bool:
@@ -270,6 +270,15 @@ class AbstractState(ABC):
         """
 
 
+def _use_up(state: AbstractState, by: str) -> None:
+    if state.__usable__():
+        state.__use_up__(by)
+
+
+finishing = threading.RLock()
+"""Held while a record's States are used up: by a call, or because the record is built."""
+
+
 # The key of a State, instead of a container's keys.
 _STATE = object()
 
@@ -282,12 +291,21 @@ class Snapshot(AbstractSource):
     """A record's arrays and structure, with the containers that must not have changed.
 
     A pending record has no containers yet: `paths` says where they will be. It is None if the
-        record
-    will have nodes of unknown kinds, and so cannot be cached once it is built.
+    record will have nodes of unknown kinds, and so cannot be cached once it is built.
+
+    `deliveries` uses the last three attributes, which are None for most snapshots.
     """
 
-    # Only `deliveries` sets the last three; it gives the object another class.
     __slots__ = ("arrays", "containers", "delivery", "passed", "paths", "spent", "structure")
+
+    delivery: list[Any] | None
+    """The delivery that it is part of, if a call returned it. Not None if `spent` is not."""
+
+    passed: list[Any] | dict[Any, list[Any] | None] | None
+    """The delivery of the call that received it; of several, by function, None after a warning."""
+
+    spent: dict[_Path, Any] | None
+    """The paths of the States to use up when the record is built, each with its call."""
 
     def __init__(
         self,
@@ -300,17 +318,21 @@ class Snapshot(AbstractSource):
         self.structure = structure
         self.containers = containers
         self.paths = paths
+        self.delivery = self.passed = self.spent = None
 
     def take(self) -> bool:
-        """Note that its record is read or passed on; return whether it may be (`deliveries`)."""
-        return True
+        """Note that its record is read or passed on, and return whether that is allowed."""
+        if self.delivery is not None:
+            self.delivery.clear()
+        return self.spent is None
 
     def read(self, node: Any, name: str) -> None:
         """Fill `node` in completely: the arrays exist, and one field costs most of the rest."""
         self.fill_in(node)
 
     def fill_in(self, node: Any) -> None:
-        """Build the record's fields from the arrays."""
+        """Build the record's fields from the arrays, and use up the States that a call replaced."""
+        self.take()
         fields = node.__stored__
         # JAX makes a new node; this one takes over its fields.
         built = self.structure.assemble(self.arrays)
@@ -322,8 +344,11 @@ class Snapshot(AbstractSource):
             found = [reached(node, path) for path in self.paths]
             containers = tuple(map(_contents, found))
             fields[PRIVATE].snapshot = Snapshot(self.arrays, self.structure, containers)
-        # Last: a record that is no longer pending must be complete.
-        fields[PRIVATE].source = None
+        with finishing:
+            for path, call in (self.spent or {}).items():
+                _use_up(reached(node, path), call.name)
+            # Last: a record that is no longer pending must be complete.
+            fields[PRIVATE].source = None
 
     def is_current(self) -> bool:
         """Whether the stored containers still have the same contents."""
@@ -354,7 +379,7 @@ def snapshot_of(node: Any) -> Snapshot:
     if own is not None:
         source, cached = own.source, own.snapshot
         # A pending record may also be a proxy, whose source has no arrays.
-        if type(source) is Snapshot or (isinstance(source, Snapshot) and source.take()):
+        if type(source) is Snapshot and (source.delivery is None or source.take()):
             return source
         if cached is not None and (not cached.containers or cached.is_current()):
             return cached

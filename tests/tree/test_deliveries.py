@@ -2,10 +2,19 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.tree.deliveries import StatePath, deliver, passed, state_path_to, use_up
+from pytreemod.errors import StateError
+from pytreemod.tree.deliveries import (
+    ReplacingCall,
+    StatePath,
+    deliver,
+    passed,
+    state_path_to,
+    use_up_in,
+)
 
 
 class Holder(pm.Module):
@@ -27,32 +36,33 @@ def made():
 def test_what_is_in_one_record_is_taken_with_it():
     """It is read as a whole."""
     holder = made()
-    one, two = deliver(holder, [A]), deliver(holder, [B])
+    one, two = deliver(holder, [A], "step"), deliver(holder, [B], "step")
 
-    assert not one.is_taken
+    assert one == ["step"]
     assert one is two
     assert holder.a is holder.a
-    assert one.is_taken
+    assert one == []
 
 
 def test_what_was_read_already_counts_as_taken():
     """A second read would not be noticed."""
     holder = jax.tree.map(lambda x: x, made())
 
-    assert deliver(holder, [A]).is_taken
+    assert deliver(holder, [A], "step") == []
     assert passed(holder, A) is passed(holder, A)
 
 
 def test_states_of_a_pending_record_are_used_up_one_by_one():
     """The record is not built for it, and its other States remain usable."""
     holder = made()
-    use_up(holder, A, "step")
+    use_up_in(holder, A, ReplacingCall("step"))
     assert passed(holder, B) is passed(holder, B)
 
     assert repr(holder.a) == "State(<used up by step>)"
     assert holder.b.__usable__()
-    use_up(holder, A, "another")
-    use_up(holder, B, "another")
+    with pytest.raises(StateError, match="step has already replaced"):
+        use_up_in(holder, A, ReplacingCall("another"))
+    use_up_in(holder, B, ReplacingCall("another"))
     assert [holder.a._user(), holder.b._user()] == ["step", "another"]
 
 

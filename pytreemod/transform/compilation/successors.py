@@ -21,12 +21,12 @@ from pytreemod.errors import LostUpdateWarning, explain, warn
 from pytreemod.transform.boundary.wrapping import argument_name
 from pytreemod.tree.deliveries import (
     Delivery,
+    ReplacingCall,
     StatePath,
     deliver,
-    pass_on,
     passed,
     state_path_to,
-    use_up,
+    use_up_in,
 )
 from pytreemod.tree.effects import Effects, changed_values, is_state
 from pytreemod.tree.nodes import locations
@@ -74,32 +74,38 @@ class Successions:
 
         Warns:
             LostUpdateWarning: if a State was passed before, and its successor was never read.
+
+        Raises:
+            StateError: if another call, in another thread, has used up a net that this one got.
         """
         if self.direct is not None:
+            # A fraction of the cost of the loop below, which a call with six arrays would notice.
             pair, root, step = self.direct
-            # A third of the cost of the loop below, which a call with six arrays would notice.
-            if pass_on(args[root].__cached_snapshot__(), result[step].__cached_snapshot__(), pair):
+            old, new = args[root].__cached_snapshot__, result[step].__cached_snapshot__
+            if old is not None and new is not None and old.passed is new.delivery is None:
+                old.passed = new.delivery = [pair]
                 return
+        call = ReplacingCall(self.name)
         for pair in self.pairs:
             root = pair.root
             tree: Any = (
                 fn if root is None else args[root] if isinstance(root, int) else kwargs[root]
             )
             if pair.is_net:
-                use_up(tree, pair.state_path, self.name)
+                use_up_in(tree, pair.state_path, call)
                 continue
             tracked = passed(tree, pair.state_path)
             if tracked is None:
                 continue
             before = tracked.passed
-            if before is None:
-                tracked.passed = {pair: deliver(result, pair.successors)}
-                continue
-            last = before.get(pair, _NEVER)
+            if not isinstance(before, dict):
+                # A function whose result was taken may be forgotten.
+                before = tracked.passed = {before[0]: before} if before else {}
+            last = before.get(pair, _TAKEN)
             if last is None:
                 continue
-            if last.is_taken:
-                before[pair] = deliver(result, pair.successors)
+            if not last:
+                before[pair] = deliver(result, pair.successors, pair)
             else:
                 # Once: it is known from now on.
                 before[pair] = None
@@ -196,5 +202,4 @@ def _found(tree: PyTree) -> Iterator[_Found]:
             yield _Found(place.leaf, place.path, state_path, is_net)
 
 
-_NEVER = Delivery()
-_NEVER.is_taken = True
+_TAKEN: Delivery = []

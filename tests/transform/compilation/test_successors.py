@@ -1,5 +1,6 @@
 """Callers of a jitted function who drop the new State: a warning, or for a net an error."""
 
+import threading
 import weakref
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import LostUpdateWarning, StateError
+from pytreemod.transform.compilation import successors
 
 X = jnp.arange(12.0).reshape(4, 3)
 LOST = (
@@ -248,6 +250,37 @@ def test_a_net_that_is_the_function_refuses():
         jitted(X)
 
 
+@pytest.mark.parametrize("is_pending", [False, True], ids=["new", "pending"])
+def test_only_one_of_two_threads_gets_the_successor_of_a_net(is_pending, monkeypatch):
+    """Both calls have run before one of them uses up the net; the other is refused."""
+    net = pm.stateful(Counter())
+    net = step(net, X)[1] if is_pending else net
+    step(net.restored(), X)  # Compiled.
+    have_run, use_up_in, found = threading.Barrier(2), successors.use_up_in, []
+
+    def use_up_together(*args):
+        have_run.wait()
+        use_up_in(*args)
+
+    def run():
+        try:
+            found.append(step(net, X)[1])
+        except StateError as error:
+            found.append(str(error))
+
+    monkeypatch.setattr(successors, "use_up_in", use_up_together)
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    (error,) = [each for each in found if isinstance(each, str)]
+    assert "State.step: expected the newest State" in error
+    with pytest.raises(StateError, match="the newest net"):
+        net(X)
+
+
 def test_the_net_that_was_called_refuses_and_its_neighbor_does_not():
     """They have tokens of the same names."""
     nets = {name: pm.stateful(Counter()) for name in ("first", "second")}
@@ -257,6 +290,16 @@ def test_the_net_that_was_called_refuses_and_its_neighbor_does_not():
             nets["first"](X)
         nets["second"](X)
         nets = new
+
+
+def test_a_net_may_be_two_arguments():
+    """Each is a value of its own, as in other trees, whether it has been read or not."""
+    both = pm.filter_jit(lambda a, b, x: (a(x), b(x)))
+    for net in (pm.stateful(Counter()), step(pm.stateful(Counter()), X)[1]):
+        (_, one), (_, other) = both(net, net, X)
+        assert one == other
+        with pytest.raises(StateError, match="the newest net"):
+            net(X)
 
 
 def test_a_net_that_is_only_changed_is_not_replaced():
