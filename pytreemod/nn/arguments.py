@@ -499,6 +499,8 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
     """Return the shape of a value that can be an array; None for None."""
     if value is None or hasattr(value, "shape"):
         return None if value is None else value.shape
+    if isinstance(value, int | float | complex):
+        return ()  # Without a trace, which takes ten times as long as the rest of a layer.
     # A computed value becomes an array only in a computation, which this avoids.
     return jax.eval_shape(lambda: jnp.asarray(value)).shape
 
