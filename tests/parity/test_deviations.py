@@ -350,6 +350,18 @@ def test_batch_norm_does_not_count_batches():
     assert_close(state.get(layer.ema_state_index), (jnp.zeros(3), jnp.ones(3)))
 
 
+def test_an_axis_of_batch_norm_that_is_not_mapped_is_a_value_error():
+    """Equinox passes on JAX's NameError; ours names the layer and the axis."""
+    x = ramp(3)
+    layer, state = equinox.nn.make_with_state(equinox.nn.BatchNorm)(3, "batch", mode="batch")
+    with pytest.raises(NameError, match="batch"):
+        layer(x, state)
+
+    layer, state = pytreemod.nn.make_with_state(pytreemod.nn.BatchNorm)(3, "batch", mode="batch")
+    with pytest.raises(ValueError, match="expected 'batch' to name mapped axes"):
+        layer(x, state)
+
+
 def test_batch_norm_applies_to_a_batch():
     """Outside `vmap` Equinox's has no axis to average over; pytreemod's takes the batch itself."""
     x = jnp.sin(5 * ramp(4, 3)) + 1
@@ -656,6 +668,22 @@ def test_bound_special_methods_are_trees():
     assert count(equinox) == 0
 
     assert count(pytreemod) == 2
+
+
+def test_a_bound_method_is_no_module():
+    """Equinox's is a Module; pytreemod's is a `functools.partial`, which is cheaper to make."""
+
+    def method_of(eqx):
+        class Model(eqx.Module):
+            def method(self):
+                return 0
+
+        return Model().method
+
+    assert isinstance(method_of(equinox), equinox.Module)
+
+    assert not isinstance(method_of(pytreemod), pytreemod.Module)
+    assert isinstance(method_of(pytreemod), pytreemod.BoundMethod)
 
 
 def test_filter_vmap_takes_keyword_arguments():
