@@ -229,9 +229,13 @@ class Flags(enum.Flag):
         (np.datetime64("2020"), np.datetime64("2021")),
         (Flags.A | Flags.B, Flags.A),
         (Flags(0), Flags.B),
+        (np.arange(2), np.arange(1, 3)),
+        (jax.random.key(0), jax.random.key(1)),
+        (jax.random.key(0), jax.random.key(0, impl="rbg")),
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*expected no array in a static field")
 def test_what_a_name_does_not_tell_is_compared_only(value, other):
     """It was read as another value, or was taken for a description."""
     pm.register_for_files(Flags, name="test_configuration.Flags")
