@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError, describe
@@ -90,9 +91,10 @@ class PReLU(Layer):
 
 def _initial_slope(where: str, value: Any) -> Array:
     if is_array_like(value) and shape_of(value) is not None:
-        slope = jnp.asarray(value)
-        if jnp.issubdtype(slope.dtype, jnp.floating):
-            # Not weakly typed, or updates would decide its dtype.
-            return slope.astype(slope.dtype)
+        dtype = jnp.result_type(value)
+        if jnp.issubdtype(dtype, jnp.floating):
+            # A number would make a weak type, whose dtype updates decide; JAX converts it slowly.
+            value = np.asarray(value, dtype) if isinstance(value, float) else value
+            return jnp.asarray(value, dtype)
     expected = "a floating number, or an array of them"
     raise ArgumentError(where, expected, describe(value))
