@@ -1,10 +1,12 @@
 """`linear`, `linear_general`, `einsum` and `scale`."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pytreemod.nn.functional import einsum, linear, linear_general, scale
+from tests.helpers.meshes import EXPLICIT, lies, on
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -91,3 +93,23 @@ def test_equations_are_jaxs(equation):
             einsum(x, weight, equation=equation)
     else:
         assert_close(einsum(x, weight, equation=equation), jnp.einsum(equation, x, weight))
+
+
+@pytest.mark.parametrize(
+    ("x_at", "weight_at", "y_at"),
+    [
+        (("data",), (), ("data",)),
+        (("data",), (None, None, "model"), ("data", None, "model")),
+        (("data", None, "model"), (None, None, "model"), ("data", "model")),
+    ],
+)
+def test_a_general_product_is_split_as_its_operands(x_at, weight_at, y_at):
+    """The axes that are not summed keep their shardings, wherever the summed ones are."""
+    x, weight = jnp.asarray(wave(4, 2, 2, 3)), jnp.asarray(wave(2, 3, 4))
+    call = jax.jit(lambda x, weight: linear_general(x, weight, axis=(1, 3)))
+    x_split = jax.device_put(x, on(*x_at, mesh=EXPLICIT))
+    weight_split = jax.device_put(weight, on(*weight_at, mesh=EXPLICIT))
+    found = call(x_split, weight_split)
+
+    assert lies(found) == y_at
+    assert_close(found, call(x, weight))
