@@ -170,6 +170,21 @@ def test_what_depends_on_the_size_cannot_be_read(name):
     assert not hasattr(layer, name)
 
 
+def test_what_cannot_be_made_with_another_size_cannot_be_read():
+    """The error of the class is the cause."""
+
+    class OfThree(Scale):
+        def __check_init__(self):
+            if self.factor.shape != (3,):
+                raise ValueError("three numbers")
+
+    layer = OfThree(None)
+    with pytest.raises(UnfinishedError, match=r"factor: expected size to be known") as caught:
+        _ = layer.factor
+    assert str(caught.value.__cause__) == "three numbers"
+    assert pm.materialize(layer, X).factor.shape == (3,)
+
+
 def test_what_follows_from_the_size_is_checked_when_it_is_known():
     """The size of a head was taken for that of our own trial, and asked for by the error."""
     rotary = pm.nn.RotaryPositionalEmbedding
