@@ -1,6 +1,9 @@
 """A transformation sees each layer and each member alone, whatever arrays it reads."""
 
 import functools as ft
+import inspect
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -267,6 +270,86 @@ def test_what_looks_at_numbers_is_the_same_program_as_without_layers():
 
     model = together(nested)
     assert count(model, "per layer") == count(model, "as one")
+
+
+RATED = """
+    adamaxw amsgrad nadam nadamw optimistic_adam_v2 optimistic_gradient_descent sign_sgd
+    signum acprop ademamix adopt schedule_free_adamw simplified_ademamix scale
+    scale_by_learning_rate scale_by_madgrad add_decayed_weights clip ema
+"""
+UNRATED = """
+    cocob identity keep_params_nonnegative set_to_zero scale_by_acprop scale_by_adadelta
+    scale_by_adam scale_by_adamax scale_by_adan scale_by_ademamix scale_by_adopt scale_by_amsgrad
+    scale_by_belief scale_by_cocob scale_by_lion scale_by_optimistic_gradient scale_by_radam
+    scale_by_rms scale_by_rss scale_by_sign scale_by_simplified_ademamix scale_by_stddev
+    scale_by_yogi
+"""
+NUMBERWISE = dict.fromkeys(RATED.split(), (0.1,)) | dict.fromkeys(UNRATED.split(), ())
+NUMBERWISE |= {
+    "apply_every": (2,),
+    "freeze": (_has_axes,),
+    "scale_by_rprop": (0.1,),
+    "scale_by_schedule": (optax.linear_schedule(0.1, 0.0, 4),),
+}
+"""By name, the arguments of transformations that look at each number by itself."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NUMBERWISE)
+def test_each_transformation_of_numbers_is_the_same_program_as_without_layers(name):
+    """Members and layers train as alone, because each of their numbers does."""
+    rule = getattr(optax, name, None) or getattr(contrib, name)
+    model = together(stacked)
+    programs = []
+    for stacked_as in ("per layer", "as one"):
+        opt = pm.Optimizer(rule(*NUMBERWISE[name]), stacked=stacked_as).init(model)
+        programs.append(str(jax.make_jaxpr(lambda opt, m: opt.update(m, m))(opt, model)))
+    assert programs[0] == programs[1]
+
+
+NOT_TRIED = {
+    "a part of one that is tried": """
+        add_noise scale_by_factored_rms scale_by_galore scale_by_lbfgs scale_by_muon
+        scale_by_novograd scale_by_param_block_rms scale_by_sm3 schedule_free
+    """,
+    "another form of one that is tried": """
+        conditionally_mask inject_stateful_hyperparams measure_with_ema monitor multi_transform
+        optimistic_adam selective_transform stateless_with_tree_map with_extra_args_support
+    """,
+    "it needs a loss": """
+        hutchinson_estimator_diag_hessian momo momo_adam polyak_sgd
+        scale_by_backtracking_linesearch scale_by_polyak scale_by_zoom_linesearch sophia
+    """,
+    "it needs a gradient for each example": "differentially_private_aggregate dpsgd",
+    "its parameters are two models": "lookahead",
+    "it is for complex parameters": "split_real_and_imaginary",
+}
+
+
+def _is_transformation(name, value):
+    made_by = getattr(value, "func", value)  # One is a partial function.
+    if name.startswith("_") or not inspect.isfunction(made_by):
+        return False
+    returned = inspect.signature(value).return_annotation
+    # Some have no annotation.
+    shown = inspect.getsource(made_by) if returned is inspect.Signature.empty else str(returned)
+    return "GradientTransformation" in shown
+
+
+@pytest.mark.slow
+def test_every_transformation_of_optax_is_tried_or_has_a_reason():
+    """So that a new one is noticed."""
+    exported = {
+        name
+        for module in (optax, contrib)
+        for name, value in vars(module).items()
+        if _is_transformation(name, value)
+    }
+    tried = {*NUMBERWISE, *re.findall(r"\b(?:optax|contrib)\.(\w+)", Path(__file__).read_text())}
+    reasons = [name for names in NOT_TRIED.values() for name in names.split()]
+
+    assert exported > {"adam", "muon", "inject_hyperparams"}
+    assert exported - tried == set(reasons)
 
 
 @pytest.mark.parametrize(
