@@ -179,6 +179,13 @@ def unchanged(tree: Any) -> Any:
     return tree
 
 
+def negate_both(model: Any, state: Any) -> tuple[Any, Any]:
+    """A step that writes all of its State, as a layer does: the library notes the successor."""
+    for layer in model.layers:
+        state = state.set(layer.count, -state.get(layer.count))
+    return negate(model), state
+
+
 class Contender(Protocol):
     """How one library does each of the measured things."""
 
@@ -284,7 +291,7 @@ class FilterLibrary:
         return feeding_and_reading(step, self.network(depth), self.last)
 
     def update_both(self, depth: int) -> Burst:
-        step = self.library.filter_jit(lambda model, state: (negate(model), negate(state)))
+        step = self.library.filter_jit(negate_both)
         model, state = self.put(counting_network(self.library, depth))
         return feeding_both(step, model, state, lambda model: model.layers[-1].weight)
 

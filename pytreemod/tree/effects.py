@@ -4,14 +4,21 @@ A State that was replaced has a successor. Unless the transform returns the succ
 are lost. So a transform tracks its effects while it runs a function: States record their changes,
 and the transform looks at the record when the function has returned. Outside of transforms nothing
 is tracked: there, a used State still exists, and refuses its next use.
+
+JAX caches the traces of inner functions, and a cached trace runs no code that could be tracked. So
+its `TraceEffects` are stored with it, and recorded again whenever it is used: in the plan of its
+result (see `boundary.packing`), or as `TracedSteps` where JAX does not return its plan.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pytreemod.tree.snapshots import AbstractState
 from pytreemod.typing import PyTree, jtu
@@ -45,15 +52,19 @@ class Effects:
         self.drawn: dict[Any, bool] = {}
 
     def __enter__(self) -> Effects:
-        _trackers.stack.append(self)
+        trackers.stack.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        stack = _trackers.stack
+        stack = trackers.stack
         stack.pop()
         if stack and self.drawn:
-            outer = stack[-1].drawn
-            outer.update({name: old and outer.get(name, True) for name, old in self.drawn.items()})
+            stack[-1].add_drawn(self.drawn)
+
+    def add_drawn(self, drawn: Mapping[Any, bool]) -> None:
+        """Record the streams that were drawn from inside; see `drawn`."""
+        mine = self.drawn
+        mine.update({name: is_old and mine.get(name, True) for name, is_old in drawn.items()})
 
     def pass_on(self) -> None:
         """Pass the recorded changes on to the surrounding tracker, when this one has ended."""
@@ -77,6 +88,66 @@ def _has(states: _States, state: AbstractState) -> bool:
     return found is not None and found() is state
 
 
+class TraceEffects(NamedTuple):
+    """The effects of one trace that code around it must know; see `Effects`."""
+
+    changed: frozenset[Any]
+    drawn: Mapping[Any, bool]
+
+    @classmethod
+    def of(cls, effects: Effects) -> TraceEffects | None:
+        """Return those of a trace that has ended; None if it had none."""
+        if not (effects.changed or effects.drawn):
+            return None
+        return cls(frozenset(effects.changed), dict(effects.drawn))
+
+    def record(self) -> None:
+        """Record them in the surrounding tracker, because a cached trace was used."""
+        outer = outer_effects()
+        if outer is not None:
+            outer.changed |= self.changed
+            outer.add_drawn(self.drawn)
+
+
+class TracedSteps:
+    """The effects of branches, or of the functions of a loop, by the shapes of their arrays.
+
+    It is made, and cached, together with these functions. For a loop JAX returns no plan, and of
+    several branches that of the first alone, although any of them may run.
+    """
+
+    __slots__ = ("by_shapes",)
+
+    def __init__(self) -> None:
+        self.by_shapes: dict[Any, list[TraceEffects]] = {}
+
+    @contextmanager
+    def tracing(self, *values: Sequence[Any]) -> Generator[None]:
+        """Track one of the functions, which runs until the end.
+
+        Args:
+            *values: its arrays, in lists.
+        """
+        with Effects() as effects:
+            yield
+        effects.pass_on()
+        found = TraceEffects.of(effects)
+        if found is not None:
+            every = self.by_shapes.setdefault(_shapes(values), [])
+            if found not in every:
+                every.append(found)
+
+    def record(self, *values: Sequence[Any]) -> None:
+        """Record the effects for arrays of these shapes, because JAX has used the traces."""
+        if self.by_shapes and trackers.stack:
+            for found in self.by_shapes.get(_shapes(values), ()):
+                found.record()
+
+
+def _shapes(values: Iterable[Sequence[Any]]) -> Any:
+    return tuple(tuple(np.shape(x) for x in group) for group in values)
+
+
 class _Trackers(threading.local):
     """The trackers of each thread, the innermost last."""
 
@@ -84,44 +155,45 @@ class _Trackers(threading.local):
         self.stack: list[Effects] = []
 
 
-_trackers = _Trackers()
+trackers = _Trackers()
+"""The trackers of this thread: `trackers.stack` is empty outside of transforms."""
 
 
 def outer_effects() -> Effects | None:
     """Return the innermost tracker of this thread, or None."""
-    stack = _trackers.stack
+    stack = trackers.stack
     return stack[-1] if stack else None
 
 
 def note_made(state: AbstractState) -> None:
     """Record that a State was created."""
     # Outside of transforms nothing is tracked, and this check is the only cost.
-    if _trackers.stack:
-        _trackers.stack[-1].made[id(state)] = weakref.ref(state)
+    if trackers.stack:
+        trackers.stack[-1].made[id(state)] = weakref.ref(state)
 
 
 def note_part(state: AbstractState) -> None:
     """Record a State that is part of another one, to be put back into it."""
-    if _trackers.stack:
-        _trackers.stack[-1].parts[id(state)] = weakref.ref(state)
+    if trackers.stack:
+        trackers.stack[-1].parts[id(state)] = weakref.ref(state)
 
 
 def note_used(state: AbstractState) -> None:
     """Record that a State was used up."""
-    if _trackers.stack:
-        _trackers.stack[-1].note_used(state)
+    if trackers.stack:
+        trackers.stack[-1].note_used(state)
 
 
 def note_drawn(name: Any) -> None:
     """Record that a random stream was drawn from."""
-    if _trackers.stack:
-        _trackers.stack[-1].drawn.setdefault(name, True)
+    if trackers.stack:
+        trackers.stack[-1].drawn.setdefault(name, True)
 
 
 def note_keyed(names: Iterable[Any]) -> None:
     """Record that random streams were given keys."""
-    if _trackers.stack:
-        _trackers.stack[-1].drawn.update(dict.fromkeys(names, False))
+    if trackers.stack:
+        trackers.stack[-1].drawn.update(dict.fromkeys(names, False))
 
 
 def is_state(node: Any) -> bool:

@@ -31,6 +31,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.records import set_fields
 from pytreemod.transform.boundary.sowing import WithCollected, collecting, take_result
+from pytreemod.tree.effects import TraceEffects
 from pytreemod.tree.kinds import are_one, kind_of
 from pytreemod.tree.nodes import is_node, is_plain_tuple, locations, record_of
 from pytreemod.tree.paths import path_text
@@ -267,11 +268,15 @@ class Plan:
     branches of a program.
     """
 
-    __slots__ = ("build", "gather", "hash", "parts", "treedef")
+    __slots__ = ("build", "effects", "gather", "hash", "parts", "successions", "treedef")
 
     def __init__(self, treedef: Any, parts: Sequence[Part], finish: Any = None):
         self.treedef = treedef
         self.parts = parts
+        # The effects of the trace, for a surrounding one: JAX may have cached it.
+        self.effects: TraceEffects | None = None
+        # Those of `filter_jit`, whose calls need more of them; see `successors`.
+        self.successions: Any = None
         self.gather: Callable[[Any], list[Any]] | None = None
         # Makes the result from these arrays.
         self.build = _builder(treedef, parts, finish)
@@ -428,6 +433,8 @@ def _has(structure: Structure, weak: Container[int]) -> bool:
 def unpack(packed: Any) -> PyTree:
     """Build a result after `pack` or `group`."""
     ((plan, arrays),) = packed.items()
+    if plan.effects is not None:
+        plan.effects.record()
     return plan.build(arrays)
 
 

@@ -134,10 +134,10 @@ class Jitted(Transformed):
             self._catch_up(entry, arrays, args, kwargs, packed)
         # `unpack`, written out.
         ((plan, values),) = packed.items()
-        if entry.successions is None:
+        if plan.successions is None:
             return plan.build(values)
         result = plan.build(values)
-        entry.successions.note(self.fn, args, kwargs, result)
+        plan.successions.note(self.fn, args, kwargs, result)
         return result
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,12 +152,13 @@ class Jitted(Transformed):
             raise
         if entry.unseen:
             self._catch_up(entry, arrays, args, kwargs, packed)
-        return self._unpacked(entry, args, kwargs, packed)
+        return self._unpacked(args, kwargs, packed)
 
-    def _unpacked(self, entry: Entry, args: Any, kwargs: Any, packed: Any) -> Any:
-        result = unpack(packed)
-        if entry.successions is not None:
-            entry.successions.note(self.fn, args, kwargs, result)
+    def _unpacked(self, args: Any, kwargs: Any, packed: Any) -> Any:
+        ((plan, values),) = packed.items()
+        result = plan.build(values)
+        if plan.successions is not None:
+            plan.successions.note(self.fn, args, kwargs, result)
         return result
 
     def _catch_up(
@@ -196,7 +197,7 @@ class Jitted(Transformed):
                 # Part of another program, or not compiled: no call here can wait for it.
                 if _runs_later(arrays) or cast("Any", jax.config).jax_disable_jit:
                     packed = entry.jitted(*arguments)
-                    return self._unpacked(entry, args, kwargs, packed)
+                    return self._unpacked(args, kwargs, packed)
                 if entry.unseen:
                     entry.look(arguments)
                 else:
@@ -210,7 +211,7 @@ class Jitted(Transformed):
         except (RuntimeError, ValueError, TypeError) as error:
             self._fail(entry, arrays, args, kwargs, error)
             raise
-        return self._unpacked(entry, args, kwargs, packed)
+        return self._unpacked(args, kwargs, packed)
 
     def placed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

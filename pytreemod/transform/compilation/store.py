@@ -46,7 +46,7 @@ from pytreemod.transform.compilation.shardings import (
     has_functions,
 )
 from pytreemod.transform.compilation.static_arguments import give_back
-from pytreemod.transform.compilation.successors import Successions, successions_in
+from pytreemod.transform.compilation.successors import successions_in
 from pytreemod.transform.compilation.weak_functions import WeakTable
 from pytreemod.transform.host.later_checks import Pending
 from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
@@ -98,7 +98,6 @@ class Entry:
         "pending",
         "quiet",
         "separate",
-        "successions",
         "unseen",
     )
 
@@ -107,8 +106,6 @@ class Entry:
         self.quiet = quiet
         self.jitted: Any = None
         self.separate: Callable[[list[Any]], tuple[list[Any], list[Any]]] | None = None
-        # The States among the arguments that a call replaces; None if there are none.
-        self.successions: Successions | None = None
         self.checks: frozenset[str] = frozenset()
         # The checks that no call waits for.
         self.pending: Pending | None = None
@@ -363,8 +360,9 @@ class Store:
                 (head, args, kwargs),
                 result.result if type(result) is WithCollected else result,
             )
-            entry.successions = successions_in(name, names, given, returned, effects)
             packed = pack(result) if out is None else out.pack(result)
+            ((plan, _),) = packed.items()
+            plan.successions = successions_in(name, names, given, returned, effects)
             if entry.pending is None:
                 return packed
             return with_checks(packed, found, entry.pending, is_grouped=out is not None)

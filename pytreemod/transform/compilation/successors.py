@@ -3,13 +3,15 @@
 Inside a trace, a used State refuses, and an update that is not returned is found (see
 `boundary.lost_updates`). The State that was passed to a compiled function is not affected by the
 call. A loop that ignores the result (`_ = step(model, state, x)`) would train without it, and no
-error would show it. So a trace records which arguments have successors in the result. Most have
-none, and then a call does no more work. After each call
+error would show it. So a trace records which arguments have successors in the result, in the plan
+of that result (see `boundary.packing`). Most have none, and then a call does no more work. After
+each call
 
 - a net (of `stateful`) is used up, because it promises that an old one refuses;
 - a State records the function that used it, and the successor, which is marked as soon as it is
   read or passed on. If it was not, and the function gets the old State again, the update was
-  lost. A warning reports this once.
+  lost. A warning reports this once;
+- the effects of the trace are recorded in a trace around it, because JAX may have cached this one.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ from pytreemod.tree.deliveries import (
     state_path_to,
     use_up_in,
 )
-from pytreemod.tree.effects import Effects, changed_values, is_state
+from pytreemod.tree.effects import (
+    Effects,
+    TraceEffects,
+    changed_values,
+    is_state,
+    trackers,
+)
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.snapshots import AbstractState
@@ -59,12 +67,13 @@ class _Pair:
 
 
 class Successions:
-    """The arguments of a function that have successors in its result."""
+    """The arguments of a trace that have successors in its result, and its effects."""
 
-    __slots__ = ("direct", "name", "pairs")
+    __slots__ = ("direct", "effects", "name", "pairs")
 
-    def __init__(self, name: str, pairs: Sequence[_Pair]):
+    def __init__(self, name: str, effects: TraceEffects, pairs: Sequence[_Pair]):
         self.name = name
+        self.effects = effects
         self.pairs = pairs
         # The common case: one State as an argument, which is returned in a tuple.
         self.direct = _direct(pairs[0]) if len(pairs) == 1 else None
@@ -78,6 +87,8 @@ class Successions:
         Raises:
             StateError: if another call, in another thread, has used up a net that this one got.
         """
+        if trackers.stack:
+            self.effects.record()
         if self.direct is not None:
             # A fraction of the cost of the loop below, which a call with six arrays would notice.
             pair, root, step = self.direct
@@ -141,7 +152,7 @@ def successions_in(
     result: PyTree,
     effects: Effects,
 ) -> Successions | None:
-    """Return the arguments of a traced call that have successors in its result; None if none has.
+    """Return the arguments of a traced call that have successors in its result, and its effects.
 
     Args:
         name: the name of the function.
@@ -149,8 +160,12 @@ def successions_in(
         given: the function, if its arrays are arguments; its arguments; and those by keyword.
         result: its result.
         effects: the effects recorded in the call.
+
+    Returns:
+        None if it had no effects that matter outside.
     """
-    if not (effects.captured or effects.changed):
+    recorded = TraceEffects.of(effects)
+    if recorded is None:
         return None
     after = list(_found(result))
     before = [
@@ -169,7 +184,7 @@ def successions_in(
         if moved:
             pair.tokens = [str(marker) for marker in old.state.__values__() if marker in moved]
             pairs.append(pair)
-    return Successions(name, pairs) if pairs else None
+    return Successions(name, recorded, pairs)
 
 
 def _changed(old: _Found, others: Iterable[_Found], effects: Effects) -> set[Any]:

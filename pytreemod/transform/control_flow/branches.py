@@ -23,7 +23,6 @@ from pytreemod.errors import (
     explain,
 )
 from pytreemod.transform.boundary.agreement import agreeing_dtype
-from pytreemod.transform.boundary.packing import unpack
 from pytreemod.transform.boundary.sowing import (
     Collected,
     WithCollected,
@@ -53,6 +52,7 @@ from pytreemod.tree.differences import (
     is_number,
     is_value,
 )
+from pytreemod.tree.effects import TracedSteps
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
@@ -173,12 +173,16 @@ def _run(
     fns = [with_values(fn, handed) for fn in fns]
     callee, split = functions(fns), Parts(operands)
 
-    def make() -> _Branches:
+    def make() -> tuple[_Branches, TracedSteps]:
         parts = callee.weakly(), split.weakly(), weak_ids(callee, split)
-        return _Branches([_branch(i, *parts) for i in range(len(fns))])
+        traced = TracedSteps()
+        return _Branches([_branch(i, *parts, traced) for i in range(len(fns))]), traced
 
-    branches = cached((where,), callee, [split], make)
-    return unpack(branches.run(where, labels, choose, (callee.values, split.values)))
+    branches, traced = cached((where,), callee, [split], make)
+    packed = branches.run(where, labels, choose, (callee.values, split.values))
+    traced.record(callee.values, split.values)
+    ((returned, arrays),) = packed.items()
+    return returned.build(arrays)
 
 
 class _Branches:
@@ -264,12 +268,14 @@ def _branch(
     fns_of: Callable[[], Structure],
     structure_of: Callable[[], Structure],
     weak: Callable[[], Container[int]],
+    traced: TracedSteps,
 ) -> _Branch:
     """Return a branch as a function of arrays, for JAX."""
 
     def branch(own: Any, values: Any) -> _Packed:
         fns, operands = fns_of().assemble(own), structure_of().assemble(values)
-        result, collected = collect(fns[index], operands, {})
+        with traced.tracing(own, values):
+            result, collected = collect(fns[index], operands, {})
         # By name, because JAX compares results of branches that may sow in any order.
         arrays, structure = divide(with_collected(result, collected and collected.sorted()))
         return {_Returned(structure, weak): arrays}

@@ -24,6 +24,7 @@ from pytreemod.transform.control_flow.carries import returned
 from pytreemod.transform.control_flow.refusals import refuse_unroll
 from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.differences import aval_of, is_number, is_value
+from pytreemod.tree.effects import TracedSteps
 
 _Carry = TypeVar("_Carry")
 
@@ -77,18 +78,26 @@ def filter_while_loop(
         where = f"filter_while_loop of {names[1]}"
         return returned(where, "val", structure, values, after)
 
-    def goes_on(state: Any) -> Any:
-        return ask(state[0], state[1], _call)
+    def make() -> tuple[Any, Any, TracedSteps]:
+        traced = TracedSteps()
 
-    def step(state: Any) -> Any:
-        return state[0], move(state[0], state[1], _call)
+        def goes_on(state: Any) -> Any:
+            with traced.tracing(*state):
+                return ask(*state, _call)
+
+        def step(state: Any) -> Any:
+            with traced.tracing(*state):
+                return state[0], move(*state, _call)
+
+        return goes_on, step, traced
 
     state = (fns.values, carry.values)
     if collects_checks() and not _config.jax_disable_jit:
         return carry.structure.assemble(_loop_with_checks(ask, move, state))
-    made = cached(("filter_while_loop", names), fns, [carry], lambda: (goes_on, step))
+    *made, traced = cached(("filter_while_loop", names), fns, [carry], make)
     # The arrays of the functions are carried: captured ones would be constants of a cached program.
     _, values = _lax.while_loop(*made, state)
+    traced.record(*state)
     return carry.structure.assemble(values)
 
 
@@ -140,8 +149,14 @@ def filter_fori_loop(
         after = call(body_fun, i, structure.assemble(values))
         return returned(where, "val", structure, values, after)
 
-    def step(i: Any, state: Any) -> Any:
-        return state[0], move(i, state[0], state[1], _call)
+    def make() -> tuple[Any, TracedSteps]:
+        traced = TracedSteps()
+
+        def step(i: Any, state: Any) -> Any:
+            with traced.tracing(*state):
+                return state[0], move(i, *state, _call)
+
+        return step, traced
 
     state = (fns.values, carry.values)
     if collects_checks() and not _config.jax_disable_jit:
@@ -157,8 +172,9 @@ def filter_fori_loop(
         _, values, found = _lax.fori_loop(lower, upper, made, state, unroll=unroll)
         codes.note(found)
         return carry.structure.assemble(values)
-    made = cached((where,), fns, [carry], lambda: step)
-    _, values = _lax.fori_loop(lower, upper, made, state, unroll=unroll)
+    step, traced = cached((where,), fns, [carry], make)
+    _, values = _lax.fori_loop(lower, upper, step, state, unroll=unroll)
+    traced.record(*state)
     return carry.structure.assemble(values)
 
 

@@ -48,6 +48,7 @@ from pytreemod.transform.maps.sizes import common_size
 from pytreemod.transform.maps.stacking import refuse_other_than_int
 from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_of, stacking_axes
 from pytreemod.tree.differences import is_value
+from pytreemod.tree.effects import Effects, TraceEffects
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
@@ -269,12 +270,16 @@ def _scan(
             structure = structure_of()
             (f,) = fns_of().assemble([*own, *sliced[sliced_count:]])
             arguments = (f, structure.assemble(values), restore_element(sliced, whole))
-            (after, y), collected = collect(call, arguments, {})
+            with Effects() as effects:
+                (after, y), collected = collect(call, arguments, {})
+            effects.pass_on()
             if collected is not None and name == "filter_scan":
                 collected = collected.in_steps()
             values = returned(where, "carry", structure, values, after)
             noted = stacked_along(kind, collected)
             packed = _pack_for_stack(name, out_axes, with_collected(y, noted), weak())
+            ((plan, _),) = packed.items()
+            plan.effects = TraceEffects.of(effects)
             return (own, whole, values), packed
 
         return step

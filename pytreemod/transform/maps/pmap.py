@@ -31,6 +31,7 @@ from pytreemod.transform.maps.vmap import (
     Vmapped,
     group_by_axis,
 )
+from pytreemod.tree.effects import Effects, TraceEffects
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
@@ -138,8 +139,12 @@ class _Pmapped(Vmapped):
         def run(own: list[Any], values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
             fn, drawn = head[0] if head else reference(), set[Any]()
-            result = collecting(fn, drawn)(*args, **kwargs)
+            with Effects() as effects:
+                result = collecting(fn, drawn)(*args, **kwargs)
+            effects.pass_on()
             grouped = group_by_axis("filter_pmap(out_axes)", result, out_axes, treatments)
+            ((plan, _),) = grouped.items()
+            plan.effects = TraceEffects.of(effects)
             if drawn:
                 # Assembled again, because the function may have used up its States.
                 _, args, kwargs = structure.assemble(own + values[: len(values) - counted])

@@ -14,6 +14,7 @@ from pytreemod.errors import LostUpdateWarning, StateError
 from pytreemod.transform.boundary.sowing import collect
 from pytreemod.tree.effects import outer_effects
 from tests.goldens import refusals
+from tests.helpers.cached_traces import CACHING
 
 X = jnp.arange(12.0).reshape(4, 3)
 LOST = (
@@ -287,6 +288,30 @@ def test_an_update_inside_is_not_lost_behind_one_outside(inner):
     _, after = pm.filter_jit(goes_on)(two, state, X)
     assert int(after.get(two[0].count)) > 0
     assert int(after.get(two[1].count)) == 1
+
+
+@pytest.mark.parametrize("is_cached", [False, True], ids=["new", "cached"])
+@pytest.mark.parametrize("caching", CACHING.values(), ids=CACHING)
+def test_a_cached_trace_is_known_to_change_the_state(caching, is_cached, counter):
+    """Its code does not run again, but the code around it knows its changes."""
+    model, state = counter
+    run = caching(lambda x, state: model(x, state))
+    if is_cached:
+        run(X, state.restored())
+
+    pm.filter_jit(lambda x, state: run(x, state))(X, state.restored())
+    with pytest.warns(LostUpdateWarning, match=LOST):
+        pm.filter_jit(lambda x, state: run(x, state)[0])(X, state)
+
+
+@pytest.mark.parametrize("caching", CACHING.values(), ids=CACHING)
+def test_traces_for_other_shapes_change_nothing_here(caching, counter):
+    """Each trace has its own effects."""
+    model, state = counter
+    run = caching(lambda x, state: model(x, state) if x.ndim > 1 else (x, state))
+    run(X, state.restored())
+
+    pm.filter_jit(lambda x, state: run(x, state)[0])(X[0], state)
 
 
 def test_a_state_from_outside_of_two_transforms_is_told_where_it_is_dropped(counter):

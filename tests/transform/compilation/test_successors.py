@@ -12,6 +12,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import LostUpdateWarning, StateError
 from pytreemod.transform.compilation import successors
+from tests.helpers.cached_traces import CACHING
 
 X = jnp.arange(12.0).reshape(4, 3)
 LOST = (
@@ -87,6 +88,37 @@ def test_a_loop_that_forgets_the_state_is_told_once(step, counter):
     assert told[0].filename == __file__
     for _ in range(3):
         _ = step(model, state, X)
+
+
+@pytest.mark.parametrize("is_cached", [False, True], ids=["new", "cached"])
+@pytest.mark.parametrize("caching", CACHING.values(), ids=CACHING)
+def test_a_cached_trace_inside(caching, is_cached, counter):
+    """The outer function has a successor, wherever the State was changed."""
+    model, state = counter
+    run = caching(lambda x, state: model(x, state))
+    if is_cached:
+        run(X, state.restored())
+    step = pm.filter_jit(lambda x, state: run(x, state))
+    step(X, state)
+    with pytest.warns(LostUpdateWarning, match="got the old State, so that the update of count"):
+        step(X, state)
+
+
+def test_each_trace_has_its_own_successors(counter):
+    """The State is elsewhere in the results of calls with other shapes."""
+    model, state = counter
+
+    @pm.filter_jit
+    def step(x, state):
+        out = model(x, state)
+        return out if x.ndim > 1 else out[1]
+
+    for x in (X, X[0], X):
+        step(x, state.restored())
+    step(X, state)
+    step(X[0], state)
+    with pytest.warns(LostUpdateWarning, match="got the old State"):
+        step(X, state)
 
 
 def test_by_keyword_and_in_containers(counter):

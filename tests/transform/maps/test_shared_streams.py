@@ -12,6 +12,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import SharedStreamWarning
 from tests.goldens import refusals
+from tests.helpers.cached_traces import CACHING
 from tests.helpers.meshes import EXPLICIT, MESH, on
 from tests.labels import label
 
@@ -119,6 +120,17 @@ def test_wherever_it_is_drawn_from(fn):
         over_x(fn)(X, make()[1])
 
 
+@pytest.mark.parametrize("transform", [name for name in CACHING if name != "filter_pmap"])
+@pytest.mark.parametrize("is_cached", [False, True], ids=["new", "cached"])
+def test_a_cached_trace_is_known_to_draw(transform, is_cached):
+    """Its code does not run again, but the map knows the streams. (`filter_pmap` itself warns.)"""
+    run, (_, state) = CACHING[transform](lambda x, state: LAYER(x, state)), make()
+    if is_cached:
+        run(X[0], state.restored())
+    with pytest.warns(SharedStreamWarning, match=r"\n  at state\['noise'\]"):
+        over_x(run)(X, state)
+
+
 def test_all_streams_are_named_in_one_warning():
     """Each once, and none that was not drawn from."""
     with pytest.warns(SharedStreamWarning, match=SAME) as told:
@@ -176,8 +188,11 @@ def first(x, key, state):
 @pytest.mark.parametrize("under", [lambda fn: fn, pm.filter_jit], ids=["", "jit"])
 def test_keys_that_are_given_inside(fn, under):
     """Inner keys show that the outer streams are not drawn from."""
-    y, _ = pm.filter_vmap(under(fn), in_axes=(0, 0, None))(X, KEYS, make()[1])
-    assert len(np.unique(y)) == 4
+    run = pm.filter_vmap(under(fn), in_axes=(0, 0, None))
+    # The second time, from a cached trace.
+    for _ in range(2):
+        y, _ = run(X, KEYS, make()[1])
+        assert len(np.unique(y)) == 4
 
 
 @pytest.mark.parametrize(
