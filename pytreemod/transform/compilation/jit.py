@@ -21,7 +21,6 @@ from pytreemod.transform.boundary.packing import (
     split_call,
     split_other,
     unhashable,
-    unpack,
     unpack_structs,
 )
 from pytreemod.transform.boundary.signatures import check_options, place_keywords, positions_of
