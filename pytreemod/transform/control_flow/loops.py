@@ -83,11 +83,11 @@ def filter_while_loop(
 
         def goes_on(state: Any) -> Any:
             with traced.tracing(*state):
-                return ask(*state, _call)
+                return ask(state[0], state[1], _call)
 
         def step(state: Any) -> Any:
             with traced.tracing(*state):
-                return state[0], move(*state, _call)
+                return state[0], move(state[0], state[1], _call)
 
         return goes_on, step, traced
 
@@ -154,7 +154,7 @@ def filter_fori_loop(
 
         def step(i: Any, state: Any) -> Any:
             with traced.tracing(*state):
-                return state[0], move(i, *state, _call)
+                return state[0], move(i, state[0], state[1], _call)
 
         return step, traced
 
