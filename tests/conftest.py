@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, ItemsView, KeysView, Set
 from importlib.metadata import version
 
 # Set before JAX starts: eight virtual devices for sharding and pmap.
@@ -44,6 +44,15 @@ gc.set_threshold(700, 10, 100)
 # No deadline, because machines are busy, and the first example of a test often compiles.
 hypothesis.settings.register_profile("pytreemod", deadline=None)
 hypothesis.settings.load_profile("pytreemod")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Refuse a set of cases, which each process of a run would have in another order."""
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        for cases in (*mark.args, *mark.kwargs.values()):
+            if isinstance(cases, Set) and not isinstance(cases, KeysView | ItemsView):
+                where = f"{metafunc.module.__name__}.{metafunc.function.__name__}"
+                pytest.fail(f"{where}: expected cases in order, got a set; write sorted(...)")
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest deselects slow tests.
