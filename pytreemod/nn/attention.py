@@ -65,6 +65,7 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 from pytreemod.tree.split_arrays import explicit_mesh
+from pytreemod.tree.traces import traced_apart
 from pytreemod.typing import AnyArray
 
 Heads: TypeAlias = Shaped[Array, "*batch seq heads size"]
@@ -677,11 +678,9 @@ def _processed(
         )
         expected = "a process_heads that takes positions, with a State"
         raise ArgumentError(where, expected, describe(process_heads), hint=hint)
-    token = IN_PROCESS_HEADS.set(True)
-    try:
+    # A jitted embedding that was traced elsewhere has not looked where its heads are.
+    with traced_apart(IN_PROCESS_HEADS):
         processed = process_heads(*heads, **options)
-    finally:
-        IN_PROCESS_HEADS.reset(token)
     found = as_sequence(processed) or [processed]
     shapes = [getattr(x, "shape", None) for x in found]
     if shapes != [x.shape for x in heads]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, cast
 
@@ -38,9 +37,10 @@ from pytreemod.nn.functional.rotary_embeddings import (
     rotate_half,
 )
 from pytreemod.state.key_sources import KeyLike
+from pytreemod.tree.traces import value_apart
 from pytreemod.typing import AnyArray
 
-IN_PROCESS_HEADS: ContextVar[bool] = ContextVar("in_process_heads", default=False)
+IN_PROCESS_HEADS = "in process_heads"
 """Whether a call is within `process_heads`. There, the axis before the last of an array with more
 than two axes may count heads or positions, and the shape does not show which."""
 
@@ -274,7 +274,7 @@ class RotaryPositionalEmbedding(Module):
 def _check_axis(where: Title, x: Array, axis: int | None) -> int:
     """Return the axis of positions, counted from the end."""
     if axis is None:
-        if x.ndim == 2 or not IN_PROCESS_HEADS.get():
+        if x.ndim == 2 or not value_apart(IN_PROCESS_HEADS):
             return -2
         hint = (
             "Without a map, heads have the axes (..., seq, num_heads, size):",

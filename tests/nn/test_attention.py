@@ -245,6 +245,16 @@ def test_the_axis_of_heads_is_not_taken_for_positions(shape):
     assert rope(jnp.ones((3, 5, 2))).shape == (3, 5, 2)
 
 
+def test_a_rotary_embedding_that_was_compiled_elsewhere_is_refused_too():
+    """JAX would reuse its trace, which took the heads for positions."""
+    rope = jax.jit(nn.RotaryPositionalEmbedding(4))
+    layer = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+    rope(jnp.ones((6, 2, 4)))
+
+    with pytest.raises(ShapeError, match="an explicit axis of positions"):
+        layer(jnp.ones((6, 8)), process_heads=lambda q, k, v: (rope(q), rope(k), v))
+
+
 def test_dropout_is_by_the_key_and_off_in_inference():
     """The same key drops the same; a batch drops in each example otherwise; 1 drops everything."""
     layer, x = make(2, 4, dropout_p=0.5), jnp.broadcast_to(jnp.asarray(wave(5, 4)), (2, 5, 4))
