@@ -40,9 +40,10 @@ class Effects:
             that were used up.
         drawn: the random streams that were drawn from, by identity. False for streams that were
             given keys here: drawing from these does not affect the streams of the arguments.
+        divided: the random streams that a layer has divided between its members, which this tracks.
     """
 
-    __slots__ = ("captured", "changed", "drawn", "made", "parts")
+    __slots__ = ("captured", "changed", "divided", "drawn", "made", "parts")
 
     def __init__(self) -> None:
         self.made: _States = {}
@@ -50,6 +51,7 @@ class Effects:
         self.captured: list[AbstractState] = []
         self.changed: set[Any] = set()
         self.drawn: dict[Any, bool] = {}
+        self.divided: set[Any] = set()
 
     def __enter__(self) -> Effects:
         trackers.stack.append(self)
@@ -60,6 +62,10 @@ class Effects:
         stack.pop()
         if stack and self.drawn:
             stack[-1].add_drawn(self.drawn)
+
+    def drawn_from_outside(self) -> dict[Any, bool]:
+        """Return the streams that got no key here, each with whether members may share it."""
+        return {name: name not in self.divided for name, is_old in self.drawn.items() if is_old}
 
     def add_drawn(self, drawn: Mapping[Any, bool]) -> None:
         """Record the streams that were drawn from inside; see `drawn`."""
@@ -188,6 +194,12 @@ def note_drawn(name: Any) -> None:
     """Record that a random stream was drawn from."""
     if trackers.stack:
         trackers.stack[-1].drawn.setdefault(name, True)
+
+
+def note_divided(names: Iterable[Any]) -> None:
+    """Record that random streams were divided between members, of which this is one."""
+    if trackers.stack:
+        trackers.stack[-1].divided.update(names)
 
 
 def note_keyed(names: Iterable[Any]) -> None:

@@ -376,7 +376,7 @@ def collect(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    drawn: set[Any] | None = None,
+    drawn: dict[Any, bool] | None = None,
 ) -> tuple[Any, Collected | None]:
     """Call a function inside a transform, and collect the values that it records.
 
@@ -384,7 +384,8 @@ def collect(
         fn: the function.
         args: its arguments.
         kwargs: its arguments by keyword.
-        drawn: gets the identities of the random streams from outside that were drawn from.
+        drawn: gets the identities of the random streams from outside that were drawn from, each
+            with whether members of a map may share it.
 
     Returns:
         Its result, and the recorded values, to be added outside the transform; None if there are
@@ -437,7 +438,7 @@ def call_tracked(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    drawn: set[Any] | None = None,
+    drawn: dict[Any, bool] | None = None,
 ) -> Any:
     """Call a function inside a transform that returns only its result.
 
@@ -450,7 +451,7 @@ def call_tracked(
     if effects.captured or effects.changed:
         report_lost_updates(fn, args, kwargs, result, effects)
     if drawn is not None and effects.drawn:
-        drawn.update(name for name, is_old in effects.drawn.items() if is_old)
+        drawn.update(effects.drawn_from_outside())
     return result
 
 
@@ -492,7 +493,7 @@ def labels_of(result: Any) -> tuple[Label, ...]:
     return result.collected.labels if type(result) is WithCollected else ()
 
 
-def collecting(fn: Callable[..., Any], drawn: set[Any] | None = None) -> Callable[..., Any]:
+def collecting(fn: Callable[..., Any], drawn: dict[Any, bool] | None = None) -> Callable[..., Any]:
     """`fn` inside a transform; it returns `WithCollected` if values are recorded.
 
     See `collect` for `drawn`.

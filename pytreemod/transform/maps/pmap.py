@@ -138,7 +138,7 @@ class _Pmapped(Vmapped):
 
         def run(own: list[Any], values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
-            fn, drawn = head[0] if head else reference(), set[Any]()
+            fn, drawn = head[0] if head else reference(), dict[Any, bool]()
             with Effects() as effects:
                 result = collecting(fn, drawn)(*args, **kwargs)
             effects.pass_on()

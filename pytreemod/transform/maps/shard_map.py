@@ -95,7 +95,7 @@ class _ShardMapped(Transformed):
         assigned = self._assign(args, kwargs)
         mesh = self._mesh([value for _, _, value in assigned or ()])
         results = _Results(self.options, mesh)
-        drawn: set[Any] = set()
+        drawn: dict[Any, bool] = {}
 
         def run(values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(values)

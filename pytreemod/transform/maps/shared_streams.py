@@ -4,7 +4,7 @@ A State without a mapped axis means this, and users rarely want it: every exampl
 same dropout mask. While the function runs, the library records which of the streams in its
 arguments it draws from (see `tree.effects`). A warning names those that are not mapped. It omits
 streams that the user chose not to map: a rule of `by` names them, or maps another stream of their
-State.
+State. A State that the function contains, or captures, is the same for all members, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pytreemod.typing import jtu
 
 def warn_of_shared_streams(
     fn: Callable[..., Any],
-    drawn: set[Any],
+    drawn: Mapping[Any, bool],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     are_mapped: Sequence[bool],
@@ -41,7 +41,8 @@ def warn_of_shared_streams(
 
     Args:
         fn: the function that was mapped.
-        drawn: the identities of the streams that were drawn from.
+        drawn: the identities of the streams that were drawn from, each with whether members may
+            share it, even if no argument has it.
         args: the arguments of the call.
         kwargs: those by keyword.
         are_mapped: for each array in them, whether it differs between members.
@@ -53,23 +54,26 @@ def warn_of_shared_streams(
     """
     arguments = named_arguments(positional_names(fn), args, kwargs)
     # Usually there is none, and the rules need not be evaluated.
-    if not _shared(drawn, arguments, are_mapped):
+    if not any(_shared(drawn, arguments, are_mapped)):
         return
     naming = jtu.tree_map(_naming, spec, is_leaf=terms.stops)
     known = [parameter.name for parameter in parameters_of(fn) or ()]
     named = assign_arguments(naming, arguments, len(args), known, terms)
     # An argument that the spec leaves out has the default, which is not a bool.
     chosen = [a.value is True or b for a, b in zip(named, are_mapped, strict=True)]
-    places = _shared(drawn, arguments, chosen)
-    if places:
+    places, enclosed = _shared(drawn, arguments, chosen)
+    if places or enclosed:
+        first = "give each member its own stream; or pass None to share the numbers:"
+        if not places:
+            first = "make the State an argument. " + first[0].upper() + first[1:]
         warn(
             SharedStreamWarning,
             f"{terms.where} of {function_name(fn)}",
             "random streams that differ from member to member",
             "streams that give all members the same numbers",
-            places=places,
+            places=[*places, *(f"{name}, of a State that is no argument" for name in enclosed)],
             hint=[
-                "give each member its own stream; or pass None to share the numbers:",
+                first,
                 f"axes = pm.by({{pm.RngStream: {terms.example}, ...: None}})  # for state.split(n)",
                 "axes = pm.by({pm.RngStream: None, ...: None})",
             ],
@@ -80,10 +84,17 @@ def _naming(value: Any) -> Any:
     return value.naming() if isinstance(value, By) else False
 
 
-def _shared(drawn: set[Any], arguments: Sequence[Named], marks: Sequence[bool]) -> list[str]:
-    """The paths of the streams drawn from in States without a mark at any of these streams."""
+def _shared(
+    drawn: Mapping[Any, bool], arguments: Sequence[Named], marks: Sequence[bool]
+) -> tuple[list[str], list[str]]:
+    """The streams drawn from in States without a mark at any of these streams.
+
+    Returns:
+        Paths in the arguments, and the names of streams in other States.
+    """
     left = iter(marks)
     found: dict[str, Any] = {}
+    passed: set[Any] = set()
     marked: set[Any] = set()
     for argument in arguments:
         leaves, treedef = jtu.tree_flatten(argument.tree)
@@ -93,9 +104,12 @@ def _shared(drawn: set[Any], arguments: Sequence[Named], marks: Sequence[bool]) 
             # A stream without a key has no leaves: it got its key inside.
             streams = {name: jtu.tree_leaves(values[name]) for name in values if name in drawn}
             own = {name for name in streams if any(streams[name])}
+            passed |= streams.keys()
             marked |= own
             for name in streams:
                 if streams[name] and not own:
                     found[path_text((*path, jtu.DictKey(name)), argument.name)] = name
     # Another State may have a stream of that name, and then the drawn one is unknown.
-    return [place for place, name in found.items() if name not in marked]
+    places = [place for place, name in found.items() if name not in marked]
+    may_share = {name for name, may in drawn.items() if may}
+    return places, sorted(map(str, may_share - passed))

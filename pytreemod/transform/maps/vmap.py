@@ -262,7 +262,7 @@ class Vmapped(Transformed):
         # Only mapped arrays go to JAX. Values shared by all members remain outside, tracers or not.
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         treatments, on_axis_0 = self.treatments, self.on_axis_0
-        drawn: set[Any] = set()
+        drawn: dict[Any, bool] = {}
         fn = supplied(self.fn) if handing else self.fn
         more, count = as_values(fn), len(mapped)
         if more:

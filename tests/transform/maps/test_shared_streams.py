@@ -1,5 +1,6 @@
 """A warning names streams that all members of a map draw from, unless you chose that."""
 
+import functools as ft
 import warnings
 
 import jax
@@ -243,3 +244,53 @@ def test_it_can_be_silenced():
 
 
 test_refusals = refusals(globals())
+
+
+class WithState(pm.Module):
+    """A layer that has its State."""
+
+    layer: Noise
+    state: pm.State
+
+    def __call__(self, x):
+        return self.layer(x, self.state)
+
+
+def in_a_gradient(layer, state):
+    """A function that draws in the loss of a gradient."""
+
+    def loss(x):
+        y, new = layer(x, state)
+        return jnp.sum(y), new
+
+    return pm.filter_grad(loss, has_aux=True)
+
+
+CONTAINED = {
+    "closure": lambda layer, state: lambda x: layer(x, state),
+    "jitted closure": lambda layer, state: pm.filter_jit(lambda x: layer(x, state)),
+    "closure in a gradient": in_a_gradient,
+    "closure in a scan": lambda layer, state: (
+        lambda x: pm.filter_scan(lambda s, x: layer(x, s)[::-1], state, x[None])[::-1]
+    ),
+    "self": WithState,
+    "method": lambda layer, state: WithState(layer, state).__call__,
+    "Partial": lambda layer, state: jax.tree_util.Partial(layer, state=state),
+    "default": lambda layer, state: lambda x, state=state: layer(x, state),
+}
+
+
+@pytest.mark.parametrize("contain", CONTAINED.values(), ids=CONTAINED)
+@pytest.mark.parametrize("transform", ["vmap", "shard_map"])
+def test_a_state_that_is_no_argument(contain, transform):
+    """It has no axis that could be mapped."""
+    options = {"in_axes": 0, "out_axes": (0, None)}
+    run = ft.partial(pm.filter_vmap, **options)
+    if transform == "shard_map":
+        specs = {"in_specs": P("data"), "out_specs": (P("data"), P())}
+        run = lambda fn: pm.filter_jit(pm.filter_shard_map(fn, mesh=MESH, **specs))  # noqa: E731
+    with pytest.warns(SharedStreamWarning, match=SAME) as told:
+        run(contain(*make()))(X)
+    assert "\n  at noise, of a State that is no argument\n  make the State an" in str(
+        told[0].message
+    )
