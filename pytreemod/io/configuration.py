@@ -172,9 +172,10 @@ def _text_of(value: Any) -> str:
     """Return a string that distinguishes a value from others of its class, as its repr does."""
     if isinstance(value, (np.ndarray, jax.Array)):
         # A repr leaves out most of a large array.
-        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-        numbers = jax.random.key_data(cast("Any", value)) if is_key else value
-        return f"{describe(value)} {zlib.crc32(np.asarray(cast('Any', numbers)).tobytes()):x}"
+        array = cast("Any", value)
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        numbers = np.asarray(jax.random.key_data(array) if is_key else array)
+        return f"{describe(array)} {zlib.crc32(numbers.tobytes()):x}"
     # Devices belong to this machine, but the file is for others, too. A value that follows from
     # the rest of the tree adds no information.
     is_local = isinstance(value, (jax.sharding.Sharding, jax.sharding.Mesh))

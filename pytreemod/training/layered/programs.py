@@ -117,7 +117,12 @@ def _union_chosen(index: frozenset[Any], outs: Sequence[frozenset[Any]]) -> froz
 DEPENDENCIES = Marks(frozenset[Any](), _union, _union_chosen)
 """Sets: an output has the union of the sets of the inputs that it depends on."""
 
-LITERALS = DEPENDENCIES._replace(literal=lambda value: frozenset([repr(value)]))
+
+def _spelled(value: object) -> frozenset[Any]:
+    return frozenset([repr(value)])
+
+
+LITERALS = DEPENDENCIES._replace(literal=_spelled)
 """The same, and each number of the program is an input: how many arrays there are, for example."""
 
 
