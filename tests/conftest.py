@@ -38,9 +38,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most compiled programs run once. Tests of compiled programs use the fixture `optimized`.
 jax.config.update("jax_disable_most_optimizations", True)
 
-# A full collection looks at all tests and programs of the process, and frees next to nothing.
-gc.set_threshold(700, 10, 100)
-
 # No deadline, because machines are busy, and the first example of a test often compiles.
 hypothesis.settings.register_profile("pytreemod", deadline=None)
 hypothesis.settings.load_profile("pytreemod")
