@@ -237,7 +237,15 @@ def filter_closure_convert(
     """
     fn = kwargs.pop("fn", None) if fn is _BY_KEYWORD else fn
     check_callable("filter_closure_convert", fn, "fn")
-    closed, (structs, out_structure) = _trace(fn, args, kwargs, divide)
+    out_structure: Any = None
+
+    def finish(out: Any) -> Any:
+        # The structure is not returned: it would be a part of a plan, which equals no other.
+        nonlocal out_structure
+        arrays, out_structure = divide(out)
+        return arrays
+
+    closed, structs = _trace(fn, args, kwargs, finish)
     arrays, in_structure = divide((args, kwargs), is_abstract)
     in_structs = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
     return ClosureConverted(
