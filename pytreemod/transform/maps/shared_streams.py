@@ -65,13 +65,13 @@ def warn_of_shared_streams(
     if places or enclosed:
         first = "give each member its own stream; or pass None to share the numbers:"
         if not places:
-            first = "make the State an argument. " + first[0].upper() + first[1:]
+            first = "pass the State as an argument. " + first[0].upper() + first[1:]
         warn(
             SharedStreamWarning,
             f"{terms.where} of {function_name(fn)}",
             "random streams that differ from member to member",
             "streams that give all members the same numbers",
-            places=[*places, *(f"{name}, of a State that is no argument" for name in enclosed)],
+            places=[*places, *(f"{name}, of a State that is not an argument" for name in enclosed)],
             hint=[
                 first,
                 f"axes = pm.by({{pm.RngStream: {terms.example}, ...: None}})  # for state.split(n)",

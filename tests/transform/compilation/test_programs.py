@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
+from pytreemod.transform.boundary.packing import Plan
 from pytreemod.transform.compilation.programs import Program
 from tests.helpers.racing import race
 
@@ -195,9 +196,9 @@ def test_structures_of_arguments_are_shown():
 
 
 def programs_alive():
-    """The number of programs, after a garbage collection."""
+    """The number of programs and of plans, after a garbage collection."""
     gc.collect()
-    return sum(type(thing) is Program for thing in gc.get_objects())
+    return sum(type(thing) in (Program, Plan) for thing in gc.get_objects())
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])

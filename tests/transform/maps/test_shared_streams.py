@@ -288,9 +288,9 @@ def test_a_state_that_is_no_argument(contain, transform):
     run = ft.partial(pm.filter_vmap, **options)
     if transform == "shard_map":
         specs = {"in_specs": P("data"), "out_specs": (P("data"), P())}
-        run = lambda fn: pm.filter_jit(pm.filter_shard_map(fn, mesh=MESH, **specs))  # noqa: E731
+        run = ft.partial(pm.filter_shard_map, mesh=MESH, **specs)
     with pytest.warns(SharedStreamWarning, match=SAME) as told:
         run(contain(*make()))(X)
-    assert "\n  at noise, of a State that is no argument\n  make the State an" in str(
+    assert "\n  at noise, of a State that is not an argument\n  pass the State as an" in str(
         told[0].message
     )
