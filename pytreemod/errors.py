@@ -1,7 +1,8 @@
-"""The errors that pytreemod raises, and the grammar of their messages.
+"""The errors that pytreemod raises, and the form of their messages.
 
 Owns: one class for each kind of mistake, and [`explain`][pytreemod.errors.explain], which formats a
-message as *where: expected, got; paths; hint as code*. Imports nothing of pytreemod.
+message as one sentence that states the fact, the paths, and a line of code where the cure is
+obvious. Imports nothing of pytreemod.
 
 Every class also derives from the built-in that a Python user would catch, and all of them from
 `PytreemodError`.
@@ -23,25 +24,24 @@ class PytreemodError(Exception):
     """Base of every error that pytreemod itself raises.
 
     Args:
-        where: the layer's repr, or `function(argument)`; or only the complete message.
+        fact: what is wrong, in one sentence; or, if two values of one kind are compared, where.
         expected: what would have been correct.
         got: the given value, in short form (`f32[7,3]`, never a complete array).
-        **options: `places=`, one line for each path; `hint=`, a sentence and then lines of code;
-            `most=`, the maximal number of paths shown.
+        **options: `at=`, one line for each path; `hint=`, a line of code, or a sentence and then
+            lines of code; `most=`, the maximal number of paths shown.
 
     Examples:
-        >>> raise PytreemodError("f(x)", "an array", "'a'", hint="write f(jnp.array(x))")
+        >>> raise PytreemodError("no such layer: Dense", hint="use Linear")
         Traceback (most recent call last):
             ...
-        pytreemod.errors.PytreemodError: f(x): expected an array, got 'a'.
-          write f(jnp.array(x))
+        pytreemod.errors.PytreemodError: no such layer: Dense
+          use Linear
     """
 
     def __init__(
-        self, where: object, expected: str | None = None, got: str | None = None, **options: Any
+        self, fact: object, expected: str | None = None, got: str | None = None, **options: Any
     ):
-        message = where if expected is None else explain(where, expected, str(got), **options)
-        super().__init__(message)
+        super().__init__(explain(fact, expected, got, **options))
 
 
 class ShapeError(PytreemodError, ValueError, TypeError):
@@ -182,16 +182,16 @@ class FieldWarning(UserWarning):
     """A Module class, or an instance, is made in a way that is rarely meant."""
 
 
-def warn(category: type[Warning], where: object, *rest: str, **options: Any) -> None:
+def warn(category: type[Warning], fact: object, *rest: str, **options: Any) -> None:
     """Warn, at the innermost line of the user's own code.
 
     Args:
         category: the class of the warning.
-        where: as for [`explain`][pytreemod.errors.explain]; or only the complete message.
+        fact: as for [`explain`][pytreemod.errors.explain].
         *rest: the expected and the given value.
-        **options: `places=`, `hint=` and `most=`.
+        **options: `at=`, `hint=` and `most=`.
     """
-    text = explain(where, *rest, **options) if rest else str(where)
+    text = explain(fact, *rest, **options)
     level, frame = 1, sys._getframe()  # pyright: ignore[reportPrivateUsage]  (public in effect)
     while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
@@ -210,38 +210,41 @@ MAX_PLACES = 5
 
 
 def explain(
-    where: object,
-    expected: str,
-    got: str,
+    fact: object,
+    expected: str | None = None,
+    got: str | None = None,
     *,
-    places: Iterable[str] = (),
+    at: Iterable[str] = (),
     hint: str | Sequence[str] = (),
     most: int = MAX_PLACES,
 ) -> str:
-    """Format an error message: `{where}: expected {expected}, got {got}.`, paths, then the hint.
+    """Format an error message: the fact, a line for each path, then the hint.
 
     Args:
-        where: the layer's repr, or `function(argument)`.
+        fact: what is wrong, in one sentence. If two values of one kind are compared (shapes,
+            dtypes, counts), only where: the sentence is then `{fact}: expected {expected}, got
+            {got}.`
         expected: what would have been correct.
         got: the given value, in short form (`f32[7,3]`, never a complete array).
-        places: one line for each path; after `most`, "and N more".
-        hint: a sentence, then lines of code that the reader can paste.
+        at: one line for each path; after `most`, "and N more".
+        hint: a line of code that the reader can paste; or a sentence, then lines of code.
         most: the maximal number of paths shown: more than five in a table to work through.
 
     Returns:
         The message, with several lines.
 
     Examples:
-        >>> print(explain("f(x)", "an array", "'a'", hint="write", places=["x[0]: 'a'"]))
-        f(x): expected an array, got 'a'.
-          at x[0]: 'a'
-          write
+        >>> print(explain("no array at two paths may be donated", at=["x[0]", "x[1]"], hint="copy"))
+        no array at two paths may be donated
+          at x[0]
+          at x[1]
+          copy
     """
-    lines = [f"{where}: expected {expected}, got {got}."]
-    places = list(places)
-    lines += [f"  at {place}" for place in places[:most]]
-    if len(places) > most:
-        lines.append(f"  and {len(places) - most} more")
+    lines = [str(fact) if expected is None else f"{fact}: expected {expected}, got {got}."]
+    at = list(at)
+    lines += [f"  at {path}" for path in at[:most]]
+    if len(at) > most:
+        lines.append(f"  and {len(at) - most} more")
     hint = [hint] if isinstance(hint, str) else list(hint)
     lines += [f"  {hint[0]}", *(f"      {line}" for line in hint[1:])] if hint else []
     return "\n".join(lines)
@@ -299,7 +302,7 @@ def explain_depth(where: str, places: Iterable[str] = ()) -> str:
         where,
         f"a tree that is less deep than Python's limit of {sys.getrecursionlimit()} calls",
         "a deeper one",
-        places=places,
+        at=places,
         hint=["raise the limit:", "sys.setrecursionlimit(10_000)"],
     )
 

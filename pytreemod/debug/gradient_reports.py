@@ -114,7 +114,7 @@ class GradientReport:
             "GradientReport",
             "the path of a parameter that is differentiated",
             repr(path) + meant,
-            places=() if meant else known,
+            at=() if meant else known,
             most=10,
         )
 

@@ -185,7 +185,7 @@ def _as_arrays(values: Any) -> dict[str, PyTree]:
         if not is_array(leaf)
     ]
     if wrong:
-        raise ArgumentError("intervene(values)", "arrays", "others", places=wrong)
+        raise ArgumentError("intervene(values)", "arrays", "others", at=wrong)
     return jtu.tree_map(_as_jax, named)
 
 
@@ -253,7 +253,7 @@ class _Intervening(AbstractCallRule):
                 f"intervene: the function for {where.path}",
                 f"{what}, with its structure, shapes and dtypes unchanged",
                 f"{len(found)} change{'s' * (len(found) > 1)}" if found else "another structure",
-                places=[each.line(name) for each in found],
+                at=[each.line(name) for each in found],
                 hint=_hint(found),
             )
         return jtu.tree_map(_in_type_of, old, new)
@@ -370,7 +370,7 @@ def _refuse_unknown(values: Mapping[str, Any], calls: list[str], names: list[str
             "intervene(values)",
             "names of calls of the Modules that by picks",
             f"{len(unknown)} unknown name{'s' * (len(unknown) > 1)}",
-            places=unknown,
+            at=unknown,
             hint=[f"by picks {', '.join(sorted(set(names))[:5])}; pass only their values:"]
             + [f"values={{{sorted(names)[0]!r}: seen[{sorted(names)[0]!r}]}}"] * bool(names),
         )

@@ -170,7 +170,7 @@ def _shown(selector: Any) -> str:
 def _fail_if(found: Sequence[str], where: str, expected: str, noun: str) -> None:
     if found:
         got = f"{len(found)} {noun}{'s' * (len(found) > 1)}"
-        raise AssertionError(explain(where, expected, got, places=found, most=_SHOWN))
+        raise AssertionError(explain(where, expected, got, at=found, most=_SHOWN))
 
 
 def _refuse_traced(where: str, *trees: PyTree) -> None:
@@ -179,7 +179,7 @@ def _refuse_traced(where: str, *trees: PyTree) -> None:
     if places:
         hint = "compare outside filter_jit and other transforms"
         expected, got = "arrays with values", "traced arrays"
-        raise ArgumentError(where, expected, got, places=places, hint=hint)
+        raise ArgumentError(where, expected, got, at=places, hint=hint)
 
 
 _SHOWN = 20

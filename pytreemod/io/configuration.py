@@ -366,14 +366,14 @@ class ConfigurationReader:
         place = f"{path or '<root>'}: {own}"
         hint += ["pm.load(path, like)"]
         got = f"{own!r}, which is not registered"
-        return FileError(self.where, expected, got, places=[place], hint=hint)
+        return FileError(self.where, expected, got, at=[place], hint=hint)
 
     def _unknown(self, path: str, written: dict[str, Any]) -> FileError:
         return FileError(
             self.where,
             "configuration that a file can hold",
             f"{describe_json(written)}, stored only as this string",
-            places=[path or "<root>"],
+            at=[path or "<root>"],
             hint=["pass a model that has it:", "pm.load(path, like)"],
         )
 
@@ -466,7 +466,7 @@ def restore_checked(
     except Exception as error:
         text = f"fields that {cls.__qualname__} takes"
         got = f"{path or '<root>'}, which it refuses"
-        raise FileError(where, text, got, places=[str(error)]) from error
+        raise FileError(where, text, got, at=[str(error)]) from error
     return made
 
 

@@ -390,7 +390,7 @@ def _check_text(path: str, text: Any) -> None:
 
 
 def _refused(path: str, expected: str, got: str, name: str) -> ArgumentError:
-    return ArgumentError(shown(path), expected, got, places=[shown(name)])
+    return ArgumentError(shown(path), expected, got, at=[shown(name)])
 
 
 class ArraySource(NamedTuple):

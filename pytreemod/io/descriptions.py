@@ -224,7 +224,7 @@ class _Writer:
                 self.where,
                 "leaves with different names",
                 f"two that are named {name!r}",
-                places=[pattern_text(path)],
+                at=[pattern_text(path)],
                 hint="rename one of the two keys, such as 0 and '0'",
             )
         self.leaves[name] = leaf
@@ -308,7 +308,7 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
     else:
         return
     place = f"{name}: {describe(leaf)}"
-    raise FileError(where, "arrays with their values on this host", got, places=[place], hint=hint)
+    raise FileError(where, "arrays with their values on this host", got, at=[place], hint=hint)
 
 
 def _is_opaque(written: Json) -> bool:
@@ -329,7 +329,7 @@ def _opaque(name: str, leaf: Any, where: str) -> FileError:
         hint += [f"{field}: ... = pm.field(static=True)"]
     place = f"{name}: {describe(leaf)}"
     expected, got = "arrays, and values that a file can hold", "another object"
-    return FileError(where, expected, got, places=[place], hint=hint)
+    return FileError(where, expected, got, at=[place], hint=hint)
 
 
 ReadLeaf: TypeAlias = Callable[[str, dict[str, Json]], Any]
@@ -501,7 +501,7 @@ class _Rebuilder:
             except PytreemodError as error:
                 text = f"values that {where} takes"
                 got = f"{_join(path, field)}, which it refuses"
-                raise FileError(self.where, text, got, places=[str(error)]) from error
+                raise FileError(self.where, text, got, at=[str(error)]) from error
 
     def _struct(self, content: list[Any], path: str) -> Any:
         name, data, config = content
@@ -535,7 +535,7 @@ class _Rebuilder:
             self.where,
             "nodes that a file can rebuild: Modules, dataclasses, containers, State",
             f"a node of class {own}",
-            places=[path or "<root>"],
+            at=[path or "<root>"],
             hint=["pass a tree that has one:", "pm.load(path, like)"],
         )
 
@@ -544,7 +544,7 @@ class _Rebuilder:
             self.where,
             f"the fields of {cls.__qualname__}: {', '.join(fields) or 'none'}",
             ", ".join(got) or "none",
-            places=[path or "<root>"],
+            at=[path or "<root>"],
             hint=[
                 "the class has changed since the file was written; build it, then:",
                 "pm.load(path, like, strict=False)",

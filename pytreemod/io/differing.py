@@ -177,13 +177,13 @@ class _Side:
         if traced:
             expected, got = "arrays with values, or only shapes", "traced arrays"
             hint = "compare outside filter_jit and other transforms"
-            raise ArgumentError(where, expected, got, places=traced, hint=hint)
+            raise ArgumentError(where, expected, got, at=traced, hint=hint)
         arrays = [(name, x) for name, x in described.leaves.items() if isinstance(x, jax.Array)]
         deleted = [f"{name}: {describe(x)}" for name, x in arrays if x.is_deleted()]
         if deleted:
             expected, got = "arrays with values", "donated arrays"
             hint = "compare what the step returned, not what it was given"
-            raise ArgumentError(where, expected, got, places=deleted, hint=hint)
+            raise ArgumentError(where, expected, got, at=deleted, hint=hint)
         self.table = read_table(described.tree, described.leaves)
         self._leaves = described.leaves
 

@@ -460,7 +460,7 @@ def _refuse_misfits(misfits: Sequence[str], where: str) -> NoReturn:
         where,
         "leaves with the types, shapes and dtypes of like",
         count,
-        places=misfits,
+        at=misfits,
         hint=_HINT_ORDER,
     )
 
@@ -650,7 +650,7 @@ def _refuse_spec(spec: Any, path: tuple[Any, ...], where: str) -> NoReturn:
         where,
         "functions of a file and a leaf",
         describe(spec),
-        places=[pattern_text(path)] if path else [],
+        at=[pattern_text(path)] if path else [],
         hint=[
             "to leave out a leaf, use:",
             "lambda f, x: None  # in writing",
@@ -901,7 +901,7 @@ def _momentum_missing(leaf: FileLeaf, where: str) -> EquinoxFileError:
         "the model beside its State, for running statistics that Equinox corrects by the "
         "layer's momentum",
         "only a State",
-        places=[pattern_text(leaf.path)],
+        at=[pattern_text(leaf.path)],
         hint=[
             "read nothing for the model:",
             "filter_spec = (lambda f, x: x, pm.default_deserialise_filter_spec)",

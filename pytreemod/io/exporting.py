@@ -69,7 +69,7 @@ def renamed_sources(
             f'rename={{"{opaque[0].partition(": ")[0]}": None, ...}}',
         ]
         expected = "arrays and numbers, which other tools read"
-        raise FileError(where, expected, f"{len(opaque)} of another kind", places=opaque, hint=hint)
+        raise FileError(where, expected, f"{len(opaque)} of another kind", at=opaque, hint=hint)
     return made
 
 

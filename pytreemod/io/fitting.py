@@ -192,7 +192,7 @@ def _check_not_traced(leaves: Mapping[str, Any], where: str) -> None:
     if traced:
         hint = "load outside of filter_jit, and pass the loaded tree to the function"
         expected = "arrays in like, or only shapes"
-        raise ArgumentError(where, expected, "traced arrays", places=traced, hint=hint)
+        raise ArgumentError(where, expected, "traced arrays", at=traced, hint=hint)
 
 
 def _targets(
@@ -408,7 +408,7 @@ def _nothing_fits(where: str, wanted: Sequence[Name], given: Sequence[Name]) -> 
         where,
         "the name of at least one leaf of like",
         "only other names",
-        places=[f"{of}: {some_of([*map(shown_name, names)])}" for of, names in both],
+        at=[f"{of}: {some_of([*map(shown_name, names)])}" for of, names in both],
         hint=["map them to the names in `like`:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
     )
 
@@ -489,7 +489,7 @@ def _refuse(
         hint += [f"pm.load(..., cast={rule})"]
     count = f"{len(problems)} difference{'s' * (len(problems) > 1)}"
     expected = "the leaves and the configuration of like"
-    raise FileError(where, expected, count, places=problems, hint=hint, most=TABLE)
+    raise FileError(where, expected, count, at=problems, hint=hint, most=TABLE)
 
 
 def _around(problem: str) -> str:

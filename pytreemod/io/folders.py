@@ -236,7 +236,7 @@ def _open_shards(index: str, shard_of: dict[str, str], verify: bool) -> Shards:
             shards[name] = stack.enter_context(shard)
         if missing:
             expected, got = "the files that it names", f"{len(missing)} missing"
-            raise FileMissingError(shown(index), expected, got, places=missing)
+            raise FileMissingError(shown(index), expected, got, at=missing)
         _check_index(index, shard_of, {name: shard.entries for name, shard in shards.items()})
         stack.pop_all()
         return Shards([*shards.values()])
@@ -267,7 +267,7 @@ def _check_index(
     ):
         if wrong:
             expected = "each array in one file, and its name in the index"
-            raise FileError(shown(index), expected, got, places=wrong)
+            raise FileError(shown(index), expected, got, at=wrong)
 
 
 # ---- writing

@@ -357,7 +357,7 @@ def _check_numbers(
             expected = f"layers numbered from 0, to become one {held.cls.rpartition('.')[2]}"
             there = sorted(numbers)
             got = f"{', '.join(map(str, there[:8]))}{', ...' * (len(there) > 8)}"
-            raise FileError(where, expected, got, places=places)
+            raise FileError(where, expected, got, at=places)
 
 
 def _lack(members: Sequence[Mapping[Name, Leaf]], items: Sequence[Name], where: str) -> FileError:
@@ -368,7 +368,7 @@ def _lack(members: Sequence[Mapping[Name, Leaf]], items: Sequence[Name], where: 
         for rest in names
         if rest not in member
     ]
-    return FileError(where, _ALIKE, "layers with different leaves", places=places)
+    return FileError(where, _ALIKE, "layers with different leaves", at=places)
 
 
 _ALIKE = "layers that differ only in their numbers, to become one Stack"
@@ -398,7 +398,7 @@ def _differ(where: str, name: Name, items: Sequence[Name]) -> FileError:
         where,
         _ALIKE,
         f"different layers at {shown_name(name)}",
-        places=[f"in the file: {', '.join(map(shown_name, items[:4]))}"],
+        at=[f"in the file: {', '.join(map(shown_name, items[:4]))}"],
     )
 
 
@@ -659,7 +659,7 @@ def _made(
     except PytreemodError as error:
         got = f"{name}, which its constraint refuses"
         expected = "constrained values that like takes"
-        raise FileError(where, expected, got, places=[str(error)]) from error
+        raise FileError(where, expected, got, at=[str(error)]) from error
 
 
 def _check_is_not_clear(name: Name, old: Name | None, where: str) -> None:

@@ -313,9 +313,7 @@ def damaged(
     Returns:
         The error, to be raised.
     """
-    return FileError(
-        shown(path), expected, got, places=[shown(place) for place in places], hint=hint
-    )
+    return FileError(shown(path), expected, got, at=[shown(place) for place in places], hint=hint)
 
 
 def _check_seal(path: str, header: bytes) -> None:

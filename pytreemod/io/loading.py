@@ -427,7 +427,7 @@ def in_form(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
         return _as_keys(array, form.get("impl"), None, where, (name,))
     if kind != "jax":
         expected, got = "a kind of leaf that `pm.save` writes", describe(kind)
-        raise FileError(where, expected, got, places=[name])
+        raise FileError(where, expected, got, at=[name])
     return _weakly(_as_jax(array)) if form.get("weak") else _as_jax(array)
 
 
@@ -512,7 +512,7 @@ class DeviceTransfers:
             expected = "shardings in like that fit its arrays"
             got = f"{describe(array)} with {getattr(sharding, 'spec', sharding)}"
             places = [".".join(name)]
-            raise ArgumentError(self.where, expected, got, places=places) from error
+            raise ArgumentError(self.where, expected, got, at=places) from error
 
     def __enter__(self) -> DeviceTransfers:
         return self
@@ -556,7 +556,7 @@ def as_dtype(array: Any, dtype: Any, where: str, name: Name) -> Any:
             where,
             f"numbers that {dtype} can represent",
             f"{plain[lost][0]}",
-            places=[".".join(name)],
+            at=[".".join(name)],
             hint=["cast only the other arrays:", _HINT_CAST],
         )
     return made
@@ -588,7 +588,7 @@ def _as_keys(array: Any, impl: Json, sharding: Any, where: str, name: Name) -> A
     except (ValueError, TypeError) as error:
         expected = "random keys of a generator that JAX supports here"
         got = f"{describe(array)} of {describe(impl)}"
-        raise FileError(where, expected, got, places=[".".join(name)]) from error
+        raise FileError(where, expected, got, at=[".".join(name)]) from error
     return keys if sharding is None else untyped_jax.device_put(keys, sharding)
 
 

@@ -562,7 +562,7 @@ def _no_step(
     checkpoints: Checkpoints, expected: str, got: str, places: Iterable[str] = ()
 ) -> FileMissingError:
     hint = ["if there may be none, check first:", "if checkpoints.steps(): ..."]
-    return FileMissingError(repr(checkpoints), expected, got, places=places, hint=hint)
+    return FileMissingError(repr(checkpoints), expected, got, at=places, hint=hint)
 
 
 def _damage(checkpoints: Checkpoints, step: int, message: str) -> str:
@@ -570,7 +570,7 @@ def _damage(checkpoints: Checkpoints, step: int, message: str) -> str:
         f"{checkpoints!r}.restore(like)",
         f"step {step}, the newest one, in a complete file",
         "a damaged file; the step before it is loaded",
-        places=[message],
+        at=[message],
         hint="check the disk, or the tool that copied the file: a kill leaves no damaged file",
     )
 
@@ -585,7 +585,7 @@ def _check_not_donated(checkpoints: Checkpoints, step: int, tree: PyTree, error:
         where,
         "arrays that exist until they are written",
         "arrays that the loop has donated in the meantime",
-        places=[
+        at=[
             f"{name}: {describe(leaf)}"
             for name, leaf in leaves.items()
             if isinstance(leaf, jax.Array) and leaf.is_deleted()

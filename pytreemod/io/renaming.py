@@ -211,12 +211,12 @@ def parse_rules(rename: Any, where: str, *, is_saving: bool = False) -> NameRule
             rules.append(NameRule(pattern, (*others,), form))
     if malformed:
         expected = "components with dots between them, and at most one **"
-        raise ArgumentError(where, expected, f"{len(malformed)} other", places=malformed)
+        raise ArgumentError(where, expected, f"{len(malformed)} other", at=malformed)
     if uneven:
         expected = "as many * on both sides, and ** in a new name only if it is in the old one"
         hint = ["each * is a component, in order; ** is any number of components:"]
         hint += ['{"model.layers.*.mlp.**": "blocks.*.mlp.**"}']
-        raise ArgumentError(where, expected, f"{len(uneven)} other", places=uneven, hint=hint)
+        raise ArgumentError(where, expected, f"{len(uneven)} other", at=uneven, hint=hint)
     return NameRules(rules, where, is_saving)
 
 
@@ -306,7 +306,7 @@ class _Renaming:
         if not leaf.is_array:
             expected, places = "arrays, because their form changes", [shown_name(name)]
             raise ArgumentError(
-                self.rules.where, expected, "a leaf that is not an array", places=places
+                self.rules.where, expected, "a leaf that is not an array", at=places
             )
         if isinstance(form, Relaid):
             self.put(names[0], name, change.of(leaf, name))
@@ -367,7 +367,7 @@ def _split(leaf: Leaf, form: Packed, name: Name, where: str) -> list[Leaf]:
         equal = f"{count} equal parts" if form.sizes is None else f"parts of {form.sizes}"
         expected = f"arrays that axis {form.axis} splits into {equal}"
         places = [f"{shown_name(name)}: {_shown(leaf)}"]
-        raise ArgumentError(where, expected, "one that does not split", places=places)
+        raise ArgumentError(where, expected, "one that does not split", at=places)
     parts: list[Leaf] = []
     start = 0
     for size in sizes:
@@ -395,7 +395,7 @@ def _joined(
         expected = f"{count} parts{sizes} along axis {form.axis} for {shown_name(new)}"
         places = [f"part {i}: missing" for i in range(count) if i not in parts]
         places += [f"{shown_name(old)}: {_shown(leaf)}" for old, leaf, _ in found]
-        raise ArgumentError(where, expected, "other parts", places=places)
+        raise ArgumentError(where, expected, "other parts", at=places)
     length = sum(leaf.shape[axis] for _, leaf, _ in found)
     sources = tuple(cast("Source", leaf.source) for _, leaf, _ in found)
     shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
@@ -477,7 +477,7 @@ def inverted_names(table: NameTable) -> dict[str, str | Relaid | Packed | None]:
         made[name] = _of_all(parts, where)
     if twice:
         expected = "a table that can be inverted: every new name determines the old one"
-        raise ArgumentError(where, expected, "an ambiguous table", places=twice)
+        raise ArgumentError(where, expected, "an ambiguous table", at=twice)
     return made
 
 
@@ -506,7 +506,7 @@ def _of_all(parts: list[NameRule], where: str) -> Packed:
     ):
         expected = f"all parts of {form.names[0]!r}, each once, with the same sizes and functions"
         places = [f"{rule.old.text!r}: part {cast('Packed', rule.form).part}" for rule in parts]
-        raise ArgumentError(where, expected, "other parts", places=places)
+        raise ArgumentError(where, expected, "other parts", at=places)
     ordered = [names[i] for i in range(len(names))]
     return Packed(ordered, sizes=form.sizes, axis=form.axis, to=form.to, back=form.back)
 
@@ -596,7 +596,7 @@ class _Change:
 
     def refused(self, name: Name, expected: str, got: str, text: str = "") -> ArgumentError:
         place = shown_name(name) + (f", {text}" if text else "")
-        return ArgumentError(self.where, expected, got, places=[place])
+        return ArgumentError(self.where, expected, got, at=[place])
 
 
 def _distinct_numbers(shape: tuple[int, ...]) -> Any:
@@ -648,7 +648,7 @@ def _unmatched(lost: Sequence[NameRule], table: Table, rules: NameRules) -> Argu
     verb = "is" if len(lost) == 1 else "are"
     got = f"{len(lost)} that {verb} not" + ("" if taken else " in it")
     expected = f"names in {side}" + (" that no earlier pattern matches" if taken else "")
-    return ArgumentError(rules.where, expected, got, places=places, hint=hint)
+    return ArgumentError(rules.where, expected, got, at=places, hint=hint)
 
 
 _NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")

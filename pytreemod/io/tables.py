@@ -123,7 +123,7 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool 
         given, wanted = [*named], "the leaves of like, by their names"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
         hint = _hint_separator([path for path, _ in pairs], given, sep)
-        raise StructureError(where, wanted, got, places=wrong, hint=hint, most=TABLE)
+        raise StructureError(where, wanted, got, at=wrong, hint=hint, most=TABLE)
     return treedef.unflatten(leaves)
 
 
@@ -315,7 +315,7 @@ def _distinct_names(where: str, paths: Sequence[tuple[Any, ...]], sep: str) -> l
     ]
     hint = "Give the keys of each node different strings; 0 and '0' have the same."
     expected, got = "leaves with different names", "two with one name"
-    raise StructureError(where, expected, got, places=twice, hint=hint)
+    raise StructureError(where, expected, got, at=twice, hint=hint)
 
 
 Name: TypeAlias = tuple[str, ...]

@@ -211,7 +211,7 @@ def tensor_entries(where: str, model: Any, state: State | None) -> TensorEntries
     if entries.without_state:
         call = where.replace(")", ", state=state)")
         raise StateError(
-            where, "the State as well", "none", places=entries.without_state, hint=["write", call]
+            where, "the State as well", "none", at=entries.without_state, hint=["write", call]
         )
     _check_leads(where, entries.arrays)
     _check_names(where, entries.arrays)
@@ -227,7 +227,7 @@ def _check_leads(where: str, entries: Sequence[TensorEntry]) -> None:
     ]
     if wrong:
         expected = "a leading axis for the layers that PyTorch has in a list"
-        raise StructureError(where, expected, "other axes", places=wrong)
+        raise StructureError(where, expected, "other axes", at=wrong)
 
 
 def _check_names(where: str, entries: Sequence[TensorEntry]) -> None:
@@ -247,7 +247,7 @@ def _check_names(where: str, entries: Sequence[TensorEntry]) -> None:
     if twice:
         expected, got = "a different name for each array in PyTorch", "the same name twice"
         hint = "Registered layouts determine the names: see register_torch_layout."
-        raise StructureError(where, expected, got, places=twice, hint=hint)
+        raise StructureError(where, expected, got, at=twice, hint=hint)
 
 
 def _check_packs(where: str, entries: Sequence[TensorEntry]) -> None:
@@ -266,7 +266,7 @@ def _check_packs(where: str, entries: Sequence[TensorEntry]) -> None:
     ]
     if wrong:
         expected = "all parts of each array that PyTorch has as one"
-        raise StructureError(where, expected, "only some parts", places=wrong)
+        raise StructureError(where, expected, "only some parts", at=wrong)
 
 
 Renaming: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None] | None
@@ -308,7 +308,7 @@ def sources_of(
     if twice:
         hint = "Map tensors that you do not need to None in mapping."
         expected = "a different name for each tensor"
-        raise StructureError(where, expected, "the same name twice", places=twice, hint=hint)
+        raise StructureError(where, expected, "the same name twice", at=twice, hint=hint)
     return sources
 
 
@@ -443,7 +443,7 @@ def _check_starts(given: Sequence[str], starts: Mapping[Any, Any]) -> None:
     ]
     if wrong:
         expected = "a string, or None to skip the tensor"
-        raise ArgumentError("from_torch(mapping)", expected, "something else", places=wrong)
+        raise ArgumentError("from_torch(mapping)", expected, "something else", at=wrong)
     absent = [start for start in starts if start not in there]
     if absent:
         close: list[list[str]] = [get_close_matches(start, there, n=1) for start in absent]
@@ -453,7 +453,7 @@ def _check_starts(given: Sequence[str], starts: Mapping[Any, Any]) -> None:
         ]
         expected = f"prefixes of names in the state dict ({some_of(given)})"
         got = f"{len(absent)} that no name begins with"
-        raise ArgumentError("from_torch(mapping)", expected, got, places=lines)
+        raise ArgumentError("from_torch(mapping)", expected, got, at=lines)
 
 
 def _checked(mapping: Any, result: Any) -> str | None:

@@ -105,7 +105,7 @@ class TorchLayout:
                 raise ArgumentError(where, expected, describe(rule))
         if absent:
             expected = "rules for fields of the layer"
-            raise ArgumentError(where, expected, "rules for others", places=absent)
+            raise ArgumentError(where, expected, "rules for others", at=absent)
         return found
 
 

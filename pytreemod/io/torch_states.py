@@ -107,7 +107,7 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
                 named[name] = np.array(named[name] + part if name in named else part, order="C")
     if wrong:
         expected, got = "arrays that PyTorch supports", f"{len(wrong)} others"
-        raise StructureError(where, expected, got, places=wrong, most=TABLE)
+        raise StructureError(where, expected, got, at=wrong, most=TABLE)
     return named
 
 
@@ -201,7 +201,7 @@ def from_torch(
         hint = _hint(entries, state_dict, mapping, narrow)
         expected = "a tensor for each array of the model, and no other"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
-        raise StructureError(where, expected, got, places=wrong, hint=hint, most=TABLE)
+        raise StructureError(where, expected, got, at=wrong, hint=hint, most=TABLE)
 
     def filled(tree: Any, entries: LeafEntries) -> Any:
         leaves, treedef = jtu.tree_flatten(tree)
@@ -253,7 +253,7 @@ def _tied_again(where: str, tied: Any, made: Any) -> Any:
         expected = "the same tensor at tied paths"
         hint = ["to give each its own tensor:", "pm.from_torch(pm.untie(model), state_dict)"]
         got = f"{len(wrong)} with another tensor"
-        raise StructureError(where, expected, got, places=wrong, hint=hint, most=TABLE)
+        raise StructureError(where, expected, got, at=wrong, hint=hint, most=TABLE)
     return model
 
 
@@ -424,7 +424,7 @@ def _check_state_dict(where: str, state_dict: Any) -> None:
     if inner:
         # People save {"epoch": 3, "model": state_dict, ...}.
         hint = ("Select that of the model:", f"state_dict = state_dict[{inner[0]!r}]")
-        raise ArgumentError(where, expected, "dicts in a dict", places=inner, hint=hint)
+        raise ArgumentError(where, expected, "dicts in a dict", at=inner, hint=hint)
 
 
 def _hint(

@@ -160,7 +160,7 @@ def check_version(cls: type, version: Json, name: str, where: str) -> None:
         where,
         f"version {newest} of {cls.__name__}",
         f"version {version}",
-        places=[name or "<root>"],
+        at=[name or "<root>"],
         hint=["pass a model of the current version, to migrate older ones:", "pm.load(path, like)"],
     )
 
@@ -175,7 +175,7 @@ def _steps(cls: type, old: int, new: int, name: Name, where: str) -> list[Migrat
                 where,
                 f"version {new} of {cls.__name__}",
                 f"version {old}, and no migration from version {version}",
-                places=[shown_name(name)],
+                at=[shown_name(name)],
                 hint=[
                     "register a migration:",
                     f"@pm.migration({cls.__name__}, {version})",
@@ -190,7 +190,7 @@ def _newer(cls: type, old: Any, new: int, name: str, where: str) -> FileError:
         where,
         f"version {new} of {cls.__name__}, or an older one",
         f"version {describe(old)}",
-        places=[name],
+        at=[name],
         hint="a newer program wrote the file: load it with that one",
     )
 

@@ -145,7 +145,7 @@ def _warn_unread(cls: type, unread: dict[str, str]) -> None:
         f"{cls.__qualname__}.{next(iter(unread))}",
         "an annotation that can be evaluated in its module",
         "another annotation; its shape is not checked",
-        places=[f"{name}: {annotation}" for name, annotation in unread.items()],
+        at=[f"{name}: {annotation}" for name, annotation in unread.items()],
         hint="import its names at the top of the module, not only for type checkers",
     )
     warn(FieldWarning, text)
@@ -224,7 +224,7 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
             f"{kind}({', '.join(names)})",
             "values that fit its arrays",
         )
-        raise ShapeError(where, expected, change, places=places, hint=hint)
+        raise ShapeError(where, expected, change, at=places, hint=hint)
 
 
 def _at(node: Any, path: str) -> Any:

@@ -477,7 +477,7 @@ def _unhashable_text(node: Any) -> str:
         f"hash of {type(node).__qualname__}",
         "leaves that have a hash",
         "leaves without one",
-        places=[f"{path_text(place.path)}: {describe(place.leaf)}" for place in found],
+        at=[f"{path_text(place.path)}: {describe(place.leaf)}" for place in found],
         hint=[
             "JAX hashes the function that it transforms. Pass the model as an argument, or use a "
             "transform that accepts a callable tree:",

@@ -164,7 +164,7 @@ def warn_of_arrays(cls: type, name: str, value: Any) -> None:
                 what,
                 "a callable without arrays inside, or a pytree",
                 f"{describe(value)}, which hides {found}",
-                places=[f"{name}{inside}: {found}"],
+                at=[f"{name}{inside}: {found}"],
                 hint=[
                     "they are constants: not trained, not moved, and compiled in; to keep them "
                     "visible, write:",
@@ -177,7 +177,7 @@ def warn_of_arrays(cls: type, name: str, value: Any) -> None:
                 what,
                 "no array in a static field",
                 f"{found}",
-                places=[f"{name}{inside}: {found}"] if inside else [],
+                at=[f"{name}{inside}: {found}"] if inside else [],
                 hint=[
                     "it is a constant, compiled in, and compared by value in each call; "
                     "declare it as data that is not trained, or use plain numbers:",

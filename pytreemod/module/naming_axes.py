@@ -410,7 +410,7 @@ def _refuse_unnamed(where: str, locs: Sequence[Location], found: Sequence[LeafNa
             where,
             "arrays that fit the annotations of their fields",
             f"{len(unfit)} that do{'es' * (len(unfit) == 1)} not",
-            places=unfit,
+            at=unfit,
             hint=[
                 "name the axis that a map has added:",
                 'pm.with_axis_names(model, pm.by({"**": "layers ..."}))',
@@ -425,7 +425,7 @@ def _refuse_unheld(locs: Sequence[Location]) -> None:
             "with_axis_names(names)",
             "leaves of Modules, which store the names of axes",
             "leaves outside Modules",
-            places=lost,
+            at=lost,
         )
 
 
@@ -440,7 +440,7 @@ def _refuse_unfit(made: Any, is_said: Sequence[bool]) -> None:
             "with_axis_names(names)",
             "a name for each axis of a leaf",
             f"another number of names for {len(unfit)}",
-            places=unfit,
+            at=unfit,
             hint=[
                 "leave out the leaves with other axes:",
                 'pm.by({path: None, "**": "layers ..."})',

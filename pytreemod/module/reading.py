@@ -400,7 +400,7 @@ def _source(node: Any, tie: Tie, followed: dict[Any, Any]) -> Any:
             "tie",
             "a path with its own value at the end of every chain of ties",
             "ties in a circle",
-            places=dict.fromkeys(places),
+            at=dict.fromkeys(places),
             hint=["remove one of them:", f"pm.untie(model, {path_text(tie.place)!r})"],
         )
     return known[2]

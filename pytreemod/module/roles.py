@@ -138,7 +138,7 @@ def _refuse_unheld(picked: list[Location]) -> None:
             "with_role(selector)",
             "leaves of Modules, which store the roles of their leaves",
             "leaves outside Modules",
-            places=lost,
+            at=lost,
             hint=[
                 "choose the trained leaves in each call, or put them into a Module:",
                 "pm.filter_grad(loss, wrt=selector)",
@@ -158,6 +158,6 @@ def _check_roles(new: Any, locs: list[Location], mask: list[bool], role: str) ->
             "with_role(selector)",
             "leaves with different names",
             "leaves with the same name",
-            places=wrong,
+            at=wrong,
             hint="give the children of that node different keys",
         )

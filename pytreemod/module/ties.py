@@ -338,7 +338,7 @@ def _tie_one(
             "tie",
             "a Module above both paths, to store the tie",
             f"{describe(model)}",
-            places=[path_text(place), path_text(origin)],
+            at=[path_text(place), path_text(origin)],
             hint=["put both into a Module:", "class Pair(pm.Module): ..."],
         )
     new = follow(model, origin)
@@ -413,7 +413,7 @@ def _check_fit(
                 "tie",
                 f"a source that is {constraint!r}, like {_inside(place, path)}",
                 f"a source that is {'unconstrained' if found is None else repr(found)}",
-                places=[origin],
+                at=[origin],
                 hint=[
                     "tie in the other direction, or pass a function into the other's bounds:",
                     f"pm.tie(model, {origin!r}, to={place!r})",
@@ -549,7 +549,7 @@ def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
         "tie",
         "two paths, neither of which contains the other",
         f"a tie of {path_text(place)} to {what}",
-        places=dict.fromkeys([path_text(place), path_text(origin)]),
+        at=dict.fromkeys([path_text(place), path_text(origin)]),
     )
 
 

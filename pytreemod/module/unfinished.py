@@ -541,7 +541,7 @@ def refuse_unfinished(where: str, tree: Any) -> None:
             where,
             "a finished model",
             f"{len(found)} Module{'s' if len(found) > 1 else ''} without a size",
-            places=[f"{path_text(path)}: {node!r}" for path, node in found if path],
+            at=[f"{path_text(path)}: {node!r}" for path, node in found if path],
             hint=_HINT,
         )
     expected, got = "a finished model", "a model whose ties wait for materialize"

@@ -228,7 +228,7 @@ def refuse_no_state(where: Any, *places: str) -> NoReturn:
         "model, state = pm.make_with_state(make_model)(...)",
         "out, state = model(x, state)",
     )
-    raise StateError(where, "a State", "none", places=places, hint=hint)
+    raise StateError(where, "a State", "none", at=places, hint=hint)
 
 
 def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:

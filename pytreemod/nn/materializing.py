@@ -209,7 +209,7 @@ def _refuse_missed(missed: dict[KeyPath, Any]) -> NoReturn:
         "materialize",
         "a call that runs every unfinished layer",
         f"a call that misses {len(missed)}",
-        places=[f"{path_text(path)}: {node!r}" for path, node in missed.items()],
+        at=[f"{path_text(path)}: {node!r}" for path, node in missed.items()],
         hint=[
             "run them: pass the name of a method, or a function:",
             "pm.materialize(model, x, method='decode')",

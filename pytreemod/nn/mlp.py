@@ -319,7 +319,7 @@ def _check_copies(where: Title, name: str, *sizes: int) -> None:
     if all(leaf.shape[1 : 1 + count] == sizes for _, leaf in wrong):
         hint = mapped_hint(where.layer)
     places = [f"{path}: {describe(leaf)}" for path, leaf in wrong]
-    raise ShapeError(where, expected, got, places=places, hint=hint)
+    raise ShapeError(where, expected, got, at=places, hint=hint)
 
 
 def _check_layers(mlp: MLP) -> None:

@@ -160,7 +160,7 @@ def _check_flag(where: str, place: str, value: Any, is_data: bool) -> Any:
         "y = pm.filter_cond(flag, model_on, model_off, x)",
     ]
     got = "a traced array" if traced else describe(value)
-    raise ArgumentError(where, "True or False", got, places=[place], hint=hint if traced else ())
+    raise ArgumentError(where, "True or False", got, at=[place], hint=hint if traced else ())
 
 
 def _refuse_data(where: str, place: str, old: Any) -> None:
@@ -168,7 +168,7 @@ def _refuse_data(where: str, place: str, old: Any) -> None:
         where,
         "a field that is configuration or a bool",
         f"data: {_kind(old)}",
-        places=[place],
+        at=[place],
         hint=[
             "set this field by its path, or declare it with pm.field(static=True):",
             f"model = pm.tree_at({place!r}, model, new)",

@@ -207,7 +207,7 @@ class Stateful(Module, Generic[_M]):
             expected = f"a parameter called state in {name}"
             places = [path_text(path) for path, _ in tokens_of(self.model)]
             got = "none, although the model has State"
-            raise ArgumentError(where, expected, got, places=places, hint=hint) from error
+            raise ArgumentError(where, expected, got, at=places, hint=hint) from error
         out, new = _parted(where, result, own)
         return out, self if new is own else self.replace(state=state.update(new))
 
@@ -288,7 +288,7 @@ def _refuse_made(model: Any) -> None:
             "stateful(model)",
             "the model and the State that it was made with",
             "only the model",
-            places=gone,
+            at=gone,
             hint=["pass both:", "net = pm.stateful(model, state)"],
         )
 

@@ -108,7 +108,7 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
     others = [path_text(loc.path) for loc in chosen if not is_inexact_array(loc.leaf)]
     if others:
         expected = "only floating arrays to be chosen"
-        raise ArgumentError("reinitialize(selector)", expected, "something else", places=others)
+        raise ArgumentError("reinitialize(selector)", expected, "something else", at=others)
     meant = _meant(locs, chosen)
     keys = jax.random.split(check_key("reinitialize(key)", key), len(meant))
     changes = [
@@ -189,7 +189,7 @@ def _refuse_computed(place: str, inside: set[KeyPath]) -> NoReturn:
         "reinitialize(selector)",
         "arrays, or some of the parts of a computed leaf",
         f"all parts of {place}",
-        places=parts,
+        at=parts,
         hint=[
             "resolve it to an array first, or choose one part:",
             f"model = pm.resolve(model, {place!r})",

@@ -225,12 +225,12 @@ def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callabl
     for number, layer in enumerate(layers):
         if not callable(layer) or isinstance(layer, type):
             place = f"layers[{number}]: {describe(layer)}"
-            raise ArgumentError(where, "callable layers", "something else", places=[place])
+            raise ArgumentError(where, "callable layers", "something else", at=[place])
         # In a tuple a function would be a leaf that is not an array, which plain JAX refuses.
         # `Lambda` makes it configuration, in a field.
         if jtu.all_leaves([layer]):
             name = getattr(layer, "__name__", "f")
             hint = ("Make it a layer:", f"nn.Lambda({name if name.isidentifier() else 'f'})")
             place = f"layers[{number}]: {describe(layer)}"
-            raise ArgumentError(where, "Modules", "a function", places=[place], hint=hint)
+            raise ArgumentError(where, "Modules", "a function", at=[place], hint=hint)
     return layers

@@ -110,7 +110,7 @@ def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
         "Shared(get)",
         f"a value that fits {_shown(picked)}",
         _shown(given),
-        places=places,
+        at=places,
         hint=hint,
     )
 
@@ -142,4 +142,4 @@ def _check_apart(places: Sequence[str], rest: Any, get: Callable[[Any], Any]) ->
 
 def _circle(places: Sequence[str]) -> str:
     found = "a node that `where` removes"
-    return explain("Shared(get)", "nodes that stay in the tree", found, places=places)
+    return explain("Shared(get)", "nodes that stay in the tree", found, at=places)

@@ -98,7 +98,7 @@ class ShardedMaker(Generic[_P, _T]):
                 name,
                 "arguments that were put on no other devices",
                 f"{len(elsewhere)} that were",
-                places=elsewhere,
+                at=elsewhere,
                 hint=["put them on the mesh:", "jax.device_put(key, NamedSharding(mesh, P()))"],
             )
 
@@ -221,7 +221,7 @@ def _refuse_constants(make: Any, jaxpr: Any, model: PyTree, where: PyTree) -> No
             f"make_sharded({function_name(make)})",
             "arrays that the constructor computes",
             f"{len(found)} that were there before, whole",
-            places=found,
+            at=found,
             hint=[
                 "move those afterwards; of a file, read the parts alone:",
                 "pm.load(path, pm.make_sharded(make, mesh, rules).eval_shape(...))",

@@ -200,7 +200,7 @@ def check_mesh(where: str, rows: Iterable[SplitLeaf], mesh: Any) -> None:
             where,
             "axes that the mesh divides evenly",
             f"{len(unfit)} others",
-            places=unfit,
+            at=unfit,
             hint=["do not split them, by name or by path:", "pm.by({path: P(), ...: rules})"],
         )
 
@@ -240,7 +240,7 @@ def _refuse_shared(where: str, rows: Sequence[SplitLeaf]) -> None:
             f"{where}(rules)",
             "at most one axis of a leaf for each axis of the mesh",
             f"two axes in {len(places)}",
-            places=places,
+            at=places,
             hint=["choose the axis by path:", 'pm.by({path: P("fsdp", None), ...: rules})'],
         )
 

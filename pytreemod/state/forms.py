@@ -58,7 +58,7 @@ def check_made_ranks(where: str, name: str, ranks: tuple[int, ...], value: Any) 
             where,
             "the original number of axes",
             "more axes: a map returned the State, or it was split for one",
-            places=more,
+            at=more,
             hint=[
                 "return values shared by all members without an axis; map over the others:",
                 "y, state = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))(xs, state)",
@@ -80,7 +80,7 @@ def check_form(where: str, name: str, old: Any, new: Any) -> None:
             f"{where} {name}",
             "a value with the structure, shapes and dtypes of the current one",
             "a different one",
-            places=[each.line(name) for each in found],
+            at=[each.line(name) for each in found],
             hint=[
                 "shape and dtype of a value cannot change; cast or reshape the new one:",
                 "state.set(token, value.reshape(...).astype(...))",

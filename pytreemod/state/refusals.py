@@ -32,7 +32,7 @@ def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
         "the newest State",
         # Equinox's message, by which people know it, as a separate sentence.
         f"one that {user} has already replaced. Attempted to use old state",
-        places=places,
+        at=places,
         hint=[
             "use the State that was returned; the old one would lose an update:",
             "x, state = layer1(x, state)",
@@ -49,7 +49,7 @@ def moved(path: str) -> StateError:
         "State(model)",
         "tokens with their initial values",
         "a token whose value was moved into another State",
-        places=[path],
+        at=[path],
         hint=[
             "create the model and its State together; or give the values back first:",
             MAKE,
@@ -97,7 +97,7 @@ def foreign(by: str, marker: Any, rows: Rows, places: Sequence[str] = ()) -> Tok
         f"State.{by}",
         f"a token of the model that this State was made with ({known})",
         f"{name}, of another model",
-        places=places,
+        at=places,
         hint=hint,
     )
 
@@ -122,7 +122,7 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> Non
                 f"State.{by}",
                 "each token at one path, because weights are not shared either",
                 f"{rows[marker].name} at {len(paths)}",
-                places=paths,
+                at=paths,
                 hint=[
                     "give the values back before you copy a layer, or combine two models:",
                     "filled = state.fill(model)",
@@ -139,7 +139,7 @@ def doubled(places: Sequence[str]) -> StateError:
         "State(model)",
         "each token at one path",
         f"a token at {len(places)}",
-        places=places,
+        at=places,
         hint=[
             "create a token for each path, as a layer has weights for each path:",
             "model, state = pm.make_with_state(lambda: model)()",
@@ -160,7 +160,7 @@ def check_paths_differ(names: Sequence[str]) -> None:
         "make_with_state",
         "tokens whose paths differ",
         "several with the same path",
-        places=twice,
+        at=twice,
         hint="Give their container keys that print differently, as in tree_flatten_with_path.",
     )
 
@@ -171,7 +171,7 @@ def changed_in_both(names: Iterable[str]) -> StateError:
         "State.update(substate)",
         "values that the State has not changed since the substate was taken",
         "values that were changed in both",
-        places=names,
+        at=names,
         hint=[
             "update before you use the State for the same layer, or take the substate again:",
             "part = state.substate(layer)",
@@ -187,7 +187,7 @@ def changed_in_whole(names: Iterable[str]) -> StateError:
         "State.update(substate)",
         "a substate that was changed",
         "an unchanged one, of a State that has changed since",
-        places=names,
+        at=names,
         hint=[
             "the State already has the newer values; to restore the older ones:",
             "state = state.set(token, substate.get(token))",

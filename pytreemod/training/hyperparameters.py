@@ -45,7 +45,7 @@ def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
                 "with_hyperparams(selector)",
                 "all leaves of a rule, because they share one value",
                 f"some of them, with {chosen!r}",
-                places=[f"{pattern_text(locs[i].path)}: not picked" for i in own if not mask[i]],
+                at=[f"{pattern_text(locs[i].path)}: not picked" for i in own if not mask[i]],
                 hint=["give them their own rule:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
             )
         found += [rule] if is_used and picked else []

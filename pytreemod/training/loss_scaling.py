@@ -229,7 +229,7 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
             "select_tree",
             "two trees of one structure, with arrays of the same shapes and dtypes",
             "trees that differ",
-            places=[each.line(form="{} and {}") for each in found],
+            at=[each.line(form="{} and {}") for each in found],
         )
     pairs = zip(leaves, others, strict=True)
     # `where`, and no branch: both trees exist already, and vmap would turn a branch into this.

@@ -145,7 +145,7 @@ def lora(
             "lora(selector)",
             "matrices without an update",
             "matrices with an update",
-            places=adapted,
+            at=adapted,
             hint=["merge the update first:", f"model = pm.resolve(model, {adapted[0]!r})"],
         )
     # One by one: taking many keys out of one array would compile a longer program.
@@ -205,7 +205,7 @@ def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]
         code = f"pm.lora(model, {_source_of(tied[0])!r}, key=key)"
         hint = ["adapt the source of the tie, which both paths read:", code]
     got = "none among the chosen leaves" if shown else "nothing"
-    raise SpecError("lora(selector)", "some matrices", got, places=shown, hint=hint)
+    raise SpecError("lora(selector)", "some matrices", got, at=shown, hint=hint)
 
 
 def _is_tied(node: Any) -> bool:

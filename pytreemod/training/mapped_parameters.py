@@ -117,7 +117,7 @@ def _check_chosen(chosen: list[Parameter]) -> None:
             "map_parameters(selector)",
             "arrays",
             "computed leaves",
-            places=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
+            at=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
             hint=["resolve it to an array first:", f"model = pm.resolve(model, {path!r})"],
         )
     others = [one for one in chosen if not is_inexact_array(one.node)]
@@ -126,5 +126,5 @@ def _check_chosen(chosen: list[Parameter]) -> None:
             "map_parameters(selector)",
             "only floating arrays to be chosen",
             "something else",
-            places=[f"{path_text(one.path)}: {describe(one.node)}" for one in others],
+            at=[f"{path_text(one.path)}: {describe(one.node)}" for one in others],
         )

@@ -409,7 +409,7 @@ def _refuse_unfit(plan: RulePlan, source: str, rows: list[tuple[Any, Any, bool]]
             where,
             "a gradient for every trained leaf",
             f"none for {len(lost)} of {sum(plan.is_trained)}",
-            places=[path if g is None else f"{path}: {describe(g)}" for path, _, g in lost],
+            at=[path if g is None else f"{path}: {describe(g)}" for path, _, g in lost],
             hint=[
                 "differentiate with respect to them, or freeze them in the rules or with a role:",
                 'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
@@ -422,7 +422,7 @@ def _refuse_unfit(plan: RulePlan, source: str, rows: list[tuple[Any, Any, bool]]
             where,
             "gradients with the shapes of the parameters",
             "other shapes, which would be broadcast",
-            places=[f"{p}: {describe(g)} for {describe(x)}" for p, x, g in shapes],
+            at=[f"{p}: {describe(g)} for {describe(x)}" for p, x, g in shapes],
         )
     path, _, gradient = wrong[0]
     refuse_complex(where, path, "a gradient", gradient)
@@ -443,7 +443,7 @@ def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
         "Optimizer.update(grads)",
         "gradients of the model",
         "a tree of another structure",
-        places=[d.line("grads", "{1} where the model has {0}") for d in found],
+        at=[d.line("grads", "{1} where the model has {0}") for d in found],
         hint=hint,
     )
 
@@ -465,7 +465,7 @@ def _check_state(plan: RulePlan, rule: int | None, old: Any, new: Any) -> None:
             "Optimizer.update(model)",
             "arrays of the shapes that the optimizer was initialized with",
             "other shapes, to which its state was broadcast",
-            places=wrong,
+            at=wrong,
             hint=[
                 "create an optimizer for this model; for a stack of models, map init:",
                 "opt = pm.Optimizer(rules).init(model)",

@@ -122,7 +122,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
             "Optimizer.init",
             "a rule for every trainable leaf",
             f"none for {len(lost)} of {sum(trained)}",
-            places=_shown(lost),
+            at=_shown(lost),
             hint=[
                 "give the other leaves one, or None to freeze them:",
                 "pm.by({..., ...: optax.adam(1e-3)})",
@@ -135,7 +135,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
             "Optimizer.init",
             "at least one floating array to train",
             "none with a rule, apart from buffers",
-            places=_shown(locs),
+            at=_shown(locs),
             hint=[
                 "roles decide which leaves are trained; to change them in one model:",
                 'model = pm.with_role(model, selector, "param")',
@@ -233,7 +233,7 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
             "the model that the optimizer was initialized with",
             "a model of another structure",
             # In the stored structure every leaf is its label.
-            places=[
+            at=[
                 d.line("model", "a leaf -> {1}" if type(d.old) is int else "{} -> {}")
                 for d in found
             ],
@@ -250,7 +250,7 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
             "Optimizer.update(model)",
             "leaves with the roles that they had when the optimizer was initialized",
             f"other roles for {len(changed)}",
-            places=changed,
+            at=changed,
             hint=hint,
         )
 

@@ -254,7 +254,7 @@ class _Giving:
                 where,
                 "a precision for every floating array",
                 f"none for {len(self.undecided)}",
-                places=self.undecided,
+                at=self.undecided,
                 hint=["add a default, which may be None:", "pm.by({..., ...: None})"],
             )
         if self.uncast:
@@ -262,7 +262,7 @@ class _Giving:
                 where,
                 "arrays of Modules with a method that casts them",
                 "arrays in other Modules, or outside any Module",
-                places=self.uncast,
+                at=self.uncast,
                 hint=[
                     "name the method of the Module that you call, or choose a surrounding Module:",
                     'pm.with_precision(model, precision, methods="encode")',

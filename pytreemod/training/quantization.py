@@ -303,7 +303,7 @@ class _Refused(NamedTuple):
                 where,
                 "matrices that are not quantized",
                 "quantized matrices",
-                places=dict.fromkeys(map(path_text, self.quantized)),
+                at=dict.fromkeys(map(path_text, self.quantized)),
                 hint=[
                     "exclude them, or resolve them to arrays first:",
                     _rule(self.quantized[0], "None"),
@@ -316,7 +316,7 @@ class _Refused(NamedTuple):
                 where,
                 "arrays",
                 "computed leaves",
-                places=dict.fromkeys(map(path_text, self.computed)),
+                at=dict.fromkeys(map(path_text, self.computed)),
                 hint=[
                     "exclude it, or resolve it to an array first:",
                     _rule(self.computed[0], "None"),
@@ -328,7 +328,7 @@ class _Refused(NamedTuple):
                 where,
                 f"the paths of matrices: {_MATRIX}",
                 "paths of other leaves",
-                places=[f"{path_text(loc.path)}: {_shown(loc)}" for loc in self.others],
+                at=[f"{path_text(loc.path)}: {_shown(loc)}" for loc in self.others],
                 hint="exclude them; a pattern, such as '**.weight', skips such leaves",
             )
 
@@ -405,7 +405,7 @@ def _refuse_none(where: str, picked: Sequence[Location]) -> NoReturn:
         where,
         f"some matrices: {_MATRIX}",
         "none among the chosen leaves",
-        places=[f"{path_text(loc.path)}: {_shown(loc)}" for loc in picked],
+        at=[f"{path_text(loc.path)}: {_shown(loc)}" for loc in picked],
     )
 
 
@@ -422,7 +422,7 @@ def _check_groups(chosen: Sequence[ChosenMatrix], leaves: Sequence[Any], where: 
             where,
             "rows whose size is a multiple of group_size",
             "other rows",
-            places=wrong.values(),
+            at=wrong.values(),
             hint=["give them their own form:", _rule(next(iter(wrong)), '"int8"')],
         )
 
@@ -506,7 +506,7 @@ def quantized_leaf(one: ChosenMatrix, array: Any, where: str) -> Any:
             where,
             "finite numbers in quantized arrays",
             "inf or nan",
-            places=[f"{path_text(one.path)}: {describe(array)}, row {shown}{more}"],
+            at=[f"{path_text(one.path)}: {describe(array)}, row {shown}{more}"],
             hint=["exclude it:", _rule(one.path, "None")],
         )
     return made
@@ -639,7 +639,7 @@ def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
         parts = jtu.tree_leaves([was, node])
         if not all(map(is_array, parts)):
             expected, places = "arrays with values", [path_text(path)]
-            raise ArgumentError(where, expected, "abstract arrays", places=places)
+            raise ArgumentError(where, expected, "abstract arrays", at=places)
         value = evaluate_each(node, path_text(path))
         if was.shape != value.shape:
             _refuse_other(where, path, f"{describe(was)} is quantized as {describe(value)}")
@@ -668,7 +668,7 @@ def _was(model: Any, path: KeyPath, where: str) -> Any:
 
 def _refuse_other(where: str, path: KeyPath, what: str) -> NoReturn:
     expected = "the model that was quantized"
-    raise StructureError(where, expected, "another model", places=[f"{path_text(path)}: {what}"])
+    raise StructureError(where, expected, "another model", at=[f"{path_text(path)}: {what}"])
 
 
 def _count_bytes(tree: PyTree) -> int:

@@ -218,7 +218,7 @@ def tree_check(pytree: PyTree) -> None:
             "tree_check",
             "each parameter once",
             f"one array at {len(group)} paths",
-            places=[path_text(loc.path) for loc in group],
+            at=[path_text(loc.path) for loc in group],
         )
 
 
@@ -227,14 +227,14 @@ def _check(
 ) -> None:
     if id(node) in open_ids:
         places = [path_text(seen[id(node)]), path_text(path)]
-        raise StructureError("tree_check", "a tree", "a node that contains itself", places=places)
+        raise StructureError("tree_check", "a tree", "a node that contains itself", at=places)
     children = children_of(node)
     # Sharing a node without children makes no difference.
     if not children:
         return
     if id(node) in seen:
         places = [path_text(seen[id(node)]), path_text(path)]
-        raise StructureError("tree_check", "each node once", "one node twice", places=places)
+        raise StructureError("tree_check", "each node once", "one node twice", at=places)
     seen[id(node)] = path
     # The nodes above this one: a node inside itself must be found before it is followed.
     open_ids.add(id(node))

@@ -76,7 +76,7 @@ def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
         "where",
         "a function that only picks nodes of the tree",
         "one that computes with a leaf or looks inside it",
-        places=[path_text(path)],
+        at=[path_text(path)],
         hint=[
             "pick the node, and compute in replace_fn:",
             "tree_at(where, tree, replace_fn=f)",
@@ -363,7 +363,7 @@ def _refuse_made(target: Target, made: Any, name: str, above: KeyPath | None) ->
         name,
         "a function that only picks nodes of the tree",
         f"one that computes {describe(made)} from a leaf",
-        places=[f"{pattern}: {describe(target.node)}"],
+        at=[f"{pattern}: {describe(target.node)}"],
         hint=hint,
     )
 

@@ -91,7 +91,7 @@ class By(Rule):
                 repr(self),
                 "a value for every leaf",
                 f"none for {len(lost)} of {len(locs)}",
-                places=lost,
+                at=lost,
                 hint=["add a default:", "pm.by({..., ...: default})"],
             )
         return values
@@ -210,7 +210,7 @@ def refuse_shadowed(
             where,
             "entries that each pick some leaf first",
             f"{selector!r}, whose leaves all match earlier entries",
-            places=[
+            at=[
                 f"{pattern_text(locs[i].path)}: by {other!r}"
                 for i, (other, _) in zip(hits, before, strict=True)
             ],
@@ -340,7 +340,7 @@ def _refuse_mismatch(spec: Any, tree: Any, where: str, path: str) -> None:
         where,
         "a prefix of the tree",
         "another structure",
-        places=[f"{path}: {side_text(spec)} where the tree has {side_text(tree)}"],
+        at=[f"{path}: {side_text(spec)} where the tree has {side_text(tree)}"],
         hint=_several(spec),
     )
 

@@ -174,7 +174,7 @@ def refuse_unmatched(
                 repr(pattern),
                 "a pattern that matches at least one leaf",
                 "a path that is tied to another",
-                places=[f"{pattern_text(loc.path)}: {describe(loc.leaf)}" for loc in reached],
+                at=[f"{pattern_text(loc.path)}: {describe(loc.leaf)}" for loc in reached],
                 hint="select the path that it is tied to, which has the leaf",
             )
         if reached:

@@ -228,7 +228,7 @@ def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
         "tree_at(where)",
         "each node once",
         "the same node twice" if outer == inner else "a node and something inside it",
-        places=dict.fromkeys([path_text(outer), path_text(inner)]),
+        at=dict.fromkeys([path_text(outer), path_text(inner)]),
         hint=["name it once; for two changes, use two calls:", _TWICE],
     )
 

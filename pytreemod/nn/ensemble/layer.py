@@ -264,7 +264,7 @@ def _axes(
     if wrong:
         hint = ("To pass one input to all members, omit in_axes:", "nets(x)")
         expected = f"inputs with an entry for each of {n} members"
-        raise ShapeError(title, expected, f"{len(wrong)} without one", places=wrong, hint=hint)
+        raise ShapeError(title, expected, f"{len(wrong)} without one", at=wrong, hint=hint)
     return axes
 
 

@@ -105,7 +105,7 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
         title,
         f"arrays with a leading axis of {n}",
         f"{len(wrong)} without one",
-        places=wrong,
+        at=wrong,
         hint=hint if any(text.startswith(owner.member) for text in wrong) else (),
     )
 

@@ -141,7 +141,7 @@ def _refuse_tokens(found: Sequence[tuple[Any, ...]]) -> None:
         "shared=selector & ~pm.select.type(pm.StateIndex, pm.RngStream)",
     )
     expected = "a selector of a part without State"
-    raise StateError(WHERE, expected, "a part with State", places=names, hint=hint)
+    raise StateError(WHERE, expected, "a part with State", at=names, hint=hint)
 
 
 def _refuse_amount(selector: Any, every: Sequence[str], picked: bool) -> None:

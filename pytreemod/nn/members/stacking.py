@@ -106,7 +106,7 @@ def _check_same(commons: Sequence[dict[str, Any]]) -> None:
                 "Ensemble.from_members(shared)",
                 "members with equal values at shared paths",
                 f"a different or unknown value in members[{i}]",
-                places=differing,
+                at=differing,
                 hint="copy the value from the first member, or do not share it",
             )
 

@@ -139,4 +139,4 @@ def _check_leading(owner: Owner, title: str, n: int, name: str, value: Any) -> N
         f"{owner.call}(x, state, count=self.count)",
     )
     expected = f"values in State with a leading axis of {n}"
-    raise StateError(title, expected, f"{len(wrong)} without one", places=wrong, hint=hint)
+    raise StateError(title, expected, f"{len(wrong)} without one", at=wrong, hint=hint)

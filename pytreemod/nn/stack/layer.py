@@ -289,7 +289,7 @@ def _as_before(title: str, x: Any, out: Any) -> Any:
         title,
         "an output with the type of the input, from each layer",
         f"{len(found)} change{'s' * (len(found) > 1)}",
-        places=[each.line("x") for each in found],
+        at=[each.line("x") for each in found],
         hint=_hint(found),
     )
 

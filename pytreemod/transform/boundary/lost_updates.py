@@ -101,7 +101,7 @@ def _report(
             name,
             "the net to be returned, because a call has changed it",
             "a result without it",
-            places=found.places,
+            at=found.places,
             hint=hint,
         )
     hint = [
@@ -114,7 +114,7 @@ def _report(
         name,
         "a result with the new State, because a call has used up the old one",
         "a result without it",
-        places=found.places,
+        at=found.places,
         hint=hint,
     )
 

@@ -238,7 +238,7 @@ def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
                     "static argument",
                     "a hashable value",
                     describe(place.leaf),
-                    places=[path_text(place.path, root)],
+                    at=[path_text(place.path, root)],
                     hint=_hashable_form(place.leaf),
                 )
     return error

@@ -111,7 +111,7 @@ def warn_of_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) ->
         where,
         "each parameter at one path",
         f"{len(groups)} at two paths or more",
-        places=locs,
+        at=locs,
         hint=[
             "training would make several parameters of it; to keep one, tie the paths:",
             *ties[:MAX_PLACES],

@@ -392,7 +392,7 @@ def check_slices(where: str, fn: Any, size: int | None) -> None:
             "pass the values that capture returns:",
             "out, seen = pm.capture(fn, selector)(*args)",
         )
-        raise ShapeError(where, expected, "other values", places=wrong, hint=hint)
+        raise ShapeError(where, expected, "other values", at=wrong, hint=hint)
 
 
 def refuse_values(where: str, fn: Any) -> Any:

@@ -193,7 +193,7 @@ def explain_dtypes(named: Iterable[tuple[str, Any]], error: TypeError) -> None:
             "argument",
             "arrays of numbers",
             f"{len(found)} of strings, dates or objects",
-            places=[f"{place}: {describe(leaf)}" for place, leaf in found],
+            at=[f"{place}: {describe(leaf)}" for place, leaf in found],
             hint=[
                 "other values are static:",
                 f"{found[0][0]}.tolist()",

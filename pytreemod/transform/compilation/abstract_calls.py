@@ -169,7 +169,7 @@ class ClosureConverted:
                 f"closure-converted {self.name}",
                 "the arguments that it was converted for",
                 "others",
-                places=places,
+                at=places,
             )
 
 

@@ -212,7 +212,7 @@ def _check_ranks(assigned: Sequence[Assigned], where: str) -> None:
         hint = ['one name for each axis, and "_" for an axis without one:']
         hint.append('pm.filter_shard(x, "batch _ embed")')
         expected = "as many names as an array has axes"
-        raise ShapeError(where, expected, "others", places=unfit, hint=hint)
+        raise ShapeError(where, expected, "others", at=unfit, hint=hint)
 
 
 # ---- refusals

@@ -235,7 +235,7 @@ def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Except
             called,
             "arrays that were not donated",
             f"{len(gone)} that an earlier call donated (donate=...)",
-            places=gone,
+            at=gone,
             hint=["use the result of that call instead:", "model, ... = step(model, ...)"],
         ) from error
 
@@ -273,7 +273,7 @@ def explain_twice(
         called,
         "each donated array at one path",
         f"{len(shared)} at two paths or more",
-        places=[
+        at=[
             f"{' and '.join(place for place, *_ in same)}: {describe(same[0][2])}"
             for same in shared
         ],

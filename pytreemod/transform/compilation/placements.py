@@ -145,7 +145,7 @@ def convert_values(
         try:
             converted.append(Assigned(place, array, convert(value)))
         except TypeError:
-            raise SpecError(where, expected, describe(value), places=[place]) from None
+            raise SpecError(where, expected, describe(value), at=[place]) from None
     return converted
 
 
@@ -176,7 +176,7 @@ def check_placements(
             where,
             "specs with at most one entry for each axis of the array",
             "longer specs",
-            places=longer,
+            at=longer,
             hint=["axes without an entry are not split; to split none, write", "P()"],
         )
     uneven: list[str] = []
@@ -192,7 +192,7 @@ def check_placements(
             where,
             "axes that the mesh divides evenly",
             "other sizes",
-            places=uneven,
+            at=uneven,
             hint=["pad the array; or do not split axis 0, for instance:", "P(None, ...)"],
         )
 
@@ -230,7 +230,7 @@ def check_axis_names(
             where,
             f"axes of the mesh ({', '.join(map(repr, sizes))})",
             ", ".join(map(repr, unknown)),
-            places=[place],
+            at=[place],
             hint=["for example:", f"P({next(iter(sizes))!r})"] if sizes else (),
         ) from error
 
@@ -388,7 +388,7 @@ def _explain_meshes(assigned: Sequence[Assigned], where: str, error: Exception) 
             where,
             "a mesh in context, because a spec has no mesh",
             "none",
-            places=[f"{p}: {describe(array)} with {spec_text(spec)}" for p, array, spec in found],
+            at=[f"{p}: {describe(array)} with {spec_text(spec)}" for p, array, spec in found],
             hint=[
                 "pass a sharding with a mesh, or call jax.set_mesh(mesh):",
                 f"NamedSharding(mesh, {spec_text(found[0].value)})",
@@ -399,14 +399,14 @@ def _explain_meshes(assigned: Sequence[Assigned], where: str, error: Exception) 
             continue
         if isinstance(value.mesh, AbstractMesh) and not isinstance(array, Tracer):
             expected = "a mesh of devices, for arrays outside compiled code"
-            raise ArgumentError(where, expected, "an abstract mesh", places=[place]) from error
+            raise ArgumentError(where, expected, "an abstract mesh", at=[place]) from error
         own: Any = untyped_jax.typeof(array).sharding.mesh
         if not own.empty and dict(own.shape) != dict(value.mesh.shape):
             raise ArgumentError(
                 where,
                 f"arrays on the mesh of their shardings ({_mesh_text(value.mesh)})",
                 f"an array on another mesh ({_mesh_text(own)})",
-                places=[f"{place}: {describe(array)}"],
+                at=[f"{place}: {describe(array)}"],
                 hint=["move it first, outside compiled code:", "x = pm.filter_shard(x, sharding)"],
             ) from error
 
@@ -434,7 +434,7 @@ def _explain_twice(
             where,
             "mesh axes that no surrounding map uses",
             repr(found[0][0]),
-            places=[line for _, line in found],
+            at=[line for _, line in found],
             hint=[
                 "do not split that axis of the array, for example:",
                 'pm.filter_shard(x, "_ embed")' if have_names else "P(None, ...)",

@@ -130,7 +130,7 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
         name,
         f"at most {max_traces} {plural} (max_traces)",
         "a call that needs one more",
-        places=changes,
+        at=changes,
         hint=[
             "keep these values the same from call to call, or pass them as arrays:",
             "jnp.asarray(number)",

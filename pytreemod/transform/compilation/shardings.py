@@ -89,7 +89,7 @@ class ArgumentPlacements(SpecOption):
                 _IN,
                 "arguments that are not on other devices",
                 f"{len(elsewhere)} that are",
-                places=elsewhere,
+                at=elsewhere,
                 hint=["move them first:", "x = pm.filter_shard(x, sharding)"],
             ) from error
 

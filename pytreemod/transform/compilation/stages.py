@@ -174,7 +174,7 @@ class Lowered(_Stage):
         self, expected: str, got: str, places: Sequence[str], hint: Sequence[str]
     ) -> NoReturn:
         where = f"{self._transform}({self._name}), exported"
-        raise ArgumentError(where, expected, got, places=places, hint=hint)
+        raise ArgumentError(where, expected, got, at=places, hint=hint)
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
         """Compile the function.
@@ -249,7 +249,7 @@ class Compiled(_Stage):
             f"compiled {self._name}",
             f"{expected} that it was compiled for",
             "other arguments",
-            places=places,
+            at=places,
             hint=[
                 "compile for these as well:",
                 f"pm.{self._transform}({self._name}).lower(...).compile()",

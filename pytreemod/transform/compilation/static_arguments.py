@@ -107,7 +107,7 @@ def _refuse(tree: PyTree, name: str) -> None:
         f"filter_jit(static) for {name}",
         "NumPy arrays and non-array values",
         "a JAX array",
-        places=places,
+        at=places,
         hint=[
             "reading it waits for the device; to do so, write:",
             f"{name} = jax.device_get({name})",

@@ -127,7 +127,7 @@ class Successions:
             self.name,
             "the State that the last call returned",
             f"the old State, so that the update of {', '.join(pair.tokens)} is lost",
-            places=[pair.place],
+            at=[pair.place],
             hint=[
                 "use the result of the call; or restore the old one:",
                 "y, state = step(x, state)",

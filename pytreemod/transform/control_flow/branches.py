@@ -443,7 +443,7 @@ def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: 
         where,
         "branches that capture the same values under the same names",
         "other values",
-        places=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
+        at=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
         hint=[
             "sow zeros of the same shape in the other branch:",
             f"pm.sow({(of_first or of_second)[0].name!r}, jnp.zeros_like(x))",
@@ -456,9 +456,7 @@ def _explain_mismatch(where: str, names: tuple[str, str], found: Sequence[Differ
         where,
         "branches that return the same structure, shapes, dtypes and static values",
         f"{len(found)} difference{'s' * (len(found) > 1)}",
-        places=[
-            entry.line("result", f"{{}} from {names[0]}, {{}} from {names[1]}") for entry in found
-        ],
+        at=[entry.line("result", f"{{}} from {names[0]}, {{}} from {names[1]}") for entry in found],
         hint=_hint(found[0]),
     )
 

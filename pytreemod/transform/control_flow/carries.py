@@ -61,7 +61,7 @@ def _explain_change(where: str, root: str, found: Sequence[Difference]) -> str:
         where,
         f"a {root} of the same type before and after each step",
         f"{len(found)} change{'s' * (len(found) > 1)}",
-        places=places,
+        at=places,
         hint=_hint_of_change(root, found),
     )
 

@@ -79,7 +79,7 @@ def refuse_split(
         where,
         "arrays that are not split along the axis of the steps",
         f"{len(split)} split over a mesh",
-        places=[f"{place}: {split_text(array)}, axis {axis}" for place, array, axis in split],
+        at=[f"{place}: {split_text(array)}, axis {axis}" for place, array, axis in split],
         hint=[
             "gather them first:",
             f"pm.filter_shard({place}, NamedSharding(mesh, {spec_text(PartitionSpec(*spec))}))",
@@ -121,7 +121,7 @@ def axis_in_stack(where: str, place: str, leaf: Any, axis: int | None) -> int:
             f"{where}(out_axes)",
             "an axis for each array that a step returns",
             "None",
-            places=[f"{place}: {describe(leaf)}"],
+            at=[f"{place}: {describe(leaf)}"],
             hint="each step returns its own value; to return one value, put it in the carry",
         )
     rank = leaf.ndim + 1
@@ -130,6 +130,6 @@ def axis_in_stack(where: str, place: str, leaf: Any, axis: int | None) -> int:
             f"{where}(out_axes)",
             f"an axis from {-rank} to {rank - 1}",
             str(axis),
-            places=[f"{place}: {describe(leaf)} in each step"],
+            at=[f"{place}: {describe(leaf)} in each step"],
         )
     return axis % rank

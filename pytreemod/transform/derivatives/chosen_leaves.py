@@ -292,7 +292,7 @@ def refuse_nothing(
         f"{where} of {function_name(fn)}",
         "at least one floating array to differentiate",
         "none" if wrt is None else f"none picked by wrt={wrt!r}",
-        places=[f"{place}: {describe(leaf)}" for place, leaf in chosen.named(fn)],
+        at=[f"{place}: {describe(leaf)}" for place, leaf in chosen.named(fn)],
         hint=hint
         or [
             "differentiate another argument, or pass arrays:",

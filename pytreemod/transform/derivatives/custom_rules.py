@@ -152,7 +152,7 @@ class _Agreement:
         elif self.structs != structs or not self.structure.matches(structure):
             found = compare(self.structure.assemble(self.structs), structure.assemble(structs))
             places = [each.line("result", "{1}, where the function has {0}") for each in found]
-            raise DerivativeError(self.where, "the function's own result", "another", places=places)
+            raise DerivativeError(self.where, "the function's own result", "another", at=places)
         return pack(result)
 
 
@@ -177,7 +177,7 @@ def _refuse_derivatives(
     if locs:
         where, got = f"{custom.transform_name} of {called}", "other derivatives"
         hints = [f"{hint}, or stop its gradient:", "jax.lax.stop_gradient(x)"]
-        raise DerivativeError(where, expected, got, places=locs, hint=hints)
+        raise DerivativeError(where, expected, got, at=locs, hint=hints)
 
 
 class _CustomJvp(Transformed):

@@ -94,7 +94,7 @@ class _Jacobian(Transformed):
                 where,
                 f"real {self.of}",
                 "complex ones",
-                places=found,
+                at=found,
                 hint=[
                     "for a holomorphic function:",
                     f"pm.{self.transform_name}(f, holomorphic=True)",
@@ -116,7 +116,7 @@ def _refuse_no_result(where: str, result: PyTree) -> None:
     named = jtu.tree_leaves_with_path(result)
     places = [f"{path_text(path, 'result')}: {describe(leaf)}" for path, leaf in named]
     expected = "at least one floating array in the result"
-    raise ArgumentError(where, expected, "none", places=places)
+    raise ArgumentError(where, expected, "none", at=places)
 
 
 class _Forward(_Jacobian):

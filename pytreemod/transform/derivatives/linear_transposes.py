@@ -95,14 +95,14 @@ def _refuse_unknown(where: str, primals: tuple[Any, ...]) -> None:
     wrong = _places(primals, "primals", lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     if wrong:
         expected = "values for the constant leaves, which are not floating"
-        raise ArgumentError(where, expected, "shapes", places=wrong)
+        raise ArgumentError(where, expected, "shapes", at=wrong)
 
 
 def _refuse_others(where: str, result: PyTree) -> None:
     wrong = _places(result, "result", is_abstract)
     if wrong:
         expected = "a result of floating arrays"
-        raise DerivativeError(where, expected, "other arrays", places=wrong)
+        raise DerivativeError(where, expected, "other arrays", at=wrong)
 
 
 def _places(tree: PyTree, root: str, counts: Callable[[Any], bool]) -> list[str]:

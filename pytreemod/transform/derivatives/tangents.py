@@ -85,7 +85,7 @@ def beside(
             where,
             expected,
             "1 that does not fit" if len(wrong) == 1 else f"{len(wrong)} that do not fit",
-            places=wrong,
+            at=wrong,
             hint="use None for zero, and for leaves that are not differentiated",
         )
     return found

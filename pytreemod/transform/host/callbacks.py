@@ -65,7 +65,7 @@ class _Promise:
         if found:
             places = [each.line("result", "{1} instead of {0}") for each in found]
             expected = "a result as in result_shape_dtypes"
-            raise StructureError(self.where, expected, "another result", places=places)
+            raise StructureError(self.where, expected, "another result", at=places)
         leaves = jtu.tree_leaves(result)
         # By position, because a Python number may replace a promised array.
         promised = [leaves[i] for i in self.structure.positions or ()]

@@ -154,7 +154,7 @@ def _add(name: str, members: dict[str, str], more: dict[str, str]) -> None:
     if changed:
         hint = "the latest message is used, also for promoted items of the bases"
         expected, got = "one message for each item", f"{len(changed)} with another message"
-        warn(UserWarning, name, expected, got, places=changed, hint=hint)
+        warn(UserWarning, name, expected, got, at=changed, hint=hint)
 
 
 def _refuse(where: str, expected: str, got: str) -> None:

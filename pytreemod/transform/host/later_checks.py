@@ -96,7 +96,7 @@ class NotedCheck(AbstractNotedCheck):
                 f'a check under filter_jit(checks="later"), {self.text.messages[0]!r}',
                 "a call that can return checks",
                 f"one inside {inside}",
-                places=[self.text.site] if self.text.site else [],
+                at=[self.text.site] if self.text.site else [],
                 hint=hint,
             )
         )

@@ -99,7 +99,7 @@ def _refuse_uneven(where: str, rows: Sequence[_Row], error: Exception) -> None:
         where,
         "the same split of all arrays along the mapped axis",
         "different splits",
-        places=[f"{row.place}: {split_text(row.array)}, axis {row.axis}" for row in rows],
+        at=[f"{row.place}: {split_text(row.array)}, axis {row.axis}" for row in rows],
         hint=[
             "give them the same sharding first:",
             _resharding_code(other, other.axis, first.over),
@@ -128,7 +128,7 @@ def _refuse_shared(
         where,
         f"shared arrays that are replicated along {over}, the mesh axis of the members",
         f"{len(rows)} array{'s' * (len(rows) > 1)} that {'are' if len(rows) > 1 else 'is'} split",
-        places=[f"{row.place}: {split_text(row.array)}" for row in rows],
+        at=[f"{row.place}: {split_text(row.array)}" for row in rows],
         hint=hint,
     ) from error
 

@@ -203,7 +203,7 @@ def _explain_explicit(assigned: Sequence[Assigned], mesh: Any, error: ValueError
             _IN,
             "arguments that are split accordingly, because the mesh has Explicit axes",
             f"{len(wrong)} with another split",
-            places=[
+            at=[
                 f"{e.place}: {describe(e.array)} is {spec_text(own)}, not {spec_text(e.value)}"
                 for e, own in wrong
             ],
@@ -342,7 +342,7 @@ class _Results:
                 _OUT,
                 "equal results along the mesh axes that their specs do not name",
                 "results that may differ from device to device",
-                places=places,
+                at=places,
                 hint=[
                     "name the axis in the spec; or make the results equal, for example:",
                     "loss = jax.lax.pmean(loss, 'data')",

@@ -71,7 +71,7 @@ def warn_of_shared_streams(
             f"{terms.where} of {function_name(fn)}",
             "random streams that differ from member to member",
             "streams that give all members the same numbers",
-            places=[*places, *(f"{name}, of a State that is not an argument" for name in enclosed)],
+            at=[*places, *(f"{name}, of a State that is not an argument" for name in enclosed)],
             hint=[
                 first,
                 f"axes = pm.by({{pm.RngStream: {terms.example}, ...: None}})  # for state.split(n)",

@@ -72,7 +72,7 @@ def _error(
         places.setdefault(leaf.shape[axis] if fits else None, []).append(place)
     if None in places:
         expected, got = "arrays with the mapped axis", "other arrays"
-        return ShapeError(where, expected, got, places=places[None], hint=last)
+        return ShapeError(where, expected, got, at=places[None], hint=last)
     if not places:
         expected, got = "an array with an axis to map over", "none"
         if option:
@@ -92,6 +92,6 @@ def _error(
         where,
         "one size of the mapped axis",
         f"{len(places)} sizes",
-        places=[f"size {size} of {of[0]}{more[size]}" for size, of in sorted(places.items())],
+        at=[f"size {size} of {of[0]}{more[size]}" for size, of in sorted(places.items())],
         hint=last,
     )

@@ -77,7 +77,7 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
     ]
     if wrong:
         expected = "an axis position in every array"
-        raise ShapeError("stack(axis)", expected, str(axis), places=wrong)
+        raise ShapeError("stack(axis)", expected, str(axis), at=wrong)
     stacked = [_stack_arrays(column, axis) for column in zip(*columns, strict=True)]
     return structure.assemble(stacked)
 
@@ -102,7 +102,7 @@ def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
         "stack(trees)",
         "trees that differ only in the values of their arrays",
         f"{len(found)} difference{'s' * (len(found) > 1)}",
-        places=[entry.line("tree", f"{{}} in trees[0], {{}} in trees[{index}]") for entry in found],
+        at=[entry.line("tree", f"{{}} in trees[0], {{}} in trees[{index}]") for entry in found],
         hint=["values that differ between members must be arrays:", "jnp.asarray(value)"]
         if any(entry.of_arrays and is_number(entry.new) for entry in found)
         else ["create all members with one function, for example:", "pm.filter_vmap(make)(keys)"],

@@ -175,7 +175,7 @@ def _axis_of(where: str, place: str, value: Any, leaf: Any, is_mapped: bool) -> 
     if callable(value) and not isinstance(value, Rule):
         value = value(leaf)
     if not _is_axis(value):
-        raise SpecError(where, "an int or None for each leaf", describe(value), places=[place])
+        raise SpecError(where, "an int or None for each leaf", describe(value), at=[place])
     return value if is_mapped else None
 
 
@@ -189,7 +189,7 @@ def _refuse_numbers(
                 where,
                 f"arrays with an axis {axis}",
                 describe(leaf),
-                places=[path_text((*path, *below), root)],
+                at=[path_text((*path, *below), root)],
                 hint=[
                     "map only arrays, and pass numbers unchanged:",
                     f"in_axes=pm.if_array({axis})",
@@ -302,7 +302,7 @@ class Vmapped(Transformed):
                 f"filter_vmap of {function_name(self.fn)}",
                 "equal results for all members where out_axes is None",
                 "a result that differs from member to member",
-                places=[path_text(p, "result") for p in _differing(run, values, options, unmapped)],
+                at=[path_text(p, "result") for p in _differing(run, values, options, unmapped)],
                 hint=["stack it along an axis:", "out_axes=0"],
             ) from error
         if drawn:
@@ -403,7 +403,7 @@ def _check_out_axes(where: str, rows: Iterable[tuple[Any, Any, int | None]]) -> 
     ]
     if wrong:
         expected = "axes that the stacked results have: one more than each member's"
-        raise ShapeError(where, expected, "others", places=wrong)
+        raise ShapeError(where, expected, "others", at=wrong)
 
 
 def known_axes(spec: Any) -> set[Any]:
