@@ -18,46 +18,29 @@ UNPICKLABLE = {"automatic configuration"}
 
 
 @every_module
-def test_replace_of_nothing_is_the_same(make):
-    """m.replace() == m, with the same objects in its fields."""
-    module = make()
-
-    assert_identical(pm.Module.replace(module), module)
-
-
-@every_module
-def test_copy_shares_the_leaves(make):
-    """copy.copy(m) == m: another object with the same leaves."""
+def test_copies_share_the_leaves(make):
+    """m.replace() == m == copy.copy(m): another object with the same leaves."""
     module = make()
     copied = copy.copy(module)
 
+    assert_identical(pm.Module.replace(module), module)
     assert copied is not module
     assert_identical(copied, module)
 
 
-@every_module
-def test_deepcopy_is_equal(make):
-    """copy.deepcopy(m) == m: the same class, structure and values."""
-    module = make()
-    copied = copy.deepcopy(module)
+@pytest.mark.parametrize("name", MODULES)
+def test_deep_copies_and_pickles_are_equal(name):
+    """deepcopy(m) == m == loads(dumps(m)): the same class, structure and values."""
+    module = MODULES[name]()
+    copied = [copy.deepcopy(module)]
+    if name not in UNPICKLABLE:
+        for protocol in (2, pickle.HIGHEST_PROTOCOL):
+            copied.append(pickle.loads(pickle.dumps(module, protocol)))
 
-    assert copied is not module
-    assert_same(copied, module)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [m for n, m in MODULES.items() if n not in UNPICKLABLE],
-    ids=[n for n in MODULES if n not in UNPICKLABLE],
-)
-@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
-def test_pickled_and_unpickled_is_equal(make, protocol):
-    """pickle.loads(pickle.dumps(m)) == m, and it divides in the same way."""
-    module = make()
-    restored = pickle.loads(pickle.dumps(module, protocol))
-
-    assert_same(restored, module)
-    assert len(jax.tree.leaves(restored)) == len(jax.tree.leaves(module))
+    for other in copied:
+        assert other is not module
+        assert_same(other, module)
+        assert len(jax.tree.leaves(other)) == len(jax.tree.leaves(module))
 
 
 @every_module

@@ -9,37 +9,26 @@ from hypothesis import given
 import pytreemod as pm
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.laws import law, trees
-from tests.helpers.trees import MODULES, TREES, Affine, Color, OwnInit, Pair, affine, double, ramp
+from tests.helpers.trees import Affine, Color, OwnInit, Pair, affine, double, every_tree, ramp
 
 identity = pm.filter_jit(lambda tree: tree)
 mixed = pm.filter_jit(lambda *args, **kwargs: (args, kwargs))
 
-# A trace cannot return these unchanged: NumPy arrays become JAX arrays.
-every_traceable = pytest.mark.parametrize(
-    "make", [*TREES.values(), *MODULES.values()], ids=[*TREES, *MODULES]
-)
-
 
 def as_jax(tree):
-    """The tree with JAX arrays for NumPy arrays."""
+    """The tree with JAX arrays for NumPy arrays, which a trace cannot return unchanged."""
     return jax.tree.map(lambda x: jnp.asarray(x) if pm.is_array(x) else x, tree)
 
 
-@every_traceable
+@every_tree
 @pytest.mark.sampled
 def test_identity(make):
-    """filter_jit(identity)(t) == t for every tree and every class of Module, time and again."""
+    """filter_jit(identity)(t) == t, time and again, and for its own result."""
     tree = make()
     for _ in range(3):
-        assert_same(identity(tree), as_jax(tree))
-
-
-@every_traceable
-def test_identity_of_what_came_back(make):
-    """The result of a jitted call goes into the next one as the original would."""
-    tree = make()
-
-    assert_same(identity(identity(identity(tree))), as_jax(tree))
+        found = identity(tree)
+        assert_same(found, as_jax(tree))
+    assert_same(identity(identity(found)), as_jax(tree))
 
 
 @law

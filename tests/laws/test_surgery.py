@@ -1,5 +1,7 @@
 """Laws of surgery: `tree_at` changes exactly the named nodes."""
 
+import dataclasses
+
 import hypothesis.strategies as st
 import jax
 import jax.tree_util as jtu
@@ -118,18 +120,18 @@ def test_selector_at_picks_what_tree_at_replaces(make):
         assert jax.tree.leaves(kept)[0] is leaf
 
 
-@pytest.mark.parametrize("pattern", ["*", "**"])
 @every_module
-def test_a_pattern_is_a_where(make, pattern):
+def test_a_pattern_is_a_where(make):
     """tree_at("*", m, replace_fn=f) applies f to every field, configuration included."""
     module = make()
-    names = list(type(module).__record__.names(module))
+    names = [field.name for field in dataclasses.fields(module) if hasattr(module, field.name)]
     if not names:
-        with pytest.raises(pm.PytreemodError, match="which matches no node"):
-            pm.tree_at(pattern, module, replace_fn=lambda old: old)
+        with pytest.raises(pm.PytreemodError, match="matches no node"):
+            pm.tree_at("*", module, replace_fn=lambda old: old)
         return
 
-    assert_identical(pm.tree_at(pattern, module, replace_fn=lambda old: old), module)
-    seen = []
-    pm.tree_at(pattern, module, replace_fn=lambda old: seen.append(old) or old)
-    assert [id(x) for x in seen] == [id(getattr(module, name)) for name in names]
+    for pattern in ("*", "**"):
+        seen = []
+        same = pm.tree_at(pattern, module, replace_fn=lambda old, s=seen: s.append(old) or old)
+        assert_identical(same, module)
+        assert [id(x) for x in seen] == [id(getattr(module, name)) for name in names]
