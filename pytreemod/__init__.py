@@ -8,6 +8,7 @@ where each name is.
 
 import typing as _typing
 from importlib import import_module as _import_module
+from sys import modules as _modules
 
 from pytreemod.errors import CheckError as CheckError
 from pytreemod.errors import DamagedFileWarning as DamagedFileWarning
@@ -27,7 +28,6 @@ from pytreemod.module.fields import buffer as buffer
 from pytreemod.module.fields import field as field
 from pytreemod.module.fields import static_field as static_field
 from pytreemod.module.methods import BoundMethod as BoundMethod
-from pytreemod.module.other_words import refuse_name as _refuse_name
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
 from pytreemod.module.roles import with_role as with_role
@@ -135,7 +135,6 @@ _LATER = {
     "make_sharded": "pytreemod.parallel.making:make_sharded",
     "materialize": "pytreemod.nn.materializing:materialize",
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
-    "migration": "pytreemod.io.versions:migration",
     "named_leaves": "pytreemod.io.tables:named_leaves",
     "nn": "pytreemod.nn:",
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
@@ -208,7 +207,6 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.torch_layouts import register_torch_layout as register_torch_layout
     from pytreemod.io.torch_states import from_torch as from_torch
     from pytreemod.io.torch_states import to_torch as to_torch
-    from pytreemod.io.versions import migration as migration
     from pytreemod.module.computed_leaves import Computed as Computed
     from pytreemod.module.computed_leaves import computed as computed
     from pytreemod.module.naming_axes import axis_names as axis_names
@@ -244,7 +242,8 @@ else:
     # Hidden from type checkers, which would otherwise accept every missing name.
     def __getattr__(name: str) -> object:
         if name not in _LATER:
-            _refuse_name(__name__, name)
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=_modules[__name__])
         room, _, attribute = _LATER[name].partition(":")
         found = _import_module(room)
         globals()[name] = found = getattr(found, attribute) if attribute else found

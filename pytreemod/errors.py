@@ -64,10 +64,6 @@ class FieldError(PytreemodError, TypeError, ValueError):
     """A Module class is declared incorrectly, or an instance was built incorrectly."""
 
 
-class MissingNameError(PytreemodError, AttributeError):
-    """Code read an attribute that other libraries have, but this one does not."""
-
-
 class FrozenError(PytreemodError, FrozenInstanceError):
     """Code assigned to a finished Module, or deleted from it."""
 

@@ -56,11 +56,6 @@ from pytreemod.module.fields import (
 )
 from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, as_method, is_method
-from pytreemod.module.other_words import (
-    add_other_members,
-    refuse_other_words,
-    without_other_members,
-)
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import (
     PickledSchema,
@@ -123,7 +118,6 @@ class ModuleMeta(abc.ABCMeta):
         strict: bool | None = False,
         is_abstract: bool = False,
         kw_only: bool = False,
-        file_version: int = 1,
         **kwargs: Any,
     ) -> Any:
         """Make a Module class."""
@@ -135,7 +129,6 @@ class ModuleMeta(abc.ABCMeta):
             namespace = {"__dict__": FieldsDict(), **namespace}
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         _refuse_content(cls)
-        _note_version(cls, file_version)
         own_abstract = _collect_fields(cls, kw_only)
         overridden = find_overridden(cls, (ClassValue, Waiting))
         mark_overridden(cls, frozenset(overridden))
@@ -167,11 +160,7 @@ class ModuleMeta(abc.ABCMeta):
             if schema.original is not schema:
                 return _call_original(cls, args, kwargs)
             raise FieldError(schema.refusal)
-        try:
-            node = schema.build(*args, **kwargs)
-        except TypeError as error:
-            refuse_other_words(cls.__init__, cls.__name__, kwargs, error)
-            raise
+        node = schema.build(*args, **kwargs)
         # Only an instance that __init__ has built now: __new__ may return any object.
         if class_of(node) is cls:
             fields = node.__stored__
@@ -202,9 +191,6 @@ class ModuleMeta(abc.ABCMeta):
         if name in ("__init__", "__check_init__"):
             _note_rules(cls)
             _note_checks(cls.__record__)
-
-    def __dir__(cls) -> list[str]:
-        return without_other_members(cls, super().__dir__())
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -305,21 +291,6 @@ def _refuse_content(cls: type) -> None:
                 f"{name}, whose content would not be a field, and transforms would lose it",
                 hint=["make it a field:", f"{name.lower()}: {name}"],
             )
-
-
-def _note_version(cls: type, version: Any) -> None:
-    """Store the file version of a class as an attribute, because cloudpickle copies attributes."""
-    if type(version) is not int or version < 1:
-        where = f"class {cls.__name__}(file_version=)"
-        raise FieldError(where, "an integer, 1 or more", describe(version))
-    # Not inherited: a subclass has its own fields, and so its own number.
-    if version != 1:
-        type.__setattr__(cls, "__file_version__", version)
-
-
-def file_version_of(cls: type) -> int:
-    """Return the version of a class that its files state: its `file_version=`, or 1."""
-    return vars(cls).get("__file_version__", 1)
 
 
 def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bool) -> None:
@@ -528,8 +499,7 @@ class Module(Record, metaclass=ModuleMeta):
 
     **Form.** A subclass may define `__init__`, which assigns `self.x = ...`. If it does not, an
     `__init__` is generated from the fields, as for dataclasses. Class options: `kw_only=True` makes
-    the fields keyword-only, `is_abstract=True` forbids instances, `file_version=2` says that its
-    files differ from those of earlier versions (see [`migration`][pytreemod.migration]).
+    the fields keyword-only, `is_abstract=True` forbids instances.
 
     **Make.** Call the class. Converters run, fields are divided into data and configuration, and
     the instance becomes immutable. Then every `__check_init__` in the class and its bases is
@@ -613,9 +583,6 @@ class Module(Record, metaclass=ModuleMeta):
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and are_equal(self, other)
 
-    def __dir__(self) -> list[str]:
-        return without_other_members(type(self), super().__dir__())
-
     def __hash__(self) -> int:
         leaves, treedef = jtu.tree_flatten(self)
         try:
@@ -624,6 +591,3 @@ class Module(Record, metaclass=ModuleMeta):
             raise ArgumentError(_unhashable_text(self)) from error
 
     __reduce__, __deepcopy__ = reduced, deep_copied
-
-
-add_other_members(Module)

@@ -7,9 +7,6 @@ errors, tree, module, state and transform. No layer changes anything in place: k
 arguments, and new State is a result.
 """
 
-from functools import partial as _partial
-
-from pytreemod.module.other_words import refuse_name as _refuse_name
 from pytreemod.nn import functional as functional
 from pytreemod.nn.activations import PReLU as PReLU
 from pytreemod.nn.adaptive_pooling import AdaptiveAvgPool1d as AdaptiveAvgPool1d
@@ -76,6 +73,3 @@ from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream
 from pytreemod.state.tokens import StateIndex as StateIndex
 from pytreemod.state.values import State as State
-
-# Hidden from type checkers, which would otherwise accept any name.
-globals()["__getattr__"] = _partial(_refuse_name, __name__)

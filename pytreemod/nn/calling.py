@@ -13,7 +13,6 @@ import jax
 
 from pytreemod.errors import StateError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.other_words import refuse_other_words
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
 from pytreemod.transform.boundary.signatures import passing_on
@@ -97,26 +96,13 @@ def requires_state(layer: Any) -> bool:
 
 
 def in_scope(name: str) -> Callable[[Call], Call]:
-    """Add `jax.named_scope` to a layer's call, and hints on argument names of other libraries.
-
-    The scope needs a wrapper anyway, so the hints cost no extra time.
+    """Add `jax.named_scope` to a layer's call.
 
     Args:
         name: the name of the computation in profiles.
 
     Returns:
         A decorator.
-
-    Raises:
-        ArgumentError: from the call, if an argument has another name here.
-
-    Examples:
-        >>> from pytreemod import nn
-        >>> nn.Dropout(0.5)(1.0, training=False)
-        Traceback (most recent call last):
-        pytreemod.errors.ArgumentError: Dropout(training): expected inference=, got training=.
-          The argument here has the opposite meaning:
-              inference=not training
     """
     scope = jax.named_scope(name)
 
@@ -124,13 +110,8 @@ def in_scope(name: str) -> Callable[[Call], Call]:
         @passing_on
         @ft.wraps(call)
         def scoped(*args: Any, **kwargs: Any) -> Any:
-            try:
-                with scope:
-                    return call(*args, **kwargs)
-            except TypeError as error:
-                if kwargs:
-                    refuse_other_words(call, name.rpartition(".")[2], kwargs, error)
-                raise
+            with scope:
+                return call(*args, **kwargs)
 
         return cast("Call", scoped)
 

@@ -106,28 +106,17 @@ class Waiting:
             # Look even if nothing was pending: another thread may have just filled it in.
             if self.name in fields:
                 return fields[self.name]
-        return self.without(instance, owner, owner.__mro__)
-
-    def without(self, instance: Any, owner: type, bases: Iterable[type]) -> Any:
-        """Return the attribute that Python would find in these bases without this object.
-
-        Raises:
-            AttributeError: if there is none.
-        """
-        for base in bases:
+        # What Python would find without this object.
+        for base in owner.__mro__:
             original: Any = vars(base).get(self.name, self)
             if not isinstance(original, Waiting):
                 is_bound = hasattr(class_of(original), "__get__")
                 return original.__get__(instance, owner) if is_bound else original
-        raise self.missing(instance, owner)
-
-    def missing(self, instance: Any, owner: type) -> AttributeError:
-        """Return the error for an attribute that is not there, as Python says it."""
         what = f"type object {owner.__name__!r}"
         if instance is not None:
             what = f"{owner.__name__!r} object"
         at: Any = owner if instance is None else instance
-        return AttributeError(f"{what} has no attribute {self.name!r}", name=self.name, obj=at)
+        raise AttributeError(f"{what} has no attribute {self.name!r}", name=self.name, obj=at)
 
 
 def has_attribute(cls: type, name: str) -> bool:
