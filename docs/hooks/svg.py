@@ -41,16 +41,6 @@ def tip(x: float, y: float, angle: float, kind: str) -> str:
     return element("path", d="M0 0L-10 -6V6Z", class_=f"pm-head {kind}", transform=place)
 
 
-CELL = 20.0
-"""The width of a cell."""
-
-
-def cell(x: float, y: float, is_filled: bool, kind: str = "") -> str:
-    """A number, or a few of them: a square with a corner at (x, y)."""
-    style = f"pm-cell {'pm-filled' if is_filled else ''} {kind}"
-    return element("rect", x=x, y=y, width=CELL, height=CELL, class_=" ".join(style.split()))
-
-
 def picture(width: float, height: float, about: str, *children: str) -> str:
     """A drawing, with a description for readers who do not see it."""
     return element(
@@ -63,10 +53,7 @@ def picture(width: float, height: float, about: str, *children: str) -> str:
     )
 
 
-def figure(caption: str, *pictures: str, kind: str = "") -> str:
-    """Drawings side by side, or below each other on narrow screens, and a caption.
-
-    With the kind `"pm-many"` they are small, and more of them fit in a row.
-    """
-    row = element("div", *pictures, class_=f"pm-row {kind}".strip())
+def figure(caption: str, *pictures: str) -> str:
+    """Drawings side by side, or below each other on narrow screens, and a caption."""
+    row = element("div", *pictures, class_="pm-row")
     return element("figure", row, element("figcaption", caption), class_="pm-figure")
