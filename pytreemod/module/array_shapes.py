@@ -216,15 +216,11 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
         names = [name for name in changed if name not in own]
         kind = class_of(made).__qualname__
         change = ", ".join(f"{name}={describe(getattr(made, name))}" for name in names)
-        hint = [
-            "replace the arrays and their configuration in one call:",
-            f"layer = layer.replace({change}, {', '.join(arrays)})",
-        ]
-        where, expected = (
-            f"{kind}({', '.join(names)})",
-            "values that fit its arrays",
+        raise ShapeError(
+            f"{kind}: {change} does not fit its arrays",
+            at=places,
+            hint=f"layer = layer.replace({change}, {', '.join(arrays)})",
         )
-        raise ShapeError(where, expected, change, at=places, hint=hint)
 
 
 def _at(node: Any, path: str) -> Any:

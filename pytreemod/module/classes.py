@@ -312,11 +312,8 @@ def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bo
     elif missing or methods:
         lacks = ", ".join([*sorted(missing), *(f"{m}()" for m in methods)])
         schema.refusal = explain(
-            name,
-            "a concrete class",
-            "an abstract class. "
+            # As Python says it of its abstract classes.
             f"Can't instantiate abstract class {name} with abstract attributes {lacks}",
-            hint=["provide them in a subclass:", f"class My{cls.__name__}({cls.__name__}): ..."],
         )
 
 

@@ -133,13 +133,8 @@ class Constraint(AbstractConstraint):
     def refusal(self, value: Any, fault: str, where: str) -> str:
         """Return the message that refuses a value."""
         return explain(
-            where,
-            f"{self.bound()}, for the constraint {self!r}",
-            f"{fault} in {describe(value)}",
-            hint=[
-                "pass the constrained value; to convert unconstrained numbers, write:",
-                f"pm.constraints.{self!r}.forward(unconstrained)",
-            ],
+            f"{where}: {fault} in {describe(value)} breaks the constraint {self!r}: {self.bound()}",
+            hint=f"pm.constraints.{self!r}.forward(unconstrained)",
         )
 
     def _check_form(self, value: Any, where: str, axes: int) -> None:

@@ -17,7 +17,7 @@ from operator import is_
 from types import CodeType
 from typing import Any
 
-from pytreemod.errors import FieldError, describe, meant, nearest
+from pytreemod.errors import FieldError, describe, nearest
 from pytreemod.module.constraining import take_in
 from pytreemod.module.division import hides_arrays, is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
@@ -346,25 +346,12 @@ def _refuse_unset(schema: Schema, names: list[str]) -> None:
         found = f"Fields {', '.join(map(repr, names))} were not initialized"
     if schema.custom_init and owner is not cls and all(name in own for name in names):
         found += f" by the __init__ inherited from {owner.__qualname__}"
-        hint = [
-            "write an __init__ (or give the field a default):",
-            f"def __init__(self, {', '.join(names)}, **kwargs):",
-            "    super().__init__(**kwargs)",
-            *(f"    self.{name} = {name}" for name in names),
-        ]
+        hint = f"def __init__(self, {', '.join(names)}, **kwargs): ..."
     elif schema.custom_init and owner is cls is not declarer and "__init__" in vars(declarer):
-        theirs = "they are fields" if len(names) > 1 else "it is a field"
-        hint = [f"{theirs} of {declarer.__qualname__}; call its __init__:", "super().__init__(...)"]
+        hint = "super().__init__(...)"
     else:
-        method = "__init__" if schema.custom_init else "__post_init__"
-        where = owner if schema.custom_init else cls
-        hint = [
-            f"set it in {where.__qualname__}.{method}, or give it a default:",
-            *(f"self.{name} = ..." for name in names),
-        ]
-    # The second sentence is Equinox's, by which people know it.
-    got = f"an instance without {', '.join(names)}. {found}"
-    raise FieldError(cls.__qualname__, "every field to be set", got, hint=hint)
+        hint = f"self.{names[0]} = ..."
+    raise FieldError(f"{cls.__qualname__}: {found}", hint=hint)
 
 
 def write_init(schema: Schema) -> Callable[..., None]:
@@ -501,7 +488,6 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
                 f"{name}={describe(changes[name])}{nearest(name, schema.fields)}"
                 for name in unknown
             ),
-            hint=meant(unknown, schema.fields, "model.replace({}=...)"),
         )
     if not schema.accepts.keys().isdisjoint(changes):
         changes = dict(changes)

@@ -161,29 +161,15 @@ def warn_of_arrays(cls: type, name: str, value: Any) -> None:
         what = f"{cls.__qualname__}.{name}"
         if callable(value) and not isinstance(value, type) and not is_node(value):
             text = explain(
-                what,
-                "a callable without arrays inside, or a pytree",
-                f"{describe(value)}, which hides {found}",
+                f"{what}: {describe(value)} hides an array, which is compiled in as a constant",
                 at=[f"{name}{inside}: {found}"],
-                hint=[
-                    "they are constants: not trained, not moved, and compiled in; to keep them "
-                    "visible, write:",
-                    "pm.filter_jit(f), pm.filter_vmap(f), ... instead of jax.jit(f), jax.vmap(f)",
-                    "pm.Partial(f, array) instead of functools.partial(f, array)",
-                ],
+                hint="pm.Partial(f, array), pm.filter_jit(f) in place of functools and jax.jit",
             )
         else:
             text = explain(
-                what,
-                "no array in a static field",
-                f"{found}",
-                at=[f"{name}{inside}: {found}"] if inside else [],
-                hint=[
-                    "it is a constant, compiled in, and compared by value in each call; "
-                    "declare it as data that is not trained, or use plain numbers:",
-                    f"{name}: jax.Array = pm.buffer()",
-                    f"{name}: tuple[float, ...] = pm.field(static=True)",
-                ],
+                f"{what} is static and holds an array, which is compiled in as a constant",
+                at=[f"{name}{inside}: {found}"],
+                hint=f"{name}: jax.Array = pm.buffer()",
             )
         warn(FieldWarning, text)
         return

@@ -257,10 +257,8 @@ def refuse_not_called(cls: type) -> None:
         # By identity: a default may be an array.
         if any(value is declares for declares in (field, buffer, static_field)):
             raise FieldError(
-                f"{cls.__qualname__}.{name}",
-                "a field declaration with parentheses",
-                f"{value.__name__} without parentheses",
-                hint=["write:", f"{name}: ... = pm.{value.__name__}()"],
+                f"{cls.__qualname__}.{name}: pm.{value.__name__} is not called",
+                hint=f"{name}: ... = pm.{value.__name__}()",
             )
 
 
@@ -276,13 +274,9 @@ def refuse_mutable_default(cls: type, error: ValueError) -> None:
             kind = type(default).__name__
             made = kind if isinstance(default, (list, dict, set)) and not default else "lambda: ..."
             raise FieldError(
-                f"{cls.__qualname__}.{name}",
-                "a default that instances can share",
-                f"a mutable default, {describe(default)}",
-                hint=[
-                    "make one for each instance:",
-                    f"{name}: {kind} = pm.field(default_factory={made})",
-                ],
+                f"{cls.__qualname__}.{name}: all instances would share the mutable default "
+                f"{describe(default)}",
+                hint=f"{name}: {kind} = pm.field(default_factory={made})",
             ) from error
 
 

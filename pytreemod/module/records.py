@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn, cast
 
-from pytreemod.errors import FieldError, FrozenError, describe, meant
+from pytreemod.errors import FieldError, FrozenError, describe
 from pytreemod.module.flattening import Flattened
 from pytreemod.module.methods import BoundMethod
 from pytreemod.module.overriding import is_bound, refuse_overridden
@@ -240,10 +240,8 @@ def make_record(cls: type, values: dict[str, Any]) -> Any:
 def _refuse_deletion(node: Any, name: str) -> NoReturn:
     cls = type(node).__qualname__
     raise FrozenError(
-        f"{cls}.{name}",
-        "no deletion, because a Module is immutable",
-        f"del on {name!r}",
-        hint=["create a copy without the value:", f"model = model.replace({name}=None)"],
+        f"cannot delete {cls}.{name}: Modules are immutable",
+        hint=f"model = model.replace({name}=None)",
     )
 
 
@@ -252,34 +250,19 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
     cls, fields = type(node).__qualname__, class_of(node).__record__.fields
     if _is_in_init(node):
         _refuse_finished(node, f" (cannot assign to field {name!r})")
-    hint = [
-        "make a new one; inside a larger model, name the path:",
-        f"model = model.replace({name}=new)",
-        f"model = pm.tree_at(lambda m: m.path.to.{name}, model, new)",
-    ]
-    if name == "__dict__":
-        hint = ["create a copy with new values:", "model = model.replace(**values)"]
-    elif name not in fields:
-        # `replace` would refuse it.
-        known = ", ".join(fields) or "none"
-        hint = [
-            f"{name!r} is not one of its fields ({known}); declare it in the class:",
-            *_declaration(cls, name, value),
-        ]
+    if name != "__dict__" and name not in fields:
+        refuse_undeclared(node, name, value)
     raise FrozenError(
-        f"{cls}.{name}",
-        "no assignment, because a Module is immutable",
-        # As Python says it for a frozen dataclass, in a separate sentence.
-        f"the value {describe(value)}. You cannot assign to field {name!r}",
-        hint=hint,
+        f"cannot assign to {cls}.{name}: Modules are immutable",
+        hint=f"model = model.replace({'**values' if name == '__dict__' else f'{name}=...'})",
     )
 
 
-def _declaration(cls: str, name: str, value: Any) -> tuple[str, str]:
+def _declaration(name: str, value: Any) -> str:
     kind = "jax.Array" if is_array_like(value) or value is None else type(value).__name__
     if type(value) in (bool, int, float, str):
         kind = f"{type(value).__name__} = pm.field(static=True)"
-    return f"class {cls.rpartition('.')[2]}(pm.Module):", f"    {name}: {kind}"
+    return f"{name}: {kind}  # in the class body"
 
 
 def _is_in_init(node: Any) -> bool:
@@ -298,8 +281,6 @@ def refuse_undeclared(node: Any, name: str, value: Any) -> None:
     known = class_of(node).__record__.fields
     fields = ", ".join(known) or "none"
     hint = ["declare it in the class body:", *_declaration(cls, name, value)]
-    if near := meant([name], known, "self.{} = ..."):
-        hint = ["set the declared field, or declare this one:", near[1], *hint[1:]]
     raise FrozenError(
         f"{cls}.{name}",
         f"a declared field ({fields})",

@@ -7,7 +7,6 @@ stored beside its fields. It goes wherever the Module goes, and other instances 
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
@@ -21,7 +20,6 @@ from pytreemod.typing import FilterSpec
 
 _T = TypeVar("_T")
 
-_OF_TRAINING = ("param", "buffer")
 _SYNONYMS = {
     "param": {"parameter", "trainable", "trained", "learnable"},
     "buffer": {
@@ -109,16 +107,15 @@ def _check_role(role: Any) -> None:
         )
     if role in DECLARED_ROLES:
         return
-    # Any other word is a role that is trained: a typo would train parameters that should be frozen.
+    # Any other word is a role that is trained: this one would train what should be frozen.
     said = role.lower().replace("-", "_")
-    meant = get_close_matches(said, _OF_TRAINING, n=1, cutoff=0.75)
-    meant = [name for name, words in _SYNONYMS.items() if said in words] or meant
-    if meant:
+    known = next((name for name, words in _SYNONYMS.items() if said in words), None)
+    if known is not None:
         raise ArgumentError(
             "with_role(role)",
-            f'"{meant[0]}", or a word of another meaning',
+            f'"{known}", or a word of another meaning',
             repr(role),
-            hint=["did you mean", f'pm.with_role(model, selector, "{meant[0]}")'],
+            hint=f'model = pm.with_role(model, selector, "{known}")',
         )
 
 

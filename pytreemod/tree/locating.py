@@ -26,10 +26,10 @@ from pytreemod.tree.nodes import (
     children_of,
     leaves_shown,
     locations,
+    nearest_path,
     own_class,
     record_of,
     stop_below,
-    with_meant,
 )
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
 from pytreemod.tree.pending import PRIVATE, AbstractSource, source_of
@@ -372,9 +372,8 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
     targets = tuple(_matching(parse_pattern(pattern), tree, ()))
     if not targets:
         locs = list(locations(tree))
-        hint = with_meant(leaves_shown(locs), parse_pattern(pattern), locs)
-        got = f"{pattern!r}, which matches no node"
-        raise SpecError(name, "a path that is in the tree", got, hint=hint)
+        got = f"{pattern!r}, which matches no node{nearest_path(parse_pattern(pattern), locs)}"
+        raise SpecError(name, "a path that is in the tree", got, hint=leaves_shown(locs))
     return Found(targets, single=len(targets) == 1)
 
 

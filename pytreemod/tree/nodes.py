@@ -9,21 +9,20 @@ room knows no Module, only records.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
-from pytreemod.errors import SpecError, describe
-from pytreemod.tree.paths import matches, pattern_text, some_of, step_name, step_names
+from pytreemod.errors import SpecError, describe, nearest
+from pytreemod.tree.paths import pattern_text, some_of, step_name
 from pytreemod.tree.pending import FLAT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
 DECLARED_ROLES = {DEFAULT_ROLE, "buffer"}
-"""The roles that classes declare, or that instances were given. The set only grows. It is used only
-to decide whether a role that matches nothing is misspelt."""
+"""The roles that classes declare, or that instances were given. The set only grows. A word that
+usually means another role is accepted if it is one of them."""
 
 GivenRoles = tuple[tuple[tuple[str, ...], str], ...]
 """Roles by the paths that they were given to, relative to the instance that stores them."""
@@ -243,34 +242,15 @@ def leaves_shown(locs: Sequence[Location]) -> list[str]:
     return shown
 
 
-def with_meant(
-    shown: Sequence[str], pattern: tuple[str, ...], locs: Sequence[Location]
-) -> list[str]:
-    """Return a hint with the name that a pattern was probably meant to match, or `shown`.
+def nearest_path(steps: Iterable[str], locs: Sequence[Location]) -> str:
+    """Return a suggestion for a path that matches nothing, as `errors.nearest` does.
 
     Args:
-        shown: the hint if no name is close.
-        pattern: its keys.
+        steps: its keys.
         locs: the leaves, or nodes, of the tree.
     """
-    meant = _meant_by(pattern, locs) if pattern else None
-    return [*shown] if meant is None else ["did you mean", repr(meant)]
-
-
-def _meant_by(pattern: tuple[str, ...], locs: Sequence[Location]) -> str | None:
-    """Return the closest path: deeper in the tree, or a similar spelling."""
-    starts: dict[str, tuple[str, ...]] = {}
-    for loc in locs:
-        for length in range(1, len(loc.path) + 1):
-            start = loc.path[:length]
-            starts[pattern_text(start)] = step_names(start)
-    words = {step for steps in starts.values() for step in steps}
-    spelt = [(get_close_matches(step, words, n=1, cutoff=0.75) or [step])[0] for step in pattern]
-    for wanted in (("**", *pattern), tuple(spelt), ("**", *spelt)):
-        found = [name for name, steps in starts.items() if matches(wanted, steps, exactly=True)]
-        if found:
-            return found[0] if len(found) == 1 else ".".join(wanted)
-    return None
+    lengths = ((loc.path, n) for loc in locs for n in range(1, len(loc.path) + 1))
+    return nearest(".".join(steps), dict.fromkeys(pattern_text(path[:n]) for path, n in lengths))
 
 
 def locations(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Location]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools as ft
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from types import EllipsisType
 from typing import Any, ClassVar, NoReturn
 
@@ -22,14 +21,13 @@ from pytreemod.errors import FrozenError, SpecError, describe
 from pytreemod.tree.locating import locate, refuse_model
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import (
-    DECLARED_ROLES,
     Location,
     children_of,
     is_of,
     leaves_shown,
     locations,
+    nearest_path,
     record_of,
-    with_meant,
 )
 from pytreemod.tree.paths import matches, parse_pattern, pattern_text, step_names
 from pytreemod.tree.predicates import is_inexact_array
@@ -144,7 +142,7 @@ class Selector(Rule):
 def refuse_unmatched(
     selectors: Sequence[Selector], trees: Sequence[PyTree], is_leaf: IsLeaf = None
 ) -> None:
-    """Refuse a path pattern that matches nothing in any of the trees, and a misspelt role.
+    """Refuse a path pattern that matches nothing in any of the trees.
 
     Negated or combined, such a pattern would silently pick everything, or nothing. A path to a node
     without leaves is in the tree, and so is a path without wildcards below one: gradients and
@@ -154,14 +152,9 @@ def refuse_unmatched(
         SpecError: if there is one; the error lists the leaves of the trees.
     """
     patterns = [path for selector in selectors for path in selector.paths()]
-    terms = [term for selector in selectors for term in selector.terms()]
-    roles = [role for term in terms if isinstance(term, RoleSelector) for role in term.roles]
-    unknown = [role for role in roles if role not in DECLARED_ROLES]
-    if not patterns and not unknown:
+    if not patterns:
         return
     locs = Locations(loc for tree in trees for loc in locations(tree, is_leaf))
-    for role in unknown:
-        _refuse_misspelt(role, {loc.role for loc in locs})
     for pattern in patterns:
         # A pattern depends on nothing but paths.
         if any(pattern.pick(locs, None, is_leaf)):
@@ -179,25 +172,12 @@ def refuse_unmatched(
             )
         if reached:
             continue
-        hint = with_meant(leaves_shown(locs), pattern.steps, locs)
+        got = f"none{nearest_path(pattern.steps, locs)}"
         raise SpecError(
-            repr(pattern), "a pattern that matches at least one leaf", "none", hint=hint
-        )
-
-
-def _refuse_misspelt(role: str, found: set[str]) -> None:
-    """Refuse a role that no class declares, but that resembles a declared one.
-
-    Other roles may match nothing: a model need not have everything that a rule for many models
-        names.
-    """
-    similar = get_close_matches(role, DECLARED_ROLES | found, n=1, cutoff=0.75)
-    if role not in found and similar:
-        raise SpecError(
-            f"select.role({role!r})",
-            "a role that a field declares",
-            "one that no class declares",
-            hint=["did you mean", f"select.role({similar[0]!r})"],
+            repr(pattern),
+            "a pattern that matches at least one leaf",
+            got,
+            hint=leaves_shown(locs),
         )
 
 

@@ -14,7 +14,7 @@ from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.boundary.wrapping import Transformed
-from pytreemod.tree.nodes import InheritedRole, Location, children_of, record_of, with_meant
+from pytreemod.tree.nodes import InheritedRole, Location, children_of, nearest_path, record_of
 from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
@@ -306,6 +306,6 @@ def _explain_none(
     shown = some_of([pattern_text(place.path) for place in places])
     hint = ["pass the model as an argument of fn, not as a closure"]
     if shown:
-        hint = with_meant([f"the arguments have: {shown}"], steps, places)
+        hint = [f"the arguments have: {shown}"]
     expected = "a selector of at least one callable Module in the arguments"
-    return explain(f"{where}({what})", expected, "none", hint=hint)
+    return explain(f"{where}({what})", expected, f"none{nearest_path(steps, places)}", hint=hint)
