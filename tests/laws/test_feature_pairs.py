@@ -73,10 +73,6 @@ class Bounded(Block):
     scale: jax.Array = pm.field(constraint=pm.constraints.positive)
 
 
-pm.register_for_files(Block)
-pm.register_for_files(Bounded)
-
-
 def block(features, *, key):
     """One block."""
     keys = jax.random.split(key, 3)
@@ -123,10 +119,11 @@ def tied(model):
 
 
 def loaded(model):
-    """The result of loading its own file, without `like`."""
+    """The result of loading its own file into a model of other numbers."""
     with tempfile.TemporaryDirectory() as folder:
         pm.save(Path(folder) / "model", model)
-        return pm.load(Path(folder) / "model")
+        like = jax.tree.map(jnp.zeros_like, model)
+        return pm.load(Path(folder) / "model", like)
 
 
 def finished(make, features):

@@ -19,7 +19,6 @@ KEY = jax.random.key(0)
 AXES = {"weight": 2, "bias": 1, "base": 2, "a": 2, "b": 2, "g": 2, "trees": 2}
 """How many axes an array has in one layer, by the last of these steps in its path."""
 WEIGHTS = pm.select.path("**.weight")
-BIASES = pm.select.path("**.bias")
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +60,10 @@ class Mixed(pm.Module):
 
 FORMS = {
     "Stack": stack(linear),
-    "Stack of one": stack(linear, 1),
     "Ensemble": ensemble(linear),
     "Stacks in a Stack": stack(stack(linear)),
     "Ensemble of Stacks": ensemble(stack(linear), shared="layer.bias"),
     "Ensembles in a Stack": stack(ensemble(linear, shared="weight")),
-    "MLP": mlp,
     "Ensemble of MLPs": ensemble(mlp, shared="layers[1].weight"),
     "containers": stack(Mixed),
 }
@@ -151,22 +148,8 @@ def test_layers_that_are_more_than_arrays_have_the_same_axes():
     check_axes(pm.materialize(unfinished, jnp.ones(2)))
 
 
-def test_layers_that_were_only_mapped_are_arrays():
-    """Until they are a Stack."""
-    several = pm.filter_vmap(linear)(jax.random.split(KEY, 3))
-
-    assert jax.tree.leaves(pm.layer_axes(several)) == [0, 0]
-    check_axes(nn.Stack.from_layers(pm.unstack(several)))
-
-
 def of_length_one(w):
     return w / jnp.linalg.norm(w)
-
-
-def ramp(key, shape, dtype):
-    """A whole array at once, and fan-in by its shape."""
-    values = jnp.arange(1.0, 1 + jnp.zeros(shape).size, dtype=dtype).reshape(shape)
-    return values / jnp.linalg.norm(values)
 
 
 def adapted(model):
@@ -189,8 +172,6 @@ CHANGES = {
         pm.map_parameters, jnp.transpose, selector=WEIGHTS, inverse=jnp.transpose
     ),
     "mapped and trained": trained,
-    "matrices drawn": lambda m: pm.reinitialize(m, WEIGHTS, ramp, KEY),
-    "vectors drawn": lambda m: pm.reinitialize(m, BIASES, ramp, KEY),
     "adapted and trained": adapted,
 }
 
@@ -205,16 +186,3 @@ def test_each_layer_is_changed_as_if_alone(form, change):
     alone = jax.tree.map(jnp.copy, lists(model))
 
     assert_close(lists(do(model)), do(alone), rtol=1e-5, atol=1e-6)
-
-
-def test_the_norm_of_each_layer():
-    """As the how-to has it: over all axes but those of layers."""
-
-    def norm(x, axes):
-        return jnp.linalg.norm(x.reshape(*x.shape[:axes], -1), axis=-1)
-
-    nets = FORMS["Ensemble of Stacks"](KEY)
-    norms = jax.tree.map(norm, nets, pm.layer_axes(nets))
-
-    expected = [jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), one) for one in lists(nets)]
-    assert_close(lists(norms), expected, rtol=1e-5)

@@ -1,7 +1,7 @@
 """All views of an instance agree, in every style of class, order of bases and state.
 
-**Law.** Attributes, `vars`, fields, `asdict`, `replace`, copies, pickles, files, tree, snapshot and
-jit show the same values, before and after each operation.
+**Law.** Attributes, `vars`, fields, `asdict`, `replace`, copies, pickles, files, tree and jit
+show the same values, before and after each operation.
 """
 
 import abc
@@ -16,9 +16,8 @@ import jax.tree_util as jtu
 import pytest
 
 import pytreemod as pm
-from pytreemod.tree.snapshots import snapshot_of
 from tests.helpers.comparing import assert_same
-from tests.helpers.computing import Scaled, scaled
+from tests.helpers.computing import scaled
 from tests.helpers.trees import ramp
 
 T = TypeVar("T")
@@ -94,8 +93,6 @@ STYLES = [
     AbstractFirst,
     CallableFirst,
 ]
-for style in (*STYLES, Scaled):
-    pm.register_for_files(style, name=f"test_views.{style.__name__}")
 through_jit = pm.filter_jit(lambda m: m)
 double = pm.filter_jit(lambda m: jax.tree.map(lambda x: 2 * x, m))
 
@@ -140,7 +137,6 @@ def assert_views_agree(made, file):
     assert_same(dict(vars(made)), read)
     assert [*dataclasses.asdict(made)] == names
     assert_same(dataclasses.asdict(made), read)
-    snapshot = snapshot_of(made)
     leaves, structure = jtu.tree_flatten(made)
     pm.save(file, made)
     for view in (
@@ -148,10 +144,8 @@ def assert_views_agree(made, file):
         copy.copy(made),
         copy.deepcopy(made),
         pickle.loads(pickle.dumps(made)),
-        pm.load(file),
         pm.load(file, made),
         structure.unflatten(leaves),
-        snapshot.structure.assemble(snapshot.arrays),
         through_jit(made),
         pm.tree_at(lambda m: m.items, made, made.items),
     ):
