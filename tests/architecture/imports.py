@@ -1,15 +1,14 @@
 """The imports of the package, read from its source: top-level, lazy and for type checkers alike."""
 
 import ast
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pytreemod"
 
 
-@dataclass(frozen=True)
-class Import:
+class Import(NamedTuple):
     """One import of one file."""
 
     source: str
