@@ -1,4 +1,4 @@
-"""The walls of the house (docs/explanation/design.md): imports point down only, without cycles."""
+"""The walls of the house (docs/explanation/design.md): imports point down, without cycles."""
 
 import ast
 import sys
@@ -29,8 +29,6 @@ LAYERS_OF_TRANSFORM = [
 ]
 
 DEPENDENCIES = {"jax", "jaxtyping", "numpy", "wadler_lindig"}
-"""The packages that it imports at run time."""
-
 OPTIONAL = {"pytreemod.io": {"safetensors", "orbax", "torch"}, "pytreemod.tree": {"treescope"}}
 """Extras, each with the one room that may import it."""
 

@@ -22,7 +22,7 @@ ROOMS = {"errors", "typing", "version", "tree", "module", "transform", "state", 
 
 
 def public_names(namespace):
-    """The names that users may rely on; not those of its own files, which it bears once imported."""
+    """The names that users may rely on, without those of its own files."""
     names = getattr(namespace, "__all__", vars(namespace))
     return sorted(
         name
