@@ -103,19 +103,6 @@ def test_jit_of_grad_is_grad_of_jit():
     assert_close(pm.filter_grad(pm.filter_jit(loss))(model), plain)
 
 
-def test_second_derivatives():
-    """filter_grad of a function of filter_grad is the second derivative."""
-
-    def slope(model):
-        return jnp.sum(pm.filter_grad(loss)(model).weight)
-
-    found = pm.filter_grad(slope)(affine())
-    expected = jax.grad(lambda w: jnp.sum(jax.grad(lambda v: jnp.sum(jnp.sin(v)))(w)))(
-        affine().weight
-    )
-    assert_close(found.weight, expected)
-
-
 def test_apply_updates_follows_the_gradient():
     """apply_updates(m, -g) changes only the differentiated leaves."""
     model = Buffered(ramp(2), ramp(2), ramp(2), double)

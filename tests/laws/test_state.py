@@ -12,7 +12,7 @@ import pytreemod as pm
 from pytreemod.errors import StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.laws import array_trees, law
-from tests.helpers.trees import Pair, affine, ramp
+from tests.helpers.trees import ramp
 
 values = st.lists(array_trees.filter(lambda t: jax.tree.leaves(t) != []), min_size=2, max_size=3)
 
@@ -154,74 +154,6 @@ def test_state_is_a_pytree_of_arrays(inits):
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
     assert treedef.unflatten(leaves) == state
     assert jax.jit(lambda s: s)(state) == state
-
-
-class Accumulator(pm.Module):
-    """Adds its inputs."""
-
-    total: pm.StateIndex
-    gain: jax.Array
-
-    def __init__(self):
-        self.total = pm.StateIndex(Pair(jnp.zeros(2), jnp.asarray(0)))
-        self.gain = ramp(2)
-
-    def __call__(self, x, state):
-        seen, count = state.get(self.total)
-        seen = seen + self.gain * x
-        return seen, state.set(self.total, Pair(seen, count + 1))
-
-
-def run(step, n):
-    """`n` steps from the beginning."""
-    model, state = pm.make_with_state(Accumulator)()
-    outs = []
-    for i in range(n):
-        y, state = step(model, ramp(2) * float(i), state)
-        outs.append(y)
-    return jnp.stack(outs), state.get(model.total)
-
-
-@pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_jit(donate="state")])
-def test_steps_under_jit_are_steps(transform):
-    """A State that a jitted step returns has the same values as without jit."""
-
-    def step(model, x, state):
-        return model(x, state)
-
-    assert_same(run(transform(step), 3), run(step, 3))
-
-
-def test_scan_carries_a_state():
-    """A State is a carry: lax.scan over steps is the steps."""
-    model, state = pm.make_with_state(Accumulator)()
-    xs = jnp.stack([ramp(2) * float(i) for i in range(3)])
-
-    final, ys = jax.lax.scan(lambda s, x: model(x, s)[::-1], state, xs)
-    assert_same((ys, final.get(model.total)), run(lambda m, x, s: m(x, s), 3))
-
-
-def test_vmap_maps_a_state():
-    """A State that is mapped over holds one value for each member."""
-    model, state = pm.make_with_state(Accumulator)()
-    states = jax.tree.map(lambda x: jnp.stack([x, x + 1]), state)
-    xs = ramp(2, 2)
-
-    ys, after = pm.filter_vmap(model, in_axes=(0, 0))(xs, states)
-    for i in range(2):
-        y, one = model(xs[i], jax.tree.map(lambda x, i=i: x[i], states))
-        assert_same(
-            (ys[i], jax.tree.map(lambda x, i=i: x[i], after.get(model.total))),
-            (y, one.get(model.total)),
-        )
-
-
-def test_a_model_without_tokens_has_an_empty_state():
-    """make_with_state of a Module without tokens gives a State without leaves."""
-    model, state = pm.make_with_state(affine)()
-
-    assert jax.tree.leaves(state) == []
-    assert model == affine()
 
 
 class Streams(pm.Module):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 import pytreemod as pm
-from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.comparing import assert_close
 from tests.helpers.laws import law
-from tests.helpers.trees import Affine, OwnInit, Static, affine, double, ramp
+from tests.helpers.trees import Affine, affine, double, ramp
 
 MEMBERS = 2
 
@@ -90,22 +90,6 @@ def test_default_axes_map_every_array_and_nothing_else():
     assert_close(found, expected)
 
 
-def test_over_a_class_it_builds_the_stacked_module():
-    """filter_vmap(Class)(arrays) is one Module whose members are the Modules built one by one."""
-    made = pm.filter_vmap(Static, in_axes=(0, None))(ramp(3, 2), 5)
-
-    assert_same(made, Static(ramp(3, 2), 5))
-
-
-def test_over_an_ensemble_of_layers_with_their_own_init():
-    """Members of a stacked Module act as the Modules they were stacked from."""
-    layers = pm.filter_vmap(lambda scale: jax.tree.map(lambda w: w * scale, OwnInit(2)))(ramp(3))
-
-    found = pm.filter_vmap(lambda layer, x: layer(x), in_axes=(0, None))(layers, ramp(2))
-    expected = jnp.stack([OwnInit(2)(ramp(2)) * s for s in (1.0, 2.0, 3.0)])
-    assert_close(found, expected)
-
-
 @pytest.mark.parametrize("transform", [pm.filter_jit, lambda f: f])
 def test_vmap_of_grad_is_the_stack_of_gradients(transform):
     """filter_vmap(filter_grad(f)) == stack of filter_grad(f), jitted or not."""
@@ -125,10 +109,3 @@ def test_aliases_in_the_arguments_are_independent():
     found = pm.filter_vmap(lambda a, b: a - b, in_axes=(0, 1))(square, square)
 
     np.testing.assert_array_equal(found, np.asarray(square) - np.asarray(square).T)
-
-
-def test_identity_moves_the_axis():
-    """The identity with in_axes=0 and out_axes=1 transposes."""
-    found = pm.filter_vmap(lambda m: m, in_axes=0, out_axes=1)(Affine(ramp(2, 3), ramp(2, 4)))
-
-    assert_same(found, Affine(ramp(2, 3).T, ramp(2, 4).T))
