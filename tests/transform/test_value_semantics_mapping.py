@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.goldens import refusals
+from pytreemod.errors import FrozenError, SpecError
 from tests.helpers.comparing import assert_close
 from tests.helpers.meshes import DEVICES
 from tests.helpers.trees import ramp
@@ -76,6 +76,18 @@ def test_axes_of_each_argument():
     fn = pm.filter_vmap(lambda m1, m2: m1.kernel @ m2.kernel, in_axes=(1, 0))
 
     assert_close(fn(WIDE, other), (WIDE.kernel**2).sum(0))
+
+
+def test_a_path_starts_at_its_argument():
+    """F3: `kernel` is that of the argument that the rule is for; none has to say which one."""
+    axes = pm.by({"kernel": 0, ...: 0}), pm.by({"kernel": 1, ...: 0})
+    turned = WEIGHTS.replace(kernel=WEIGHTS.kernel.swapaxes(0, 1))
+    first, second = pm.filter_vmap(lambda a, b: (a.kernel, b.kernel), in_axes=axes)(WEIGHTS, turned)
+
+    assert_close(first, WEIGHTS.kernel)
+    assert_close(second, WEIGHTS.kernel)
+    with pytest.raises(SpecError, match=r"\[0\]\.kernel"):
+        pm.filter_vmap(vector_dot, in_axes=(pm.by({"[0].kernel": 0, ...: 0}), 0))(WEIGHTS, X)
 
 
 def test_no_argument_stands_for_all_the_others():
@@ -157,6 +169,35 @@ def test_no_result_is_hidden():
     assert pm.filter_eval_shape(fn, WIDE, ramp(4)).shape == (4,)
 
 
+def _assigning(x):
+    M.kernel = x
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        _assigning,
+        lambda x: pm.filter_vmap(_assigning)(x),
+        lambda x: pm.filter_jit(_assigning)(x),
+        lambda x: jax.grad(_assigning)(x[0]),
+    ],
+    ids=["outside", "filter_vmap", "filter_jit", "jax.grad"],
+)
+def test_no_attribute_can_be_assigned(call):
+    """F14, G16, L13, L19: a Module is never changed, in a transform or outside, captured or not."""
+    with pytest.raises(FrozenError, match=r"Square\.kernel"):
+        call(ramp(3))
+
+    assert_close(M.kernel, ramp(4, 4))
+
+
+def test_a_captured_module_is_read():
+    """G16: to read a captured Module is legal in every transform."""
+    read = pm.filter_jit(pm.filter_vmap(lambda x: M.kernel.sum() * x))
+
+    assert_close(read(ramp(3)), M.kernel.sum() * ramp(3))
+
+
 # ---- the guide
 
 
@@ -201,7 +242,7 @@ def test_decorated_init():
         def __init__(self, seed):
             self.kernel = make_weights(seed).kernel
 
-    with pytest.raises(pm.errors.FrozenError, match=r"models = pm\.filter_vmap\(Decorated\)"):
+    with pytest.raises(FrozenError, match=r"Decorated\.kernel|filter_vmap\(Decorated\)"):
         Decorated(jnp.arange(10))
 
     class Stack(Weights):
@@ -478,6 +519,3 @@ def test_statistics_mapped_and_the_rest_shared():
     assert after.weight.shape == ()
     assert_close(after.mean, 0.1 * X.mean(1))
     assert_close(y, (X - after.mean[:, None]) * 2)
-
-
-test_refusals = refusals(globals())

@@ -8,44 +8,54 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from tests.goldens import refusals
+from pytreemod.errors import StructureError
 from tests.helpers.cells import Cell
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
-from tests.helpers.trees import Affine, Holder, ramp
+from tests.helpers.meshes import EXPLICIT, on
+from tests.helpers.trees import Affine, Holder, affine, ramp
 
 # ---- a carry that changes
 
 
-def scan_once(step, init):
-    return pm.filter_scan(step, init, length=2)
-
-
 CHANGES = {
-    "shape": lambda m: m.replace(weight=m.weight[:1]),
-    "dtype": lambda m: m.replace(weight=m.weight.astype(jnp.float16)),
-    "weak type": lambda m: m.replace(weight=m.weight > 0),
-    "None": lambda m: m.replace(bias=None),
-    "a string": lambda m: m.replace(bias="b"),
-    "a container": lambda m: m.replace(bias=[m.bias]),
-    "another class": lambda m: Holder(m.weight),
-    "two places": lambda m: Affine(m.bias, m.weight),
+    "shape": (lambda m: m.replace(weight=m.weight[:1]), r"weight"),
+    "dtype": (lambda m: m.replace(weight=m.weight > 0), r"weight"),
+    "None": (lambda m: m.replace(bias=None), r"bias"),
+    "a string": (lambda m: m.replace(bias="b"), r"bias"),
+    "configuration": (lambda m: Holder(m.weight), r"Holder"),
+    "two places": (lambda m: Affine(m.bias, m.weight), r"weight[\s\S]*bias"),
+}
+LOOPS = {
+    "scan": lambda f, x: pm.filter_scan(lambda c, _: (f(c), None), x, length=2),
+    "while": lambda f, x: pm.filter_while_loop(lambda v: True, f, x),
+    "fori": lambda f, x: pm.filter_fori_loop(0, 2, lambda i, v: f(v), x),
+    "associative scan": lambda f, x: pm.filter_associative_scan(lambda a, b: f(a), x),
 }
 
 
-LOOPS = {
-    "carry": ("filter_scan", lambda f, x: scan_once(lambda c, _: (f(c), None), x)),
-    "val": ("filter_while_loop", lambda f, x: pm.filter_while_loop(lambda v: True, f, x)),
-    "val ": ("filter_fori_loop", lambda f, x: pm.filter_fori_loop(0, 2, lambda i, v: f(v), x)),
-    "elems": ("filter_associative_scan", lambda f, x: pm.filter_associative_scan(
-        lambda a, b: f(a), x)),
-}  # fmt: skip
+@pytest.mark.parametrize(("change", "where"), CHANGES.values(), ids=CHANGES)
+def test_a_carry_that_changes_is_refused_by_path(change, where):
+    """G8: a loop has one structure; what a step changes in it is named by path."""
+    with pytest.raises(StructureError, match=rf"filter_scan[\s\S]*{where}"):
+        LOOPS["scan"](change, affine())
 
 
-def changing(step, init):
-    """A scan under JAX's default promotion, by a step that changes the carry."""
-    with jax.numpy_dtype_promotion("standard"):
-        scan_once(lambda c, x: (step(c), None), init)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_every_loop_refuses_a_carry_that_changes(loop):
+    """A string that the step puts in an array's place is in no loop's result."""
+    with pytest.raises(StructureError, match=r"bias"):
+        LOOPS[loop](CHANGES["a string"][0], affine())
+
+
+def test_a_carry_that_is_split_otherwise_is_refused():
+    """On explicit axes of a mesh how an array is split is part of its type."""
+    x, w = (
+        pm.filter_shard(ramp(8, 8), on(*at, mesh=EXPLICIT)) for at in [("data",), (None, "model")]
+    )
+
+    with pytest.raises(StructureError, match=r"filter_scan[\s\S]*'model'"):
+        pm.filter_scan(lambda c, _: (c @ w, None), x, length=2)
 
 
 # ---- in every loop
@@ -169,6 +179,3 @@ def test_without_jit():
         last = pm.filter_while_loop(lambda v: v[0] < 3, lambda v: (v[0] + 1, "s"), (0, "s"))
     assert_same(found[1], {"y": ramp(3), "s": "a"})
     assert (float(found[0]["n"]), found[0]["s"], int(last[0])) == (6.0, "b", 3)
-
-
-test_refusals = refusals(globals())
