@@ -69,9 +69,6 @@ from pytreemod.transform.derivatives.jacobians import filter_jacrev as filter_ja
 from pytreemod.transform.derivatives.linear_maps import filter_jvp as filter_jvp
 from pytreemod.transform.derivatives.linear_maps import filter_linearize as filter_linearize
 from pytreemod.transform.derivatives.linear_maps import filter_vjp as filter_vjp
-from pytreemod.transform.derivatives.linear_transposes import (
-    filter_linear_transpose as filter_linear_transpose,
-)
 from pytreemod.transform.host.callbacks import filter_io_callback as filter_io_callback
 from pytreemod.transform.host.callbacks import filter_pure_callback as filter_pure_callback
 from pytreemod.transform.host.enumerations import Enumeration as Enumeration
@@ -127,7 +124,6 @@ _LATER = {
     "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
     "intervene": "pytreemod.debug.intervening:intervene",
-    "inverted_names": "pytreemod.io.renaming:inverted_names",
     "load": "pytreemod.io.loading:load",
     "LossScale": "pytreemod.training.loss_scaling:LossScale",
     "LoadReport": "pytreemod.io.fitting:LoadReport",
@@ -137,7 +133,6 @@ _LATER = {
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
     "named_leaves": "pytreemod.io.tables:named_leaves",
     "nn": "pytreemod.nn:",
-    "Numbered": "pytreemod.io.torch_layouts:Numbered",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "Packed": "pytreemod.io.layout_rules:Packed",
     "param_count": "pytreemod.debug.summaries:param_count",
@@ -147,8 +142,6 @@ _LATER = {
     "quantization_report": "pytreemod.training.quantization:quantization_report",
     "quantize": "pytreemod.training.quantization:quantize",
     "read_metadata": "pytreemod.io.loading:read_metadata",
-    "register_for_files": "pytreemod.io.configuration:register_for_files",
-    "register_torch_layout": "pytreemod.io.torch_layouts:register_torch_layout",
     "Relaid": "pytreemod.io.layout_rules:Relaid",
     "reinitialize": "pytreemod.nn.reinitializing:reinitialize",
     "resolve": "pytreemod.module.resolving:resolve",
@@ -159,7 +152,6 @@ _LATER = {
     "shardings": "pytreemod.parallel.tree_specs:shardings",
     "stateful": "pytreemod.nn.nets:stateful",
     "summary": "pytreemod.debug.summaries:summary",
-    "Summed": "pytreemod.io.torch_layouts:Summed",
     "testing": "pytreemod.debug.testing:",
     "tie": "pytreemod.module.ties:tie",
     "to_torch": "pytreemod.io.torch_states:to_torch",
@@ -181,7 +173,6 @@ if _typing.TYPE_CHECKING:
     from pytreemod.debug.intervening import intervene as intervene
     from pytreemod.debug.summaries import param_count as param_count
     from pytreemod.debug.summaries import summary as summary
-    from pytreemod.io.configuration import register_for_files as register_for_files
     from pytreemod.io.differing import Diff as Diff
     from pytreemod.io.differing import diff as diff
     from pytreemod.io.equinox_files import (
@@ -198,13 +189,9 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.loading import load as load
     from pytreemod.io.loading import read_metadata as read_metadata
     from pytreemod.io.many_steps import Checkpoints as Checkpoints
-    from pytreemod.io.renaming import inverted_names as inverted_names
     from pytreemod.io.saving import save as save
     from pytreemod.io.tables import from_named as from_named
     from pytreemod.io.tables import named_leaves as named_leaves
-    from pytreemod.io.torch_layouts import Numbered as Numbered
-    from pytreemod.io.torch_layouts import Summed as Summed
-    from pytreemod.io.torch_layouts import register_torch_layout as register_torch_layout
     from pytreemod.io.torch_states import from_torch as from_torch
     from pytreemod.io.torch_states import to_torch as to_torch
     from pytreemod.module.computed_leaves import Computed as Computed

@@ -30,7 +30,6 @@ from pytreemod.errors import (
     describe,
     explain,
     explain_depth,
-    meant,
 )
 
 try:
@@ -60,8 +59,8 @@ def checked_path(path: Any, *, or_folder: bool = False) -> str:
     """
     text = os.fspath(cast(str, path)) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or "\0" in text:
-        hint = ["pass the path first, as a string:", 'pm.save("model.safetensors", tree)']
-        raise ArgumentError("path", "the path of a file", describe(path), hint=hint)
+        fact = f"the path of a file is a string, not {describe(path)}"
+        raise ArgumentError(fact, hint='pm.save("model.safetensors", tree)')
     if not os.path.basename(text) and not (or_folder and text):
         raise FileAccessError(shown(text) or "''", "the path of a file", "a folder")
     return text
@@ -89,12 +88,11 @@ def shown_path(path: Any) -> str:
 
 
 @contextmanager
-def system_errors(path: str, expected: str, *, is_new: bool = False) -> Generator[None]:
+def system_errors(path: str, *, is_new: bool = False) -> Generator[None]:
     """Raise the system's errors inside the block as errors of this library.
 
     Args:
         path: the file that the user asked for, whichever file the system refused.
-        expected: what would have been correct.
         is_new: whether only the folder of the file must exist.
 
     Yields:
@@ -111,7 +109,7 @@ def system_errors(path: str, expected: str, *, is_new: bool = False) -> Generato
         kind = next((own for builtin, own in _CLASSES if isinstance(error, builtin)), None)
         reason = error.strerror or str(error) or type(error).__name__
         hint = _hint_missing(path, is_new) if kind is FileMissingError else ()
-        text = explain(shown(path), expected, reason[:1].lower() + reason[1:], hint=hint)
+        text = explain(f"{shown(path)}: {reason[:1].lower() + reason[1:]}", hint=hint)
         raised = (kind or FileAccessError)(text)
         raised.errno, raised.filename = error.errno, path
         raise raised from error
@@ -141,12 +139,8 @@ def _hint_missing(path: str, is_new: bool) -> Sequence[str]:
         return HINT_SHELL
     folder = os.path.dirname(path)
     if is_new and folder and not os.path.lexists(folder):
-        return ("make its folder first:", f"os.makedirs({shown(folder)!r}, exist_ok=True)")
-    if is_new or not os.path.isdir(folder or os.curdir):
-        return ()
-    # Suggest similar names among the files of the folder.
-    there = [os.path.join(folder, name) for name in os.listdir(folder or os.curdir)]
-    return meant([path], there, '"{}"')
+        return (f"os.makedirs({shown(folder)!r}, exist_ok=True)",)
+    return ()
 
 
 HINT_SHELL = ("only shells expand ~:", "os.path.expanduser(path)")
@@ -191,7 +185,7 @@ def open_to_read(path: str) -> io.FileIO:
     Raises:
         FileAccessError: if the system refuses; FileMissingError: if the file does not exist.
     """
-    with system_errors(path, "a file to read"):
+    with system_errors(path):
         regular_status(path)
         return io.FileIO(path)
 
@@ -220,7 +214,7 @@ def replacement(path: str, size: int, *, durable: bool) -> Generator[io.FileIO]:
     Raises:
         FileAccessError: if the system refuses, or the path leads to a folder or a device.
     """
-    with system_errors(path, "a file that can be written", is_new=True):
+    with system_errors(path, is_new=True):
         old = status_to_replace(path)
         target = os.path.realpath(path)
         beside = name_beside(target)
@@ -247,8 +241,7 @@ def status_to_replace(path: str) -> os.stat_result | None:
     old = regular_status(path)
     if old is not None and not os.access(path, os.W_OK):
         # Renaming needs only the permission to write to the folder.
-        expected, got = "a file that can be written", "a read-only file"
-        raise FilePermissionError(shown(path), expected, got)
+        raise FilePermissionError(f"{shown(path)} is read-only")
     return old
 
 
@@ -407,7 +400,7 @@ def remove_leftovers(folder: StrPath, is_ours: Callable[[str], bool]) -> None:
     Raises:
         FileAccessError: if the folder cannot be read.
     """
-    with system_errors(os.fspath(folder), "a folder to read"), os.scandir(folder) as entries:
+    with system_errors(os.fspath(folder)), os.scandir(folder) as entries:
         for entry in entries:
             found = BESIDE.fullmatch(entry.name)
             if found is not None and is_ours(found[1]):

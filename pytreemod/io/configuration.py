@@ -3,12 +3,10 @@
 JSON's own values (None, bools, numbers, strings) are written unchanged. Every other value is a dict
 with one key, its kind: `{"tuple": [...]}`, `{"dtype": "float32"}`, `{"function": "jax.nn.relu"}`.
 
-Classes and functions are written by name. A name is looked up only in tables that this process
-filled ([`register_for_files`][pytreemod.register_for_files]): no file can cause an import. At the
-start the tables have the library's layers, the functions of `jax.nn`, the elementwise ones of
-`jax.numpy`, and Python's own types. An unregistered name is written as `"?name"`: it can be
-compared, but not rebuilt. The same is true of `{"unknown": [class, text]}`, for values that JSON
-cannot represent.
+Classes and functions are written by name. A name is looked up only in a table of the library: its
+layers, the functions of `jax.nn`, the elementwise ones of `jax.numpy`, and Python's own types. So
+no file can cause an import. Any other name is written as `"?name"`: it can be compared, but not
+rebuilt. The same is true of `{"unknown": [class, text]}`, for values that JSON cannot represent.
 """
 
 from __future__ import annotations
@@ -19,11 +17,10 @@ import functools as ft
 import json
 import math
 import re
-import threading
 import types
 import zlib
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast, overload
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FileError, describe
+from pytreemod.errors import FileError, describe
 from pytreemod.io.headers import can_be_written
 from pytreemod.module.classes import Module
 from pytreemod.module.computed_leaves import Function
@@ -58,8 +55,6 @@ Json: TypeAlias = Any
 """A value for `json.dumps`: None, bool, int, float, str, list, dict with string keys."""
 MEMBERS = "<members>"
 """Next to the fields: how many axes of members the arrays have beside those of one value."""
-CLASS_VERSION = "<version>"
-"""Next to the fields: the version of the class, if it is not 1."""
 
 _FUNCTIONS: tuple[Any, ...] = (
     types.FunctionType,
@@ -160,7 +155,7 @@ def _is_found_by_name(dtype: Any) -> bool:
 
 
 def name_of(thing: Any) -> str:
-    """Return the written form of a class or function: its registered name, or `"?name"`."""
+    """Return the written form of a class or function: its name in the table, or `"?name"`."""
     name = registered_name(thing)
     if name is not None:
         return name
@@ -254,7 +249,8 @@ def _joined(texts: list[str], everything: list[Any]) -> str:
 def are_same(a: Json, b: Json) -> bool:
     """Whether two written values are equal, as far as the file shows.
 
-    A class or function that was registered in only one process is compared by its own name.
+    A class or function that only one version of the library has in its table is compared by its
+    own name.
     """
     # First, because Python compares 1, 1.0 and True as equal.
     if type(a) is not type(b):
@@ -316,7 +312,7 @@ class ConfigurationReader:
             path: its path in the tree.
 
         Raises:
-            FileError: if it names something that is not registered, or is malformed.
+            FileError: if it names a class or function of the user, or is malformed.
         """
         if not isinstance(value, dict):
             if isinstance(value, list):
@@ -336,11 +332,10 @@ class ConfigurationReader:
             raise self.malformed(path, value) from error
 
     def named(self, name: Any, path: str, what: type | tuple[type, ...] | None = None) -> Any:
-        """Return the class or function of a registered name."""
-        # It may have been registered after the file was written.
-        found = registered_as(name.lstrip("?")) if isinstance(name, str) else None
+        """Return the class or function of a name in the table."""
+        found = registered_as(name) if isinstance(name, str) else None
         if found is None:
-            raise self._unregistered(name, path)
+            raise self.foreign(name, path)
         if what is not None and not (isinstance(found, type) and issubclass(found, what)):
             raise self.malformed(path, name)
         return found
@@ -351,22 +346,12 @@ class ConfigurationReader:
             self.where, "a description that `pm.save` wrote", f"{describe(value)} at {path}"
         )
 
-    def _unregistered(self, name: Any, path: str) -> FileError:
+    def foreign(self, name: Any, path: str) -> FileError:
+        """Return the error for a class or function that is not in the table."""
         own = str(name).lstrip("?")
-        last = own.rpartition(".")[2]
-        hint = ["pass a model that has it:"]
-        # Registering the class would not help: the file has no rules, which are functions.
-        if last == "Optimizer":
-            hint = ["a file has no rules of an optimizer; pass a tree with the same optimizer:"]
-        # A lambda has no name to look it up by.
-        elif last.isidentifier():
-            hint = ["register it before the load, or pass a model of the same structure:"]
-            hint += [f"pm.register_for_files({last})"]
-        expected = "only classes and functions that are registered in this process"
-        place = f"{path or '<root>'}: {own}"
-        hint += ["pm.load(path, like)"]
-        got = f"{own!r}, which is not registered"
-        return FileError(self.where, expected, got, at=[place], hint=hint)
+        fact = f"{self.where}: {own!r} is none of the library's own classes and functions"
+        hint = ["pass a model that has it:", "pm.load(path, like)"]
+        return FileError(fact, at=[path or "<root>"], hint=hint)
 
     def _unknown(self, path: str, written: dict[str, Any]) -> FileError:
         return FileError(
@@ -395,9 +380,6 @@ class ConfigurationReader:
         name, numbers = content
         dtype = self._dtype(name, path, {"spelling": "numpy"})
         return np.frombuffer(bytes.fromhex(numbers), dtype)[0]
-
-    def _enum(self, content: list[str], path: str, _: Any) -> Any:
-        return self.named(content[0], path, enum.Enum)[content[1]]
 
     def _class(self, name: str, path: str, _: Any) -> Any:
         return self.named(name, path, object)
@@ -443,7 +425,7 @@ def restore_checked(
     """Build a Module from the values of a file, with the checks of its class.
 
     Args:
-        cls: a registered class.
+        cls: a class of the table.
         values: the values of all of its fields.
         config: the names of the configuration fields.
         where: the call, for errors.
@@ -490,7 +472,7 @@ _READERS: dict[str, _Read] = {
     "dict": ConfigurationReader._dict,
     "dtype": ConfigurationReader._dtype,
     "scalar": ConfigurationReader._scalar,
-    "enum": ConfigurationReader._enum,
+    "enum": lambda reader, content, path, _: reader.named(content[0], path, enum.Enum),
     "class": ConfigurationReader._class,
     "function": ConfigurationReader._function,
     "partial": ConfigurationReader._partial,
@@ -499,8 +481,6 @@ _READERS: dict[str, _Read] = {
     "unnamed": ConfigurationReader._unnamed,
 }
 
-
-_T = TypeVar("_T", bound="type | Callable[..., Any]")
 
 _OWN = "pytreemod"
 _ELEMENTWISE = (
@@ -524,25 +504,14 @@ class _Names:
     """Names of classes and functions, in both directions."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
         self.things: dict[str, Any] = {}
         # By id, because some cannot be hashed; the other table keeps them alive.
         self.names: dict[int, str] = {}
 
     def add(self, name: str, thing: Any) -> None:
         """Name something; it keeps an earlier name, too, and both names find it."""
-        with self.lock:
-            self.things[name] = thing
-            self.names.setdefault(id(thing), name)
-
-    def rename(self, name: str, thing: Any) -> None:
-        """Name something, and remove the name from its earlier owner."""
-        with self.lock:
-            old = self.things.get(name)
-            if old is not None and self.names.get(id(old)) == name:
-                del self.names[id(old)]
-            self.things[name] = thing
-            self.names[id(thing)] = name
+        self.things[name] = thing
+        self.names.setdefault(id(thing), name)
 
 
 def _add_all(table: _Names, prefix: str, room: Any, names: str | list[str]) -> None:
@@ -586,99 +555,17 @@ def _table() -> _Names:
 
 
 def registered_name(thing: Any) -> str | None:
-    """Return the name of a class or function in files; None if it is not registered."""
+    """Return the name of a class or function in the table; None if it is not there."""
     # A variant, made for some instances, is written as the class that it represents.
     return _table().names.get(id(getattr(thing, "__passes_for__", thing)))
 
 
 def registered_as(name: str) -> Any:
-    """Return the class or function of a name in a file; None if the name is not registered."""
+    """Return the class or function of a name in the table; None if it is not there."""
     return _table().things.get(name)
-
-
-@overload
-def register_for_files(thing: _T, *, name: str | None = None) -> _T: ...
-@overload
-def register_for_files(*, name: str | None = None) -> Callable[[_T], _T]: ...
-def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
-    """Register a class or a function, so that `pm.load(path)` can rebuild values that use it.
-
-    Only [`load`][pytreemod.load] without `like` needs it. Already registered are the library's
-    layers, the functions of `jax.nn`, and those of `jax.numpy` that are elementwise or act on
-    shapes. So are Python's own types, such as `float` and `list`.
-
-    **Laws.** For a tree `t` whose classes and functions are registered, `save(path, t)` followed by
-    `load(path)` gives `t`. A load refuses unregistered names: no file can cause an import.
-
-    Args:
-        thing: a Module class, a named tuple, a dataclass, an enum, or a function. It is returned
-            unchanged, so that you can use this function as a decorator.
-        name: the name in files; None means its own name. Keep it for as long as the files are to be
-            read, even if the class moves.
-
-    Returns:
-        `thing`; without `thing`, a decorator.
-
-    Raises:
-        ArgumentError: if `thing` is neither a class nor a function, or has no valid name, or the
-            name belongs to another one.
-
-    Examples:
-        >>> import pytreemod as pm
-        >>> @pm.register_for_files
-        ... class Affine(pm.Module):
-        ...     slope: float
-        >>> pm.save("affine.safetensors", Affine(2.0))
-        >>> pm.load("affine.safetensors")
-        Affine(slope=2.0)
-    """
-    if thing is None:
-        return ft.partial(register_for_files, name=name)
-    where = "register_for_files(thing)"
-    if not callable(thing):
-        expected = "a class or a function"
-        raise ArgumentError(where, expected, describe(thing))
-    if name is None:
-        name = own_name(thing)
-        if name is None or name == "<lambda>":
-            hint = ["give it a name:", 'pm.register_for_files(f, name="my_function")']
-            raise ArgumentError(
-                where, "a class or function with a name", describe(thing), hint=hint
-            )
-    _check_name(where, name, thing)
-    _table().rename(name, thing)
-    return thing
 
 
 def own_name(thing: Any) -> str | None:
     """Return the Python name of a class or function; None if it has none."""
     name = getattr(thing, "__qualname__", getattr(thing, "__name__", None))
     return name.rpartition("<locals>.")[2] if isinstance(name, str) else None
-
-
-def _check_name(where: str, name: Any, thing: Any) -> None:
-    if not isinstance(name, str) or not name.strip():
-        expected = "a string that is not empty"
-        raise ArgumentError("register_for_files(name)", expected, describe(name))
-    hint = ["choose another name:", 'pm.register_for_files(thing, name="project.Name")']
-    if name.partition(".")[0] in (_OWN, "jax") or name.startswith("?"):
-        expected = "a name outside pytreemod and jax"
-        raise ArgumentError(where, expected, repr(name), hint=hint)
-    old = registered_as(name)
-    if old is not None and old is not thing and not is_redefined(old, thing):
-        text = f"{name!r}, which names {'.'.join(_source_of(old))}"
-        raise ArgumentError(where, "an unused name", text, hint=hint)
-
-
-def is_redefined(old: Any, thing: Any) -> bool:
-    """Whether one is the other, defined again: for example by running a notebook cell twice."""
-    name = own_name(thing)
-    if name is None or type(old) is not type(thing) or _source_of(old) != _source_of(thing):
-        return False
-    # All lambdas have the same name.
-    codes = [getattr(function, "__code__", function) for function in (old, thing)]
-    return not name.endswith("<lambda>") or codes[0] == codes[1]
-
-
-def _source_of(thing: Any) -> tuple[str, str]:
-    return str(getattr(thing, "__module__", "?")), str(getattr(thing, "__qualname__", "?"))

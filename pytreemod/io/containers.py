@@ -224,7 +224,7 @@ class Container:
         path = checked_path(path)
         file = open_to_read(path)
         try:
-            with system_errors(path, "a file to read"):
+            with system_errors(path):
                 header = _read_header(path, file)
             return cls(path, file, header, verify)
         # Also for an interrupt: no other code has the file yet.
@@ -248,7 +248,7 @@ class Container:
         entry = self.entries[name]
         data = _aligned(entry.stop - entry.start)
         verify = self._verify and entry.checksum is not None
-        with system_errors(self._path, "a file to read"):
+        with system_errors(self._path):
             checksum = _read_into(self._path, self._file, entry.start, bytes_of(data), verify)
         if verify and checksum != entry.checksum:
             got = "one that was changed or damaged"

@@ -5,8 +5,7 @@
     {"dict": [[key, node], ...]}           keys are configuration; likewise "ordered", "default"
     {"module": [class, {field: node}, {field: configuration}]}
 
-Configuration includes the roles and precisions of an instance, its number of member axes, and the
-version of its class.
+Configuration includes the roles and precisions of an instance, and its number of member axes.
 
     {"struct": [...]}                      the same for other dataclasses that are nodes
     {"named": [class, [[field, node], ...]]}
@@ -19,8 +18,8 @@ now, for example for members.
     {"leaf": name, "is": kind, ...}        see `leaf_form`
 
 Shapes and dtypes are stored with the arrays. To rebuild a tree, classes and functions are looked up
-by their registered names. Of a class only its checks run, after all of its fields are set. Neither
-`__init__`, which may draw random numbers, nor converters run: these ran before the save.
+by name in a table of the library. Of a class only its checks run, after all of its fields are set.
+Neither `__init__`, which may draw random numbers, nor converters run: these ran before the save.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import (
-    FieldError,
     FileError,
     PytreemodError,
     SpecError,
@@ -44,7 +42,6 @@ from pytreemod.errors import (
     explain_depth,
 )
 from pytreemod.io.configuration import (
-    CLASS_VERSION,
     MEMBERS,
     ConfigurationReader,
     ConfigurationWriter,
@@ -54,10 +51,7 @@ from pytreemod.io.configuration import (
 )
 from pytreemod.io.containers import is_whole_here
 from pytreemod.io.tables import Name, Words
-from pytreemod.io.versions import check_version
-from pytreemod.module.classes import Module, file_version_of
-from pytreemod.module.constraining import take_in_change
-from pytreemod.module.construction import fill_defaults
+from pytreemod.module.classes import Module
 from pytreemod.module.flattening import note_of
 from pytreemod.module.reading import MADE, count_made_as_one, is_computed
 from pytreemod.module.schema import AXES, ROLES
@@ -190,9 +184,6 @@ class _Writer:
         members = count_made_as_one(node) if is_computed(node) else self.members.get(path)
         if members:
             fields[2][MEMBERS] = members
-        version = file_version_of(own_class(node))
-        if version != 1:
-            fields[2][CLASS_VERSION] = version
         return fields
 
     def _fields(self, node: Any, keys: list[Any], written: list[Json], names: Any) -> Json:
@@ -230,35 +221,6 @@ class _Writer:
         self.leaves[name] = leaf
         form = leaf_form(leaf)
         return {"leaf": name, **(form or {"value": self.configuration.write(leaf)})}
-
-
-_OLD_BATCH_NORM = {"ema_first_time_index", "state_index", "channelwise_affine", "momentum"}
-"""With `mode`: the fields that identify a BatchNorm written before it counted its batches."""
-
-
-def renew_modes(tree: Json) -> None:
-    """Give the mode of each `BatchNorm` its current name, in a description from a file.
-
-    Before the counter of batches there was one mode with PyTorch's running statistics, "batch". It
-    is now called "torch", and "batch" is Equinox's.
-
-    Args:
-        tree: the result of `describe_tree`, of any version; it is changed in place.
-    """
-    # By a list, because a description may be deeper than Python's recursion limit.
-    left = [tree]
-    while left:
-        node = left.pop()
-        if isinstance(node, list):
-            left += cast("list[Json]", node)
-        elif isinstance(node, dict):
-            match cast("dict[str, Json]", node):
-                case {"module": [_, {**data}, {"mode": "batch", **others} as config]}:
-                    if "batch_counter" not in data and data.keys() | others >= _OLD_BATCH_NORM:
-                        config["mode"] = "torch"
-                case _:
-                    pass
-            left += node.values()
 
 
 def _names(precision: Precision) -> list[str]:
@@ -299,7 +261,7 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
         got, hint = "only shapes", "save the tree that has the values"
     elif isinstance(leaf, Tracer):
         got = "a traced array"
-        hint = ["save what filter_jit returns, or in a callback:", "pm.save(path, step(model))"]
+        hint = "pm.save(path, step(model))  # outside of the compiled function"
     elif leaf.is_deleted():
         got, hint = "a donated array", "save what the step returned, not what it was given"
     elif not is_whole_here(leaf):
@@ -308,7 +270,7 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
     else:
         return
     place = f"{name}: {describe(leaf)}"
-    raise FileError(where, "arrays with their values on this host", got, at=[place], hint=hint)
+    raise FileError(f"{where}: {got} has no values to save", at=[place], hint=hint)
 
 
 def _is_opaque(written: Json) -> bool:
@@ -345,7 +307,7 @@ def rebuild_tree(tree: Json, read_leaf: ReadLeaf, where: str) -> Any:
         where: the call, for errors.
 
     Raises:
-        FileError: if the description names something that is not registered, or is malformed.
+        FileError: if the description names a class or function of the user, or is malformed.
     """
     rebuilder = _Rebuilder(read_leaf, where)
     made = rebuilder.node(tree, "")
@@ -406,13 +368,6 @@ class _Rebuilder:
     def _default(self, content: list[Any], path: str) -> Any:
         return defaultdict(self.reader.read(content[0], path), self._dict(content[1], path))
 
-    def _named(self, content: list[Any], path: str) -> Any:
-        name, pairs = content
-        cls: Any = self.reader.named(name, path, tuple)
-        if tuple(field for field, _ in pairs) != cls._fields:
-            raise self._other_fields(path, cls, [f for f, _ in pairs], cls._fields)
-        return cls._make(self.node(node, _join(path, field)) for field, node in pairs)
-
     def _state(self, rows: list[Any], path: str) -> State:
         read = self.reader.read
         found: list[Row] = []
@@ -439,23 +394,16 @@ class _Rebuilder:
         if schema.refusal is not None:
             raise FileError(schema.refusal)
         self.has_ties = self.has_ties or schema.is_hole
-        check_version(cls, config.get(CLASS_VERSION, 1), path, self.where)
         said = {note: self._said(config, note, path) for note in (ROLES, AXES) if note in config}
         DECLARED_ROLES.update(role for _, role in said.get(ROLES, ()))
         precisions = self._precisions(config, path)
         members = self._members(config, path)
-        notes = (ROLES, AXES, PRECISION, MEMBERS, CLASS_VERSION)
+        notes = (ROLES, AXES, PRECISION, MEMBERS)
         config = {f: value for f, value in config.items() if f not in notes}
         values = self._values(cls, data, config, path, schema.fields)
-        written = set(values)
-        try:
-            # Fields that the class gained since the file was written get their defaults.
-            fill_defaults(schema, values)
-        except FieldError as error:
-            raise self._other_fields(path, cls, [*data, *config], list(schema.fields)) from error
-        self._constrain(cls, values, written, path)
-        later = set(schema.decide(values).config) - written
-        config = (*config, *later)
+        if values.keys() != schema.fields.keys():
+            raise self._other_fields(path, cls, [*data, *config], list(schema.fields))
+        config = (*config,)
         if schema.computes and members:
             values[MADE] = observe_one(cls, values, config, members)
         made = restore_checked(cls, {**values, **said}, config, self.where, path)
@@ -491,34 +439,6 @@ class _Rebuilder:
             raise self.reader.malformed(path or "<root>", said)
         return said
 
-    def _constrain(self, cls: Any, values: dict[str, Any], written: set[str], path: str) -> None:
-        """Assign a constrained value of a file: without a constraint yet, or resolved."""
-        for field, constraint in cls.__record__.constraints.items():
-            where, value = f"{cls.__qualname__}.{field}", values[field]
-            is_built = field not in written
-            try:
-                values[field] = take_in_change(constraint, None, value, where, is_built=is_built)
-            except PytreemodError as error:
-                text = f"values that {where} takes"
-                got = f"{_join(path, field)}, which it refuses"
-                raise FileError(self.where, text, got, at=[str(error)]) from error
-
-    def _struct(self, content: list[Any], path: str) -> Any:
-        name, data, config = content
-        cls: Any = self.reader.named(name, path, object)
-        # It would be made without its checks.
-        if issubclass(cls, Module):
-            raise self.reader.malformed(path or "<root>", name)
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        values = self._values(cls, data, config, path, fields)
-        if values.keys() != fields.keys():
-            raise self._other_fields(path, cls, list(values), list(fields))
-        made = object.__new__(cls)
-        for field, value in values.items():
-            # Past its `__setattr__`, because it may be frozen.
-            object.__setattr__(made, field, value)
-        return made
-
     def _values(
         self, cls: Any, data: dict[str, Any], config: dict[str, Any], path: str, fields: Any
     ) -> dict[str, Any]:
@@ -529,15 +449,8 @@ class _Rebuilder:
         read = self.reader.read
         return values | {field: read(v, _join(path, field)) for field, v in config.items()}
 
-    def _node(self, content: list[Any], path: str) -> Any:
-        own = str(content[0]).lstrip("?")
-        raise FileError(
-            self.where,
-            "nodes that a file can rebuild: Modules, dataclasses, containers, State",
-            f"a node of class {own}",
-            at=[path or "<root>"],
-            hint=["pass a tree that has one:", "pm.load(path, like)"],
-        )
+    def _foreign(self, content: list[Any], path: str) -> Any:
+        raise self.reader.foreign(content[0], path or "<root>")
 
     def _other_fields(self, path: str, cls: Any, got: list[str], fields: Any) -> FileError:
         return FileError(
@@ -560,11 +473,11 @@ _NODES: dict[str, Callable[[_Rebuilder, Any, str], Any]] = {
     "dict": _Rebuilder._dict,
     "ordered": _Rebuilder._ordered,
     "default": _Rebuilder._default,
-    "named": _Rebuilder._named,
+    "named": _Rebuilder._foreign,
     "state": _Rebuilder._state,
     "module": _Rebuilder._module,
-    "struct": _Rebuilder._struct,
-    "node": _Rebuilder._node,
+    "struct": _Rebuilder._foreign,
+    "node": _Rebuilder._foreign,
 }
 
 

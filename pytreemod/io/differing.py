@@ -297,7 +297,7 @@ def _precision_text(value: Any) -> str:
 
 
 def _class_text(cls: str) -> str:
-    # The mark of an unregistered name matters only for a load without `like`.
+    # The mark of a name that is not the library's matters only for a load without `like`.
     return cls.removeprefix("?")
 
 

@@ -331,7 +331,7 @@ def _read(path_or_file: Any, where: str) -> Generator[Any]:
         yield path_or_file
         return
     path = _with_ending(path_or_file)
-    with system_errors(path, "a file to read"), io.BufferedReader(open_to_read(path)) as file:
+    with system_errors(path), io.BufferedReader(open_to_read(path)) as file:
         yield file
 
 

@@ -1,6 +1,6 @@
 """The plan of a load: which leaf of a file becomes which leaf of `like`, before anything is read.
 
-The file's table is converted to the names, versions and forms of `like`, and the two are joined by
+The file's table is converted to the names and forms of `like`, and the two are joined by
 name. All mismatches are collected, and one error, or one [`LoadReport`][pytreemod.LoadReport],
 names them all.
 """
@@ -8,7 +8,7 @@ names them all.
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +26,6 @@ from pytreemod.io.tables import (
     TABLE,
     Leaf,
     Name,
-    Source,
     Table,
     first_name,
     in_order,
@@ -35,7 +34,6 @@ from pytreemod.io.tables import (
     read_table,
     shown_name,
 )
-from pytreemod.io.versions import migrated
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.paths import some_of
 from pytreemod.tree.prefixes import By
@@ -89,7 +87,6 @@ class LoadPlan:
     renamed: dict[Name, Name] = field(default_factory=dict[Name, Name])
     reshaped: set[Name] = field(default_factory=set[Name])
     configuration: list[str] = field(default_factory=list[str])
-    migrated: list[str] = field(default_factory=list[str])
     castable: set[str] = field(default_factory=set[str])
     """Dtypes in `like` to which a cast could convert leaves of the file."""
 
@@ -110,7 +107,6 @@ class LoadPlan:
             reshaped=tuple(text(name) for name in names if name in self.reshaped),
             cast=tuple(text(move.name) for move in self.moves if move.cast is not None),
             configuration=tuple(self.configuration),
-            migrated=tuple(self.migrated),
         )
 
 
@@ -119,7 +115,6 @@ def fit(
     described: Description,
     like: PyTree,
     options: LoadOptions,
-    read: Callable[[Source], Any],
     where: str,
 ) -> LoadPlan:
     """Decide the source of each leaf of `like`.
@@ -129,7 +124,6 @@ def fit(
         described: the description of `like`.
         like: a tree.
         options: the options of the load.
-        read: reads an array of the file, for migrations.
         where: the call, for errors.
 
     Raises:
@@ -143,7 +137,6 @@ def fit(
     if options.rename:
         rules = parse_rules(options.rename, where)
         theirs, plan.renamed = renamed_table(numbered(theirs, rules.are_about_layers), rules)
-    theirs, plan.migrated = migrated(theirs, described.nodes.values(), read, where)
     is_all = options.only is True or options.only is ...
     chosen = _targets(described, ours, like, options, where)
     wanted = [target.name for target in chosen]
@@ -461,13 +454,7 @@ def _refuse(
         hint = ["the names differ by a prefix; rename it:", moved]
     elif strict:
         keep = ', missing="keep"' if plan.is_unlike else ""
-        hint = ["to accept differences, and get a report of them:"]
-        if keep:
-            hint = ["to keep these leaves of `like`, load the others, and get a report:"]
-        hint += [f"tree, report = pm.load(path, like, strict=False{keep})"]
-        # A renamed leaf would keep its value in `like`, and only the report would mention it.
-        is_moved = any(": missing" in problem for problem in problems) and plan.unexpected
-        hint += [rename] if is_moved else []
+        hint = [f"tree, report = pm.load(path, like, strict=False{keep})"]
     else:
         hint = ["choose for each:"]
         place = _around(problems[0])
@@ -480,16 +467,13 @@ def _refuse(
         ]
     if any("(see only=)" in text for text in forms.values()):
         hint = ["to load only the first layers of the file:", 'pm.load(..., only="**")']
-    if plan.migrated and any(": only the file has it" in problem for problem in problems):
-        hint = ["in a migration, move the configuration of a layer along with it:"]
-        hint += ['config["new.in_features"] = config.pop("old.in_features")']
     if any(problem.endswith(_SEE_CAST) for problem in problems):
         one, *others = sorted(plan.castable)
         rule = f'pm.by({{"head.**": "{one}", ...: None}})' if others else f'"{one}"'
         hint += [f"pm.load(..., cast={rule})"]
     count = f"{len(problems)} difference{'s' * (len(problems) > 1)}"
-    expected = "the leaves and the configuration of like"
-    raise FileError(where, expected, count, at=problems, hint=hint, most=TABLE)
+    fact = f"{where}: the file does not match `like`: {count}"
+    raise FileError(fact, at=problems, hint=hint, most=TABLE)
 
 
 def _around(problem: str) -> str:
@@ -558,8 +542,6 @@ class LoadReport:
         cast: leaves that `cast` converted to another dtype.
         configuration: differences in configuration between the file and the model; the result has
             that of `like`.
-        migrated: Modules of an older version of their class, with both versions (see
-            [`migration`][pytreemod.migration]).
 
     Examples:
         >>> import jax
@@ -588,7 +570,6 @@ class LoadReport:
     reshaped: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     configuration: tuple[str, ...] = ()
-    migrated: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         rows = {

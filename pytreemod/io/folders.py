@@ -77,7 +77,7 @@ def open_arrays(path: StrPath, verify: bool = True) -> Container:
     """
     path = checked_path(path, or_folder=True)
     if not os.path.basename(path):
-        with system_errors(path, "a folder to read"):
+        with system_errors(path):
             os.stat(path)
     if not os.path.isdir(path):
         return Container.open(path, verify)
@@ -159,7 +159,7 @@ def _is_status_of(path: str, status: os.stat_result) -> bool:
 
 def _nothing_in(folder: str) -> FileMissingError:
     """Return the error for a folder without arrays; it lists the files of the folder."""
-    with system_errors(folder, "a folder to read"):
+    with system_errors(folder):
         names = sorted(os.listdir(folder))
     others = [name for name in names if name.endswith(".safetensors")]
     pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
@@ -189,7 +189,7 @@ def _read_index(path: str, file: io.FileIO) -> dict[str, str]:
     size = os.fstat(file.fileno()).st_size
     if size > LONGEST:
         raise damaged(path, f"at most {LONGEST:,} bytes", f"{size:,}")
-    with system_errors(path, "a file to read"):
+    with system_errors(path):
         text = file.read(size) or b""
     shard_of = parse_json(path, text, "an index in JSON").get("weight_map")
     if not _are_texts(shard_of):
@@ -302,8 +302,7 @@ def write_folder(
     check_sources(folder, sources)
     parts = _divided(sources, shard_bytes)
     drafts = [FileDraft(folder, part, shared if i else metadata) for i, part in enumerate(parts)]
-    expected = "a folder that can be written"
-    with system_errors(folder, expected, is_new=True), _made_folder(folder), ExitStack() as stack:
+    with system_errors(folder, is_new=True), _made_folder(folder), ExitStack() as stack:
         with locked_folder(folder):
             olds = [status_to_replace(os.path.join(folder, name)) for name in (SINGLE, INDEX)]
             old = olds[0] or olds[1]

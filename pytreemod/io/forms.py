@@ -162,7 +162,7 @@ def _number(table: Table, name: Name, held: _Held) -> None:
     items = [(*name, str(i)) for i in range(held.size)]
     for stacked in _stacked_in(name, table, _shared_in(table)):
         _unstack(table, stacked, held, stacked.name)
-    for names in (table.config, table.classes, table.versions):
+    for names in (table.config, table.classes):
         values = cast("dict[Name, Any]", names)
         layer = _from(values, (*name, held.field))
         _drop(values, name)
@@ -578,7 +578,7 @@ def constrained(
             continue
         if name in others:
             plain = others[name]
-            # An unregistered constraint cannot compute its values.
+            # A constraint of the user's own cannot compute its values.
             with suppress(FileError):
                 old = _read_constraint(theirs, plain, where)
                 new = _Changed(old, nodes[plain])

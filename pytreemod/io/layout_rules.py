@@ -1,7 +1,6 @@
 """Rules for arrays with another form in a file: transposed, reordered, or several as one.
 
-Two interfaces to other libraries accept them: tables of names (`rename=` of `load` and `save`), and
-the registration of a class of layers (`register_torch_layout`).
+Tables of names (`rename=` of `load` and `save`) and the layouts of PyTorch's layers have them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Relaid:
 
     Attributes:
         name: the name of the array on the other side: in `like` for `load(rename=)`, in the
-            file for `save(rename=)`, and in PyTorch for `register_torch_layout`.
+            file for `save(rename=)`.
         to: converts our array to the file's; both are NumPy arrays.
         back: converts the file's array to ours; if None, `to` is its own inverse.
 
@@ -63,8 +62,7 @@ class Packed:
 
     In a table of names, write it for the concatenated array, with the names of all parts:
     `Packed(names, ...)`. Or write it for each part, with the name of the concatenated array:
-    `Packed(name, part, sizes)`, as in `register_torch_layout`.
-    [`inverted_names`][pytreemod.inverted_names] converts one form to the other.
+    `Packed(name, part, sizes)`.
 
     Attributes:
         names: the names of the parts, in order; or only the name of the concatenated array.
@@ -87,16 +85,13 @@ class Packed:
         >>> rule.part, rule.sizes
         (None, None)
 
-        For each part, in a class of layers:
+        For each part, to write them as one:
 
-        >>> import jax
-        >>> class Gates(pm.Module):
-        ...     opening: jax.Array
-        ...     closing: jax.Array
         >>> rows = (2, 1)
-        >>> rules = {"opening": pm.Packed("gates", 0, rows), "closing": pm.Packed("gates", 1, rows)}
-        >>> pm.register_torch_layout(Gates, rules)
-        >>> pm.to_torch(Gates(jnp.zeros((2, 3)), jnp.ones((1, 3))))["gates"][:, 0].tolist()
+        >>> names = {"opening": pm.Packed("gates", 0, rows), "closing": pm.Packed("gates", 1, rows)}
+        >>> gates = {"opening": jnp.zeros(2), "closing": jnp.ones(1)}
+        >>> pm.save("gates.safetensors", gates, rename=names)
+        >>> pm.load("gates.safetensors")["gates"].tolist()
         [0.0, 0.0, 1.0]
     """
 
@@ -138,7 +133,7 @@ class Packed:
     def among_zeros(self, array: Any) -> tuple[Any, ...]:
         """Return the concatenated array with this part in its position, and zeros elsewhere.
 
-        This makes it a case of [`Summed`][pytreemod.Summed]: all arrays of one name are added up.
+        This makes it a case of `torch_layouts.Summed`: all arrays of one name are added up.
 
         Args:
             array: our array, in NumPy.

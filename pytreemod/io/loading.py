@@ -19,7 +19,7 @@ from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
 from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
-from pytreemod.io.descriptions import describe_tree, rebuild_tree, renew_modes
+from pytreemod.io.descriptions import describe_tree, rebuild_tree
 from pytreemod.io.fitting import (
     HINT_WIDTH,
     LoadOptions,
@@ -117,23 +117,21 @@ def load(
     lists all differences. Arrays get the devices and shardings of those in `like`; a NumPy array in
     `like` gets a NumPy array.
 
-    Without `like`, the tree is rebuilt from the description in the file. This works for classes and
-    functions that are registered in this process (see
-    [`register_for_files`][pytreemod.register_for_files]). A file of another tool gives a dict of
-    arrays by name.
+    Without `like`, the tree is rebuilt from the description in the file. This works for the
+    library's layers, the functions of `jax.nn` and Python's containers, but not for classes and
+    functions of your own. A file of another tool gives a dict of arrays by name.
 
     `like` and the file may differ in form:
 
     - Layers of an `nn.Stack` may be a list on the other side. With `restack`, they may be the
       members of an `nn.Ensemble` as well.
     - With `only`, `like` may have fewer layers than the file: the first ones.
-    - A file of an older version of a class is migrated (see [`migration`][pytreemod.migration]).
     - For a constrained field of `like`, the file may have the value itself, under the field's name.
 
     The loaded arrays are independent of the file, which may change or be removed.
 
     **Laws.** `load(path, like) == tree` after `save(path, tree)`, for every `like` of the structure
-    of `tree`; and `load(path) == tree` where all classes are registered.
+    of `tree`; and `load(path) == tree` where all classes are the library's.
     `load(path, like, quantize=form) == pm.quantize(load(path, like), form)`.
 
     Args:
@@ -171,8 +169,8 @@ def load(
         pair of it and a [`LoadReport`][pytreemod.LoadReport].
 
     Raises:
-        FileError: if the file is damaged, is of another tree, or names an unregistered class or
-            function; `FileMissingError` or `FilePermissionError` if it cannot be read.
+        FileError: if the file is damaged or of another tree, or without `like` names a class or
+            function of your own; `FileMissingError` or `FilePermissionError` if it cannot be read.
         ArgumentError: if an argument is unusable; or if an array to quantize has numbers that are
             not finite.
         SpecError: if a selector does not fit `like`.
@@ -191,7 +189,8 @@ def load(
         A file of another tool, with other names:
 
         >>> names = {"fc*.w": "layers.*.weight", "fc*.b": "layers.*.bias"}
-        >>> pm.save("theirs.safetensors", model, rename=pm.inverted_names(names))
+        >>> back = {"layers.*.weight": "fc*.w", "layers.*.bias": "fc*.b"}
+        >>> pm.save("theirs.safetensors", model, rename=back)
         >>> sorted(pm.load("theirs.safetensors"))
         ['fc0.b', 'fc0.w', 'fc1.b', 'fc1.w']
         >>> again = pm.load("theirs.safetensors", pm.filter_eval_shape(lambda: model), rename=names)
@@ -224,7 +223,7 @@ def load(
         matrices = [] if quantize is None else choose_matrices(like, quantize, where)
         read = SourceReader(file.read)
         try:
-            plan = fit(table_of(file, about, where), described, like, options, read, where)
+            plan = fit(table_of(file, about, where), described, like, options, where)
         except FileError as error:
             if about is None:
                 error.add_note(_FROM_TORCH)
@@ -295,8 +294,6 @@ def description_of(file: Container, where: str) -> dict[str, Any] | None:
             f"version {version!r}, written by pytreemod {about.get('pytreemod')!r}",
             hint=["a newer pytreemod reads it:", "pip install --upgrade pytreemod"],
         )
-    if '"batch"' in text:
-        renew_modes(about["tree"])
     return about
 
 

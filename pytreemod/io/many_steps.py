@@ -119,7 +119,7 @@ class Checkpoints:
         self.keep, self.best = _checked_keep(keep), _checked_best(best)
         self._goal = None if self.best is None else Goal.parse(self.best)
         self._copy = copy
-        with system_errors(str(self.folder), "a folder"):
+        with system_errors(str(self.folder)):
             self.folder.mkdir(parents=True, exist_ok=True)
         self._newest = max(steps_in(self.folder), default=-1)
         self._damaged: set[int] = set()
@@ -197,7 +197,7 @@ class Checkpoints:
         while True:
             chosen = max(self._whole(), default=None)
             if chosen is None:
-                raise _no_step(self, "a step to restore", "no complete file", passed)
+                raise _no_step(self, "complete file to restore", "", passed)
             try:
                 return load(self._file(chosen), like)
             except FileMissingError:
@@ -237,17 +237,17 @@ class Checkpoints:
         """
         self.wait()
         steps = self._present()
-        expected = "a step" if step is None else f"step {step}"
+        expected = "step" if step is None else f"step {step}"
         if step is None:
             chosen = steps[-1] if steps else None
         elif step == "best":
             goal = _checked_goal(self, self._goal)
             chosen = self._best_of(self._whole(), goal)
-            expected = f"a step whose file has its {goal.metric!r}"
+            expected = f"step whose file has its {goal.metric!r}"
         else:
             chosen = _checked_step(self, step)
         if chosen not in steps:
-            raise _no_step(self, expected, f"the steps {steps}" if steps else "none")
+            raise _no_step(self, expected, f", but {steps}" if steps else "")
         return self._file(chosen)
 
     def prune(self) -> list[int]:
@@ -376,7 +376,7 @@ class Checkpoints:
     def _remove(self, steps: Iterable[int]) -> None:
         for step in steps:
             path = self._file(step)
-            with system_errors(str(path), "a file that can be removed"):
+            with system_errors(str(path)):
                 path.unlink(missing_ok=True)
 
     # ---- what there is
@@ -561,8 +561,7 @@ def _older_step(checkpoints: Checkpoints, step: int, newest: int) -> ArgumentErr
 def _no_step(
     checkpoints: Checkpoints, expected: str, got: str, places: Iterable[str] = ()
 ) -> FileMissingError:
-    hint = ["if there may be none, check first:", "if checkpoints.steps(): ..."]
-    return FileMissingError(repr(checkpoints), expected, got, at=places, hint=hint)
+    return FileMissingError(f"{checkpoints!r} has no {expected}{got}", at=places)
 
 
 def _damage(checkpoints: Checkpoints, step: int, message: str) -> str:
@@ -626,7 +625,7 @@ def steps_in(folder: StrPath) -> list[int]:
     Raises:
         FileAccessError: if the folder cannot be read.
     """
-    with system_errors(os.fspath(folder), "a folder to read"):
+    with system_errors(os.fspath(folder)):
         if not os.path.lexists(folder):
             return []
         with os.scandir(folder) as entries:

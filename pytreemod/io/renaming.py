@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, SpecError, describe, short_dtype
+from pytreemod.errors import ArgumentError, SpecError, describe, nearest, short_dtype
 from pytreemod.io.layout_rules import Packed, Relaid
 from pytreemod.io.tables import (
     Converted,
@@ -31,7 +31,6 @@ from pytreemod.io.tables import (
     Source,
     Table,
     Words,
-    near_name,
     parse,
     shown_name,
 )
@@ -258,7 +257,6 @@ def renamed_table(table: Table, rules: NameRules) -> tuple[Table, dict[Name, Nam
         work.moved(table.config),
         work.moved(table.classes),
         [*work.moved(dict.fromkeys(table.states))],
-        work.moved(table.versions),
     )
     lost = [rule for rule in rules.rules if rule not in work.used and rule.new]
     if lost:
@@ -417,104 +415,6 @@ def _shown(leaf: Leaf) -> str:
     return f"{short_dtype(leaf.dtype)}[{','.join(map(str, leaf.shape))}]"
 
 
-def inverted_names(table: NameTable) -> dict[str, str | Relaid | Packed | None]:
-    """Invert a table of names: from one for `load` to one for `save`, and vice versa.
-
-    **Laws.** `load(path, like, rename=table) == tree` after
-    `save(path, tree, rename=inverted_names(table))`, unless the load refuses because two patterns
-    match one name. `inverted_names` is its own inverse, except for names that become None.
-
-    Args:
-        table: see `load`. Names that become None are left out, because nothing is written for them.
-
-    Returns:
-        A table from the new names to the old ones, in the same order.
-
-    Raises:
-        ArgumentError: if the table does not determine an old name: two patterns have one new name,
-            or the new name lacks the `**` of the old one.
-
-    Examples:
-        >>> import jax
-        >>> import pytreemod as pm
-        >>> names = {
-        ...     "h.*.mlp.c_fc.**": "blocks.*.mlp.up.**",
-        ...     "h.*.attn.bias": None,
-        ...     "wte": "embedding",
-        ... }
-        >>> pm.inverted_names(names)
-        {'blocks.*.mlp.up.**': 'h.*.mlp.c_fc.**', 'embedding': 'wte'}
-
-        Each part of a matrix has its own name:
-
-        >>> packed = pm.Packed(["query", "key"], axis=1, to=jax.numpy.transpose)
-        >>> inverted = pm.inverted_names({"query_key": packed})
-        >>> [(name, rule.names, rule.part) for name, rule in inverted.items()]
-        [('query', ('query_key',), 0), ('key', ('query_key',), 1)]
-        >>> pm.inverted_names(inverted) == {"query_key": packed}
-        True
-    """
-    where = "inverted_names(table)"
-    rules = parse_rules(table, where).rules
-    made: dict[str, str | Relaid | Packed | None] = {}
-    twice: list[str] = []
-    whole: dict[str, list[NameRule]] = {}
-    for rule in rules:
-        lacking = [new.text for new in rule.new if rule.old.is_deep and not new.is_deep]
-        twice += [f"{rule.old.text!r}: {text!r} has no **" for text in lacking]
-        form = rule.form
-        if isinstance(form, Packed) and form.part is not None:
-            name = rule.new[0].text
-            if name not in whole:
-                twice += [f"{rule.old.text!r}: {name!r} has several old names"] * (name in made)
-                made[name] = None
-            whole.setdefault(name, []).append(rule)
-            continue
-        for i, new in enumerate(rule.new):
-            twice += [f"{rule.old.text!r}: {new.text!r} has several old names"] * (new.text in made)
-            made[new.text] = _turned(rule, i)
-    for name, parts in whole.items():
-        made[name] = _of_all(parts, where)
-    if twice:
-        expected = "a table that can be inverted: every new name determines the old one"
-        raise ArgumentError(where, expected, "an ambiguous table", at=twice)
-    return made
-
-
-def _turned(rule: NameRule, part: int) -> str | Relaid | Packed:
-    form, old = rule.form, rule.old.text
-    if isinstance(form, Relaid):
-        return Relaid(old, form.to, form.back)
-    if form is None:
-        return old
-    sizes = form.sizes
-    return Packed(old, part, sizes, axis=form.axis, to=form.to, back=form.back)
-
-
-def _of_all(parts: list[NameRule], where: str) -> Packed:
-    """Return the rule for a joined array, from the rules for its parts."""
-    forms = [cast("Packed", rule.form) for rule in parts]
-    form = forms[0]
-    names = {
-        cast("int", other.part): rule.old.text for rule, other in zip(parts, forms, strict=True)
-    }
-    are_alike = all(_shared(other) == _shared(form) for other in forms)
-    if (
-        not are_alike
-        or sorted(names) != [*range(len(form.sizes or forms))]
-        or len(forms) != len(names)
-    ):
-        expected = f"all parts of {form.names[0]!r}, each once, with the same sizes and functions"
-        places = [f"{rule.old.text!r}: part {cast('Packed', rule.form).part}" for rule in parts]
-        raise ArgumentError(where, expected, "other parts", at=places)
-    ordered = [names[i] for i in range(len(names))]
-    return Packed(ordered, sizes=form.sizes, axis=form.axis, to=form.to, back=form.back)
-
-
-def _shared(form: Packed) -> tuple[Any, ...]:
-    return form.sizes, form.axis, form.to, form.back
-
-
 # ---- functions of arrays
 
 
@@ -613,45 +513,22 @@ _FEW = 1 << 20
 
 
 def _unmatched(lost: Sequence[NameRule], table: Table, rules: NameRules) -> ArgumentError:
-    known = _all_names(table)
-    side, other = ("the tree", "the file") if rules.is_saving else ("the file", "like")
+    side = "the tree" if rules.is_saving else "the file"
     taken = _taken_by_others(lost, table, rules)
-    starred = [*dict.fromkeys(_NUMBER.sub("*", name) for name in known)]
-    near: dict[str, str] = {}
-    for rule in lost:
-        if rule not in taken:
-            text = rule.old.text
-            near[text] = near_name(text.removesuffix(".**"), starred if "*" in text else known)
+    # The names of all leaves, and of the nodes that contain them.
+    known = {".".join(n[:i]) for n in table.leaves for i in range(1, len(n) + 1)}
     places = [
         f"{rule.old.text!r}: an earlier pattern, {taken[rule]!r}, matches them all"
         if rule in taken
-        else f"{rule.old.text!r}{near[rule.old.text]}"
+        else repr(rule.old.text)
+        # A pattern is like no name.
+        + ("" if "*" in rule.old.text else nearest(rule.old.text, known))
         for rule in lost
     ]
-    back = {
-        rule.new[0].text: rule.old.text
-        for rule in lost
-        if rule not in taken and not near[rule.old.text] and rule.new[0].text in known
-    }
-    hint: Sequence[str] = ()
-    if back:
-        pairs = ", ".join(f'"{old}": "{new}"' for old, new in back.items())
-        hint = [f"from names in {side} to names in {other}, not the other way around:"]
-        hint = [*hint, f"pm.{'save' if rules.is_saving else 'load'}(..., rename={{{pairs}}})"]
-    elif not all(near.values()):
-        hint = ["it has, for instance:", *[".".join(name) for name in table.leaves][:3]]
-    elif taken:
-        hint = "Put the more specific pattern first."
-    elif near:
-        first = next(iter(near.values())).removeprefix(" (is it ").removesuffix("?)")
-        hint = ["did you mean", f"rename={{{first}: ...}}"]
     verb = "is" if len(lost) == 1 else "are"
     got = f"{len(lost)} that {verb} not" + ("" if taken else " in it")
     expected = f"names in {side}" + (" that no earlier pattern matches" if taken else "")
-    return ArgumentError(rules.where, expected, got, at=places, hint=hint)
-
-
-_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+    return ArgumentError(rules.where, expected, got, at=places)
 
 
 def _taken_by_others(
@@ -665,9 +542,3 @@ def _taken_by_others(
                 first = rules.find(name)
                 taken[rule] = "" if first is None else first[0].old.text
     return taken
-
-
-def _all_names(table: Table) -> list[str]:
-    """Return the names of all leaves, and of all nodes that contain leaves."""
-    names = (*table.leaves, *table.classes)
-    return [*dict.fromkeys(".".join(n[:i]) for n in names for i in range(1, len(n) + 1))]

@@ -56,7 +56,7 @@ def save(
     You can save JAX and NumPy arrays of any dtype, typed random keys, Python's numbers, Modules,
     [`State`][pytreemod.State], optimizer states, and containers. For other configuration, such as
     your own functions, the file has only the name. Then [`load`][pytreemod.load] takes the value
-    from `like`, or from [`register_for_files`][pytreemod.register_for_files].
+    from `like`.
 
     **Laws.** `load(path, like) == tree` for every `like` of the structure of `tree`, after
     `save(path, tree)`. A file is written completely or not at all.
@@ -70,8 +70,7 @@ def save(
         rename: a dict from names in the tree to names in the file, for a file for other tools. The
             patterns are those of [`load`][pytreemod.load]; None skips an array. Arrays that match
             no pattern have their own names. The file does not describe the tree, and `metadata` is
-            a dict of strings. [`inverted_names`][pytreemod.inverted_names] makes such a table from
-            one for `load`.
+            a dict of strings.
         shard_bytes: the maximal bytes of arrays in a file, for a folder in the layout of Hugging
             Face: `model-00001-of-00008.safetensors` and so on, and
             `model.safetensors.index.json`; or only `model.safetensors` if one file is enough. A

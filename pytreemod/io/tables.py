@@ -1,7 +1,7 @@
 """A tree as a flat table: its leaves and its configuration by name.
 
 A file is such a table, and so is `like`. Loading joins the two. Every other feature of a load
-(other names, layers in another form, constrained values, migrations) is a function from the file's
+(other names, layers in another form, constrained values) is a function from the file's
 table to another one. These functions are applied before anything is compared or read. A
 [`Source`][pytreemod.io.tables.Source] describes how the numbers of a leaf are made; `read_source`
 reads them.
@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher, get_close_matches
-from operator import index
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
@@ -25,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe, short_dtype
-from pytreemod.io.configuration import CLASS_VERSION, MEMBERS, Json, describe_json
+from pytreemod.io.configuration import MEMBERS, Json, describe_json
 from pytreemod.training.precision_rules import PRECISION
 from pytreemod.tree.paths import parse_name, pattern_text, plain_name, step_names
 from pytreemod.tree.predicates import is_array
@@ -120,10 +118,9 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool 
     if strict:
         wrong += mismatches(names, named)
     if wrong:
-        given, wanted = [*named], "the leaves of like, by their names"
+        wanted = "the leaves of like, by their names"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
-        hint = _hint_separator([path for path, _ in pairs], given, sep)
-        raise StructureError(where, wanted, got, at=wrong, hint=hint, most=TABLE)
+        raise StructureError(where, wanted, got, at=wrong, most=TABLE)
     return treedef.unflatten(leaves)
 
 
@@ -239,68 +236,15 @@ def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
         given: the names that are given.
 
     Returns:
-        A line for each, with a similar name if there is one.
+        A line for each.
 
     Examples:
         >>> mismatches(["weight", "bias"], ["wieght", "bias"])
-        ["weight: missing (is it 'wieght'?)", 'wieght: unexpected']
+        ['weight: missing', 'wieght: unexpected']
     """
     known, there = {*wanted}, {*given}
-    missing = [name for name in wanted if name not in there]
-    unexpected = [name for name in given if name not in known]
-    # Comparing all names with all takes time, and the table shows only the first ones.
-    near = [near_name(name, unexpected) if i < TABLE else "" for i, name in enumerate(missing)]
-    lines = [
-        f"{name or ROOT_NAME}: missing{text}" for name, text in zip(missing, near, strict=True)
-    ]
-    return lines + [f"{name or ROOT_NAME}: unexpected" for name in unexpected]
-
-
-def near_name(name: str, others: Sequence[str]) -> str:
-    """Return a suggestion for a name that does not exist, if another one is similar.
-
-    Args:
-        name: the name of a leaf, or of a node that contains leaves.
-        others: the existing names.
-
-    Returns:
-        A string to append to the name.
-
-    Examples:
-        >>> near_name("haed.weight", ["body.weight", "head.weight"])
-        " (is it 'head.weight'?)"
-        >>> near_name("tail.weight", ["body.weight", "head.weight"])
-        ''
-    """
-    for other in get_close_matches(name, others, n=3, cutoff=0.75):
-        a, b = _differing(name, other)
-        # Nearly all names end in "weight": their differing parts must be similar, too; unless one
-        # name is the end of the other.
-        if not a or not b or SequenceMatcher(None, a, b).ratio() > 0.6:
-            return f" (is it {other!r}?)"
-    return ""
-
-
-def _differing(one: str, two: str) -> tuple[str, str]:
-    """Return two names without their common first and last components."""
-    a, b = one.split("."), two.split(".")
-    while a and b and a[0] == b[0]:
-        a, b = a[1:], b[1:]
-    while a and b and a[-1] == b[-1]:
-        a, b = a[:-1], b[:-1]
-    return ".".join(a), ".".join(b)
-
-
-def _hint_separator(
-    paths: Sequence[tuple[Any, ...]], given: Sequence[str], sep: str
-) -> Sequence[str]:
-    """Return a hint if the names are correct except for their separator."""
-    if {plain_name(path, sep) for path in paths} == {*given}:
-        return ()
-    for other in (".", "/"):
-        if other != sep and {plain_name(path, other) for path in paths} == {*given}:
-            return ("They have another separator:", f"from_named(like, named, sep={other!r})")
-    return ()
+    lines = [f"{name or ROOT_NAME}: missing" for name in wanted if name not in there]
+    return lines + [f"{name or ROOT_NAME}: unexpected" for name in given if name not in known]
 
 
 def _distinct_names(where: str, paths: Sequence[tuple[Any, ...]], sep: str) -> list[str]:
@@ -475,9 +419,6 @@ class Table:
     states: list[Name] = field(default_factory=list[Name])
     """The names of States."""
 
-    versions: dict[Name, int] = field(default_factory=dict[Name, int])
-    """The version of each node's class, if it is not 1."""
-
     precisions: dict[Name, Json] = field(default_factory=dict[Name, Json])
     """The precision that each node was given; a load uses that of `like`."""
 
@@ -488,7 +429,6 @@ class Table:
             {**self.config},
             {**self.classes},
             [*self.states],
-            {**self.versions},
             {**self.precisions},
         )
 
@@ -556,9 +496,6 @@ class _Reading(NamedTuple):
         self.table.classes[name] = cls
         if kind in ("module", "struct"):
             for key, value in content[2].items():
-                if key == CLASS_VERSION:
-                    self.table.versions[name] = index(value)
-                    continue
                 if key == PRECISION:
                     self.table.precisions[(*name, key)] = value
                     continue

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, StateError, StructureError, describe
+from pytreemod.errors import ArgumentError, StateError, StructureError, describe, nearest
 from pytreemod.io.layout_rules import Packed, Relaid
 from pytreemod.io.tables import joined
 from pytreemod.io.torch_layouts import (
@@ -246,8 +245,7 @@ def _check_names(where: str, entries: Sequence[TensorEntry]) -> None:
             others[part] = entry.own
     if twice:
         expected, got = "a different name for each array in PyTorch", "the same name twice"
-        hint = "Registered layouts determine the names: see register_torch_layout."
-        raise StructureError(where, expected, got, at=twice, hint=hint)
+        raise StructureError(where, expected, got, at=twice)
 
 
 def _check_packs(where: str, entries: Sequence[TensorEntry]) -> None:
@@ -271,8 +269,6 @@ def _check_packs(where: str, entries: Sequence[TensorEntry]) -> None:
 
 Renaming: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None] | None
 """From names in a state dict, or their prefixes, to those in a model; None to skip a tensor."""
-
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def sources_of(
@@ -362,73 +358,6 @@ def with_other_start(name: str, starts: Mapping[str, str | None]) -> str | None:
     return name
 
 
-def mapping_by_order(
-    entries: TensorEntries, given: Shapes, wanted: Shapes
-) -> dict[str, str] | None:
-    """Return a mapping with which a state dict fits, if its layers fit in order.
-
-    Args:
-        entries: the requirements of the model.
-        given: the shapes in the state dict, by name.
-        wanted: the shapes in the model, by name.
-
-    Returns:
-        The fewest prefixes of names that are sufficient, by those in the state dict; None if there
-        is no such mapping.
-    """
-    last_words = {name.rpartition(".")[2] for name in entries.unused}
-    used = {
-        name: shape for name, shape in given.items() if name.rpartition(".")[2] not in last_words
-    }
-    ours = _layers(wanted)
-    # A file may have its names in alphabetical order, with 10 before 2.
-    for names in ([*used], sorted(used, key=_by_numbers)):
-        theirs = _layers({name: used[name] for name in names})
-        if [*theirs.values()] != [*ours.values()]:
-            continue
-        pairs = dict(zip(theirs, ours, strict=True))
-        goals = {joined(a, last): joined(b, last) for a, b in pairs.items() for last in theirs[a]}
-        for starts in _simplest_first(pairs):
-            if all(with_other_start(name, starts) == goal for name, goal in goals.items()):
-                return starts
-    return None
-
-
-def _layers(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return the contents of each layer: shapes by the last components of names."""
-    layers: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, shape in shapes.items():
-        layer, _, last = name.rpartition(".")
-        layers.setdefault(layer, {})[last] = shape
-    return layers
-
-
-def _by_numbers(name: str) -> list[tuple[bool, int, str]]:
-    return [
-        (not word.isdecimal(), int(word) if word.isdecimal() else 0, word)
-        for word in name.split(".")
-    ]
-
-
-def _simplest_first(pairs: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield mappings that may do the same as all these pairs."""
-    for starts in (_shortened(pairs), dict(pairs)):
-        # An unchanged prefix is needed only if a prefix of it changes.
-        yield {start: target for start, target in starts.items() if start != target}
-        yield starts
-
-
-def _shortened(pairs: Mapping[str, str]) -> dict[str, str]:
-    """Return the pair without its common last components."""
-    starts: dict[str, str] = {}
-    for theirs, ours in pairs.items():
-        a, b = theirs.split("."), ours.split(".")
-        while a and b and a[-1] == b[-1]:
-            a, b = a[:-1], b[:-1]
-        starts[".".join(a)] = ".".join(b)
-    return starts
-
-
 # ---- refusals
 
 
@@ -446,11 +375,7 @@ def _check_starts(given: Sequence[str], starts: Mapping[Any, Any]) -> None:
         raise ArgumentError("from_torch(mapping)", expected, "something else", at=wrong)
     absent = [start for start in starts if start not in there]
     if absent:
-        close: list[list[str]] = [get_close_matches(start, there, n=1) for start in absent]
-        lines = [
-            repr(start) + (f" (is it {near[0]!r}?)" if near else "")
-            for start, near in zip(absent, close, strict=True)
-        ]
+        lines = [repr(start) + nearest(start, there) for start in absent]
         expected = f"prefixes of names in the state dict ({some_of(given)})"
         got = f"{len(absent)} that no name begins with"
         raise ArgumentError("from_torch(mapping)", expected, got, at=lines)

@@ -5,13 +5,13 @@ A layer whose arrays have PyTorch's names and shapes needs no entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe
+from pytreemod.errors import ArgumentError
 from pytreemod.io.layout_rules import Packed, Relaid
 from pytreemod.nn.activations import PReLU
 from pytreemod.nn.attention import MultiheadAttention
@@ -35,18 +35,6 @@ class Numbered:
         name: PyTorch's name of all of them; empty if the numbers have no prefix.
         count: how many there are.
         first: the number of the first.
-
-    Examples:
-        >>> import jax
-        >>> import pytreemod as pm
-        >>> from pytreemod.io.torch_states import to_torch
-        >>> class Tower(pm.Module):
-        ...     floors: pm.nn.Linear
-        >>> keys = jax.random.split(jax.random.key(0), 3)
-        >>> tower = Tower(pm.filter_vmap(lambda key: pm.nn.Linear(2, 2, key=key))(keys))
-        >>> register_torch_layout(Tower, {"floors": Numbered("floors", 3)})
-        >>> [*to_torch(tower)][:3]
-        ['floors.0.weight', 'floors.1.weight', 'floors.2.weight']
     """
 
     name: str
@@ -87,78 +75,29 @@ LayoutRules: TypeAlias = Mapping[str, LayoutRule]
 
 @dataclass(frozen=True)
 class TorchLayout:
-    """The registered layout of a class."""
+    """The layout of a class of layers in PyTorch.
+
+    An array without a rule has the name of its field. The innermost rule determines the form of an
+    array, the outermost its name.
+    """
 
     rules: LayoutRules | Callable[[Any], LayoutRules]
-    unused: tuple[str, ...]
+    """By path in a layer (that of a token is the path of its value), or a function from the layer.
+
+    A rule is PyTorch's name with dots (empty if PyTorch has no component for it), one of the
+    classes above, `Relaid` or `Packed`, or None for an array that PyTorch does not have."""
+
+    unused: tuple[str, ...] = ()
+    """Names in PyTorch that are not needed here."""
 
     def rules_of(self, layer: Any) -> list[tuple[tuple[str, ...], LayoutRule]]:
         """Return the rules for one layer, each with the components of its path in the layer."""
         rules = self.rules(layer) if callable(self.rules) else self.rules
-        found = [(parse_name(path), rule) for path, rule in rules.items()]
-        # Otherwise a misspelled rule would be ignored silently.
-        absent = [path for path in rules if not hasattr(layer, parse_name(path)[0])]
-        where = f"register_torch_layout({type(layer).__name__})"
-        for _, rule in found:
-            if isinstance(rule, Packed) and (rule.part is None or rule.sizes is None):
-                expected = "the number of the part, and all sizes: pm.Packed(name, part, sizes)"
-                raise ArgumentError(where, expected, describe(rule))
-        if absent:
-            expected = "rules for fields of the layer"
-            raise ArgumentError(where, expected, "rules for others", at=absent)
-        return found
-
-
-_LAYOUTS: dict[type, TorchLayout] = {}
-
-
-def register_torch_layout(
-    cls: type, rules: LayoutRules | Callable[[Any], LayoutRules], unused: Sequence[str] = ()
-) -> None:
-    """Register the names and layouts of a layer class's arrays in PyTorch.
-
-    An array without a rule has the name of its field. The innermost rule determines the form of an
-    array, the outermost its name. A subclass has the layout of its base.
-
-    Args:
-        cls: a class of Modules.
-        rules: a dict from paths in a layer to rules, or a function from the layer to such a dict.
-            The path of a token is that of its value. A rule is one of these:
-
-            - a string, PyTorch's name with dots; empty if PyTorch has no component for it;
-            - a `Relaid`, for an array in another form;
-            - a `Summed`, for an array that PyTorch has as several;
-            - a `Packed`, for an array that is a part of the rows of PyTorch's array;
-            - a `Numbered`, for layers that PyTorch has in a list;
-            - None, for an array that PyTorch does not have.
-        unused: names in PyTorch that are not needed here.
-
-    Raises:
-        ArgumentError: if `cls` is no class, or `rules` are neither a mapping nor a function.
-
-    Examples:
-        >>> import jax, jax.numpy as jnp
-        >>> import pytreemod as pm
-        >>> from pytreemod.io.torch_states import to_torch
-        >>> class Dense(pm.Module):
-        ...     kernel: jax.Array
-        ...     def __call__(self, x):
-        ...         return x @ self.kernel
-        >>> register_torch_layout(Dense, {"kernel": Relaid("weight", jnp.transpose, jnp.transpose)})
-        >>> {name: array.shape for name, array in to_torch(Dense(jnp.ones((3, 4)))).items()}
-        {'weight': (4, 3)}
-    """
-    # Calls may be unchecked.
-    where, given = "register_torch_layout", cast("Any", (cls, rules))
-    if not isinstance(given[0], type):
-        raise ArgumentError(f"{where}(cls)", "a class of layers", describe(cls))
-    if not isinstance(given[1], Mapping) and not callable(given[1]):
-        raise ArgumentError(f"{where}(rules)", "a dict, or a function", describe(rules))
-    _LAYOUTS[cls] = TorchLayout(rules, tuple(unused))
+        return [(parse_name(path), rule) for path, rule in rules.items()]
 
 
 def layout_of(node: Any) -> TorchLayout | None:
-    """Return the registered layout of a node's class, or of its first base that has one."""
+    """Return the layout of a node's class, or of its first base that has one."""
     for cls in type(node).__mro__:
         if cls in _LAYOUTS:
             return _LAYOUTS[cls]
@@ -326,21 +265,20 @@ def _rules_of_attention(layer: MultiheadAttention) -> LayoutRules:
     return rules
 
 
-register_torch_layout(Conv, _rules_of_conv)
-register_torch_layout(ConvTranspose, _rules_of_conv_transpose)
-register_torch_layout(PReLU, _rules_of_prelu)
-register_torch_layout(
-    BatchNorm,
-    _rules_of_batch_norm,
-    # Unless it says whether there was a batch, as with mode="ema".
-    unused=["num_batches_tracked"],
-)
-register_torch_layout(GRUCell, _rules_of_gru)
-register_torch_layout(LSTMCell, _TWO_BIASES)
-register_torch_layout(SimpleCell, _TWO_BIASES)
-register_torch_layout(SpectralNorm, _rules_of_spectral_norm)
-register_torch_layout(WeightNorm, _rules_of_weight_norm)
-register_torch_layout(MLP, _rules_of_mlp)
-register_torch_layout(MultiheadAttention, _rules_of_attention)
-register_torch_layout(Sequential, {"layers": ""})
-register_torch_layout(Stack, _rules_of_stack)
+# By class; a subclass has the layout of its base.
+_LAYOUTS: dict[type, TorchLayout] = {
+    Conv: TorchLayout(_rules_of_conv),
+    ConvTranspose: TorchLayout(_rules_of_conv_transpose),
+    PReLU: TorchLayout(_rules_of_prelu),
+    # The count is unused unless it says whether there was a batch, as with mode="ema".
+    BatchNorm: TorchLayout(_rules_of_batch_norm, unused=("num_batches_tracked",)),
+    GRUCell: TorchLayout(_rules_of_gru),
+    LSTMCell: TorchLayout(_TWO_BIASES),
+    SimpleCell: TorchLayout(_TWO_BIASES),
+    SpectralNorm: TorchLayout(_rules_of_spectral_norm),
+    WeightNorm: TorchLayout(_rules_of_weight_norm),
+    MLP: TorchLayout(_rules_of_mlp),
+    MultiheadAttention: TorchLayout(_rules_of_attention),
+    Sequential: TorchLayout({"layers": ""}),
+    Stack: TorchLayout(_rules_of_stack),
+}

@@ -24,7 +24,6 @@ from pytreemod.io.torch_entries import (
     Renaming,
     TensorEntries,
     TensorEntry,
-    mapping_by_order,
     sources_of,
     tensor_entries,
 )
@@ -44,9 +43,9 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
     """Return the arrays of a model as a PyTorch state dict: with PyTorch's names and layouts.
 
     Arrays of the library's layers get the names and shapes of the layers of `torch.nn`. In other
-    Modules an array has the name of its path, unless you call `register_torch_layout`. Python
-    numbers, random keys and streams are left out. So is the count of batches of a BatchNorm
-    (`num_batches_tracked`), which PyTorch's `load_state_dict` does not require.
+    Modules an array has the name of its path. Python numbers, random keys and streams are left out.
+    So is the count of batches of a BatchNorm (`num_batches_tracked`), which PyTorch's
+    `load_state_dict` does not require.
 
         import torch
         state_dict = {name: torch.from_numpy(array) for name, array in to_torch(model).items()}
@@ -172,8 +171,7 @@ def from_torch(
         ArgumentError: if `state_dict` is invalid, or `mapping` renames missing tensors.
         FileError: if the file is damaged or missing (`FileMissingError`).
         StateError: if the model's State was not given, is that of another model, or was used up.
-        StructureError: if a tensor is missing, unexpected, or does not fit. If all shapes agree in
-            order, the message shows the `mapping` to write.
+        StructureError: if a tensor is missing, unexpected, or does not fit.
 
     Examples:
         >>> import jax, numpy as np
@@ -198,7 +196,7 @@ def from_torch(
     names = dict.fromkeys(name for entry in entries.arrays for name in entry.names)
     wrong += mismatches([*names], sources)
     if wrong:
-        hint = _hint(entries, state_dict, mapping, narrow)
+        hint = _hint_of_cast(state_dict, narrow)
         expected = "a tensor for each array of the model, and no other"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
         raise StructureError(where, expected, got, at=wrong, hint=hint, most=TABLE)
@@ -427,38 +425,13 @@ def _check_state_dict(where: str, state_dict: Any) -> None:
         raise ArgumentError(where, expected, "dicts in a dict", at=inner, hint=hint)
 
 
-def _hint(
-    entries: TensorEntries, state_dict: Mapping[str, Any], mapping: Renaming, narrow: str
-) -> Sequence[str]:
-    """Return a hint that resolves the mismatches, if there is one."""
-    if narrow:
-        # Only for floats: an integer that does not fit would change its value.
-        is_numpy = not any(hasattr(value, "detach") for value in state_dict.values())
-        change = f"value.astype(jnp.{narrow})" if is_numpy else f"value.to(torch.{narrow})"
-        return (
-            f"A cast would lose numbers; if {narrow} is enough, cast them first:",
-            f"state_dict = {{name: {change} for name, value in state_dict.items()}}",
-        )
-    if mapping is not None:
+def _hint_of_cast(state_dict: Mapping[str, Any], narrow: str) -> Sequence[str]:
+    """Return a hint if a dtype is too small: only for floats, an integer would change its value."""
+    if not narrow:
         return ()
-    wanted = {
-        name: _shape(part)
-        for entry in entries.arrays
-        for names in entry.names_by_member()
-        for name, part in zip(names, _given(entry) or [None] * len(names), strict=True)
-    }
-    given = {name: _shape(value) for name, value in state_dict.items()}
-    turned = [n for n in wanted if n in given and given[n] != wanted[n] == given[n][::-1]]
-    if turned:
-        line = f"state_dict[{turned[0]!r}] = state_dict[{turned[0]!r}].T"
-        return ("Its transpose fits:", line)
-    found = mapping_by_order(entries, given, wanted)
-    if not found:
-        return ()
-    lines = [f"    {theirs!r}: {ours!r}," for theirs, ours in found.items()]
-    sentence = "All shapes agree in this order; if the order is right:"
-    return (sentence, "mapping = {", *lines, "}")
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(getattr(value, "shape", ()))
+    is_numpy = not any(hasattr(value, "detach") for value in state_dict.values())
+    change = f"value.astype(jnp.{narrow})" if is_numpy else f"value.to(torch.{narrow})"
+    return (
+        f"A cast would lose numbers; if {narrow} is enough, cast them first:",
+        f"state_dict = {{name: {change} for name, value in state_dict.items()}}",
+    )
