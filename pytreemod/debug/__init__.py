@@ -1,7 +1,7 @@
 """Room `debug`: inspecting models and running programs.
 
-Owns: summaries, captured values, explanations of retraces, counts of traces and
-floating-point operations, assertions about trees (`testing`).
+Owns: summaries, captured values, explanations of retraces, counts of traces, assertions about
+trees (`testing`).
 
 May import everything below it (`training`, `transform`, `state`, `module`, `tree`); nothing imports
 it.
@@ -15,8 +15,6 @@ from pytreemod.debug.capturing import capture as capture
 from pytreemod.debug.counting import assert_max_traces as assert_max_traces
 from pytreemod.debug.counting import get_num_traces as get_num_traces
 from pytreemod.debug.explaining import explain_retraces as explain_retraces
-from pytreemod.debug.flops import Flops as Flops
-from pytreemod.debug.flops import count_flops as count_flops
 from pytreemod.debug.gradient_reports import GradientReport as GradientReport
 from pytreemod.debug.gradient_reports import GradientRow as GradientRow
 from pytreemod.debug.gradient_reports import gradient_report as gradient_report

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, SpecError, describe, nearest
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.compilation.jit import filter_jit
 from pytreemod.transform.derivatives.chosen_leaves import Chosen, choose, refuse_nothing
@@ -108,13 +108,11 @@ class GradientReport:
         for row in self.rows:
             if row.path == path or (steps and _steps_of(row.path) == steps):
                 return row
-        known = [row.path for row in self.rows]
-        meant = nearest(path, known)
         raise SpecError(
             "GradientReport",
             "the path of a parameter that is differentiated",
-            repr(path) + meant,
-            at=() if meant else known,
+            repr(path),
+            at=[row.path for row in self.rows],
             most=10,
         )
 
@@ -133,8 +131,7 @@ class GradientReport:
         for kind in kinds:
             if kind not in _KINDS:
                 expected = ", ".join(map(repr, _KINDS))
-                got = describe(kind) + nearest(str(kind), _KINDS)
-                raise ArgumentError("GradientReport.paths(kinds)", expected, got)
+                raise ArgumentError("GradientReport.paths(kinds)", expected, describe(kind))
         return tuple(row.path for row in self.rows if row.kind in kinds)
 
     def __repr__(self) -> str:

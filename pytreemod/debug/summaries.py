@@ -15,15 +15,14 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pytreemod.debug.flops import Flops, count_flops
 from pytreemod.debug.summary_tables import Summary, SummaryRow
-from pytreemod.errors import ArgumentError, PytreemodError, describe, nearest, short_dtype
+from pytreemod.errors import ArgumentError, PytreemodError, describe, short_dtype
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, ties_of
 from pytreemod.state.tokens import is_token
 from pytreemod.training.optimizers import Optimizer
-from pytreemod.transform.compilation.abstract_calls import filter_make_jaxpr
+from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
 from pytreemod.transform.interception.chosen_modules import unwrapped
 from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
@@ -84,7 +83,6 @@ def summary(
     *example: Any,
     depth: int | None = None,
     opt: Optimizer | None = None,
-    flops: bool = False,
     **options: Any,
 ) -> Summary:
     """A table of a model: each Module with its class, output shape, parameters, bytes and dtype.
@@ -104,14 +102,12 @@ def summary(
         depth: the number of levels of Modules to show, the model itself being level 0; None for
             all.
         opt: an optimizer that was initialized for the model.
-        flops: whether to count floating-point operations of a call with the example; see
-            [`count_flops`][pytreemod.debug.count_flops].
         **options: keyword arguments of the model. Pass one with a name from above
             by `pm.Partial(model, depth=...)`.
 
     Returns:
-        A value that prints as the table; `.rows` has its records, `.params`, `.bytes` and `.flops`
-        its totals; `.to_markdown()`, `.mermaid()`, and boxes in a notebook.
+        A value that prints as the table; `.rows` has its records, `.params` and `.bytes` its
+        totals.
 
     Raises:
         ArgumentError: if an option is invalid, or there is an example and the model is not
@@ -124,44 +120,33 @@ def summary(
         >>> import pytreemod as pm
         >>> from pytreemod import nn
         >>> mlp = nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
-        >>> pm.summary(mlp, jax.ShapeDtypeStruct((16, 3), jnp.float32), flops=True)
+        >>> pm.summary(mlp, jax.ShapeDtypeStruct((16, 3), jnp.float32))
         path         class   output     params  bytes  dtype
         <root>       MLP     f32[16,2]      50    200
           layers[0]  Linear  f32[16,8]      32    128  f32
           layers[1]  Linear  f32[16,2]      18     72  f32
-        50 parameters, 200 bytes, 1,568 FLOPs
+        50 parameters, 200 bytes
     """
     if depth is not None and (type(depth) is not int or depth < 0):
         raise ArgumentError("summary(depth)", "a number of levels, or None", describe(depth))
-    if flops and not (example or options):
-        hint = ["give one, or its shape:", "pm.summary(model, x, flops=True)"]
-        raise ArgumentError("summary(flops=True)", "an example", "none", hint=hint)
     _, inner = unwrapped(model)
     if children_of(inner) is None and not _has_shape(inner):
         hint = ["pass the model, or a pm.filter_* transform of it; transforms of JAX hide it:"]
         code = ["pm.summary(model, x)", "pm.summary(pm.filter_vmap(model), x)"]
         raise ArgumentError("summary(model)", "a model", describe(inner), hint=hint + code)
     found = _Rows(inner, opt)
-    calls, counted = _Calls(), Flops(0)
+    calls = _Calls()
     if example or options:
         if not callable(model):
             expected = "a model that can be called with the example"
             hint = ["without an example, it lists the parameters:", "pm.summary(model)"]
             raise ArgumentError("summary(model)", expected, describe(model), hint=hint)
-        jaxpr = _traced(model, example, options, calls, found)
-        counted = count_flops(jaxpr) if flops else counted
+        _trace(model, example, options, calls, found)
     rows = [row for row in found.rows(calls) if depth is None or row.depth <= depth]
     top = found.total
     states = filter(is_state, jtu.tree_leaves((example, options), is_leaf=is_state))
     lines = [line for state in states for line in _state_lines(state)]
-    return Summary(
-        tuple(rows),
-        top.params,
-        top.bytes,
-        tuple(lines),
-        counted.total if flops else None,
-        counted.steps,
-    )
+    return Summary(tuple(rows), top.params, top.bytes, tuple(lines))
 
 
 # ---- rows of the tree
@@ -413,10 +398,10 @@ def _shapes(out: Any) -> Any:
     return jtu.tree_map(shape_of, out, is_leaf=is_state)
 
 
-def _traced(
+def _trace(
     model: Any, example: tuple[Any, ...], options: dict[str, Any], calls: _Calls, found: _Rows
-) -> Any:
-    """Trace a call of the model; return its jaxpr."""
+) -> None:
+    """Trace a call of the model, and record the shapes of its Modules' results."""
     serial = next(_SERIAL)
     _RUNNING[serial] = calls
     try:
@@ -425,10 +410,9 @@ def _traced(
             if found.found:
                 trees = surround_all("summary", trees, ..., _Noting(serial), level=level)
             # The model is an argument: its arrays may be shapes alone.
-            jaxpr, *_ = filter_make_jaxpr(_call)(trees[0], example, options)
-        return jaxpr
+            filter_eval_shape(_call, trees[0], example, options)
     except Exception as error:
-        _explain(error, options, calls, found)
+        _explain(error, calls, found)
         raise
     finally:
         del _RUNNING[serial]
@@ -438,14 +422,11 @@ def _call(model: Any, example: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return model(*example, **options)
 
 
-def _explain(error: Exception, options: dict[str, Any], calls: _Calls, found: _Rows) -> None:
+def _explain(error: Exception, calls: _Calls, found: _Rows) -> None:
     """Append the path of the layer that raised, and the table so far, to the message."""
     done = [row for row in found.rows(calls) if row.calls]
     path = calls.failed
     text = f"In summary(model, ...), at {path or '<root>'}"
-    # An unknown option is passed to the model, even if it is a misspelt option of summary.
-    unknown = next((name for name in options if f"argument '{name}'" in str(error)), "")
-    text += nearest(unknown, ("depth", "opt", "flops")) if unknown else ""
     if done:
         table = repr(Summary(tuple(row._replace(depth=0) for row in done), 0, 0)).split("\n")[:-1]
         text = "\n  ".join([f"{text}, after:", *table[-_SHOWN:]])

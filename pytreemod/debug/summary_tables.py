@@ -1,13 +1,11 @@
-"""The output of `summary` in all forms: text, Markdown, a diagram, boxes in a notebook.
+"""The output of `summary` as text.
 
-All are made of the same rows and columns. A column appears only if it is not empty, and
-equal neighbors are one row.
+A column appears only if it is not empty, and equal neighbors are one row.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -71,17 +69,12 @@ class Summary:
         params: the number of trained numbers.
         bytes: of all arrays.
         state: a line for each value of the State in the example, including streams.
-        flops: floating-point operations of a call; None if not requested.
-        flops_per_step: those of one step of each loop of unknown length: `flops`
-            counts one step.
     """
 
     rows: tuple[SummaryRow, ...]
     params: int
     bytes: int
     state: tuple[str, ...] = ()
-    flops: int | None = None
-    flops_per_step: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         columns = _columns(self.rows)
@@ -94,79 +87,8 @@ class Summary:
 
     __str__ = __repr__
 
-    def to_markdown(self) -> str:
-        """Return the table as Markdown.
-
-        Examples:
-            >>> import jax
-            >>> import pytreemod as pm
-            >>> linear = pm.nn.Linear(3, 4, key=jax.random.key(0))
-            >>> print(pm.summary(linear).to_markdown())
-            | path | class | params | bytes | dtype |
-            |:---|:---|---:|---:|:---|
-            | `<root>` | Linear | 16 | 64 | f32 |
-            <BLANKLINE>
-            16 parameters, 64 bytes
-        """
-        columns = _columns(self.rows)
-        lines = ["| " + " | ".join(name for name, _ in columns) + " |"]
-        lines.append("|" + "".join("---:|" if n in _NUMBERS else ":---|" for n, _ in columns))
-        for row, count in _collapsed(self.rows):
-            path, *cells = (cell(row).replace("|", "\\|") for _, cell in columns)
-            quote = "``" if "`" in path else "`"
-            lines.append(f"| {' | '.join([f'{_repeated(count)}{quote}{path}{quote}', *cells])} |")
-        return "\n".join([*lines, "", *self._end()])
-
-    def mermaid(self) -> str:
-        """Return the Modules as a diagram, in the language of Mermaid, which many sites render.
-
-        Examples:
-            >>> import jax
-            >>> import pytreemod as pm
-            >>> linear = pm.nn.Linear(3, 4, key=jax.random.key(0))
-            >>> print(pm.summary([linear]).mermaid())
-            flowchart TD
-              m0["[0]: Linear<br>16 parameters"]
-        """
-        lines, above = ["flowchart TD"], list[tuple[int, int]]()
-        for number, (row, count) in enumerate(_collapsed(self.rows)):
-            above = [(depth, other) for depth, other in above if depth < row.depth]
-            parts = [f"{_repeated(count)}{row.path}: {row.cls}", f"{row.params:,} parameters"]
-            parts += [_output(row)] if row.calls else []
-            text = "<br>".join(part.translate(_IN_MERMAID) for part in parts)
-            lines.append(f'  m{number}["{text}"]')
-            if above:
-                lines.append(f"  m{above[-1][1]} --> m{number}")
-            above.append((row.depth, number))
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        """Boxes in boxes, which notebooks show; without any script."""
-        columns = _columns(self.rows)
-        parts, opened = [_STYLE, '<div class="pm-summary">'], list[int]()
-        for row, count in _collapsed(self.rows):
-            while opened and opened[-1] >= row.depth:
-                opened.pop()
-                parts.append("</details>")
-            head, *cells = ((name, cell(row)) for name, cell in columns)
-            title = html.escape(_repeated(count) + head[1])
-            texts = [f"<b>{title}</b> {html.escape(cells[0][1])}"]
-            texts += [
-                f"<span><i>{n}</i> {html.escape(text)}</span>" for n, text in cells[1:] if text
-            ]
-            parts.append(f"<details open><summary>{' '.join(texts)}</summary>")
-            opened.append(row.depth)
-        parts += ["</details>"] * len(opened)
-        parts += [f"<p>{html.escape(line)}</p>" for line in self._end()]
-        return "\n".join([*parts, "</div>"])
-
     def _end(self) -> list[str]:
         text = f"{self.params:,} parameters, {_bytes(self.bytes)}"
-        if self.flops is not None:
-            text += f", {self.flops:,} FLOPs"
-        if self.flops_per_step:
-            steps = ", ".join(f"{step:,}" for step in self.flops_per_step)
-            text += f" (loops of unknown length count one step: {steps})"
         return [text, *(["State"] if self.state else []), *(f"  {line}" for line in self.state)]
 
 
@@ -282,21 +204,3 @@ def _bytes(count: int) -> str:
         if count >= 10 * size:
             return f"{count / size:,.1f} {unit}"
     return f"{count:,} bytes"
-
-
-# Labels are HTML, in which a path in angle brackets would be an unknown element.
-_IN_MERMAID = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;"})
-
-# Colors are inherited, with a half-transparent gray: light or dark alike. On a
-# narrow screen long paths are broken, and the boxes are less indented.
-_STYLE = """<style>
-.pm-summary { font: 13px/1.5 ui-monospace, monospace; max-width: 100%; overflow-x: auto; }
-.pm-summary details { margin: 3px 0 3px 12px; padding: 2px 8px; border: 1px solid #8886;
-  border-radius: 5px; }
-.pm-summary summary { cursor: pointer; overflow-wrap: anywhere; }
-.pm-summary span { display: inline-block; margin-left: 1em; opacity: 0.8; }
-.pm-summary i { opacity: 0.7; }
-@media (max-width: 480px) {
-  .pm-summary details { margin-left: 2px; padding: 2px 4px; }
-}
-</style>"""

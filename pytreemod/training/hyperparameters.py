@@ -7,7 +7,6 @@ dict `hyperparams`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
@@ -125,13 +124,10 @@ def _is_castable(value: Any, old: Any) -> bool:
 
 def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]], elsewhere: list[str]) -> NoReturn:
     names = sorted({path[-1].key for path in paths if path[-2:-1] == (_HYPERPARAMS,)})
-    similar = get_close_matches(name, names, n=1)
     hint = [
         "let optax store it in the state:",
         f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
     ]
-    if similar:
-        hint = ["did you mean", f"opt.with_hyperparams({similar[0]}=1e-3)"]
     if elsewhere:
         hint = [f"the rule for {elsewhere[0]} has one; name its leaves:"]
         hint += [f"opt.with_hyperparams({elsewhere[0]}, {name}=1e-3)"]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.goldens import refusals
 
 KEY = jax.random.key(0)
 BEFORE = nn.MLP(3, 2, 4, 1, key=KEY)
@@ -54,6 +53,3 @@ def test_integers_and_keys_are_equal_or_not():
         pm.testing.assert_trees_close({"n": jnp.array([2, 3])}, {"n": jnp.array([2, 4])})
     with pytest.raises(AssertionError, match="at key"):
         pm.testing.assert_trees_close({"key": KEY}, {"key": jax.random.key(1)})
-
-
-test_refusals = refusals(globals())
