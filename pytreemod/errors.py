@@ -242,7 +242,7 @@ def explain(
     if len(at) > most:
         lines.append(f"  and {len(at) - most} more")
     hint = [hint] if isinstance(hint, str) else list(hint)
-    lines += [f"  {hint[0]}", *(f"      {line}" for line in hint[1:])] if hint else []
+    lines += [f"  {hint[0]}", *(f"      {line}" for line in hint[1:])] if any(hint) else []
     return "\n".join(lines)
 
 

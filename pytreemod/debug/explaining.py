@@ -83,9 +83,7 @@ def explain_retraces(
     wrapper = fn.func if isinstance(fn, BoundMethod) else fn
     if not isinstance(wrapper, Jitted):
         raise ArgumentError(
-            "explain_retraces(fn)",
-            "a function under filter_jit",
-            describe(fn),
-            hint=["wrap it first:", "pm.debug.explain_retraces(pm.filter_jit(fn))"],
+            f"explain_retraces: {describe(fn)} is not jitted",
+            hint="pm.debug.explain_retraces(pm.filter_jit(fn))",
         )
     return _Explainer(wrapper, fn, announce)

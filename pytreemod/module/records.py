@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn, cast
 
-from pytreemod.errors import FieldError, FrozenError, describe
+from pytreemod.errors import FieldError, FrozenError, nearest
 from pytreemod.module.flattening import Flattened
 from pytreemod.module.methods import BoundMethod
 from pytreemod.module.overriding import is_bound, refuse_overridden
@@ -279,13 +279,9 @@ def refuse_undeclared(node: Any, name: str, value: Any) -> None:
     """Raise the error for an attribute that no field declares."""
     cls = type(node).__qualname__
     known = class_of(node).__record__.fields
-    fields = ", ".join(known) or "none"
-    hint = ["declare it in the class body:", *_declaration(cls, name, value)]
     raise FrozenError(
-        f"{cls}.{name}",
-        f"a declared field ({fields})",
-        f"an undeclared attribute {name!r}",
-        hint=hint,
+        f"cannot assign to {cls}.{name}: the class declares no such field{nearest(name, known)}",
+        hint=_declaration(name, value),
     )
 
 

@@ -10,7 +10,7 @@ JAX's flattening preserves the tie; nothing is looked up by identity.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax
@@ -399,8 +399,7 @@ def _check_fit(
         old, made = _one_of(old, axes), _made_through(through, _one_of(new, axes))
         if _Parts(old).shapes != {"": made.shape}:
             found = f"{made.shape} after {getattr(through, '__name__', 'through')}"
-            hint = ["pass another function of the source:", "through=lambda x: ..."]
-            _refuse_misfit(place, origin, _shown(old), found, hint)
+            _refuse_misfit(place, origin, _shown(old), found)
         return made
     mine, others = _Parts(untie(old)), _Parts(untie(new))
     if mine.shapes != others.shapes:
@@ -519,27 +518,18 @@ def _shown(node: Any) -> str:
     return ", ".join(f"{name} {shape}" for name, shape in _Parts(node).shapes.items())
 
 
-def _hint_of_misfit(
-    place: str, origin: str, mine: dict[str, Any], others: dict[str, Any]
-) -> list[str]:
+def _hint_of_misfit(place: str, origin: str, mine: dict[str, Any], others: dict[str, Any]) -> str:
     """Return the tie that was meant where one of the two is a layer: that of its arrays."""
     for one, shape in mine.items():
         for other, found in others.items():
             if shape == found and (one == other or not one or not other):
-                tied = f"pm.tie(model, {_inside(place, one)!r}, to={_inside(origin, other)!r})"
-                return ["tie an array to an array:", tied]
-    return [
-        "pass the function that computes one from the other:",
-        f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.transpose)",
-    ]
+                return f"pm.tie(model, {_inside(place, one)!r}, to={_inside(origin, other)!r})"
+    return f"pm.tie(model, {place!r}, to={origin!r}, through=f)"
 
 
-def _refuse_misfit(place: str, origin: str, old: str, new: str, hint: Sequence[str]) -> NoReturn:
+def _refuse_misfit(place: str, origin: str, old: str, new: str, hint: str = "") -> NoReturn:
     raise ShapeError(
-        "tie",
-        f"a value that fits {place}: {old or 'no array'}",
-        f"{origin}: {new or 'no array'}",
-        hint=hint,
+        f"tie of {place} to {origin}", old or "no array", new or "no array", hint=hint or ()
     )
 
 

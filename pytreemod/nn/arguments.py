@@ -7,7 +7,6 @@ and the argument.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -241,10 +240,9 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
     # Old-style keys are uint32 words: two by default, four for the "rbg" generator.
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape in ((2,), (4,))):
         return key
-    hint: Sequence[str] = KEY_HINT
-    if typed:
-        hint = ("These are several keys; pass one of them, or map over them:", "jax.vmap(f)(keys)")
-    raise RngError(where, "one random key", describe(key), hint=hint)
+    raise RngError(
+        where, "one random key", describe(key), hint="jax.vmap(f)(keys)" if typed else KEY_HINT
+    )
 
 
 def required_key(where: TitleLike, key: Any, call: str) -> PRNGKeyArray:
@@ -262,8 +260,8 @@ def required_key(where: TitleLike, key: Any, call: str) -> PRNGKeyArray:
         RngError: if there is no key, or the value is not a key.
     """
     if key is None:
-        hint = ("Pass a key, or switch to inference:", call, "layer = pm.inference_mode(layer)")
-        raise RngError(where, "a random key when training", "none", hint=hint)
+        hint = f"{call}  # or pm.inference_mode(layer)"
+        raise RngError(f"{where} needs a random key when training", hint=hint)
     return check_key(where, key)
 
 
@@ -509,12 +507,7 @@ def mapped_hint(layer: Any) -> Sequence[str]:
     """Return a hint on how to call layers that a map has made as one."""
     call, arguments = _call_of(layer)
     mapped = f"pm.filter_vmap({call})({', '.join(['layers', *arguments])})"
-    if is_stateful(layer):
-        alike = "nn.Ensemble(make_layer, n)(xs, state, in_axes=0)"
-    else:
-        given = ", ".join([*arguments, "in_axes=0"])
-        alike = f"nn.Ensemble.from_members(pm.unstack(layers))({given})"
-    return ("To call several stacked layers, map over them, or make an Ensemble:", mapped, alike)
+    return (mapped,)
 
 
 def _call_of(layer: Any) -> tuple[str, list[str]]:
@@ -546,30 +539,7 @@ def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> Non
     """
     # A slice: x may have no axes.
     if x.shape[-1:] != (size,):
-        made = f"{str(where).partition('(')[0]}({argument}={x.shape[-1] if x.shape else size}, ...)"
-        hint = _last_axis_hint(x.shape, size, made)
-        raise ShapeError(where, f"x of shape (..., {size})", describe(x), hint=hint)
-
-
-def _last_axis_hint(shape: tuple[int, ...], size: int, made: str) -> Sequence[str]:
-    """Return a hint for an array of `shape` to end in an axis of `size`."""
-    if shape == ():
-        if size == 1:
-            return ("x has no axes; add one:", "layer(x[None])")
-        return f"x has no axes; the layer needs {size} numbers at once."
-    # From the back: of two axes that fit, the later one is more likely.
-    for axis in reversed(range(len(shape) - 1)):
-        if shape[axis] == size:
-            moved = "x.T" if len(shape) == 2 else f"jnp.moveaxis(x, {axis}, -1)"
-            return (f"Axis {axis} fits; to make it the last one, write", f"layer({moved})")
-    for axis in reversed(range(len(shape) - 1)):
-        if math.prod(shape[axis:]) == size:
-            flat = "jnp.ravel(x)" if axis == 0 else f"x.reshape((*x.shape[:{axis}], {size}))"
-            return (f"The axes from {axis} on fit once flattened:", f"layer({flat})")
-    return ("No axis of x fits; for such arrays, create the layer with", made)
-
-
-SPATIAL_AXES = ((), ("length",), ("height", "width"), ("depth", "height", "width"))
+        raise ShapeError(where, f"x of shape (..., {size})", describe(x))
 
 
 def spatial_names(count: int) -> tuple[str, ...]:
@@ -577,6 +547,9 @@ def spatial_names(count: int) -> tuple[str, ...]:
     if count < len(SPATIAL_AXES):
         return SPATIAL_AXES[count]
     return tuple(f"d{axis}" for axis in range(count))
+
+
+SPATIAL_AXES = ((), ("length",), ("height", "width"), ("depth", "height", "width"))
 
 
 def check_channels(where: TitleLike, x: Array, channels: int | None, dims: int) -> None:
@@ -598,24 +571,7 @@ def check_channels(where: TitleLike, x: Array, channels: int | None, dims: int) 
     if x.ndim > dims and channels in (None, x.shape[axis]):
         return
     axes = ("...", "channels" if channels is None else str(channels), *spatial_names(dims))
-    hint = _channel_hint(x.shape, channels, axis)
-    raise ShapeError(where, f"x of shape ({', '.join(axes)})", describe(x), hint=hint)
-
-
-def _channel_hint(shape: tuple[int, ...], channels: int | None, axis: int) -> Sequence[str]:
-    """Return a hint for an array of `shape` to have its channels at `axis`."""
-    dims = -axis - 1
-    if len(shape) < dims:
-        return f"The layer needs at least {dims + 1} axes: one of channels, {dims} spatial."
-    if len(shape) == dims and channels not in (None, 1):
-        return "x lacks the channel axis."
-    if len(shape) > dims and shape[-1] == channels:
-        moved = f"layer(jnp.moveaxis(x, -1, {axis}))"
-        return ("The last axis fits, but channels come first here:", moved)
-    if channels in (None, 1):
-        added = f"layer(jnp.expand_dims(x, {axis}))"
-        return ("x seems to lack the channel axis; to add it, write", added)
-    return f"For such arrays the layer needs {shape[axis]} channels."
+    raise ShapeError(where, f"x of shape ({', '.join(axes)})", describe(x))
 
 
 def check_window(where: TitleLike, x: Array, window: Sequence[int], pads: Sequence[Any]) -> None:
@@ -775,11 +731,10 @@ def required_state(where: Any, state: Any) -> State:
         StateError: if there is none.
     """
     if isinstance(state, Absence):
-        raise StateError(where, "a State after x", "none", hint=_state_hint(None, True))
+        raise StateError(f"{where} needs a State", hint="x, state = layer(x, state)")
     if isinstance(state, State):
         return state
-    hint = _state_hint(state, True)
-    raise ArgumentError(where, "a State", describe(state), hint=hint)
+    raise ArgumentError(where, "a State", describe(state), hint="x, state = layer(x, state)")
 
 
 def _state_hint(given: Any, is_needed: bool) -> Sequence[str]:

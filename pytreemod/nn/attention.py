@@ -493,17 +493,9 @@ class MultiheadAttention(StatefulLayer):
         where = named(self, name)
         share, rest = divmod(self.query_size, self.num_heads)
         if rest != 0:
-            expected = f"num_heads to divide query_size={self.query_size}, or an explicit size"
-            hint: Sequence[str] = (
-                "For heads of another size, pass it:",
-                f"{name}={share}",
+            raise ArgumentError(
+                f"{where}: num_heads={self.num_heads} does not divide query_size={self.query_size}"
             )
-            if share == 0:
-                swapped = f"num_heads={self.query_size}, query_size={self.num_heads}"
-                hint = ("The number of heads comes first:", f"MultiheadAttention({swapped})")
-            if share == 0 and self.num_heads % self.query_size:
-                hint = ()
-            raise ArgumentError(where, expected, f"num_heads={self.num_heads}", hint=hint)
         return share
 
     def _sequences(self, where: Title, query: Any, key_: Any, value: Any) -> tuple[Array, ...]:
@@ -644,15 +636,7 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
         raise ArgumentError(where, f"{name} of real numbers", describe(x), hint=hint)
     if x.ndim >= 2 and x.shape[-1] == size:
         return x
-    hint = ()
-    if x.shape == (size,):
-        hint = (
-            f"{name} has no axis of positions; for a sequence of one, write",
-            f"{name}[None]",
-        )
-    elif x.ndim >= 2 and x.shape[-2] == size:
-        hint = ("The axis before the last one fits; to swap them, write", f"{name}.mT")
-    raise ShapeError(where, f"{name} of shape (..., seq, {size})", describe(x), hint=hint)
+    raise ShapeError(where, f"{name} of shape (..., seq, {size})", describe(x))
 
 
 def _processed(

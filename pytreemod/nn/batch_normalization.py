@@ -375,27 +375,12 @@ class BatchNorm(StatefulLayer, Layer):
     def _hint(self, x: Array) -> Sequence[str]:
         """Return code that would move the channels to where this layer expects them."""
         if self.axis_name is None and x.shape[:1] == (self.input_size,):
-            return (
-                "x looks like one example; pass the whole batch, or name a mapped axis:",
-                f"layer = BatchNorm({self.input_size}, axis_name='batch')",
-                "jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name='batch')",
-            )
+            return (f"layer = BatchNorm({self.input_size}, axis_name='batch')  # for one example",)
         if self.axis_name is not None and x.shape[1:2] == (self.input_size,):
             if self._is_on_a_mesh():
-                return (
-                    "x looks like a device's part of a batch; set the axis of the channels:",
-                    self._with_channels(),
-                )
-            return (
-                "x looks like a whole batch; map over it, or create the layer with axis_name=None:",
-                *_mapping(_axis_names(self.axis_name)),
-            )
-        fitting = [axis for axis, size in enumerate(x.shape) if size == self.input_size]
-        if not fitting:
-            return ("No axis of x fits; the layer was built for another number of channels.",)
-        axis = -1 if fitting[-1] == x.ndim - 1 else fitting[0]
-        moved = f"jnp.moveaxis(x, {axis}, {1 if self.axis_name is None else 0})"
-        return (f"Axis {axis} fits; if it has the channels, move it:", f"layer({moved}, state)")
+                return (self._with_channels(),)
+            return (*_mapping(_axis_names(self.axis_name)),)
+        return ()
 
     def _statistics(self, compute: Callable[..., Any], x: Array, channel_axis: int) -> Any:
         """Call `compute` on the batch, which must not be empty; its last result is the count."""

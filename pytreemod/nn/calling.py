@@ -264,11 +264,6 @@ def _demands_state(layer: Any) -> bool:
 def _refuse_unmarked(layer: Any, error: TypeError) -> NoReturn:
     name = class_of(layer).__name__
     raise StateError(
-        f"{name}(x)",
-        "a layer that takes no State, because it is not a StatefulLayer",
-        "a layer with a parameter `state` without a default",
-        hint=[
-            "derive from StatefulLayer, and it gets the State:",
-            f"class {name}(nn.StatefulLayer): ...",
-        ],
+        f"{name} gets no State here: it is not a StatefulLayer",
+        hint=f"class {name}(nn.StatefulLayer): ...",
     ) from error

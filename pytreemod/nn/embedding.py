@@ -106,8 +106,7 @@ class Embedding(Layer):
         # NumPy arrays are not converted: 64 bits would become 32, which may select another row.
         rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else check_array(where, x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
-            hint = ("Convert it first:", "layer(x.astype(int))")
-            raise ArgumentError(where, "x of an integer dtype", describe(rows), hint=hint)
+            raise ArgumentError(where, "x of an integer dtype", describe(rows))
         return embedding(rows, weight)
 
     @in_scope("pm.nn.Embedding.attend")

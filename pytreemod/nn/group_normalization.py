@@ -28,9 +28,7 @@ def _accept_channels(where: str, channels: Any, layer: GroupNorm) -> int | None:
         raise ArgumentError(where, "the number of channels, for weight and bias", "None", hint=hint)
     count = check_size(where, channels)
     if count % layer.groups != 0:
-        most = next(each for each in range(layer.groups, 0, -1) if count % each == 0)
-        hint = ("Each group has the same number of channels:", f"GroupNorm({most}, {count})")
-        raise ArgumentError(where, f"a multiple of groups={layer.groups}", str(count), hint=hint)
+        raise ArgumentError(f"{where}: groups={layer.groups} does not divide {count}")
     return count
 
 

@@ -32,19 +32,11 @@ def refuse_uncachable(
 ) -> None:
     """Refuse a State where there is no cache, and arguments that a cache does not support."""
     if token is None:
-        hint: Sequence[str] = (
-            "Create the layer with a cache, together with its State:",
-            "make = pm.make_with_state(nn.MultiheadAttention)",
-            "layer, state = make(..., is_causal=True, cache_size=size, key=key)",
-        )
-        raise StateError(where, "a layer with a cache", "none", hint=hint)
+        hint = "pm.make_with_state(nn.MultiheadAttention)(..., cache_size=size, key=key)"
+        raise StateError(f"{where} got a State, but has no cache", hint=hint)
     if mask is not None:
-        hint = (
-            "For sequences of different lengths, pass the numbers of valid positions:",
-            "lengths=lengths",
-        )
-        expected = "no mask with a State, because the cache masks by position"
-        raise ArgumentError(where, expected, describe(mask), hint=hint)
+        fact = f"{where} takes no mask with a State: the cache masks by position"
+        raise ArgumentError(fact, hint="lengths=lengths")
     if bias is not None and not callable(bias):
         hint = ("Pass a function of the positions of queries and keys:", "bias=lambda q, k: ...")
         expected = "a function as bias, with a State"
@@ -69,8 +61,7 @@ def check_fits(
     keys, values, length = cache
     slots = keys.shape[-2]
     if length.shape != batch:
-        expected = f"a cache for sequences of batch axes {batch} in the State"
-        got = f"a cache for {length.shape}"
+        expected, got = f"a cache for batch axes {batch}", f"one for {length.shape}"
     elif window not in (None, slots):
         expected, got = f"a cache of window={window} positions in the State", f"{slots} positions"
     else:
@@ -81,10 +72,7 @@ def check_fits(
         expected = f"keys {describe(wanted[0])} and values {describe(wanted[1])} in the State"
         got = f"{describe(keys)} and {describe(values)}"
     size = f", size={window}" if window is not None and slots < window else ""
-    hint = (
-        "Start with empty caches for these sequences:",
-        f"state = nn.reset_cache(model, state, batch={batch}{size})",
-    )
+    hint = f"state = nn.reset_cache(model, state, batch={batch}{size})"
     raise ShapeError(where, expected, got, hint=hint)
 
 
@@ -127,14 +115,7 @@ def nan_where_full(found: Array, seen: Extended, lengths: Array | None) -> Array
 
 
 def _full(where: Title, slots: int, got: str) -> str:
-    hint = (
-        "Reset to a larger cache, or cache a window:",
-        "state = nn.reset_cache(model, state, size=size)",
-        "nn.MultiheadAttention(..., window=window)",
-    )
     return explain(
-        str(where),
-        f"query of at most {slots} positions, the size of the cache",
-        got,
-        hint=hint,
+        f"{where}: the cache has {slots} positions, too few for {got}",
+        hint="state = nn.reset_cache(model, state, size=size)",
     )

@@ -218,19 +218,19 @@ class Sequential(StatefulLayer):
 
 def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callable[..., Any], ...]:
     if more or isinstance(layers, (str, bytes)) or not hasattr(layers, "__iter__"):
-        hint = ("Pass the layers in a list:", "Sequential([layer1, layer2])")
         got = f"{1 + len(more)} arguments" if more else describe(layers)
-        raise ArgumentError(where, "a sequence of layers", got, hint=hint)
+        fact = f"Sequential takes one list of layers, not {got}"
+        raise ArgumentError(fact, hint="Sequential([layer1, layer2])")
     layers = tuple(layers)
     for number, layer in enumerate(layers):
         if not callable(layer) or isinstance(layer, type):
-            place = f"layers[{number}]: {describe(layer)}"
-            raise ArgumentError(where, "callable layers", "something else", at=[place])
+            raise ArgumentError(f"{where}[{number}] cannot be called: {describe(layer)}")
         # In a tuple a function would be a leaf that is not an array, which plain JAX refuses.
         # `Lambda` makes it configuration, in a field.
         if jtu.all_leaves([layer]):
             name = getattr(layer, "__name__", "f")
-            hint = ("Make it a layer:", f"nn.Lambda({name if name.isidentifier() else 'f'})")
-            place = f"layers[{number}]: {describe(layer)}"
-            raise ArgumentError(where, "Modules", "a function", at=[place], hint=hint)
+            raise ArgumentError(
+                f"{where}[{number}] is not a Module, but {describe(layer)}",
+                hint=f"nn.Lambda({name if name.isidentifier() else 'f'})",
+            )
     return layers

@@ -77,14 +77,8 @@ def check_form(where: str, name: str, old: Any, new: Any) -> None:
     found = [each for each in compare(old, new, _fits) if not _is_other_text(each)]
     if found:
         raise StateError(
-            f"{where} {name}",
-            "a value with the structure, shapes and dtypes of the current one",
-            "a different one",
+            f"{where} {name}: a value keeps its structure, shapes and dtypes",
             at=[each.line(name) for each in found],
-            hint=[
-                "shape and dtype of a value cannot change; cast or reshape the new one:",
-                "state.set(token, value.reshape(...).astype(...))",
-            ],
         )
 
 

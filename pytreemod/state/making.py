@@ -91,12 +91,9 @@ def _check_maker(make_model: Any) -> None:
 
 
 def _no_maker(make_model: Any) -> str:
-    hint = (
-        "pass the class, or a function that returns the model:",
-        "model, state = pm.make_with_state(Model)(...)",
-        "model, state = pm.make_with_state(lambda: model)()",
-    )
     is_module = isinstance(make_model, Module)
     got = with_article(type(make_model).__qualname__) if is_module else describe(make_model)
-    expected = "a class or a function that returns a model"
-    return explain("make_with_state(make_model)", expected, got, hint=hint)
+    return explain(
+        f"make_with_state takes a class or a function that returns a model, not {got}",
+        hint="model, state = pm.make_with_state(Model)(...)",
+    )

@@ -25,21 +25,11 @@ TAKE = "layer, state = pm.make_with_state(lambda: state.fill(stack)[0])()  # one
 
 def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
     """Return the error for a State that `user` has replaced."""
-    # A transform sees only the State, and not whether it is part of a net (`stateful`).
-    net = ["out, net = net(x)"] if by == "use in a transform" else []
     return StateError(
-        f"State.{by}",
-        "the newest State",
-        # Equinox's message, by which people know it, as a separate sentence.
-        f"one that {user} has already replaced. Attempted to use old state",
+        # In Equinox's words, by which people know it.
+        f"State.{by}: attempted to use old state, which {user} has replaced",
         at=places,
-        hint=[
-            "use the State that was returned; the old one would lose an update:",
-            "x, state = layer1(x, state)",
-            "x, state = layer2(x, state)",
-            *net,
-            "state = state.restored()  # if the returned State is lost, or not wanted",
-        ],
+        hint="state = state.restored()  # if the new State is lost, or not wanted",
     )
 
 
@@ -89,16 +79,11 @@ def foreign(by: str, marker: Any, rows: Rows, places: Sequence[str] = ()) -> Tok
     """Return the error for a token that has no value in this State."""
     is_unnamed = isinstance(marker, Unnamed)
     name = "a token without a name" if is_unnamed else repr(marker)
-    hint = ["create model and State together:", MAKE]
-    if is_unnamed:
-        hint = ["create model and State together, also after adding a layer:", MAKE, REMAKE, TAKE]
     known = some_of([row.name for row in rows]) or "none"
     return TokenError(
-        f"State.{by}",
-        f"a token of the model that this State was made with ({known})",
-        f"{name}, of another model",
+        f"State.{by}: this State has no value for {name}, but for {known}",
         at=places,
-        hint=hint,
+        hint=MAKE,
     )
 
 
@@ -119,17 +104,9 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], rows: Rows) -> Non
     for marker, paths in found.items():
         if len(paths) > 1:
             raise StateError(
-                f"State.{by}",
-                "each token at one path, because weights are not shared either",
-                f"{rows[marker].name} at {len(paths)}",
+                f"State.{by}: the token {rows[marker].name} is at {len(paths)} paths",
                 at=paths,
-                hint=[
-                    "give the values back before you copy a layer, or combine two models:",
-                    "filled = state.fill(model)",
-                    "changed = pm.tree_at(lambda m: m.b, filled, filled.a)",
-                    "model, state = pm.make_with_state(lambda: changed)()",
-                    "model, state = pm.make_with_state(Pair)(s1.fill(model1), s2.fill(model2))",
-                ],
+                hint="filled = state.fill(model)  # before a layer is copied",
             )
 
 
@@ -198,13 +175,8 @@ def changed_in_whole(names: Iterable[str]) -> StateError:
 def unseeded(by: str, name: str) -> RngError:
     """Return the error for a stream that has no key yet."""
     return RngError(
-        f"State.{by}({name})",
-        "a stream with a key",
-        "a stream that was not seeded",
-        hint=[
-            "seed the State once, after creating the model:",
-            "state = state.seed(jax.random.key(0))",
-        ],
+        f"State.{by}({name}): the stream was not seeded",
+        hint="state = state.seed(jax.random.key(0))",
     )
 
 

@@ -33,10 +33,8 @@ def _name_of(where: str, dtype: Any) -> str:
 
 def _refuse(where: str, got: Any) -> NoReturn:
     raise ArgumentError(
-        where,
-        "a floating dtype, or one for each of params, compute and output",
-        describe(got),
-        hint=["for example:", '"params=float32,compute=bfloat16,output=float32"'],
+        f"{where}: {describe(got)} is no floating dtype",
+        hint='"params=float32,compute=bfloat16,output=float32"',
     )
 
 

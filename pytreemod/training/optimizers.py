@@ -305,10 +305,8 @@ class Optimizer(Module):
     def _initialized(self, method: str) -> tuple[RulePlan, tuple[Any, ...]]:
         if self.plan is None or self.states is None:
             raise ArgumentError(
-                f"Optimizer.{method}",
-                "an optimizer with its state",
-                "an optimizer that was not initialized",
-                hint=["initialize it with the model:", "opt = pm.Optimizer(rules).init(model)"],
+                f"Optimizer.{method}: the optimizer was not initialized",
+                hint="opt = pm.Optimizer(rules).init(model)",
             )
         return self.plan, self.states
 
@@ -406,22 +404,14 @@ def _refuse_unfit(plan: RulePlan, source: str, rows: list[tuple[Any, Any, bool]]
     lost = [row for row in wrong if not _is_numeric(row[2])]
     if lost:
         raise StructureError(
-            where,
-            "a gradient for every trained leaf",
-            f"none for {len(lost)} of {sum(plan.is_trained)}",
+            f"{where}: {len(lost)} of {sum(plan.is_trained)} trained leaves have no gradient",
             at=[path if g is None else f"{path}: {describe(g)}" for path, _, g in lost],
-            hint=[
-                "differentiate with respect to them, or freeze them in the rules or with a role:",
-                'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
-                'model = pm.with_role(model, "backbone", "buffer")',
-            ],
+            hint='pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
         )
     shapes = [row for row in wrong if not _has_shape(row[1], row[2])]
     if shapes:
         raise ShapeError(
-            where,
-            "gradients with the shapes of the parameters",
-            "other shapes, which would be broadcast",
+            f"{where}: gradients have other shapes than their parameters",
             at=[f"{p}: {describe(g)} for {describe(x)}" for p, x, g in shapes],
         )
     path, _, gradient = wrong[0]
@@ -462,13 +452,7 @@ def _check_state(plan: RulePlan, rule: int | None, old: Any, new: Any) -> None:
     ]
     if wrong:
         raise ShapeError(
-            "Optimizer.update(model)",
-            "arrays of the shapes that the optimizer was initialized with",
-            "other shapes, to which its state was broadcast",
+            "Optimizer.update: the optimizer was initialized with a model of other shapes",
             at=wrong,
-            hint=[
-                "create an optimizer for this model; for a stack of models, map init:",
-                "opt = pm.Optimizer(rules).init(model)",
-                "opts = pm.filter_vmap(opt.init)(models)",
-            ],
+            hint="opt = pm.Optimizer(rules).init(model)",
         )

@@ -119,15 +119,9 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
         labels.append(rule if is_trained and rule is not None else _UNTRAINED)
     if lost:
         raise SpecError(
-            "Optimizer.init",
-            "a rule for every trainable leaf",
-            f"none for {len(lost)} of {sum(trained)}",
+            f"Optimizer.init: {len(lost)} of {sum(trained)} trainable leaves have no rule",
             at=_shown(lost),
-            hint=[
-                "give the other leaves one, or None to freeze them:",
-                "pm.by({..., ...: optax.adam(1e-3)})",
-                "pm.by({..., ...: None})",
-            ],
+            hint="pm.by({..., ...: None})  # freezes the others",
         )
     is_used = tuple(rule is not None and i in labels for i, rule in enumerate(transformations))
     if not any(is_used):

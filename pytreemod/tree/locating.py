@@ -73,14 +73,9 @@ class _Mark:
 def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
     """Raise the error for a `where` that looks inside a leaf or computes with it."""
     raise AccessError(
-        "where",
-        "a function that only picks nodes of the tree",
-        "one that computes with a leaf or looks inside it",
+        "`where` may only pick nodes, but it computes with a leaf, or looks inside it",
         at=[path_text(path)],
-        hint=[
-            "pick the node, and compute in replace_fn:",
-            "tree_at(where, tree, replace_fn=f)",
-        ],
+        hint="tree_at(where, tree, replace_fn=f)",
     )
 
 
@@ -291,14 +286,8 @@ def refuse_model(spec: Any, where: str) -> None:
     if record_of(spec) is None or not any(map(is_array, jtu.tree_leaves(spec))):
         return
     raise SpecError(
-        where,
-        "a selector of nodes",
-        f"a model, {own_class(spec).__qualname__}",
-        hint=[
-            "the model is the first argument; in tree_at, it is the second:",
-            'pm.resolve(model, "layers.*.weight")',
-            "pm.tree_at(lambda m: m.layers[0].weight, model, new)",
-        ],
+        f"{where} is a selector of nodes, not a model ({own_class(spec).__qualname__})",
+        hint="pm.tree_at(lambda m: m.layers[0].weight, model, new)",
     )
 
 

@@ -166,9 +166,9 @@ def _sorted(names: Any) -> list[Any]:
     try:
         return sorted(names)
     except TypeError as error:
-        hint = ["convert them to strings:", "{str(key): value for key, value in tree.items()}"]
         raise SpecError(
-            "dict in a tree", "keys that can be sorted", f"{describe(names)}", hint=hint
+            f"JAX cannot sort the keys of a dict: {describe([*names])}",
+            hint="{str(key): value for key, value in tree.items()}",
         ) from error
 
 

@@ -207,16 +207,10 @@ def refuse_shadowed(
         if is_default or is_same or not selector.is_structural():
             continue
         raise SpecError(
-            where,
-            "entries that each pick some leaf first",
-            f"{selector!r}, whose leaves all match earlier entries",
+            f"{where}: {selector!r} never applies, because earlier entries match its leaves",
             at=[
                 f"{pattern_text(locs[i].path)}: by {other!r}"
                 for i, (other, _) in zip(hits, before, strict=True)
-            ],
-            hint=[
-                "the first match counts: put special entries first:",
-                f"pm.by({{{selector!r}: ..., {before[0][0]!r}: ...}})",
             ],
         )
 

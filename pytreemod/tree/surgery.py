@@ -112,10 +112,8 @@ def tree_at(
     elif isinstance(where, (str, type, Selector)):
         shown = where.__qualname__ if isinstance(where, type) else repr(where)
         raise ArgumentError(
-            "tree_at",
-            "replace_fn for a selector of several nodes, or of none",
-            f"replace, for {len(found.targets)} nodes",
-            hint=["write", f"tree_at({shown}, tree, replace_fn=lambda old: new)"],
+            f"tree_at: {shown} names {len(found.targets)} nodes, for which replace_fn is meant",
+            hint=f"tree_at({shown}, tree, replace_fn=lambda old: new)",
         )
     else:
         news = _as_many(replace, len(found.targets))
@@ -225,11 +223,11 @@ def _trie_of(paths: Sequence[tuple[Any, ...]]) -> Any:
 
 def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
     raise SpecError(
-        "tree_at(where)",
-        "each node once",
-        "the same node twice" if outer == inner else "a node and something inside it",
+        "tree_at(where) names a node twice"
+        if outer == inner
+        else "tree_at(where) names a node and something inside it",
         at=dict.fromkeys([path_text(outer), path_text(inner)]),
-        hint=["name it once; for two changes, use two calls:", _TWICE],
+        hint=_TWICE,
     )
 
 

@@ -83,10 +83,6 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
             f"apply_updates at {path_text(path, 'model')}",
             f"an update of shape {jnp.shape(leaf)}",
             describe(update),
-            hint=[
-                "compute updates from gradients of this model; for a stack of models, map both:",
-                "opt_state = pm.filter_vmap(opt.init)(models)",
-            ],
         )
     if is_number and jnp.iscomplexobj(update) and not jnp.iscomplexobj(leaf):
         refuse_complex("apply_updates", path_text(path, "model"), "an update", update)

@@ -92,30 +92,16 @@ def _report(
     found = _found(fn, args, kwargs, old)
     name = function_name(fn)
     if found.is_net:
-        hint = [
-            "return it with the result (for a loss, use has_aux=True):",
-            "out, net = net(x)",
-            "return out, net",
-        ]
         raise StateError(
-            name,
-            "the net to be returned, because a call has changed it",
-            "a result without it",
+            f"{name}: a call has changed the net, which is not returned",
             at=found.places,
-            hint=hint,
+            hint="return out, net",
         )
-    hint = [
-        "return it with the result (for a loss, use has_aux=True):",
-        "y, state = model(x, state)",
-        "return y, state",
-    ]
     warn(
         LostUpdateWarning,
-        name,
-        "a result with the new State, because a call has used up the old one",
-        "a result without it",
+        f"{name}: a State was used up, and the new one is not returned",
         at=found.places,
-        hint=hint,
+        hint="return y, state",
     )
 
 

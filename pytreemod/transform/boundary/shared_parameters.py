@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pytreemod.errors import MAX_PLACES, SharedParameterWarning, describe, warn
+from pytreemod.errors import SharedParameterWarning, describe, warn
 from pytreemod.tree.nodes import Location
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -108,14 +108,10 @@ def warn_of_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) ->
     ]
     warn(
         SharedParameterWarning,
-        where,
-        "each parameter at one path",
-        f"{len(groups)} at two paths or more",
+        f"{where}: {'a parameter is' if len(groups) == 1 else f'{len(groups)} parameters are'} "
+        "at several paths, and would be trained as several",
         at=locs,
-        hint=[
-            "training would make several parameters of it; to keep one, tie the paths:",
-            *ties[:MAX_PLACES],
-        ],
+        hint=ties[0],
     )
 
 

@@ -13,7 +13,7 @@ import jax
 import jaxtyping
 import numpy as np
 
-from pytreemod.errors import ArgumentError, meant, nearest
+from pytreemod.errors import ArgumentError, nearest
 from pytreemod.module.classes import ModuleMeta
 from pytreemod.transform.boundary.wrapping import Transformed, function_name
 from pytreemod.typing import class_of
@@ -229,7 +229,6 @@ def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
             where,
             f"names of arguments of {function_name(fn)} ({', '.join(known)})",
             ", ".join(f"{name!r}{nearest(name, known)}" for name in unknown),
-            hint=meant(unknown, known, f'{where.partition("(")[2].rstrip(")")}="{{}}"'),
         )
 
 

@@ -226,14 +226,8 @@ def explain_no_way_in(what: str, inside: str = "a transform that accepts none") 
 def _explain_unreachable(label: Label) -> str:
     what = f"sow({label.name!r})" if label.level == EVERY_CAPTURE else f"capture of {label.name!r}"
     return explain(
-        what,
-        "a call that can return values",
-        "one inside a transform that returns none",
-        hint=[
-            "use a transform that returns them, instead of jax.jit, jax.vmap, jax.lax.scan, ...:",
-            "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
-            "or return the value; from a while loop, in its carry",
-        ],
+        f"{what}: a transform around the call cannot return values",
+        hint="pm.filter_jit, pm.filter_vmap, pm.filter_scan, ... can",
     )
 
 

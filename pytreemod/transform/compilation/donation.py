@@ -232,11 +232,9 @@ def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Except
     # If this call failed later, arrays that it donated are deleted, too.
     if gone and "has been deleted" in str(error):
         raise DonatedError(
-            called,
-            "arrays that were not donated",
-            f"{len(gone)} that an earlier call donated (donate=...)",
+            f"{called}: an earlier call donated arrays that are used again",
             at=gone,
-            hint=["use the result of that call instead:", "model, ... = step(model, ...)"],
+            hint="model, ... = step(model, ...)",
         ) from error
 
 

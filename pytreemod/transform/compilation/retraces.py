@@ -127,14 +127,9 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
     """Return the message about a function that was traced too often."""
     plural = "trace" if max_traces == 1 else "traces"
     return explain(
-        name,
-        f"at most {max_traces} {plural} (max_traces)",
-        "a call that needs one more",
+        f"{name}: this call needs more than {max_traces} {plural} (max_traces)",
         at=changes,
-        hint=[
-            "keep these values the same from call to call, or pass them as arrays:",
-            "jnp.asarray(number)",
-        ],
+        hint="jnp.asarray(number)  # an array is no part of the program",
     )
 
 

@@ -58,64 +58,34 @@ def _fits(before: Any, after: Any) -> bool:
 def _explain_change(where: str, root: str, found: Sequence[Difference]) -> str:
     places = [entry.line(root) for entry in found]
     return explain(
-        where,
-        f"a {root} of the same type before and after each step",
-        f"{len(found)} change{'s' * (len(found) > 1)}",
+        f"{where}: the {root} changes its type in a step",
         at=places,
         hint=_hint_of_change(root, found),
     )
 
 
-def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
+def _hint_of_change(root: str, found: Sequence[Difference]) -> str:
     for entry in found:
         if entry.of_dtypes:
-            return _casts(path_text(entry.path, root), entry)
+            return _cast(path_text(entry.path, root), entry)
         if entry.of_arrays and aval_of(entry.old).shape == aval_of(entry.new).shape:
             if split_axes(aval_of(entry.old)) != split_axes(aval_of(entry.new)):
-                return _layouts(path_text(entry.path, root), entry)
+                return _layout(path_text(entry.path, root), entry)
             axes = ", ".join(map(repr, sorted(varying_axes(aval_of(entry.new)), key=str)))
-            return [
-                "start from an array that varies over the same axes of the mesh:",
-                f'jax.lax.pcast({path_text(entry.path, root)}, ({axes},), to="varying")',
-            ]
-    if all(entry.of_arrays for entry in found):
-        advice = "arrays must keep their shapes"
-        return (
-            [f"{advice}; to collect values, return them as y:", "return carry, y"]
-            if root == "carry"
-            else [advice]
-        )
-    if any(entry.of_structure for entry in found):
-        advice = f"the {root} must keep its structure"
-        # Only a scan has something beside it.
-        if root != "carry":
-            return [advice]
-        return [f"{advice}; to collect values, return them as y:", "return carry, y"]
-    return [
-        "static values cannot change in a loop: change them before it, or carry arrays:",
-        "jnp.asarray(value)",
-    ]
+            return f'jax.lax.pcast({path_text(entry.path, root)}, ({axes},), to="varying")'
+    return ""
 
 
-def _layouts(place: str, entry: Difference) -> list[str]:
-    before, after = aval_of(entry.old), aval_of(entry.new)
-    return [
-        "reshard the result of the step, or the initial value:",
-        f"pm.filter_shard({place}, {_sharding_text(before)})   # in the step",
-        f"pm.filter_shard({place}, {_sharding_text(after)})   # before the loop",
-    ]
+def _layout(place: str, entry: Difference) -> str:
+    return f"pm.filter_shard({place}, {_sharding_text(aval_of(entry.old))})   # in the step"
 
 
 def _sharding_text(aval: Any) -> str:
     return f"NamedSharding(mesh, {spec_text(aval.sharding.spec)})"
 
 
-def _casts(place: str, entry: Difference) -> list[str]:
-    before, after = aval_of(entry.old), aval_of(entry.new)
-    return [
-        "cast the result of the step, or the initial value:",
-        f"{place}.astype(jnp.{before.dtype.name})   # in the step"
-        if not is_number(entry.new)
-        else f"jnp.asarray({entry.new!r}, jnp.{before.dtype.name})   # in the step",
-        f"jnp.asarray({place}, jnp.{after.dtype.name})   # before the loop",
-    ]
+def _cast(place: str, entry: Difference) -> str:
+    dtype = f"jnp.{aval_of(entry.old).dtype.name}"
+    if is_number(entry.new):
+        return f"jnp.asarray({entry.new!r}, {dtype})   # in the step"
+    return f"{place}.astype({dtype})   # in the step"

@@ -97,10 +97,9 @@ def as_pair(where: str, result: Any) -> tuple[Any, Any]:
     if is_sequence and len(result) == 2:
         return result[0], result[1]
     raise StructureError(
-        where,
-        "a step that returns a pair (carry, y)",
-        f"{len(result)} values" if is_sequence else describe(result),
-        hint=["return both; use None for an empty part:", "return carry, None"],
+        f"{where}: the step returns no pair (carry, y), but "
+        + (f"{len(result)} values" if is_sequence else describe(result)),
+        hint="return carry, None",
     )
 
 

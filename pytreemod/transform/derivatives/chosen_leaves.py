@@ -289,15 +289,10 @@ def refuse_nothing(
     only, *others = chosen.trees()
     refuse_unfinished(f"{where} of {function_name(fn)}", (only, *others) if others else only)
     raise ArgumentError(
-        f"{where} of {function_name(fn)}",
-        "at least one floating array to differentiate",
-        "none" if wrt is None else f"none picked by wrt={wrt!r}",
+        f"{where} of {function_name(fn)}: there is no floating array to differentiate"
+        + ("" if wrt is None else f", picked by wrt={wrt!r}"),
         at=[f"{place}: {describe(leaf)}" for place, leaf in chosen.named(fn)],
-        hint=hint
-        or [
-            "differentiate another argument, or pass arrays:",
-            f"pm.{where}(f, argnums=1)",
-        ],
+        hint=hint or f"pm.{where}(f, argnums=1)",
     )
 
 

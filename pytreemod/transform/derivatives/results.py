@@ -40,8 +40,7 @@ def pair_of(
     values: list[Any] = list(result) if issubclass(kind, (tuple, list)) else []
     if len(values) != 2:
         got = f"{len(values)} values" if issubclass(kind, (tuple, list)) else describe(result)
-        hint = ["return both:", f"return {pair}"]
-        raise error(where, f"a pair ({pair}){reason}", got, hint=hint)
+        raise error(f"{where}: the result is no pair ({pair}){reason}, but {got}")
     return values[0], values[1]
 
 
@@ -72,20 +71,15 @@ def explain_loss(
     if not is_array_like(value):
         is_nested = children_of(value) is not None and value is not None
         raise ArgumentError(
-            title,
-            "a scalar loss",
-            with_article(class_of(value).__name__) if is_nested else describe(value),
-            hint=[
-                "return only the loss, or a pair with has_aux=True:",
-                f"pm.{call or where}(f, has_aux=True)",
-            ],
+            f"{title}: the loss is no scalar, but "
+            + (with_article(class_of(value).__name__) if is_nested else describe(value)),
+            hint=f"pm.{call or where}(f, has_aux=True)",
         ) from error
     if jnp.shape(value) != ():
         raise ShapeError(
             title,
             "a scalar loss",
             describe(value),
-            hint=["reduce it, for example:", "return jnp.mean(loss)"],
         ) from error
     kind = jnp.inexact if is_holomorphic else jnp.floating
     if not jnp.issubdtype(jnp.result_type(value), kind):

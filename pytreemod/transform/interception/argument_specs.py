@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from pytreemod.errors import ArgumentError, SpecError, describe, meant, nearest
+from pytreemod.errors import ArgumentError, SpecError, describe, nearest
 from pytreemod.transform.boundary.wrapping import argument_name
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
@@ -91,10 +91,8 @@ def specs_by_argument(
             return [spec.get(name, terms.default) for name in every]
         # If the only argument is a dict, its spec may be a dict with the argument's keys.
         if len(every) != 1 or not issubclass(class_of(trees[0]), dict):
-            expected = f"names of arguments of this call ({', '.join(every)})"
             got = ", ".join(f"{name!r}{nearest(name, every)}" for name in unknown)
-            hint = meant(unknown, every, f'{terms.option}={{"{{}}": {terms.example}}}')
-            raise ArgumentError(terms.where, expected, got, hint=hint)
+            raise ArgumentError(f"{terms.where}: the call has no argument {got}")
         return [spec]
     is_sequence = class_of(spec) in (tuple, list)
     if is_sequence and len(spec) == positional:
@@ -121,15 +119,8 @@ def _refuse(
                 f"{terms.option}=(spec{', None' * (len(every) - 1)})",
             ],
         )
-    example = f"{{{every[0]!r}: {terms.example}}}" if every else terms.example
     raise SpecError(
-        terms.where,
-        f"one spec for each of the {positional} positional arguments",
-        str(len(spec)),
-        hint=[
-            f"or pass them by name; any other argument {terms.rest}:",
-            f"{terms.option}={example}",
-        ],
+        terms.where, f"one spec for each of {positional} positional arguments", str(len(spec))
     )
 
 

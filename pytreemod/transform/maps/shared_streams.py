@@ -63,20 +63,11 @@ def warn_of_shared_streams(
     chosen = [a.value is True or b for a, b in zip(named, are_mapped, strict=True)]
     places, enclosed = _shared(drawn, arguments, chosen)
     if places or enclosed:
-        first = "give each member its own stream; or pass None to share the numbers:"
-        if not places:
-            first = "pass the State as an argument. " + first[0].upper() + first[1:]
         warn(
             SharedStreamWarning,
-            f"{terms.where} of {function_name(fn)}",
-            "random streams that differ from member to member",
-            "streams that give all members the same numbers",
+            f"{terms.where} of {function_name(fn)}: all members draw the same random numbers",
             at=[*places, *(f"{name}, of a State that is not an argument" for name in enclosed)],
-            hint=[
-                first,
-                f"axes = pm.by({{pm.RngStream: {terms.example}, ...: None}})  # for state.split(n)",
-                "axes = pm.by({pm.RngStream: None, ...: None})",
-            ],
+            hint=f"pm.by({{pm.RngStream: {terms.example}, ...: None}})  # with state.split(n)",
         )
 
 

@@ -60,15 +60,9 @@ def _error(
         place = f"{path_text(path, name)}: {describe(leaf)}, axis {axis}"
         # For the first that lacks its axis, or else for the last.
         if whole is not None and None not in places:
-            last = [
-                "to share a value between members, map it over no axis:",
-                whole(name, path, axis),
-            ]
+            last = [whole(name, path, axis)]
             if leaf.ndim and not fits:
-                last = [
-                    "choose an axis of the array:",
-                    whole(name, path, axis).replace("None", "0"),
-                ]
+                last = [last[0].replace("None", "0")]
         places.setdefault(leaf.shape[axis] if fits else None, []).append(place)
     if None in places:
         expected, got = "arrays with the mapped axis", "other arrays"
@@ -82,16 +76,14 @@ def _error(
         return ArgumentError(where, expected, got)
     models = [name for name, tree in named if record_of(tree) is not None]
     if whole is not None and len(models) == 1 and len(named) > 1 and not size:
-        # The call does not show whether one model is meant, or one for each member.
-        line = whole(models[0], (), 0)
-        last += [f"{line}  # one model"] if line not in last else []
+        last = [whole(models[0], (), 0)]
     more = {
         size: f" (and {len(of) - 1} more)" if len(of) > 1 else "" for size, of in places.items()
     }
     return ShapeError(
         where,
         "one size of the mapped axis",
-        f"{len(places)} sizes",
-        at=[f"size {size} of {of[0]}{more[size]}" for size, of in sorted(places.items())],
+        " and ".join(map(str, sorted(places))),
+        at=[f"{of[0]}{more[size]}" for size, of in sorted(places.items())],
         hint=last,
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
 from pytreemod.transform.maps.sizes import common_size
-from pytreemod.tree.differences import Difference, compare, is_number
+from pytreemod.tree.differences import Difference, compare
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -99,13 +99,8 @@ def _stack_arrays(arrays: Sequence[Any], axis: int) -> Any:
 
 def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
     return explain(
-        "stack(trees)",
-        "trees that differ only in the values of their arrays",
-        f"{len(found)} difference{'s' * (len(found) > 1)}",
+        "stack(trees): the trees differ in more than the values of their arrays",
         at=[entry.line("tree", f"{{}} in trees[0], {{}} in trees[{index}]") for entry in found],
-        hint=["values that differ between members must be arrays:", "jnp.asarray(value)"]
-        if any(entry.of_arrays and is_number(entry.new) for entry in found)
-        else ["create all members with one function, for example:", "pm.filter_vmap(make)(keys)"],
     )
 
 

@@ -299,11 +299,10 @@ class Vmapped(Transformed):
             if not isinstance(error, ValueError) or "out_axes" not in str(error) or not unmapped:
                 raise
             raise SpecError(
-                f"filter_vmap of {function_name(self.fn)}",
-                "equal results for all members where out_axes is None",
-                "a result that differs from member to member",
+                f"filter_vmap of {function_name(self.fn)}: members differ in a result of "
+                "out_axes=None",
                 at=[path_text(p, "result") for p in _differing(run, values, options, unmapped)],
-                hint=["stack it along an axis:", "out_axes=0"],
+                hint="out_axes=0",
             ) from error
         if drawn:
             # Assembled again, because the function may have used up its States.
