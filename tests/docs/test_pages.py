@@ -19,7 +19,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.docs.mistakes import PAGE as MISTAKES
 from tests.docs.pages import PAGES, ROOT, Block, blocks_of, name_of
 
 # Every page compiles its code, and takes a second, so they are slow.
@@ -29,12 +28,7 @@ RUN = ("python", "pycon", "console")
 NOT_RUN = ("sh", "text")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
-# The programs on the page of mistakes end with an error: run by `test_mistakes.py`.
-WITH_CODE = [
-    page
-    for page in PAGES
-    if page != MISTAKES and any(block.language in RUN for block in blocks_of(page))
-]
+WITH_CODE = [page for page in PAGES if any(block.language in RUN for block in blocks_of(page))]
 
 
 def execute(block: Block, page: Path, namespace: dict) -> None:
