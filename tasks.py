@@ -6,6 +6,7 @@
     python3 tasks.py check                 run ruff and pyright
     python3 tasks.py bench [--quick]       measure against JAX, Equinox and Flax NNX
     python3 tasks.py docs                  build the documentation into site/
+    python3 tasks.py size                  count lines of code by room, beside their budgets
     python3 tasks.py install peers hub     install PyTorch, Flax and transformers, for some tests
     python3 tasks.py clean                 remove everything that was built
 
@@ -13,10 +14,13 @@ Arguments after the name of the task go to the program that it runs. Each versio
 own virtual environment in .venvs/, which the first task makes.
 """
 
+import ast
 import hashlib
 import shutil
 import subprocess
 import sys
+import tokenize
+import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +78,50 @@ def run(command: Sequence[str]) -> None:
         sys.exit(status)
 
 
+def code_lines(path: Path) -> int:
+    """Count the lines of a file with code: without blank lines, comments and docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    lines: set[int] = set()
+    with tokenize.open(path) as file:
+        text = file.read()
+    for token in tokenize.generate_tokens(iter(text.splitlines(keepends=True)).__next__):
+        if token.type not in (*skipped, tokenize.ENDMARKER):
+            lines |= {*range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            lines -= {*range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
+    return len(lines)
+
+
+def sizes() -> dict[str, int]:
+    """Count lines of code by room, all lines of the tests, and words of the pages."""
+    found: dict[str, int] = {}
+    for path in sorted((ROOT / "pytreemod").rglob("*.py")):
+        room = path.relative_to(ROOT / "pytreemod").parts[0]
+        room = "front" if room.endswith(".py") else room
+        found[room] = found.get(room, 0) + code_lines(path)
+    found["package"] = sum(found.values())
+    tests = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    pages = [path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    found["tests, all lines"] = sum(text.count("\n") for text in tests)
+    found["pages, words"] = sum(len(text.split()) for text in pages)
+    return found
+
+
+def budgets() -> dict[str, int]:
+    """Read from pyproject.toml how large each of these may be."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return project["tool"]["pytreemod"]["size"]
+
+
+def print_sizes() -> None:
+    """Print what there is beside what there may be."""
+    print(f"{'':18}{'now':>8}{'at most':>10}")
+    for name, count in sizes().items():
+        print(f"{name:18}{count:8,}{budgets()[name]:10,}")
+
+
 def clean() -> None:
     """Remove everything that the tasks have made."""
     for name in BUILT:
@@ -84,6 +132,8 @@ def main(words: Sequence[str]) -> None:
     """Run the task that the first word names."""
     if list(words[:1]) == ["clean"]:
         clean()
+    elif list(words[:1]) == ["size"]:
+        print_sizes()
     elif list(words[:1]) == ["install"] and len(words) > 1:
         for extra in words[1:]:
             install(extra)

@@ -54,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest deselects slow tests.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark three of four cases of a `sampled` test as slow, and move `long` tests to the front.
+    """Mark nine of ten cases of a `sampled` test as slow, and move `long` tests to the front.
 
     Cases are chosen by their order, so that all processes of a run choose the same ones.
     """
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("sampled"):
             grid = item.nodeid.partition("[")[0]
-            if seen[grid] % 4:
+            if seen[grid] % 10:
                 item.add_marker(pytest.mark.slow)
             seen[grid] += 1
     # A long test at the end of a run would make the other processes wait.
