@@ -1,9 +1,5 @@
 """filter_custom_jvp and filter_custom_vjp: derivatives that the user writes, for any trees."""
 
-import copy
-import inspect
-import pickle
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +8,6 @@ from jax.test_util import check_grads
 
 import pytreemod as pm
 from pytreemod.errors import DerivativeError
-from tests.goldens import refusals
 from tests.helpers.comparing import assert_close
 from tests.helpers.equations import equations
 from tests.helpers.trees import Affine, affine, ramp
@@ -116,22 +111,6 @@ def test_modules_are_arguments_and_results():
     assert_close(grad, Affine(jnp.full((2, 3), 7.0), jnp.ones(2)))
 
 
-def test_numbers_differentiated_outside_of_jit_are_arrays_in_the_rule():
-    """Whether compiled or not, a rule sees arrays where the function sees tracers."""
-
-    @pm.filter_custom_jvp
-    def f(x):
-        return x * 2
-
-    @f.def_jvp
-    def f_jvp(primals, tangents):
-        assert all(map(pm.is_array, (*primals, *tangents)))
-        return f(*primals), 5 * tangents[0]
-
-    assert_close(jax.jvp(f, (3.0,), (1.0,))[1], jnp.asarray(5.0))
-    assert_close(jax.grad(f)(3.0), jnp.asarray(5.0))
-
-
 def test_a_number_with_a_tangent_is_an_array():
     """A rule may return a plain number and its tangent."""
     f = pm.filter_custom_jvp(lambda x: x * 0)
@@ -186,15 +165,6 @@ ARGUMENT = {"x": ramp(2), "name": "a", "n": jnp.arange(2)}
 
 def with_x(x):
     return {**ARGUMENT, "x": x}
-
-
-def test_a_call_is_the_functions_with_a_vjp():
-    """Values, strings, integers and keywords are as without the rules, compiled and not."""
-    clipped = make_clipped()
-    for call in (clipped, pm.filter_jit(clipped)):
-        out = call(ARGUMENT, 2.0, shift=1.0)
-        assert_close(out["out"], 2 * ramp(2) + 1.0)
-        assert out["name"] == "a"
 
 
 def test_the_vjp_rule_is_the_gradient():
@@ -345,37 +315,6 @@ def test_rules_may_use_numpy_and_lists():
         assert_close(grad(ramp(2)), jnp.full(2, 7.0))
 
 
-# ---- older spellings
-
-
-def older_vjp():
-    fn = pm.filter_custom_vjp(jnp.sin)
-    fn.defvjp(lambda x: (jnp.sin(x), None), lambda residuals, g, x: 5 * g)
-    return fn
-
-
-def older_jvp():
-    fn = pm.filter_custom_jvp(jnp.sin)
-    fn.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 5 * tangents[0]))
-    return fn
-
-
-@pytest.mark.parametrize(
-    ("older", "text"),
-    [
-        (older_vjp, r"(?s)got defvjp, which is deprecated.*@sin\.def_fwd\n.*@sin\.def_bwd\n"),
-        (older_jvp, r"(?s)got defjvp, which is deprecated.*@sin\.def_jvp\n"),
-    ],
-)
-def test_older_spellings_work_and_say_how_to_write_it(older, text):
-    """The warning shows the new form, and points at the line of the caller."""
-    with pytest.warns(DeprecationWarning, match=text) as told:
-        fn = older()
-
-    assert told[0].filename == __file__
-    assert_close(jax.grad(fn)(1.0), 5.0)
-
-
 # ---- both
 
 
@@ -405,24 +344,6 @@ def tenfold_bwd(residuals, grad_out, perturbed, x):
     return 10 * grad_out
 
 
-@pytest.mark.parametrize("index", [0, 1], ids=["custom_jvp", "custom_vjp"])
-def test_they_are_what_every_transformed_function_is(index):
-    """Name, docstring, signature; a pytree that can be stored, compared, copied and pickled."""
-    f = make_both()[index]
-    name = ["filter_custom_jvp", "filter_custom_vjp"][index]
-
-    assert (f.__name__, f.__doc__, f.__wrapped__) == ("documented", "Squares.", documented)
-    assert list(inspect.signature(f).parameters) == ["x"]
-    assert repr(f) == f"<{name} of documented>"
-    for same in (copy.deepcopy(f), pickle.loads(pickle.dumps(f)), jax.tree.map(lambda x: x, f)):
-        assert same == f
-        assert hash(same) == hash(f)
-        assert_close(jax.grad(same)(3.0), jnp.asarray(10.0))
-    assert f != getattr(pm, name)(documented)
-    grad = pm.filter_grad(pm.filter_jit(lambda g, x: g(x)), argnums=1)
-    assert_close(grad(pm.Partial(f), jnp.asarray(3.0)), jnp.asarray(10.0))
-
-
 def test_rules_that_are_replaced_are_seen_by_compiled_code():
     """A jitted function that is given one with other rules traces again."""
     f = make_both()[0]
@@ -431,27 +352,6 @@ def test_rules_that_are_replaced_are_seen_by_compiled_code():
     assert float(derivative(f, 3.0)) == 10.0
     f.def_jvp(lambda primals, tangents: (f(*primals), 20 * tangents[0]))
     assert float(derivative(f, 3.0)) == 20.0
-
-
-def test_a_structure_has_the_rules_of_its_time():
-    """A function is put together with those that it was taken apart with."""
-    f = make_both()[0]
-    structure = jax.tree.structure(f)
-    f.def_jvp(lambda primals, tangents: (f(*primals), 20 * tangents[0]))
-    before = jax.tree.unflatten(structure, [])
-
-    assert float(jax.grad(before)(3.0)) == 10.0
-    assert float(jax.grad(f)(3.0)) == 20.0
-    assert jax.tree.structure(before) == structure != jax.tree.structure(f)
-
-
-def test_def_returns_the_rule():
-    """So the name in the file is the rule."""
-    jvp, vjp = make_both()
-
-    assert jvp.def_jvp(tenfold_jvp) is tenfold_jvp
-    assert vjp.def_fwd(tenfold_fwd) is tenfold_fwd
-    assert vjp.def_bwd(tenfold_bwd) is tenfold_bwd
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["custom_jvp", "custom_vjp"])
@@ -474,7 +374,7 @@ def test_modules_are_functions(index):
         jax.grad(lambda x: jnp.sum(make(model)(x)))(ramp(2)),
         jnp.full(2, 10.0),
     )
-    with pytest.raises(DerivativeError, match=r"got other derivatives.\n  at .*weight"):
+    with pytest.raises(DerivativeError, match=r"weight"):
         pm.filter_grad(lambda m: jnp.sum(make(m)(ramp(2))))(model)
 
 
@@ -493,21 +393,76 @@ def test_no_operation_is_added():
             assert equations(transform(mine), x) == equations(transform(theirs), x)
 
 
-# ---- bad input
+# ---- what would be wrong in silence
 
 
-X = ramp(3)
+def by_keyword(shift):
+    """A derivative that the rule has no tangent for."""
+    return jnp.sum(make_scaled()({"x": ramp(2), "name": "a"}, 1.0, shift=shift)["out"])
 
 
-def gradient_with(transform, out):
-    """That of a function whose rule gives `out` for its value."""
+def by_another(y):
+    """Only the first argument of a custom_vjp has a gradient."""
+    return jnp.sum(make_clipped()(ARGUMENT, y)["out"])
+
+
+@pytest.mark.parametrize(("loss", "where"), [(by_keyword, "shift"), (by_another, "y")])
+def test_a_derivative_that_no_rule_gives_is_refused(loss, where):
+    """It would be zero."""
+    with pytest.raises(DerivativeError, match=rf"at {where}"):
+        jax.grad(loss)(2.0)
+
+
+@pytest.mark.parametrize(
+    "out", [lambda x: {"y": x, "n": "b"}, lambda x: {"y": x}, lambda x: {"y": x[:2], "n": "a"}]
+)
+@pytest.mark.parametrize("transform", [pm.filter_custom_jvp, pm.filter_custom_vjp])
+def test_a_rule_gives_the_function_s_own_result(transform, out):
+    """A rule with another result would decide what the function returns."""
     f = transform(lambda x: {"y": x, "n": "a"})
     if transform is pm.filter_custom_jvp:
-        f.def_jvp(lambda p, t: (out(p[0]), None))
+        f.def_jvp(lambda primals, tangents: (out(primals[0]), None))
     else:
         f.def_fwd(lambda perturbed, x: (out(x), None))
-        f.def_bwd(lambda residuals, grad_out, perturbed, x: grad_out["y"])
-    return pm.filter_grad(pm.filter_jit(lambda x: jnp.sum(f(x)["y"])))(X)
+        f.def_bwd(lambda residuals, grad, perturbed, x: grad["y"])
+
+    with pytest.raises(DerivativeError, match="def_"):
+        pm.filter_grad(pm.filter_jit(lambda x: jnp.sum(f(x)["y"])))(ramp(3))
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    "gradient",
+    [lambda g: g, lambda g: {"x": g[:2], "n": None}, lambda g: {"x": (g, g), "n": None}],
+    ids=["structure", "shape", "node"],
+)
+def test_a_gradient_that_does_not_fit_is_refused(gradient):
+    """By the rule's name, for the first argument."""
+    f = pm.filter_custom_vjp(lambda d: d["x"])
+    f.def_fwd(lambda perturbed, d: (d["x"], None))
+    f.def_bwd(lambda residuals, grad, perturbed, d: gradient(grad))
+
+    with pytest.raises(DerivativeError, match="def_bwd"):
+        pm.filter_grad(lambda d: jnp.sum(f(d)))({"x": ramp(3), "n": np.arange(2)})
+
+
+@pytest.mark.parametrize(
+    "tangent",
+    [lambda t: {"z": t}, lambda t: {"y": t[:2]}, lambda t: t],
+    ids=["key", "shape", "node"],
+)
+def test_a_tangent_of_a_rule_that_does_not_fit_is_refused(tangent):
+    """By the rule's name."""
+    f = pm.filter_custom_jvp(lambda x: {"y": x})
+    f.def_jvp(lambda primals, tangents: ({"y": primals[0]}, tangent(tangents[0])))
+
+    with pytest.raises(DerivativeError, match="def_jvp"):
+        pm.filter_jvp(f, (ramp(3),), (ramp(3),))
+
+
+def test_the_older_spelling_warns():
+    """Equinox's `defjvp` works, and is deprecated there as well."""
+    fn = pm.filter_custom_jvp(jnp.sin)
+    with pytest.warns(DeprecationWarning, match="defjvp"):
+        fn.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 5 * tangents[0]))
+
+    assert_close(jax.grad(fn)(1.0), 5.0)
