@@ -96,7 +96,7 @@ def report_unused(
     if dot and root.isidentifier():
         hint = [f"{advice}, or freeze it:"]
         hint.append(f"{root} = pm.with_role({root}, {below!r}, 'buffer')")
-    details: dict[str, Any] = {"places": found, "hint": hint}
+    details: dict[str, Any] = {"at": found, "hint": hint}
     if unused == "warn":
         warn(UnusedParameterWarning, where, expected, got, **details)
     else:
