@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from tests.goldens import refusals
+from pytreemod.errors import ShapeError
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -39,4 +39,8 @@ def test_integers_give_floats(dtype):
     assert out.tolist() == [-1.0 if low < 0 else 4.0, 8.0]
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(("slope", "shape"), [((3,), (3, 5)), ((3, 1), (2, 5))])
+def test_slopes_that_do_not_fit_are_refused(slope, shape):
+    """They would broadcast."""
+    with pytest.raises(ShapeError, match="PReLU"):
+        nn.PReLU(jnp.ones(slope))(jnp.ones(shape))

@@ -21,7 +21,6 @@ from pytreemod.nn.arguments import (
     own_arrays,
     split_key,
 )
-from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -306,6 +305,3 @@ def test_the_number_of_layers_changes_with_the_layers_alone(layer, name):
     two = jax.tree.map(lambda array: array[:2], getattr(layer, holder))
     shorter = layer.replace(**{name: 2, holder: two})
     assert [*map(len, jax.tree.leaves(shorter))] == [2, 2]
-
-
-test_refusals = refusals(globals())

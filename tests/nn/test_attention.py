@@ -7,7 +7,6 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ShapeError
-from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -358,6 +357,3 @@ def test_queries_and_keys_are_normalized_by_heads(name):
 
 
 X, KEYS = jnp.ones((3, 4)), jnp.ones((5, 4))
-
-
-test_refusals = refusals(globals())

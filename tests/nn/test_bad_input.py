@@ -19,7 +19,6 @@ from pytreemod import nn
 from pytreemod.errors import PytreemodError
 from pytreemod.module.classes import Module
 from pytreemod.tree.nodes import children_of
-from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.catalogue import CATALOGUE
 
@@ -247,6 +246,3 @@ def test_a_cell_refuses_what_does_not_fit(cell, place):
         ) as caught:
             cell(*given)
         assert re.search(r"expected (x|input|h|c|hidden)\b", str(caught.value)), str(caught.value)
-
-
-test_refusals = refusals(globals())

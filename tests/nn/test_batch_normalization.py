@@ -8,7 +8,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ShapeError
-from tests.goldens import refusals
 from tests.helpers.equations import equations
 from tests.helpers.meshes import MESH, P
 from tests.labels import label
@@ -384,6 +383,3 @@ def test_tokens_have_equinoxs_names_by_mode():
     assert moving.ema_state_index is moving.state_index
     assert moving.batch_state_index is None
     assert moving.ema_first_time_index is not None
-
-
-test_refusals = refusals(globals())

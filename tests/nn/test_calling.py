@@ -21,7 +21,6 @@ from pytreemod.nn.calling import (
     wants_key,
 )
 from pytreemod.transform.boundary.signatures import positions_of
-from tests.goldens import refusals
 from tests.nn.catalogue import CATALOGUE
 
 
@@ -244,6 +243,3 @@ def test_a_scope_is_seen_in_a_program_and_is_a_wrapper_as_jaxs():
     assert call.__doc__ == "Doc."
     assert accepts_key(call)
     assert positions_of(call) == (("x",), ("x",))
-
-
-test_refusals = refusals(globals())

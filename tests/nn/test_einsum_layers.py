@@ -1,4 +1,4 @@
-"""`LinearGeneral` and `Einsum`."""
+"""`LinearGeneral`, `Einsum` and `Scale`."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from tests.goldens import refusals
+from pytreemod.errors import ShapeError
+from tests.helpers.meshes import EXPLICIT, lies, on
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -32,15 +33,6 @@ def test_linear_general_is_flaxs(key, axis):
         theirs = nnx.LinearGeneral(sizes, (4, 2), axis=axis, rngs=nnx.Rngs(0))
         theirs.kernel[...], theirs.bias[...] = layer.weight, layer.bias
         assert_close(out, theirs(jnp.asarray(x)))
-
-
-def test_over_the_last_axis_it_is_linear(key):
-    """The same initial numbers, but for the layout, and so the same range."""
-    general, plain = nn.LinearGeneral(64, 32, key=key), nn.Linear(64, 32, key=key)
-
-    assert_close(general.bias, plain.bias)
-    assert general.weight.shape == (64, 32)
-    assert 0.1 < float(jnp.abs(general.weight).max()) <= 1 / 8
 
 
 @pytest.mark.parametrize("make", ["LinearGeneral", "Einsum"])
@@ -87,4 +79,64 @@ def test_einsum_is_numpys(key, equation, weight, bias, x):
     assert (layer.bias is None) == (bias is None)
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    ("equation", "x", "weight"),
+    [
+        ("bij,k->bk", (2, 30, 40), (3,)),
+        ("...ij, ki -> ...i", (2, 5, 3, 700), (600, 3)),
+        ("j...i,i->...", (900, 2, 3), (3,)),
+    ],
+)
+def test_axes_of_one_array_alone_are_added_up_in_single(key, equation, x, weight):
+    """Without a product, a sum of narrow floats would stop growing."""
+    arrays = [jnp.asarray(1 + wave(*shape) / 4, jnp.bfloat16) for shape in (x, weight)]
+    layer = nn.Einsum(equation, weight, key=key).replace(weight=arrays[1])
+    expected = np.einsum(equation, *(np.asarray(array, "f8") for array in arrays))
+
+    found = layer(arrays[0])
+
+    assert found.dtype == jnp.bfloat16
+    assert_close(found.astype("f4"), expected, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("x_at", "weight_at", "y_at"),
+    [
+        (("data",), (None, None, "model"), ("data", None, "model")),
+        (("data", None, "model"), (None, None, "model"), ("data", "model")),
+    ],
+)
+def test_a_general_product_on_a_mesh_is_split_as_its_operands(key, x_at, weight_at, y_at):
+    """The axes that are not summed keep their shardings, wherever the summed ones are."""
+    x = jnp.asarray(wave(4, 2, 2, 3))
+    layer = nn.LinearGeneral((2, 3), 4, axis=(1, 3), use_bias=False, key=key)
+    split = layer.replace(weight=jax.device_put(layer.weight, on(*weight_at, mesh=EXPLICIT)))
+    call = jax.jit(lambda layer, x: layer(x))
+    found = call(split, jax.device_put(x, on(*x_at, mesh=EXPLICIT)))
+
+    assert lies(found) == y_at
+    assert_close(found, layer(x))
+
+
+def test_scale_begins_with_one_or_as_it_is_told(key):
+    """A factor for each entry of the last axes; 1 broadcasts to any size."""
+    normal, x = jax.nn.initializers.normal(), jnp.asarray(wave(2, 3, 4))
+    layer = nn.Scale((3, 1), weight_init=normal, key=key)
+
+    assert_close(nn.Scale()(x), x)
+    assert_close(layer.weight, normal(key, (3, 1), jnp.float32))
+    assert_close(layer(x), x * layer.weight[None])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda key: nn.LinearGeneral((2, 3), 2, (-2, -1), key=key), (3, 2)),
+        (lambda key: nn.Einsum("bi,io->bo", (3, 2), None, key=key), (7, 4, 3)),
+        (lambda key: nn.Einsum("...i,io->...o", (3, 2), (1, 2), key=key), (3,)),
+    ],
+)
+def test_axes_that_do_not_fit_are_refused(key, layer, shape):
+    """Of the input, or of a bias that would broadcast."""
+    with pytest.raises(ShapeError, match=r"LinearGeneral|Einsum"):
+        layer(key)(jnp.ones(shape))

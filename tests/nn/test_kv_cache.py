@@ -8,7 +8,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import CheckError, ShapeError
-from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -362,6 +361,3 @@ def test_a_window_that_was_changed_on_a_cache_is_refused(window, size):
     )
     state = nn.reset_cache(layer, state, size=window)
     assert_close(layer(X, state=state)[0], layer(X))
-
-
-test_refusals = refusals(globals())

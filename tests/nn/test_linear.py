@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError
-from tests.goldens import refusals
+from pytreemod.errors import ShapeError
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -97,16 +95,6 @@ def test_old_style_keys_work():
     assert (old.weight == nn.Linear(2, 2, key=jax.random.key(3)).weight).all()
 
 
-def test_weight_init_counts_inputs_as_jax_does(key):
-    """lecun_normal() gives variance 1 / in_features, not 1 / out_features."""
-    init = jax.nn.initializers.lecun_normal()
-    layer = nn.Linear(400, 25, key=key, weight_init=init, bias_init=jax.nn.initializers.ones)
-
-    assert layer.weight.shape == (25, 400)
-    assert abs(float(jnp.var(layer.weight)) * 400 - 1) < 0.1
-    assert (layer.bias == 1).all()
-
-
 def test_a_bias_that_is_put_in_later_counts(key):
     """Together with the flag; where the two disagree, neither is taken for right."""
     layer = nn.Linear(2, 2, use_bias=False, key=key)
@@ -115,22 +103,35 @@ def test_a_bias_that_is_put_in_later_counts(key):
     assert_close(biased(jnp.ones(2)), layer(jnp.ones(2)) + 1)
 
 
-def test_the_hints_hint(key):
-    """The code in the hints of the errors works."""
-    layer, x = nn.Linear(64, 2, key=key), jnp.ones((5, 8, 8))
+def test_it_is_a_product_with_the_transposed_matrix(key):
+    """x W^T + b, restated in NumPy; NumPy arrays are arrays."""
+    layer, x = nn.Linear(3, 4, key=key), wave(2, 5, 3)
 
-    assert layer(x.reshape((*x.shape[:1], 64))).shape == (5, 2)
-    assert nn.Linear(3, 4, key=key)(jnp.moveaxis(jnp.ones((2, 3, 7)), 1, -1)).shape == (2, 7, 4)
-    assert nn.Linear(1, 4, key=key)(jnp.ones(())[None]).shape == (4,)
+    assert_close(layer(x), x @ np.asarray(layer.weight).T + np.asarray(layer.bias))
 
 
-def test_a_pair_of_another_layer_is_to_be_unpacked(key):
-    """A layer with a State returns a pair, and the usual mistake is to pass that on."""
-    norm, state = pm.make_with_state(nn.BatchNorm)(3)
-    with pytest.raises(ArgumentError, match=r"got a pair of f32\[2,3\] and a State\.") as caught:
-        nn.Linear(3, 4, key=key)(norm(jnp.ones((2, 3)), state))
+def test_weight_init_is_called_with_inputs_first(key):
+    """So JAX's initializers count the inputs: lecun_normal() gives variance 1 / in_features."""
+    init = jax.nn.initializers.lecun_normal()
+    layer = nn.Linear(400, 25, key=key, weight_init=init, bias_init=jax.nn.initializers.ones)
 
-    assert str(caught.value).endswith("returned:\n      x, state = layer(x, state)")
+    assert layer.weight.shape == (25, 400)
+    assert abs(float(jnp.var(layer.weight)) * 400 - 1) < 0.1
+    assert (layer.bias == 1).all()
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    ("use_bias", "changes"), [(False, {"bias": jnp.ones(2)}), (False, {"use_bias": True})]
+)
+def test_a_bias_that_its_flag_denies_is_refused(key, use_bias, changes):
+    """It would be ignored, or missed."""
+    layer = nn.Linear(2, 2, use_bias, key=key)
+
+    with pytest.raises(ShapeError, match="bias"):
+        layer.replace(**changes)(jnp.ones(2))
+
+
+def test_a_last_axis_of_another_size_is_refused(key):
+    """Whatever JAX would say, the error names the layer and the shape."""
+    with pytest.raises(ShapeError, match=r"Linear.*f32\[3,7\]"):
+        nn.Linear(3, 4, key=key)(jnp.ones((3, 7)))

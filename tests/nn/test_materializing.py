@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import SpecError, UnfinishedError
-from tests.goldens import refusals
 from tests.labels import label
 
 KEY = jax.random.key(0)
@@ -288,6 +287,3 @@ def test_several_sizes_and_streams_of_an_unfinished_layer(given):
     layer = Noisy(*given)
     made = pm.materialize(layer, ones((2, 3)), pm.State(layer))
     assert made.weight.shape == (2, 3)
-
-
-test_refusals = refusals(globals())

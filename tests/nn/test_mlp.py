@@ -10,7 +10,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.module.classes import Module
-from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.catalogue import Slope
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -176,6 +175,3 @@ def test_several_as_one_with_computed_weights_may_be_reconfigured(key):
     found = pm.filter_vmap(lambda mlp: mlp(jnp.ones(2)))(linear)
     expected = adapted(jax.random.split(key, 2)[1]).replace(activation=jnp.negative)
     np.testing.assert_allclose(found[1], expected(jnp.ones(2)), rtol=1e-6)
-
-
-test_refusals = refusals(globals())

@@ -11,7 +11,6 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from tests.goldens import refusals
 
 KEY = jax.random.key(0)
 
@@ -177,6 +176,3 @@ def test_a_field_takes_what_the_constructor_takes():
         pool = change(nn.MaxPool2d(2), kernel_size=3, stride=[1, 2], padding=1)
         assert pool == nn.MaxPool2d(3, [1, 2], 1)
         assert change(nn.AdaptiveMaxPool2d(2), target_shape=4) == nn.AdaptiveMaxPool2d(4)
-
-
-test_refusals = refusals(globals())

@@ -12,7 +12,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import StateError
-from tests.goldens import refusals
 from tests.helpers.equations import equations
 
 X = jnp.asarray([[1.0, 2.0], [3.0, 5.0], [2.0, 4.0]])
@@ -455,6 +454,3 @@ def test_what_the_model_has_is_told_where_it_is():
     assert not hasattr(net, "__len__")
     assert not hasattr(object.__new__(type(net)), "norm")
     assert copy.deepcopy(net).model.size() == 2
-
-
-test_refusals = refusals(globals())

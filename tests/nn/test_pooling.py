@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from tests.goldens import refusals
+from pytreemod.errors import ShapeError
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -21,15 +21,6 @@ LAYERS = [
     (nn.AvgPool2d, (5, 6)),
     (nn.AvgPool3d, (4, 5, 4)),
 ]
-
-
-@pytest.mark.parametrize(("make", "spatial"), LAYERS)
-def test_pools_are_pytorchs(torch, make, spatial):
-    """The same numbers as the layer of that name in PyTorch."""
-    x = wave(2, 3, *spatial)
-    reference = getattr(torch.nn, make.__name__)(3, stride=2, padding=1)
-
-    assert_close(make(3, stride=2, padding=1)(jnp.asarray(x)), reference(torch.tensor(x)))
 
 
 @pytest.mark.parametrize(("make", "spatial"), LAYERS)
@@ -53,22 +44,6 @@ def test_signatures_and_kinship(make, spatial):
     assert layer.num_spatial_dims == len(spatial)
 
 
-@pytest.mark.parametrize(("size", "stride", "padding"), [(7, 2, 1), (8, 3, 0)])
-def test_use_ceil_is_pytorchs_ceil_mode(torch, size, stride, padding):
-    """An overhanging window counts."""
-    x = wave(2, size, size)
-    reference = torch.nn.MaxPool2d(2, stride, padding, ceil_mode=True)
-
-    found = nn.MaxPool2d(2, stride, padding, use_ceil=True)(jnp.asarray(x))
-
-    assert_close(found, reference(torch.tensor(x)))
-
-
-def test_use_ceil_fits_a_window_that_is_larger_than_the_input():
-    """One overhanging window, instead of an error."""
-    assert_close(nn.AvgPool1d(4, 4, use_ceil=True)(jnp.ones((1, 2))), [[0.5]])
-
-
 def test_a_pool_of_ones_own(key):
     """Any operation, any number of axes, an array as neutral element."""
     layer = nn.Pool(jnp.array(-math.inf), jax.lax.max, 4, 2, stride=2)
@@ -78,30 +53,137 @@ def test_a_pool_of_ones_own(key):
     assert jax.tree.leaves(layer) == []
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=label)
-@pytest.mark.parametrize("make", [nn.AvgPool1d, nn.AvgPool2d])
-@pytest.mark.sampled
-def test_averages_of_half_precision_are_pytorchs(torch, make, dtype):
-    """The sum over a large window neither stops at 256 nor overflows."""
-    layer = make(24, padding=3)
-    shape = (1, 2, *[24] * layer.num_spatial_dims)
-    x = jnp.asarray(100 + wave(*shape)).astype(dtype)
-    narrow = {jnp.bfloat16: torch.bfloat16, jnp.float16: torch.float16}[dtype]
-    reference = getattr(torch.nn, make.__name__)(24, stride=1, padding=3)
+# ---- formulas
 
-    found = layer(x)
+HALF = [jnp.bfloat16, jnp.float16]
 
-    given = torch.tensor(np.array(x, np.float32)).to(narrow)
+
+def pooled(x, window, stride, reduce):
+    """The windows of the last two axes, by NumPy in double precision."""
+    views = np.lib.stride_tricks.sliding_window_view(np.asarray(x, "f8"), window, (-2, -1))
+    return reduce(views[..., ::stride, ::stride, :, :], (-2, -1))
+
+
+@pytest.mark.parametrize(("make", "reduce"), [(nn.MaxPool2d, np.max), (nn.AvgPool2d, np.mean)])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_pools_are_numpys_windows(make, reduce, padding):
+    """Padding counts as zeros in a mean, and is never the maximum."""
+    x = wave(2, 5, 6) - 3
+    filled = -np.inf if make is nn.MaxPool2d else 0.0
+    padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding)), constant_values=filled)
+
+    assert_close(make((3, 2), 2, padding)(jnp.asarray(x)), pooled(padded, (3, 2), 2, reduce))
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "stride", "padding", "expected"),
+    [
+        (7, 2, 2, 0, [2, 4, 6, 7]),
+        (6, 2, 2, 0, [2, 4, 6]),
+        (7, 2, 2, 1, [1, 3, 5, 7]),
+        (2, 3, 2, 0, [2]),
+        (5, 3, 4, 1, [2, 5]),
+    ],
+)
+def test_use_ceil_counts_what_overhangs(size, window, stride, padding, expected):
+    """As PyTorch: a last window that is not whole, but none that starts beyond the input."""
+    layer = nn.MaxPool1d(window, stride, padding, use_ceil=True)
+
+    assert layer(jnp.arange(1.0, size + 1)[None]).tolist() == [expected]
+
+
+def test_what_overhangs_counts_as_zeros_in_an_average():
+    """The last window of 1, 2, 3 by twos is (3 + 0) / 2; so is a window larger than the input."""
+    assert_close(nn.AvgPool1d(2, 2, use_ceil=True)(jnp.array([[1.0, 2.0, 3.0]])), [[1.5, 1.5]])
+    assert_close(nn.AvgPool1d(4, 4, use_ceil=True)(jnp.ones((1, 2))), [[0.5]])
+
+
+def test_uneven_padding():
+    """(low, high) pads below and above; a maximum never takes the padding."""
+    x = jnp.array([[-1.0, -2.0, -3.0]])
+
+    assert_close(nn.MaxPool1d(2, padding=[(1, 0)])(x), [[-1.0, -1.0, -2.0]])
+    assert_close(nn.AvgPool1d(2, padding=[(1, 0)])(x), [[-0.5, -1.5, -2.5]])
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.bfloat16, jnp.bool_], ids=label)
+def test_a_maximum_and_a_minimum_keep_the_dtype(dtype):
+    """Padding is the smallest, or the largest, value of whatever dtype x has."""
+    greatest, least = nn.MaxPool1d(2, 2, 1), nn.Pool(np.inf, jax.lax.min, 1, 2, 2, 1)
+
+    for layer, x, expected in [(greatest, [1, 0, 1], [1, 1]), (least, [1, 1, 0], [1, 0])]:
+        found = layer(jnp.array([x]).astype(dtype))
+        assert found.dtype == dtype
+        assert found.astype(int).tolist() == [expected]
+
+
+def test_a_pool_takes_any_operation():
+    """Sums, minima and products of windows, restated in NumPy."""
+    x = wave(6)
+
+    for init, operation, reduce in [
+        (0, jax.lax.add, np.sum),
+        (np.inf, jax.lax.min, np.min),
+        (1, jax.lax.mul, np.prod),
+    ]:
+        found = nn.Pool(init, operation, 1, 2, 2)(jnp.asarray(x)[None])
+        assert_close(found[0], reduce(x.reshape(3, 2), axis=1))
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=label)
+def test_sums_of_half_precision_are_computed_in_single(dtype):
+    """A long sum neither stops growing nor overflows, also in between; it is rounded once."""
+    x = jnp.asarray(10 + wave(1, 32, 32)).astype(dtype)
+    ones, twos = jnp.ones((1, 1024), dtype), jnp.array([[2.0] * 32 + [0.5] * 32], dtype)
+
+    eps = float(jnp.finfo(dtype).eps)
+    found = nn.AvgPool2d(30)(x)
     assert found.dtype == dtype
-    rtol = float(jnp.finfo(dtype).eps)
-    assert_close(found.astype(float), reference(given).float(), rtol=rtol)
+    assert_close(found.astype("f4"), pooled(x, (30, 30), 1, np.mean), rtol=eps / 2, atol=0)
+    assert nn.AvgPool2d(64)(jnp.full((1, 64, 64), 30, dtype)).tolist() == [[[30]]]
+    assert nn.Pool(0, jax.lax.add, 1, 1024)(ones).tolist() == [[1024]]
+    assert nn.Pool(1, jax.lax.mul, 1, 64)(twos).tolist() == [[1]]
 
 
-def test_an_average_of_integers_and_of_an_input_that_is_too_small():
-    """Pixels of 8 bits have an average; a text shows the dtype that was given."""
-    layer = nn.AvgPool2d(3)
+@pytest.mark.parametrize("dtype", HALF, ids=label)
+@pytest.mark.parametrize(("make", "expected"), [(nn.MaxPool1d, 1500), (nn.AvgPool1d, 1500 / 2000)])
+def test_gradients_of_half_precision_are_added_up_in_single(make, expected, dtype):
+    """An entry in 1500 windows gets the sum of their gradients."""
+    x = jnp.zeros((1, 3499), dtype).at[0, 1499].set(1)
 
-    assert layer(jnp.full((1, 3, 3), 200, jnp.uint8)).tolist() == [[[200]]]
+    def loss(x):
+        return jnp.sum(make(2000)(x)[:, :1500].astype(jnp.float32))
+
+    grad = jax.jit(jax.grad(loss))(x)
+
+    assert grad.dtype == dtype
+    assert_close(grad[0, 1499].astype(float), expected, rtol=float(jnp.finfo(dtype).eps))
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(jnp.int8, 100), (jnp.uint8, 255), (jnp.bool_, True), (complex, 2 + 3j)]
+)
+def test_the_mean_of_what_is_no_float(dtype, value):
+    """Integers have a mean that is a float: their sum would not fit; complex numbers stay so."""
+    found = nn.AvgPool2d(4)(jnp.full((1, 4, 4), value, dtype))
+
+    assert jnp.issubdtype(found.dtype, jnp.inexact)
+    assert found.tolist() == [[[value]]]
+
+
+def test_wide_inputs_cost_nothing_more():
+    """The program has one reduction, and the division of a mean."""
+    average, greatest = nn.AvgPool1d(2), nn.MaxPool1d(2)
+    program = jax.make_jaxpr(lambda x: (average(x), greatest(x)))(jnp.ones((1, 4)))
+
+    names = [equation.primitive.name for equation in program.eqns]
+    assert names == ["reduce_window_sum", "div", "reduce_window_max"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.MaxPool2d(2), (9, 9)), (nn.AvgPool1d(5), (1, 4))], ids=label
+)
+def test_what_has_too_few_axes_or_numbers_is_refused(layer, shape):
+    """A missing axis of channels, and a window that is larger than the input."""
+    with pytest.raises(ShapeError, match="Pool"):
+        layer(jnp.ones(shape))

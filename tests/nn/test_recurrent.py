@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import StructureError
-from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEYS = jax.random.split(jax.random.key(0), 4)
@@ -362,9 +361,6 @@ def test_a_cell_that_gives_another_dtype_is_refused_by_the_network(key):
     text = r"first dtype, bfloat16, got float32 from a step"
     with pytest.raises(StructureError, match=text), jax.numpy_dtype_promotion("standard"):
         rnn(x, initial_carry=jnp.zeros(2, jnp.bfloat16))
-
-
-test_refusals = refusals(globals())
 
 
 @pytest.mark.parametrize("reverse", [False, True])

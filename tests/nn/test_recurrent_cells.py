@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ShapeError
-from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -73,37 +71,64 @@ def test_the_first_carry_is_of_zeros_and_keeps_its_dtype(make):
         assert not any(leaf.any() for leaf in jax.tree.leaves(carry))
 
 
+# ---- formulas
+
+
+def sigmoid(x):
+    """By NumPy."""
+    return 1 / (1 + np.exp(-x))
+
+
+def by_hand(cell, x, hidden):
+    """A step by the formula of the docstring, in NumPy."""
+    w, u, b = (np.asarray(a, "f8") for a in (cell.weight_ih, cell.weight_hh, cell.bias))
+    x, hidden = jax.tree.map(lambda a: np.asarray(a, "f8"), (x, hidden))
+    if isinstance(cell, nn.SimpleCell):
+        return np.tanh(x @ w.T + hidden @ u.T + b)
+    if isinstance(cell, nn.LSTMCell):
+        h, c = hidden
+        i, f, g, o = np.split(x @ w.T + h @ u.T + b, 4, -1)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        return sigmoid(o) * np.tanh(c), c
+    (xr, xz, xn), (hr, hz, hn) = np.split(x @ w.T + b, 3, -1), np.split(hidden @ u.T, 3, -1)
+    z = sigmoid(xz + hz)
+    n = np.tanh(xn + sigmoid(xr + hr) * (hn + np.asarray(cell.bias_n, "f8")))
+    return (1 - z) * n + z * hidden
+
+
 @every_cell
-@pytest.mark.slow
-def test_the_hint_of_cells_as_one_hints(make):
-    """The code in the hint gives each cell its carry; so does the hint for one map too many."""
-    layer = make(3, 2, key=KEY)
-    layers = pm.filter_vmap(lambda key: make(3, 2, key=key))(jax.random.split(KEY, 4))
-    xs = jnp.asarray(wave(4, 3))
-    hiddens = layer.initialize_carry(xs.shape)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f4", 1e-5), ("bfloat16", 4e-2), ("f2", 5e-3)])
+def test_steps_are_the_formulas(make, dtype, tolerance):
+    """With biases, for a batch; narrow floats keep their dtype, and lose only their last digits."""
+    cell = make(3, 2, dtype=dtype, key=KEY)
+    x = jnp.asarray(wave(2, 3, 3), dtype)
+    hidden = jax.tree.map(lambda a: a + 0.5, cell.initialize_carry(x.shape))
+    out = cell(x, hidden)
 
-    with pytest.raises(ShapeError, match=r"^\w+\(input_size=3, (.|\n)*map over them") as several:
-        layers(xs[0], hiddens)
-    with pytest.raises(ShapeError, match=r"expected weight_ih (.|\n)*leaves it unmapped") as single:
-        layer.replace(weight_ih=layer.weight_ih[0])(xs[0], hiddens)
-
-    given = {"pm": pm, "layer": layer, "layers": layers, "xs": xs, "hiddens": hiddens}
-    given["nn"] = nn
-    one, other = str(several.value).split("\n")[-2:]
-    unmapped = str(single.value).rpartition("\n")[2]
-    members = pm.unstack(layers)
-    for code, cells in ((one, members), (other, members), (unmapped, [layer] * 4)):
-        found = eval(code.strip(), given)
-        expected = [cell(xs[i], pm.unstack(hiddens)[i]) for i, cell in enumerate(cells)]
-        jax.tree.map(assert_close, found, pm.stack(expected))
+    expected = by_hand(cell, x, hidden)
+    for mine, other in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
+        assert mine.dtype == jnp.dtype(dtype)
+        assert_close(mine.astype("f4"), other, rtol=tolerance, atol=tolerance)
 
 
-def test_an_activation_may_be_learnt():
-    """It is a part of the cell then."""
-    cell = nn.SimpleCell(3, 4, activation=nn.Linear(4, 4, key=KEY), key=KEY)
+def test_a_simple_step_may_have_another_activation_and_add_the_hidden_state():
+    """h' = phi(W x + U h + h), where phi may be learnt."""
+    options = {"use_bias": False, "residual": True, "key": KEY}
+    cell = nn.SimpleCell(3, 2, activation=jnp.sin, **options)
+    x, hidden = wave(4, 3), wave(4, 2)
 
-    assert len(jax.tree.leaves(cell)) == 5
-    assert cell(jnp.asarray(wave(3)), jnp.zeros(4)).shape == (4,)
+    out = cell(jnp.asarray(x), jnp.asarray(hidden))
+
+    assert_close(out, np.sin(x @ cell.weight_ih.T + hidden @ cell.weight_hh.T + hidden))
+    learnt = nn.SimpleCell(3, 2, activation=nn.Linear(2, 2, key=KEY), **options)
+    assert len(jax.tree.leaves(learnt)) == 4
 
 
-test_refusals = refusals(globals())
+@every_cell
+def test_a_carry_of_another_shape_is_refused(make):
+    """It would broadcast over a batch."""
+    cell = make(3, 2, key=KEY)
+    carry = cell.initialize_carry((3,))
+
+    with pytest.raises(ShapeError, match=make.__name__):
+        cell(jnp.ones((4, 3)), carry)

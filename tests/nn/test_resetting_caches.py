@@ -6,7 +6,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.goldens import refusals
 
 KEY = jax.random.key(0)
 
@@ -87,6 +86,3 @@ def test_weights_of_a_stack_may_be_computed(change):
     second, _ = stack(x[:, 3:], state)
 
     assert jnp.allclose(jnp.concatenate([first, second], 1), stack(x), atol=1e-5)
-
-
-test_refusals = refusals(globals())

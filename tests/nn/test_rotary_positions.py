@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
@@ -176,6 +175,3 @@ def test_what_says_how_to_scale_is_stored_as_items():
     one = nn.RotaryPositionalEmbedding(4, scaling=LINEAR | {"factor": 1})
     x = jnp.asarray(wave(3, 4))
     assert (one(x) == nn.RotaryPositionalEmbedding(4)(x)).all()
-
-
-test_refusals = refusals(globals())

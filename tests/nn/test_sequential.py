@@ -7,7 +7,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.module.classes import Module
-from tests.goldens import refusals
 from tests.helpers.equations import equations
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -277,6 +276,3 @@ def test_layers_that_can_do_without_state_do_so(name):
     assert_close(net(x), cached()(x))
     mixed = nn.Sequential([net, nn.BatchNorm(4)])
     assert mixed.needs_state()
-
-
-test_refusals = refusals(globals())

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close
 
 KEY = jax.random.key(0)
@@ -65,6 +64,3 @@ def test_what_is_taken_may_be_computed_and_may_be_whole_layers():
     assert turned()[1].bias is two.bias
     assert [layer is whole.pytree[2] for layer in whole()] == [True] * 3
     assert len(jax.tree.leaves(whole)) == 2
-
-
-test_refusals = refusals(globals())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from tests.goldens import refusals
-from tests.nn.numbers_to_compare import assert_close
+from pytreemod.errors import ArgumentError
+from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def test_the_layers_for_each_dimension_are_the_general_one(key):
@@ -69,11 +69,81 @@ def test_weight_init_keeps_the_axes_apart(key):
     assert_close(layer.bias, np.ones((5, 1, 1)))
 
 
-def test_weights_in_reduced_precision(key):
-    """Weights and output have the dtype asked for."""
-    layer = nn.ConvTranspose1d(2, 3, 2, dtype=jnp.bfloat16, key=key)
-
-    assert jax.eval_shape(layer, jnp.ones((2, 3), jnp.bfloat16)).dtype == jnp.bfloat16
+# ---- formulas
 
 
-test_refusals = refusals(globals())
+def spread_by_loops(x, kernel, stride, low, high, size):
+    """One channel, restated with loops: every entry is spread over a window."""
+    # Ours is a correlation over the spread entries: the first entry is the last tap.
+    out = np.zeros((len(x) - 1) * stride + len(kernel))
+    for i, value in enumerate(x):
+        out[i * stride : i * stride + len(kernel)] += value * kernel[::-1]
+    return np.pad(out[low : len(out) - high], (0, size))
+
+
+@pytest.mark.parametrize(
+    ("padding", "taps", "stride", "more", "by_hand"),
+    [
+        ("VALID", 4, 2, 1, (0, 0, 1)),
+        ("SAME", 4, 1, 0, (1, 2, 0)),
+        ("SAME_LOWER", 4, 1, 0, (2, 1, 0)),
+        ("SAME", 5, 2, 1, (2, 2, 0)),
+        ("SAME", 1, 3, 0, (0, 0, 2)),
+        ([(0, 3)], 4, 2, 0, (0, 3, 0)),
+    ],
+)
+def test_named_and_uneven_paddings(key, padding, taps, stride, more, by_hand):
+    """ "SAME" gives size * stride outputs; odd amounts go above, or below for SAME_LOWER."""
+    layer = nn.ConvTranspose1d(1, 1, taps, stride, more, padding, use_bias=False, key=key)
+    x = wave(5)
+
+    found = layer(jnp.asarray(x)[None])[0]
+
+    assert_close(found, spread_by_loops(x, np.asarray(layer.weight)[0, 0], stride, *by_hand))
+    if padding in ("SAME", "SAME_LOWER"):
+        assert found.shape == (5 * stride - more,)
+
+
+@pytest.mark.parametrize(("stride", "taps"), [(1, 4), (3, 1), (3, 9)])
+@pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER"])
+def test_around_a_circle_nothing_is_cut_off(key, padding, stride, taps):
+    """Entries beyond one end are added at the other, as often as needed."""
+    layer = nn.ConvTranspose1d(
+        1, 1, taps, stride, padding=padding, padding_mode="CIRCULAR", use_bias=False, key=key
+    )
+    x, size = wave(3), 3 * stride
+    beyond = max(2 * stride + taps - size, 0)
+    low = beyond // 2 if padding == "SAME" else -(-beyond // 2)
+    expected = np.zeros(size)
+    spread = spread_by_loops(x, np.asarray(layer.weight)[0, 0], stride, 0, 0, 0)
+    for i, value in enumerate(spread):
+        expected[(i - low) % size] += value
+
+    assert_close(layer(jnp.asarray(x)[None])[0], expected)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER", "VALID", ((1, 2),)], ids=str)
+def test_it_is_the_transpose_of_a_convolution(key, padding):
+    """With channels and taps swapped, it equals JAX's transpose of the other layer."""
+    down = nn.Conv1d(2, 3, 4, 2, padding, use_bias=False, key=key)
+    up = nn.ConvTranspose1d(3, 2, 4, 2, padding=padding, use_bias=False, key=key)
+    up = up.replace(weight=jnp.flip(jnp.swapaxes(down.weight, 0, 1), 2))
+    size = 10 if "SAME" in padding else 12 if padding == "VALID" else 9
+    y = jnp.asarray(wave(3, 5))
+
+    transpose = jax.linear_transpose(down, jnp.zeros((2, size)))
+    assert_close(up(y), transpose(y)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"output_padding": 1}, "output_padding"),
+        ({"padding_mode": "CIRCULAR"}, "padding_mode"),
+        ({"groups": 2}, "groups"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(key, options, word):
+    """They would compute something else than they say."""
+    with pytest.raises(ArgumentError, match=word):
+        nn.ConvTranspose1d(3, 2, 3, key=key, **options)

@@ -19,7 +19,6 @@ from pytreemod.errors import (
     StateError,
 )
 from pytreemod.transform.interception.surrounded_calls import AbstractCallRule, surround
-from tests.goldens import refusals
 from tests.helpers.equations import equations, operations
 from tests.helpers.laws import law
 from tests.labels import label
@@ -651,6 +650,3 @@ def test_what_has_an_axis(args, kwargs, in_axes, seen):
     shapes = out[0] if has_state else out
     assert isinstance(out, tuple) is has_state
     assert shapes == {"x": None, "y": None, "mask": None, **seen}
-
-
-test_refusals = refusals(globals())

@@ -13,7 +13,6 @@ from pytreemod.errors import (
     ArgumentError,
     ShapeError,
 )
-from tests.goldens import refusals
 from tests.helpers.equations import equations, operations
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -538,6 +537,3 @@ def test_a_scan_of_scans_that_recompute():
     arrays = jax.tree.leaves(make_nested())
     for found, expected in zip(gradient(arrays), flat_gradient(arrays), strict=True):
         assert_close(found, expected.reshape(found.shape))
-
-
-test_refusals = refusals(globals())

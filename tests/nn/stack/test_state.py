@@ -8,7 +8,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import StateError, TokenError
-from tests.goldens import refusals
 from tests.helpers.equations import equations, operations
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -668,6 +667,3 @@ def test_a_stack_in_inference_mode_leaves_its_state_usable():
     assert_close(first, second)
     _, after = stack(x, state.seed(jax.random.key(1)))
     assert after is not state
-
-
-test_refusals = refusals(globals())

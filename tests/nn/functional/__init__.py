@@ -1,1 +1,0 @@
-"""Tests of the layers' numerics, against PyTorch and against NumPy."""
