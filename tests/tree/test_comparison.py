@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from tests.goldens import refusals
+from pytreemod.errors import StructureError
 from tests.helpers.trees import (
+    ALL_TREES,
+    MODULES,
     Affine,
-    Color,
     OwnInit,
     Pair,
     Static,
     affine,
     double,
-    every_module,
-    every_tree,
     ramp,
 )
 
@@ -28,37 +27,32 @@ def answers(same, expected, *trees):
     return bool(same) is expected and (is_array if has_arrays else type(same) is bool)
 
 
-@every_tree
-def test_a_tree_equals_itself(make):
-    """tree_equal(t, t) is true, with typematch, too."""
-    tree = make()
-
-    assert answers(pm.tree_equal(tree, tree), True, tree)
-    assert answers(pm.tree_equal(tree, tree, tree, typematch=True), True, tree)
+def test_a_tree_equals_itself():
+    """tree_equal(t, t) is true, with typematch, too; every tree of the catalogue is one."""
+    for make in ALL_TREES.values():
+        tree = make()
+        assert answers(pm.tree_equal(tree, tree), True, tree)
+        assert answers(pm.tree_equal(tree, tree, tree, typematch=True), True, tree)
+        assert pm.tree_check(tree) is None
+    assert pm.tree_equal(ramp(2)) is True
 
 
 @pytest.mark.parametrize(
     ("a", "b"),
     [
         (ramp(2), ramp(3)),
-        (ramp(2), ramp(1, 2)),
         (ramp(2), ramp(2, start=2.0)),
         (ramp(2), ramp(2).astype(jnp.bfloat16)),
         (ramp(2), [1.0, 2.0]),
         (jnp.asarray(1.0), 1.0),
         (1, 2),
-        ("a", "b"),
-        (1, "1"),
         (None, 0),
         ([1], (1,)),
-        ([1], [1, 1]),
         ({"a": 1}, {"b": 1}),
         (Pair(1, 2), (1, 2)),
         (Static(1, 2), Static(1, 3)),
-        (Static(1, 2, "a"), Static(1, 2, "b")),
         (OwnInit(2), OwnInit(2, use_bias=False)),
         (double, max),
-        (Color.RED, Color.BLUE),
         (jax.random.key(0), jax.random.key(1)),
         (jnp.asarray(np.nan), jnp.asarray(np.nan)),
         (Affine, Affine(1, 2)),
@@ -81,10 +75,7 @@ def test_differences_are_seen(a, b):
         (np.float32(2), jnp.asarray(2.0), jax.Array),
         (affine(), affine(start=2.0), jax.Array),
         (np.ones(2), np.ones(2), bool),
-        (np.ones(2), np.zeros(2), bool),
         (ramp(2), ramp(3), bool),
-        ([ramp(2), 1], [ramp(2), 2], bool),
-        ([ramp(2)], (ramp(2),), bool),
         ([], [], bool),
         (1, 1.0, bool),
     ],
@@ -97,11 +88,6 @@ def test_the_answer_is_an_array_once_arrays_were_compared(a, b, kind):
             assert same.shape == ()
             assert same.dtype == bool
             assert bool(~same) is not bool(same)
-
-
-def test_one_tree_alone_equals_itself():
-    """There is nothing to compare."""
-    assert pm.tree_equal(ramp(2)) is True
 
 
 @pytest.mark.parametrize(
@@ -167,15 +153,14 @@ def test_equality_of_constant_modules_is_one_bool_under_a_trace(leaf):
     assert kinds == [True, False]
 
 
-@every_module
-def test_equality_of_modules_is_one_bool(make):
+def test_equality_of_modules_is_one_bool():
     """m == m is True, m != m is False, and m equals nothing of another type."""
-    module = make()
-
-    assert (module == module) is True
-    assert (module != module) is False
-    assert (module == 3) is False
-    assert (module == [module]) is False
+    for make in MODULES.values():
+        module = make()
+        assert (module == module) is True
+        assert (module != module) is False
+        assert (module == 3) is False
+        assert (module == [module]) is False
 
 
 def test_flatten_one_level():
@@ -183,31 +168,28 @@ def test_flatten_one_level():
     tree = [1, (2, 3), affine(), None]
     children, treedef = pm.tree_flatten_one_level(tree)
 
-    assert children == tree
     assert all(x is y for x, y in zip(children, tree, strict=True))
     assert treedef.unflatten(children) == tree
-
-
-def test_flatten_one_level_of_a_module():
-    """The children of a Module are its data, in order."""
     layer = affine()
     children, treedef = pm.tree_flatten_one_level(layer)
-
     assert children[0] is layer.weight
-    assert children[1] is layer.bias
     assert treedef.unflatten([1, 2]) == Affine(1, 2)
-
-
-def test_flatten_one_level_of_a_leaf_and_of_none():
-    """A leaf's only child is itself; None has no children."""
     assert pm.tree_flatten_one_level(5)[0] == [5]
     assert pm.tree_flatten_one_level(None)[0] == []
 
 
-@every_tree
-def test_check_accepts_trees(make):
-    """Every tree of the catalogue is one, shared leaves included."""
-    assert pm.tree_check(make()) is None
+def test_what_is_no_tree_is_refused():
+    """A node in itself, and a node at two paths, which would become two nodes."""
+    layer, loop, inner = affine(), [], {"a": []}
+    loop.append(loop)
+    inner["a"].append(inner["a"])
+
+    with pytest.raises(StructureError, match="itself"):
+        pm.tree_flatten_one_level(loop)
+    with pytest.raises(StructureError, match=r"(?s)at \['a'\]\n.*at \['a'\]\[0\]"):
+        pm.tree_check(inner)
+    with pytest.raises(StructureError, match=r"(?s)at \['encoder'\].*at \['heads'\]\[1\]"):
+        pm.tree_check({"encoder": layer, "heads": [affine(), layer]})
 
 
 def test_check_lets_leaves_and_empty_nodes_be_shared():
@@ -226,6 +208,3 @@ def test_tangents_of_integers_are_equal_by_their_shapes():
         assert pm.tree_equal((one, three), (other, three.copy()), **tolerances) is True
         assert pm.tree_equal(three, four, **tolerances) is False
     assert pm.tree_equal(three, np.zeros(3, bool)) is False
-
-
-test_refusals = refusals(globals())

@@ -1,10 +1,11 @@
 """filter, partition and combine."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from tests.goldens import refusals
+from pytreemod.errors import SpecError
 from tests.helpers.comparing import assert_identical
 from tests.helpers.trees import Affine, Pair, Static, affine
 
@@ -84,4 +85,8 @@ def test_nothing_given_is_changed():
     assert_identical(tree, before)
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize("spec", [[1, True], ["no path", True], [jnp.ones(2), True], [True]])
+def test_what_is_no_spec_of_the_tree_is_refused(spec):
+    """A number or an array where a spec belongs; a prefix of another tree."""
+    with pytest.raises(SpecError, match=r"filter|no path"):
+        pm.filter([1, 2], spec)

@@ -1,147 +1,109 @@
-"""Paths as text, and patterns over them."""
+"""Paths as text, patterns over them, and names of leaves."""
 
-import copy
-import pickle
-from collections import OrderedDict
-
-import jax.tree_util as jtu
+import jax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytreemod.errors import ArgumentError
-from pytreemod.tree.paths import (
-    PathName,
-    matches,
-    parse_name,
-    parse_pattern,
-    path_text,
-    plain_name,
-    step_names,
-)
-from tests.goldens import refusals
+import pytreemod as pm
+from pytreemod.errors import SpecError
 from tests.helpers.laws import law
 from tests.helpers.trees import Affine, Pair, Registered
-from tests.labels import label
-
-
-def texts(tree, root=""):
-    """The paths of all leaves."""
-    return [path_text(path, root) for path, _ in jtu.tree_leaves_with_path(tree)]
 
 
 @pytest.mark.parametrize(
-    ("tree", "expected"),
+    ("tree", "path"),
     [
-        (1, ["<root>"]),
-        ([1, (2, 3)], ["[0]", "[1][0]", "[1][1]"]),
-        ({"b": 1, "a c": 2}, ["['a c']", "['b']"]),
-        ({1: 1}, ["[1]"]),
-        (Affine(1, [2]), ["weight", "bias[0]"]),
-        ({"m": Affine(1, 2)}, ["['m'].weight", "['m'].bias"]),
-        (Pair(1, 2), ["first", "second"]),
-        (OrderedDict(x=1), ["['x']"]),
-        ([Registered(1, "")], ["[0].value"]),
+        ({"b": 1, "a c": [2, "no"]}, r"at \['a c'\]\[1\]"),
+        ({1: "no"}, r"at \[1\]"),
+        ([Affine(1, [2, "no"])], r"at \[0\]\.bias\[1\]"),
+        (Pair(1, "no"), r"at second"),
+        ([Registered("no", "")], r"at \[0\]\.value"),
+        ("no", r"at <root>"),
     ],
-    ids=label,
 )
-def test_a_path_reads_as_the_access(tree, expected):
-    """A path is written as the reader would write the access."""
-    assert texts(tree) == expected
+def test_a_path_reads_as_the_access(tree, path):
+    """A path in an error is written as the reader would write the access."""
+    with pytest.raises(SpecError, match=path):
+        pm.by({int: 0})(tree)
 
 
-def test_a_root_comes_first():
-    """With a root the path starts from that name; a path without steps is the root itself."""
-    assert texts(Affine(1, [2]), "model") == ["model.weight", "model.bias[0]"]
-    assert texts([1], "batch") == ["batch[0]"]
-    assert texts(1, "x") == ["x"]
+def leaves_of(text):
+    """A tree of dicts with the leaf "x" at a path, whose keys are separated by spaces."""
+    tree = "x"
+    for key in reversed(text.split()):
+        tree = {key: tree, "other": 0}
+    return tree
 
 
 @pytest.mark.parametrize(
-    ("pattern", "steps"),
+    ("pattern", "path"),
     [
-        ("a", ("a",)),
-        ("a.b", ("a", "b")),
-        ("layers[2].weight", ("layers", "2", "weight")),
-        ("layers.2.weight", ("layers", "2", "weight")),
-        ("x['key'].*", ("x", "key", "*")),
-        ('x["a b"]', ("x", "a b")),
-        ("**.w?", ("**", "w?")),
-        ("[0][1]", ("0", "1")),
-        ("['a.b']", ("a.b",)),
-        ("layers/2/weight", ("layers", "2", "weight")),
-        ("**/w?", ("**", "w?")),
-        ("a/b.c[0]/d", ("a", "b", "c", "0", "d")),
-        ("['a/b']/w", ("a/b", "w")),
-        ('x["a/b"].w', ("x", "a/b", "w")),
+        ("a", "a"),
+        ("a.b", "a b"),
+        ("layers[2].weight", "layers 2 weight"),
+        ("layers.2.weight", "layers 2 weight"),
+        ("layers/2/weight", "layers 2 weight"),
+        ("a/b.c[0]/d", "a b c 0 d"),
+        ("x['key'].*", "x key y"),
+        ('x["a/b"].w', "x a/b w"),
+        ("['a.b']", "a.b"),
+        # Of a node above the leaf.
+        ("a", "a b"),
+        ("*", "a b"),
+        ("*.b", "a b"),
+        ("**.b", "b"),
+        ("**.b", "x y b z"),
+        ("a.**.b", "a b"),
+        ("a.**.b", "a x y b"),
+        ("**.w?", "a w1"),
+        ("lay*.?", "layers 1"),
     ],
 )
-def test_patterns_are_split_into_steps(pattern, steps):
-    """Dots, slashes and brackets mean the same; quotes keep a key whole."""
-    assert parse_pattern(pattern) == steps
+def test_patterns_match_a_path_or_a_node_above_it(pattern, path):
+    """Dots, slashes and brackets mean the same; quotes keep a key whole; `**` is any number."""
+    tree = leaves_of(path)
+    picked = pm.filter(tree, pm.select.path(pattern) & str)
+
+    assert jax.tree.leaves(picked) == ["x"]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "path", "expected"),
+    ("pattern", "path"),
     [
-        ("a", "a", True),
-        ("a", "a.b", True),
-        ("a.b", "a", False),
-        ("*", "a.b", True),
-        ("*.b", "a.b", True),
-        ("*.b", "b", False),
-        ("**.b", "b", True),
-        ("**.b", "x.y.b.z", True),
-        ("a.**.b", "a.b", True),
-        ("a.**.b", "a.x.y.b", True),
-        ("a.**.b", "c.x.b", False),
-        ("lay*.?", "layers.1", True),
-        ("lay*.?", "layers.12", False),
-        ("**", "a", True),
-        ("Layers", "layers", False),
+        ("a.b", "a"),
+        ("*.b", "b"),
+        ("a.**.b", "c x b"),
+        ("lay*.?", "layers 12"),
+        ("Layers", "layers"),
+        ("a.b", "a.b"),
     ],
 )
-def test_patterns_match_a_path_or_a_node_above_it(pattern, path, expected):
-    """`*` is one step, `**` any number, and case counts."""
-    assert matches(parse_pattern(pattern), parse_pattern(path)) is expected
+def test_patterns_that_match_something_else(pattern, path):
+    """`*` is one key, `?` one character, and case counts."""
+    with pytest.raises(SpecError, match=r"select\.path"):
+        pm.filter(leaves_of(path), pm.select.path(pattern) & str)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "path", "expected"),
-    [
-        ("layers.*", "layers.0", True),
-        ("layers.*", "layers.0.weight", False),
-        ("layers", "layers.0", False),
-        ("**.weight", "layers.0.weight", True),
-        ("layers.**", "layers.0.weight", True),
-        ("layers.**", "layers", True),
-    ],
-)
-def test_patterns_match_a_path_exactly(pattern, path, expected):
-    """Where nodes are selected, the path of a node does not match its children."""
-    assert matches(parse_pattern(pattern), parse_pattern(path), exactly=True) is expected
+def test_patterns_name_nodes_exactly():
+    """Where nodes are selected, the outermost that match are named; configuration, too."""
+    tree = {"layers": [Affine(1, [2]), Affine(3, 4)], "none": None}
+
+    for pattern, expected in [
+        ("layers.*", {"layers": [0, 0], "none": None}),
+        ("layers", {"layers": 0, "none": None}),
+        ("**.weight", {"layers": [Affine(0, [2]), Affine(0, 4)], "none": None}),
+        ("layers[0].**", {"layers": [0, Affine(3, 4)], "none": None}),
+        ("none", {"layers": tree["layers"], "none": 0}),
+    ]:
+        assert pm.tree_at(pattern, tree, replace_fn=lambda _: 0) == expected
 
 
-def test_a_path_that_serves_as_a_key_keeps_its_steps():
-    """In a dict whose keys are paths, patterns see the steps; the text is that of any key."""
-    inner = (jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.DictKey("a.b"))
-    name = PathName.of(inner)
-    path = (jtu.DictKey(name), jtu.GetAttrKey("count"))
-
-    assert name == "layers[2]['a.b']"
-    assert step_names(path) == ("layers", "2", "a.b", "count")
-    assert path_text(path) == "[\"layers[2]['a.b']\"].count"
-    assert step_names((jtu.DictKey("layers[2]"),)) == ("layers[2]",)
-
-
-def test_a_path_name_is_read_and_copied():
-    """From its text it has the same steps, and pickles and copies have them."""
-    name = PathName.parse("layers[2]['a.b']")
-
-    for made in (name, copy.deepcopy(name), pickle.loads(pickle.dumps(name))):
-        assert made.steps == ("layers", "2", "a.b")
-        assert made == "layers[2]['a.b']"
-        assert hash(made) == hash("layers[2]['a.b']")
+@pytest.mark.parametrize("pattern", ["", ".", "a..b", "a.", "a[", "a[0", "['a'", "a./b", ".a"])
+def test_malformed_patterns_are_refused(pattern):
+    """An empty key would match nothing, and an open bracket something else."""
+    with pytest.raises(SpecError, match="position"):
+        pm.select.path(pattern)
 
 
 # ---- names
@@ -153,51 +115,42 @@ many = settings(law, max_examples=100)
 words = st.text(st.sampled_from(list("ab01.:/'\"\\ \n[]\ud800é"))) | st.text()
 
 
-def keys_of(steps):
-    """A path of these steps."""
-    return tuple(jtu.DictKey(step) for step in steps)
-
-
 @many
-@given(st.lists(words), separators)
-def test_names_have_all_steps(steps, sep):
-    """parse_name(plain_name(path)) gives the path's steps: no two sequences have one name."""
-    assert parse_name(plain_name(keys_of(steps), sep), sep) == tuple(steps)
+@given(st.lists(st.lists(words, min_size=1, max_size=3), min_size=1, max_size=3), separators)
+def test_names_have_all_keys(paths, sep):
+    """Trees go to names and back: no two paths have one name, whatever their keys are made of."""
+    tree: dict = {}
+    for number, path in enumerate(paths):
+        # The index keeps a path from ending where another one goes on.
+        node = tree.setdefault(str(number), {})
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = number
+    named = pm.named_leaves(tree, sep=sep)
 
-
-@many
-@given(words | st.lists(words).map(".".join), separators)
-def test_what_is_read_as_a_name_is_one(text, sep):
-    """plain_name(parse_name(name)) == name: no leaf has a second name, and nothing else happens."""
-    try:
-        steps = parse_name(text, sep)
-    except ArgumentError:
-        return
-    assert plain_name(keys_of(steps), sep) == text
+    assert len(named) == len(paths)
+    assert pm.from_named(tree, named, sep=sep) == tree
 
 
 @pytest.mark.parametrize(
-    ("path", "sep", "expected"),
+    ("tree", "sep", "expected"),
     [
-        ((), ".", ""),
-        (
-            (jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.GetAttrKey("bias")),
-            ".",
-            "layers.2.bias",
-        ),
-        ((jtu.DictKey(3), jtu.FlattenedIndexKey(0)), ".", "3.0"),
-        ((jtu.DictKey("a.b"), jtu.DictKey("c d")), ".", "'a.b'.c d"),
-        ((jtu.DictKey("a.b"), jtu.DictKey("c/d")), "/", "a.b/'c/d'"),
-        ((jtu.DictKey(""), jtu.DictKey("it's"), jtu.DictKey("'")), ".", "''.it's.'\\''"),
-        ((jtu.DictKey("a:"), jtu.DictKey("b")), "::", "'a:'::b"),
-        ((jtu.DictKey("a\nb"),), ".", "'a\\nb'"),
-        ((jtu.DictKey(PathName.parse("a[0]['b.c']")), jtu.SequenceKey(1)), ".", "a.0.'b.c'.1"),
+        ([0, [Affine(0, 0)]], ".", ["0", "1.0.weight", "1.0.bias"]),
+        ({"a.b": {"c d": 0}}, ".", ["'a.b'.c d"]),
+        ({"a.b": {"c/d": 0}}, "/", ["a.b/'c/d'"]),
+        ({"": {"it's": {"'": 0}}}, ".", ["''.it's.'\\''"]),
+        ({"a:": {"b": 0}}, "::", ["'a:'::b"]),
+        ({"a\nb": 0}, ".", ["'a\\nb'"]),
     ],
 )
-def test_a_name_is_the_steps(path, sep, expected):
+def test_a_name_is_the_keys(tree, sep, expected):
     """Bare words with a separator; quoted if the bare word would be read differently."""
-    assert plain_name(path, sep) == expected
-    assert parse_name(expected, sep) == step_names(path)
+    assert list(pm.named_leaves(tree, sep=sep)) == expected
 
 
-test_refusals = refusals(globals())
+def test_states_are_named_by_the_paths_of_their_tokens():
+    """A dict's key that is a path has its steps: patterns and names see them."""
+    state = pm.make_with_state(pm.nn.BatchNorm)(2)[1]
+
+    assert jax.tree.leaves(pm.select.path("s.state_index[0]")({"s": state})) == [True, False]
+    assert all(name.startswith("s.state_index.") for name in pm.named_leaves({"s": state}))

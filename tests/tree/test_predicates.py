@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.tree.predicates import is_carried
 from tests.labels import label
 
 
@@ -67,15 +66,3 @@ def test_tracers_are_arrays():
     jax.make_jaxpr(lambda x, n: seen.append((columns(x), columns(n))))(jnp.ones(2), 3)
 
     assert seen == [((True, True, True, True), (True, True, False, False))]
-
-
-def test_what_is_traced_is_carried():
-    """A `Ref` is not an array, and neither is its tracer; but only the tracer cannot be stored."""
-    seen = []
-    jax.jit(lambda x: seen.append([(pm.is_array(r), is_carried(r)) for r in (x, jax.new_ref(x))]))(
-        jnp.ones(2)
-    )
-
-    assert seen == [[(True, True), (False, True)]]
-    assert not is_carried(jax.new_ref(jnp.ones(2)))
-    assert not is_carried("text")

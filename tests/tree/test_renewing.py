@@ -10,8 +10,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.tree.renewing import with_new_containers
-from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Affine, affine, ramp
 
 
@@ -49,9 +47,6 @@ NEW = {
     "with_precision": lambda m: pm.with_precision(m, "bfloat16"),
     "lora": lambda m: pm.lora(m, "layers.0.weight", rank=1, key=jax.random.key(0)),
     "map_parameters": lambda m: pm.map_parameters(jnp.negative, m, "layers.0.weight"),
-    "reinitialize": lambda m: pm.reinitialize(
-        m, "layers.0.weight", jax.nn.initializers.ones, jax.random.key(0)
-    ),
     "materialize": lambda m: pm.materialize(m, ramp(2)),
     "from_named": lambda m: pm.from_named(m, pm.named_leaves(m)),
     "apply_updates": lambda m: pm.apply_updates(m, None),
@@ -100,14 +95,15 @@ def test_a_copy_shares_as_in_python():
     assert copy.copy(model).layers is model.layers
 
 
-def test_renewed_is_equal_and_shares_what_cannot_be_edited():
+def test_what_cannot_be_edited_is_shared():
     """Nodes without lists or dicts are the same objects; so is a State, and order stays."""
     model, state = nn.make_with_state(nn.BatchNorm)(2)
     tree = {"b": [affine()], "a": (affine(), state, OrderedDict(z=[1], y=2)), "m": model}
     tree["d"] = defaultdict(list, {"q": [1]})
-    made: Any = with_new_containers(tree)
+    tree["s"] = pm.Partial(deep, [1.0])
+    made: Any = pm.untie(tree)
 
-    assert [*made] == ["b", "a", "m", "d"]
+    assert [*made] == ["b", "a", "m", "d", "s"]
     assert [*made["a"][2]] == ["z", "y"]
     assert made["d"]["new"] == []
     assert made["b"] is not tree["b"]
@@ -115,15 +111,5 @@ def test_renewed_is_equal_and_shares_what_cannot_be_edited():
     assert made["a"][0] is tree["a"][0]
     assert made["a"][1] is state
     assert made["a"][2]["z"] is not tree["a"][2]["z"]
-    assert with_new_containers(model) is model
-    assert_same(with_new_containers(ramp(2)), ramp(2))
-
-
-def test_what_holds_a_list_is_renewed_in_nodes_of_every_kind():
-    """Partials, bound methods and named tuples."""
-    model = deep()
-    for node in (pm.Partial(model.replace, [1.0]), model.replace):
-        made = with_new_containers(node)
-        assert not {id(x) for x in containers(node)} & {id(x) for x in containers(made)}
-        assert_same(jax.tree.leaves(made), jax.tree.leaves(node))
-        assert jax.tree.structure(made) == jax.tree.structure(node)
+    assert made["m"] is model
+    assert made["s"].args[0] is not tree["s"].args[0]

@@ -1,14 +1,11 @@
 """The selectors that users write, each on the same tree."""
 
-import re
-
 import jax
 import pytest
 
 import pytreemod as pm
 from pytreemod import select
 from pytreemod.errors import SpecError
-from tests.goldens import refusals
 from tests.helpers.trees import Affine, Buffered, Pair
 from tests.labels import label
 
@@ -85,36 +82,6 @@ def test_selector_picks(selector, expected):
     assert picked(selector) == expected.split()
 
 
-class Net(pm.Module):
-    """Two parts."""
-
-    encoder: Affine
-    head: Affine
-
-
-@pytest.mark.parametrize(
-    ("pattern", "meant"),
-    [
-        ("encoder", ["first.encoder"]),
-        ("encoder.weight", ["first.encoder.weight"]),
-        ("encoder.*", ["**.encoder.*"]),
-        ("bias", ["**.bias"]),
-        ("*.biass", ["**.*.bias"]),
-        ("first.encodre.bias", ["first.encoder.bias"]),
-        ("something.else", []),
-    ],
-)
-def test_what_a_path_may_have_meant_is_told(pattern, meant):
-    """Paths deeper in the tree, as for the model of a net, or with another spelling."""
-    tree = Pair(Net(Affine(1.0, 2.0), Affine(3.0, 4.0)), 5.0)
-    with pytest.raises(SpecError, match=r"matches at least one leaf") as caught:
-        pm.filter(tree, select.path(pattern))
-    told = re.findall(r"\n  did you mean\n      '(.*)'$", str(caught.value))
-    assert told == meant
-    for path in told:
-        assert jax.tree.leaves(pm.filter(tree, select.path(path)))
-
-
 def test_what_is_in_dicts_is_named_as_patterns_are():
     """As documents and files write it, and not by the keys of the dict."""
     state = pm.make_with_state(pm.nn.BatchNorm)(2)[1]
@@ -160,4 +127,27 @@ def test_role_of_the_innermost_field_wins():
     assert pm.filter(model, select.role("buffer")).low_rank == Affine(None, Buffered(None, 3, None))
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    ("selector", "text"),
+    [
+        (select.path("block"), r"'block'.*blocks"),
+        (select.path("heads.inner.mean"), r"'heads\.inner\.mean'.*'head\.inner\.mean'"),
+        # Negated, it would pick everything; combined, nothing.
+        (~select.path("blocks.7"), r"blocks\.7"),
+        (select.path("head") & select.path("nothing.here"), r"nothing\.here"),
+        (select.role("buffer") | "pairs", "pairs"),
+        # A slash joins two keys.
+        (select.path("head/inner/w"), "head"),
+    ],
+)
+def test_a_path_that_matches_nothing_is_an_error(selector, text):
+    """The error has the paths of the tree, and the nearest of them."""
+    with pytest.raises(SpecError, match=f"(?s){text}.*blocks\\[0\\]\\.weight"):
+        pm.filter(model(), selector)
+
+
+@pytest.mark.parametrize("spec", [3, None, ("weight", "bias"), pm.by({...: True})])
+def test_what_is_no_selector_is_refused(spec):
+    """A number, several selectors in a tuple, a rule of values."""
+    with pytest.raises(SpecError, match="selector"):
+        select.role("a") & spec

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.tree.surgery import replace_at
-from tests.goldens import refusals
+from pytreemod.errors import ArgumentError, FieldWarning
 from tests.helpers.comparing import assert_identical
 from tests.helpers.trees import (
     Affine,
@@ -33,8 +32,8 @@ from tests.labels import label
 weight = lambda m: m.weight  # noqa: E731
 
 
-def test_one_node():
-    """The new node replaces the old one; the original is unchanged."""
+def test_the_new_node_replaces_the_old_one():
+    """The original is unchanged; several nodes take a sequence of new ones, the root any node."""
     tree = {"a": [affine(), 2], "b": 3}
     kept = tree["a"][0]
     changed = pm.tree_at(lambda t: t["a"][0].weight, tree, "new")
@@ -43,15 +42,10 @@ def test_one_node():
     assert changed["a"][0].bias is kept.bias
     assert tree["a"][0] is kept
     assert kept.weight.shape == (2, 3)
-
-
-def test_several_nodes():
-    """For a sequence of nodes, a sequence of new ones: lists and tuples, in the order named."""
     changed = pm.tree_at(lambda m: (m.bias, m.weight), Affine(1, 2), [3, 4])
-
     assert (changed.weight, changed.bias) == (4, 3)
-    assert pm.tree_at(lambda t: [t[0]], [1, 2], (5,)) == [5, 2]
     assert pm.tree_at(lambda t: (), [1, 2], ()) == [1, 2]
+    assert pm.tree_at(lambda t: t, affine(), 5) == 5
 
 
 def test_replace_fn_is_called_on_each_old_node():
@@ -60,11 +54,6 @@ def test_replace_fn_is_called_on_each_old_node():
 
     assert (changed.weight, changed.bias) == ((2, 3), (2,))
     assert pm.tree_at(lambda t: t["a"], {"a": [1, 2]}, replace_fn=sum) == {"a": 3}
-
-
-def test_the_whole_tree():
-    """Where the root is named, the new node is the result."""
-    assert pm.tree_at(lambda t: t, affine(), 5) == 5
 
 
 @pytest.mark.parametrize("new", [None, (), [1, [2]], {"a": 1}, Affine(1, 2), "text", 3])
@@ -156,25 +145,6 @@ def test_works_under_a_trace():
         return pm.tree_at(weight, model, replace_fn=lambda w: w / 2)
 
     np.testing.assert_array_equal(halve(affine()).weight, affine().weight / 2)
-
-
-def test_a_computed_index_is_not_ambiguous():
-    """Equal leaves at several paths are not ambiguous: the access decides."""
-    x = ramp(2)
-
-    assert pm.tree_at(lambda t: t[1], [x, x], 0)[0] is x
-    assert pm.tree_at(lambda t: t[1], [1, 1], 0) == [1, 0]
-
-
-def test_replace_at_follows_key_paths():
-    """The node at each path is the new one, configuration included."""
-    tree = {"a": [Static(1, 2), Pair(3, 4)]}
-    get, seq, at = jax.tree_util.DictKey("a"), jax.tree_util.SequenceKey, jax.tree_util.GetAttrKey
-    paths = [(get, seq(0), at("size")), (get, seq(1), at("second"))]
-
-    changed = replace_at(tree, [(path, f"new {i}") for i, path in enumerate(paths)])
-    assert changed == {"a": [Static(1, "new 0"), Pair(3, "new 1")]}
-    assert replace_at(tree, [((), 5)]) == 5
 
 
 LAYERS = {"first": [Affine(1, 2), Buffered(3.0, 4, Affine(5, 6))], "second": Affine(7, None)}
@@ -316,4 +286,26 @@ def test_one_walk_for_all_nodes(where):
     assert counts[0] == counts[1]
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"where": weight}, "neither"),
+        ({"where": weight, "replace": 1, "replace_fn": double}, "both"),
+        ({"where": lambda m: (m.weight, m.bias), "replace": ramp(2)}, r"f32\[2\]"),
+        ({"where": lambda m: (m.weight, m.bias), "replace": (1, 2, 3)}, "3"),
+        # One of them would be put everywhere, or in an order that the reader cannot see.
+        ({"where": "*", "replace": (1, 2)}, "2 nodes"),
+        ({"where": str, "replace": (1, 2)}, "0 nodes"),
+        ({"where": pm.select.role("param"), "replace": (1, 2)}, "2 nodes"),
+    ],
+)
+def test_new_nodes_that_do_not_fit_the_named_ones_are_refused(options, text):
+    """One of `replace` and `replace_fn`, and as many as there are nodes."""
+    with pytest.raises(ArgumentError, match=text):
+        pm.tree_at(pytree=affine(), **options)
+
+
+def test_an_array_in_a_static_field_is_told():
+    """As where it is put there by construction."""
+    with pytest.warns(FieldWarning, match=r"Static\.size"):
+        pm.tree_at(lambda m: m.size, Static(ramp(2), 3), ramp(2))

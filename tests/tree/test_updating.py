@@ -1,7 +1,5 @@
 """apply_updates."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +7,7 @@ import optax
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ShapeError
-from tests.goldens import refusals
+from pytreemod.errors import ArgumentError, ShapeError, StructureError
 from tests.helpers.comparing import assert_close
 from tests.helpers.trees import Affine, Static, affine, double, ramp
 
@@ -54,7 +51,7 @@ def test_an_update_is_of_the_shape_of_what_it_is_for(shape):
     update = {"weight": jnp.ones(shape)}
     with (
         jax.numpy_rank_promotion("allow"),
-        pytest.raises(ShapeError, match=r"apply_updates at model\['weight'\]: .* \(3, 2\)"),
+        pytest.raises(ShapeError, match=r"model\['weight'\]"),
     ):
         pm.apply_updates(model, update)
 
@@ -62,7 +59,7 @@ def test_an_update_is_of_the_shape_of_what_it_is_for(shape):
 @pytest.mark.parametrize("leaf", [1.0, 2, 1j, np.float32(1.0), np.ones(2), jnp.ones(())])
 def test_an_update_of_any_number_has_its_shape(leaf):
     """A number has the shape (), whether it is an array or not."""
-    with pytest.raises(ShapeError, match=rf"\['a'\]: .* of shape {re.escape(str(np.shape(leaf)))}"):
+    with pytest.raises(ShapeError, match=r"\['a'\]"):
         pm.apply_updates({"a": leaf}, {"a": jnp.ones(3)})
 
 
@@ -98,4 +95,23 @@ def test_under_jit():
     assert isinstance(add(affine(), affine()), Affine)
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    ("model", "updates", "text"),
+    [
+        ([affine()], [[jnp.ones(2)]], "model"),
+        ({"w": 1.0, "b": 2.0}, {"w": 1.0}, "model"),
+        ({"w": None, "b": 1.0}, {"w": 1.0, "b": 1.0}, r"model\['w'\]"),
+        (affine(), jnp.ones(3), r"f32\[3\]"),
+        ({"a": "text"}, {"a": 1.0}, r"model\['a'\]"),
+    ],
+)
+def test_updates_of_another_structure_are_refused(model, updates, text):
+    """An update for what is not there does not pass in silence; nor do swapped arguments."""
+    with pytest.raises(StructureError, match=text):
+        pm.apply_updates(model, updates)
+
+
+def test_no_imaginary_part_is_dropped():
+    """A complex update of what is real is refused."""
+    with pytest.raises(ArgumentError, match=r"model\.weight.*c64\[2\]"):
+        pm.apply_updates(Static(jnp.ones(2), 3), Static(jnp.full(2, 1 + 5j), 3))

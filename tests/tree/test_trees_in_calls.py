@@ -1,0 +1,286 @@
+"""A jitted call sees a model as it is now: cached arrays are never stale, and never mixed up."""
+
+import dataclasses
+import enum
+import functools as ft
+import gc
+import operator
+import subprocess
+import sys
+import weakref
+from collections import OrderedDict, defaultdict
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import Affine, Containers, Holder, Pair, affine, double, ramp
+from tests.helpers.trees import Static as WithStatic
+
+identity = pm.filter_jit(lambda tree: tree)
+
+
+# ---- changes in place
+
+
+@pytest.mark.parametrize("items", [(), (1, 2)])
+def test_attributes_of_tuples_are_seen(items):
+    """A subclass of tuple may be registered with its attributes as children."""
+
+    class Held(Pair if items else tuple):
+        pass
+
+    def build(_, children):
+        made = tuple.__new__(Held, children[:-1])
+        made.inside = children[-1]
+        return made
+
+    jtu.register_pytree_node(Held, lambda t: ((*t, t.inside), None), build)
+    for model in (
+        Holder(build(None, (*items, ramp(2)))),
+        identity(Holder(build(None, (*items, 1)))),
+    ):
+        for x in (ramp(3), ramp(2), ramp(3)):
+            model.content.inside = x
+            assert_same(identity(model.content).inside, x)
+            assert_same(identity(model).content.inside, x)
+
+
+def test_a_module_under_construction_is_not_remembered():
+    """A jitted method may get a half-built self; what `__init__` sets later is seen."""
+    seen = []
+
+    class Growing(pm.Module):
+        first: jax.Array
+        second: jax.Array
+
+        def __init__(self):
+            self.first = ramp(1)
+            seen.append(identity(Holder(self)).content)
+            self.first = ramp(2)
+            self.second = ramp(3)
+
+    model = Growing()
+    assert_same(seen[0].first, ramp(1))
+    assert_same(identity(model).first, ramp(2))
+    assert_same(identity(model).second, ramp(3))
+
+
+CHANGES = {
+    "append to a list": lambda m: m.items.append(3.0),
+    "exchange an array in a list": lambda m: operator.setitem(m.items, 0, ramp(3)),
+    "change a list in a list": lambda m: m.items[1].append("more"),
+    "add a key": lambda m: operator.setitem(m.table, "new", 1),
+    "exchange a value in a dict": lambda m: operator.setitem(m.table, "a", {"deep": ramp(2)}),
+    "in a Module in a dict": lambda m: operator.setitem(m.table["m"].content, "x", -1.0),
+    "another key": lambda m: operator.setitem(m.table, "z", m.table.pop("a")),
+    "in a tuple": lambda m: m.pair[1].clear(),
+    "reverse": lambda m: m.items.reverse(),
+}
+
+
+def containers():
+    """Lists and dicts at many depths."""
+    return Containers(
+        [ramp(2), [1, ramp(1)]], {"a": 2.0, "m": Holder({"x": 1.0})}, (ramp(1), [ramp(2)], double)
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_mutation_after_a_call_is_seen(change):
+    """A list or dict inside a Module that is changed after a call is passed on as changed.
+
+    Whether the Module was built, or returned by a call, or lies in another one.
+    """
+    for is_returned in (False, True):
+        for wrap, unwrap in ((lambda m: m, lambda m: m), (Holder, lambda m: m.content)):
+            model, expected = containers(), containers()
+            identity(model)
+            model = identity(model) if is_returned else model
+            outer = wrap(model)
+            identity(outer)
+            for step in (change, CHANGES["append to a list"]):
+                step(model)
+                step(expected)
+                assert_same(unwrap(identity(outer)), expected)
+
+
+def test_numpy_arrays_changed_in_place_are_seen():
+    """A NumPy array inside a Module is read at each call."""
+    array = np.zeros(3, np.float32)
+    model = Holder([array])
+    total = pm.filter_jit(lambda m: jnp.sum(m.content[0]))
+    assert total(model) == 0.0
+    array[:] = 2.0
+
+    assert total(model) == 6.0
+
+
+def test_a_call_changes_nothing_that_can_be_seen():
+    """Equality, hash, repr and structure of a Module that was passed are unchanged."""
+    fresh, used = Pair(affine(), WithStatic(1.0, 2)), Pair(affine(), WithStatic(1.0, 2))
+    for module in used:
+        identity(module)
+
+    assert fresh == used
+    assert repr(fresh) == repr(used)
+    assert hash(fresh.second) == hash(used.second)
+    assert jax.tree.structure(fresh) == jax.tree.structure(used)
+    assert identity(used.second.replace(size=3)).size == 3
+
+
+# ---- configuration that `==` calls equal
+
+
+SCALARS = [0, False, 0.0, -0.0, 1, True, 1.0, 1 + 0j, float("nan"), None, "1", b"1"]
+# In NumPy, the dtype float64 equals None, and the class float; which promotes weakly.
+DTYPES = [np.dtype("float64"), float, np.dtype("float32"), "float64"]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,)], ids=["alone", "in a tuple"])
+def test_configuration_comes_back_as_it_was(wrap):
+    """Static values that Python or NumPy calls equal are several programs."""
+    for values in (SCALARS, DTYPES):
+        for value in [*values, *values]:
+            assert repr(identity(WithStatic(1.0, wrap(value))).size) == repr(wrap(value))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.float32(1.5),
+        lambda: (np.float32(1.5),),
+        lambda: float("nan"),
+        lambda: np.dtype("float32"),
+    ],
+)
+def test_equal_configuration_is_one_program(make):
+    """A scalar of NumPy was traced at each call: its `==` gives no bool of Python's."""
+    traces = []
+    run = pm.filter_jit(lambda m: traces.append(m.size) or m.weight)
+    for _ in range(3):
+        run(WithStatic(1.0, make()))
+
+    assert len(traces) == 1
+
+
+@ft.partial(jtu.register_dataclass, data_fields=["w"], meta_fields=["scale"])
+@dataclasses.dataclass
+class Foreign:
+    """A node of another library, with configuration beside its children."""
+
+    w: jax.Array
+    scale: object
+
+
+class Task(enum.StrEnum):
+    """Members equal their texts."""
+
+    DEPTH = "depth"
+
+
+ONLY_EQUAL = {
+    "a node's own": (lambda: Foreign(ramp(2), 2), lambda: Foreign(ramp(2), 2.0)),
+    "a zero's sign": (lambda: Foreign(ramp(2), 0.0), lambda: Foreign(ramp(2), -0.0)),
+    "inside of it": (lambda: Foreign(ramp(2), (1, "a")), lambda: Foreign(ramp(2), (True, "a"))),
+    "keys": (lambda: {1: ramp(2)}, lambda: {True: ramp(2)}),
+    "keys that are texts": (lambda: {"depth": ramp(2)}, lambda: {Task.DEPTH: ramp(2)}),
+    "ordered keys": (lambda: OrderedDict({2: ramp(2)}), lambda: OrderedDict({2.0: ramp(2)})),
+    "default": (lambda: defaultdict(int, {2: ramp(2)}), lambda: defaultdict(int, {2.0: ramp(2)})),
+}
+
+
+def itself(x):
+    return x
+
+
+PASSING = {
+    "jit": lambda tree: pm.filter_jit(lambda x: x)(tree),
+    "kept jit": identity,
+    "vmap": lambda tree: pm.filter_vmap(lambda x, tree: tree, in_axes=(0, None), out_axes=None)(
+        ramp(2), tree
+    ),
+    "scan": lambda tree: pm.filter_scan(lambda carry, x: (carry, x), tree, ramp(2))[0],
+    "cond": lambda tree: pm.filter_cond(True, itself, itself, tree),
+    "checkpoint": lambda tree: pm.filter_checkpoint(itself)(tree),
+}
+
+
+def told(tree):
+    """Differences in a tree that `==` does not see."""
+    tree = tree.content if isinstance(tree, Holder) else tree
+    return repr(tree.scale) if isinstance(tree, Foreign) else repr([*tree])
+
+
+@pytest.mark.parametrize("name", ONLY_EQUAL)
+def test_trees_that_jax_calls_equal_stay_what_they_are(name):
+    """A model got the configuration of another one that JAX calls equal: the first in the cache."""
+    for wrap in (itself, Holder):
+        one, other = (wrap(make()) for make in ONLY_EQUAL[name])
+        assert jtu.tree_structure(one) == jtu.tree_structure(other)
+        assert told(one) != told(other)
+
+        for passed in PASSING.values():
+            found = [passed(tree) for tree in (one, other, one)]
+            assert [told(tree) for tree in found] == [told(one), told(other), told(one)]
+
+
+# ---- lifetime
+
+
+def test_arrays_go_with_the_model():
+    """Only the model holds its arrays; an array that was replaced goes at the next call."""
+    model = Affine(ramp(5), ramp(7))
+    watched = [weakref.ref(model.weight), weakref.ref(model.bias)]
+    identity(model)
+    del model
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 2
+
+    model = Holder([ramp(17)])
+    replaced = weakref.ref(model.content[0])
+    identity(model)
+    model.content[0] = ramp(1)
+    identity(model)
+    gc.collect()
+    assert replaced() is None
+
+
+def test_live_arrays_do_not_grow():
+    """Twenty steps leave as many arrays alive as one."""
+    step = pm.filter_jit(lambda m: jax.tree.map(lambda x: x + 1, m))
+    model = step(Affine(ramp(13), ramp(13)))
+    gc.collect()
+    before = len(jax.live_arrays())
+    for i in range(20):
+        model = step(model)
+        if i % 3 == 0:
+            model.weight
+    gc.collect()
+
+    assert len(jax.live_arrays()) == before
+    del model
+    gc.collect()
+    assert len(jax.live_arrays()) == before - 2
+
+
+AT_THE_END = """
+import jax
+import pytreemod as pm
+
+mlp = pm.nn.MLP(2, 3, 4, 1, key=jax.random.key(0))
+adapted = pm.lora(mlp, "**.weight", 1, key=jax.random.key(1))
+kept = [pm.filter_jit(lambda layer: layer)(layer) for layer in adapted.layers]
+"""
+
+
+def test_nothing_is_printed_when_python_ends():
+    """Structures that live as long as the program are not compared when its modules are gone."""
+    command = [sys.executable, "-c", AT_THE_END]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stderr == ""
