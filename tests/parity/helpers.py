@@ -18,7 +18,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox
 import jax
@@ -147,6 +147,40 @@ def caught(call: Callable[[], Any], *, about: str = "") -> Exception:
         pytest.fail(f"nothing was raised; the call returned {value!r}")
     assert about in str(raised), f"expected a text about {about!r}, got {raised!r}"
     return raised
+
+
+def outcome(call: Callable[[], Any], *kinds: type[Exception]) -> Any:
+    """The result of `call`, or "refused" if it raises one of these errors."""
+    try:
+        return call()
+    except kinds:
+        return "refused"
+
+
+class raises(NamedTuple):
+    """A result of `deviation`: an error of this class, with this in its text."""
+
+    kind: type[BaseException]
+    match: str
+
+
+def deviation(*, theirs: Any, ours: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a test of `program(eqx)`, whose result differs on purpose: what each library makes."""
+
+    def decorate(program: Callable[..., Any]) -> Any:
+        @ft.wraps(program)
+        def test() -> None:
+            for library, expected in ((equinox, theirs), (pytreemod, ours)):
+                if isinstance(expected, raises):
+                    with pytest.raises(expected.kind, match=expected.match):
+                        program(library)
+                else:
+                    assert_same(expected, program(library), library.__name__)
+
+        test.__signature__ = inspect.Signature()
+        return test
+
+    return decorate
 
 
 def with_known_weights(tree: Any) -> Any:
