@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.parity.helpers import caught, ramp, same_under_both_imports
+from tests.parity.helpers import ramp, same_under_both_imports
 
 # Everything here compiles twice, so it is slow. The features have their own tests.
 pytestmark = pytest.mark.slow
@@ -63,14 +63,6 @@ def test_shard_puts_arrays_where_it_is_told(eqx, spec):
 
 
 @same_under_both_imports
-def test_shard_takes_a_prefix(eqx):
-    """A tree of shardings whose leaves apply to subtrees."""
-    tree = {"a": [ramp(4), (ramp(8), "text")], "b": ramp(4)}
-    moved = eqx.filter_shard(tree, {"a": [SPLIT, WHOLE], "b": WHOLE})
-    return moved, where(moved)
-
-
-@same_under_both_imports
 def test_shard_inside_jit(eqx):
     """There it constrains the sharding, and derivatives pass through it."""
 
@@ -84,16 +76,6 @@ def test_shard_inside_jit(eqx):
         layer, x
     )
     return value, doubled, grads, where(doubled)
-
-
-@same_under_both_imports
-def test_shard_refuses_what_does_not_fit(eqx):
-    """More axes than the array has; a tree that is not a prefix."""
-    return [
-        caught(lambda: eqx.filter_shard(ramp(4), NamedSharding(MESH, P(None, "data")))),
-        caught(lambda: eqx.filter_shard({"a": ramp(4)}, {"b": SPLIT})),
-        caught(lambda: eqx.filter_shard(ramp(3), SPLIT)),
-    ]
 
 
 # ---- filter_pmap: deprecated in Equinox's own words, and JAX 0.12 warns of axis_size
@@ -132,35 +114,6 @@ def test_pmap_axes_of_arguments(eqx, in_axes, x, y):
     return eqx.filter_pmap(lambda x, y: (jax.tree.map(lambda x: x * 2, x), y), in_axes=in_axes)(
         x, y
     )
-
-
-@pytest.mark.parametrize("out_axes", [0, 1, {"a": 1, "b": 0}, lambda leaf: leaf.ndim])
-@pmapped
-def test_pmap_axes_of_results(eqx, out_axes):
-    """Where the members are stacked."""
-    fn = eqx.filter_pmap(lambda x: {"a": x, "b": x + 1}, out_axes=out_axes)
-    return fn(ramp(4, 2))
-
-
-@pmapped
-def test_pmap_collectives_and_size(eqx):
-    """Names for axes; a number of members where nothing is mapped."""
-    mean = eqx.filter_pmap(lambda x: x - jax.lax.pmean(x, "i"), axis_name="i")
-    copies = eqx.filter_pmap(lambda x: x, in_axes=None, axis_size=3)
-    same = eqx.filter_pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i", out_axes=None)
-    return mean(ramp(4)), copies(ramp(2)), same(ramp(4))
-
-
-@pmapped
-def test_pmap_refuses(eqx):
-    """More members than devices, sizes that differ, nothing to map, an unknown name."""
-    fn = eqx.filter_pmap(lambda x, y: x)
-    return [
-        caught(lambda: fn(ramp(16), ramp(16))),
-        caught(lambda: fn(ramp(4), ramp(2))),
-        caught(lambda: eqx.filter_pmap(lambda x: x, in_axes=None)(ramp(4))),
-        caught(lambda: eqx.filter_pmap(lambda x: x, in_axes={"z": 0})(ramp(4))),
-    ]
 
 
 # ---- filter_pure_callback
@@ -202,17 +155,3 @@ def test_callbacks_under_vmap(eqx, vmap_method):
         )
 
     return eqx.filter_vmap(fn, in_axes=(0, None))(ramp(3), jnp.float32(2))
-
-
-@same_under_both_imports
-def test_callbacks_that_return_something_else(eqx):
-    """Other static values, another structure, another shape: JAX's error from the host."""
-
-    def fail(result, promised):
-        call = eqx.filter_pure_callback
-        return caught(
-            lambda: jax.block_until_ready(call(lambda: result, result_shape_dtypes=promised))
-        )
-
-    x = np.ones(2, np.float32)
-    return [fail((x, "a"), (ramp(2), "b")), fail([x], (ramp(2),)), fail(x, ramp(3))]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.parity.helpers import caught, ramp, same_under_both_imports
+from tests.parity.helpers import ramp, same_under_both_imports
 
 PREDICATES = ["is_array", "is_array_like", "is_inexact_array", "is_inexact_array_like"]
 
@@ -75,24 +75,6 @@ def test_predicates_agree_on_tracers(eqx):
     return seen
 
 
-@pytest.mark.parametrize("name", PREDICATES)
-@same_under_both_imports
-def test_filter_by_a_predicate(eqx, name):
-    """`filter` keeps the leaves that match the predicate, and `inverse` keeps the others."""
-    predicate = getattr(eqx, name)
-    return eqx.filter(example(), predicate), eqx.filter(example(), predicate, inverse=True)
-
-
-@same_under_both_imports
-def test_filter_replaces_what_it_drops(eqx):
-    """`replace` replaces each dropped leaf, in both halves of `partition` as well."""
-    return [
-        eqx.filter(example(), eqx.is_array, replace="gone"),
-        eqx.filter(example(), eqx.is_array, inverse=True, replace=0),
-        eqx.partition(example(), eqx.is_inexact_array, replace=...),
-    ]
-
-
 OTHERS = {"weight": False, "count": True, "host": False}
 SPECS = {
     "all": True,
@@ -119,41 +101,7 @@ def test_partition_by_a_prefix_that_mixes_predicates(eqx):
 
 
 @same_under_both_imports
-def test_is_leaf_stops_above_the_leaves(eqx):
-    """With `is_leaf` subtrees are selected or dropped."""
-    tree = {"a": [ramp(2), 1], "b": (ramp(3), None), "c": 3.0}
-    is_pair = lambda node: isinstance(node, (list, tuple))  # noqa: E731
-    by_pair = lambda node: isinstance(node, list)  # noqa: E731
-    kept, rest = eqx.partition(tree, by_pair, is_leaf=is_pair)
-    return kept, rest, eqx.combine(kept, rest, is_leaf=is_pair)
-
-
-@same_under_both_imports
 def test_none_can_be_a_leaf(eqx):
     """`is_leaf` may make leaves of the Nones, which the predicate then sees."""
     is_none = lambda node: node is None  # noqa: E731
     return eqx.filter([None, ramp(2), (None, 1)], is_none, replace="full", is_leaf=is_none)
-
-
-@same_under_both_imports
-def test_combine_takes_the_first_that_is_not_none(eqx):
-    """`combine` fills the Nones of the first tree from the second, then from the third."""
-    trees = [[1, None, None, None], [2, 3, None, None], [4, 5, ramp(2), None]]
-    return eqx.combine(*trees), eqx.combine(*reversed(trees)), eqx.combine(trees[0])
-
-
-@same_under_both_imports
-def test_wrong_specs_are_refused(eqx):
-    """A spec has to be a prefix of the tree, with bools or callables as leaves."""
-
-    def traced(flag):
-        return eqx.filter(example(), flag)
-
-    return [
-        caught(lambda: eqx.filter(example(), {"weight": True})),
-        caught(lambda: eqx.partition(example(), {**dict.fromkeys(example(), True), "more": True})),
-        caught(lambda: eqx.filter([1, 2], [True, 3])),
-        caught(lambda: eqx.partition([1, 2], 1.0)),
-        caught(lambda: jax.jit(traced)(True)),
-        caught(lambda: eqx.combine([1, 2], [1, 2, 3])),
-    ]

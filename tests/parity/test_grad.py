@@ -45,19 +45,6 @@ def test_inexact_arrays_of_the_first_argument_get_a_gradient(eqx):
     )
 
 
-@same_under_both_imports
-def test_leaves_that_are_not_differentiated_are_none(eqx):
-    """In any container: integers, Python floats, strings, None and functions."""
-    tree = {"x": jnp.float32(2.0), "n": jnp.int32(2), "rest": ["a", 3.0, None, jnp.sin]}
-    return eqx.filter_grad(lambda t: t["rest"][3](t["x"]) * t["rest"][1])(tree)
-
-
-@same_under_both_imports
-def test_value_and_grad(eqx):
-    """The value comes first, then the gradient."""
-    return eqx.filter_value_and_grad(lambda n, x: n(x))(make_net(eqx), ramp(2))
-
-
 @pytest.mark.parametrize("name", ["filter_grad", "filter_value_and_grad"])
 @same_under_both_imports
 def test_has_aux(eqx, name):
@@ -90,21 +77,6 @@ def test_a_tuple_differentiates_by_several(eqx):
 
 
 @same_under_both_imports
-def test_half_a_model_is_differentiated_by_partition(eqx):
-    """The idiom for freezing: differentiate one half, combine inside."""
-    net = make_net(eqx)
-    nothing = jax.tree.map(lambda _: False, net)
-    spec = eqx.tree_at(lambda n: n.layers[1].weight, nothing, True)
-    kept, rest = eqx.partition(net, spec)
-
-    @eqx.filter_value_and_grad
-    def loss(kept, rest, x):
-        return eqx.combine(kept, rest)(x)
-
-    return loss(kept, rest, ramp(2))
-
-
-@same_under_both_imports
 def test_methods(eqx):
     """A decorated method differentiates by `self`; a bound method by its first argument."""
 
@@ -125,10 +97,3 @@ def test_methods(eqx):
 
     layer = Layer(ramp(2), jnp.int32(1))
     return layer.slopes(3.0), layer(2.0), eqx.filter_grad(layer.loss)(ramp(2))
-
-
-@same_under_both_imports
-def test_a_module_is_the_function(eqx):
-    """The gradient of a Module is by its argument, with the Module's arrays constant."""
-    net = make_net(eqx)
-    return eqx.filter_grad(net)(ramp(2)), eqx.filter_value_and_grad(net)(ramp(2))

@@ -27,26 +27,6 @@ def counting(function):
 
 
 @same_under_both_imports
-def test_every_spelling_of_the_decorator(eqx):
-    """Bare, called with options, called on a function, and curried without options."""
-
-    @eqx.filter_jit
-    def bare(x):
-        return x + 1
-
-    @eqx.filter_jit()
-    def curried(x):
-        return x + 2
-
-    @eqx.filter_jit(donate="none", inline=True)
-    def optioned(x):
-        return x + 3
-
-    direct = eqx.filter_jit(lambda x: x + 4, donate="none")
-    return [f(ramp(2)) for f in (bare, curried, optioned, direct)]
-
-
-@same_under_both_imports
 def test_the_wrapper_shows_the_function(eqx):
     """Name, docstring and signature are those of the function."""
 
@@ -94,15 +74,6 @@ def test_a_new_trace_for_a_new_static_value_only(eqx):
     return counts
 
 
-@pytest.mark.slow
-@same_under_both_imports
-def test_clear_caches_leaves_functions_usable(eqx):
-    """After `clear_caches` a compiled function returns the same results."""
-    jitted = eqx.filter_jit(lambda x, n: x**n)
-    before = jitted(ramp(2), 3)
-    return before, eqx.clear_caches(), jitted(ramp(2), 3), jitted(ramp(3), 2)
-
-
 @same_under_both_imports
 def test_outputs_may_be_anything(eqx):
     """Arrays are returned as JAX arrays, other leaves unchanged."""
@@ -117,14 +88,6 @@ def test_outputs_may_be_anything(eqx):
         return {"layer": layer, "host": host}, number, "text", None, jnp.sin, x.shape
 
     return many(ramp(2), np.arange(2.0, dtype=np.float32), 1.5), eqx.filter_jit(lambda x: x)(1.0)
-
-
-@same_under_both_imports
-def test_static_outputs_follow_the_static_inputs(eqx):
-    """A non-array output belongs to its trace: it is right on a cached call too."""
-    jitted = eqx.filter_jit(lambda x, name, n: (x * n, f"{name}-{n}"))
-    calls = [("a", 1), ("b", 2), ("a", 1), ("b", 1), ("a", 2), ("a", 1)]
-    return [jitted(ramp(2), *call) for call in calls]
 
 
 @same_under_both_imports
@@ -149,23 +112,6 @@ def test_jit_of_callables_that_are_no_functions(eqx):
         eqx.filter_jit(Layer)(ramp(3)),
         eqx.filter_jit(jnp.sin)(1.0),
     ]
-
-
-@same_under_both_imports
-def test_arrays_of_the_callable_are_traced(eqx):
-    """Two Modules of one structure share a trace: their arrays are inputs, not constants."""
-    traces = []
-
-    class Layer(eqx.Module):
-        weight: jax.Array
-
-        def __call__(self, x):
-            traces.append(None)
-            return self.weight * x
-
-    run = eqx.filter_jit(lambda f, x: f(x))
-    results = [run(Layer(ramp(2)), 1.0), run(Layer(2 * ramp(2)), 1.0)]
-    return results, len(traces)
 
 
 @same_under_both_imports

@@ -54,18 +54,6 @@ def make_pair(eqx):
 
 
 @same_under_both_imports
-def test_get_and_set(eqx):
-    """A fresh State holds the initial values, and `set` gives a State with a new one."""
-    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
-    before = state.get(layer.count), state.get(layer.last)
-    outputs = []
-    for _ in range(3):
-        y, state = layer(ramp(2), state)
-        outputs.append(y)
-    return before, outputs, state.get(layer.count), state.get(layer.last)
-
-
-@same_under_both_imports
 def test_each_place_has_its_own_value(eqx):
     """Two layers of one class do not share; one layer that is used twice does."""
     model, state = eqx.nn.make_with_state(make_pair(eqx))()
@@ -114,20 +102,6 @@ def test_substate_and_update(eqx):
 
 
 @same_under_both_imports
-def test_through_grad(eqx):
-    """State is the auxiliary output of a loss."""
-    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
-
-    @eqx.filter_value_and_grad(has_aux=True)
-    def loss(layer, x, state):
-        y, state = layer(x, state)
-        return jnp.sum(y**2), state
-
-    (value, state), grads = loss(layer, ramp(2), state)
-    return value, grads.weight, state.get(layer.count)
-
-
-@same_under_both_imports
 def test_through_vmap(eqx):
     """Unbatched State goes in, batched or unbatched State comes out."""
     layer, state = eqx.nn.make_with_state(make_counter(eqx))()
@@ -156,26 +130,6 @@ def test_an_ensemble_with_state(eqx):
     return y, states.get(layers.count)
 
 
-@same_under_both_imports
-def test_as_the_carry_of_a_scan(eqx):
-    """A State keeps its structure, so that plain `jax.lax.scan` carries it."""
-    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
-
-    def step(state, x):
-        y, state = layer(x, state)
-        return state, y
-
-    state, outputs = jax.lax.scan(step, state, ramp(4, 2))
-    return state.get(layer.count), outputs
-
-
-@same_under_both_imports
-def test_the_index_is_no_leaf(eqx):
-    """The values live in the State alone: the layer's arrays are its weights."""
-    layer, _ = eqx.nn.make_with_state(make_counter(eqx))()
-    return [leaf for leaf in jax.tree.leaves(layer) if eqx.is_array(leaf)]
-
-
 @pytest.mark.parametrize("use", ["get", "set", "update", "substate", "flatten", "jit"])
 @same_under_both_imports
 def test_an_old_state_is_refused(eqx, use):
@@ -191,47 +145,3 @@ def test_an_old_state_is_refused(eqx, use):
         "jit": lambda: eqx.filter_jit(lambda s: s.get(layer.count))(old),
     }
     return caught(uses[use]), new.get(layer.count)
-
-
-@same_under_both_imports
-def test_update_uses_up_the_state(eqx):
-    """After `update` the whole State that went in is old as well."""
-    layer, old = eqx.nn.make_with_state(make_counter(eqx))()
-    part = old.substate(layer).set(layer.count, jnp.int32(4))
-    new = old.update(part)
-    return new.get(layer.count), caught(lambda: old.get(layer.count))
-
-
-@same_under_both_imports
-def test_a_value_keeps_its_structure_shape_and_dtype(eqx):
-    """`set` refuses a value that does not look like the one that it replaces."""
-    counter_class = make_counter(eqx)
-    layer, state = eqx.nn.make_with_state(counter_class)()
-    return [
-        caught(lambda: state.set(layer.count, jnp.zeros(2, jnp.int32))),
-        caught(lambda: state.set(layer.count, jnp.float32(1.0))),
-        caught(lambda: state.set(layer.count, (jnp.int32(1),))),
-        caught(lambda: state.set(layer.last, {"x": jnp.zeros(2)})),
-        state.get(layer.count),
-    ]
-
-
-@same_under_both_imports
-def test_a_state_of_another_model_is_refused(eqx):
-    """A State that does not hold the token cannot be asked for it."""
-    layer, _ = eqx.nn.make_with_state(make_pair(eqx))()
-    _, state = eqx.nn.make_with_state(make_counter(eqx))()
-    return [
-        caught(lambda: state.get(layer.second.count)),
-        caught(lambda: state.set(layer.second.count, jnp.int32(1))),
-        caught(lambda: state.substate(layer)),
-    ]
-
-
-@same_under_both_imports
-def test_state_from_a_model(eqx):
-    """`State(model)` collects the initial values of a model that still holds them."""
-    layer = make_counter(eqx)(2, 3)
-    state = eqx.nn.State(layer)
-    y, state = layer(ramp(2), state)
-    return y, state.get(layer.count)

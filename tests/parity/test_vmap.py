@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.parity.helpers import caught, ramp, same_under_both_imports
+from tests.parity.helpers import ramp, same_under_both_imports
 
 
 def make_layer(eqx):
@@ -66,19 +66,6 @@ def test_in_axes_as_a_tuple(eqx, spec):
 
 
 @same_under_both_imports
-def test_in_axes_for_a_single_argument(eqx):
-    """A one-tuple, an int and a tree below the argument."""
-    tree = {"a": ramp(3, 2), "b": ramp(2, 3)}
-    return [
-        eqx.filter_vmap(jnp.sum, in_axes=0)(ramp(3, 2)),
-        eqx.filter_vmap(jnp.sum, in_axes=-1)(ramp(3, 2)),
-        eqx.filter_vmap(jnp.sum, in_axes=(1,))(ramp(3, 2)),
-        eqx.filter_vmap(lambda t: t["a"] - t["b"], in_axes=({"a": 0, "b": 1},))(tree),
-        eqx.filter_vmap(lambda t: t["a"].sum() * t["b"], in_axes=({"a": None, "b": 1},))(tree),
-    ]
-
-
-@same_under_both_imports
 def test_in_axes_by_argument_name(eqx):
     """A dict names arguments; other arguments are mapped as by default."""
 
@@ -101,17 +88,6 @@ def test_if_array(eqx):
     return axes(ramp(2)), axes(3.0), axes("a"), mapped, eqx.if_array(0) == eqx.if_array(0)
 
 
-@same_under_both_imports
-def test_a_module_as_prefix(eqx):
-    """A Module of axes says for each field how it is mapped."""
-    layer_class = make_layer(eqx)
-    layers = layer_class(ramp(3, 2, 2), ramp(2))
-    axes = layer_class(0, None)
-    apply = eqx.filter_vmap(lambda layer, x: layer(x), in_axes=(axes, None))
-    nested = eqx.filter_vmap(lambda t, x: t[0](x) + t[1], in_axes=([axes, 0], 0))
-    return apply(layers, ramp(2)), nested([layers, ramp(3)], ramp(3, 2))
-
-
 OUT_SPECS = {
     "int": 1,
     "none": (0, None),
@@ -132,18 +108,6 @@ def test_out_axes(eqx, spec):
         return jnp.outer(x, ramp(2)), shared if OUT_SPECS[spec] == (0, None) else x
 
     return eqx.filter_vmap(apply, out_axes=OUT_SPECS[spec])(ramp(3, 5))
-
-
-@same_under_both_imports
-def test_outputs_that_are_no_arrays(eqx):
-    """Strings, numbers and functions come out once; a Module comes out with stacked arrays."""
-    layer_class = make_layer(eqx)
-
-    @eqx.filter_vmap
-    def apply(x):
-        return x * 2, "text", None, 3, jnp.sin, layer_class(x, x.sum(), size=5)
-
-    return apply(ramp(3, 2))
 
 
 @same_under_both_imports
@@ -180,45 +144,3 @@ def test_an_ensemble_by_mapping_the_constructor(eqx):
         return model(x)
 
     return ensemble, direct, evaluate(ensemble, ramp(2))
-
-
-@same_under_both_imports
-def test_callables_that_are_no_functions(eqx):
-    """A Module, a bound method, a partial and a decorated method: their arrays are shared."""
-
-    class Scale(eqx.Module):
-        factor: jax.Array
-
-        def __call__(self, x):
-            return self.factor * x
-
-        def twice(self, x):
-            return 2 * self(x)
-
-        @eqx.filter_vmap(in_axes=(None, 0))
-        def each(self, x):
-            return self(x)
-
-    scale = Scale(ramp(2))
-    return [
-        eqx.filter_vmap(scale)(ramp(3)),
-        eqx.filter_vmap(scale.twice)(ramp(3)),
-        eqx.filter_vmap(eqx.Partial(scale.twice))(ramp(3)),
-        scale.each(ramp(3)),
-    ]
-
-
-@same_under_both_imports
-def test_wrong_axes_are_refused(eqx):
-    """Sizes agree, named arguments exist, and something has to be mapped."""
-    add = lambda a, b: a + b  # noqa: E731
-    return [
-        caught(lambda: eqx.filter_vmap(add)(ramp(2), ramp(3))),
-        caught(lambda: eqx.filter_vmap(jnp.sum)(jnp.float32(1.0))),
-        caught(lambda: eqx.filter_vmap(jnp.sum, in_axes=(5,))(ramp(2))),
-        caught(lambda: eqx.filter_vmap(add, in_axes={"c": 0})(ramp(2), ramp(2)), about="c"),
-        caught(lambda: eqx.filter_vmap(add, in_axes=(0, 0, 0))(ramp(2), ramp(2))),
-        caught(lambda: eqx.filter_vmap(add, in_axes=(None, None))(ramp(2), ramp(2))),
-        caught(lambda: eqx.filter_vmap(add, in_axes=("0", 0))(ramp(2), ramp(2))),
-        caught(lambda: eqx.filter_vmap(lambda x: x, out_axes=None)(ramp(2))),
-    ]
