@@ -1,11 +1,13 @@
 """Behavior that all transformed functions share."""
 
+import contextlib
 import copy
 import functools as ft
 import gc
 import inspect
 import pickle
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError
-from pytreemod.transform.boundary.wrapping import Transformed, in_words_of
-from pytreemod.tree.snapshots import divide
-from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.racing import race
 from tests.helpers.trees import Holder, affine, double, ramp
@@ -46,6 +45,7 @@ TRANSFORMS = {
     "filter_shard_map": ft.partial(pm.filter_shard_map, in_specs=None, out_specs=None),
     "filter_checkify": pm.filter_checkify,
 }
+STRUCT = jax.ShapeDtypeStruct((), jnp.float32)
 every_transform = pytest.mark.parametrize("name", TRANSFORMS)
 
 
@@ -54,7 +54,6 @@ def test_looks_like_the_function(name):
     """Name, docstring, module, annotations, signature and source are the function's."""
     made = TRANSFORMS[name](documented)
 
-    assert isinstance(made, Transformed)
     assert made.__wrapped__ is documented
     assert (made.__name__, made.__qualname__) == ("documented", "documented")
     assert made.__doc__ == "Multiplies."
@@ -75,16 +74,6 @@ def test_of_a_module(name):
     moved = jax.tree.map(lambda x: x + 1, made)
     assert type(moved) is type(made)
     assert_close(moved.__wrapped__.bias, affine().bias + 1)
-
-
-@every_transform
-def test_of_a_function_it_is_a_node_without_leaves(name):
-    """A transformed function goes through transforms as part of the structure."""
-    made = TRANSFORMS[name](double)
-
-    assert jax.tree.leaves(made) == []
-    assert jax.tree.map(lambda x: 1 / 0, made) == made
-    assert jax.tree.leaves(Holder(made)) == []
 
 
 @every_transform
@@ -153,9 +142,7 @@ def test_decorated_methods_of_plain_classes_bind():
 @pytest.mark.parametrize("fn", [3, "double", [double]])
 def test_what_cannot_be_called_is_refused(name, fn):
     """A transform of a non-callable value is refused at once."""
-    with pytest.raises(
-        ArgumentError, match=rf"{name}(\((fun|fn|f)\))?: expected something callable, got"
-    ):
+    with pytest.raises(ArgumentError, match=name):
         TRANSFORMS[name](fn)
 
 
@@ -166,85 +153,6 @@ def test_transforms_compose():
     assert_close(layered(ramp(3)), jnp.full(3, 2.0))
     assert_close(layered(ramp(3), factor=jnp.full(3, 5.0)), jnp.full(3, 5.0))
     assert layered.__name__ == "documented"
-
-
-def _bool(model, x):
-    return x if model.weight[0, 0] > 0 else -x
-
-
-def _number(model, x):
-    return float(x["a"][1])
-
-
-def _length(model, x):
-    return jnp.zeros(x["n"])
-
-
-def _copied(model, x):
-    return np.asarray(model.bias)
-
-
-class _Caller(pm.Module):
-    weight: jax.Array
-
-    def __call__(self, x):
-        return float(self.weight)
-
-    def method(self, x):
-        return float(x)
-
-
-_AFFINE = affine()
-_CALLER = _Caller(jnp.ones(()))
-
-
-@jax.tree_util.register_pytree_node_class
-class _Strict:
-    """A node that takes no number."""
-
-    def __init__(self, x):
-        if isinstance(x, int):
-            raise RuntimeError("a number")
-        self.x = x
-
-    def tree_flatten(self):
-        return (self.x,), None
-
-    @classmethod
-    def tree_unflatten(cls, aux, children):
-        return cls(*children)
-
-
-def named_run(fn):
-    """The function that JAX traces for a call of `fn` with one array."""
-
-    def run(values):
-        return fn(*values)
-
-    structure = divide(((), (jnp.ones(()),), {}))[1]
-    return in_words_of(fn, run, ["values[0]"], ("x",), structure)
-
-
-def test_what_speaks_of_functions_keeps_none_of_them():
-    """Of ten thousand functions with captured values, only the running one is referenced."""
-
-    class Captured:
-        pass
-
-    def scaled_by(captured):
-        return lambda x: (captured, x)[1]
-
-    # Stand-ins hold the code of a function, which all functions of one line share.
-    refs = []
-    for _ in range(10_000):
-        fn = scaled_by(captured := Captured())
-        stand_in = named_run(fn).__wrapped__
-        refs.append((weakref.ref(captured), stand_in))
-    del fn, captured
-    gc.collect()
-
-    assert {stand_in.__code__.co_filename for _, stand_in in refs} == {__file__}
-    assert [ref for ref, _ in refs if ref() is not None] == []
 
 
 def test_threads_are_told_of_their_own_functions():
@@ -267,4 +175,53 @@ def test_threads_are_told_of_their_own_functions():
     assert all(f"function f{i} at" in text for i, text in enumerate(told))
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda model, x: x if model.weight[0, 0] > 0 else -x,
+        lambda model, x: float(x["a"][1]),
+        lambda model, x: np.asarray(model.bias),
+    ],
+    ids=["bool", "float", "NumPy"],
+)
+@pytest.mark.parametrize("donate", ["none", "all"])
+def test_an_error_of_jax_names_the_argument_of_the_user(fn, donate):
+    """A value that is known only when the program runs comes from an argument with a name."""
+    model = jax.tree.map(jnp.copy, affine())
+
+    with pytest.raises((jax.errors.TracerArrayConversionError, TypeError), match=r"model|\bx\b"):
+        pm.filter_jit(fn, donate=donate)(model, {"a": [ramp(3), jnp.ones(())]})
+
+
+def test_ten_thousand_functions_in_four_threads_are_let_go():
+    """Each is wrapped, and each twentieth traced; a third of these raises an exception."""
+    gc.collect()
+
+    class Captured:
+        pass
+
+    def make(captured, fails):
+        def fn(x):
+            if fails:
+                raise ValueError("while it is traced")
+            return captured and x
+
+        return fn
+
+    def work(thread):
+        alive = []
+        for i in range(2500):
+            captured = Captured()
+            alive.append(weakref.ref(captured))
+            jitted = pm.filter_jit(make(captured, i % 3 == 0))
+            if i % 20 == 0:
+                with contextlib.suppress(ValueError):
+                    jitted.eval_shape(STRUCT)
+        return alive
+
+    with ThreadPoolExecutor(4) as pool:
+        refs = [ref for found in pool.map(work, range(4)) for ref in found]
+    gc.collect()
+
+    assert len(refs) == 10_000
+    assert [ref for ref in refs if ref() is not None] == []
