@@ -22,29 +22,20 @@ from benchmarks.tables import add_options, as_json, heading
 ROOT = Path(__file__).parents[1]
 NAMES = (
     "dispatch",
-    "sharded_dispatch",
-    "checks",
-    "static",
     "eager",
     "training",
     "optimizers",
-    "layered_rules",
     "flattening",
     "construction",
     "building",
-    "access",
-    "surgery",
     "tracing",
     "first_calls",
     "stack",
-    "initializing_keys",
     "decoding",
     "programs",
     "memory",
     "files",
     "importing",
-    "shares",
-    "instructions",
 )
 """The benchmarks in the order of the table in the README."""
 

@@ -1,11 +1,12 @@
-"""The time to make an instance of a Module.
+"""The time to make an instance of a Module, to read its fields and to call its methods.
 
     python -m benchmarks.construction [--quick] [--json]
 
 The baseline is a frozen dataclass with the same five fields: two arrays, an integer, a number and a
 flag. In a Module the last three are configuration. Other rows have two arrays and a function, such
 as an activation, which is declared static or not. The last rows have one array and a static value,
-against a static integer; and layers with such values, against Equinox's.
+against a static integer; layers, against Equinox's; and reads and calls, against those of a frozen
+dataclass.
 """
 
 import dataclasses
@@ -20,12 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.libraries import FILTERING, OURS, installed
-from benchmarks.measuring import UNROLLED, Burst, unrolled
+from benchmarks.measuring import UNROLLED, Burst, repeating, unrolled
 from benchmarks.tables import Benchmark, Row, raced
 
 LIMIT = 3.0
 FUNCTION_LIMIT = 4.0
 STATIC_LIMIT = 2.0
+LAYER_LIMIT = 1.0
 DATACLASS = "dataclass"
 
 
@@ -164,7 +166,12 @@ LAYERS: dict[str, Callable[[Any, Any], Any]] = {
     "AvgPool2d": lambda nn, key: nn.AvgPool2d(2),
     "Conv2d": lambda nn, key: nn.Conv2d(1, 1, 1, key=key),
     "Dropout": lambda nn, key: nn.Dropout(0.5),
+    "Embedding": lambda nn, key: nn.Embedding(2, 2, key=key),
+    "GRUCell": lambda nn, key: nn.GRUCell(2, 2, key=key),
     "LayerNorm": lambda nn, key: nn.LayerNorm(2),
+    "Linear": lambda nn, key: nn.Linear(2, 2, key=key),
+    "MLP": lambda nn, key: nn.MLP(2, 2, 2, 1, key=key),
+    "MultiheadAttention": lambda nn, key: nn.MultiheadAttention(1, 2, key=key),
 }
 
 
@@ -182,11 +189,55 @@ def static_rows(rounds: int, libraries: dict[str, Any]) -> Iterator[Row]:
         yield raced(label, bursts, rounds=rounds, share=1 / UNROLLED, limit=STATIC_LIMIT)
     key = jax.random.key(0)
     for layer, make in LAYERS.items():
+        # Not unrolled: a hundred of the slower layers take too long for a burst.
         bursts = {
-            name: unrolled("make(nn, key)", make=make, nn=library.nn, key=key)
+            name: repeating(ft.partial(make, library.nn, key))
             for name, library in libraries.items()
         }
-        yield raced(f"{layer}, against Equinox's", bursts, rounds=rounds, share=1 / UNROLLED)
+        yield raced(f"{layer}, against Equinox's", bursts, rounds=rounds, limit=LAYER_LIMIT)
+
+
+class PlainCalled(Plain):
+    """The baseline with methods."""
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+    def apply(self, x: Any) -> Any:
+        return x
+
+
+def with_methods(name: str, library: Any) -> type:
+    """A Module with the same methods."""
+    base = nnx_class(library) if name == "NNX" else with_written_init(library)
+    return type("Called", (base,), {n: vars(PlainCalled)[n] for n in ("__call__", "apply")})
+
+
+USES = {
+    "reading a field": ("model.weight", 5.0),
+    "reading a configuration field": ("model.size", 5.0),
+    "calling a method": ("model.apply(x)", 12.0),
+    "calling the instance": ("model(x)", 12.0),
+}
+"""A statement about `model` and `x`, and its limit."""
+
+
+def use_rows(rounds: int, values: tuple[Any, ...]) -> Iterator[Row]:
+    """Reads and calls: of new instances, and of those that a jitted call has returned.
+
+    `filter_jit` returns a model before its nodes are built; the first read, which is not measured,
+    builds them.
+    """
+    made = {DATACLASS: PlainCalled(*values)}
+    made |= {name: with_methods(name, lib)(*values) for name, lib in installed().items()}
+    returned = {DATACLASS: made[DATACLASS]}
+    for name, library in installed(*FILTERING).items():
+        returned[name] = library.filter_jit(lambda model: model)(made[name])
+        assert returned[name].size == values[2]
+    for where, models in (("", made), (", after jit", returned)):
+        for use, (statement, limit) in USES.items():
+            bursts = {name: unrolled(statement, model=m, x=1) for name, m in models.items()}
+            yield raced(use + where, bursts, rounds=rounds, share=1 / UNROLLED, limit=limit)
 
 
 def nnx_class(nnx: Any) -> type:
@@ -269,6 +320,7 @@ def rows(quick: bool) -> Iterator[Row]:
         for name, (replace, node) in copiers(libraries, values).items()
     }
     yield raced("copy with one field replaced", bursts, rounds=rounds, share=1 / UNROLLED)
+    yield from use_rows(rounds, values)
 
 
 def copiers(libraries: dict[str, Any], values: tuple[Any, ...]) -> dict[str, tuple[Any, Any]]:
@@ -280,7 +332,9 @@ def copiers(libraries: dict[str, Any], values: tuple[Any, ...]) -> dict[str, tup
     return found
 
 
-BENCHMARK = Benchmark("Constructing a Module, against a frozen dataclass", DATACLASS, rows)
+BENCHMARK = Benchmark(
+    "Constructing and using a Module, against a frozen dataclass", DATACLASS, rows
+)
 
 if __name__ == "__main__":
     BENCHMARK.main()

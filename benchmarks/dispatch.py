@@ -170,15 +170,6 @@ def matrix() -> jax.Array:
 # --- contenders ---------------------------------------------------------------------------------
 
 
-Put = Callable[[Any], Any]
-"""Puts the arrays of a tree on devices."""
-
-
-def unchanged(tree: Any) -> Any:
-    """Leave the arrays on the device where they were made."""
-    return tree
-
-
 def negate_both(model: Any, state: Any) -> tuple[Any, Any]:
     """A step that writes all of its State, as a layer does: the library notes the successor."""
     for layer in model.layers:
@@ -206,37 +197,34 @@ class PlainJax:
 
     name = "jax.jit"
 
-    def __init__(self, put: Put = unchanged):
-        self.put = put
-
     @staticmethod
     def last(arrays: list[jax.Array]) -> jax.Array:
         return arrays[-1]
 
     def update(self, depth: int) -> Burst:
-        return feeding(jax.jit(negate), self.put(flat_arrays(depth)), self.last)
+        return feeding(jax.jit(negate), flat_arrays(depth), self.last)
 
     def update_donated(self, depth: int) -> Burst:
-        return feeding(jax.jit(negate, donate_argnums=0), self.put(flat_arrays(depth)), self.last)
+        return feeding(jax.jit(negate, donate_argnums=0), flat_arrays(depth), self.last)
 
     def update_all_donated(self, depth: int) -> Burst:
         return self.update_donated(depth)
 
     def update_and_read(self, depth: int) -> Burst:
-        return feeding_and_reading(jax.jit(negate), self.put(flat_arrays(depth)), self.last)
+        return feeding_and_reading(jax.jit(negate), flat_arrays(depth), self.last)
 
     def update_both(self, depth: int) -> Burst:
         step = jax.jit(lambda weights, counts: (negate(weights), negate(counts)))
-        weights, counts = (self.put([jnp.ones(WIDTH) for _ in range(depth)]) for _ in range(2))
+        weights, counts = ([jnp.ones(WIDTH) for _ in range(depth)] for _ in range(2))
         return feeding_both(step, weights, counts, self.last)
 
     def forward(self, depth: int) -> Burst:
-        return calling(jax.jit(apply_flat), self.put(flat_arrays(depth)), vector())
+        return calling(jax.jit(apply_flat), flat_arrays(depth), vector())
 
     def train(self, depth: int) -> Burst:
         optimizer = optax.adam(1e-3)
-        arrays = self.put(flat_arrays(depth))
-        opt_leaves, opt_structure = jtu.tree_flatten(self.put(optimizer.init(arrays)))
+        arrays = flat_arrays(depth)
+        opt_leaves, opt_structure = jtu.tree_flatten(optimizer.init(arrays))
 
         def loss_fn(arrays: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
             return squared_error(apply_flat(arrays, x), y)
@@ -260,14 +248,13 @@ class PlainJax:
 class FilterLibrary:
     """Equinox, and pytreemod under the same names."""
 
-    def __init__(self, name: str, library: Any, put: Put = unchanged):
+    def __init__(self, name: str, library: Any):
         self.name = name
         self.library = library
-        self.put = put
         self.network_class = network_class(name, library)
 
     def network(self, depth: int) -> Any:
-        return self.put(self.network_class(depth))
+        return self.network_class(depth)
 
     @staticmethod
     def last(model: Any) -> jax.Array:
@@ -292,7 +279,7 @@ class FilterLibrary:
 
     def update_both(self, depth: int) -> Burst:
         step = self.library.filter_jit(negate_both)
-        model, state = self.put(counting_network(self.library, depth))
+        model, state = counting_network(self.library, depth)
         return feeding_both(step, model, state, lambda model: model.layers[-1].weight)
 
     def forward(self, depth: int) -> Burst:
@@ -302,7 +289,7 @@ class FilterLibrary:
     def train(self, depth: int) -> Burst:
         library, optimizer = self.library, optax.adam(1e-3)
         model = self.network(depth)
-        opt_state = self.put(optimizer.init(library.filter(model, library.is_inexact_array)))
+        opt_state = optimizer.init(library.filter(model, library.is_inexact_array))
 
         def loss_fn(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
             return squared_error(model(x), y)
@@ -325,19 +312,13 @@ class FilterLibrary:
 class Nnx:
     """Flax NNX as its documentation writes it: `nnx.jit`, and the model changes in place."""
 
-    def __init__(self, name: str, nnx: Any, put: Put = unchanged):
+    def __init__(self, name: str, nnx: Any):
         self.name = name
         self.nnx = nnx
-        self.put = put
         self.network_class = network_class(name, nnx)
 
     def network(self, depth: int) -> Any:
-        return self.put_model(self.network_class(depth))
-
-    def put_model(self, model: Any) -> Any:
-        if self.put is not unchanged:
-            self.nnx.update(model, self.put(self.nnx.state(model)))
-        return model
+        return self.network_class(depth)
 
     @staticmethod
     def last(model: Any) -> jax.Array:
@@ -362,7 +343,7 @@ class Nnx:
 
     def update_both(self, depth: int) -> Burst:
         step = self.nnx.jit(self.negate_in_place)
-        model = self.put_model(nnx_counting_network(self.nnx, depth))
+        model = nnx_counting_network(self.nnx, depth)
         return changing(step, model, lambda model: model.layers[-1].weight[...])
 
     def forward(self, depth: int) -> Burst:
@@ -372,7 +353,7 @@ class Nnx:
     def train(self, depth: int) -> Burst:
         nnx = self.nnx
         model = self.network(depth)
-        optimizer = self.put_model(nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param))
+        optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 
         def loss_fn(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
             return squared_error(model(x), y)
@@ -390,13 +371,13 @@ class Nnx:
         return partial(function, self.network(3), matrix(), times)
 
 
-def contenders(*names: str, put: Put = unchanged) -> list[Contender]:
-    """JAX first, then the installed libraries: all, or those named."""
+def contenders() -> list[Contender]:
+    """JAX first, then the installed libraries."""
     return [
-        PlainJax(put),
+        PlainJax(),
         *(
-            (Nnx if name == "NNX" else FilterLibrary)(name, lib, put)
-            for name, lib in installed(*names).items()
+            (Nnx if name == "NNX" else FilterLibrary)(name, lib)
+            for name, lib in installed().items()
         ),
     ]
 
@@ -444,11 +425,9 @@ CALLS = (
 )
 
 
-def call_rows(
-    field: Sequence[Contender], plan: Plan, calls: Sequence[Kind] = CALLS
-) -> Iterator[Row]:
+def call_rows(field: Sequence[Contender], plan: Plan) -> Iterator[Row]:
     """Each kind of call, for each size of model."""
-    for kind in calls:
+    for kind in CALLS:
         for depth in plan.depths:
             bursts = {one.name: kind.burst_of(one, depth) for one in field}
             limit = LIMITS[depth] if kind.is_limited else None

@@ -1,10 +1,11 @@
-"""The time that a transform adds to a call outside of `jit`.
+"""The time that a transform adds to a call outside of `jit`; surgery on a model.
 
     python -m benchmarks.eager [--quick] [--json]
 
 In a jitted function, a transform runs once, while JAX traces. Outside, in a notebook, it runs in
 every call. The functions here compute almost nothing, so the time is the transform's. The baseline
-is JAX's own transform on a flat list of the same arrays.
+is JAX's own transform on a flat list of the same arrays. JAX has no surgery, so its rows are
+against Equinox; or against a quarter of the work, because the time may not grow faster than that.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,16 +16,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.libraries import OURS, installed
-from benchmarks.measuring import CALLER, Burst, compare, race
+from benchmarks.libraries import FILTERING, OURS, installed
+from benchmarks.measuring import CALLER, Burst, compare, race, repeating
 from benchmarks.networks import flat_arrays, vector
-from benchmarks.tables import SAME, Benchmark, Row, ratio_row
+from benchmarks.tables import SAME, Benchmark, Row, raced, ratio_row
 
 JAX = "plain JAX"
 PEER = "Equinox"
 MEMBERS = 3
 LIMIT = 1.5
 """The limit where Equinox has no such transform."""
+GROWTH, LINEAR = 4, 1.2
+"""How many times as much work, and how much longer each part of it may take."""
 
 Call = Callable[[], Any]
 
@@ -191,8 +194,101 @@ def bursting(call: Call) -> Burst:
     return burst
 
 
+# --- surgery ------------------------------------------------------------------------------------
+
+
+def tree_at_one(library: Any, model: Any) -> Call:
+    """Replace one array."""
+    middle, new = len(model.layers) // 2, model.layers[0].weight
+    return lambda: library.tree_at(lambda m: m.layers[middle].weight, model, new)
+
+
+def tree_at_all(library: Any, model: Any) -> Call:
+    """Change all arrays with `replace_fn`: one pass over the model."""
+
+    def where(m: Any) -> list[jax.Array]:
+        return [x for layer in m.layers for x in (layer.weight, layer.bias)]
+
+    return lambda: library.tree_at(where, model, replace_fn=lambda old: old)
+
+
+def partition(library: Any, model: Any) -> Call:
+    """Divide into arrays and the rest."""
+    return lambda: library.partition(model, library.is_array)
+
+
+SURGERY = (
+    ("tree_at, one array", tree_at_one, 150, 0.5),
+    ("partition", partition, 150, 0.3),
+    ("tree_at, replace_fn", tree_at_all, 1000, 1.5),
+)
+"""The name, the call, the number of layers, and the limit against Equinox."""
+
+
+def surgery_rows(quick: bool, rounds: int) -> Iterator[Row]:
+    """Surgery, against Equinox."""
+    libraries = installed(*FILTERING)
+    for name, call_of, depth, limit in SURGERY:
+        arrays = flat_arrays(depth // 10 if quick else depth)
+        calls = {n: call_of(lib, network(n, lib, arrays)) for n, lib in libraries.items()}
+        bursts = {n: repeating(call) for n, call in calls.items()}
+        label = f"{name}, {len(arrays)} arrays, against Equinox"
+        yield raced(label, bursts, rounds=rounds, limit=limit if PEER in bursts else None)
+
+
+def tied(pm: Any, count: int) -> Any:
+    """A network whose weights are all tied to the first."""
+    model = network(OURS, pm, flat_arrays(count))
+    for i in range(1, count):
+        model = pm.tie(model, f"layers[{i}].weight", to="layers[0].weight")
+    return model
+
+
+def shared(pm: Any, count: int) -> Any:
+    """A network with one array for all weights."""
+    arrays = flat_arrays(count)
+    arrays[::2] = [arrays[0]] * count
+    return network(OURS, pm, arrays)
+
+
+def growth_rows(rounds: int) -> Iterator[Row]:
+    """Four times as many ties or nodes take four times as long."""
+    pm = installed(OURS)[OURS]
+
+    def untie(count: int) -> Call:
+        model = tied(pm, count)
+        return lambda: pm.untie(model)
+
+    def read(count: int) -> Call:
+        model = tied(pm, count)
+        return lambda: model.layers
+
+    def trace(count: int) -> Call:
+        model, x = shared(pm, count), vector()
+        return lambda: pm.filter_eval_shape(loss, model, x)
+
+    def at(count: int) -> Call:
+        model = network(OURS, pm, flat_arrays(count))
+        chosen = pm.select.at(lambda m: [layer.weight for layer in m.layers])
+        return lambda: pm.filter(model, chosen)
+
+    few = 50
+    for label, call_of in (
+        ("reading above n ties", read),
+        ("untying n ties", untie),
+        ("one array at n places", trace),
+        ("select.at of n nodes", at),
+    ):
+        whole = repeating(call_of(GROWTH * few))
+        bursts = {
+            "few": repeating(call_of(few)),
+            OURS: lambda number, whole=whole: whole(number) / GROWTH,
+        }
+        yield raced(f"{label}, per n, 200 against {few}", bursts, rounds=rounds, limit=LINEAR)
+
+
 def rows(quick: bool) -> Iterator[Row]:
-    """Each transform, for two sizes of model."""
+    """Each transform, for two sizes of model; then surgery."""
     depths, rounds = ((3,), 4) if quick else ((3, 21), 40)
     libraries = {JAX: None, **installed()}
     for depth in depths:
@@ -208,9 +304,11 @@ def rows(quick: bool) -> Iterator[Row]:
                 yield replace(row, target=f"≤ {PEER}", met=of_peer <= SAME)
             else:
                 yield ratio_row(label, times, limit=LIMIT)
+    yield from surgery_rows(quick, rounds)
+    yield from growth_rows(rounds)
 
 
-BENCHMARK = Benchmark("A transform outside of jit, against JAX's own", JAX, rows)
+BENCHMARK = Benchmark("Outside of jit: transforms, against JAX's own; surgery", JAX, rows)
 
 if __name__ == "__main__":
     BENCHMARK.main()

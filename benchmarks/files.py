@@ -10,6 +10,8 @@ is written again, except in the row that overwrites it. The system writes its bu
 before the clock starts. Files that are loaded are in the system's memory. In the row "until it is
 on the disk", all contenders wait for the disk.
 
+Two rows load many small leaves.
+
 The folder has 96 arrays, 256 MB in all, in eight files and an index. Its baseline calls `load_file`
 of safetensors for each file, which returns NumPy arrays. The column `load_file` converts them to
 JAX arrays.
@@ -94,6 +96,10 @@ def load_safe_open(path: Path, like: Arrays) -> Arrays:
 def load_load_file(path: Path, like: Arrays) -> Arrays:
     loaded = safetensors.numpy.load_file(path)
     return {name: jnp.asarray(array) for name, array in loaded.items()}
+
+
+def load_at_once(path: Path, like: Arrays) -> Arrays:
+    return jax.device_put(safetensors.numpy.load_file(path))
 
 
 def load_shards(path: Path, like: Arrays) -> Arrays:
@@ -225,6 +231,21 @@ def timed_loads(folder: Path, arrays: Arrays, rounds: int) -> Iterator[Row]:
     }
     times = in_turn(loads, lambda name: None, rounds)
     yield judged(ratio_row("loading into JAX arrays", times), times, 1.1)
+
+
+def small_leaves_row(folder: Path, count: int, other: Load, limit: float, rounds: int) -> Row:
+    """Load many arrays of a few numbers, where the time is the library's, against another way."""
+    arrays = {str(i): jnp.full(16, i, jnp.float32) for i in range(count)}
+    writer = EQUINOX if other is load_equinox else SAFETENSORS
+    for name in (writer, OURS):
+        SAVES[name](file_of(folder, name), arrays)
+    loads = {
+        writer: partial(other, file_of(folder, writer), arrays),
+        OURS: partial(load_tree, file_of(folder, OURS), arrays),
+    }
+    against = "Equinox" if writer == EQUINOX else "one device_put"
+    times = in_turn(loads, lambda name: None, rounds)
+    return ratio_row(f"loading {count} leaves, against {against}", times, limit=limit)
 
 
 def give_memory_back() -> None:
@@ -372,6 +393,11 @@ def rows(quick: bool) -> Iterator[Row]:
         if Path("/proc/self/clear_refs").exists():
             yield from memory_rows(folder, arrays, total, quick)
             yield part_row(file_of(folder, OURS), arrays)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if installed(EQUINOX):
+            yield small_leaves_row(folder, 402, load_equinox, 1.2, rounds)
+        yield small_leaves_row(folder, 1000 if quick else 10_000, load_at_once, 2.0, rounds)
     size = total // 10 if quick else SHARDS * SHARD
     arrays = transformer(size)
     with tempfile.TemporaryDirectory() as name:

@@ -1,17 +1,16 @@
-"""Every benchmark runs, small and rough, and prints its table; no time is asserted."""
+"""Every benchmark can be imported, the smallest runs, and programs are those written by hand."""
 
 import importlib
 import json
-import shutil
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks.libraries import installed
+from benchmarks.tables import raced
 
-pytestmark = pytest.mark.collects
-
+pytestmark = [pytest.mark.collects, pytest.mark.slow]
 pytest.importorskip("optax", reason="the benchmarks train with optax")
 
 
@@ -22,66 +21,35 @@ def usual_promotion():
         yield
 
 
-@pytest.mark.filterwarnings("default:::flax")
-@pytest.mark.filterwarnings("default:::equinox")
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in runner.NAMES if n != "shares"])
-def test_benchmark_prints_its_table(name, capsys):
-    """With --quick each one measures all installed libraries, and pytreemod against a target."""
-    if name == "instructions" and shutil.which("valgrind") is None:
-        pytest.skip("instructions are counted by valgrind, which is not installed")
-    benchmark = importlib.import_module(f"benchmarks.{name}").BENCHMARK
-
-    benchmark.main(["--quick"])
-
-    printed = capsys.readouterr().out
-    versions, _, title, _, columns, *rows = printed.splitlines()
-    assert "pytreemod" in versions
-    assert title == benchmark.title
-    assert columns.split()[-2:] == ["pytreemod", "target"]
-    assert any(row.endswith((" met", " MISSED")) for row in rows)
+def test_every_benchmark_can_be_imported():
+    """Each has a table."""
+    assert all(importlib.import_module(f"benchmarks.{name}").BENCHMARK for name in runner.NAMES)
 
 
-@pytest.mark.slow
-def test_shares_add_up_to_what_a_thing_takes(capsys):
-    """Each step has the time of all steps so far; the last one is pytreemod."""
-    importlib.import_module("benchmarks.shares").BENCHMARK.main(["--quick", "--json"])
+def test_the_runner_prints_tables_as_json(capfd):
+    """Each row has its spread, its target and its verdict."""
+    assert runner.main(["--only", "flattening", "--quick", "--json"]) == 0
 
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    steps = [row for row in rows if "seconds" in row]
-    last = [row for row in steps if row["label"].endswith(": pytreemod")]
-    assert len(rows) - len(steps) == len(last) == 4
-    assert all(row["seconds"]["median"] > 0 for row in steps)
+    (table,) = json.loads(capfd.readouterr().out).values()
+    assert table["surroundings"]["jax"] == jax.__version__
+    assert {"label", "target", "met", "dicts", "pytreemod"} <= {*table["rows"][0]}
 
 
-@pytest.mark.slow
-def test_all_numbers_come_as_json(capsys):
-    """The other form holds, for each row, every spread, the target and the verdict."""
-    importlib.import_module("benchmarks.flattening").BENCHMARK.main(["--quick", "--json"])
+@pytest.mark.parametrize(("limit", "met"), [(1.5, True), (1.4, False), (None, None)])
+def test_a_limit_is_met_by_the_median_ratio(limit, met):
+    """A contender that takes half as long again as the first meets 1.5."""
+    bursts = {"jax.jit": lambda number: number * 1e-3, "pytreemod": lambda number: number * 1.5e-3}
 
-    content = json.loads(capsys.readouterr().out)
-    row = content["rows"][0]
-    assert content["surroundings"]["jax"] == jax.__version__
-    assert set(row) == {"label", "target", "met", "dicts", *installed()}
-    assert set(row["pytreemod"]) == {"seconds", "ratio"}
+    assert raced("label", bursts, rounds=2, limit=limit).met is met
 
 
-@pytest.mark.slow
-def test_runner_gathers_what_each_process_has_measured(capfd):
-    """`python -m benchmarks --only flattening --quick --json` is a dict by name."""
-    status = runner.main(["--only", "flattening", "--quick", "--json"])
+def test_compiled_programs_are_those_written_by_hand():
+    """Each layer, its gradient and a training step: operations, flops and bytes; one more shows."""
+    programs = importlib.import_module("benchmarks.programs")
+    one, two = (
+        programs.Program.of(jax.jit(fn).lower(jnp.ones(3)).compile())
+        for fn in (lambda x: x + 1, lambda x: jnp.sin(x) + 1)
+    )
 
-    tables = json.loads(capfd.readouterr().out)
-    assert status == 0
-    assert list(tables) == ["flattening"]
-    assert tables["flattening"]["rows"]
-
-
-def test_runner_says_which_benchmark_could_not_run(monkeypatch, capfd):
-    """Those that fail do not stop the others, and are named in the end."""
-    monkeypatch.setattr(runner, "NAMES", ("no_such_file", "nor_this"))
-
-    status = runner.main(["--quick"])
-
-    assert status == 1
-    assert capfd.readouterr().err.endswith("failed: no_such_file, nor_this\n")
+    assert "sine +1" in programs.differences(two, one)
+    assert [row.label for row in programs.BENCHMARK.rows(True) if row.met is False] == []
