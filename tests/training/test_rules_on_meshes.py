@@ -53,7 +53,6 @@ def gradients(model):
 
 RULES = {
     "adamw": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
-    "lamb": optax.lamb(1e-2),
     "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2),
     "muon": optax.contrib.muon(1e-2),
     "by selector": pm.by({"stack": optax.contrib.muon(1e-2), "nets": None, ...: optax.sgd(0.1)}),

@@ -1,9 +1,6 @@
 """A transformation sees each layer and each member alone, whatever arrays it reads."""
 
 import functools as ft
-import inspect
-import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +11,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError
-from pytreemod.training.layered.rules import per_layer
-from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 
@@ -227,17 +222,6 @@ def _assert_close(one, two):
     np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_what_takes_none_for_an_array_trains_layers_alone_but_no_groups():
-    """GaLore, also in optax, refuses a model with a leaf that is None."""
-    rule = contrib.galore(0.1, rank=2)
-    first, second = (trained(rule, make())[0] for make in (listed, nested))
-
-    jax.tree.map(_assert_close, {**second, "blocks": layers_of(second["blocks"])}, first)
-    with pytest.raises(ArgumentError, match=r"AttributeError: 'NoneType'"):
-        pm.Optimizer(rule).init({"nets": together(nested), "other": jnp.ones((2, 2))})
-
-
 def test_rules_by_selector_and_before_see_layers_alone():
     """Matrices per layer are the same leaves as in a list."""
     rules = pm.by({"head": None, pm.matrices: contrib.muon(0.1, ns_steps=1), ...: optax.sgd(0.1)})
@@ -270,86 +254,6 @@ def test_what_looks_at_numbers_is_the_same_program_as_without_layers():
 
     model = together(nested)
     assert count(model, "per layer") == count(model, "as one")
-
-
-RATED = """
-    adamaxw amsgrad nadam nadamw optimistic_adam_v2 optimistic_gradient_descent sign_sgd
-    signum acprop ademamix adopt schedule_free_adamw simplified_ademamix scale
-    scale_by_learning_rate scale_by_madgrad add_decayed_weights clip ema
-"""
-UNRATED = """
-    cocob identity keep_params_nonnegative set_to_zero scale_by_acprop scale_by_adadelta
-    scale_by_adam scale_by_adamax scale_by_adan scale_by_ademamix scale_by_adopt scale_by_amsgrad
-    scale_by_belief scale_by_cocob scale_by_lion scale_by_optimistic_gradient scale_by_radam
-    scale_by_rms scale_by_rss scale_by_sign scale_by_simplified_ademamix scale_by_stddev
-    scale_by_yogi
-"""
-NUMBERWISE = dict.fromkeys(RATED.split(), (0.1,)) | dict.fromkeys(UNRATED.split(), ())
-NUMBERWISE |= {
-    "apply_every": (2,),
-    "freeze": (_has_axes,),
-    "scale_by_rprop": (0.1,),
-    "scale_by_schedule": (optax.linear_schedule(0.1, 0.0, 4),),
-}
-"""By name, the arguments of transformations that look at each number by itself."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NUMBERWISE)
-def test_each_transformation_of_numbers_is_the_same_program_as_without_layers(name):
-    """Members and layers train as alone, because each of their numbers does."""
-    rule = getattr(optax, name, None) or getattr(contrib, name)
-    model = together(stacked)
-    programs = []
-    for stacked_as in ("per layer", "as one"):
-        opt = pm.Optimizer(rule(*NUMBERWISE[name]), stacked=stacked_as).init(model)
-        programs.append(str(jax.make_jaxpr(lambda opt, m: opt.update(m, m))(opt, model)))
-    assert programs[0] == programs[1]
-
-
-NOT_TRIED = {
-    "a part of one that is tried": """
-        add_noise scale_by_factored_rms scale_by_galore scale_by_lbfgs scale_by_muon
-        scale_by_novograd scale_by_param_block_rms scale_by_sm3 schedule_free
-    """,
-    "another form of one that is tried": """
-        conditionally_mask inject_stateful_hyperparams measure_with_ema monitor multi_transform
-        optimistic_adam selective_transform stateless_with_tree_map with_extra_args_support
-    """,
-    "it needs a loss": """
-        hutchinson_estimator_diag_hessian momo momo_adam polyak_sgd
-        scale_by_backtracking_linesearch scale_by_polyak scale_by_zoom_linesearch sophia
-    """,
-    "it needs a gradient for each example": "differentially_private_aggregate dpsgd",
-    "its parameters are two models": "lookahead",
-    "it is for complex parameters": "split_real_and_imaginary",
-}
-
-
-def _is_transformation(name, value):
-    made_by = getattr(value, "func", value)  # One is a partial function.
-    if name.startswith("_") or not inspect.isfunction(made_by):
-        return False
-    returned = inspect.signature(value).return_annotation
-    # Some have no annotation.
-    shown = inspect.getsource(made_by) if returned is inspect.Signature.empty else str(returned)
-    return "GradientTransformation" in shown
-
-
-@pytest.mark.slow
-def test_every_transformation_of_optax_is_tried_or_has_a_reason():
-    """So that a new one is noticed."""
-    exported = {
-        name
-        for module in (optax, contrib)
-        for name, value in vars(module).items()
-        if _is_transformation(name, value)
-    }
-    tried = {*NUMBERWISE, *re.findall(r"\b(?:optax|contrib)\.(\w+)", Path(__file__).read_text())}
-    reasons = [name for names in NOT_TRIED.values() for name in names.split()]
-
-    assert exported > {"adam", "muon", "inject_hyperparams"}
-    assert exported - tried == set(reasons)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +292,7 @@ def test_per_layer_is_the_same_for_plain_optax():
     """In a chain, and with extra arguments."""
     model = stacked()
     grads = jax.tree.map(jnp.sin, model)
-    rules = per_layer(optax.lars(0.1)), contrib.reduce_on_plateau()
+    rules = pm.per_layer(optax.lars(0.1)), contrib.reduce_on_plateau()
     whole, state = optax.chain(*rules), None
     state = whole.init(model)
     updates, _ = whole.update(grads, state, model, value=jnp.ones(()))
@@ -396,7 +300,7 @@ def test_per_layer_is_the_same_for_plain_optax():
     expected = pm.Optimizer(optax.lars(0.1)).init(model).update(model, grads)[0]
     assert_same(optax.apply_updates(model, updates), expected)
     # Mapping twice equals once: a removed axis is not removed again.
-    again = pm.Optimizer(optax.chain(per_layer(optax.lars(0.1)))).init(model)
+    again = pm.Optimizer(optax.chain(pm.per_layer(optax.lars(0.1)))).init(model)
     jax.tree.map(_assert_close, again.update(model, grads)[0], expected)
 
 
@@ -456,14 +360,6 @@ def test_the_array_before_is_that_in_a_list():
     stack = jax.tree.map(lambda x: jnp.cumsum(x + 1, 0), stack)
     new, expected = (stepped(rule, model)[0] for model in (stack, stack.unstack()))
     _assert_layers_close(new, expected)
-
-
-@pytest.mark.slow
-def test_a_stack_of_one_layer_is_a_list_of_one():
-    """A single layer has its layer axis, too."""
-    model = nn.Stack(Layer, 1, key=jax.random.key(0))
-
-    jax.tree.map(_assert_close, stepped(NORMS, model)[0][0], stepped(NORMS, model[0])[0])
 
 
 def _branching(updates, state, params=None):
@@ -532,12 +428,6 @@ def _head_only(model):
     return {"blocks": jax.tree.map(lambda _: False, blocks), "head": True}
 
 
-def _needing(updates, state, params=None, *, grad, grad_fn):
-    """A transformation that gets the model as extra arguments, as a line search does."""
-    other = grad_fn(jax.tree.map(jnp.add, params, grad))
-    return jax.tree.map(lambda u, o: u * jnp.sum(o), updates, other), state
-
-
 def test_extra_arguments_that_are_trees_are_mapped_and_functions_of_the_model_refused():
     """Their value for one member, or layer, is not known."""
 
@@ -602,23 +492,6 @@ def linears():
 
 def _assert_layers_close(stack, layers):
     jax.tree.map(_assert_close, stack.unstack(), [*layers])
-
-
-@pytest.mark.slow
-def test_steps_with_other_arguments_and_hyperparameters_are_those_of_a_list():
-    """Each second step, with a rate that is injected, changed and scaled by a loss."""
-    rule = optax.chain(optax.inject_hyperparams(optax.lars)(0.1), contrib.reduce_on_plateau())
-    news = []
-    for model in linears():
-        opt = (
-            pm.Optimizer(optax.MultiSteps(rule, 2)).init(model).with_hyperparams(learning_rate=1.0)
-        )
-        step = pm.filter_jit(lambda opt, model, value: opt.update(model, model, value=value))
-        for value in (2.0, 3.0):
-            model, opt = step(opt, model, jnp.asarray(value))
-        news.append(model)
-    _assert_layers_close(news[1], news[0].layers)
-    assert _differ(news[1], linears()[1])
 
 
 class Pair(pm.Module):
@@ -725,13 +598,6 @@ def test_a_state_without_the_structure_of_the_model_is_that_of_a_list(first):
         jax.tree.map(_assert_close, *states)
 
 
-def test_what_a_rule_notes_of_all_arrays_is_noted_of_all_layers():
-    """Though its updates do not follow from it."""
-    rule = optax.snapshot("norm", optax.tree.norm)
-    states = [stepped(rule, model)[1].states[0] for model in linears()]
-    jax.tree.map(_assert_close, *states)
-
-
 @pytest.mark.parametrize("whole", [False, True], ids=["mapped", "listed"])
 @pytest.mark.sampled
 def test_a_gradient_for_each_example_has_their_axis_in_front(whole):
@@ -751,22 +617,6 @@ def test_a_gradient_for_each_example_has_their_axis_in_front(whole):
     _assert_layers_close(news[1], news[0].layers)
 
 
-@pytest.mark.parametrize("make", [stacked, lambda: together(listed)], ids=["layers", "members"])
-@pytest.mark.sampled
-def test_a_promotion_that_jax_refuses_stays_its_own_error(make):
-    """It is of how JAX is set, and not of layers."""
-
-    def run(model):
-        return pm.Optimizer(optax.lamb(0.1)).init(model).update(model, model)
-
-    model = make()
-    with (
-        jax.numpy_dtype_promotion("strict"),
-        pytest.raises(ValueError, match=r"\AInput dtypes .* implicit"),
-    ):
-        run(model)
-
-
 def test_no_trace_is_kept_in_which_a_rule_was_made():
     """Its learning rate may be traced, while the model is not."""
     model = stacked()
@@ -782,22 +632,54 @@ def test_no_trace_is_kept_in_which_a_rule_was_made():
     _assert_close(new, expected)
 
 
-@pytest.mark.slow
-def test_a_way_is_chosen_under_the_settings_of_the_moment():
-    """Strict promotion, under which a rule fails, says nothing of the default."""
-    rule = optax.lamb(0.1)
+class Number(pm.Module):
+    """A parameter without axes."""
 
-    def count(depth):
-        model = nn.Stack(Layer, depth, key=jax.random.key(0))
-        with (
-            jax.numpy_dtype_promotion("strict"),
-            pytest.raises(ValueError, match=r"\AInput dtypes .* implicit"),
-        ):
-            pm.Optimizer(rule).init(model).update(model, model)
-        opt = pm.Optimizer(rule).init(model)
-        return equations(lambda opt, m: opt.update(m, m), opt, model)
+    value: jax.Array
 
-    assert count(2) == count(5)
+    def __init__(self):
+        self.value = jnp.ones(())
+
+    def __call__(self, x):
+        return x
 
 
-test_refusals = refusals(globals())
+def test_the_sum_of_a_layers_number_is_not_that_of_all_layers():
+    """Though no equation of the program for one layer says so."""
+    rule = optax.stateless_with_tree_map(lambda u, _: jnp.broadcast_to(jnp.sum(u), u.shape))
+    stack = jax.tree.map(lambda x: jnp.cumsum(x), nn.Stack(Number, 3))
+    new, expected = (stepped(rule, model)[0] for model in (stack, stack.unstack()))
+    _assert_layers_close(new, expected)
+
+
+BRANCHING = optax.GradientTransformation(optax.init_empty_state, _branching)
+
+
+def as_one_then_per_layer(model):
+    """A step with a state for the stacked arrays."""
+    opt = pm.Optimizer(optax.novograd(0.1), stacked="as one").init(model)
+    return opt.replace(stacked="per layer").update(model, model)
+
+
+REFUSED = {
+    "an `if` on a number": (
+        lambda: pm.Optimizer(BRANCHING).init(together(listed)),
+        "_branching",
+    ),
+    "a state that changes its structure": (
+        lambda: pm.Optimizer(optax.monitor({"norm": optax.tree.norm})).init(together(listed)),
+        "monitor",
+    ),
+    "a state that was made as one": (lambda: as_one_then_per_layer(stacked()), "novograd"),
+    "a state of members made as one": (
+        lambda: as_one_then_per_layer(together(listed)),
+        "novograd",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "match"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_mapped_is_refused(call, match):
+    """By the name of the transformation."""
+    with pytest.raises(ArgumentError, match=match):
+        call()
