@@ -1,22 +1,15 @@
 """Abstract attributes."""
 
-import abc
 import dataclasses
-from typing import ClassVar, Generic, TypeVar
 
 import jax
 import pytest
 
-import pytreemod as other_name
 import pytreemod as pm
 from pytreemod import AbstractClassVar, AbstractVar
 from pytreemod.errors import FieldError
-from tests.goldens import refusals
 from tests.helpers import string_annotations
 from tests.helpers.trees import AbstractLayer, ConcreteLayer, PropertyLayer, ramp
-
-Renamed = AbstractVar
-T = TypeVar("T")
 
 
 def test_a_field_a_property_or_a_class_attribute_provides():
@@ -51,63 +44,6 @@ def test_abstract_attributes_are_no_fields():
     assert [f.name for f in dataclasses.fields(Layer)] == ["y", "x"]
 
 
-@pytest.mark.parametrize(
-    "annotation",
-    [
-        AbstractVar[int],
-        pm.AbstractVar[jax.Array | None],
-        other_name.AbstractVar["int"],
-        Renamed[list[int]],
-        AbstractClassVar[str],
-        "AbstractVar[int]",
-        "pm.AbstractVar[jax.Array]",
-        "other_name.AbstractVar[int]",
-        "Renamed[int]",
-        "AbstractClassVar['str']",
-        "AbstractVar[not_defined.Anywhere]",
-        "not_imported.AbstractVar[int]",
-    ],
-    ids=str,
-)
-def test_every_spelling(annotation):
-    """Evaluated or a string, under any name: the value of the name counts."""
-
-    class Base(pm.Module):
-        x: annotation
-
-    with pytest.raises(FieldError, match=r"with abstract attributes x\."):
-        Base()
-
-    class Layer(Base):
-        x = 1
-
-    assert Layer().x == 1
-
-
-@pytest.mark.parametrize("annotation", ["int", int, "list[AbstractVar]", "ClassVar[int]", "T", T])
-def test_other_annotations_are_not_abstract(annotation):
-    """A name that only looks similar declares a field, or a class variable."""
-
-    class Layer(pm.Module):
-        x: annotation = 1
-
-    assert Layer().x == 1
-
-
-def test_abstract_again():
-    """A subclass may declare an attribute of its base abstract."""
-
-    class Layer(ConcreteLayer):
-        weight: AbstractVar[jax.Array]
-
-    class Back(Layer):
-        weight: jax.Array
-
-    with pytest.raises(FieldError, match="abstract attributes weight"):
-        Layer(ramp(1))
-    assert Back(ramp(1)).label == "concrete"
-
-
 def test_several_abstract_bases():
     """An attribute that one base lacks is missing unless another provides it."""
 
@@ -136,43 +72,6 @@ def test_several_abstract_bases():
     assert jax.tree.leaves(Complete(1)) == [1, 2]
 
 
-def test_abstract_generic():
-    """Abstract attributes of generic classes."""
-
-    class Base(pm.Module, Generic[T]):
-        value: AbstractVar[T]
-
-        @abc.abstractmethod
-        def get(self) -> T: ...
-
-    class Layer(Base[int]):
-        value: int
-
-        def get(self):
-            return self.value
-
-    assert Layer(3).get() == 3
-
-
-def test_string_annotated_interfaces():
-    """The classes of a file with string annotations behave the same."""
-    assert string_annotations.Provided(1.0).names == ["a"]
-    assert isinstance(string_annotations.Provided(1.0), string_annotations.Interface)
-
-
-def test_class_variables_provide():
-    """An annotated class variable provides an AbstractClassVar."""
-
-    class Base(pm.Module):
-        n: AbstractClassVar[int]
-
-    class Layer(Base):
-        n: ClassVar[int] = 3
-
-    assert Layer().n == 3
-    assert jax.tree.leaves(Layer()) == []
-
-
 def test_both_kinds_are_listed():
     """Under the names that Equinox gives the lists; the latest declaration decides the kind."""
 
@@ -196,18 +95,73 @@ def test_both_kinds_are_listed():
     assert Done(1).n == 3
 
 
-def test_strict_config_is_an_older_spelling():
-    """Of `is_abstract`; other options say nothing."""
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        AbstractVar[int],
+        pm.AbstractVar[jax.Array | None],
+        AbstractClassVar[str],
+        "AbstractVar[int]",
+        "pm.AbstractVar[jax.Array]",
+        "AbstractClassVar['str']",
+        "AbstractVar[not_defined.Anywhere]",
+    ],
+    ids=str,
+)
+def test_every_spelling(annotation):
+    """Evaluated or a string."""
 
-    class Base(pm.Module, strict=pm.StrictConfig(force_abstract=True)):
-        pass
+    class Base(pm.Module):
+        x: annotation
 
-    class Sub(Base, strict=pm.StrictConfig(allow_abstract_name=True)):
-        pass
-
-    assert type(Sub()) is Sub
-    with pytest.raises(FieldError, match="declared with is_abstract=True"):
+    with pytest.raises(FieldError, match=r"(?s)Base.*\bx\b"):
         Base()
 
+    class Layer(Base):
+        x = 1
 
-test_refusals = refusals(globals())
+    assert Layer().x == 1
+
+
+@pytest.mark.parametrize("annotation", ["int", int, "list[AbstractVar]", "ClassVar[int]"])
+def test_other_annotations_are_not_abstract(annotation):
+    """A name that only looks similar declares a field, or a class variable."""
+
+    class Layer(pm.Module):
+        x: annotation = 1
+
+    assert Layer().x == 1
+
+
+def test_what_is_missing_is_listed():
+    """Attributes and methods; a subclass may declare one abstract again, or all of a class."""
+    with pytest.raises(TypeError, match=r"(?s)label.*weight.*__call__"):
+        AbstractLayer()
+    with pytest.raises(FieldError, match=r"(?s)label.*names.*weight"):
+        string_annotations.Interface()
+    assert string_annotations.Provided(1.0).names == ["a"]
+
+    class Layer(ConcreteLayer):
+        weight: AbstractVar[jax.Array]
+
+    class Forced(pm.Module, strict=pm.StrictConfig(force_abstract=True)):
+        pass
+
+    with pytest.raises(FieldError, match="weight"):
+        Layer(ramp(1))
+    with pytest.raises(FieldError, match="Forced"):
+        Forced()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"__annotations__": {"x": AbstractVar}},
+        {"__annotations__": {"x": AbstractVar[bool]}, "x": True},
+        {"__annotations__": {"x": AbstractClassVar[bool]}, "x": property(lambda self: 1)},
+    ],
+)
+def test_an_abstract_attribute_has_a_type_and_no_value(body):
+    """It cannot be both; a subclass provides it."""
+    with pytest.raises(FieldError, match=r"Wrong\.x"):
+        type(pm.Module)("Wrong", (pm.Module,), body)

@@ -432,8 +432,6 @@ def test_each_of_several_as_one_is_constrained_alone(tmp_path):
     for other in (traced, pm.load(tmp_path / "clear", nets)):
         assert jax.tree.structure(other) == jax.tree.structure(changed)
         assert_same(jax.tree.leaves(other), jax.tree.leaves(changed))
-    ramp = pm.reinitialize(nets, path, lambda key, s, dtype: jnp.ones(s, dtype), jax.random.key(0))
-    assert_same(jax.tree.leaves(ramp), [jnp.tile(jnp.asarray([1.0, 0.0, 0.0]), (2, 2, 1))])
 
     class Shares(pm.Module):
         shares: jax.Array = pm.field(constraint=pm.constraints.simplex)

@@ -1,7 +1,5 @@
 """Bound methods."""
 
-import abc
-import contextlib
 import copy
 import doctest
 import functools as ft
@@ -9,7 +7,6 @@ import inspect
 import pickle
 import pydoc
 import sys
-from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +14,8 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.module.methods import bind
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.trees import Affine, Child, Holder, OwnInit, affine, ramp
-
-T = TypeVar("T")
+from tests.helpers.trees import Child, OwnInit, affine, ramp
 
 
 class Many(pm.Module):
@@ -143,33 +137,6 @@ def test_dunder_methods_work():
         assert inside == "inside"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "plain",
-        "jitted",
-        "filter_jitted",
-        "mapped",
-        "__call__",
-        "__getitem__",
-        "wrapped",
-        "gradient",
-    ],
-)
-def test_bound_methods_are_trees_of_their_instance(name):
-    """Dunder methods included: the children are the instance's, the function is structure."""
-    m = many()
-    method = getattr(m, name)
-
-    assert type(method) is pm.BoundMethod
-    assert [x is m.x for x in jax.tree.leaves(method)] == [True]
-    moved = jax.tree.map(lambda x: x + 1, method)
-    assert type(moved) is pm.BoundMethod
-    assert_close(moved.__self__.x, ramp(2) + 1)
-    assert jax.tree.structure(method) == jax.tree.structure(moved)
-    assert jax.tree.structure(method) != jax.tree.structure(many().replace)
-
-
 def test_through_transforms():
     """jit, grad, vmap and plain JAX take a bound method as they take a Module."""
     method = affine().scaled
@@ -214,13 +181,6 @@ def test_looks_like_a_method():
         method.nothing
 
 
-def test_read_from_the_class_it_is_the_function():
-    """Class.method is the function that was written, source and all."""
-    assert inspect.isfunction(Many.plain)
-    assert "A plain method" in inspect.getsource(Many.plain)
-    assert_close(Many.plain(many(), 2.0), ramp(2) * 2)
-
-
 def test_equality_is_that_of_function_and_instance():
     """The same function of the same value."""
     m = many()
@@ -252,21 +212,6 @@ def test_inherited_and_super_methods_are_bound_to_the_instance():
     assert_close(child(ramp(2)), OwnInit(2)(ramp(2)) + 0.25)
 
 
-def test_any_pytree_can_be_bound():
-    """BoundMethod knows no Module: a list will do."""
-    method = bind(lambda tree, x: sum(tree) + x, [1, 2])
-    assert method(3) == 6
-    assert jax.tree.leaves(method) == [1, 2]
-
-
-def test_a_method_stored_in_another_module():
-    """A bound method in a field is data: its arrays are trained."""
-    holder = Holder(affine().scaled)
-    gradient = pm.filter_grad(lambda h: jnp.sum(h.content(ramp(3))))(holder)
-
-    assert_close(gradient.content.__self__.bias, jnp.ones(2))
-
-
 def test_functions_in_a_class_body_that_are_fields_are_no_methods():
     """A default of a field is a value, also if it is a function."""
 
@@ -287,132 +232,6 @@ def test_staging_a_jitted_method():
     assert_close(m.filter_jitted.lower(1.0).compile()(1.0), ramp(2) + 1)
     assert m.filter_jitted.eval_shape(jnp.ones(2)).shape == (2,)
     assert "lambda" in str(m.filter_jitted.trace(1.0).jaxpr)
-
-
-def test_methods_do_not_keep_the_function_of_the_class_from_being_replaced():
-    """A method that is patched on the class is seen by every instance."""
-
-    class Layer(pm.Module):
-        x: int
-
-        def get(self):
-            return self.x
-
-    layer = Layer(1)
-    Layer.get = lambda self: self.x + 1
-    assert layer.get() == 2
-    assert Affine.scaled.__name__ == "scaled"
-
-
-class Scaled:
-    """A plain mixin."""
-
-    def scale(self, y):
-        """Scale it."""
-        return self.x * y
-
-    def __call__(self, y):
-        return self.scale(y)
-
-    @jax.jit
-    def jitted(self, y):
-        return self.x * y
-
-    @classmethod
-    def make(cls):
-        return cls(ramp(2))
-
-    @staticmethod
-    def free(y):
-        return y
-
-    @property
-    def doubled(self):
-        return 2 * self.x
-
-
-class AbstractScaled(abc.ABC):
-    """An ABC with a method."""
-
-    @abc.abstractmethod
-    def factor(self):
-        """To be given."""
-
-    def scale(self, y):
-        """Scale it."""
-        return self.x * y
-
-
-class GenericScaled(Generic[T]):
-    """A generic base with a method."""
-
-    def scale(self, y: T) -> T:
-        """Scale it."""
-        return self.x * y
-
-
-class OfMixin(Scaled, pm.Module):
-    """Methods from the left."""
-
-    x: jax.Array
-
-
-class OfMixinToTheRight(pm.Module, Scaled):
-    """Methods from the right."""
-
-    x: jax.Array
-
-
-class OfABC(AbstractScaled, pm.Module):
-    """Methods of an ABC."""
-
-    x: jax.Array
-
-    def factor(self):
-        return 1
-
-
-class OfGeneric(pm.Module, GenericScaled[T]):
-    """Methods of a generic base."""
-
-    x: jax.Array
-
-
-class OfChild(OfMixin):
-    """Methods of the mixin of a base."""
-
-
-@pytest.mark.parametrize("cls", [OfMixin, OfMixinToTheRight, OfABC, OfGeneric, OfChild])
-def test_methods_of_bases_that_are_no_modules_are_trees(cls):
-    """A plain mixin, an ABC, a generic base: as if written in the class."""
-    made = cls(ramp(2))
-    traces = []
-
-    @pm.filter_jit
-    def call(method, y):
-        traces.append(method)
-        return method(y)
-
-    for scale in (1.0, 2.0):
-        assert_close(call(cls(scale * ramp(2)).scale, 3.0), 3.0 * scale * ramp(2))
-    assert len(traces) == 1
-    assert_same(jax.tree.leaves(made.scale), [made.x])
-    assert_same(jax.tree.leaves(Holder(made.scale)), [made.x])
-    assert cls.scale is next(vars(b)["scale"] for b in cls.__mro__[::-1] if "scale" in vars(b))
-    assert (made.scale.__doc__, made.scale.__name__) == ("Scale it.", "scale")
-    assert_same(pickle.loads(pickle.dumps(made.scale)), made.scale)
-
-
-def test_what_else_a_mixin_has_is_left_alone():
-    """Class methods, static methods and properties; special methods are called."""
-    made = OfMixin.make()
-
-    assert type(made) is OfMixin
-    assert (OfMixin.free(1), made.free(2)) == (1, 2)
-    assert_same(made.doubled, 2 * ramp(2))
-    assert_same(made(2.0), 2.0 * ramp(2))
-    assert_same(made.jitted(2.0), 2.0 * ramp(2))
-    assert len(jax.tree.leaves(made.__call__)) == 1
 
 
 def test_inherited_methods_keep_the_order_of_the_bases():
@@ -449,49 +268,6 @@ def test_inherited_methods_keep_the_order_of_the_bases():
         assert module().who() == plain().who()
         assert module.who(module()) == plain().who()
         assert super(module, module()).who() == super(plain, plain()).who() or module is plain
-        assert type(module().who).__name__ == "BoundMethod"
-
-
-def test_a_mixin_that_is_changed_later_is_seen():
-    """As in plain Python."""
-
-    class Changes:
-        def what(self):
-            return "before"
-
-    class Layer(Changes, pm.Module):
-        pass
-
-    assert Layer().what() == "before"
-    Changes.what = lambda self: "after"
-    assert Layer().what() == "after"
-    Changes.what = property(lambda self: "a property")
-    assert Layer().what == "a property"
-
-
-def test_doctest_and_help_find_methods():
-    """They read the dict of the class."""
-    kept = vars(Many)["plain"]
-
-    assert kept.__doc__ == "A plain method."
-    assert (kept.__name__, kept.__qualname__) == ("plain", "Many.plain")
-    assert kept.__module__ == Many.__module__
-    assert inspect.unwrap(kept) is Many.plain
-    found = doctest.DocTestFinder(exclude_empty=False).find(Many, module=sys.modules[__name__])
-    assert f"{Many.__name__}.plain" in [test.name for test in found]
-    assert "A plain method." in pydoc.render_doc(Many)
-    assert "Scale it." in pydoc.render_doc(OfABC)
-    assert copy.copy(kept).__get__(many()) is not None
-
-
-def test_a_call_without_a_docstring_has_none():
-    """Help looked on, and found that of the metaclass."""
-
-    class Bare(pm.Module):
-        def __call__(self):
-            return 1
-
-    assert inspect.getdoc(Bare.__call__) is None
 
 
 def owned(x, how="sum"):
@@ -545,23 +321,69 @@ def test_a_method_in_a_static_field_does_not_retrace():
     assert len(traces) == 1
 
 
-def test_methods_of_traced_instances_can_be_keys():
-    """They are equal if their arrays are the same objects: values are not known yet."""
+def test_bound_methods_are_trees_of_their_instance():
+    """Dunder methods included: the children are the instance's, the function is structure."""
+    m = many()
+    for name in (
+        "plain",
+        "jitted",
+        "filter_jitted",
+        "mapped",
+        "__call__",
+        "__getitem__",
+        "wrapped",
+    ):
+        method = getattr(m, name)
 
-    @jax.jit
-    def compare(x, y):
-        cls, one = owned(x)
-        assert one.f == cls(x, "sum").f
-        assert one.f != cls(y, "sum").f
-        assert len({one.f, cls(x, "sum").f, cls(y, "sum").f}) == 2
-        return x
-
-    compare(ramp(2), ramp(2))
+        assert type(method) is pm.BoundMethod
+        assert [x is m.x for x in jax.tree.leaves(method)] == [True]
+        moved = jax.tree.map(lambda x: x + 1, method)
+        assert type(moved) is pm.BoundMethod
+        assert_close(moved.__self__.x, ramp(2) + 1)
+        assert jax.tree.structure(method) == jax.tree.structure(moved)
+        assert jax.tree.structure(method) != jax.tree.structure(many().replace)
 
 
-def test_the_class_of_bound_methods_has_the_signature_of_its_base():
-    """`inspect.signature(BoundMethod)` met the property for an instance's signature."""
-    # That of `functools.partial`, which has none before Python 3.13.
-    with contextlib.suppress(ValueError):
-        inspect.signature(pm.BoundMethod)
-    assert list(inspect.signature(affine().__call__).parameters) == ["x"]
+class Mixin:
+    """A plain mixin."""
+
+    def scale(self, y):
+        """Scale it."""
+        return self.x * y
+
+    @classmethod
+    def make(cls):
+        """A class method."""
+        return cls(ramp(2))
+
+    @property
+    def doubled(self):
+        """A property."""
+        return 2 * self.x
+
+
+class OfMixin(Mixin, pm.Module):
+    """Methods of a base that is no Module."""
+
+    x: jax.Array
+
+
+def test_methods_of_a_plain_mixin():
+    """They are called, differentiated and jitted as if written in the class."""
+    made = OfMixin.make()
+
+    assert type(made) is OfMixin
+    assert_same(made.doubled, 2 * ramp(2))
+    assert_close(pm.filter_jit(lambda m: m.scale(3.0))(made), 3.0 * ramp(2))
+    gradient = pm.filter_grad(lambda m: m.scale(3.0).sum())(made)
+    assert_close(gradient.x, jnp.full(2, 3.0))
+
+
+def test_source_and_help_find_methods():
+    """They read the dict of the class; read from the class, a method is the function."""
+    assert inspect.isfunction(Many.plain)
+    assert "A plain method" in inspect.getsource(Many.plain)
+    assert_close(Many.plain(many(), 2.0), ramp(2) * 2)
+    found = doctest.DocTestFinder(exclude_empty=False).find(Many, module=sys.modules[__name__])
+    assert f"{Many.__name__}.plain" in [test.name for test in found]
+    assert "A plain method." in pydoc.render_doc(Many)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from tests.goldens import refusals
+from pytreemod.errors import FieldError
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.trees import Wrapping, affine, double, ramp
+from tests.helpers.trees import Holder, Wrapping, affine, double, ramp
 
 
 def collect(*args, **kwargs):
@@ -71,9 +71,7 @@ def test_update_wrapper_keeps_the_module_a_module():
     assert named(2) == 4
 
 
-def test_update_wrapper_takes_another_function():
-    """The names may come from elsewhere."""
-    assert pm.module_update_wrapper(Wrapping(double), collect).__name__ == "collect"
-
-
-test_refusals = refusals(globals())
+def test_update_wrapper_needs_the_property():
+    """A class without a property `__wrapped__` could not keep the names."""
+    with pytest.raises(FieldError, match="Holder"):
+        pm.module_update_wrapper(Holder(double))

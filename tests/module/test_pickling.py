@@ -1,29 +1,19 @@
 """Instances that are pickled and copied, and classes of scripts, which are pickled by value."""
 
-import abc
-import base64
-import copy
-import copyreg
-import dataclasses
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
-import zlib
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import FieldError, FieldWarning
-from pytreemod.module.pickling import fill
-from pytreemod.module.schema import Schema
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
 from tests.helpers.copying import COPIES
@@ -237,130 +227,6 @@ def test_in_the_same_process_it_is_the_same_class():
     assert_same(before.x, ramp(2))
 
 
-def test_what_is_missing_is_recognized_after_it_was_copied():
-    """A class that is pickled by value brings a copy of the mark, which is known by identity."""
-
-    class Local(pm.Module):
-        x: object
-        n: int = 3
-        made: object = pm.field(default_factory=list)
-
-    schema, missing = Local.__record__, dataclasses.MISSING
-    make, (fields, *rest) = copyreg.dispatch_table[Schema](schema)
-    copied = {name: copy.copy(field) for name, field in fields.items()}
-    for field in copied.values():
-        for option in ("default", "default_factory"):
-            if getattr(field, option) is missing:
-                setattr(field, option, type(missing)())
-    fill(schema, make(copied, *rest))
-
-    assert [f.default for f in schema.fields.values()] == [missing, 3, missing]
-    assert [f.default_factory for f in schema.fields.values()] == [missing, missing, list]
-
-
-def elsewhere(value):
-    """Pickle a value, and load it as a process that does not have its classes."""
-    # cloudpickle finds the classes of this process by the ids in the pickle.
-    pickled = cloudpickle.dumps(value)
-    return pickle.loads(re.sub(rb"[0-9a-f]{32}", lambda found: found[0][::-1], pickled))
-
-
-def classes_of_every_kind():
-    """Local classes, by name: with defaults, a base, an own `__init__`, and an early instance."""
-
-    class Base(pm.Module):
-        x: object = pm.field(converter=jnp.asarray)
-        fixed: int = pm.field(static=True, default=3)
-
-    class Defaults(Base):
-        act: object = jnp.tanh
-        # cloudpickle sorts attributes, so that these arrive before the fields.
-        F: object = jnp.sin
-        G: object = lambda x: 3 * x
-        made: object = pm.field(default_factory=list)
-        later: object = pm.field(init=False)
-
-        def __post_init__(self):
-            self.later = 2 * self.x
-
-        def early(self):
-            return EARLY
-
-    class OfTheLibrary(pm.nn.Linear):
-        name: str = "layer"
-
-    class Redeclared(Base):
-        x: object = pm.field(kw_only=True)
-
-    class Overriding(Base):
-        @property
-        def fixed(self):
-            return 4
-
-    class Own(pm.Module):
-        x: object
-
-        def __init__(self, x):
-            self.x = x
-
-    class ReadsItself(pm.Module):
-        x: object
-
-        def __getattribute__(self, name):
-            return super().__getattribute__(name)
-
-    class Abstract(pm.Module):
-        x: object
-
-        @abc.abstractmethod
-        def rule(self): ...
-
-    EARLY = Defaults(ramp(2))
-    return dict(locals())
-
-
-def facts(cls):
-    """The facts about a class that its instances depend on."""
-    schema = cls.__record__
-    options = ("name", "default", "default_factory", "kw_only", "init")
-    found = [getattr(field, option) for field in schema.fields.values() for option in options]
-    # A lambda is copied with its class, and then has the same code.
-    values = [getattr(value, "__code__", value) for value in found]
-    missing = [value is dataclasses.MISSING for value in found]
-    named = ("static", "custom_init", "refusal", "can_wait", "shown")
-    is_default = [getattr(cls, n) is f.default for n, f in schema.fields.items() if n in "FG"]
-    return values, missing, [getattr(schema, name) for name in named], is_default
-
-
-def test_classes_have_the_same_schema_in_another_process():
-    """Fields and their defaults, those of bases, and how instances are made."""
-    here = classes_of_every_kind()
-    early = here.pop("EARLY")
-    there, arrived = elsewhere((here, early))
-
-    for name, cls in here.items():
-        assert there[name] is not cls
-        assert facts(there[name]) == facts(cls), name
-    assert type(arrived) is there["Defaults"]
-    assert repr(arrived) == repr(early)
-    assert_same(jax.tree.leaves(arrived), jax.tree.leaves(early))
-    assert jax.tree.structure(arrived) == jax.tree.structure(there["Defaults"](ramp(2)))
-
-
-CLASSES = json.loads((Path(__file__).parent / "classes_of_0_1.json").read_text())
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-@pytest.mark.skipif(VERSION not in CLASSES, reason="code is read by one version of Python only")
-def test_classes_that_version_0_1_pickled_by_value_are_read():
-    """An instance of a notebook's class: `slope * x + width`, with `width: int = 3`."""
-    line = pickle.loads(zlib.decompress(base64.b85decode(CLASSES[VERSION])))
-
-    assert_same(line(4.0), jnp.asarray(2.0) * 4.0 + 3)
-    assert repr(type(line)(1.0)) == "Line(slope=1.0)"
-    assert_same(pickle.loads(cloudpickle.dumps(line))(4.0), line(4.0))
-
-
 @pytest.mark.parametrize("change", [lambda m: m.__call__, lambda m: pm.Partial(m, 2.0)])
 def test_what_holds_an_instance_goes_along(change):
     """Bound methods and Partials."""
@@ -385,16 +251,6 @@ class Cached(pm.Module):
         for name, value in state.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "cache", "made anew")
-
-
-class OnlyGetter(pm.Module):
-    """Leaves something out."""
-
-    x: jax.Array
-    cache: object
-
-    def __getstate__(self):
-        return {"x": self.x, "cache": None}
 
 
 class PythonsGetter(pm.Module):
@@ -425,133 +281,18 @@ class OnlySetter(pm.Module):
         self.__dict__.update(state, cache="made anew")
 
 
-class Reduced(pm.Module):
-    """Is made by its class."""
-
-    x: jax.Array
-    cache: object = None
-
-    def __reduce__(self):
-        return Reduced, (self.x, "made anew")
-
-
-class ReducedByVersion(pm.Module):
-    """The same, by the other name."""
-
-    x: jax.Array
-    cache: object = None
-
-    def __reduce_ex__(self, protocol):
-        return ReducedByVersion, (self.x, "made anew")
-
-
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
-@pytest.mark.parametrize(
-    "cls", [Cached, OnlyGetter, PythonsGetter, OnlySetter, Reduced, ReducedByVersion]
-)
+@pytest.mark.parametrize("cls", [Cached, PythonsGetter, OnlySetter])
 def test_what_a_class_says_of_its_pickles_is_done(cls, copied):
     """By pickle, copy and deepcopy; the result is a finished instance."""
     made = copied(cls(ramp(2), "old"))
 
     assert type(made) is cls
-    assert made.cache == (None if cls in (OnlyGetter, PythonsGetter) else "made anew")
+    assert made.cache == (None if cls is PythonsGetter else "made anew")
     assert_same(made.x, ramp(2))
     assert_same(jax.tree.leaves(jax.tree.map(lambda x: 2 * x, made)), [2 * ramp(2)])
-    with pytest.raises(pm.errors.FrozenError, match="no assignment"):
+    with pytest.raises(pm.errors.FrozenError, match="x"):
         made.x = 1
-
-
-def version(fields, **methods):
-    """A class of one version of a program: it has the name of all others."""
-    annotations = dict.fromkeys(fields, Any)
-    defaults = {name: value for name, value in fields.items() if value is not ...}
-    names = {"__module__": __name__, "__qualname__": "Versioned", "__annotations__": annotations}
-    cls = type(pm.Module)("Versioned", (pm.Module,), {**names, **defaults, **methods})
-    globals()["Versioned"] = cls
-    return cls
-
-
-@pytest.fixture
-def pickled():
-    """An instance of a first version, pickled."""
-    yield pickle.dumps(version({"a": ..., "n": pm.field(static=True)})(ramp(2), 1))
-    del globals()["Versioned"]
-
-
-def test_new_fields_get_what_a_new_instance_has_there(pickled):
-    """Data in the tree, configuration in the structure, converted and constrained."""
-    cls = version(
-        {
-            "n": pm.field(static=True),
-            "a": ...,
-            "default": 3.0,
-            "made": pm.field(default_factory=lambda: [1.0]),
-            "converted": pm.field(default=2, converter=jnp.asarray),
-            "bounded": pm.field(default=1.0, constraint=pm.constraints.positive),
-            "activation": jnp.tanh,
-            "mode": pm.field(static=True, default=("x",)),
-        }
-    )
-    made, expected = pickle.loads(pickled), cls(1, ramp(2))
-
-    assert type(made) is type(expected)
-    assert_same(jax.tree.leaves(made), jax.tree.leaves(expected))
-    assert jax.tree.structure(made) == jax.tree.structure(expected)
-    assert_same(made.bounded, expected.bounded)
-    again = pickle.loads(pickle.dumps(made))
-    assert jax.tree.structure(again) == jax.tree.structure(made)
-
-
-def test_a_field_that_has_become_static_is_configuration(pickled):
-    """As the class says."""
-    cls = version({"a": pm.field(static=True), "n": pm.field(static=True)})
-
-    with pytest.warns(FieldWarning, match="Versioned"):
-        assert jax.tree.structure(pickle.loads(pickled)) == jax.tree.structure(cls(ramp(2), 1))
-
-
-def test_a_field_that_is_no_longer_static_is_data(pickled):
-    """As the class says; a string there is configuration, as in a new instance."""
-    cls = version({"a": ..., "n": ...})
-
-    assert jax.tree.structure(pickle.loads(pickled)) == jax.tree.structure(cls(ramp(2), 1))
-    version({"a": ..., "n": pm.field(static=True)})
-    named = pickle.dumps(globals()["Versioned"](ramp(2), "name"))
-    cls = version({"a": ..., "n": ...})
-    assert jax.tree.structure(pickle.loads(named)) == jax.tree.structure(cls(ramp(2), "name"))
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        (["a", "n", "new"], r"(?s)no value for new\.\n.*state\.setdefault\(\"new\", \.\.\.\)"),
-        (["n"], r"(?s)got a, which the class does not have.*state\.pop\(\"a\", None\)"),
-        (
-            ["b", "n"],
-            r"(?s)no value for b; and a, .*setdefault\(\"b\", state\.pop\(\"a\", None\)\)",
-        ),
-    ],
-)
-def test_what_the_class_has_no_more_or_cannot_know_is_refused(pickled, fields, text):
-    """No field is lost, and none is made up."""
-    version(dict.fromkeys(fields, ...))
-
-    with pytest.raises(FieldError, match=text):
-        pickle.loads(pickled)
-
-
-def test_an_own_setstate_decides_what_becomes_of_a_version(pickled):
-    """Of a pickle from before the class had it, too; fields that it leaves out have defaults."""
-
-    def set_state(self, state):
-        state.setdefault("b", state.pop("a", None))
-        self.__dict__.update(state)
-
-    cls = version({"b": ..., "n": ..., "new": 5.0}, __setstate__=set_state)
-    made = pickle.loads(pickled)
-
-    for found in (made, pickle.loads(pickle.dumps(made))):
-        assert_same(jax.tree.leaves(found), jax.tree.leaves(cls(ramp(2), 1)))
 
 
 class Stating(pm.Module):
@@ -572,3 +313,41 @@ def test_an_own_state_has_computed_leaves_and_ties():
     assert_same(copied.weight, made.weight)
     assert_same(copied.other, made.other)
     assert jax.tree.structure(copied) == jax.tree.structure(made)
+
+
+class Acts(pm.Module):
+    """Functions in fields of every kind."""
+
+    x: Any
+    act: Any = jax.nn.relu
+    fixed: Any = pm.field(static=True, default=None)
+
+    @staticmethod
+    @jax.jit
+    def named(x):
+        """Found in its class."""
+        return x
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
+def test_functions_of_a_model_are_pickled_by_name(copied):
+    """Whatever kind of object a function is: Python pickles neither a jitted one nor a ufunc."""
+    for function in (jax.nn.silu, jax.nn.relu, jnp.add, np.tanh, jax.nn.softmax, len, Acts.named):
+        made = Acts(ramp(2), function, (1, function))
+        again = copied(made)
+        assert again.act is function
+        assert again.fixed == (1, function)
+        assert jax.tree.structure(again) == jax.tree.structure(made)
+    mlp = pm.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))
+    model = pm.nn.Sequential([mlp, pm.nn.Lambda(jax.nn.gelu), pm.nn.MaxPool1d(2)])
+    assert_same(copied(model), model)
+
+
+def test_a_pickle_names_public_modules():
+    """JAX may move its private modules in the next release; a local function has no name."""
+    told = pickle.dumps(Acts(None, jax.nn.relu, (jnp.tanh, jnp.add)))
+
+    assert b"_src" not in told
+    assert b"jax.nn" in told
+    with pytest.raises((pickle.PicklingError, AttributeError), match=r"Can't (pickle|get)"):
+        pickle.dumps(Acts(None, jax.jit(lambda x: x)))
