@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import functools as ft
 import inspect
 import typing
 import warnings
@@ -14,37 +13,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from tests.parity.helpers import array_paths, ramp, same_under_both_imports
-
-
-@same_under_both_imports
-def test_a_template_method_builds_the_fields_of_subclasses(eqx):
-    """The base's `__init__` calls a method of the subclass; the fields are the subclass's."""
-
-    class Solver(eqx.Module):
-        def __init__(self, *args, key):
-            self.build(*args, key=key)
-
-        @abc.abstractmethod
-        def build(self, *args, key):
-            """Set the fields."""
-
-    class Newton(Solver):
-        rate: jax.Array
-        steps: int = eqx.field(static=True)
-        name: str = eqx.field(static=True, default="newton")
-
-        def build(self, steps, *, key):
-            self.rate = jax.random.uniform(key, (2,))
-            self.steps = steps
-
-        def __call__(self, x):
-            for _ in range(self.steps):
-                x = x - self.rate * (x**2 - 2)
-            return x
-
-    solver = Newton(3, key=jax.random.key(0))
-    return solver, eqx.filter_jit(solver)(jnp.ones(2))
+from tests.parity.helpers import ramp, same_under_both_imports
 
 
 # It does not see that the value is a property's, and no field's.
@@ -203,20 +172,6 @@ def test_what_is_rarely_meant_is_told_and_works(eqx):
     return called, is_told, net(ramp(3, 2)), is_net_told, told(both), told(old)
 
 
-@same_under_both_imports
-def test_a_partial_over_an_array_is_a_field(eqx):
-    """It is a constant of the compiled program."""
-
-    class Net(eqx.Module):
-        function: Callable
-
-        def __call__(self, x):
-            return self.function(x)
-
-    net, _ = told(lambda: Net(ft.partial(jnp.add, ramp(2))))
-    return eqx.filter_jit(net)(1.0), eqx.filter_jit(net)(1.0)
-
-
 @same_under_both_imports(equinox_warns="A JAX array is being set as static")
 def test_numpy_scalars_are_sizes(eqx):
     """A product of a shape, in a static field."""
@@ -251,18 +206,6 @@ def test_spellings_of_a_dtype_are_one(eqx):
 
     values = [call(model, dtype) for model in models for dtype in (np.float32, jnp.float32)]
     return [a == b for a in structures for b in structures], len(traces), values
-
-
-@same_under_both_imports
-def test_generic_classes_are_subscripted(eqx):
-    """`Partial[...]` as a base, an annotation and a call."""
-    P = eqx.Partial
-
-    class Net(eqx.Module):
-        function: P[jax.Array]
-
-    net = Net(P[jax.Array](jnp.add, ramp(2)))
-    return net.function(1.0), array_paths(net), P[int].__name__
 
 
 @same_under_both_imports

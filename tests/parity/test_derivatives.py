@@ -81,14 +81,6 @@ def test_vjp(eqx):
     return out, vjp_fn({"y": ramp(2), "n": None, "s": None, "f": None})
 
 
-@same_under_both_imports
-def test_vjp_goes_through_jit(eqx):
-    """The function that comes back is a pytree."""
-    prepare = eqx.filter_jit(lambda x: eqx.filter_vjp(jnp.sin, x))
-    out, vjp_fn = prepare(ramp(2))
-    return out, vjp_fn(ramp(2)), eqx.filter_jit(lambda f, ct: f(ct))(vjp_fn, ramp(2))
-
-
 # ---- Jacobians
 
 
@@ -105,24 +97,6 @@ def test_jacobians(eqx, name):
             ramp(2), 2.0, power=3
         ),
         make(lambda d: d["x"] ** 2)({"x": ramp(2), "n": jnp.arange(2), "s": "a"}),
-    ]
-
-
-@pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev", "filter_hessian"])
-@same_under_both_imports
-def test_aux_of_arrays(eqx, name):
-    """has_aux by position, with arrays in aux."""
-    return getattr(eqx, name)(lambda x: (jnp.sum(x**3), x + 1), True)(ramp(2))
-
-
-@same_under_both_imports
-def test_hessian(eqx):
-    """A tree of trees."""
-    net = make_net(eqx)
-    small = eqx.tree_at(lambda n: n.layers, net, net.layers[:1])
-    return [
-        eqx.filter_jit(eqx.filter_hessian(lambda n, x: jnp.sum(n(x) ** 2)))(small, ramp(2)),
-        eqx.filter_hessian(lambda d: jnp.sum(d["x"] ** 3))({"x": ramp(2), "s": "a", "n": 3}),
     ]
 
 
@@ -163,24 +137,6 @@ def test_custom_jvp(eqx):
         eqx.filter_jacfwd(by_x)(ramp(2)),
         log,
     ]
-
-
-@same_under_both_imports
-def test_custom_jvp_of_a_module(eqx):
-    """Tangents of a Module are Modules, with None for all non-floating leaves."""
-    net = make_net(eqx)
-
-    @eqx.filter_custom_jvp
-    def f(n, x):
-        return n(x)
-
-    @f.def_jvp
-    def f_jvp(primals, tangents):
-        (n, x), (dn, dx) = primals, tangents
-        assert (dn.layers[0].count, dn.layers[1].rate, dx) == (None, None, None)
-        return n(x), 3 * dn.layers[0].bias + dn.host
-
-    return eqx.filter_grad(lambda n: jnp.sum(f(n, ramp(2))))(net)
 
 
 # ---- filter_custom_vjp
@@ -228,24 +184,6 @@ def test_custom_vjp(eqx):
         eqx.filter_grad(lambda x: jnp.sum(eqx.filter_vmap(by_x)(x)))(ramp(3, 2)),
         log,
     ]
-
-
-@same_under_both_imports
-def test_custom_vjp_of_a_module(eqx):
-    """The gradient may be the argument itself with other arrays in it."""
-    net = make_net(eqx)
-
-    @eqx.filter_custom_vjp
-    def f(n, x):
-        return n(x)
-
-    f.def_fwd(lambda perturbed, n, x: (n(x), perturbed.layers[0].weight))
-
-    @f.def_bwd
-    def f_bwd(residuals, grad_out, perturbed, n, x):
-        return eqx.tree_at(lambda n: n.layers[0].bias, n, grad_out * 100)
-
-    return eqx.filter_grad(lambda n: jnp.sum(f(n, ramp(2))))(net)
 
 
 @same_under_both_imports

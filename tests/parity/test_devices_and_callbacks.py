@@ -62,22 +62,6 @@ def test_shard_puts_arrays_where_it_is_told(eqx, spec):
     return moved, where(moved)
 
 
-@same_under_both_imports
-def test_shard_inside_jit(eqx):
-    """There it constrains the sharding, and derivatives pass through it."""
-
-    def loss(layer, x):
-        layer = eqx.filter_shard(layer, WHOLE)
-        x = eqx.filter_shard(x, SPLIT)
-        return jnp.sum(jax.vmap(layer)(x) ** 2), eqx.filter_shard(x * 2, SPLIT)
-
-    layer, x = make_layer(eqx)(2), ramp(8, 4)
-    (value, doubled), grads = eqx.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))(
-        layer, x
-    )
-    return value, doubled, grads, where(doubled)
-
-
 # ---- filter_pmap: deprecated in Equinox's own words, and JAX 0.12 warns of axis_size
 
 
@@ -137,21 +121,3 @@ def test_callbacks_take_and_give_any_trees(eqx, jit):
         )
 
     return (eqx.filter_jit(fn) if jit else fn)(layer, ramp(4), "how")
-
-
-@pytest.mark.parametrize("vmap_method", ["sequential", "expand_dims", "broadcast_all"])
-@same_under_both_imports
-def test_callbacks_under_vmap(eqx, vmap_method):
-    """JAX's ways to map them."""
-
-    def fn(x, y):
-        return eqx.filter_pure_callback(
-            lambda x, y, name: (np.asarray(x) * np.asarray(y), name),
-            x,
-            y,
-            "name",
-            result_shape_dtypes=(x, "name"),
-            vmap_method=vmap_method,
-        )
-
-    return eqx.filter_vmap(fn, in_axes=(0, None))(ramp(3), jnp.float32(2))

@@ -58,36 +58,6 @@ def test_checks_in_compiled_code(eqx, program):
 
 
 @same_under_both_imports
-def test_the_name_of_the_error(eqx):
-    """`except eqx.EquinoxRuntimeError` catches a failed check."""
-    try:
-        eqx.filter_jit(checked(eqx))(BAD)
-    except eqx.EquinoxRuntimeError as error:
-        return TEXT in str(error), isinstance(error, RuntimeError)
-
-
-@same_under_both_imports
-def test_predicates(eqx):
-    """A bool, or an array of any shape: any True fails, whether it is known or traced."""
-
-    def check(pred):
-        return lambda x: eqx.error_if(x, pred, TEXT)
-
-    failing = [True, jnp.array(True), jnp.array([[False], [True]]), 1, jnp.array([0, 2])]
-    passing = [False, jnp.array(False), jnp.zeros((2, 3), bool), 0, jnp.isnan(GOOD).sum()]
-    return (
-        [fails(eqx.filter_jit(check(pred)), GOOD) for pred in failing],
-        [eqx.filter_jit(check(pred))(GOOD) for pred in passing],
-    )
-
-
-@same_under_both_imports
-def test_an_unused_check_does_nothing(eqx):
-    """The result of error_if has to be used."""
-    return eqx.filter_jit(lambda x: (checked(eqx)(x), x + 1)[1])(BAD)
-
-
-@same_under_both_imports
 def test_nan_and_off(eqx):
     """`nan` replaces floats where the check fails, `off` nothing; derivatives are those of x."""
 
@@ -140,14 +110,6 @@ def test_messages_and_comparisons(eqx):
         [bool(base.success == base.success), bool(base.success == base.failure)],
         [bool(base.success != base.success), bool(base.success != base.failure)],
     )
-
-
-@same_under_both_imports
-def test_items_as_trees(eqx):
-    """An item is one int32, which counts the items of the bases first."""
-    base, derived = results(eqx)
-    items = (base.success, base.failure, derived.success, derived.late)
-    return [[int(leaf) for leaf in jax.tree.leaves(item)] for item in items]
 
 
 @same_under_both_imports
@@ -215,16 +177,3 @@ def test_traces_are_counted(eqx):
     f = eqx.filter_jit(eqx.debug.assert_max_traces(lambda x: x + 1, max_traces=None))
     values = [f(ramp(n)) for n in (2, 2, 3)]
     return values, eqx.debug.get_num_traces(f)
-
-
-@same_under_both_imports
-def test_one_trace_too_many(eqx):
-    """The error is a RuntimeError that names the argument; calls that were traced go on."""
-
-    @eqx.filter_jit
-    @eqx.debug.assert_max_traces(max_traces=1)
-    def f(x, scale):
-        return x * scale
-
-    first = f(ramp(2), ramp(2))
-    return first, fails(f, ramp(3), ramp(3), about="x"), f(2 * ramp(2), ramp(2))

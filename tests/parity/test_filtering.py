@@ -59,22 +59,6 @@ def test_predicates_agree_on_every_kind_of_value(eqx, name):
     return {kind: predicate(value) for kind, value in CANDIDATES.items()}
 
 
-@same_under_both_imports
-def test_predicates_agree_on_tracers(eqx):
-    """Under `jax.jit` a traced array counts as an array, with its own dtype."""
-    # Not is_inexact_array_like: Equinox 0.13.8 fails on a tracer of JAX 0.10.
-    names = ["is_array", "is_array_like", "is_inexact_array"]
-    seen = []
-
-    @jax.jit
-    def trace(x, n):
-        seen.extend(getattr(eqx, name)(leaf) for name in names for leaf in (x, n))
-        return x
-
-    trace(1.0, 2)
-    return seen
-
-
 OTHERS = {"weight": False, "count": True, "host": False}
 SPECS = {
     "all": True,
@@ -91,17 +75,3 @@ def test_partition_by_a_prefix_of_bools(eqx, spec):
     """A tree of bools that is a prefix says for each part which half it goes to."""
     kept, rest = eqx.partition(example(), SPECS[spec])
     return kept, rest, eqx.combine(kept, rest)
-
-
-@same_under_both_imports
-def test_partition_by_a_prefix_that_mixes_predicates(eqx):
-    """Predicates may stand in the prefix tree, each for the part below it."""
-    spec = {"weight": False, "count": eqx.is_array, "host": True, "rest": eqx.is_inexact_array_like}
-    return eqx.partition(example(), spec)
-
-
-@same_under_both_imports
-def test_none_can_be_a_leaf(eqx):
-    """`is_leaf` may make leaves of the Nones, which the predicate then sees."""
-    is_none = lambda node: node is None  # noqa: E731
-    return eqx.filter([None, ramp(2), (None, 1)], is_none, replace="full", is_leaf=is_none)

@@ -58,25 +58,6 @@ def test_has_aux(eqx, name):
 
 
 @same_under_both_imports
-def test_other_arguments_are_not_differentiated(eqx):
-    """Later positions and keywords are passed on, whatever they are."""
-
-    @eqx.filter_grad
-    def loss(x, power, *scales, shift=0.0, mode):
-        total = jnp.sum((x + shift) ** power) * sum(scales)
-        return -total if mode == "minus" else total
-
-    return loss(ramp(2), 3, 1.0, 2.0, mode="minus"), loss(ramp(2), 2, 1.0, shift=ramp(2), mode="")
-
-
-@same_under_both_imports
-def test_a_tuple_differentiates_by_several(eqx):
-    """Packing arguments in a tuple differentiates by all of them."""
-    grads = eqx.filter_grad(lambda xy: jnp.sum(xy[0] * xy[1] ** 2))
-    return grads((ramp(2), ramp(2) + 1)), grads([ramp(2), np.float32(3.0)])
-
-
-@same_under_both_imports
 def test_methods(eqx):
     """A decorated method differentiates by `self`; a bound method by its first argument."""
 

@@ -1,8 +1,5 @@
 """`filter_jit`: traced and static arguments, results, donation."""
 
-import functools as ft
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,30 +9,6 @@ from tests.parity.helpers import ramp, same_under_both_imports
 
 # Everything here compiles twice, so it is slow. The features have their own tests.
 pytestmark = pytest.mark.slow
-
-
-def counting(function):
-    """`function`, and a list that grows by one entry each time it is traced."""
-    traces = []
-
-    @ft.wraps(function)
-    def counted(*args, **kwargs):
-        traces.append(None)
-        return function(*args, **kwargs)
-
-    return counted, traces
-
-
-@same_under_both_imports
-def test_the_wrapper_shows_the_function(eqx):
-    """Name, docstring and signature are those of the function."""
-
-    @eqx.filter_jit
-    def double(x: float, *, scale: float = 2.0) -> float:
-        """Twice x."""
-        return scale * x
-
-    return double.__name__, double.__doc__, str(inspect.signature(double)), double.__wrapped__
 
 
 @same_under_both_imports
@@ -55,26 +28,6 @@ def test_arrays_are_traced_and_the_rest_is_static(eqx):
 
 
 @same_under_both_imports
-def test_a_new_trace_for_a_new_static_value_only(eqx):
-    """New numbers in an array reuse the trace; a new shape, dtype or static value makes one."""
-    counted, traces = counting(lambda x, n, f: f(x) * n)
-    jitted = eqx.filter_jit(counted)
-    counts = []
-    for x, n, f in [
-        (ramp(2), 1, jnp.sin),
-        (2 * ramp(2), 1, jnp.sin),
-        (ramp(3), 1, jnp.sin),
-        (ramp(2), 2, jnp.sin),
-        (ramp(2), 1, jnp.cos),
-        (ramp(2), 1, jnp.sin),
-        (ramp(2).astype(jnp.float16), 1, jnp.sin),
-    ]:
-        jitted(x, n, f)
-        counts.append(len(traces))
-    return counts
-
-
-@same_under_both_imports
 def test_outputs_may_be_anything(eqx):
     """Arrays are returned as JAX arrays, other leaves unchanged."""
 
@@ -88,30 +41,6 @@ def test_outputs_may_be_anything(eqx):
         return {"layer": layer, "host": host}, number, "text", None, jnp.sin, x.shape
 
     return many(ramp(2), np.arange(2.0, dtype=np.float32), 1.5), eqx.filter_jit(lambda x: x)(1.0)
-
-
-@same_under_both_imports
-def test_jit_of_callables_that_are_no_functions(eqx):
-    """Modules, bound methods, partials, classes and JAX's own functions can be jitted."""
-
-    class Layer(eqx.Module):
-        weight: jax.Array
-
-        def __call__(self, x):
-            return self.weight * x
-
-        def twice(self, x):
-            return 2 * self(x)
-
-    layer = Layer(ramp(2))
-    return [
-        eqx.filter_jit(layer)(2.0),
-        eqx.filter_jit(layer.twice)(2.0),
-        eqx.filter_jit(ft.partial(layer.twice, 3.0))(),
-        eqx.filter_jit(eqx.Partial(layer.twice, ramp(2)))(),
-        eqx.filter_jit(Layer)(ramp(3)),
-        eqx.filter_jit(jnp.sin)(1.0),
-    ]
 
 
 @same_under_both_imports

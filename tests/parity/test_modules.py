@@ -3,14 +3,14 @@
 import dataclasses
 import inspect
 from collections import namedtuple
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
 
-from tests.parity.helpers import array_paths, caught, ramp, same_under_both_imports
+from tests.parity.helpers import caught, same_under_both_imports
 
 T = TypeVar("T")
 Pair = namedtuple("Pair", ["first", "second"])
@@ -59,21 +59,6 @@ def test_converters_run_once_after_init(eqx, style):
 
         layer = Layer(4)
     return layer.value, seen
-
-
-# Equinox advises against arrays here, because they are easily made once instead of learned.
-@same_under_both_imports(equinox_warns=r"[\s\S]*init=False")
-def test_arrays_that_post_init_makes_are_leaves(eqx):
-    """A `field(init=False)` that holds an array is data like any other."""
-
-    class Layer(eqx.Module):
-        size: int = eqx.field(static=True)
-        weight: jax.Array = eqx.field(init=False)
-
-        def __post_init__(self):
-            self.weight = ramp(self.size)
-
-    return Layer(3), array_paths(Layer(2)), jtu.tree_map(lambda leaf: 2 * leaf, Layer(2))
 
 
 @same_under_both_imports
@@ -134,48 +119,6 @@ def test_abstract_var_may_become_a_field_or_a_property(eqx):
         AsProperty(3).double(),
         [field.name for field in dataclasses.fields(Base)],
         [field.name for field in dataclasses.fields(AsField)],
-    ]
-
-
-@same_under_both_imports
-def test_abstract_class_var_has_to_become_a_class_attribute(eqx):
-    """`AbstractClassVar` is satisfied by a class attribute, which is then no field."""
-
-    class Base(eqx.Module):
-        order: eqx.AbstractClassVar[int]
-
-    class Second(Base):
-        order: ClassVar[int] = 2
-
-    class Unfinished(Base):
-        size: int
-
-    return caught(lambda: Unfinished(1), about="order"), Second().order, Second.order
-
-
-@same_under_both_imports
-def test_bound_methods_are_trees(eqx):
-    """`m.method` passes the arrays of `m` through a map, and its class shows its function."""
-
-    class Layer(eqx.Module):
-        weight: jax.Array
-
-        def apply(self, x, *, scale=1.0):
-            """Apply it."""
-            return self.weight * x * scale
-
-    layer = Layer(ramp(2))
-    method = layer.apply
-    doubled = jtu.tree_map(lambda leaf: 2 * leaf, method)
-    return [
-        method(3.0),
-        doubled(3.0, scale=2.0),
-        len(jtu.tree_leaves(method)),
-        method.__name__,
-        method.__doc__,
-        method.__self__,
-        jtu.tree_structure(method) == jtu.tree_structure(layer.apply),
-        jax.jit(lambda f, x: f(x))(method, 3.0),
     ]
 
 

@@ -1,12 +1,12 @@
 """Layers: the same weights give the same numbers, under the same names and signatures."""
 
-import warnings
+import dataclasses
 from typing import Any
 
+import equinox
 import equinox.nn._embedding as equinox_embedding
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from tests.parity.helpers import (
@@ -26,75 +26,120 @@ def key(seed=0):
     return jax.random.key(seed)
 
 
-def described(layer, names):
-    """The arrays of a layer by path and shape, and its public attributes."""
+def described(layer, names=""):
+    """The arrays of a layer by path and shape, and these attributes."""
     arrays = [leaf for leaf in jax.tree.leaves(layer) if isinstance(leaf, jax.Array)]
     shapes = dict(zip(array_paths(layer), [a.shape for a in arrays], strict=True))
     return shapes, {name: getattr(layer, name) for name in names.split()}
 
 
-LINEAR = {
-    "plain": ((3, 2), {}),
-    "no bias": ((3, 2), {"use_bias": False}),
-    "bias by position": ((3, 2, False), {}),
-    "scalar in": (("scalar", 2), {}),
-    "scalar out": ((3, "scalar"), {}),
-    "half": ((3, 2), {"dtype": jnp.float16}),
-    "empty": ((0, 2), {}),
+def configuration(layer):
+    """The flags, sizes and words in the fields that Equinox's class has."""
+    fields = dataclasses.fields(getattr(equinox.nn, type(layer).__name__))
+    values = {f.name: getattr(layer, f.name) for f in fields}
+    return {name: x for name, x in values.items() if isinstance(x, (bool, int, float, str, tuple))}
+
+
+SAME = {"padding": "SAME"}
+F16 = {"dtype": jnp.float16}
+
+# The class, its arguments, its options, and the shape of an input.
+LAYERS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = {
+    "Linear": ("Linear", (3, 2), {}, (3,)),
+    "Linear without bias": ("Linear", (3, 2, False), {}, (3,)),
+    "Linear from a scalar": ("Linear", ("scalar", 2), {}, ()),
+    "Linear to a scalar": ("Linear", (3, "scalar"), {}, (3,)),
+    "Linear in half precision": ("Linear", (3, 2), F16, (3,)),
+    "Conv1d": ("Conv1d", (2, 3, 2), {}, (2, 5)),
+    "Conv2d": ("Conv2d", (2, 3, 3), {}, (2, 5, 6)),
+    "Conv3d": ("Conv3d", (1, 2, 2), {}, (1, 3, 4, 3)),
+    "Conv by position": ("Conv2d", (2, 3, 3, 2, 1), {}, (2, 5, 6)),
+    "Conv with sizes": ("Conv2d", (2, 3, (1, 3)), {"stride": (2, 1)}, (2, 5, 6)),
+    "Conv padded": ("Conv2d", (2, 3, 3), {"padding": ((0, 1), (2, 0))}, (2, 5, 6)),
+    "Conv same": ("Conv2d", (2, 3, 3), {**SAME, "stride": 2}, (2, 5, 6)),
+    "Conv same lower": ("Conv2d", (2, 3, 3), {"padding": "SAME_LOWER", "stride": 2}, (2, 5, 6)),
+    "Conv dilated": ("Conv2d", (2, 3, 3), {"dilation": 2, "use_bias": False}, (2, 5, 6)),
+    "Conv in groups": ("Conv2d", (4, 6, 2), {"groups": 2}, (4, 4, 4)),
+    "Conv by depth": ("Conv1d", (3, 3, 2), {"groups": 3}, (3, 5)),
+    "Conv reflected": ("Conv2d", (2, 3, 3), {"padding": 1, "padding_mode": "reflect"}, (2, 5, 6)),
+    "Conv replicated": (
+        "Conv2d",
+        (2, 3, 3),
+        {"padding": 1, "padding_mode": "REPLICATE"},
+        (2, 5, 6),
+    ),
+    "Conv around": ("Conv1d", (1, 2, 3), {"padding": 1, "padding_mode": "CIRCULAR"}, (1, 4)),
+    "ConvTranspose": ("ConvTranspose", (2, 2, 3, 3, 2, 1, 1), {}, (2, 3, 2)),
+    "ConvTranspose1d": ("ConvTranspose1d", (2, 3, 2, 2, 1), {"use_bias": False}, (2, 5)),
+    "ConvTranspose2d": ("ConvTranspose2d", (2, 3, (3, 2), 3, (2, 1), 1), {}, (2, 3, 2)),
+    "ConvTranspose3d": ("ConvTranspose3d", (1, 2, 2), {}, (1, 2, 3, 2)),
+    "transposed same": ("ConvTranspose1d", (2, 3, 4, 2, 1), SAME, (2, 5)),
+    "transposed same lower": (
+        "ConvTranspose1d",
+        (2, 3, 4),
+        {"padding": "SAME_LOWER", "stride": 3},
+        (2, 5),
+    ),
+    "transposed, larger strides": ("ConvTranspose1d", (2, 3, 1, 3), SAME, (2, 5)),
+    "transposed, dilated": ("ConvTranspose2d", (2, 3, 3), {"dilation": (2, 3)}, (2, 3, 2)),
+    "transposed in groups": ("ConvTranspose2d", (4, 6, 2), {"groups": 2}, (4, 3, 2)),
+    "transposed around": (
+        "ConvTranspose1d",
+        (2, 3, 4, 2),
+        {**SAME, "padding_mode": "circular"},
+        (2, 3),
+    ),
+    "MaxPool": ("MaxPool2d", (3, 2, 1, True), {}, (1, 6, 6)),
+    "MaxPool with sizes": ("MaxPool2d", ((1, 3),), {"stride": (2, 1)}, (2, 5, 6)),
+    "MaxPool padded": ("MaxPool2d", (3,), {"padding": ((0, 1), (1, 0))}, (1, 5, 5)),
+    "AvgPool": ("AvgPool2d", (2,), {}, (2, 5, 6)),
+    "AvgPool padded": ("AvgPool2d", (3,), {"stride": 2, "padding": 1}, (1, 5, 5)),
+    "AvgPool rounded up": ("AvgPool2d", (2,), {"stride": 2, "use_ceil": True}, (1, 5, 7)),
+    "AdaptiveAvgPool": ("AdaptiveAvgPool2d", (2,), {}, (2, 4, 5)),
+    "AdaptiveMaxPool": ("AdaptiveMaxPool2d", ((3, 2),), {}, (1, 7, 2)),
+    "AdaptivePool": ("AdaptivePool", (2, 2, jnp.median), {}, (1, 7, 5)),
+    "RMSNorm": ("RMSNorm", ((2, 3),), {"eps": 0.1}, (2, 3)),
+    "RMSNorm without weights": ("RMSNorm", (4, 1e-5, False, False), {}, (4,)),
+    "LayerNorm": ("LayerNorm", (4,), {}, (4,)),
+    "LayerNorm of two axes": ("LayerNorm", ((2, 3),), {"eps": 0.1, "use_bias": False}, (2, 3)),
+    "LayerNorm of a number": ("LayerNorm", ((),), {"use_weight": False}, ()),
+    "LayerNorm in half precision": ("LayerNorm", (4,), F16, (4,)),
+    "GroupNorm": ("GroupNorm", (2, 4), {}, (4, 2, 3)),
+    "GroupNorm of one": ("GroupNorm", (1, 3, 0.1), {}, (3, 2)),
+    "GroupNorm of vectors": ("GroupNorm", (2, 4), F16, (4,)),
+    "GroupNorm without weights": ("GroupNorm", (2,), {"channelwise_affine": False}, (4, 3)),
+    "MLP": ("MLP", (2, 3, 4, 2), {}, (2,)),
+    "MLP without layers between": ("MLP", (2, 3, 4, 0), {}, (2,)),
+    "MLP with functions": (
+        "MLP",
+        (2, 3, 4, 2),
+        {"activation": lambda x: x**2, "final_activation": jax.nn.softplus},
+        (2,),
+    ),
+    "MLP without biases": (
+        "MLP",
+        (2, 3, 4, 2),
+        {"use_bias": False, "use_final_bias": False},
+        (2,),
+    ),
+    "MLP of scalars": ("MLP", ("scalar", "scalar", 4, 1), {}, ()),
+    "MLP in half precision": ("MLP", (2, 3, 4, 1), F16, (2,)),
+    "MLP that scans": ("MLP", (2, 3, 4, 3), {"scan": True}, (2,)),
 }
 
 
-@pytest.mark.parametrize("case", LINEAR)
+@pytest.mark.parametrize("case", LAYERS)
+@pytest.mark.sampled
 @same_under_both_imports
-def test_linear(eqx, case):
-    """`W x + b`, with "scalar" sizes, without bias, in other dtypes."""
-    args, options = LINEAR[case]
-    layer = with_known_weights(eqx.nn.Linear(*args, **options, key=key()))
-    x = jnp.float32(2.0) if args[0] == "scalar" else ramp(args[0])
-    x = x.astype(options.get("dtype", jnp.float32))
-    names = "in_features out_features use_bias"
-    return layer(x), layer(x, key=key()), layer.bias is None, described(layer, names)
-
-
-CONV = {
-    "plain": ("Conv2d", (2, 3, 3), {}, (2, 5, 6)),
-    "1d": ("Conv1d", (2, 3, 2), {}, (2, 5)),
-    "3d": ("Conv3d", (1, 2, 2), {}, (1, 3, 4, 3)),
-    "sizes for each axis": ("Conv2d", (2, 3, (1, 3)), {"stride": (2, 1)}, (2, 5, 6)),
-    "stride": ("Conv2d", (2, 3, 3), {"stride": 2}, (2, 5, 6)),
-    "padding": ("Conv2d", (2, 3, 3), {"padding": 1}, (2, 5, 6)),
-    "padding for each axis": ("Conv2d", (2, 3, 3), {"padding": (0, 2)}, (2, 5, 6)),
-    "padding in pairs": ("Conv2d", (2, 3, 3), {"padding": ((0, 1), (2, 0))}, (2, 5, 6)),
-    "same": ("Conv2d", (2, 3, 3), {"padding": "SAME", "stride": 2}, (2, 5, 6)),
-    "same lower": ("Conv2d", (2, 3, 3), {"padding": "SAME_LOWER", "stride": 2}, (2, 5, 6)),
-    "valid": ("Conv1d", (2, 3, 2), {"padding": "VALID"}, (2, 5)),
-    "dilation": ("Conv2d", (2, 3, 3), {"dilation": 2}, (2, 5, 6)),
-    "groups": ("Conv2d", (4, 6, 2), {"groups": 2}, (4, 4, 4)),
-    "depthwise": ("Conv1d", (3, 3, 2), {"groups": 3}, (3, 5)),
-    "no bias": ("Conv2d", (2, 3, 3), {"use_bias": False}, (2, 5, 6)),
-    "reflect": ("Conv2d", (2, 3, 3), {"padding": 1, "padding_mode": "REFLECT"}, (2, 5, 6)),
-    "replicate": ("Conv2d", (2, 3, 3), {"padding": 1, "padding_mode": "REPLICATE"}, (2, 5, 6)),
-    "circular": ("Conv1d", (1, 2, 3), {"padding": 1, "padding_mode": "CIRCULAR"}, (1, 4)),
-    "lower case mode": ("Conv1d", (1, 2, 3), {"padding": 1, "padding_mode": "reflect"}, (1, 4)),
-    "by position": ("Conv2d", (2, 3, 3, 2, 1), {}, (2, 5, 6)),
-}
-
-
-@pytest.mark.parametrize("case", CONV)
-@same_under_both_imports
-def test_convolution(eqx, case):
-    """Channels first, one example, every option."""
-    name, args, options, shape = CONV[case]
-    layer = with_known_weights(getattr(eqx.nn, name)(*args, **options, key=key()))
-    names = "num_spatial_dims in_channels out_channels kernel_size stride dilation groups use_bias"
-    return layer(ramp(*shape)), layer(ramp(*shape), key=key()), described(layer, names)
-
-
-@same_under_both_imports
-def test_a_convolution_that_is_only_held(eqx):
-    """It may have groups that no call could use."""
-    layer = eqx.nn.Conv1d(4, 3, 2, groups=2, key=key())
-    return layer.groups, layer.weight.shape, caught(lambda: layer(ramp(4, 5)))
+def test_layers(eqx, case):
+    """The same first weights, output, paths, shapes and configuration."""
+    name, args, options, shape = LAYERS[case]
+    drawn = {} if name.endswith(("Norm", "Pool2d", "Pool")) else {"key": key()}
+    fresh = getattr(eqx.nn, name)(*args, **options, **drawn)
+    layer = with_known_weights(fresh)
+    x = jnp.sin(9 * ramp(*shape)).astype(options.get("dtype", jnp.float32))
+    weights = jax.tree.leaves(eqx.filter(fresh, eqx.is_array))
+    return weights, layer(x), layer(x, key=key()), described(layer), configuration(layer)
 
 
 @pytest.mark.parametrize("name", ["StateIndex", "SpectralNorm", "WeightNorm"])
@@ -102,158 +147,27 @@ def test_a_convolution_that_is_only_held(eqx):
 def test_generic_classes_can_be_subscripted(eqx, name):
     """At run time too, as in an annotation that is evaluated, or a base class."""
     kind = getattr(eqx.nn, name)
-
-    class Layer(eqx.Module):
-        part: kind[jax.Array]  # pyright: ignore[reportInvalidTypeForm]
-
-    return kind[jax.Array].__origin__ is kind, list(Layer.__dataclass_fields__)
+    return kind[jax.Array].__origin__ is kind
 
 
-POOL = {
-    "plain": ((2,), {}, (2, 5, 6)),
-    "stride": ((2,), {"stride": 2}, (2, 5, 6)),
-    "for each axis": (((1, 3),), {"stride": (2, 1)}, (2, 5, 6)),
-    "padding": ((3,), {"stride": 2, "padding": 1}, (1, 5, 5)),
-    "padding in pairs": ((3,), {"padding": ((0, 1), (1, 0))}, (1, 5, 5)),
-    "ceil": ((2,), {"stride": 2, "use_ceil": True}, (1, 5, 7)),
-    "by position": ((3, 2, 1, True), {}, (1, 6, 6)),
-}
-
-
-@pytest.mark.parametrize("case", POOL)
-@pytest.mark.parametrize("name", ["MaxPool2d", "AvgPool2d"])
 @same_under_both_imports
-def test_pooling(eqx, name, case):
-    """Windows over the two last axes, with default stride 1."""
-    args, options, shape = POOL[case]
-    layer = getattr(eqx.nn, name)(*args, **options)
-    return layer(jnp.sin(9 * ramp(*shape))), layer(ramp(*shape), key=key()), array_paths(layer)
-
-
-CONV_TRANSPOSE = {
-    "general": ("ConvTranspose", (2, 2, 3, 3, 2, 1, 1), {}, (2, 3, 2)),
-    "1d": ("ConvTranspose1d", (2, 3, 2), {}, (2, 5)),
-    "2d": ("ConvTranspose2d", (2, 3, (3, 2), 3, (2, 1), 1), {}, (2, 3, 2)),
-    "3d": ("ConvTranspose3d", (1, 2, 2), {}, (1, 2, 3, 2)),
-    "padding in pairs": ("ConvTranspose2d", (2, 3, 3), {"padding": ((0, 1), (2, 0))}, (2, 3, 4)),
-    "same": ("ConvTranspose1d", (2, 3, 4, 2, 1), {"padding": "SAME"}, (2, 5)),
-    "same lower": ("ConvTranspose1d", (2, 3, 4), {"padding": "SAME_LOWER", "stride": 3}, (2, 5)),
-    "same, larger strides": ("ConvTranspose1d", (2, 3, 1, 3), {"padding": "SAME"}, (2, 5)),
-    "valid": ("ConvTranspose1d", (2, 3, 2, 2, 1), {"padding": "VALID"}, (2, 5)),
-    "dilation": ("ConvTranspose2d", (2, 3, 3), {"dilation": (2, 3)}, (2, 3, 2)),
-    "groups": ("ConvTranspose2d", (4, 6, 2), {"groups": 2}, (4, 3, 2)),
-    "no bias": ("ConvTranspose1d", (2, 3, 2), {"use_bias": False}, (2, 5)),
-    "circular": (
-        "ConvTranspose1d",
-        (2, 3, 4, 2),
-        {"padding": "SAME", "padding_mode": "circular"},
-        (2, 3),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", CONV_TRANSPOSE)
-@same_under_both_imports
-def test_transposed_convolution(eqx, case):
-    """Channels first, one example, every option; and the numbers that a key gives."""
-    name, args, options, shape = CONV_TRANSPOSE[case]
-    fresh = getattr(eqx.nn, name)(*args, **options, key=key())
-    layer = with_known_weights(fresh)
-    names = "num_spatial_dims in_channels out_channels kernel_size stride padding output_padding"
-    names += " dilation groups use_bias padding_mode"
-    return fresh.weight, fresh.bias, layer(ramp(*shape)), described(layer, names)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"output_padding": 1},
-        {"groups": 3},
-        {"padding_mode": "REFLECT"},
-        {"padding_mode": "CIRCULAR"},
-    ],
-)
-@same_under_both_imports
-def test_transposed_convolution_that_cannot_be(eqx, options):
-    """Refused by both, when it is made."""
-    return caught(lambda: eqx.nn.ConvTranspose1d(2, 2, 3, **options, key=key())) is not None
-
-
-@pytest.mark.parametrize("kind", ["AdaptiveAvgPool", "AdaptiveMaxPool"])
-@pytest.mark.parametrize(("target", "shape"), [(2, (2, 4, 5)), ((3, 2), (1, 7, 2)), (1, (1, 3, 2))])
-@same_under_both_imports
-def test_adaptive_pooling(eqx, kind, target, shape):
-    """Sizes that divide and sizes that do not; the general layer takes any function."""
-    x = jnp.sin(9 * ramp(*shape))
-    layer = getattr(eqx.nn, f"{kind}2d")(target)
-    general = eqx.nn.AdaptivePool(target, 2, jnp.median)
-    flat = getattr(eqx.nn, f"{kind}1d")(1)(x[:, 0])
-    deep = getattr(eqx.nn, f"{kind}3d")(1)(x[None])
-    return layer(x), layer(x, key=key()), general(x), flat, deep, tuple(layer.target_shape)
-
-
-@pytest.mark.parametrize("alpha", [None, 0.1, "array"])
-@same_under_both_imports
-def test_prelu(eqx, alpha):
+def test_prelu(eqx):
     """One slope, or one for each entry of the last axis."""
-    layer = eqx.nn.PReLU(*() if alpha is None else (ramp(3) if alpha == "array" else alpha,))
-    x = ramp(2, 3) - 0.4
-    return layer(x), np.asarray(layer.negative_slope), array_paths(layer)
+    layers = [eqx.nn.PReLU(), eqx.nn.PReLU(ramp(3))]
+    return [(layer(ramp(2, 3) - 0.4), array_paths(layer)) for layer in layers]
 
 
-RMS_NORM = {
-    "int": ((4,), {}, (4,)),
-    "tuple": (((2, 3),), {}, (2, 3)),
-    "eps": ((4,), {"eps": 0.1}, (4,)),
-    "no weight": ((4,), {"use_weight": False}, (4,)),
-    "neither": ((4, 1e-5, False, False), {}, (4,)),
-}
-
-
-@pytest.mark.parametrize("case", RMS_NORM)
 @same_under_both_imports
-def test_rms_norm(eqx, case):
-    """Divided by the root mean square over the shape, then weight and bias; in half precision."""
-    args, options, shape = RMS_NORM[case]
-    fresh = eqx.nn.RMSNorm(*args, **options)
-    layer = with_known_weights(fresh)
-    x = jnp.sin(5 * ramp(*shape))
-    names = "shape eps use_weight use_bias"
-    half = fresh(100 * x.astype(jnp.float16)) if case == "neither" else None
-    return fresh(x), layer(x), layer(x, key=key()), half, described(layer, names)
+def test_norms_hand_a_state_on(eqx):
+    """A State that is passed comes back."""
+    layer = eqx.nn.LayerNorm(4)
+    state = eqx.nn.State(layer)
+    y, after = layer(ramp(4), state)
+    z, last = eqx.nn.GroupNorm(2, 4)(ramp(4, 3), after)
+    return y, z, last is state
 
 
-MLP: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "plain": ((2, 3, 4, 2), {}),
-    "no hidden layer": ((2, 3, 4, 0), {}),
-    "one hidden layer": ((2, 3, 4, 1), {}),
-    "tanh": ((2, 3, 4, 2), {"activation": jnp.tanh}),
-    "final activation": ((2, 3, 4, 2), {"final_activation": jax.nn.softplus}),
-    "no bias": ((2, 3, 4, 2), {"use_bias": False}),
-    "no final bias": ((2, 3, 4, 2), {"use_final_bias": False}),
-    "scalars": (("scalar", "scalar", 4, 1), {}),
-    "half": ((2, 3, 4, 1), {"dtype": jnp.float16}),
-    "lambda": ((2, 3, 4, 2), {"activation": lambda x: x**2}),
-    "scan": ((2, 3, 4, 3), {"scan": True}),
-    "scan of none": ((2, 3, 4, 1), {"scan": True}),
-    "scan without hidden layers": ((2, 3, 4, 0), {"scan": True}),
-}
-
-
-@pytest.mark.parametrize("case", MLP)
-@same_under_both_imports
-def test_mlp(eqx, case):
-    """Linear layers with an activation between them, at the same paths."""
-    args, options = MLP[case]
-    model = with_known_weights(eqx.nn.MLP(*args, **options, key=key()))
-    x = jnp.float32(0.5) if args[0] == "scalar" else ramp(2)
-    x = x.astype(options.get("dtype", jnp.float32))
-    names = "in_size out_size width_size depth use_bias use_final_bias scan"
-    return model(x), model(x, key=key()), described(model, names)
-
-
-@pytest.mark.parametrize("out_size", [3, "scalar"])
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(("scan", "out_size"), [(False, 3), (True, "scalar")])
 @same_under_both_imports
 def test_mlp_with_activations_that_are_learnt(eqx, scan, out_size):
     """A copy for each neuron of each layer, which sees one number."""
@@ -279,76 +193,17 @@ def test_mlp_with_activations_that_are_learnt(eqx, scan, out_size):
         model(ramp(2)),
         fresh.activation.factor,
         fresh.final_activation.args,
-        described(model, ""),
+        described(model),
         jax.tree.leaves(found),
     )
-
-
-LAYER_NORM = {
-    "int": ((4,), {}, (4,)),
-    "tuple": (((2, 3),), {}, (2, 3)),
-    "scalar": (((),), {}, ()),
-    "eps": ((4,), {"eps": 0.1}, (4,)),
-    "no weight": ((4,), {"use_weight": False}, (4,)),
-    "no bias": ((4,), {"use_bias": False}, (4,)),
-    "neither": ((4,), {"use_weight": False, "use_bias": False}, (4,)),
-}
-
-
-@pytest.mark.parametrize("case", LAYER_NORM)
-@same_under_both_imports
-def test_layer_norm(eqx, case):
-    """Zero mean and unit variance over the shape, then weight and bias."""
-    args, options, shape = LAYER_NORM[case]
-    fresh = eqx.nn.LayerNorm(*args, **options)
-    layer = with_known_weights(fresh)
-    x = jnp.sin(5 * ramp(*shape))
-    names = "shape eps use_weight use_bias"
-    return fresh(x), layer(x), layer(x, key=key()), described(layer, names)
-
-
-@same_under_both_imports
-def test_layer_norm_in_half_precision_and_with_state(eqx):
-    """Statistics are taken in float32, and a State that is passed comes back."""
-    layer = eqx.nn.LayerNorm(4, dtype=jnp.float16)
-    state = eqx.nn.State(layer)
-    y, after = layer(ramp(4), state)
-    return layer(100 * ramp(4).astype(jnp.float16)), y, after is state
-
-
-GROUP_NORM = {
-    "images": ((2, 4), {}, (4, 2, 3)),
-    "one group": ((1, 3), {}, (3, 2)),
-    "a group for each": ((3, 3), {}, (3, 2)),
-    "no spatial axis": ((2, 4), {}, (4,)),
-    "eps": ((2, 4, 0.1), {}, (4, 2)),
-    "half": ((2, 4), {"dtype": jnp.float16}, (4, 2)),
-    "any channels": ((2,), {"channelwise_affine": False}, (4, 3)),
-    "no weights": ((2, 4), {"channelwise_affine": False}, (4, 3)),
-}
-
-
-@pytest.mark.parametrize("case", GROUP_NORM)
-@same_under_both_imports
-def test_group_norm(eqx, case):
-    """Zero mean and unit variance in each group, then weight and bias; alone and with State."""
-    args, options, shape = GROUP_NORM[case]
-    fresh = eqx.nn.GroupNorm(*args, **options)
-    layer, x = with_known_weights(fresh), jnp.sin(5 * ramp(*shape))
-    state = eqx.nn.State(layer)
-    y, after = layer(x, state)
-    names = "groups channels eps channelwise_affine"
-    return fresh(x), layer(x, key=key()), y, after is state, described(layer, names)
 
 
 RECURRENT = {
     "GRU": ("GRUCell", (3, 2), {}),
     "GRU without biases": ("GRUCell", (3, 2), {"use_bias": False}),
     "GRU in half precision": ("GRUCell", (3, 2), {"dtype": jnp.float16}),
-    "GRU without input": ("GRUCell", (0, 2), {}),
     "LSTM": ("LSTMCell", (3, 2), {}),
     "LSTM without bias": ("LSTMCell", (3, 2, False), {}),
-    "LSTM in half precision": ("LSTMCell", (3, 2), {"dtype": jnp.float16}),
 }
 
 
@@ -375,7 +230,6 @@ ROTARY = {
     "plain": ((4,), {}, (5, 4)),
     "base": ((6, 100.0), {}, (3, 6)),
     "half": ((4,), {"dtype": jnp.float16}, (5, 4)),
-    "empty": ((0,), {}, (3, 0)),
 }
 
 
@@ -399,7 +253,6 @@ ATTENTION: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "biases": ((2, 4), {"use_query_bias": True, "use_output_bias": True}),
     "other biases": ((1, 4), {"use_key_bias": True, "use_value_bias": True}),
     "dropout": ((2, 4), {"dropout_p": 0.5}),
-    "no dropout any more": ((2, 4), {"dropout_p": 0.5, "inference": True}),
 }
 
 
@@ -435,21 +288,10 @@ def test_multihead_attention(eqx, case):
     )
 
 
-@same_under_both_imports(equinox_warns=".*deterministic")
-def test_attention_takes_an_older_name(eqx):
-    """`deterministic`, in a call."""
-    layer = eqx.nn.MultiheadAttention(2, 4, dropout_p=0.5, key=key())
-    x = ramp(3, 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return layer(x, x, x, deterministic=True), layer(x, x, x, inference=True)
-
-
 BATCH_NORM = {
     "vectors": ((4, 3), 3, {}),
     "images": ((3, 2, 4, 4), 2, {}),
-    "momentum": ((4, 3), 3, {"momentum": 0.5}),
-    "eps": ((4, 3), 1, {"eps": 0.1}),
+    "momentum": ((4, 3), 3, {"momentum": 0.5, "eps": 0.1}),
     "no weights": ((4, 3), 2, {"channelwise_affine": False}),
 }
 
@@ -479,7 +321,6 @@ def test_batch_norm_in_training(eqx, case):
 BATCH_NORM_EMA = {
     "vectors": ((4, 3), {}),
     "images": ((3, 2, 4, 4), {"momentum": 0.5, "eps": 0.1}),
-    "one example": ((1, 2, 4), {}),
     "no weights": ((4, 3), {"momentum": 0.9, "channelwise_affine": False}),
 }
 
@@ -522,22 +363,6 @@ def test_older_names_of_arguments(eqx):
     with pytest.warns(UserWarning, match="elementwise_affine"):
         norm = eqx.nn.LayerNorm(3, elementwise_affine=False)
     return dropout.deterministic, dropout(ramp(3)), y, norm(ramp(3)), norm.weight, norm.bias
-
-
-@same_under_both_imports
-def test_batch_norm_for_inference_leaves_the_state_alone(eqx):
-    """By `inference_mode` or by argument, the same input gives the same output again."""
-    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="batch", mode="batch")
-    x, over_batch = jnp.sin(7 * ramp(4, 3)), {"in_axes": (0, None), "out_axes": (0, None)}
-    _, state = eqx.filter_vmap(layer, axis_name="batch", **over_batch)(x, state)
-    quiet = eqx.nn.inference_mode(layer)
-    first, state = eqx.filter_vmap(quiet, **over_batch)(x, state)
-    second, state = eqx.filter_vmap(quiet, **over_batch)(x, state)
-    by_argument = lambda x, state: layer(x, state, inference=True)  # noqa: E731
-    third, _ = eqx.filter_vmap(by_argument, **over_batch)(x, state)
-    facts = [bool(jnp.array_equal(first, other)) for other in (second, third)]
-    assert facts == [True, True]
-    return facts, first, quiet.inference
 
 
 @same_under_both_imports
@@ -589,17 +414,9 @@ def test_embedding(eqx):
         [
             described(layer, names),
             described(given, names),
-            layer(np.int32(3)),
+            layer(jnp.int32(3)),
         ],
     )
-
-
-@same_under_both_imports
-def test_identity_and_lambda(eqx):
-    """`Identity` takes anything and returns its input; `Lambda` calls its function."""
-    identity = eqx.nn.Identity(3, "anything", key=1)
-    double = eqx.nn.Lambda(lambda x: 2 * x)
-    return identity(ramp(2)), identity("text", key=key()), double(ramp(2)), double(1, key=key())
 
 
 @same_under_both_imports
@@ -703,15 +520,6 @@ def test_weight_norm(eqx, case):
     grads = eqx.filter_grad(lambda layer: jnp.sum(jnp.sin(layer(ramp(3)))))(layer)
     numbers = [leaf for leaf in jax.tree.leaves(grads) if eqx.is_array(leaf)]
     return layer(ramp(3)), layer(ramp(3), key=key()), numbers, described(layer, "weight_name axis")
-
-
-@same_under_both_imports
-def test_weight_norm_of_a_convolution(eqx):
-    """Each filter has a length; at first the layer computes the same."""
-    conv = eqx.nn.Conv2d(2, 3, 2, key=key())
-    layer = eqx.nn.WeightNorm(conv)
-    same = bool(jnp.allclose(layer(ramp(2, 3, 3)), conv(ramp(2, 3, 3)), atol=1e-4))
-    return same, layer.g, described(layer, "axis")
 
 
 @same_under_both_imports

@@ -93,21 +93,6 @@ def test_functions_by_keyword(eqx):
 
 
 @same_under_both_imports
-def test_pmap_is_lowered_and_compiled(eqx):
-    """`filter_pmap(f).lower(...).compile()`, of a bound method with a static argument."""
-
-    class Layer(eqx.Module):
-        weight: jax.Array
-
-        def apply(self, x, how):
-            return self.weight * x if how == "times" else x
-
-    x = ramp(2, 3)
-    lowered = eqx.filter_pmap(Layer(ramp(3)).apply).lower(x, "times")
-    return lowered.compile()(x, "times"), isinstance(lowered.as_text(), str)
-
-
-@same_under_both_imports
 def test_a_check_that_is_known_to_fail(eqx):
     """Its error has a separate name in Equinox, which programs may catch."""
     try:

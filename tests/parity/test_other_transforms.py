@@ -4,8 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import pytest
 
 from tests.parity.helpers import ramp, same_under_both_imports
 
@@ -44,23 +42,6 @@ def test_eval_shape_of_a_constructor(eqx):
 
 
 @same_under_both_imports
-def test_eval_shape_takes_shapes_arrays_and_anything_else(eqx):
-    """Arrays and shapes are abstract inside; keywords and static values are passed on."""
-    abstract = []
-
-    def apply(tree, n, *, name):
-        abstract.append(isinstance(tree["x"], jax.core.Tracer))
-        return {name: tree["x"].sum() * tree["host"], "n": n, "text": name}
-
-    struct, host = jax.ShapeDtypeStruct((5,), jnp.float32), np.ones(2, np.float32)
-    results = [
-        eqx.filter_eval_shape(apply, {"x": x, "host": host}, 3, name="out")
-        for x in (struct, ramp(4))
-    ]
-    return results, abstract
-
-
-@same_under_both_imports
 def test_make_jaxpr(eqx):
     """The program over the arrays, the shapes of the results, and the static results."""
 
@@ -89,30 +70,3 @@ def test_closure_convert_hoists_the_arrays(eqx):
     loss = lambda f, y: jnp.sum(f(1.0, {"y": y, "name": "a"})[0])  # noqa: E731
     gradient = jax.tree.leaves(eqx.filter_grad(loss)(converted, ramp(2)))
     return value, arrays, gradient, len(traces)
-
-
-CHECKPOINTS = {
-    "plain": {},
-    "prevent_cse": {"prevent_cse": False},
-    "policy": {"policy": jax.checkpoint_policies.dots_saveable},
-}
-
-
-@pytest.mark.parametrize("options", CHECKPOINTS)
-@same_under_both_imports
-def test_checkpoint_changes_no_numbers(eqx, options):
-    """Values and gradients are those of the function, with static arguments passed on."""
-
-    class Layer(eqx.Module):
-        weight: jax.Array
-
-        def __call__(self, x, power):
-            return jnp.sum(jnp.sin(self.weight @ x) ** power)
-
-    @eqx.filter_checkpoint(**CHECKPOINTS[options])
-    def apply(layer, x, power, *, name="a"):
-        return layer(x, power), name
-
-    layer = Layer(ramp(2, 2))
-    loss = lambda layer, x: apply(layer, x, 2)[0]  # noqa: E731
-    return apply(layer, ramp(2), 3, name="b"), eqx.filter_value_and_grad(loss)(layer, ramp(2))

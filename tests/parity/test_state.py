@@ -54,14 +54,6 @@ def make_pair(eqx):
 
 
 @same_under_both_imports
-def test_each_place_has_its_own_value(eqx):
-    """Two layers of one class do not share; one layer that is used twice does."""
-    model, state = eqx.nn.make_with_state(make_pair(eqx))()
-    output, state = model(ramp(2), state)
-    return output, state.get(model.first.count), state.get(model.second.count)
-
-
-@same_under_both_imports
 def test_a_layer_in_two_places_is_two(eqx):
     """Each path has a separate value, for the same object as for a copy."""
     layer = make_counter(eqx)()
@@ -74,23 +66,6 @@ def test_a_layer_in_two_places_is_two(eqx):
 
 
 @same_under_both_imports
-def test_a_token_in_two_fields_is_two(eqx):
-    """Also within one layer."""
-
-    class Twice(eqx.Module):
-        one: Any
-        other: Any
-
-        def __init__(self):
-            self.one = eqx.nn.StateIndex(jnp.zeros(2))
-            self.other = self.one
-
-    layer, state = eqx.nn.make_with_state(Twice)()
-    state = state.set(layer.one, jnp.ones(2))
-    return state.get(layer.one), state.get(layer.other)
-
-
-@same_under_both_imports
 def test_substate_and_update(eqx):
     """A part of the State goes to a part of the model, and comes back."""
     model, state = eqx.nn.make_with_state(make_pair(eqx))()
@@ -99,21 +74,6 @@ def test_substate_and_update(eqx):
     missing = caught(lambda: part.get(model.second.count))
     state = state.update(part)
     return state.get(model.first.count), state.get(model.second.count), missing
-
-
-@same_under_both_imports
-def test_through_vmap(eqx):
-    """Unbatched State goes in, batched or unbatched State comes out."""
-    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
-    batched = eqx.filter_vmap(layer, in_axes=(0, None))
-    y, many = batched(ramp(3, 2), state)
-    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
-
-    def count(x, state):
-        return x, state.set(layer.count, state.get(layer.count) + 1)
-
-    _, one = eqx.filter_vmap(count, in_axes=(0, None), out_axes=(0, None))(ramp(3, 2), state)
-    return y, many.get(layer.count), many.get(layer.last), one.get(layer.count)
 
 
 @same_under_both_imports
