@@ -143,7 +143,6 @@ _LATER = {
     "quantize": "pytreemod.training.quantization:quantize",
     "read_metadata": "pytreemod.io.loading:read_metadata",
     "Relaid": "pytreemod.io.layout_rules:Relaid",
-    "reinitialize": "pytreemod.nn.reinitializing:reinitialize",
     "resolve": "pytreemod.module.resolving:resolve",
     "save": "pytreemod.io.saving:save",
     "select_tree": "pytreemod.training.loss_scaling:select_tree",
@@ -205,7 +204,6 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.modes import inference_mode as inference_mode
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful
-    from pytreemod.nn.reinitializing import reinitialize as reinitialize
     from pytreemod.parallel.making import make_sharded as make_sharded
     from pytreemod.parallel.sharding_tables import ShardingTable as ShardingTable
     from pytreemod.parallel.sharding_tables import sharding_table as sharding_table

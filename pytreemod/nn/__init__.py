@@ -1,4 +1,4 @@
-"""Layers: Modules that have arrays, and call the pure functions of `pytreemod.nn.functional`.
+"""Layers: Modules that have arrays, and call pure functions of arrays.
 
 Owns: the layers, under Equinox's names. The leaves of a layer are arrays; sizes, flags and
 functions are configuration. A layer that knows how many axes an example has accepts leading batch
@@ -7,7 +7,6 @@ errors, tree, module, state and transform. No layer changes anything in place: k
 arguments, and new State is a result.
 """
 
-from pytreemod.nn import functional as functional
 from pytreemod.nn.activations import PReLU as PReLU
 from pytreemod.nn.adaptive_pooling import AdaptiveAvgPool1d as AdaptiveAvgPool1d
 from pytreemod.nn.adaptive_pooling import AdaptiveAvgPool2d as AdaptiveAvgPool2d

@@ -28,9 +28,10 @@ from pytreemod.typing import AnyArray
 
 
 class AdaptivePool(Layer):
-    """Reduces spatial axes of any size to a given size.
+    r"""Reduces spatial axes of any size to a given size.
 
-    The formula is that of [adaptive_pool][pytreemod.nn.functional.adaptive_pool].
+    $y_i = \mathrm{operation}(x_{a_i}, \dots, x_{a_{i+1} - 1})$ with
+    $a_i = i \lfloor n / t \rfloor + \min(i, n \bmod t)$.
 
     An axis of n entries is divided into t windows that do not overlap. As in Equinox, the first
     n % t of them have one entry more than the others. PyTorch's windows differ if t does not divide

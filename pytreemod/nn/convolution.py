@@ -87,9 +87,10 @@ class Convolution(Layer, is_abstract=True):
 
 
 class Conv(Convolution):
-    """Convolves over any number of spatial axes, channels first.
+    r"""Convolves over any number of spatial axes, channels first.
 
-    The formula is that of [conv][pytreemod.nn.functional.conv]. `Conv1d`, `Conv2d` and `Conv3d`
+    $y_{o,i} = b_o + \sum_{c,k} W_{o,c,k} \, x_{c, s i + d k}$, where x is padded, s is the stride,
+    d the dilation, and c runs over the channels in the group of o. `Conv1d`, `Conv2d` and `Conv3d`
     are this layer with `num_spatial_dims` filled in.
 
     Shapes:

@@ -54,7 +54,7 @@ _STREAM = instance(
 class Dropout(StatefulLayer):
     """Sets entries to zero with probability p in training, and divides the others by 1 - p.
 
-    The formula is that of [dropout][pytreemod.nn.functional.dropout].
+    $y = m x / (1 - p)$, where each m is 1 with probability $1 - p$, and 0 otherwise.
 
     The random key is an argument of the call, or comes from the layer's stream. With a stream the
     layer is stateful: each call takes a new key from State.

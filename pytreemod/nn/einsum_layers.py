@@ -80,7 +80,7 @@ def _check_equation(where: str, equation: Any, layer: Einsum) -> str:
 class LinearGeneral(Layer):
     r"""A dense layer over several axes at once: a `Linear` whose sizes are shapes.
 
-    The formula is that of [linear_general][pytreemod.nn.functional.linear_general].
+    $y_{r,o} = b_o + \sum_i x_{r,i} W_{i,o}$, where i and o are several indices each.
 
     Sums over axes of x; the axes of out_features are the last ones of the result.
 
@@ -189,7 +189,7 @@ class LinearGeneral(Layer):
 class Einsum(Layer):
     r"""Sums products of x and a weight by an equation, and adds a bias.
 
-    The formula is that of [einsum][pytreemod.nn.functional.einsum].
+    $y = b + \sum x W$, over the letters that are not in the result.
 
     Shapes:
         x: as in the equation, with the sizes of the letters in weight_shape; `...` means any number

@@ -30,7 +30,7 @@ from pytreemod.typing import AnyArray
 class Embedding(Layer):
     """A table of vectors, read by row number.
 
-    The formula is that of [embedding][pytreemod.nn.functional.embedding].
+    $y_i = W_{x_i}$.
 
     Shapes:
         x: any, of integers
@@ -66,7 +66,7 @@ class Embedding(Layer):
 
     Source:
         Initial values N(0, 1), as in `torch.nn.Embedding`. A row number out of range gives NaN,
-        never another row; see `nn.functional.embedding`.
+        never another row.
     """
 
     num_embeddings: int = size()

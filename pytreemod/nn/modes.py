@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, meant, nearest, with_article
+from pytreemod.errors import ArgumentError, describe, nearest, with_article
 from pytreemod.module.field_kinds import check_flag
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.tokens import AbstractToken
@@ -188,5 +188,4 @@ def _refuse_unknown(name: str, seen: set[str]) -> None:
         f"with_mode({name})",
         f"a field that the model has ({shown or 'it has none that can be set'})",
         f"{name!r}, which is not in the model{nearest(name, names)}",
-        hint=meant([name], names, "with_mode(model, {}=...)"),
     )

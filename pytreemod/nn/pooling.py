@@ -52,9 +52,10 @@ _OPERATION = function("a function", "Pass a function of two arguments:", "operat
 
 
 class Pool(Layer):
-    """Reduces windows over the spatial axes with any associative operation.
+    r"""Reduces windows over the spatial axes with any associative operation.
 
-    The formula is that of [pool][pytreemod.nn.functional.pool].
+    $y_i = x_{s i} \circ x_{s i + 1} \circ \dots \circ x_{s i + k - 1}$, where x is padded with
+    init, s is the stride and k the size of the window.
 
     `MaxPool1d`, `MaxPool2d`, `MaxPool3d`, `AvgPool1d`, `AvgPool2d` and `AvgPool3d` are the common
     cases. Floats narrower than float32 are reduced in float32, and returned in the dtype of x.

@@ -153,9 +153,23 @@ class GatedCell(RNNCellBase, Layer, is_abstract=True):
 
 
 class GRUCell(GatedCell):
-    """One step of a gated recurrent unit; `RNN` runs it over time.
+    r"""One step of a gated recurrent unit; `RNN` runs it over time.
 
-    The formula is that of [gru_cell][pytreemod.nn.functional.gru_cell].
+    With the rows of the matrices, and the bias, in three parts for $r$, $z$ and $n$:
+
+    $$
+    \begin{aligned}
+    r &= \sigma(W_{ir} x + b_r + W_{hr} h) \\
+    z &= \sigma(W_{iz} x + b_z + W_{hz} h)
+    \end{aligned}
+    $$
+
+    $$
+    \begin{aligned}
+    n &= \tanh(W_{in} x + b_n + r \, (W_{hn} h + b'_n)) \\
+    h' &= n + z \, (h - n)
+    \end{aligned}
+    $$
 
     Shapes:
         input: (..., input_size)
@@ -234,10 +248,26 @@ class GRUCell(GatedCell):
 
 
 class LSTMCell(GatedCell):
-    """One step of a long short-term memory; `RNN` runs it over time.
+    r"""One step of a long short-term memory; `RNN` runs it over time.
 
-    The formula is that of [lstm_cell][pytreemod.nn.functional.lstm_cell]. The output is the hidden
-    state `h`, the first of the pair.
+    With the rows of the matrices, and the bias, in four parts for $i$, $f$, $g$ and $o$:
+
+    $$
+    \begin{aligned}
+    i &= \sigma(W_{ii} x + W_{hi} h + b_i), \quad
+    f = \sigma(W_{if} x + W_{hf} h + b_f)
+    \end{aligned}
+    $$
+
+    $$
+    \begin{aligned}
+    g &= \tanh(W_{ig} x + W_{hg} h + b_g), \quad
+    o = \sigma(W_{io} x + W_{ho} h + b_o) \\
+    c' &= f c + i g, \quad h' = o \tanh(c')
+    \end{aligned}
+    $$
+
+    The output is the hidden state `h`, the first of the pair.
 
     Shapes:
         input: (..., input_size)

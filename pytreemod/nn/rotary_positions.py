@@ -210,14 +210,14 @@ class RotaryPositionalEmbedding(Module):
 
     @staticmethod
     def rotate_half(x: Shaped[Array, "*batch size"]) -> Shaped[Array, "*batch size"]:
-        """Swap the halves of the last axis, see `nn.functional.rotate_half`."""
+        """Swap the halves of the last axis, and change the sign of the first."""
         return rotate_half(x)
 
     @staticmethod
     def precompute_freqs_cis(
         embedding_size: int, end: int, theta: float, dtype: Any
     ) -> tuple[Float[Array, "end half"], Float[Array, "end half"]]:
-        """Compute the cosines and sines; see `nn.functional.rotary_tables`."""
+        """Compute the cosines and sines of the angles of all positions."""
         return rotary_tables(embedding_size, end, theta, dtype)
 
     @ignores_key

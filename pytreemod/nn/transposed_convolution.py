@@ -35,9 +35,11 @@ def _accept_mode(where: str, mode: Any, layer: Any) -> str:
 
 
 class ConvTranspose(Convolution):
-    """A transposed convolution over any number of spatial axes, channels first.
+    r"""A transposed convolution over any number of spatial axes, channels first.
 
-    The formula is that of [conv_transpose][pytreemod.nn.functional.conv_transpose].
+    $y_{o, s i + d (K - 1 - k)} = b_o + \sum_{c,i,k} W_{o,c,k} \, x_{c,i}$, with both ends cut by
+    the padding. The sum is over all i and k that lead to that entry; s is the stride, d the
+    dilation, and K the size of the kernel.
 
     With the same arguments except the channels, it maps the output shape of a `Conv` back to the
     input shape: it enlarges what a strided convolution shrinks. An axis of n entries becomes one

@@ -36,7 +36,7 @@ def _is_own_file(namespace, name, value):
         return False
     if namespace is pytreemod:
         return name in ROOMS or name == "selectors"
-    return value.__name__ == f"{namespace.__name__}.{name}" and name != "functional"
+    return value.__name__ == f"{namespace.__name__}.{name}"
 
 
 def test_public_names_are_the_golden_list():

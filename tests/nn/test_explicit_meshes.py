@@ -1,30 +1,23 @@
-"""Every layer on an explicit mesh of eight devices, by how its batch and its weights are split.
-
-`test_explicit_meshes.txt` shows, for each layer and each sharding, how the result is sharded. For
-example, `(data, -, model)` is split over the mesh axis `data` on its first axis, and over `model`
-on its last. A page of the documentation is made from it. With UPDATE_GOLDEN=1 a run updates it:
-read the diff.
-"""
+"""Layers on an explicit mesh of eight devices, by how batch and weights are split."""
 
 import functools as ft
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
+import pytreemod as pm
+from pytreemod import nn
+from tests.helpers.counting_collectives import collectives
+from tests.helpers.meshes import EXPLICIT, MESH, lies, on
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.even_catalogue import EVEN_CATALOGUE, EvenEntry
-from tests.nn.numbers_to_compare import assert_close
-
-MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-TABLE = Path(__file__).with_suffix(".txt")
+from tests.nn.numbers_to_compare import assert_close, wave
 
 
 class Way(NamedTuple):
@@ -48,19 +41,14 @@ WAYS = {
 """Weights by the sharded axes. In `in, and x`, both operands of the sum are split alike."""
 
 
-def table() -> dict[str, list[str]]:
-    """The rows of the text file, by layer."""
-    lines = [line.split(" | ") for line in TABLE.read_text(encoding="utf-8").splitlines()]
-    return {name: cells for name, *cells in lines}
-
-
 def split(array: jax.Array, axes: dict[int, str | None]) -> jax.Array:
     """The array on the mesh, split on those of the axes that it has, and that divide."""
     spec: list[str | None] = [None] * array.ndim
     for axis, name in axes.items():
-        if name and -array.ndim <= axis < array.ndim and array.shape[axis] % MESH.shape[name] == 0:
+        divides = -array.ndim <= axis < array.ndim and name is not None
+        if divides and array.shape[axis] % EXPLICIT.shape[name] == 0:
             spec[axis] = name
-    return jax.device_put(array, NamedSharding(MESH, PartitionSpec(*spec)))
+    return jax.device_put(array, NamedSharding(EXPLICIT, PartitionSpec(*spec)))
 
 
 def laid_out(entry: EvenEntry, way: Way) -> tuple[Any, Any, Any]:
@@ -89,53 +77,37 @@ def step_of(entry: EvenEntry) -> Callable[..., Any]:
     return jax.jit(jax.value_and_grad(loss, argnums, has_aux=True, allow_int=True))
 
 
-def shown(array: Any) -> str:
-    """How an array of that type lies: `(data, -)`."""
-    names = ("+".join(a) if isinstance(a, tuple) else a for a in array.sharding.spec)
-    return f"({', '.join(name or '-' for name in names)})"
+RESULTS = {
+    "Linear": {"out": ("data", "model")},
+    "Conv2d": {"out": ("data", "model")},
+    "LayerNorm": {"in, and x": ("data", None, "model")},
+}
+"""How the result lies; in all other ways, like the batch alone."""
 
 
-def cell_of(entry: EvenEntry, way: Way) -> str:
-    """A cell of the table: how the result is sharded, or the error."""
-    try:
-        with jax.set_mesh(MESH):
-            traced = step_of(entry).trace(*laid_out(entry, way))
-    except Exception as error:  # Of JAX's own there are many, and some are in no public module.
-        return type(error).__name__
-    # Of value and gradient, the value; of that, after the sum, the result.
-    return shown(traced.jaxpr.out_avals[1])
+@pytest.mark.parametrize("name", RESULTS)
+def test_how_results_lie(name):
+    """With the leading axes of x and the rows of the weight; what both want, x keeps."""
+    entry = next(entry for entry in EVEN_CATALOGUE if entry.name == name)
 
-
-def ways_of(entry: EvenEntry) -> list[Way]:
-    """All ways; of a layer without weights one."""
-    return list(WAYS.values())[: None if jax.tree.leaves(entry.build()[0]) else 1]
-
-
-@pytest.mark.parametrize("entry", EVEN_CATALOGUE, ids=lambda entry: entry.name)
-def test_how_results_lie(entry):
-    """The result has the leading axes of x and the rows of the weight, as the table says."""
-    found = [cell_of(entry, way) for way in ways_of(entry)]
-
-    if found != table().get(entry.name) and os.environ.get("UPDATE_GOLDEN"):
-        rows = {**table(), entry.name: found}
-        ordered = [(each.name, rows[each.name]) for each in EVEN_CATALOGUE if each.name in rows]
-        text = "\n".join(" | ".join([name, *cells]) for name, cells in ordered)
-        TABLE.write_text(text + "\n", encoding="utf-8")
-    else:
-        assert found == table()[entry.name]
+    for way, split_as in WAYS.items():
+        layer, x, state = laid_out(entry, split_as)
+        found = lies(entry.apply(layer, state, x)[0])
+        assert found == RESULTS[name].get(way, ("data",))
 
 
 def numbers_to_check():
-    """Every layer and way that works; for every run one of each class, each with another way."""
+    """Of each class in three ways, two of them slow; of its other forms, in one slow way."""
     met, found = set(), []
     for i, entry in enumerate(EVEN_CATALOGUE):
-        cells = table().get(entry.name, [])
         kind = entry.name.split()[0].rstrip("123d")
-        for j, (way, cell) in enumerate(zip(WAYS, cells, strict=False)):
-            if cell.startswith("("):
-                sampled = kind not in met and j == i % len(cells)
-                marks = [] if sampled else [pytest.mark.slow]
-                found.append(pytest.param(entry, way, id=f"{entry.name}, {way}", marks=marks))
+        # A layer without weights is split in one way.
+        names = [*WAYS] if jax.tree.leaves(entry.build()[0]) else [*WAYS][:1]
+        count = 1 if kind in met else min(3, len(names))
+        # Not the first three, so that all ways are tried with some layers.
+        for j, name in enumerate(names[(i + 2 * k) % len(names)] for k in range(count)):
+            marks = [] if j == 0 and kind not in met else [pytest.mark.slow]
+            found.append(pytest.param(entry, name, id=f"{entry.name}, {name}", marks=marks))
         met.add(kind)
     return found
 
@@ -157,7 +129,7 @@ def test_numbers_are_those_of_one_device(entry, way):
     layer, x, state = laid_out(entry, WAYS[way])
     found = step_of(entry)(layer, x, state)
 
-    assert_trees_close(found, result_on_one_device(entry.name))
+    jax.tree.map(assert_same_numbers, found, result_on_one_device(entry.name))
     ((_, (_, state_after)), gradients) = found
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     for after, before in zip((state_after, *gradients), (state, layer, x), strict=False):
@@ -170,15 +142,11 @@ def assert_lies_alike(after, before):
     assert not on_mesh or after.sharding.is_equivalent_to(before.sharding, before.ndim)
 
 
-def assert_trees_close(found, expected):
-    """Same structure, same numbers."""
-    jax.tree.map(lambda *leaves: assert_close(*map(as_numbers, leaves)), found, expected)
-
-
-def as_numbers(leaf):
-    """A random key as its bits, any other leaf unchanged."""
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+def assert_same_numbers(found, expected):
+    """Close numbers, or equal bits of a random key."""
+    if jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
+        found, expected = jax.random.key_data(found), jax.random.key_data(expected)
+    assert_close(found, expected)
 
 
 def test_every_layer_of_the_catalogue_is_here():
@@ -186,4 +154,310 @@ def test_every_layer_of_the_catalogue_is_here():
     classes = {entry.name.split()[0] for entry in CATALOGUE}
 
     assert {entry.name.split()[0] for entry in EVEN_CATALOGUE} == classes
-    assert list(table()) == [entry.name for entry in EVEN_CATALOGUE]
+
+
+# ---- products
+
+X = np.arange(8 * 16, dtype=np.float32).reshape(8, 16) / 64 - 1
+LINEAR = nn.Linear(16, 32, key=jax.random.key(0))
+
+
+def put(array, spec):
+    """An array on the mesh with a spec; without a mesh if the spec is None."""
+    return jnp.asarray(array) if spec is None else jax.device_put(array, on(*spec, mesh=EXPLICIT))
+
+
+# How x and the weight lie; then the product. A mesh axis that both have is the weight's to give up.
+PRODUCTS: list[tuple[Any, Any, Any]] = [
+    (("data",), (("data", "model"),), ("data", "model")),
+    (("data",), ("model", "data"), ("data", "model")),
+    (("data", "model"), (), ("data",)),
+    (("data", "model"), (None, "data"), ("data",)),
+    (("data", "model"), ("model",), ("data",)),
+    (("data", "model"), None, ("data",)),
+    ((("data", "model"),), ("data", "model"), (("data", "model"),)),
+    (None, ("model",), (None, "model")),
+    (None, (None, "model"), ()),
+]
+
+
+@pytest.mark.parametrize(("x_at", "weight_at", "y_at"), PRODUCTS, ids=str)
+def test_a_product_and_its_gradient_are_those_of_one_device(x_at, weight_at, y_at):
+    """Whatever their shardings; gradients are sharded as their arrays."""
+
+    def loss(layer, x):
+        y = layer(x)
+        return (y**2).sum(), y
+
+    # The bias as FSDP splits it, along the axis of the batch.
+    layer = LINEAR.replace(weight=put(LINEAR.weight, weight_at), bias=put(LINEAR.bias, ("data",)))
+    x = put(X, x_at)
+    gradients, y = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(layer, x)
+    expected, right = jax.grad(loss, (0, 1), has_aux=True)(LINEAR, jnp.asarray(X))
+
+    assert lies(y) == y_at
+    assert_close(y, right)
+    for gradient, other, array in zip(
+        *map(jax.tree.leaves, (gradients, expected, (layer, x))), strict=True
+    ):
+        assert_close(gradient, other, rtol=1e-4, atol=1e-4)
+        if isinstance(array.sharding, NamedSharding):
+            assert lies(gradient) == lies(array)
+
+
+EQUATIONS: list[tuple[str, Any, Any, Any, Any]] = [
+    ("...i,io->...o", (8, 8), ("data",), ("data", "model"), ("data", None, "model")),
+    # Experts: an axis that only the weight splits is split in the result, and x in parts.
+    ("bei,eio->beo", (4, 8, 8), ("data",), ("model", "data"), ("data", "model")),
+    ("bei,eio->beo", (4, 8, 8), ("data", "model"), (None, "model"), ("data", "model")),
+    # An axis that the weight has for itself.
+    ("...i,iok->...o", (8, 8, 8), ("data",), (None, None, "model"), ("data",)),
+]
+
+
+@pytest.mark.parametrize(("equation", "shape", "x_at", "weight_at", "y_at"), EQUATIONS)
+def test_sums_by_an_equation(key, equation, shape, x_at, weight_at, y_at):
+    """Letters lead as axes do."""
+    layer, x = nn.Einsum(equation, shape, None, key=key), wave(4, 4, 8)
+    whole = layer(jnp.asarray(x))
+    found = layer.replace(weight=put(layer.weight, weight_at))(put(x, x_at))
+
+    assert lies(found) == y_at
+    assert_close(found, whole)
+
+
+TABLES: list[tuple[Any, Any, Any]] = [
+    (("data",), None, ("data",)),
+    (("data",), ("model",), ("data",)),
+    (("data",), (None, "model"), ("data", None, "model")),
+    (("data", "model"), ("data", "model"), ("data", "model")),
+]
+
+
+@pytest.mark.parametrize(("rows_at", "weight_at", "y_at"), TABLES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_a_table(rows_at, weight_at, y_at, dtype):
+    """Of one that is split by rows, too; a number out of range is NaN, as everywhere."""
+    rows = np.arange(16, dtype=np.int32).reshape(4, 4) % 5
+    table = jnp.asarray(wave(8, 8), dtype)
+
+    def loss(table, rows):
+        y = nn.Embedding(weight=table)(rows)
+        return jnp.sin(y.astype(jnp.float32)).sum(), y
+
+    step = jax.jit(jax.grad(loss, has_aux=True))
+    found, y = step(put(table, weight_at), put(rows, rows_at))
+    expected, right = step(table, jnp.asarray(rows))
+
+    assert lies(y) == y_at
+    assert_close(y.astype("f4"), right.astype("f4"))
+    assert_close(found.astype("f4"), expected.astype("f4"), atol=1e-2)
+    beyond = nn.Embedding(weight=put(table, weight_at))(put(rows + 4, rows_at))
+    np.testing.assert_array_equal(np.isnan(beyond)[..., 0], rows + 4 >= 8)
+
+
+# ---- what is sent
+
+
+@pytest.mark.usefixtures("optimized")
+def test_what_is_sent_is_the_weight():
+    """One sum over devices by row, and nothing by column; along the batch's axis one gathering."""
+    plain = nn.Linear(16, 32, use_bias=False, key=jax.random.key(0))
+
+    def sent(x_at, weight_at):
+        layer = plain.replace(weight=put(plain.weight, weight_at))
+        lowered = jax.jit(lambda layer, x: layer(x)).lower(layer, put(X, x_at))
+        return collectives(lowered.compile().as_text())
+
+    assert sent(("data",), ("model",)).numbers == {}
+    assert sent(("data", "model"), (None, "model")).numbers == {"all-reduce": 1}
+    along = sent(("data",), ("data",))
+    assert (along.numbers, along.size) == ({"all-gather": 1}, plain.weight.size)
+
+
+@pytest.mark.parametrize("layer", [LINEAR, nn.LayerNorm(16)], ids=["Linear", "LayerNorm"])
+def test_the_gradient_of_a_bias_gathers_no_activations(layer):
+    """Each device sums over its part of the batch; devices add arrays of the bias's size."""
+    layer, x = jax.device_put(layer, on(mesh=EXPLICIT)), put(X, ("data",))
+    gradient = jax.jit(jax.grad(lambda layer, x: (layer(x) ** 2).sum()))
+    found = collectives(gradient.lower(layer, x).compile().as_text())
+
+    assert {*found.numbers} == {"all-reduce"}
+    assert found.size == sum(leaf.size for leaf in jax.tree.leaves(layer))
+
+
+# Each device has some of the heads.
+BY_HEADS = pm.by(
+    {
+        "output_proj.**": pm.AxisRules({"in_features": "model"}),
+        ...: pm.AxisRules({"out_features": "model"}),
+    }
+)
+
+
+@pytest.mark.parametrize("of", ["two", "vmap", "lora"])
+def test_the_gradient_of_what_is_projected_three_times_is_summed_once(of):
+    """Over the devices; those of queries, keys and values are added before."""
+    layer = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+    layer = pm.lora(layer, pm.matrices, rank=2, key=jax.random.key(1)) if of == "lora" else layer
+    x = jnp.cos(jnp.arange(4.0 * 3 * 8)).reshape(4, 3, 8)
+
+    def loss(x, layer):
+        called = jax.vmap(layer) if of == "vmap" else layer
+        # The inputs are not arguments, so that other gradients are needed, too.
+        y = called(x, x[:, 1:]) if of == "two" else called(jnp.tanh(x))
+        return (y**2).sum()
+
+    gradient = jax.jit(jax.grad(loss))
+    split_layer = jax.device_put(layer, pm.shardings(layer, EXPLICIT, BY_HEADS))
+    put_x = jax.device_put(x, on(mesh=EXPLICIT) if of == "vmap" else on("data", mesh=EXPLICIT))
+    found = gradient(put_x, split_layer)
+    program = gradient.lower(put_x, split_layer).compile().as_text()
+
+    np.testing.assert_allclose(found, jax.grad(loss)(x, layer), atol=1e-5)
+    # Forward the last projection, backward x; with keys of another sequence, those as well.
+    rows = {"two": 3 + 3 + 2, "vmap": 4 * 6}.get(of, 6)
+    assert collectives(program).elements == {"all-reduce": rows * 8}
+
+
+def test_a_weight_that_was_gathered_is_not_kept_for_the_backward_pass():
+    """Each device stores its part; a loop over layers would store all gathered weights."""
+    layer = LINEAR.replace(weight=put(LINEAR.weight, ("data",)))
+    _, back = jax.vjp(lambda layer, x: layer(x), layer, put(X, ("data",)))
+
+    kept = [leaf for leaf in jax.tree.leaves(back) if leaf.shape == layer.weight.shape]
+    assert [lies(leaf) for leaf in kept] == [("data",)]
+
+
+def test_a_cache_that_is_on_the_mesh_stays_as_it_lies():
+    """So a loop can carry it; a cache without a mesh is sharded as the first keys."""
+    make = nn.make_with_state(nn.MultiheadAttention)
+    layer, state = make(2, 8, is_causal=True, cache_size=6, key=jax.random.key(0))
+    state = nn.reset_cache(layer, state, batch=4)
+    x, cache = wave(4, 3, 8), state.get(layer.cache)
+    whole = state.restored().set(layer.cache, tuple(put(array, ()) for array in cache))
+    layer = jax.device_put(layer, on(mesh=EXPLICIT))
+
+    _, first = layer(put(x, ("data",)), state=state)
+    _, second = layer(put(x, ("data",)), state=whole)
+
+    assert {lies(array) for array in first.get(layer.cache)} == {("data",)}
+    assert {lies(array) for array in second.get(layer.cache)} == {()}
+    for one, other in zip(first.get(layer.cache), second.get(layer.cache), strict=True):
+        assert_close(one, other)
+
+
+def test_elsewhere_no_operation_is_added():
+    """On one device, and on a mesh whose axes are not explicit."""
+    for mesh in (None, MESH):
+
+        def here(array, mesh=mesh):
+            return jnp.asarray(array) if mesh is None else jax.device_put(array, on("data"))
+
+        layer, x = jax.tree.map(here, LINEAR), here(X)
+        found = jax.make_jaxpr(lambda layer, x: layer(x))(layer, x)
+        names = [eqn.primitive.name for eqn in found.eqns]
+        assert names == ["dot_general", "broadcast_in_dim", "add"]
+        assert found.eqns[0].params["out_sharding"] is None
+
+
+# ---- members of a Stack and of an Ensemble
+
+BATCH = jnp.asarray(wave(8, 4))
+
+
+def tanh_layer(key):
+    """A layer from four numbers to four."""
+    return nn.MLP(4, 4, 4, 0, final_activation=jnp.tanh, key=key)
+
+
+STACK = nn.Stack(tanh_layer, 4, key=jax.random.key(0))
+NETS = nn.Ensemble(tanh_layer, 4, key=jax.random.key(0))
+MEMBERS = {
+    "Stack": STACK,
+    "recomputing": STACK.replace(remat=True, unroll=2),
+    "MLP": nn.MLP(4, 4, 4, 5, key=jax.random.key(0), scan=True),
+    "Ensemble": NETS,
+}
+
+
+def by_layers(tree):
+    """Split over `data` along the leading axis of the layers, where there is one of four."""
+    return jax.tree.map(lambda leaf: put(leaf, ("data",) if leaf.shape[0] == 4 else ()), tree)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_members_that_are_split_over_the_devices(name):
+    """Forward and backward equal one device; gradients are sharded as their arrays."""
+    model, x = by_layers(MEMBERS[name]), put(BATCH, ("data",))
+
+    @jax.jit
+    def step(model, x):
+        return jax.value_and_grad(lambda both: jnp.mean(both[0](both[1]) ** 2))((model, x))
+
+    value, grads = step(model, x)
+    expected, others = step(MEMBERS[name], BATCH)
+
+    assert_close(value, expected)
+    jax.tree.map(assert_close, grads, others)
+    leaves = zip(jax.tree.leaves(grads), jax.tree.leaves((model, x)), strict=True)
+    assert all(jax.typeof(grad) == jax.typeof(leaf) for grad, leaf in leaves)
+
+
+def test_inputs_lead_where_members_are_split_over_the_same_axis():
+    """The members are gathered, as other weights are, but never the inputs."""
+    own, nets = jnp.stack([BATCH] * 4), by_layers(NETS)
+
+    assert lies(nets(put(BATCH, ("model",)))) == ("data", "model")
+    assert lies(nets(put(BATCH, ("data",)))) == (None, "data")
+    assert lies(nets(put(own, (None, "data")), in_axes=0)) == (None, "data")
+    assert lies(nets(put(own, ("model",)), in_axes=0)) == ("model",)
+
+
+def test_an_input_on_one_device_is_whole():
+    """The output of a Stack has the type of its input, on the mesh of its weights."""
+    y = by_layers(STACK)(BATCH)
+
+    assert lies(y) == ()
+    assert_close(y, STACK(BATCH))
+
+
+def test_layers_are_gathered_once(optimized):
+    """Before the scan, each array once; and nothing else is sent."""
+    lowered = jax.jit(lambda stack, x: stack(x)).lower(by_layers(STACK), put(BATCH, ("data",)))
+    found = collectives(lowered.compile().as_text())
+
+    assert dict(found.numbers) == {"all-gather": 2}
+    assert found.size == 4 * (4 * 4 + 4)
+
+
+class Remembering(pm.Module):
+    """A layer that stores the mean of its input, and adds noise."""
+
+    mean: pm.StateIndex
+    noise: pm.RngStream
+
+    def __init__(self):
+        self.mean, self.noise = pm.StateIndex(jnp.zeros(4)), pm.RngStream()
+
+    def __call__(self, x, state):
+        key, state = state.next_key(self.noise)
+        state = state.set(self.mean, jnp.mean(x, 0))
+        return x + jax.random.normal(key, x.shape), state
+
+
+@pytest.mark.parametrize("kind", [nn.Stack, nn.Ensemble])
+@pytest.mark.parametrize("entries", [("data",), (None, "model")])
+def test_values_in_state_lie_as_they_did(kind, entries):
+    """Written values are sharded as the old ones; streams are split as usual."""
+    model, state = pm.make_with_state(kind)(Remembering, 4)
+    mean = (model.layer if kind is nn.Stack else model.member).mean
+    state = state.seed(jax.random.key(0))
+    expected, after = pm.filter_jit(model)(BATCH, state.restored())
+    y, new = pm.filter_jit(model)(
+        put(BATCH, ("data",)), state.set(mean, put(jnp.zeros((4, 4)), entries))
+    )
+
+    assert_close(y, expected)
+    assert_close(new.get(mean), after.get(mean))
+    assert lies(new.get(mean)) == entries

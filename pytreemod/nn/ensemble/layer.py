@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.field_kinds import checked, size
 from pytreemod.nn.calling import in_scope, uses_key_if, wants_key
-from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_keywords, check_name
+from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_name
 from pytreemod.nn.members.layer import Members
 from pytreemod.nn.members.making import make_members
 from pytreemod.nn.members.resharding import split_alike
@@ -156,8 +156,6 @@ class Ensemble(Members[_M]):
             new State.
         """
         title, n = self._title(), self.n
-        if kwargs:
-            check_keywords(title, self.member, kwargs, ("in_axes",))
         inputs: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
         states = [at for at, x in inputs.items() if isinstance(x, State)]
         if len(states) > 1:

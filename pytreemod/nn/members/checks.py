@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, nearest
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.transform.compilation.placements import manual_axes
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -50,40 +48,6 @@ def check_name(where: str, name: Any) -> str:
     if isinstance(name, str) and name.isidentifier():
         return name
     raise ArgumentError(where, "a name, such as 'layers'", describe(name))
-
-
-def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence[str] = ()) -> None:
-    """Refuse arguments that the members do not take, before the call, in the owner's name.
-
-    Args:
-        title: the owner.
-        member: the members.
-        names: the names of their keyword arguments.
-        also: names that the owner itself takes, one of which may be misspelled.
-
-    Raises:
-        ArgumentError: if the members do not take one of them.
-    """
-    call = type(member).__call__
-    try:
-        parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError):
-        return  # A callable without a signature.
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = [parameter.name for parameter in parameters if parameter.kind in named][1:]
-    unknown = [name for name in names if name not in taken]
-    if not unknown:
-        return
-    further = [name for name in taken[1:] if name not in ("state", "key")]
-    takes = ", ".join(further) or "it has no other arguments"
-    known = [*further, *also]
-    raise ArgumentError(
-        title,
-        f"arguments of {type(member).__name__} ({takes})",
-        ", ".join(f"{name!r}{nearest(name, known)}" for name in unknown),
-    )
 
 
 def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> None:

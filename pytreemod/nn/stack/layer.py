@@ -18,7 +18,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.field_kinds import check_size, checked, size
 from pytreemod.nn.arguments import required_state
 from pytreemod.nn.calling import ABSENT, Absence, Absent, in_scope, uses_key_if, wants_key
-from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading, check_name
+from pytreemod.nn.members.checks import STACK, Owner, check_leading, check_name
 from pytreemod.nn.members.layer import MemberCall, Members
 from pytreemod.nn.members.making import make_members
 from pytreemod.nn.members.resharding import gathered
@@ -181,7 +181,6 @@ class Stack(Members[_L]):
             raise ArgumentError(title, "a State", describe(state), hint=hint)
         extra = _further(title, per_layer, same)
         if same or extra:
-            check_keywords(title, self.layer, [*same, *extra])
             check_leading(STACK, title, depth, {"per_layer": extra})
         given = state if self.is_stateful() else None
         # Without a State, layers that do not require one are called without it.
