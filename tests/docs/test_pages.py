@@ -89,17 +89,16 @@ def test_every_block_runs(page, monkeypatch, tmp_path):
         sys.modules["matplotlib.pyplot"].close("all")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_block_escapes(page):
+def test_no_block_escapes():
     """Every block says in which language it is: no code is left out by a misspelt fence."""
-    found = {block.language for block in blocks_of(page)}
-    fences = page.read_text(encoding="utf-8").count("```")
+    for page in PAGES:
+        blocks = blocks_of(page)
 
-    assert found <= {*RUN, *NOT_RUN}
-    assert fences == 2 * len(blocks_of(page))
-    # Without its prompt a session is text, and nothing in it is compared.
-    sessions = [block.code for block in blocks_of(page) if block.language == "pycon"]
-    assert all(code.startswith(">>> ") for code in sessions)
+        assert {block.language for block in blocks} <= {*RUN, *NOT_RUN}, page
+        assert page.read_text(encoding="utf-8").count("```") == 2 * len(blocks), page
+        # Without its prompt a session is text, and nothing in it is compared.
+        sessions = [block.code for block in blocks if block.language == "pycon"]
+        assert all(code.startswith(">>> ") for code in sessions), page
 
 
 def test_the_check_can_fail(monkeypatch):
