@@ -12,8 +12,6 @@ import dataclasses
 import functools as ft
 import inspect
 import math
-import sys
-import types
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +27,6 @@ import pytest
 
 import pytreemod
 
-BOTH = (equinox, pytreemod)
 RTOL, ATOL = 1e-5, 1e-6
 
 
@@ -203,15 +200,6 @@ def array_paths(tree: Any) -> list[str]:
     """Where the arrays of a tree are, in order: `[".layers[0].weight", ...]`."""
     leaves, _ = jtu.tree_flatten_with_path(tree)
     return [jtu.keystr(path) for path, leaf in leaves if isinstance(leaf, (jax.Array, np.ndarray))]
-
-
-def module_from(source: str, eqx: types.ModuleType, name: str) -> types.ModuleType:
-    """A module made of `source`, in which `eqx` is the library: a file with its import changed."""
-    module = types.ModuleType(f"{name}_{eqx.__name__}")
-    module.__dict__["eqx"] = eqx
-    sys.modules[module.__name__] = module
-    exec(compile(inspect.cleandoc(source), module.__name__, "exec"), module.__dict__)
-    return module
 
 
 def ramp(*shape: int, start: float = -1.0, stop: float = 1.0) -> jax.Array:

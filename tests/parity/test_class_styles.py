@@ -187,28 +187,6 @@ def test_numpy_scalars_are_sizes(eqx):
 
 
 @same_under_both_imports
-def test_spellings_of_a_dtype_are_one(eqx):
-    """In static fields, and as arguments: one structure, one trace."""
-
-    class Cast(eqx.Module):
-        weight: jax.Array
-        dtype: Any = eqx.field(static=True)
-
-    spellings = [jnp.bfloat16, np.dtype(jnp.bfloat16), jnp.float16, np.float16, np.dtype("float16")]
-    models = [Cast(ramp(2), dtype) for dtype in spellings]
-    structures = [jtu.tree_structure(model) for model in models]
-    traces = []
-
-    @eqx.filter_jit
-    def call(model, dtype):
-        traces.append(dtype)
-        return model.weight.astype(model.dtype).astype(dtype)
-
-    values = [call(model, dtype) for model in models for dtype in (np.float32, jnp.float32)]
-    return [a == b for a in structures for b in structures], len(traces), values
-
-
-@same_under_both_imports
 def test_what_tools_read_of_a_class(eqx):
     """Type hints, signatures and docstrings; slots; a field that is taken back."""
 

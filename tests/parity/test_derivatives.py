@@ -103,42 +103,6 @@ def test_jacobians(eqx, name):
 # ---- filter_custom_jvp
 
 
-def make_custom_jvp(eqx, log):
-    """A function of a dict and a number, whose derivative is ten times too large."""
-
-    @eqx.filter_custom_jvp
-    def f(d, y, *, shift=0.0):
-        """Scales."""
-        return d["x"] * y + shift, jnp.arange(2)
-
-    @f.def_jvp
-    def f_jvp(primals, tangents, *, shift=0.0):
-        (d, y), (dd, dy) = primals, tangents
-        log.append((d["name"], dd["name"], dd["x"] is None, dy is None))
-        tangent = None if dd["x"] is None else 10 * dd["x"] * y
-        return (d["x"] * y + shift, jnp.arange(2)), (tangent, None)
-
-    return f
-
-
-@same_under_both_imports
-def test_custom_jvp(eqx):
-    """The value is the function's, the derivatives are the rule's, in either mode."""
-    log: list = []
-    f = make_custom_jvp(eqx, log)
-    by_x = lambda x: jnp.sum(f({"x": x, "name": "a"}, 3.0, shift=1.0)[0])  # noqa: E731
-    return [
-        f({"x": ramp(2), "name": "a"}, 3.0),
-        eqx.filter_jvp(f, ({"x": ramp(2), "name": "a"}, 3.0), ({"x": ramp(2), "name": None}, None)),
-        eqx.filter_grad(by_x)(ramp(2)),
-        eqx.filter_jit(eqx.filter_grad(by_x))(ramp(2)),
-        eqx.filter_grad(eqx.filter_jit(by_x))(ramp(2)),
-        eqx.filter_vmap(eqx.filter_grad(by_x))(ramp(3, 2)),
-        eqx.filter_jacfwd(by_x)(ramp(2)),
-        log,
-    ]
-
-
 # ---- filter_custom_vjp
 
 

@@ -20,7 +20,6 @@ import pytest
 import pytreemod
 from tests.parity.helpers import (
     deviation,
-    module_from,
     outcome,
     raises,
     ramp,
@@ -147,15 +146,6 @@ def test_a_finished_module_is_not_changed_by_object_setattr(eqx):
     jtu.tree_leaves(layer)
     object.__setattr__(layer, "weight", ramp(3, 2) + 1)
     return jtu.tree_leaves(layer)[0] is layer.weight
-
-
-def test_what_was_tied_or_computed_is_not_rebuilt_from_attributes():
-    """`dataclasses.replace` would lose that; `replace` does not."""
-    ours = pytreemod.tie(activated(pytreemod).replace(activation=ramp(2)), "weight", "activation")
-
-    with pytest.raises(TypeError, match="replace"):
-        dataclasses.replace(ours, mode="test")
-    assert len(jtu.tree_leaves(ours.replace(mode="test"))) == 1
 
 
 @deviation(theirs=True, ours=False)
@@ -503,33 +493,6 @@ def test_a_base_with_content_is_refused_with_the_class(eqx):
     return "made"
 
 
-@deviation(theirs=raises(TypeError, "keyword"), ours=(1, 2))
-def test_kw_only_is_a_class_option(eqx):
-    """Equinox passes it to `__init_subclass__`, which fails; pytreemod makes keywords of fields."""
-
-    class Layer(eqx.Module, kw_only=True):
-        first: int = 1
-        second: int
-
-    layer = Layer(second=2)
-    return layer.first, layer.second
-
-
-ABSTRACT_STRINGS = """
-    from __future__ import annotations
-
-    class Base(eqx.Module):
-        size: eqx.AbstractVar[int]
-"""
-
-
-@deviation(theirs=["size"], ours=[])
-def test_abstract_var_in_a_string_annotation(eqx):
-    """Equinox takes it for a field; pytreemod evaluates it."""
-    base = module_from(ABSTRACT_STRINGS, eqx, "abstract_strings").Base
-    return [field.name for field in dataclasses.fields(base)]
-
-
 @deviation(theirs=0, ours=2)
 def test_bound_special_methods_are_trees(eqx):
     """`m.__call__` hides its arrays from Equinox; in pytreemod it is a tree like `m.method`."""
@@ -557,37 +520,10 @@ def test_filter_vmap_takes_a_bare_spec_for_one_argument(eqx):
     return eqx.filter_vmap(add, in_axes=Pair(0, None))(Pair(ramp(3, 2), jnp.zeros(2)))
 
 
-@pytest.mark.filterwarnings("ignore")
-@deviation(theirs=raises(RuntimeError, "keyword arguments"), ours=2 * ramp(2, 4))
-def test_filter_pmap_is_filter_vmap(eqx):
-    """Equinox's filter_pmap refuses keywords, negative axes and bare specs."""
-    fn = eqx.filter_pmap(lambda x, *, y: x + y, in_axes=-1, out_axes=-1)
-    return fn(ramp(2, 4), y=ramp(2, 4))
-
-
 @deviation(theirs=[None, None], ours=raises(ValueError, "filter_grad"))
 def test_nothing_to_differentiate_is_an_error(eqx):
     """Equinox returns Nones; pytreemod says that no leaf is an inexact array."""
     return eqx.filter_grad(lambda t: jnp.float32(1.0))([jnp.int32(1), 2.0])
-
-
-@deviation(
-    theirs=raises(jax.errors.JaxRuntimeError, "TracerArrayConversionError"), ours=2 * ramp(2)
-)
-def test_a_callback_may_be_a_traced_module(eqx):
-    """Equinox sends the arguments' arrays to the host; pytreemod the callback's own, too."""
-
-    class OnHost(eqx.Module):
-        weight: jax.Array
-
-        def __call__(self, x):
-            return np.asarray(self.weight) + np.asarray(x)
-
-    @eqx.filter_jit
-    def fn(module, x):
-        return eqx.filter_pure_callback(module, x, result_shape_dtypes=x)
-
-    return fn(OnHost(ramp(2)), ramp(2))
 
 
 @deviation(theirs="traced", ours=raises(ValueError, "transform"))
@@ -647,20 +583,6 @@ def test_what_cannot_be_read_back_is_not_written(eqx):
     struct = jax.ShapeDtypeStruct((2,), jnp.float32)
     leaves = [jnp.ones(2, jnp.float8_e4m3fn), np.array([None]), struct]
     return [outcome(lambda x=x: in_file(eqx, [x]) is not None, RuntimeError) for x in leaves]
-
-
-@deviation(theirs=False, ours=True)
-def test_a_class_default_is_in_the_file(eqx):
-    """Where it is a leaf: Equinox drops a default that `__init__` does not set."""
-
-    class Scaled(eqx.Module):
-        weight: jax.Array
-        gain: float = 2.0
-
-        def __init__(self):
-            self.weight = ramp(2)
-
-    return in_file(eqx, Scaled()) == in_file(equinox, [ramp(2), 2.0])
 
 
 def test_files_have_no_counts_of_batches():

@@ -1,7 +1,5 @@
 """`error_if`, `branched_error_if`, `Enumeration`, and the counting of traces."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -97,9 +95,6 @@ def results(eqx):
     return Base, Derived
 
 
-FLAGS = jnp.array([True, False, True])
-
-
 @same_under_both_imports
 def test_messages_and_comparisons(eqx):
     """Items have messages, lengths count them, and items of one class can be compared."""
@@ -110,46 +105,6 @@ def test_messages_and_comparisons(eqx):
         [bool(base.success == base.success), bool(base.success == base.failure)],
         [bool(base.success != base.success), bool(base.success != base.failure)],
     )
-
-
-@same_under_both_imports
-def test_where_and_promote(eqx):
-    """Choosing and promoting, eagerly, under jit, vmap and scan."""
-    base, derived = results(eqx)
-
-    def choose(flag):
-        return derived.promote(base.where(flag, base.success, base.failure))
-
-    def step(carry, flag):
-        return derived.where(flag, carry, derived.late), carry == derived.late
-
-    last, seen = jax.lax.scan(step, derived.success, FLAGS)
-    mapped = jax.vmap(choose)(FLAGS)
-    return (
-        [derived[choose(flag)] for flag in FLAGS],
-        [derived[eqx.filter_jit(choose)(flag)] for flag in FLAGS],
-        derived[jax.jit(choose)(FLAGS[1])],
-        [mapped == derived.success, mapped != derived.failure],
-        [derived[last], seen],
-        derived[choose(True)],
-    )
-
-
-@same_under_both_imports
-def test_reprs_of_items(eqx):
-    """An item prints with its class and message, many with theirs, a traced one as such."""
-    base, _ = results(eqx)
-    mapped = jax.vmap(lambda flag: base.where(flag, base.success, base.failure))(FLAGS)
-    traced = []
-    jax.make_jaxpr(lambda f: traced.append(str(base.where(f, base.success, base.failure))))(True)
-
-    class Solution(eqx.Module):
-        result: Any
-        steps: int
-
-    trees = (Solution(base.success, 3), [base.failure])
-    inside = [eqx.tree_pformat(tree) for tree in trees]
-    return [str(item) for item in (base.success, base.failure, mapped)] + traced + inside
 
 
 @same_under_both_imports

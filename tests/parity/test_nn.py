@@ -142,14 +142,6 @@ def test_layers(eqx, case):
     return weights, layer(x), layer(x, key=key()), described(layer), configuration(layer)
 
 
-@pytest.mark.parametrize("name", ["StateIndex", "SpectralNorm", "WeightNorm"])
-@same_under_both_imports
-def test_generic_classes_can_be_subscripted(eqx, name):
-    """At run time too, as in an annotation that is evaluated, or a base class."""
-    kind = getattr(eqx.nn, name)
-    return kind[jax.Array].__origin__ is kind
-
-
 @same_under_both_imports
 def test_prelu(eqx):
     """One slope, or one for each entry of the last axis."""
@@ -366,24 +358,6 @@ def test_older_names_of_arguments(eqx):
 
 
 @same_under_both_imports
-def test_dropout(eqx):
-    """About p are dropped, and the others scaled up; the same key drops the same."""
-    layer, x = eqx.nn.Dropout(0.25), ramp(4000) + 2
-    y = layer(x, key=key())
-    kept = y != 0
-    dropped = 1 - float(jnp.mean(kept.astype(jnp.float32)))
-    facts = [
-        abs(dropped - 0.25) < 0.05,
-        bool(jnp.allclose(y[kept], x[kept] / 0.75)),
-        bool(jnp.array_equal(y, layer(x, key=key()))),
-        bool(jnp.array_equal(y, layer(x, key=key(1)))),
-        bool(jnp.array_equal(eqx.filter_jit(layer)(x, key=key()), y)),
-    ]
-    assert facts == [True, True, True, False, True]
-    return facts, layer.p, layer.inference
-
-
-@same_under_both_imports
 def test_dropout_that_drops_nothing_or_all(eqx):
     """p of 0 and 1, inference by constructor, by argument and by `inference_mode`."""
     x = ramp(3)
@@ -420,36 +394,6 @@ def test_embedding(eqx):
 
 
 @same_under_both_imports
-def test_sequential(eqx):
-    """Layers in order, as a sequence: length, index, slice, iteration, and keys for each."""
-    model = eqx.nn.Sequential(
-        [
-            eqx.nn.Linear(2, 4, key=key(0)),
-            eqx.nn.Lambda(jax.nn.relu),
-            eqx.nn.Dropout(0.0),
-            eqx.nn.Identity(),
-            eqx.nn.Linear(4, 3, key=key(1)),
-        ]
-    )
-    model = with_known_weights(model)
-    inner = eqx.nn.Sequential([model[:2], model[2:]])
-    return [
-        model(ramp(2)),
-        model(ramp(2), key=key()),
-        inner(ramp(2)),
-        len(model),
-        type(model[1]).__name__,
-        type(model[1:3]).__name__,
-        [type(layer).__name__ for layer in model],
-        type(model.layers).__name__,
-        array_paths(model),
-        array_paths(inner),
-        model[:2](ramp(2)),
-        eqx.nn.Sequential([])(ramp(2)),
-    ]
-
-
-@same_under_both_imports
 def test_sequential_hands_state_to_stateful_layers_only(eqx):
     """A `StatefulLayer` gets `(x, state)` and gives both back; the others see x alone."""
 
@@ -483,25 +427,6 @@ def test_sequential_hands_state_to_stateful_layers_only(eqx):
     )
 
 
-@same_under_both_imports
-def test_inference_mode_reaches_every_layer(eqx):
-    """Every attribute of that name is set, in custom layers too, and set back."""
-
-    class Own(eqx.Module):
-        weight: jax.Array
-        inference: bool = False
-        training: bool = True
-
-    model = {"a": [eqx.nn.Dropout(0.5), Own(ramp(2))], "b": eqx.nn.Sequential([eqx.nn.Dropout()])}
-    on = eqx.nn.inference_mode(model)
-    off = eqx.nn.inference_mode(on, value=False)
-    flags = [
-        (m["a"][0].inference, m["a"][1].inference, m["a"][1].training, m["b"][0].inference)
-        for m in (model, on, off)
-    ]
-    return flags, on["a"][1].weight, eqx.tree_inference(model, True)["a"][0].inference
-
-
 WEIGHT_NORM = {
     "rows": (),
     "by name": ("bias",),
@@ -520,31 +445,3 @@ def test_weight_norm(eqx, case):
     grads = eqx.filter_grad(lambda layer: jnp.sum(jnp.sin(layer(ramp(3)))))(layer)
     numbers = [leaf for leaf in jax.tree.leaves(grads) if eqx.is_array(leaf)]
     return layer(ramp(3)), layer(ramp(3), key=key()), numbers, described(layer, "weight_name axis")
-
-
-@same_under_both_imports
-def test_shared(eqx):
-    """One array for two paths; the source may be computed; a misfit is refused."""
-
-    def get(pair):
-        return pair[0].weight
-
-    def where(pair):
-        return pair[1].weight
-
-    pair = eqx.nn.Embedding(5, 3, key=key()), eqx.nn.Linear(3, 5, key=key())
-    shared = with_known_weights(eqx.nn.Shared(pair, where, get))
-    embedding, linear = shared()
-    grads = eqx.filter_grad(lambda s: sum(jnp.sum(jnp.sin(m.weight)) for m in s()))(shared)
-    turned = eqx.nn.Shared(
-        [linear, eqx.nn.Linear(5, 3, key=key())], where, lambda pair: jnp.transpose(pair[0].weight)
-    )
-    misfit = caught(lambda: eqx.nn.Shared(pair, where, lambda pair: pair[0].weight[0]))
-    return (
-        linear.weight is embedding.weight,
-        linear(embedding(jnp.array(2))),
-        get(grads.pytree),
-        turned()[1](ramp(5)),
-        array_paths(shared),
-        misfit is None,
-    )
