@@ -1,5 +1,7 @@
 """A tree as a flat dict, and back."""
 
+from collections import OrderedDict
+
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -11,13 +13,9 @@ from hypothesis import strategies as st
 import pytreemod as pm
 from pytreemod import from_named, named_leaves, nn
 from pytreemod.errors import StructureError
-from tests.goldens import refusals
 from tests.helpers.comparing import assert_identical
 from tests.helpers.laws import law, leaves, trees
 from tests.helpers.trees import affine, every_tree, ramp
-from tests.nn.catalogue import CATALOGUE
-
-every_layer = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
 
 
 def net():
@@ -52,7 +50,7 @@ odd_trees = st.recursive(
 )
 
 
-@settings(law, max_examples=150)
+@settings(law, max_examples=60)
 @given(trees | odd_trees, st.sampled_from([".", "/", "::"]))
 def test_there_and_back_of_any_tree(tree, sep):
     """The same, whatever its keys are made of: no two leaves have one name."""
@@ -70,14 +68,6 @@ def test_a_name_does_not_depend_on_what_else_there_is(one, two):
     beside = named_leaves({"a": one, "b": two})
 
     assert [*alone] == [name for name in beside if name == "a" or name.startswith("a.")]
-
-
-@every_layer
-def test_layers_and_their_states_there_and_back(entry):
-    """A layer beside its State: typed keys, running statistics, streams."""
-    pair = entry.build()
-
-    assert from_named(pair, named_leaves(pair)) == pair
 
 
 # ---- which names
@@ -111,46 +101,37 @@ def test_none_has_no_name():
 # ---- and back
 
 
-def test_what_is_wrong_is_told_in_one_table():
-    """Shapes, dtypes, missing names, with similar names, and unexpected ones."""
-    model = nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
-    named = named_leaves(model)
-    named["layers.0.wieght"] = named.pop("layers.0.weight")
-    named["layers.1.weight"] = named["layers.1.weight"].T
-    named["layers.1.bias"] = np.zeros(2, np.float64)
-    with pytest.raises(StructureError, match="by their names, got 4 that differ") as caught:
-        from_named(model, named)
-
-    assert str(caught.value) == (
-        "from_named(like, named): expected the leaves of like, by their names, got 4 that differ.\n"
-        "  at layers.1.weight: expected f32[2,4], got f32[4,2]\n"
-        "  at layers.1.bias: expected f32[2], got f64[2]\n"
-        "  at layers.0.weight: missing (is it 'layers.0.wieght'?)\n"
-        "  at layers.0.wieght: unexpected"
-    )
+@pytest.mark.parametrize(
+    ("named", "name"),
+    [
+        ({"weight": jnp.zeros((3, 2)), "bias": ramp(2)}, "weight"),
+        ({"weight": np.zeros((2, 3)), "bias": ramp(2)}, "weight"),
+        ({"weight": ramp(2, 3), "bias": 0.0}, "bias"),
+        ({"weight": ramp(2, 3)}, "bias"),
+        ({"weight": ramp(2, 3), "bias": ramp(2), "wieght": ramp(2)}, "wieght"),
+    ],
+    ids=["shape", "dtype", "class", "missing", "unexpected"],
+)
+def test_what_does_not_fit_is_refused_by_name(named, name):
+    """Nothing is cast, reshaped or broadcast, for an abstract tree as well."""
+    for like in (affine(), pm.filter_eval_shape(affine)):
+        with pytest.raises(StructureError, match=f"at {name}:"):
+            from_named(like, named)
 
 
 @pytest.mark.parametrize(
-    ("like", "leaf"),
-    [
-        (jnp.zeros(2), np.zeros(2, np.int32)),
-        (jnp.zeros(2), jnp.zeros((2, 1))),
-        (jnp.zeros(()), 0.0),
-        (0.0, jnp.zeros(())),
-        (0.0, 0),
-        (1, True),
-        ("a", 1),
-        (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
-        (jax.random.key(0), jax.random.key(0, impl="rbg")),
-        (jax.ShapeDtypeStruct((2,), jnp.float32), jnp.zeros(3)),
-    ],
-    ids=repr,
+    ("like", "leaf"), [(1, True), (jax.random.key(0), jax.random.key(0, impl="rbg"))], ids=str
 )
-def test_what_does_not_fit_is_refused(like, leaf):
-    """Nothing is cast, reshaped or broadcast, strict or not."""
-    for strict in (True, False):
-        with pytest.raises(StructureError, match="got 1 that differs"):
-            from_named([like], {"0": leaf}, strict=strict)
+def test_leaves_that_are_of_another_kind_are_refused_even_if_not_strict(like, leaf):
+    """A bool is no count, and the numbers of another generator are other keys."""
+    with pytest.raises(StructureError, match="at 0:"):
+        from_named([like], {"0": leaf}, strict=False)
+
+
+def test_two_keys_with_one_name_are_refused():
+    """The number 0 and the text "0" meet in one node only where nothing sorts the keys."""
+    with pytest.raises(StructureError, match=r"0: \['0'\]"):
+        named_leaves(OrderedDict([(0, 1), ("0", 2)]))
 
 
 def test_arrays_are_of_the_kind_that_they_were():
@@ -168,13 +149,6 @@ def test_arrays_are_of_the_kind_that_they_were():
     assert made["jax"].tolist() == made["numpy"].tolist() == [1, 1]
 
 
-def test_an_abstract_tree_will_do():
-    """Structs have shapes and dtypes for the checks."""
-    like = pm.filter_eval_shape(affine)
-
-    assert from_named(like, named_leaves(affine())) == affine()
-
-
 def test_names_go_through_compiled_code():
     """Names are not values: both ways work under a trace."""
     model = affine()
@@ -190,36 +164,6 @@ def test_some_leaves_may_be_given():
     assert made == affine().replace(bias=ramp(2))
 
 
-def test_long_tables_end():
-    """Of a file of another model one need not read all names."""
-    named = {f"layer{number}": 1 for number in range(100)}
-    with pytest.raises(StructureError, match="got 101 that differ") as caught:
-        from_named([1], named)
-
-    assert str(caught.value).endswith("  and 61 more")
-
-
-def test_a_name_that_is_further_in_is_near():
-    """A model in a file of a run: each leaf gets its own suggestion, not that of another layer."""
-    wanted = ["layers.0.bias", "layers.1.bias"]
-    given = [f"model.{name}" for name in wanted]
-
-    with pytest.raises(StructureError, match="got 4 that differ") as caught:
-        from_named({"layers": [{"bias": 1}, {"bias": 1}]}, dict.fromkeys(given, 1))
-
-    assert [line.strip() for line in str(caught.value).split("\n")[1:3]] == [
-        f"at {name}: missing (is it 'model.{name}'?)" for name in wanted
-    ]
-
-
-def test_every_missing_name_is_told():
-    """Also those without a suggestion."""
-    with pytest.raises(StructureError, match="got 40 that differ") as caught:
-        from_named([1] * 41, {"0": 1})
-
-    assert str(caught.value).count("missing") == 40
-
-
 def test_nodes_without_names_have_numbers():
     """Of a class that was registered without keys, the children are counted."""
 
@@ -230,6 +174,3 @@ def test_nodes_without_names_have_numbers():
     jtu.register_pytree_node(Plain, lambda node: (node.children, None), lambda _, c: Plain(*c))
 
     assert named_leaves({"a": Plain(1, [2])}) == {"a.0": 1, "a.1.0": 2}
-
-
-test_refusals = refusals(globals())
