@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import pytreemod as pm
-from tests.goldens import refusals
+from pytreemod.errors import ArgumentError, FieldError
 from tests.helpers.computing import Generated, Scaled, scaled
 from tests.helpers.equations import operations
 from tests.helpers.trees import Holder, ramp
@@ -120,48 +120,6 @@ def test_chains_are_computed_inside_out():
     assert "weight.array.factor" in pm.named_leaves(made)
 
 
-BINARY = [
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.matmul,
-    operator.truediv,
-    operator.floordiv,
-    operator.mod,
-    operator.pow,
-    operator.lt,
-    operator.le,
-    operator.gt,
-    operator.ge,
-]
-
-
-@pytest.mark.parametrize("apply", BINARY, ids=lambda f: f.__name__)
-def test_operators_take_one_that_is_in_a_list(apply):
-    """Where no attribute is read: on the left, on the right, on both sides."""
-    leaf, other = scaled(), ramp(2) + 1
-    value = leaf.value()
-
-    np.testing.assert_allclose(apply(leaf, other), apply(value, other))
-    np.testing.assert_allclose(apply(other, leaf), apply(other, value))
-    np.testing.assert_allclose(apply(leaf, leaf), apply(value, value))
-
-
-def test_operators_of_one():
-    """Signs, `abs` and indexing."""
-    leaf = scaled()
-
-    np.testing.assert_allclose(-leaf, [-3, -6])
-    np.testing.assert_allclose(+leaf, [3, 6])
-    np.testing.assert_allclose(abs(leaf), [3, 6])
-    np.testing.assert_allclose(leaf[1], 6)
-
-
-def test_a_number_on_the_left():
-    """Python asks the leaf, because a number does not know it."""
-    np.testing.assert_allclose(2.0 - scaled(), [-1, -4])
-
-
 def test_computed_is_the_functions_value():
     """Of arrays, of Modules, of a Module that computes."""
     made = linear_with(pm.computed(jnp.multiply, ramp(2, 3), jnp.asarray(2.0)))
@@ -240,4 +198,37 @@ def test_a_leaf_of_shapes_alone_reads_as_its_shape(make):
     assert isinstance(found, jax.ShapeDtypeStruct)
 
 
-test_refusals = refusals(globals())
+BINARY = [
+    *(operator.add, operator.sub, operator.mul, operator.matmul, operator.truediv),
+    *(operator.floordiv, operator.mod, operator.pow),
+    *(operator.lt, operator.le, operator.gt, operator.ge),
+]
+
+
+def test_operators_take_one_that_is_in_a_list():
+    """Where no attribute is read: on the left, on the right, on both sides, and of one."""
+    leaf, other = scaled(), ramp(2) + 1
+    value = leaf.value()
+    for apply in BINARY:
+        np.testing.assert_allclose(apply(leaf, other), apply(value, other))
+        np.testing.assert_allclose(apply(other, leaf), apply(other, value))
+        np.testing.assert_allclose(apply(leaf, leaf), apply(value, value))
+
+    np.testing.assert_allclose(-leaf, [-3, -6])
+    np.testing.assert_allclose(+leaf, [3, 6])
+    np.testing.assert_allclose(abs(leaf), [3, 6])
+    np.testing.assert_allclose(leaf[1], 6)
+    # Python asks the leaf, because a number does not know it.
+    np.testing.assert_allclose(2.0 - leaf, [-1, -4])
+
+
+def test_what_computes_nothing_is_refused():
+    """An array as the function; a class without `value`."""
+
+    class Nothing(pm.Computed):
+        array: jax.Array
+
+    with pytest.raises(ArgumentError, match=r"f32\[2\]"):
+        pm.computed(ramp(2), ramp(2))
+    with pytest.raises(FieldError, match="Nothing"):
+        Nothing(ramp(2))

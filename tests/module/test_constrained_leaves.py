@@ -14,9 +14,6 @@ from jax import lax
 
 import pytreemod as pm
 from pytreemod.errors import FileError, ShapeError
-from pytreemod.module.constrained_leaves import Constrained
-from pytreemod.module.reading import made_of
-from pytreemod.typing import class_of
 from tests.helpers.laws import law
 
 positive, simplex = pm.constraints.positive, pm.constraints.simplex
@@ -52,7 +49,6 @@ def test_the_tree_has_what_is_trained():
     assert pm.select.path("scale").mask(model) == [True, False, False, False]
     assert pm.select.type(pm.Computed).mask(model) == [True, True, True, False]
     assert isinstance(model, Kernel)
-    assert class_of(Kernel.__record__) is class_of(model.__record__)
 
 
 @law
@@ -118,7 +114,7 @@ def test_transforms_carry_it():
     assert found.tolist() == pytest.approx(expected)
     assert pm.unstack(models)[2].scale == pytest.approx(4.0)
     assert pm.stack([kernel(s) for s in scales]) == models
-    with pytest.raises(ShapeError, match=r"Kernel.scale: .* computed from arrays of the shapes"):
+    with pytest.raises(ShapeError, match=r"Kernel\.scale"):
         models.scale
 
 
@@ -147,56 +143,6 @@ def test_one_program_serves_all_values():
     for scale in (1.0, 2.0, 3.0):
         read(kernel(jnp.float32(scale)))
     assert traces == [1]
-
-
-def test_building_never_traces_the_map(monkeypatch):
-    """Its shape is known by rule: a construction would take a thousand times as long."""
-
-    def refuse(*_, **__):
-        raise AssertionError("traced")
-
-    monkeypatch.setattr(jax, "eval_shape", refuse)
-    model = kernel()
-    assert model.replace(scale=3.0).shares.shape == (3,)
-    again = Constrained(jnp.zeros(2), simplex)
-    assert made_of(again) == made_of(model.__stored__["shares"])
-
-
-# ---- text
-
-
-def test_text_names_the_constraint():
-    """With the shape of the value; with numbers, both the value and the parameter."""
-    model = kernel()
-
-    assert repr(model) == (
-        "Kernel(\n  scale=positive(weak_f32[]), noise=interval(0.0, 0.5)(f32[]),"
-        " shares=simplex(f32[3]), plain=f32[]\n)"
-    )
-    text = pm.tree_pformat(Constrained(jnp.zeros(1), simplex), short_arrays=False)
-    numbers = "Array([0.5, 0.5], dtype=float32), unconstrained=Array([0.], dtype=float32)"
-    assert text == f"simplex(\n  {numbers}\n)"
-
-
-def test_text_of_what_is_no_model():
-    """Gradients, masks, shapes, models as one, in a function that is traced."""
-    node = kernel().__stored__["scale"]
-
-    assert repr(jax.tree.map(lambda _: None, node)) == "positive(unconstrained=None)"
-    assert repr(jax.tree.map(lambda _: True, node)) == "positive(unconstrained=True)"
-    many = pm.filter_vmap(kernel)(jnp.ones(2))
-    assert "scale=positive(f32[2])" in repr(many)
-    text = pm.tree_pformat(many, short_arrays=False)
-    assert "scale=positive(unconstrained=Array([0., 0.]" in text
-    seen = []
-    jax.jit(lambda m: seen.append((repr(m), pm.tree_pformat(m, short_arrays=False))))(node)
-    assert seen[0][0] == "positive(weak_f32[])"
-    assert "unconstrained=" in seen[0][1]
-    tanh = pm.constraints.bijection(jnp.tanh, jnp.arctanh)
-    assert repr(Constrained(jnp.zeros(2), tanh)) == "bijection(tanh, arctanh)(f32[2])"
-
-
-# ---- files
 
 
 def test_files_have_what_is_trained(tmp_path):
@@ -248,3 +194,18 @@ def test_values_in_the_clear_in_a_file(tmp_path):
     assert list(pm.named_leaves(again)) == ["value.unconstrained", "other.unconstrained"]
     with pytest.raises(FileError, match=r"0\.0"):
         pm.load(bad, like)
+
+
+def test_text_names_the_constraint():
+    """With the shape of the value; of gradients, masks and several models, too."""
+    model = kernel()
+
+    assert repr(model) == (
+        "Kernel(\n  scale=positive(weak_f32[]), noise=interval(0.0, 0.5)(f32[]),"
+        " shares=simplex(f32[3]), plain=f32[]\n)"
+    )
+    text = pm.tree_pformat(model, short_arrays=False)
+    assert "Array(2., " in text
+    assert "unconstrained=Array(0.69" in text
+    assert "scale=positive(unconstrained=True)" in repr(jax.tree.map(lambda _: True, model))
+    assert "scale=positive(f32[2])" in repr(pm.filter_vmap(kernel)(jnp.ones(2)))

@@ -7,14 +7,12 @@ from typing import Any
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import given
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.module.flattening import note_of
-from pytreemod.module.schema import ROLES
 from pytreemod.tree.nodes import locations
-from tests.goldens import refusals
 from tests.helpers.laws import law, trees
 from tests.helpers.trees import Boxed, Buffered, affine, double, ramp
 
@@ -200,19 +198,6 @@ def test_a_stack_has_roles_for_all_its_layers():
     assert stack(jnp.ones(3)).shape == (3,)
 
 
-def test_what_is_not_picked_is_the_very_same():
-    """Only the nodes between the root and the leaves are made anew."""
-    model = mlp()
-
-    new = pm.with_role(model, "layers.0.bias", "buffer")
-
-    assert new.layers[1] is model.layers[1]
-    assert new != model
-    assert note_of(model.layers[0], ROLES) == ()
-    assert dir(new.layers[0]) == dir(model.layers[0])
-    assert repr(new).replace(" (buffer)", "") == repr(model)
-
-
 def test_other_roles_are_other_programs():
     """A compiled function is traced anew, once."""
     traces = []
@@ -243,18 +228,6 @@ def test_modules_are_chosen_by_the_roles_of_their_places():
     assert list(seen) == ["content"]
 
 
-# ---- refusals
-
-
-def test_leaves_that_no_module_holds_are_refused():
-    """No Module could store their role."""
-    assert roles(pm.with_role({"a": ramp(1), "b": affine()}, "b", "buffer")) == [
-        "param",
-        "buffer",
-        "buffer",
-    ]
-
-
 @jax.tree_util.register_pytree_with_keys_class
 class Alike:
     """A node whose children have keys that read the same."""
@@ -271,13 +244,6 @@ class Alike:
     def tree_unflatten(cls, _: None, children: Any) -> Any:
         """Back."""
         return cls(*children)
-
-
-def test_leaves_that_cannot_be_told_apart_are_refused():
-    """One would get the role of the other."""
-    box = Boxed(Alike(ramp(1), ramp(2)))
-
-    assert roles(pm.with_role(box, ..., "buffer")) == ["buffer", "buffer"]
 
 
 # ---- files
@@ -307,4 +273,40 @@ def test_a_model_that_is_frozen_loads_what_was_not(tmp_path):
     assert pm.load(path, frozen) == frozen
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (lambda: pm.with_role(affine(), "wieght", "buffer"), "wieght.*weight"),
+        (lambda: pm.with_role(affine(), nn.Linear, "buffer"), "Linear"),
+        # There is nothing that could keep their role.
+        (lambda: pm.with_role({"a": ramp(1), "b": affine()}, ..., "buffer"), r"\['a'\]"),
+        # As roles of their own they would train what was to be frozen.
+        (lambda: pm.with_role(affine(), ..., "frozen"), "frozen"),
+        (lambda: pm.with_role(affine(), ..., "Non-trainable"), "Non-trainable"),
+        (lambda: pm.with_role(affine(), ..., True), "True"),
+        (lambda: pm.with_role(affine(), ..., ""), "role"),
+        # One would get the role of the other.
+        (
+            lambda: pm.with_role(
+                Boxed(Alike(ramp(1), ramp(2))),
+                pm.select.at(lambda b: b.content.children[0]),
+                "buffer",
+            ),
+            r"content\['a'\]",
+        ),
+    ],
+)
+def test_roles_that_would_be_lost_or_mean_another_are_refused(use, text):
+    """A selector that picks nothing, leaves of no Module, words for the two roles."""
+    with pytest.raises(pm.PytreemodError, match=f"(?s){text}"):
+        use()
+
+
+def test_what_is_not_picked_is_the_very_same():
+    """Only the nodes between the root and the leaves are made anew."""
+    model = mlp()
+    new = pm.with_role(model, "layers.0.bias", "buffer")
+
+    assert new.layers[1] is model.layers[1]
+    assert new != model
+    assert repr(new).replace(" (buffer)", "") == repr(model)
