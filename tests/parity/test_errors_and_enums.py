@@ -1,4 +1,4 @@
-"""`error_if`, `branched_error_if`, `Enumeration`, and the counting of traces."""
+"""`error_if`, `branched_error_if` and `Enumeration`."""
 
 import jax
 import jax.numpy as jnp
@@ -124,11 +124,3 @@ def test_errors_of_items(eqx):
 
 
 # ---- counting traces
-
-
-@same_under_both_imports
-def test_traces_are_counted(eqx):
-    """get_num_traces finds the count below the transforms."""
-    f = eqx.filter_jit(eqx.debug.assert_max_traces(lambda x: x + 1, max_traces=None))
-    values = [f(ramp(n)) for n in (2, 2, 3)]
-    return values, eqx.debug.get_num_traces(f)
