@@ -137,18 +137,6 @@ def test_the_shape_is_known_without_tracing(constraint, shape):
         assert jax.eval_shape(constraint.forward, inside) == value
 
 
-@pytest.mark.parametrize(("constraint", "shape"), WITH_AXES, ids=str)
-@pytest.mark.sampled
-def test_a_batch_is_many(constraint, shape):
-    """Axes before those that are meant are mapped over."""
-    forward, inverse = compiled(constraint)
-    u = free(constraint, (2, *shape), 0)
-    x = forward(u)
-
-    np.testing.assert_allclose(x[1], forward(u[1]), atol=1e-6)
-    np.testing.assert_allclose(inverse(x)[1], inverse(x[1]), atol=1e-5)
-
-
 # ---- against closed formulas
 
 

@@ -5,10 +5,11 @@ import functools as ft
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.goldens import refusals
+from pytreemod.errors import ArgumentError, ShapeError
 from tests.helpers.comparing import assert_same
 
 KEY = jax.random.key(0)
@@ -130,7 +131,27 @@ def test_in_an_ensemble_the_function_gets_the_array_of_one_member():
 
 
 NORM = nn.LayerNorm(3)
-MAPPED = pm.map_parameters(jnp.exp, NORM, "weight")
+REFUSED = {
+    "integers": (
+        lambda: pm.map_parameters(jnp.exp, {"n": jnp.arange(3), "x": jnp.ones(2)}, ...),
+        ArgumentError,
+        "n",
+    ),
+    "a computed leaf": (
+        lambda: pm.map_parameters(jnp.exp, pm.map_parameters(jnp.exp, NORM, "weight"), ...),
+        ArgumentError,
+        "weight",
+    ),
+    "an inverse that is none": (
+        lambda: pm.map_parameters(lambda x: x[None], NORM, "weight", lambda x: x),
+        ShapeError,
+        r"f32\[1,3\]",
+    ),
+}
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(("call", "error", "match"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_mapped_is_refused(call, error, match):
+    """With the path, or the shape."""
+    with pytest.raises(error, match=match):
+        call()

@@ -1,7 +1,6 @@
 """The optimizer on a mesh of explicit axes: equal to one device."""
 
 import jax
-import jax.numpy as jnp
 import optax
 import pytest
 
@@ -98,25 +97,3 @@ def test_outside_of_jit():
     expected, _ = plain.update({"first": MODEL["first"]}, gradients({"first": MODEL["first"]}))
     assert_close(new, expected, atol=1e-5)
     assert all_lie(after) == all_lie(opt)
-
-
-def test_gradients_that_lie_otherwise():
-    """The model keeps its layout, whatever that of its gradients."""
-    model, grads = at(MODEL["first"].weight, "data"), at(jnp.ones((4, 4)), None, "data")
-    opt = pm.Optimizer(optax.sgd(0.1, momentum=0.9)).init({"w": model})
-    new, after = opt.update({"w": model}, {"w": at(grads, "data")})
-
-    assert all_lie(new) == [("data",)]
-    assert all_lie(after) == all_lie(opt)
-
-
-def test_an_error_of_the_transformation_is_its_own():
-    """An error without relation to the mesh is reported unchanged."""
-
-    def fail(*args, **kwargs):
-        raise ZeroDivisionError("mine")
-
-    rule = optax.GradientTransformation(lambda params: None, fail)
-    model = at(jnp.ones((4, 4)), "data")
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        pm.Optimizer(rule).init(model).update(model, model)
