@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytreemod.nn.calling import is_stateful
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import assert_close
 
@@ -26,10 +25,16 @@ def as_parameters(entries):
 every_layer = pytest.mark.parametrize("entry", as_parameters(CATALOGUE))
 
 
-STATELESS = [entry for entry in CATALOGUE if not is_stateful(entry.build()[0])]
-
-
 BATCHED = [entry for entry in CATALOGUE if entry.batches]
+STATEFUL = [entry for entry in CATALOGUE if jax.tree.leaves(entry.build()[1])]
+# A Module between the layers of an MLP is the tests' own, and multiplies as anyone would.
+WEIGHTED = [
+    entry
+    for entry in CATALOGUE
+    if entry not in STATEFUL
+    and jax.tree.leaves(entry.build()[0])
+    and "with a Module between" not in entry.name
+]
 
 
 def assert_trees_close(found, expected):
@@ -47,14 +52,6 @@ def as_numbers(leaf):
 def has_weights(layer):
     """Whether there is anything to train."""
     return bool(jax.tree.leaves(layer))
-
-
-@every_layer
-def test_leaves_are_arrays_only(entry):
-    """No number, flag or function is a leaf: sizes and activations are configuration."""
-    layer, state = entry.build()
-
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((layer, state)))
 
 
 @every_layer
@@ -96,52 +93,7 @@ def test_gradient_is_a_layer_that_points_downhill(entry):
         assert loss(stepped) < loss(layer)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("entry", as_parameters(STATELESS))
-def test_vmap_over_layers_is_a_stack_of_calls(entry):
-    """jax.vmap of constructor and call equals a loop over layers."""
-    keys = jax.random.split(jax.random.key(0), 2)
-
-    @jax.jit
-    def both(x):
-        layers = jax.vmap(entry.make)(keys)
-        stacked = jax.vmap(lambda layer: layer(x, key=keys[0]), axis_size=2)(layers)
-        return stacked, jnp.stack([entry.make(keys[i])(x, key=keys[0]) for i in range(2)])
-
-    assert_close(*both(jnp.asarray(entry.x)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["mapped", "as a batch"])
-@pytest.mark.parametrize("entry", STATELESS, ids=lambda entry: entry.name)
-def test_gradients_of_many_examples_are_added_up_in_single_precision(entry, way):
-    """In bfloat16, 256 + 1 is 256: the gradients of later examples would be lost in a bias."""
-    layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), entry.build()[0])
-    if not has_weights(layer) or (way == "as a batch" and not entry.batches):
-        return
-    if "with a Module between" in entry.name:
-        return  # Which is the tests' own, and multiplies as anyone would.
-    x = jnp.broadcast_to(jnp.asarray(entry.x), (40, 50, *jnp.shape(entry.x)))
-    x = x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-    def gradient(dtype):
-        def loss(layer):
-            call = ft.partial(layer, key=jax.random.key(0))
-            out = (jax.vmap(jax.vmap(call)) if way == "mapped" else call)(given)
-            return jnp.sum(out, dtype=jnp.float32)
-
-        given = x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        return jax.jit(jax.grad(loss))(jax.tree.map(lambda leaf: leaf.astype(dtype), layer))
-
-    def assert_same(found, expected):
-        assert found.dtype == jnp.bfloat16
-        assert_close(found.astype("f4"), expected, rtol=0.05, atol=0.02 * np.max(np.abs(expected)))
-
-    jax.tree.map(assert_same, gradient(jnp.bfloat16), gradient(jnp.float32))
-
-
-@every_layer
-@pytest.mark.sampled
+@pytest.mark.parametrize("entry", as_parameters(STATEFUL))
 def test_scan_carries_a_layer(entry):
     """lax.scan with (layer, state) as carry equals a loop in Python."""
 
@@ -162,23 +114,11 @@ def test_scan_carries_a_layer(entry):
 
 
 @every_layer
-@pytest.mark.sampled
-def test_optax_takes_a_layer(entry):
-    """optax.adam(1e-3).init(layer) works, and its updates apply to the layer."""
-    optax = pytest.importorskip("optax", reason="optimizers come from optax")
-    layer, _ = entry.build()
-    optimizer = optax.adam(1e-3)
+def test_leaves_are_arrays_only(entry):
+    """No number, flag or function is a leaf: sizes and activations are configuration."""
+    layer, state = entry.build()
 
-    @jax.jit
-    def step(layer):
-        opt_state = optimizer.init(layer)
-        updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, layer), opt_state, layer)
-        return optax.apply_updates(layer, updates)
-
-    with jax.numpy_dtype_promotion("standard"):  # optax itself divides floats by its step count
-        stepped = step(layer)
-
-    assert_trees_close(stepped, jax.tree.map(lambda leaf: leaf - 1e-3, layer))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((layer, state)))
 
 
 def mapped_over(layer, batch):
@@ -188,29 +128,64 @@ def mapped_over(layer, batch):
     return layer
 
 
-every_batched_layer = pytest.mark.parametrize("entry", as_parameters(BATCHED))
-
-
-@every_batched_layer
-@pytest.mark.sampled
+@pytest.mark.parametrize("entry", as_parameters(BATCHED))
 def test_leading_axes_are_batch_axes(entry):
-    """layer(batch) == vmap(layer)(batch), for three leading axes at once."""
+    """layer(batch) == vmap(layer)(batch), for three leading axes at once, and for no examples."""
     layer, _ = entry.build()
     x = jnp.broadcast_to(jnp.asarray(entry.x), (2, 1, 3, *jnp.shape(entry.x)))
     if jnp.issubdtype(x.dtype, jnp.inexact):
         x = x + 0.1 * jnp.arange(x.size, dtype=x.dtype).reshape(x.shape)
+    none = jax.ShapeDtypeStruct((0, 2, *jnp.shape(entry.x)), entry.x.dtype)
 
     out, expected = jax.jit(lambda x: (layer(x), mapped_over(layer, "abc")(x)))(x)
 
     assert_close(out, expected)
+    shape = jax.eval_shape(jax.vmap(mapped_over(layer, "b"), axis_size=0), none)
+    assert jax.eval_shape(layer, none) == shape
 
 
-@every_batched_layer
-def test_a_batch_may_be_empty(entry):
-    """No examples give no outputs, of the shape that vmap says."""
-    layer, _ = entry.build()
-    x = jax.ShapeDtypeStruct((0, 2, *jnp.shape(entry.x)), entry.x.dtype)
+def halved(tree):
+    """Its floats in bfloat16."""
+    is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if is_float(leaf) else leaf, tree)
 
-    expected = jax.eval_shape(jax.vmap(mapped_over(layer, "b"), axis_size=0), x)
 
-    assert jax.eval_shape(layer, x) == expected
+def widened(tree):
+    """The same numbers in float32."""
+    is_half = lambda leaf: leaf.dtype == jnp.bfloat16  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if is_half(leaf) else leaf, tree)
+
+
+def assert_near(found, expected):
+    """A bfloat16 and a float32, but for the rounding of the former."""
+    assert found.dtype == jnp.bfloat16
+    scale = np.max(np.abs(expected), initial=0.0)
+    assert_close(found.astype("f4"), expected, rtol=0.05, atol=0.02 * scale)
+
+
+@pytest.mark.parametrize("entry", as_parameters(WEIGHTED))
+def test_half_precision_gives_half_precision(entry):
+    """Of weights and input in bfloat16, as near to float32 as its digits allow."""
+    layer, x = halved(entry.build()[0]), halved(jnp.asarray(entry.x))
+    call = jax.jit(lambda layer, x: layer(x, key=jax.random.key(0)))
+
+    assert_near(call(layer, x), call(widened(layer), widened(x)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", WEIGHTED, ids=lambda entry: entry.name)
+def test_gradients_of_many_examples_are_added_up_in_single_precision(entry):
+    """In bfloat16, 256 + 1 is 256: the gradients of later examples would be lost in a bias."""
+    layer = halved(entry.build()[0])
+    x = halved(jnp.broadcast_to(jnp.asarray(entry.x), (40, 50, *jnp.shape(entry.x))))
+
+    @jax.jit
+    def gradient(layer, x):
+        def loss(layer):
+            call = ft.partial(layer, key=jax.random.key(0))
+            called = call if entry.batches else mapped_over(call, "ab")
+            return jnp.sum(called(x), dtype=jnp.float32)
+
+        return jax.grad(loss)(layer)
+
+    jax.tree.map(assert_near, gradient(layer, x), gradient(widened(layer), widened(x)))
