@@ -1,13 +1,11 @@
 """filter, partition and combine."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
 from pytreemod.errors import SpecError
-from tests.helpers.comparing import assert_identical
-from tests.helpers.trees import Affine, Pair, Static, affine
+from tests.helpers.trees import Affine, Pair
 
 
 def test_filter_keeps_replaces_and_inverts():
@@ -36,14 +34,6 @@ def test_is_leaf_stops_the_descent():
     ]
 
 
-def test_configuration_is_in_both_halves():
-    """Static fields are structure: each half has them, and combine gets them back."""
-    first, second = pm.partition(Static(1.0, 3, "mode"), False)
-
-    assert (first, second) == (Static(None, 3, "mode"), Static(1.0, 3, "mode"))
-    assert pm.combine(first, second) == Static(1.0, 3, "mode")
-
-
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -59,30 +49,10 @@ def test_prefix_trees_of_specs(spec, expected):
     assert pm.partition([(1, 2), 3], spec) == expected
 
 
-def test_a_module_of_specs_is_a_prefix():
-    """A Module with specs instead of data selects field by field."""
-    tree = [affine(), affine()]
-    prefix = [Affine(True, False), False]
-
-    picked, _ = pm.partition(tree, prefix)
-    assert picked[0].weight is tree[0].weight
-    assert picked[0].bias is None
-    assert jax.tree.leaves(picked[1]) == []
-
-
 def test_combine_takes_the_first_that_is_not_none():
     """At each path the first leaf that is not None; if all are None, None."""
     assert pm.combine([None, 1, None], [2, 3, None], [4, None, None]) == [2, 1, None]
     assert pm.combine(Pair(None, 0)) == Pair(None, 0)
-
-
-def test_nothing_given_is_changed():
-    """Neither the tree nor its containers are changed."""
-    tree = {"a": [1, affine()], "b": None}
-    before = {"a": list(tree["a"]), "b": None}
-    pm.combine(*pm.partition(tree, pm.is_array))
-
-    assert_identical(tree, before)
 
 
 @pytest.mark.parametrize("spec", [[1, True], ["no path", True], [jnp.ones(2), True], [True]])

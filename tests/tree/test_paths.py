@@ -8,24 +8,7 @@ from hypothesis import strategies as st
 import pytreemod as pm
 from pytreemod.errors import SpecError
 from tests.helpers.laws import law
-from tests.helpers.trees import Affine, Pair, Registered
-
-
-@pytest.mark.parametrize(
-    ("tree", "path"),
-    [
-        ({"b": 1, "a c": [2, "no"]}, r"at \['a c'\]\[1\]"),
-        ({1: "no"}, r"at \[1\]"),
-        ([Affine(1, [2, "no"])], r"at \[0\]\.bias\[1\]"),
-        (Pair(1, "no"), r"at second"),
-        ([Registered("no", "")], r"at \[0\]\.value"),
-        ("no", r"at <root>"),
-    ],
-)
-def test_a_path_reads_as_the_access(tree, path):
-    """A path in an error is written as the reader would write the access."""
-    with pytest.raises(SpecError, match=path):
-        pm.by({int: 0})(tree)
+from tests.helpers.trees import Affine
 
 
 def leaves_of(text):

@@ -1,8 +1,6 @@
 """`by`, and prefix trees in general."""
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -79,16 +77,6 @@ def test_entries_that_may_be_idle(rules):
     assert pm.by(rules)(TREE)["b"] in (0, 1, 2)
 
 
-def test_an_entry_need_not_decide_in_each_of_several_trees():
-    """One rule for several arguments: all of them together are what it is for."""
-    rule = pm.by({Affine: None, "weight": 0, ...: None})
-    found = pm.filter_vmap(lambda a, b: b["weight"] + a.bias, in_axes=rule)(
-        affine(), {"weight": jnp.ones((3, 2))}
-    )
-
-    assert found.shape == (3, 2)
-
-
 def test_rules_are_values():
     """Equal rules are equal, have equal hashes, and print as they were written."""
     first, second = (pm.by({"a.*": 0, Affine: None, ...: 1}) for _ in range(2))
@@ -105,15 +93,6 @@ def test_by_anywhere_inside_a_prefix():
 
     picked, _ = pm.partition(TREE, prefix)
     assert jax.tree.leaves(picked) == [3, 6]
-
-
-def test_by_in_vmap_axes():
-    """The same rules give axes: one language for every transform."""
-    tree = {"x": jnp.arange(6.0).reshape(2, 3), "shift": jnp.asarray(1.0), "net": affine()}
-    axes = pm.by({"x": 1, pm.is_array: None})
-    found = pm.filter_vmap(lambda t: jnp.sum(t["x"]) + t["shift"], in_axes=(axes,))(tree)
-
-    np.testing.assert_array_equal(found, [4.0, 6.0, 8.0])
 
 
 def test_a_module_as_prefix_may_have_been_built_without_its_init():

@@ -6,7 +6,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.helpers.trees import OwnInit
 
 treescope = pytest.importorskip("treescope", reason="an optional display, which Flax installs")
 # treescope reads every attribute of NumPy, and NumPy deprecates some of them.
@@ -40,13 +39,6 @@ def line_of(tree, start):
     return line
 
 
-def test_fields_by_name():
-    lines = lines_of(OwnInit(2))
-    assert lines[0] == "OwnInit("
-    assert [line.split("=")[0].strip() for line in lines[1:-1]] == ["weight", "bias", "size"]
-    assert "OwnInit" in treescope.render_to_html(OwnInit(2), compressed=False)
-
-
 def test_fields_roles_ties_and_computed_leaves():
     model, _ = nn.make_with_state(Net)(KEY)
     model = pm.tie(model, "second.weight", to="first.weight")
@@ -63,11 +55,6 @@ def test_fields_roles_ties_and_computed_leaves():
     assert all(text in html for text in ("tied to first.weight", "# buffer", "LowRank"))
 
 
-def test_precision_is_a_note():
-    mixed = pm.with_precision(nn.Linear(2, 2, key=KEY), "bfloat16")
-    assert lines_of(mixed)[0] == "Linear(  # in bfloat16"
-
-
 def test_tokens_and_their_state():
     model, state = nn.make_with_state(Net)(KEY)
     assert "state_index=StateIndex(marker='norm.state_index'" in line_of(model, "norm=")
@@ -78,13 +65,3 @@ def test_tokens_and_their_state():
     assert any(line.startswith("  drop.stream=Stream(") for line in shown)
     state.set(model.norm.state_index, state.get(model.norm.state_index))
     assert lines_of(state) == ["State(<used up by set(norm.state_index)>)"]
-
-
-def test_a_class_may_show_itself():
-    class Own(pm.Module):
-        size: int
-
-        def __treescope_repr__(self, path, subtree_renderer):
-            return treescope.rendering_parts.text(f"<{self.size} of mine>")
-
-    assert lines_of([Own(3)]) == ["[<3 of mine>]"]

@@ -35,16 +35,13 @@ def picked(selector):
         (select.path("blocks"), "b0w b0b b0c b1w b1b"),
         (select.path("blocks.*.bias"), "b0b b0c b1b"),
         (select.path("blocks[0].bias[1]"), "b0c"),
-        (select.path("blocks.0.bias.1"), "b0c"),
         (select.path("blocks/0/bias/1"), "b0c"),
         (select.path("**.weight"), "b0w b1w w iw"),
-        (select.path("**/weight"), "b0w b1w w iw"),
         (select.path("head.*"), "w mean low iw im il"),
         (select.path("**.inner.m*"), "im"),
         (select.path("pair.first"), "x"),
         (select.type(Affine), "b0w b0b b0c b1w b1b"),
         (select.type(list), "b0w b0b b0c b1w b1b"),
-        (select.type(Pair), "x y"),
         (select.type(float), "x"),
         (select.type(float, Buffered), "w mean low iw im il x"),
         (select.type(), ""),
@@ -52,7 +49,6 @@ def picked(selector):
         (select.role("lora"), "low iw il"),
         (select.role("param"), "b0w b0b b0c b1w b1b w x y"),
         (select.role("lora", "buffer"), "mean low iw im il"),
-        (select.role("nobody's"), ""),
         (select.at(lambda m: m["head"].inner), "iw im il"),
         (select.at(lambda m: [m["blocks"][1], m["pair"].second]), "b1w b1b y"),
         (select.at(lambda m: [b.bias for b in m["blocks"]]), "b0b b0c b1b"),
@@ -108,15 +104,6 @@ def test_a_key_with_a_slash_is_quoted():
 def test_repr_is_how_it_was_written(selector, text):
     """A selector prints as the reader would write it, for errors quote it."""
     assert repr(selector) == text
-
-
-def test_selectors_are_values():
-    """Equal selectors are equal and have equal hashes, so that caches of transforms find them."""
-    first, second = (select.path("a") & ~select.role("b") | Affine for _ in range(2))
-
-    assert first == second
-    assert hash(first) == hash(second)
-    assert first != select.path("a") & ~select.role("c") | Affine
 
 
 def test_role_of_the_innermost_field_wins():

@@ -19,7 +19,6 @@ from tests.helpers.trees import (
     Defaults,
     Holder,
     OwnGetattr,
-    OwnGetattribute,
     OwnInit,
     Pair,
     Registered,
@@ -84,26 +83,19 @@ class Middle(pm.Module):
         (lambda t: t["layers"], everything),
         (lambda t: t["layers"][-1].act.bias, everything),
         (lambda t: t["layers"][1].size, everything),
-        (lambda t: t["layers"][2].name, everything),
         (lambda t: t["pair"].second[1], everything),
         (lambda t: t["ordered"]["a"][0], everything),
-        (lambda t: t["registered"].value[0], everything),
         (lambda t: t["nothing"], everything),
         (lambda t: [x.weight for x in t["layers"]], everything),
-        (lambda t: (t["pair"], t["nothing"]), everything),
         (lambda t: [*t["layers"][:2], t["pair"].first], everything),
         (lambda t: t["layers"][1].bias if t["layers"][1].size == 2 else t, everything),
         (lambda m: m.middle(), lambda: Middle([1, affine(), 3])),
         (lambda m: m.last, lambda: Middle([1, affine(), 3])),
-        (lambda m: m[0], lambda: Middle([1, affine(), 3])),
         (lambda m: list(m) if isinstance(m, Middle) else m, lambda: Middle([1, affine(), 3])),
         (lambda m: m.weight, lambda: OwnGetattr(ramp(2))),
-        (lambda m: m.weight if m.magic == 42 else m, lambda: OwnGetattr(ramp(2))),
-        (lambda m: m.weight, lambda: OwnGetattribute(ramp(2))),
         (lambda m: m.weight, lambda: WithProperty(ramp(2))),
         (lambda m: m.fn.weight, lambda: Wrapping(affine())),
         (lambda m: m.content.__self__.bias, lambda: Holder(affine().scaled)),
-        (lambda m: m.content.__wrapped__.bias, lambda: Holder(pm.filter_jit(affine()))),
         (lambda m: m.items[len(m.items) - 1], lambda: Containers([1, 2], {}, (5, double))),
         (lambda m: [m.pair[i] for i, _ in enumerate(m.pair)], lambda: Containers([], {}, (5, 6))),
     ],
@@ -111,15 +103,6 @@ class Middle(pm.Module):
 def test_accesses_of_every_kind(where, make):
     """Attributes, items, slices, loops, configuration, methods and properties; wrappers, too."""
     assert_names_its_nodes(where, make())
-
-
-def test_a_choice_by_class():
-    """`isinstance` sees the classes of the nodes."""
-    changed = pm.tree_at(
-        lambda t: [x for x in t["layers"] if isinstance(x, OwnInit)], everything(), [NEW]
-    )
-
-    assert [layer is NEW for layer in changed["layers"]] == [False, True, False]
 
 
 def test_equal_nodes_are_told_apart():
@@ -133,33 +116,12 @@ def test_equal_nodes_are_told_apart():
     assert pm.tree_at(lambda t: t[1].content, tree, NEW)[0] is x
 
 
-class Single:
-    """A node without children, of which there is one object."""
-
-    def __new__(cls):
-        return ONLY
-
-
-ONLY = object.__new__(Single)
-jax.tree_util.register_pytree_node(Single, lambda _: ((), None), lambda *_: ONLY)
-
-
-def test_a_node_that_is_one_object_in_two_places():
-    """Its paths are distinguished."""
-    tree = [ONLY, {"a": ONLY}, ONLY]
-
-    assert pm.tree_at(lambda t: t[2], tree, 0) == [ONLY, {"a": ONLY}, 0]
-    assert pm.tree_at(lambda t: t[1]["a"], tree, 0) == [ONLY, {"a": 0}, ONLY]
-
-
 @pytest.mark.parametrize(
     ("where", "tree", "expected"),
     [
-        (lambda m: [x for x in m if x is not None], Pair(None, None), Pair(None, None)),
         (lambda m: [x for x in m if x is not None], Pair(None, ()), Pair(None, 0)),
         (lambda m: [m.first, m.second], Pair((), None), Pair(0, 0)),
         (lambda m: [m.first, m.second], Pair((), ()), Pair(0, 0)),
-        (lambda m: (m.first,), Pair((), None), Pair(0, None)),
         (lambda m: [[x for x in [m.second] if x], m.first], Pair((), None), Pair(0, None)),
         (lambda m: ((), []), Pair((), None), Pair((), None)),
     ],
@@ -203,22 +165,6 @@ def test_is_leaf_makes_leaves():
         pm.tree_at(lambda t: t["a"][1], tree, 0, is_leaf=is_list)
 
 
-def test_nodes_with_their_own_equality():
-    """Nodes whose `==` builds an expression, or refuses, are found by identity."""
-
-    class Expression(pm.Module):
-        parts: object
-
-        def __eq__(self, other):
-            return Expression((self, other))
-
-        __hash__ = None
-
-    tree = {"x": Expression(1.0), "y": [Expression(Expression(2.0))]}
-    assert pm.tree_at(lambda t: t["x"], tree, 0)["x"] == 0
-    assert pm.tree_at(lambda t: t["y"][0].parts.parts, tree, 0)["y"][0].parts.parts == 0
-
-
 def test_a_dict_is_gone_through_in_its_own_order():
     """Whatever the order of its keys: the nodes are those that `where` meets, in that order."""
     tree = {"b": 1, "c": 2, "a": 3}
@@ -235,18 +181,6 @@ class Members(pm.Module):
     def __getitem__(self, i):
         return jax.tree.map(lambda leaf: leaf[i] if pm.is_array(leaf) else leaf, self.stacked)
 
-    @property
-    def same(self):
-        """A copy with the same arrays."""
-        return jax.tree.map(lambda leaf: leaf, self)
-
-
-def test_a_copy_that_holds_the_same_leaf_names_it():
-    """It is the leaf that is named, whichever way it was reached."""
-    assert pm.tree_at(lambda m: m.same.stacked.weight, Members(affine()), 0).stacked.weight == 0
-    changed = pm.tree_at(jax.tree.leaves, Members(affine()), [0, 1])
-    assert changed == Members(Affine(0, 1))
-
 
 @pytest.mark.parametrize(
     ("where", "error", "text"),
@@ -255,17 +189,14 @@ def test_a_copy_that_holds_the_same_leaf_names_it():
         (lambda m: m[0].weight, AccessError, r"stacked\.weight"),
         (lambda m: (m.stacked.bias, m[0].weight), AccessError, r"stacked\.weight"),
         (lambda m: m.stacked.weight + 1, AccessError, r"weight"),
-        (lambda m: m.stacked.weight[0], AccessError, r"weight"),
         (lambda m: m.stacked.weight.T, AccessError, r"weight\.T"),
         (lambda m: m.stacked(ramp(3)), AccessError, r"weight"),
         (lambda m: jnp.sum(m.stacked.weight), SpecError, r"ValueError"),
         (lambda m: m.stacked.bias if m.stacked.bias == 1 else m, AccessError, r"bias"),
-        (lambda m: m.stacked.bias if m.stacked.bias else m, AccessError, r"bias"),
         (lambda m: [x for x in [m.stacked.bias] if pm.is_array(x)], SpecError, r"leaves"),
         (lambda m: 3, SpecError, r"3"),
         (lambda m: m.stacked.scaled, SpecError, r"Affine\.scaled"),
         (lambda m: [m.stacked.weight, 3], SpecError, r"3\]"),
-        (lambda m: Affine(m.stacked.weight, m.stacked.bias), SpecError, r"Affine"),
         (lambda m: m.stacked.wieght, AttributeError, r"wieght"),
         ("stacked.wieght", SpecError, r"stacked\.wieght.*stacked\.weight"),
         (Members(affine(1)), SpecError, r"Members"),
