@@ -14,8 +14,7 @@ from jax.sharding import AxisType, Mesh
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.state.streams import fold_each
-from tests.goldens import refusals
+from pytreemod.errors import ArgumentError, RngError, StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.laws import law
@@ -179,26 +178,6 @@ def test_join_of_split_advances_once(before, members, uses):
     assert split.join() == once
 
 
-def test_splits_nest():
-    """Members may split their streams again, and join them."""
-    model, state = make()
-    axes = pm.by({pm.RngStream: 0, ...: None})
-
-    def inner(state):
-        return state.next_key(model.first.stream)
-
-    def outer(state):
-        keys, state = pm.filter_vmap(inner, in_axes=(axes,), out_axes=(0, axes))(state.split(2))
-        return keys, state.join()
-
-    keys, state = pm.filter_vmap(outer, in_axes=(axes,), out_axes=(0, axes))(state.split(3))
-    state = state.join()
-
-    assert keys.shape == (3, 2)
-    assert len({tuple(key) for key in data(keys).reshape(6, -1).tolist()}) == 6
-    assert state == make()[1].split(1).join()
-
-
 def test_a_stream_goes_through_a_scan():
     """As a carry it gives a fresh key at each step, those that a loop in Python would give."""
     model, state = make()
@@ -360,43 +339,14 @@ def test_jax_accepts_streams_where_it_looks_for_key_reuse(use):
     assert_same(got, expected)
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.sampled
-def test_jax_finds_a_state_that_is_used_in_two_calls(use):
+def test_jax_finds_a_state_that_is_used_in_two_calls():
     """Going on with the State from before a call gives the same numbers: a key is used twice."""
     model, state = make(1)
-    step = jax.jit(ft.partial(use, model))
+    step = jax.jit(ft.partial(fresh_keys, model))
     with jax.debug_key_reuse(True):
         step(state)
         with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
             step(state)
-
-
-def test_jax_finds_a_key_that_is_used_twice():
-    """The key of next_key is for one use."""
-    model, state = make(1)
-
-    def reused(state):
-        key, _ = state.next_key(model.first.stream)
-        return jax.random.normal(key) + jax.random.normal(key)
-
-    with jax.debug_key_reuse(True):
-        with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
-            jax.jit(reused)(state)
-        with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
-            reused(state)
-
-
-def test_looking_for_reuse_costs_nothing_unless_asked_for():
-    """The program has the clone only under debug_key_reuse."""
-    model, state = make(1)
-
-    def step(state):
-        return state.next_key(model.first.stream)
-
-    with jax.debug_key_reuse(True):
-        assert equations(step, make(1)[1])["random_clone"] == 1
-    assert equations(step, state)["random_clone"] == 0
 
 
 # ---- seeding, and choosing streams
@@ -416,34 +366,13 @@ def test_seed_of_some_streams_leaves_the_others():
     assert_same(*(draw(s, model.rest[1].stream, 2)[0] for s in (state, fresh)))
 
 
-def test_seed_takes_init_keys():
-    """Instead of a key, as layers do; one key is used, and none after an error."""
-    _, state = pm.make_with_state(Layers)()
-    keys = pm.init_keys(jax.random.key(0))
-    state = state.seed(keys)
-    expected = pm.make_with_state(Layers)()[1].seed(next(pm.init_keys(jax.random.key(0))))
-
-    assert state == expected
-    assert repr(keys) == "<init_keys: 1 handed out>"
-
-
-@pytest.mark.parametrize("first", [None, "rest[1]"])
-def test_a_stream_is_split_once(first):
-    """A split stream belongs under a map, where each member may split its own."""
-    _, state = make()
-    state = state.split(3, first)
-    assert state.join()  # It was not used up.
-
-
 @pytest.mark.parametrize(
     ("select", "shapes"),
     [
         (None, {"first.stream": (4,), "rest[0].stream": (4,), "mean": (2,)}),
         (pm.StateIndex, {"first.stream": (), "rest[0].stream": (), "mean": (4, 2)}),
-        ("first", {"first.stream": (4,), "rest[0].stream": (), "mean": (2,)}),
         ("rest.*.stream", {"first.stream": (), "rest[0].stream": (4,), "mean": (2,)}),
         (..., {"first.stream": (4,), "rest[0].stream": (4,), "mean": (4, 2)}),
-        (~pm.select.type(pm.RngStream), {"first.stream": (), "rest[0].stream": (), "mean": (4, 2)}),
     ],
 )
 def test_split_chooses_entries_by_kind_and_path(select, shapes):
@@ -455,13 +384,42 @@ def test_split_chooses_entries_by_kind_and_path(select, shapes):
     assert {path[0].key: leaf.shape for path, leaf in leaves} == shapes
 
 
-def test_no_number_gives_no_key():
-    """For generators that are folded one by one, too: a model may have no stream."""
-    for impl in ("threefry2x32", "unsafe_rbg"):
-        key = jax.random.key(0, impl=impl)
-        none = fold_each(key, jnp.zeros(0, jnp.uint32))
-        assert none.shape == (0,)
-        assert none.dtype == key.dtype
+UNSEEDED = pm.make_with_state(Layers)()[1]
+REFUSED = {
+    "no key": (
+        lambda model: UNSEEDED.next_key(model.first.stream),
+        RngError,
+        r"first\.stream",
+    ),
+    "no key, split": (lambda _: UNSEEDED.split(2), RngError, r"first\.stream"),
+    "a split stream, used as one": (
+        lambda model: make()[1].split(4).next_key(model.first.stream),
+        RngError,
+        r"first\.stream",
+    ),
+    "a split stream, split again": (
+        lambda _: make()[1].split(3, "rest[1]").split(4),
+        RngError,
+        r"rest\[1\]\.stream",
+    ),
+    "several keys": (
+        lambda _: make()[1].seed(jax.random.split(jax.random.key(0))),
+        RngError,
+        "key<fry>",
+    ),
+    "a selector of no stream": (
+        lambda _: make()[1].seed(jax.random.key(0), "mean"),
+        RngError,
+        "mean",
+    ),
+    "a join without a split": (lambda _: make()[1].join(), StateError, "join"),
+    "a count of none": (lambda _: make()[1].split(0), ArgumentError, "split"),
+}
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(("call", "error", "match"), REFUSED.values(), ids=REFUSED)
+def test_what_would_give_no_keys_or_the_same_is_refused(call, error, match):
+    """By the name of the stream."""
+    model, _ = make()
+    with pytest.raises(error, match=match):
+        call(model)

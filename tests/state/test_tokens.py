@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from tests.goldens import refusals
+from pytreemod.errors import ArgumentError, StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Holder, affine, ramp
 
@@ -64,18 +64,21 @@ def test_named_tokens_are_configuration_alone():
     assert model.content[0].init is None
 
 
-def test_generic():
-    """StateIndex[Array] is the class with a type for checkers."""
-    token = pm.StateIndex[jax.Array](jnp.ones(2))
-
-    assert isinstance(token, pm.StateIndex)
-    assert token.init.shape == (2,)
-
-
 @pytest.mark.parametrize("name", ["StateIndex", "State", "make_with_state"])
 def test_names_are_in_both_places(name):
     """In pytreemod, and in pytreemod.nn as in Equinox."""
     assert getattr(pm, name) is getattr(pm.nn, name)
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize("again", [lambda token: token, copy.deepcopy])
+def test_one_token_in_two_places_is_for_make_with_state(again):
+    """State(model) leaves the model as it is, so that the two could not be told apart."""
+    token = pm.StateIndex(ramp(1))
+    with pytest.raises(StateError, match=r"\['a'\]\.content"):
+        pm.State({"a": Holder(token), "b": [again(token)]})
+
+
+def test_a_function_is_no_initial_value():
+    """As in Equinox, where it once was what makes one."""
+    with pytest.raises(ArgumentError, match="function"):
+        pm.StateIndex(lambda: jnp.zeros(2))

@@ -1,20 +1,19 @@
 """State."""
 
-import collections
 import copy
+import gc
 import pickle
 import sys
 import threading
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StateError
-from tests.goldens import refusals
+from pytreemod.errors import StateError, TokenError
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.trees import Pair, affine, ramp
@@ -54,16 +53,6 @@ def test_set_gives_a_new_state():
     assert_same(new.get(model.pair), Pair(jnp.zeros((), jnp.int32), {"x": ramp(3)}))
 
 
-def test_values_are_arrays():
-    """Numbers and NumPy arrays become JAX arrays when they are stored."""
-    token = pm.StateIndex([1.5, np.ones(2, np.float32), True])
-    state = pm.State(token)
-
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
-    new = state.set(token, [2.5, np.zeros(2, np.float32), False])
-    assert [x.tolist() for x in new.get(token)] == [2.5, [0.0, 0.0], False]
-
-
 USES = {
     "get": lambda s, m: s.get(m.mean),
     "set": lambda s, m: s.set(m.mean, jnp.ones(2)),
@@ -74,10 +63,106 @@ USES = {
     "join": lambda s, m: s.join(),
     "fill": lambda s, m: s.fill(m),
 }
-USERS = {
-    "set": lambda s, m: s.set(m.mean, jnp.ones(2)),
-    "update": lambda s, m: s.update(s.substate(m.mean)),
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_an_old_state_refuses_every_use(use):
+    """After set, and after update: what follows would lose an update."""
+    for replace in (
+        lambda s, m: s.set(m.mean, jnp.ones(2)),
+        lambda s, m: s.update(s.substate(m.mean)),
+    ):
+        model, state = make()
+        replace(state, model)
+        with pytest.raises(StateError, match=r"set\((mean|<root>)\)|update"):
+            use(state, model)
+
+
+INTO_A_TRANSFORM = {
+    "leaves": jax.tree.leaves,
+    "jit": lambda state: jax.jit(lambda s: s)(state),
+    "filter_jit": lambda state: pm.filter_jit(lambda s: s)(state),
+    "filter_vmap": lambda state: pm.filter_vmap(lambda s: s)(state),
 }
+
+
+@pytest.mark.parametrize("use", INTO_A_TRANSFORM.values(), ids=INTO_A_TRANSFORM)
+def test_an_old_state_refuses_to_go_into_a_transform(use):
+    """Whatever flattens it."""
+    model, state = make()
+    state.set(model.mean, jnp.ones(2))
+    with pytest.raises(StateError, match=r"set\(mean\)"):
+        use(state)
+
+
+class Bundle(pm.Module):
+    """A Module with its State beside it."""
+
+    weight: jax.Array
+    state: pm.State
+
+
+def test_a_call_sees_that_the_state_of_its_module_was_replaced():
+    """Though the Module keeps its arrays in a list."""
+    index = pm.StateIndex(jnp.zeros(()))
+    state = pm.State(index)
+    bundle = Bundle(jnp.ones(()), state)
+    identity = pm.filter_jit(lambda bundle: bundle)
+    identity(bundle)
+    identity(bundle)
+    state.set(index, jnp.ones(()))
+    with pytest.raises(StateError, match=r"set\((mean|<root>)\)|update"):
+        identity(bundle)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, pm.filter_jit])
+def test_one_state_for_two_calls_in_a_model_is_refused(transform):
+    """The second layer gets the State that the first one has replaced."""
+    layer, state = pm.make_with_state(Other)()
+
+    def network(layer, x, state):
+        state.set(layer.token, x)
+        return state.set(layer.token, x)
+
+    with pytest.raises(StateError, match="token"):
+        transform(network)(layer, ramp(2), state)
+
+
+MISFITS = {
+    "shape": (lambda m: m.mean, jnp.zeros(3), r"f32\[2\] -> f32\[3\]"),
+    "dtype": (lambda m: m.mean, jnp.zeros(2, jnp.bfloat16), r"f32\[2\] -> bf16\[2\]"),
+    "structure": (lambda m: m.mean, [jnp.zeros(2)], "mean"),
+    "nothing": (lambda m: m.mean, None, "mean"),
+    "inside": (
+        lambda m: m.pair,
+        Pair(jnp.asarray(0, jnp.int32), {"x": ramp(4)}),
+        r"pair\.second\['x'\]: f32\[3\] -> f32\[4\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("token", "value", "match"), MISFITS.values(), ids=MISFITS)
+def test_a_value_keeps_its_form(token, value, match):
+    """Structure, shape and dtype."""
+    model, state = make()
+    with pytest.raises(StateError, match=match):
+        state.set(token(model), value)
+
+
+@pytest.mark.parametrize("name", ["get", "set", "substate", "update"])
+def test_a_token_of_another_model_is_refused(name):
+    """By its name, and before anything is changed."""
+    model, other = make()[0], pm.make_with_state(Other)()[1]
+    with pytest.raises(TokenError, match="mean"):
+        USES[name](other, model)
+
+
+def test_a_substate_that_a_map_returned_does_not_fit():
+    """Its values have an axis more."""
+    model, state = make()
+    many = jax.tree.map(lambda x: jnp.stack([x, x]), state.substate(model.mean))
+    with pytest.raises(StateError, match=r"mean: f32\[2\] -> f32\[2,2\]"):
+        state.update(many)
 
 
 # ---- a State and its substates, changed on both sides
@@ -106,16 +191,6 @@ def four() -> tuple[Four, pm.State]:
     return model, state.seed(jax.random.key(0))
 
 
-BOTH = (
-    r"^State\.update\(substate\): expected values that the State has not changed since the "
-    r"substate was taken, got values that were changed in both\.\n{places}  update before "
-    r"you use the "
-    r"State for the same layer, or take the substate again:\n      part = "
-    r"state\.substate\(layer\)\n"
-    r"      out, part = layer\(x, part\)\n      state = state\.update\(part\)$"
-)
-
-
 def test_update_takes_what_the_substate_changed():
     """And leaves the rest, though the State has moved on there."""
     model, state = four()
@@ -141,8 +216,19 @@ def test_what_both_have_changed_is_refused():
     two = state.substate(model).set(model.a, jnp.full((), 2.0)).set(model.c, jnp.ones(()))
     state = state.update(one)
 
+    with pytest.raises(StateError, match="  at a\n"):
+        state.update(two)
     assert model.read(state) == [1, 0, 0]
     assert model.read(two) == [2, 0, 1]
+
+
+def test_a_stream_that_both_have_used_is_refused():
+    """Both would have drawn the same keys."""
+    model, state = four()
+    _, part = state.substate(model.noise).next_key(model.noise)
+    _, state = state.next_key(model.noise)
+    with pytest.raises(StateError, match="at noise"):
+        state.update(part)
 
 
 def test_a_substate_as_it_was_taken_does_not_rewind():
@@ -151,6 +237,8 @@ def test_a_substate_as_it_was_taken_does_not_rewind():
     part = state.substate((model.a, model.b))
     state = state.set(model.a, jnp.ones(())).set(model.b, jnp.ones(())).set(model.c, jnp.ones(()))
 
+    with pytest.raises(StateError, match=r"at a\n  at b"):
+        state.update(part)
     assert model.read(state.set(model.a, part.get(model.a))) == [0, 1, 1]
 
 
@@ -170,6 +258,12 @@ def test_substates_of_substates():
     inner = part.substate(model.a).set(model.a, jnp.ones(()))
     part = part.set(model.b, jnp.ones(())).update(inner)
     assert model.read(state.update(part)) == [1, 1, 0]
+
+    part = four()[1].substate(model)
+    inner = part.substate(model.a).set(model.a, jnp.ones(()))
+    part = part.set(model.a, jnp.ones(()))
+    with pytest.raises(StateError, match="  at a\n"):
+        part.update(inner)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_checkpoint])
@@ -203,7 +297,7 @@ def test_updates_inside_of_a_transform():
         part = state.substate(model).set(model.a, state.get(model.a) + 1)
         return state.set(model.a, state.get(model.a) + 2).update(part)
 
-    with pytest.raises(StateError, match=BOTH.format(places=r"  at a\n")[:-1]):
+    with pytest.raises(StateError, match="at a\n"):
         wrong(state)
 
 
@@ -231,7 +325,7 @@ def test_a_state_is_restored():
     assert_same(jax.random.key_data(key), jax.random.key_data(again))
     assert model.read(after) == [1, 0, 0]
     assert model.read(state.restored()) == [0, 0, 0]
-    with pytest.raises(StateError, match=r"set\(a\) has already replaced"):
+    with pytest.raises(StateError, match=r"set\(a\)"):
         state.get(model.a)
 
 
@@ -244,6 +338,8 @@ def test_a_copy_of_a_used_up_state_is_used_up_until_it_is_restored(through):
     state.set(model.a, jnp.ones(()))
     late = through(state)
 
+    with pytest.raises(StateError, match=r"set\(a\)"):
+        late.get(model.a)
     assert late.restored() == four()[1]
 
 
@@ -253,15 +349,6 @@ def test_a_returned_state_is_restored_before_it_was_read():
     state = pm.filter_jit(lambda state: state)(state)
 
     assert model.read(state.restored()) == [0, 0, 0]
-
-
-def test_get_and_substate_use_nothing_up():
-    """Looking is free."""
-    model, state = make()
-    for _ in range(2):
-        state.get(model.mean)
-        part = state.substate(model)
-    assert part == state
 
 
 def test_substate_has_the_tokens_of_the_tree():
@@ -325,19 +412,6 @@ def test_transforms_leave_the_callers_state_usable():
     assert_same(state.get(model.mean), jnp.zeros(2))
 
 
-def test_a_state_may_hold_keys_and_optimizers():
-    """Random keys and an optimizer's state are values like others."""
-    optimizer = optax.sgd(0.1, momentum=0.9)
-    token = pm.StateIndex((jax.random.key(0), optimizer.init(ramp(2))))
-    state = pm.State(token)
-    key, opt_state = state.get(token)
-    updates, opt_state = optimizer.update(ramp(2), opt_state)
-    state = state.set(token, (jax.random.split(key)[0], opt_state))
-
-    assert updates.shape == (2,)
-    assert state.get(token)[0].dtype == key.dtype
-
-
 def test_gradients_through_a_state():
     """Values that depend on differentiated leaves carry the derivative."""
     model, state = pm.make_with_state(Other)()
@@ -352,13 +426,6 @@ def test_gradients_through_a_state():
 
 
 # ---- in calls
-
-
-class _Bundle(pm.Module):
-    """A Module with its State beside it."""
-
-    weight: jax.Array
-    state: pm.State
 
 
 def test_a_returned_state_is_read_like_any_other():
@@ -385,18 +452,10 @@ def changed_in_place(value):
     return value
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": jnp.zeros(())},
-        [jnp.zeros(())],
-        (jnp.zeros(()), {"a": jnp.zeros(())}),
-        Pair(jnp.zeros(()), [jnp.zeros(())]),
-        collections.OrderedDict(a=jnp.zeros(())),
-    ],
-)
 @pytest.mark.parametrize("by", ["init", "set", "get", "substate", "update", "jit", "fill"])
-@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "value", [{"a": jnp.zeros(())}, Pair(jnp.zeros(()), [jnp.zeros(())])], ids=["dict", "Module"]
+)
 def test_a_container_that_is_changed_in_place_changes_no_state(value, by):
     """Arguments and results belong to the caller; the State has a copy."""
     value = copy.deepcopy(value)
@@ -435,14 +494,6 @@ def test_arrays_of_numpy_are_copied():
     buffer[:] = 7
 
     assert_same(state.get(token), jnp.zeros(2))
-
-
-def test_what_cannot_be_changed_is_handed_out_as_it_is():
-    """Single arrays and tuples of them cost nothing."""
-    tokens = pm.StateIndex(ramp(2)), pm.StateIndex((ramp(2), ramp(3)))
-    state = pm.State(tokens)
-
-    assert all(state.get(token) is state.get(token) for token in tokens)
 
 
 # ---- cost, and plain JAX
@@ -524,13 +575,9 @@ class Counter(pm.Module):
 MADE_WITH_AN_AXIS = {
     "vmap": lambda layer, state: jax.vmap(layer, (0, None))(ramp(3), state)[1],
     "filter_vmap": lambda layer, state: pm.filter_vmap(layer, in_axes=(0, None))(ramp(3), state)[1],
-    "jit": lambda layer, state: jax.jit(jax.vmap(layer, (0, None)))(ramp(3), state)[1],
-    "vmap of size 1": lambda layer, state: jax.vmap(layer, (0, None))(ramp(1), state)[1],
     "split": lambda _, state: state.split(3, pm.StateIndex),
     "stack": lambda _, state: jax.tree.map(lambda *x: jnp.stack(x), state, copy.copy(state)),
     "made in a map": lambda *_: jax.vmap(lambda _: pm.make_with_state(Counter)()[1])(ramp(3)),
-    "saved": lambda layer, state: copy.copy(jax.vmap(layer, (0, None))(ramp(3), state)[1]),
-    "restored": lambda layer, state: jax.vmap(layer, (0, None))(ramp(3), state)[1].restored(),
     "a part": lambda layer, state: jax.vmap(layer, (0, None))(ramp(3), state)[1].substate(layer),
 }
 
@@ -541,13 +588,8 @@ def test_a_value_with_the_axis_of_a_map_is_set_inside_of_one(made):
     layer, state = pm.make_with_state(Counter)()
     many = made(layer, state)
     n = many.get(layer.count).size
-    text = (
-        r"(?s)^State\.set\(count\): expected the original number of axes.*\n  at count: "
-        r"f32\[\d\], made with 0\n"
-    )
-
     for call in (layer, jax.jit(layer)):
-        with pytest.raises(StateError, match=text):
+        with pytest.raises(StateError, match=r"at count: f32\[\d\]"):
             call(jnp.ones(()), copy.copy(many))
     before = many.get(layer.count)
     _, after = jax.vmap(layer)(jnp.ones(n), many)
@@ -565,16 +607,10 @@ def test_values_that_were_made_for_all_members_have_fewer_axes_in_each():
     layers, state = pm.make_with_state(lambda: jax.vmap(lambda _: Counter())(ramp(3)))()
     _, after = jax.vmap(lambda layer, state: layer(1.0, state), (None, 0))(layers, state)
     assert after.get(layers.count).tolist() == [1, 1, 1]
-    after.set(layers.count, jnp.zeros(3))
-
-
-def test_a_state_with_gradients_of_its_values():
-    """Values may be differentiated: the gradient is a State of the same names."""
-    model, state = pm.make_with_state(Other)()
-    gradient = jax.grad(lambda s: (s.get(model.token) * ramp(2)).sum())(state)
-
-    assert_same(gradient.get(model.token), ramp(2))
-    assert repr(gradient) == "State(token=f32[2])"
+    after = after.set(layers.count, jnp.zeros(3))
+    _, after = jax.vmap(layers, (0, None))(ramp(2), after)
+    with pytest.raises(StateError, match=r"pair\[0\]: f32\[2,3,2\]"):
+        after.set(layers.pair, after.get(layers.pair))
 
 
 class Deep(pm.Module):
@@ -604,23 +640,6 @@ def test_entries_are_selected_by_the_steps_of_their_paths():
     assert names("**.noise.count") == [f"layers[{i}]['noise']/count" for i in range(2)]
     assert names(pm.RngStream) == names("layers.*.noise")
     assert len(names("layers[0]")) == 5
-
-
-def test_by_reads_a_state_like_a_model():
-    """Axes by path and by kind, in one rule."""
-    model, state = pm.make_with_state(Deep)()
-    state = state.seed(jax.random.key(0)).split(3)
-    state = state.split(3, "layers[1].net.mean")
-    axes = pm.by({pm.RngStream: 0, "layers[1].net.mean": 0, ...: None})
-
-    def step(state):
-        key, state = state.next_key(model.layers[0]["noise"])
-        index = model.layers[1]["net"].mean
-        return state.set(index, state.get(index) + jax.random.normal(key, (2,)))
-
-    after = pm.filter_vmap(step, in_axes=(axes,), out_axes=axes)(state)
-    assert after.get(model.layers[1]["net"].mean).shape == (3, 2)
-    assert after.get(model.layers[0]["net"].mean).shape == (2,)
 
 
 def test_a_state_that_was_returned_is_pickled_and_copied():
@@ -678,9 +697,31 @@ def test_one_thread_replaces_a_state(method):
             }
             results, errors = in_threads(use[method])
             assert (len(results), len(errors)) == (1, 3)
-            assert all("the newest" in error for error in errors)
     finally:
         sys.setswitchinterval(interval)
 
 
-test_refusals = refusals(globals())
+def test_threads_may_take_substates_of_one_state():
+    """Each is recognized, also if all are the first."""
+    with futures.ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            model, state = make()
+            parts = list(pool.map(state.substate, [model.mean] * 8))
+            state = state.set(model.mean, jnp.ones(2))
+            for part in parts:
+                with pytest.raises(StateError, match="at mean"):
+                    state.update(part)
+
+
+def test_what_substates_took_is_not_kept():
+    """Ten thousand of them leave nothing behind, whichever of both lives on."""
+    model, state = make()
+    part = state
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(10_000):
+        state.substate(model)
+        part = part.substate(model)
+    gc.collect()
+
+    assert len(gc.get_objects()) < before + 1000
