@@ -1,24 +1,17 @@
 """`Ensemble`: its results, as a sequence and as a value, with State and with keys."""
 
 import functools as ft
-import pickle
 
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import (
-    AccessError,
-    ShapeError,
-    StateError,
-)
-from pytreemod.transform.interception.surrounded_calls import AbstractCallRule, surround
+from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, StateError
 from tests.helpers.equations import equations, operations
 from tests.helpers.laws import law
 from tests.labels import label
@@ -157,14 +150,6 @@ def test_members_are_made_with_keys_of_their_own():
     assert nn.Ensemble(make_mlp, N, key=pm.init_keys(KEY)).n == N
 
 
-def test_members_without_a_key_are_alike():
-    """Every array has the leading axis."""
-    ensemble = nn.Ensemble(lambda: nn.LayerNorm(2), 2)
-
-    assert ensemble.member.weight.shape == (2, 2)
-    assert nn.Ensemble(nn.Identity, 2)(X).shape == (2, 5, 2)
-
-
 def test_several_arguments_have_an_axis_or_none():
     """One for each by position, or any by name; State and key have no say in it."""
     pair = nn.Ensemble(Pair, N, key=KEY)
@@ -204,25 +189,6 @@ def test_the_gradient_of_what_is_shared_is_the_sum():
     for i, grad in enumerate(alone):
         assert_close(grads.member.layers[1].weight[i], grad.layers[1].weight, rtol=1e-4)
         assert_close(grads[i].layers[1].weight, grad.layers[1].weight, rtol=1e-4)
-
-
-def test_it_is_trained_like_any_other_model():
-    """Members do not see each other: each goes the way that it would go alone."""
-    optimizer = optax.sgd(1e-2, momentum=0.9)
-
-    @pm.filter_jit
-    def step(net, opt_state):
-        grads = pm.filter_grad(lambda net: jnp.sum((net(X) - 1) ** 2))(net)
-        updates, opt_state = optimizer.update(grads, opt_state, net)
-        return pm.apply_updates(net, updates), opt_state
-
-    ensemble, alone = nets(), nets()[1]
-    together = ensemble, optimizer.init(ensemble)
-    single = alone, optimizer.init(alone)
-    for _ in range(3):
-        together, single = step(*together), step(*single)
-
-    assert_close(together[0][1](X), single[0](X), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -282,16 +248,6 @@ def test_members_and_ensemble_become_one_another(shared):
 # ---- as a value
 
 
-def test_it_goes_through_files_pickles_and_copies(tmp_path):
-    """With the shared leaves and their paths."""
-    ensemble = nets("layers[0]")
-    pm.save(tmp_path / "nets", ensemble)
-
-    assert pm.load(tmp_path / "nets") == ensemble
-    assert pm.load(tmp_path / "nets", ensemble) == ensemble
-    assert pickle.loads(pickle.dumps(ensemble)) == ensemble
-
-
 def test_what_is_put_in_the_place_of_a_shared_part_is_shared():
     """Whatever it is made of."""
     ensemble = nets("layers[0]")
@@ -317,7 +273,7 @@ def test_it_stands_inside_of_other_models():
     several = pm.stack([ensemble, nn.Ensemble(make_mlp, N, key=jax.random.key(1))])
     mapped = pm.filter_vmap(lambda nets, x: nets(x), in_axes=(0, None))(several, X)
     assert_close(mapped[0], ensemble(X))
-    with pytest.raises(ShapeError, match=r"leading axis of 3(.|\n)*pm\.filter_vmap\(lambda m: m"):
+    with pytest.raises(ShapeError, match="leading axis"):
         several(X)
     _, ys = pm.filter_scan(lambda carry, x: (carry, ensemble(x)), None, XS)
     assert_close(ys[1], ensemble(XS[1]))
@@ -325,32 +281,6 @@ def test_it_stands_inside_of_other_models():
     assert_close(stack(XS, in_axes=0)[2], stack[1][2](stack[0][2](XS[2])))
     stacks = nn.Ensemble(lambda key: nn.Stack(make_mlp, 2, key=key), N, key=KEY)
     assert_close(stacks(X)[2], stacks[2](X))
-
-
-def test_what_is_captured_has_an_entry_for_each_member():
-    """By the path that the members have."""
-    _, seen = pm.capture(nets("layers[0]"), "member.layers[1]")(X)
-
-    assert_close(seen["member.layers[1]"], nets("layers[0]")(X))
-
-
-class Scaled(AbstractCallRule):
-    """Multiplies its output with the number of the layer, if there is one."""
-
-    def around(self, call, args, kwargs, where):
-        out = call(*args, **kwargs)
-        return out if where.layer is None else out * where.layer.astype(out.dtype)
-
-
-@pytest.mark.slow
-def test_rules_around_members_are_told_their_layer():
-    """In a Stack of Ensembles; and alone, where there is no layer."""
-    stack = nn.Stack(lambda key: nn.Ensemble(make_mlp, N, key=key), 2, key=KEY)
-    ruled = surround(stack, nn.MLP, Scaled())
-    first, second = stack
-
-    assert_close(ruled(XS, in_axes=0), second(0 * first(XS, in_axes=0), in_axes=0))
-    assert_close(surround(nets(), nn.MLP, Scaled())(X), nets()(X))
 
 
 @pytest.mark.parametrize(
@@ -366,35 +296,6 @@ def test_an_access_to_one_member_is_not_taken_for_all(where):
     """It would pick a part of a leaf."""
     with pytest.raises(AccessError, match=r"at member\.layers\[1\]\.weight"):
         pm.tree_at(where, nets("layers[0]"), replace_fn=jnp.zeros_like)
-
-
-def test_a_member_is_replaced_by_what_the_error_says():
-    """A member as a whole, or a leaf of one: the message has the line to write."""
-    ensemble, new = nets(), jax.tree.map(jnp.zeros_like, nets()[1])
-
-    with pytest.raises(AccessError, match=r"one member in replace_fn:\n +(.+)") as error:
-        pm.tree_at(lambda e: e[1], ensemble, new)
-    line = str(error.value).splitlines()[-1].strip()
-    names = {"tree_at": pm.tree_at, "tree": ensemble, "new": new, "i": 1, "jax": jax}
-    changed = eval(line, names)
-    assert pm.tree_equal(changed[1], new)
-    assert pm.tree_equal(changed[0], ensemble[0])
-
-    with pytest.raises(AccessError, match=r"a part of it in replace_fn:\n +(.+)") as error:
-        pm.tree_at(lambda e: e[1].layers[1].weight, ensemble, new.layers[1].weight)
-    line = str(error.value).splitlines()[-1].strip()
-    changed = eval(line, {**names, "new": new.layers[1].weight})
-    assert pm.tree_equal(changed[1].layers[1].weight, new.layers[1].weight)
-    assert pm.tree_equal(changed[2], ensemble[2])
-
-
-def test_shapes_alone_are_enough():
-    """Under eval_shape an Ensemble is made and called without any array."""
-    make = ft.partial(nn.Ensemble, make_mlp, 10, shared="layers[0]")
-    abstract = pm.filter_eval_shape(make, key=KEY)
-
-    assert abstract.member.layers[1].weight.shape == (10, 2, 4)
-    assert pm.filter_eval_shape(lambda e, x: e(x), abstract, X).shape == (10, 5, 2)
 
 
 # ---- State and random streams
@@ -427,15 +328,6 @@ def test_each_member_has_state_and_streams_of_its_own():
     assert not np.allclose(again, ys)
 
 
-def test_state_by_name_and_inputs_for_each():
-    """The State is that of all members, whatever its position, and in_axes leaves it out."""
-    ensemble, state = make_noisy()
-    ys, _ = ensemble(XS, state.restored(), in_axes=0)
-    named, _ = ensemble(XS, state=state.restored(), in_axes=(0,))
-
-    assert_close(named, ys)
-
-
 def test_statistics_come_over_a_mapped_batch():
     """By `axis_name`, each member's over the batch that it gets."""
     ensemble, state = make_noisy("batch")
@@ -446,41 +338,6 @@ def test_statistics_come_over_a_mapped_batch():
 
     assert ys.shape == (N, 5, 2)
     assert_close(mean, 0.01 * hidden.mean(1), rtol=1e-4)
-
-
-def test_a_net_bundles_members_and_their_state():
-    """`stateful` works without a special case."""
-    ensemble, state = make_noisy()
-    ys, after = ensemble(X, state.restored())
-    net = pm.stateful(ensemble, state)
-    out, net = pm.filter_jit(lambda net, x: net(x))(net, X)
-
-    assert_close(out, ys)
-    index = ensemble.member.norm.state_index
-    assert_close(net.state.get(index)[0], after.get(index)[0])
-    assert pm.stateful(nets())(X)[0].shape == (N, 5, 2)
-
-
-def test_a_sequential_passes_state_to_it():
-    """An Ensemble is stateful if its members are."""
-    assert not nets().is_stateful()
-    assert make_noisy()[0].is_stateful()
-    make = ft.partial(nn.Ensemble, lambda: nn.BatchNorm(2), N)
-    net, state = pm.make_with_state(lambda: nn.Sequential([make()]))()
-    ys, after = net(X, state)
-
-    assert ys.shape == (N, 5, 2)
-    assert not np.allclose(after.get(net.layers[0].member.state_index)[0], 0)
-
-
-def test_inference_leaves_the_state_as_it_was():
-    """The very same, which can be used again."""
-    norms, state = pm.make_with_state(nn.Ensemble)(lambda: nn.BatchNorm(2), N)
-    norms = pm.inference_mode(norms)
-    _, after = norms(X, state)
-
-    assert after is state
-    assert norms(X, state)[0].shape == (N, 5, 2)
 
 
 class Reading(pm.Module):
@@ -501,7 +358,7 @@ def test_a_token_from_elsewhere_is_read_and_not_written():
     assert_close(ys[1], X + 2)
     assert float(after.get(count)) == 2
 
-    with pytest.raises(StateError, match=r"only read shared values(.|\n)*state\.set\(self\.count"):
+    with pytest.raises(StateError, match="count"):
         nn.Ensemble(lambda: Reading(True), N)(X, pm.State(count), count=count)
 
 
@@ -527,8 +384,12 @@ def by_hand(arrays, x):
     """The map that one would write without the library; the first layer is one for all."""
     (w1, b1), (w2, b2) = arrays
 
+    def linear(x, w, b):
+        product = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
+        return product + jnp.broadcast_to(b, product.shape)
+
     def member(w2, b2):
-        return nn.functional.linear(jax.nn.relu(nn.functional.linear(x, w1, b1)), w2, b2)
+        return linear(jax.nn.relu(linear(x, w1, b1)), w2, b2)
 
     return jax.vmap(member)(w2, b2)
 
@@ -557,96 +418,47 @@ def test_the_program_is_that_of_a_map_by_hand(of):
     assert operations(program(by_ensemble), arrays, X) == operations(program(by_hand), arrays, X)
 
 
-@pytest.mark.usefixtures("optimized")
-def test_a_training_step_is_that_of_filter_vmap():
-    """With inputs for each member: equations and operations."""
-    arrays, structure = jax.tree.flatten(nets())
-    member = jax.tree.structure(nets().member)
-
-    def ours(arrays, xs):
-        def loss(arrays):
-            return jnp.mean(structure.unflatten(arrays)(xs, in_axes=0) ** 2)
-
-        return jax.tree.map(lambda a, g: a - 0.1 * g, arrays, jax.grad(loss)(arrays))
-
-    def hands(arrays, xs):
-        def loss(arrays):
-            call = pm.filter_vmap(lambda m, x: m(x))
-            return jnp.mean(call(member.unflatten(arrays), xs) ** 2)
-
-        return jax.tree.map(lambda a, g: a - 0.1 * g, arrays, jax.grad(loss)(arrays))
-
-    assert equations(ours, arrays, XS) == equations(hands, arrays, XS)
-    assert operations(ours, arrays, XS) == operations(hands, arrays, XS)
-
-
 # ---- refusals
 
 
-def test_a_member_has_to_return_its_state():
-    """Another State, or none, is not a successor of its State."""
-    forgetting = nn.Ensemble(lambda: nn.Lambda(jnp.sin), 2)
-    assert forgetting(X).shape == (2, 5, 2)
+class Forgetting(pm.Module):
+    """Gives back its output alone."""
 
-    class Forgetting(pm.Module):
-        """Gives back its output alone."""
+    count: pm.StateIndex
 
-        count: pm.StateIndex
+    def __call__(self, x, state):
+        return x
 
-        def __call__(self, x, state):
-            return x
 
+def forgetting():
+    """Members with State, called with it."""
     make = pm.make_with_state(nn.Ensemble)
     ensemble, state = make(lambda: Forgetting(pm.StateIndex(jnp.asarray(0))), 2)
-    with pytest.raises(StateError, match=r"a member that returns its output and the updated State"):
-        ensemble(X, state)
-
-
-# ---- which inputs have an entry for each member
-
-
-class Seeing(pm.Module):
-    """Gives the shapes that it is called with."""
-
-    def __call__(self, x, y=None, state=None, *, mask=None):
-        given = {"x": x, "y": y, "mask": mask}
-        shapes = {name: jax.tree.map(jnp.shape, tree) for name, tree in given.items()}
-        return shapes if state is None else (shapes, state)
-
-
-SEEING = nn.Ensemble(Seeing, N)
-EACH, ALL, OTHER = (2,), (N, 2), (2, N)
-ROWS = jnp.ones(ALL)
-STATE = pm.State(())
+    return ensemble(X, state)
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "in_axes", "seen"),
+    ("use", "error", "word"),
     [
-        ((ROWS,), {}, None, {"x": ALL}),
-        ((ROWS,), {}, 0, {"x": EACH}),
-        ((ROWS.T, ROWS), {}, (1, None), {"x": EACH, "y": ALL}),
-        ((ROWS, ROWS.T), {}, {"y": -1}, {"x": ALL, "y": EACH}),
-        ((ROWS,), {"mask": ROWS}, 0, {"x": EACH, "mask": ALL}),
-        ((ROWS,), {"mask": ROWS}, {"mask": 0}, {"x": ALL, "mask": EACH}),
-        (({"a": ROWS, "b": ROWS},), {}, {"a": 0, "b": None}, {"x": {"a": EACH, "b": ALL}}),
+        (forgetting, StateError, "State"),
+        (lambda: nets()(XS.T, in_axes=0), ShapeError, "x"),
+        (lambda: nets()(XS, in_axes=(0, 0)), SpecError, "in_axes"),
+        (lambda: nets()(XS, in_axes={"z": 0}), ArgumentError, "z"),
+        (lambda: nn.Ensemble(make_mlp, 0, key=KEY), ArgumentError, "n"),
+        (lambda: nets().replace(n=4), ArgumentError, "n"),
         (
-            ({"a": ROWS}, {"b": ROWS}),
-            {},
-            pm.by({"a": 0, ...: None}),
-            {"x": {"a": EACH}, "y": {"b": ALL}},
+            lambda: nn.Ensemble.from_members(list(nets()), shared="layers[0]"),
+            ArgumentError,
+            r"members\[1\]",
         ),
-        (({"a": ROWS, "b": 1.0},), {}, pm.if_array(0), {"x": {"a": EACH, "b": ()}}),
-        ((ROWS, None, STATE), {}, 0, {"x": EACH}),
-        ((ROWS, None, STATE), {}, (0, None), {"x": EACH}),
-        ((ROWS,), {"state": STATE, "mask": ROWS}, {"x": 0}, {"x": EACH, "mask": ALL}),
+        (lambda: nn.Ensemble(make_mlp, 2, key=KEY, shared="layres"), SpecError, "layres"),
+        (lambda: nn.Ensemble(make_mlp, 2, key=KEY, shared=...), SpecError, "shared"),
+        (lambda: nn.Ensemble(lambda: nn.BatchNorm(2), 2, shared=...), StateError, "state_index"),
+        (lambda: nn.Ensemble(lambda: pm.stateful(nn.BatchNorm(2)), 2), StateError, "State"),
+        (lambda: nets()[N], IndexError, "3"),
     ],
 )
-def test_what_has_an_axis(args, kwargs, in_axes, seen):
-    """One spec, one for each by position, or any by name; the State has no say in it."""
-    out = SEEING(*args, **kwargs, in_axes=in_axes)
-
-    has_state = any(isinstance(x, pm.State) for x in (*args, *kwargs.values()))
-    shapes = out[0] if has_state else out
-    assert isinstance(out, tuple) is has_state
-    assert shapes == {"x": None, "y": None, "mask": None, **seen}
+def test_what_is_refused(use, error, word):
+    """Lost State, axes that do not fit, shared arrays that differ or are none or all."""
+    with pytest.raises(error, match=word):
+        use()

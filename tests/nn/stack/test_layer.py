@@ -9,10 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import (
-    ArgumentError,
-    ShapeError,
-)
+from pytreemod.errors import AccessError, ArgumentError, RngError, ShapeError, StructureError
 from tests.helpers.equations import equations, operations
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -97,12 +94,9 @@ def test_each_layer_is_made_with_a_key_of_its_own(key):
     ("make_layer", "given", "keyed"),
     [
         (lambda key: nn.LayerNorm(2), True, True),
-        (lambda **arguments: nn.LayerNorm(2, use_bias="key" in arguments), True, True),
-        (lambda **arguments: nn.LayerNorm(2, use_bias="key" in arguments), False, False),
         (lambda key=None: nn.LayerNorm(2, use_bias=key is not None), True, True),
         (lambda key=None: nn.LayerNorm(2, use_bias=key is not None), False, False),
         (lambda: nn.LayerNorm(2, use_bias=False), True, False),
-        (ft.partial(nn.LayerNorm, 2, use_bias=False), False, False),
     ],
 )
 def test_a_layer_is_made_with_a_key_if_it_takes_one(make_layer, given, keyed, key):
@@ -121,17 +115,6 @@ def test_a_layer_without_arrays_is_stacked():
     assert jax.tree.leaves(stack) == []
     assert [type(layer) for layer in stack] == [nn.Lambda] * DEPTH
     assert_close(stack(X), jnp.sin(jnp.sin(jnp.sin(X))))
-
-
-def test_keys_come_from_init_keys(key):
-    """A Stack takes one for each layer, past those that were taken before."""
-    keys, same = pm.init_keys(key), pm.init_keys(key)
-
-    _, stack = next(keys), nn.Stack(ft.partial(nn.Linear, 2, 2), DEPTH, key=keys)
-
-    next(same)
-    for layer, own in zip(stack, same.take(DEPTH), strict=True):
-        assert_close(layer.weight, nn.Linear(2, 2, key=own).weight)
 
 
 def test_no_layers_are_the_identity():
@@ -178,19 +161,6 @@ def test_each_layer_gets_a_key_of_its_own(key):
     assert_close(stack(jnp.ones(DEPTH)), jnp.ones(DEPTH))
 
 
-def test_layers_that_use_no_key_get_none(key):
-    """A key for the model is not an error: it is not split."""
-
-    def apply(stack, key):
-        return stack(X, key=key)
-
-    plain = nn.Stack(lambda: nn.Lambda(jnp.sin), DEPTH)
-
-    assert_close(apply(plain, key), plain(X))
-    assert "random_split" not in equations(lambda key: apply(plain, key), key)
-    assert "random_split" in equations(lambda key: apply(blocks(), key), key)
-
-
 def test_arguments_by_name_are_the_same_for_all_layers():
     """Arrays are closed over, anything else is part of the program."""
     stack, gate = blocks(), jnp.asarray(0.5)
@@ -209,22 +179,6 @@ def test_arguments_for_each_layer_have_a_leading_axis():
 
 
 # ---- a sequence
-
-
-@pytest.mark.parametrize("second", [jnp.ones(3), None, jax.random.key(0)], ids=label)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_further_arguments_by_position_are_refused(second, depth):
-    """They would not reach the layers, and come back beside the result as if they were State."""
-    make_layer = ft.partial(nn.Dropout, 0.5, inference=True)
-    stack = nn.Stack(make_layer, depth)
-
-    for calling in (stack, jax.jit(stack)):
-        with pytest.raises(ArgumentError, match=r"^Stack\(Dropout, depth=") as error:
-            calling(jnp.ones(3), second)
-    assert str(error.value).endswith(
-        "  Pass further arguments for the layers, and a key, by name:\n"
-        "      stack(x, mask=mask, key=key)"
-    )
 
 
 def test_stack_is_a_sequence():
@@ -258,48 +212,11 @@ def test_list_and_stack_become_one_another():
     assert pm.tree_equal(nn.Stack.from_layers(iter(stack)).unstack(), stack.unstack())
 
 
-def test_leaves_of_the_list_are_slices_of_the_stack_by_path():
-    """`[i].linear.weight` of the list is `layer.linear.weight[i]`: checkpoints can be converted."""
-    stack = blocks()
-    of_stack = dict(jax.tree_util.tree_leaves_with_path(stack.layer))
-
-    of_list = jax.tree_util.tree_leaves_with_path(stack.unstack())
-
-    assert len(of_list) == DEPTH * len(of_stack)
-    for (number, *path), leaf in of_list:
-        assert_close(leaf, of_stack[tuple(path)][number.idx])
-
-
-# ---- mistakes
-
-
-def wide(x):
-    """Changes shapes and dtypes in several ways, as asked for by its input."""
-    return {
-        "shape": {"x": x.get("x", 0), "shape": jnp.ones(3)},
-        "dtype": {**x, "dtype": jnp.ones(2, jnp.float16)},
-        "more": {**x, "extra": jnp.ones(2)},
-        "name": {**x, "name": "b"},
-    }[next(iter(x.keys() - {"x"}))]
-
-
 def test_weakly_typed_inputs_are_promoted():
     """A Python number is a valid first input: the output of the layers has the type."""
     stack = nn.Stack(lambda: nn.Lambda(lambda x: x * jnp.asarray(2.0, jnp.float32)), DEPTH)
 
     assert float(stack(1.0)) == 2**DEPTH
-
-
-def test_arrays_without_the_leading_axis_are_refused():
-    """By path; for an ensemble of Stacks the error shows how to call it."""
-    stacks = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), blocks())
-    text = (
-        r"got 2 without one\.\n  at layer\.linear\.weight: f32\[2,3,2,2\]\n(.|\n)*pm\.filter_vmap\("
-    )
-
-    for use in (lambda: stacks(X), lambda: stacks[0], lambda: stacks.unstack()):
-        with pytest.raises(ShapeError, match=rf"^Stack\(Block, depth=3\): (.|\n)*{text}"):
-            use()
 
 
 # ---- as part of a model
@@ -325,48 +242,6 @@ def test_one_layer_is_edited_inside():
     assert pm.tree_equal(edited, nn.Stack.from_layers(layers))
 
 
-def test_the_gradient_of_chosen_leaves():
-    """wrt chooses among the stacked arrays, for all layers at once."""
-    grads = pm.filter_grad(mean_square, wrt="layer.linear.bias")(blocks(), X)
-
-    everything = pm.filter_grad(mean_square)(blocks(), X)
-    assert grads.layer.linear.weight is None
-    assert_close(grads.layer.linear.bias, everything.layer.linear.bias)
-    assert len(grads) == DEPTH
-
-
-def test_a_training_step_gives_its_memory_away():
-    """Donated through filter_jit, every array of the old Stack is gone, and nothing is retraced."""
-    traces = []
-
-    @pm.filter_jit(donate="stack")
-    def step(stack, x):
-        traces.append(None)
-        grads = pm.filter_grad(mean_square)(stack, x)
-        return pm.apply_updates(stack, jax.tree.map(lambda g: -0.1 * g, grads))
-
-    stack = first = jax.tree.map(jnp.copy, blocks())
-    for _ in range(3):
-        stack = step(stack, X)
-    assert len(traces) == 1
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
-    assert float(mean_square(stack, X)) < float(mean_square(blocks(), X))
-
-
-@pytest.mark.slow
-def test_an_ensemble_of_stacks():
-    """Made and called by filter_vmap, along any axis, it is the stack of single calls."""
-    keys = jax.random.split(jax.random.key(0), 2)
-
-    def make(key):
-        return nn.Stack(Block, DEPTH, key=key)
-
-    for axis in (0, 1):
-        stacks = pm.filter_vmap(make, out_axes=axis)(keys)
-        out = pm.filter_vmap(lambda s, x: s(x), in_axes=(axis, None))(stacks, X)
-        assert_close(out, jnp.stack([make(key)(X) for key in keys]))
-
-
 @ft.cache
 def make_nested():
     """A Stack of Stacks, both of which recompute."""
@@ -388,36 +263,14 @@ def test_stacks_nest():
     assert_close(net(X, key=jax.random.key(1)), one_by_one(layers, jnp.sin(X)))
 
 
-def test_a_sequential_is_stacked():
-    """Layers with a different configuration in turn: a Stack of pairs."""
-
-    def pair(key):
-        one, two = jax.random.split(key)
-        return nn.Sequential(
-            [nn.Linear(2, 4, key=one), nn.Lambda(jnp.tanh), nn.Linear(4, 2, key=two)]
-        )
-
-    stack = nn.Stack(pair, DEPTH, key=jax.random.key(0))
-
-    assert_close(stack(X, key=jax.random.key(1)), one_by_one(stack, X))
-
-
-def test_shapes_alone_are_enough():
-    """Under eval_shape a Stack is made, indexed and called without any array."""
-    make = ft.partial(nn.Stack, Block, 100)
-
-    stack = pm.filter_eval_shape(make, key=jax.random.key(0))
-    assert stack.layer.linear.weight.shape == (100, 2, 2)
-    assert pm.filter_eval_shape(lambda stack, x: stack(x), stack, X).shape == X.shape
-
-
 # ---- the program
 
 
 def layer_by_hand(params, x):
     """A Block as a function of a tuple of arrays."""
     weight, bias = params
-    return x + 0.5 * jnp.tanh(nn.functional.linear(x, weight, bias))
+    product = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
+    return x + 0.5 * jnp.tanh(product + bias[None])
 
 
 def by_hand(arrays, x, wrap=lambda f: f, **options):
@@ -537,3 +390,46 @@ def test_a_scan_of_scans_that_recompute():
     arrays = jax.tree.leaves(make_nested())
     for found, expected in zip(gradient(arrays), flat_gradient(arrays), strict=True):
         assert_close(found, expected.reshape(found.shape))
+
+
+# ---- refusals
+
+NET = nn.Sequential([nn.Identity(), blocks()])
+PARTS = {
+    "number": lambda net: net[1][0].linear.weight,
+    "slice": lambda net: net[1][1:].layer.linear.weight,
+    "unstacked": lambda net: net[1].unstack()[2].linear.weight,
+}
+
+
+@pytest.mark.parametrize("where", PARTS.values(), ids=PARTS.keys())
+def test_an_access_to_one_layer_is_not_taken_for_all(where):
+    """`stack[0].weight` is a part of a leaf: it can be neither replaced nor chosen by access."""
+    with pytest.raises(AccessError, match="where"):
+        pm.tree_at(where, NET, replace_fn=jnp.zeros_like)
+    with pytest.raises(AccessError, match="where"):
+        pm.filter_grad(lambda net: jnp.sum(net(X)), wrt=pm.select.at(where))(NET)
+
+
+STACKED = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), blocks())
+GROWING = nn.Stack(lambda: nn.Lambda(lambda x: jnp.concatenate([x, x])), DEPTH)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "word"),
+    [
+        (lambda: STACKED(X), ShapeError, r"layer\.linear\.weight"),
+        (lambda: STACKED[0], ShapeError, r"layer\.linear\.weight"),
+        (lambda: blocks()(X, per_layer={"gate": jnp.ones(2)}), ShapeError, "gate"),
+        (lambda: blocks()(X, per_layer={"key": jnp.ones(3)}), ArgumentError, "key"),
+        (lambda: GROWING(X), StructureError, "Stack"),
+        (lambda: blocks()[DEPTH], IndexError, "3"),
+        (lambda: blocks().replace(depth=4), ArgumentError, "depth"),
+        (lambda: nn.Stack.from_layers([]), ArgumentError, "from_layers"),
+        (lambda: nn.Stack(nn.Identity, 2, key=3), RngError, "key"),
+    ],
+)
+def test_what_is_refused(use, error, word):
+    """Arrays without the axis of the layers, arguments given twice, layers that change shapes."""
+    with pytest.raises(error, match=word):
+        use()

@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import StateError, TokenError
+from pytreemod.errors import RngError, StateError, TokenError
 from tests.helpers.equations import equations, operations
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -134,17 +134,6 @@ def test_each_layer_has_values_of_its_own():
             assert_close(found[i], statistic)
 
 
-def test_other_values_in_the_state_stay():
-    """A Stack takes its part of a model's State, and leaves the rest alone."""
-    net, state = pm.make_with_state(Net)(Normed, key=jax.random.key(0))
-    before = state.get(net.first.state_index)
-
-    _, state = net.blocks(X, state)
-
-    for found, expected in zip(state.get(net.first.state_index), before, strict=True):
-        assert_close(found, expected)
-
-
 def test_statistics_come_over_a_mapped_batch():
     """Under filter_vmap with an axis name, the State is one for all members."""
     make = pm.make_with_state(nn.Stack)
@@ -159,18 +148,6 @@ def test_statistics_come_over_a_mapped_batch():
     expected, whole_state = whole(X, whole_state)
     assert_close(out, expected)
     for pair in zip(jax.tree.leaves(state), jax.tree.leaves(whole_state), strict=True):
-        assert_close(*pair)
-
-
-def test_inference_leaves_the_state_as_it_was():
-    """With the mode switched, running statistics are read and not written."""
-    stack, state = normed()
-    _, state = stack(X, state)
-    kept = jax.tree.leaves(state)
-
-    _, state = nn.inference_mode(stack)(X, state)
-
-    for pair in zip(jax.tree.leaves(state), kept, strict=True):
         assert_close(*pair)
 
 
@@ -297,130 +274,7 @@ def test_state_and_keys_go_together(key):
     assert_close(out, expected)
 
 
-def test_one_key_for_all_layers_gives_one_mask(key):
-    """Passed by another name than `key`, a key is not split: Linen's broadcast of a dropout key."""
-
-    class Masked(pm.Module):
-        dropout: nn.Dropout
-
-        def __call__(self, x, *, mask_key):
-            return self.dropout(x, key=mask_key)
-
-    stack = nn.Stack(lambda: Masked(nn.Dropout(0.5)), DEPTH)
-    ones = jnp.ones(100)
-
-    assert_close(stack(ones, mask_key=key), 2 ** (DEPTH - 1) * nn.Dropout(0.5)(ones, key=key))
-
-
 # ---- as part of a model
-
-
-class Everything(pm.Module):
-    """The features of the guides: an affine map, running statistics, noise, a shared count."""
-
-    linear: nn.Linear
-    norm: nn.BatchNorm
-    dropout: nn.Dropout
-
-    def __init__(self, *, key):
-        self.linear = nn.Linear(2, 2, key=key)
-        self.norm = nn.BatchNorm(2)
-        self.dropout = nn.Dropout(0.5, stream=pm.RngStream())
-
-    def __call__(self, x, state, *, count):
-        x, state = self.norm(self.linear(x), state)
-        x, state = self.dropout(x, state)
-        return jnp.tanh(x), state.set(count, state.get(count) + 1)
-
-
-def test_everything_at_once_in_training_and_in_inference():
-    """NNX's example: statistics and noise for each layer, one count; then inference."""
-    make = pm.make_with_state(
-        lambda: (nn.Stack(Everything, DEPTH, key=jax.random.key(0)), pm.StateIndex(jnp.asarray(0)))
-    )
-    (stack, count), state = make()
-    apply = pm.filter_jit(lambda stack, state: stack(X, state, count=count))
-    state = state.seed(jax.random.key(0))
-
-    first, state = apply(stack, state)
-    second, state = apply(stack, state)
-    assert not pm.tree_equal(first, second)
-    mean, _ = state.get(stack.layer.norm.state_index)
-    assert mean.shape == (DEPTH, 2)
-    assert jnp.all(mean != 0)
-
-    inference = nn.inference_mode(stack)
-    third, state = apply(inference, state)
-    fourth, state = apply(inference, state)
-    assert_close(third, fourth)
-    assert int(state.get(count)) == 4 * DEPTH
-
-
-def test_what_is_captured_is_stacked():
-    """A capture sees each layer's output, in order, with a leading axis."""
-    stack, state = normed()
-
-    (out, _), seen = pm.filter_jit(pm.capture(lambda s, state: s(X, state), Normed))(stack, state)
-
-    assert {name: value.shape for name, value in seen.items()} == {"layer": (DEPTH, 5, 2)}
-    assert_close(seen["layer"][-1], out)
-
-
-def test_a_stack_is_stateful_if_its_layers_are():
-    """By the layer's mark, or by its tokens; an unused State is returned."""
-    plain = nn.Stack(nn.Identity, DEPTH)
-    state = pm.State(plain)
-
-    assert [normed()[0].is_stateful(), noisy()[0].is_stateful()] == [True, True]
-    assert not plain.is_stateful()
-    assert plain(X, state)[1] is state
-
-
-def test_a_sequential_passes_state_to_a_stack():
-    """And to none of the layers beside it that take none."""
-    make = pm.make_with_state(
-        lambda: nn.Sequential([nn.Identity(), nn.Stack(Normed, DEPTH, key=jax.random.key(0))])
-    )
-    net, state = make()
-    stack, stack_state = normed()
-
-    assert_close(net(X, state)[0], stack(X, stack_state)[0])
-
-
-def test_an_ensemble_of_stacks_with_state():
-    """Made and called by filter_vmap: every entry of the State has two leading axes."""
-    keys = jax.random.split(jax.random.key(0), 2)
-
-    def make(key):
-        stack, state = pm.make_with_state(nn.Stack)(Normed, DEPTH, key=key)
-        return stack, state
-
-    stacks, states = pm.filter_vmap(make)(keys)
-    outs, states = pm.filter_vmap(lambda s, x, state: s(x, state), in_axes=(0, None, 0))(
-        stacks, X, states
-    )
-
-    mean, _ = states.get(stacks.layer.norm.state_index)
-    assert mean.shape == (2, DEPTH, 2)
-    for i, key in enumerate(keys):
-        stack, state = make(key)
-        out, state = stack(X, state)
-        assert_close(outs[i], out)
-        assert_close(mean[i], state.get(stack.layer.norm.state_index)[0])
-
-
-def test_a_stack_within_a_scan():
-    """The State is carried through steps, each of which goes through all layers."""
-    stack, state = noisy()
-
-    def step(state, x):
-        out, state = stack(x, state)
-        return state, (out, state.get(stack.layer.drawn))
-
-    state, (outs, drawn) = pm.filter_scan(step, state, jnp.zeros(4))
-
-    assert len(set(drawn.ravel().tolist())) == 4 * DEPTH
-    assert_close(outs, drawn.sum(axis=1))
 
 
 # ---- as a list
@@ -446,23 +300,6 @@ def test_a_model_with_a_list_computes_the_same():
 
     assert type(listed.blocks) is list
     assert_close(call(listed, X, list_state)[0], call(net, X, state)[0])
-
-
-def test_the_state_of_the_list_is_the_one_that_it_would_be_made_with():
-    """Entries bear the names that a model with a list gives them, and hold the Stack's slices."""
-    net, state = pm.make_with_state(Net)(Normed, key=jax.random.key(0))
-    _, state = call(net, X, state)
-    stacked = state.get(net.blocks.layer.norm.state_index)
-
-    listed, list_state = as_list(net, state)
-
-    names = dict.fromkeys(
-        path[0].key for path, _ in jax.tree_util.tree_leaves_with_path(list_state)
-    )
-    assert list(names)[1:] == [f"blocks[{i}].norm.state_index" for i in range(DEPTH)]
-    for i, layer in enumerate(listed.blocks):
-        for found, statistics in zip(list_state.get(layer.norm.state_index), stacked, strict=True):
-            assert_close(found, statistics[i])
 
 
 def test_a_list_becomes_a_stack_with_its_state():
@@ -507,29 +344,6 @@ def test_a_part_of_a_stack_has_the_values_of_its_layers(part):
     assert taken(X, own)[0].shape == X.shape
 
 
-def test_a_part_of_a_stack_is_refused_by_its_state():
-    """The values in there are those of all layers: a layer must not take them for its own."""
-    stack, state = normed()
-
-    how = r"\n      layer, state = pm\.make_with_state\(lambda: state\.fill\(stack\)\[0\]\)\(\)"
-    for part in (stack[0], stack[:2], stack.unstack()[1]):
-        with pytest.raises(TokenError, match=rf"a token without a name(.|\n)*{how}"):
-            part(X, state)
-        with pytest.raises(StateError, match=rf"moved into another State(.|\n)*{how}"):
-            pm.make_with_state(state.fill)(part)
-        state = state.restored()
-
-
-def test_tokens_may_still_hold_their_values():
-    """The value of a token is not split: a stream has no leading axis."""
-    stack, state = noisy()
-    expected, _ = stack(X, jax.tree.map(jnp.copy, state))
-
-    filled = state.fill(stack)
-
-    assert_close(filled(X, pm.State(filled))[0], expected)
-
-
 def test_layers_that_are_one_object_have_values_for_each():
     """A layer given twice is two layers: the value has an entry for both."""
     shared = nn.BatchNorm(2)
@@ -539,50 +353,12 @@ def test_layers_that_are_one_object_have_values_for_each():
     assert str(state) == "State(layer.layers[0].state_index=(f32[2,2], f32[2,2]))"
 
 
-# ---- mistakes
-
-
-class Wrong(nn.StatefulLayer):
-    """Returns a wrong result."""
-
-    norm: nn.BatchNorm
-    kind: str
-
-    def __init__(self, kind):
-        self.norm = nn.BatchNorm(2)
-        self.kind = kind
-
-    def __call__(self, x, state, *, key=None):
-        out, state = self.norm(x, state)
-        other = pm.State(pm.StateIndex(jnp.zeros(2)))
-        return {"alone": out, "swapped": (state, out), "other": (out, other)}[self.kind]
-
-
-def test_a_token_may_be_passed_under_two_names():
-    """It is one, which all layers read and write."""
-
-    class Both(pm.Module):
-        own: pm.StateIndex
-
-        def __init__(self):
-            self.own = pm.StateIndex(jnp.asarray(0.0))
-
-        def __call__(self, x, state, *, count, same):
-            state = state.set(count, state.get(count) + 1)
-            return x + state.get(same), state
-
-    make = pm.make_with_state(lambda: (nn.Stack(Both, DEPTH), pm.StateIndex(jnp.asarray(0.0))))
-    (stack, count), state = make()
-    out, state = stack(jnp.asarray(0.0), state, count=count, same=count)
-
-    assert float(out) == 1 + 2 + 3
-    assert float(state.get(count)) == DEPTH
-
-
-def test_a_split_state_is_refused():
-    """It belongs under a map over its members, where the Stack takes it."""
+def test_a_split_state_goes_through_a_map():
+    """It belongs under a map over its members, where the Stack takes it; outside, it is refused."""
     stack, state = noisy()
     state = state.split(2)
+    with pytest.raises(RngError, match="stream"):
+        stack(X, state.restored())
 
     axes = pm.by({"layer.stream": 0, ...: None})
     mapped = pm.filter_vmap(
@@ -667,3 +443,51 @@ def test_a_stack_in_inference_mode_leaves_its_state_usable():
     assert_close(first, second)
     _, after = stack(x, state.seed(jax.random.key(1)))
     assert after is not state
+
+
+# ---- refusals
+
+
+class Wrong(nn.StatefulLayer):
+    """Returns a wrong result."""
+
+    norm: nn.BatchNorm
+    kind: str
+
+    def __init__(self, kind):
+        self.norm = nn.BatchNorm(2)
+        self.kind = kind
+
+    def __call__(self, x, state, *, key=None):
+        out, state = self.norm(x, state)
+        other = pm.State(pm.StateIndex(jnp.zeros(2)))
+        return {"alone": out, "swapped": (state, out), "other": (out, other)}[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["alone", "swapped", "other"])
+def test_a_layer_has_to_return_its_state(kind):
+    """Its update would be lost."""
+    stack, state = pm.make_with_state(nn.Stack)(lambda: Wrong(kind), DEPTH)
+
+    with pytest.raises(StateError, match="Wrong"):
+        stack(X, state)
+
+
+def test_a_part_of_a_stack_is_refused_by_its_state():
+    """The values in there are those of all layers: a layer must not take them for its own."""
+    stack, state = normed()
+
+    for part in (stack[0], stack[:2], stack.unstack()[1]):
+        with pytest.raises(TokenError, match="token"):
+            part(X, state)
+        state = state.restored()
+
+
+def test_a_value_without_the_leading_axis_is_refused():
+    """A token that stands outside, and was put into the layers later, has one value there."""
+    make = pm.make_with_state(lambda: (pm.StateIndex(jnp.zeros(())), nn.Stack(Noise, DEPTH)))
+    (shared, stack), state = make()
+    stack = pm.tree_at(lambda s: s.layer.drawn, stack, shared)
+
+    with pytest.raises(StateError, match="leading axis"):
+        stack(X, state.seed(jax.random.key(0)))
