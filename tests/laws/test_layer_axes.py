@@ -32,10 +32,6 @@ def linear(key):
     return nn.Linear(2, 2, key=key)
 
 
-def mlp(key):
-    return nn.MLP(2, 2, 2, 3, scan=True, key=key)
-
-
 def stack(make, depth=2):
     return lambda key: nn.Stack(make, depth, key=key)
 
@@ -44,28 +40,12 @@ def ensemble(make, n=2, **options):
     return lambda key: nn.Ensemble(make, n, key=key, **options)
 
 
-class Mixed(pm.Module):
-    """Several kinds, in containers."""
-
-    parts: dict[str, object]
-    rest: list[object]
-
-    def __init__(self, key):
-        self.parts = {"stack": stack(linear)(key)}
-        self.rest = [linear(key), ensemble(mlp, shared="layers[0]")(key)]
-
-    def __call__(self, x):
-        return x
-
-
 FORMS = {
     "Stack": stack(linear),
     "Ensemble": ensemble(linear),
     "Stacks in a Stack": stack(stack(linear)),
     "Ensemble of Stacks": ensemble(stack(linear), shared="layer.bias"),
     "Ensembles in a Stack": stack(ensemble(linear, shared="weight")),
-    "Ensemble of MLPs": ensemble(mlp, shared="layers[1].weight"),
-    "containers": stack(Mixed),
 }
 
 
@@ -73,11 +53,6 @@ def lists(node):
     """The same, with a list of layers, or members, instead of a Stack or Ensemble."""
     if isinstance(node, (nn.Stack, nn.Ensemble)):
         return [lists(layer) for layer in node.unstack()]
-    if isinstance(node, nn.MLP):
-        first, inner, last = node.layers
-        return [lists(layer) for layer in (first, *pm.unstack(inner), last)]
-    if isinstance(node, Mixed):
-        return [lists(layer) for layer in (*node.parts.values(), *node.rest)]
     return node
 
 
@@ -123,29 +98,6 @@ def test_the_axes_are_those_that_one_layer_lacks(form, tmp_path):
         pm.load(tmp_path / "file", make(jax.random.key(1))),
     ):
         check_axes(tree)
-
-
-class Tied(pm.Module):
-    """Two layers with one matrix."""
-
-    one: nn.Linear
-    two: nn.Linear
-
-    def __init__(self, key):
-        self.one, self.two = linear(key), linear(key)
-        pm.tie(self, "two.weight", to="one.weight", through=jnp.transpose)
-
-    def __call__(self, x):
-        return self.two(self.one(x))
-
-
-def test_layers_that_are_more_than_arrays_have_the_same_axes():
-    """Ties, normalized weights, and layers that were materialized."""
-    for layer in (Tied, lambda key: nn.WeightNorm(linear(key))):
-        check_axes(ensemble(stack(layer))(KEY))
-    unfinished = ensemble(stack(lambda key: nn.Linear(None, 2, key=key)))(KEY)
-    assert {*jax.tree.leaves(pm.layer_axes(unfinished))} == {2}
-    check_axes(pm.materialize(unfinished, jnp.ones(2)))
 
 
 def of_length_one(w):

@@ -43,15 +43,6 @@ def test_every_leaf_is_in_exactly_one_half(tree, spec):
 
 @law
 @given(trees)
-def test_combine_takes_the_first_that_is_there(tree):
-    """combine(t, anything of its structure) == t."""
-    other = jax.tree.map(lambda _: "other", tree)
-
-    assert_identical(pm.combine(tree, other), tree)
-
-
-@law
-@given(trees)
 def test_trainable_splits_as_partition_does(tree):
     """combine(*trainable(t)) == t, and the first half holds inexact arrays only."""
     first, rest = pm.trainable(tree)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 import pytest
 from hypothesis import given
-from jax.sharding import Mesh, PartitionSpec
 
 import pytreemod as pm
 from pytreemod import nn
@@ -102,22 +101,7 @@ def test_complement_laws(tree, a, b):
     assert not [pair for pair in laws if masks_differ(*pair, tree)]
 
 
-@law
-@given(rooted, selectors)
-def test_selector_and_mask_tree_mean_the_same(tree, a):
-    """filter(t, a) == filter(t, the tree of a's mask)."""
-    leaves, treedef = jax.tree.flatten(tree)
-    mask = a.mask(tree)
-    by_mask = treedef.unflatten([x if m else None for x, m in zip(leaves, mask, strict=True)])
-
-    found = pm.filter(tree, a)
-    assert jax.tree.structure(found) == jax.tree.structure(by_mask)
-    assert all(x is y for x, y in zip(*map(jax.tree.leaves, (found, by_mask)), strict=True))
-
-
 X = jnp.ones(4)
-MESH = Mesh(jax.devices()[:1], ("d",))
-P = PartitionSpec
 
 
 def net():
@@ -140,12 +124,6 @@ def apply(model):
 TAKERS = {
     "call": (lambda tmp, r: r(net()), 0, 1),
     "vmap in_axes": (lambda tmp, r: pm.filter_vmap(apply, in_axes=(r,))(stacked()), 0, None),
-    "in_specs": (
-        lambda tmp, r: pm.filter_shard_map(apply, mesh=MESH, in_specs=(r,), out_specs=P())(net()),
-        P(),
-        P("d"),
-    ),
-    "shardings": (lambda tmp, r: pm.shardings(net(), MESH, r), P(), P("d")),
     "Optimizer": (lambda tmp, r: pm.Optimizer(r).init(net()), optax.sgd(1.0), optax.adam(1.0)),
     "with_precision": (lambda tmp, r: pm.with_precision(net(), r), "float32", "bfloat16"),
     "load cast": (lambda tmp, r: pm.load(tmp / "net", net(), cast=r), None, "bfloat16"),

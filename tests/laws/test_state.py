@@ -74,27 +74,6 @@ def test_set_then_get(inits, data):
         assert_same(after.get(token), value if j == i else before[j])
 
 
-@law
-@given(values)
-def test_set_of_what_is_there_changes_nothing(inits):
-    """state.set(i, state.get(i)) == state."""
-    model, state = make(inits)
-    kept = again(state)
-
-    assert state.set(model.first, state.get(model.first)) == kept
-
-
-@law
-@given(values)
-def test_update_with_a_substate_changes_nothing(inits):
-    """state.update(state.substate(m)) == state, for the model and for each part."""
-    model, state = make(inits)
-    for part in (model, model.first, model.rest, []):
-        kept = again(state)
-        state = state.update(state.substate(part))
-        assert state == kept
-
-
 writes = st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=6)
 
 
@@ -193,18 +172,6 @@ def test_seed_gives_what_it_gave(seed, count):
 
 
 @law
-@given(st.integers(0, 2**32 - 1))
-def test_seeding_parts_is_seeding_all(seed):
-    """state.seed(k, a).seed(k, ~a) == state.seed(k), in whichever order."""
-    _, state = pm.make_with_state(Streams)()
-    key = jax.random.key(seed)
-    whole = again(state).seed(key)
-
-    assert again(state).seed(key, "first").seed(key, "rest") == whole
-    assert state.seed(key, "rest").seed(key, "first") == whole
-
-
-@law
 @given(st.lists(st.integers(0, 2), max_size=3))
 def test_keys_are_used_once(uses):
     """Every key that was drawn, or could be drawn next, is another one."""
@@ -229,16 +196,3 @@ def test_fill_undoes_make_with_state(inits):
 
     assert after == kept
     assert remade == model
-
-
-@law
-@given(values, values)
-def test_filled_parts_make_what_a_whole_would(one, other):
-    """Two models that were made apart, filled and put together, are those made at once."""
-    pairs = [make(one), make(other)]
-    filled = [state.fill(model) for model, state in pairs]
-    model, state = pm.make_with_state(lambda: filled)()
-    whole, whole_state = pm.make_with_state(lambda: [Net(*one), Net(*other)])()
-
-    assert state == whole_state
-    assert model == whole

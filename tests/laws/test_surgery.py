@@ -92,22 +92,6 @@ def test_putting_back_what_was_there_changes_nothing(tree, data):
     assert_identical(pm.tree_at(where, tree, replace_fn=lambda old: old), tree)
 
 
-@law
-@given(trees, st.data())
-def test_the_last_replacement_wins(tree, data):
-    """tree_at(w, tree_at(w, t, x), y) == tree_at(w, t, y)."""
-    paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
-    assume(paths)
-    path = data.draw(st.sampled_from(paths))
-    first, second = New(), New()
-
-    def where(t):
-        return at_path(t, path)
-
-    twice = pm.tree_at(where, pm.tree_at(where, tree, first), second)
-    assert_identical(twice, pm.tree_at(where, tree, second))
-
-
 @every_module
 def test_selector_at_picks_what_tree_at_replaces(make):
     """filter(t, select.at(w)) keeps the leaves that tree_at(w, t, ...) would replace."""

@@ -1,12 +1,14 @@
 """Laws of ties and computed leaves: the values of a model, and the leaves of its gradient."""
 
 import copy
+import dataclasses
 import pickle
 
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 
 import pytreemod as pm
@@ -146,21 +148,6 @@ def test_the_gradient_through_ties_is_the_sum(nets):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@law
-@given(st.integers(0, 1), st.sampled_from(NAMES[1:]))
-def test_the_gradient_of_one_tie_is_that_of_both_places_added(seed, name):
-    """Those of the two leaves of the untied model."""
-    tied = pm.tie(plain(seed), PLACES[name], to="a")
-
-    def gradients(net):
-        return pm.filter_grad(lambda net: net.loss(X))(net)
-
-    # Copied, because one array at two paths causes a warning.
-    free = gradients(jax.tree.map(jnp.copy, pm.untie(tied)))
-    expected = free.a + matrix(free, name)
-    np.testing.assert_allclose(gradients(tied).a, expected, rtol=1e-5, atol=1e-7)
-
-
 JITTED = jax.jit(lambda net: [matrix(net, name) for name in NAMES])
 
 
@@ -216,6 +203,15 @@ def test_computed_leaves_of_several_models_resolve_with_a_number_that_all_share(
     expected = pm.filter_vmap(lambda m: m.weight)(several)
 
     np.testing.assert_array_equal(pm.resolve(several).weight, expected)
+
+
+def test_what_is_tied_is_not_rebuilt_from_attributes():
+    """`dataclasses.replace` would lose the tie, and is refused; `replace` keeps it."""
+    tied = pm.tie(plain(0), "b.weight", to="a")
+
+    with pytest.raises(TypeError, match="replace"):
+        dataclasses.replace(tied, c=[])
+    assert tied.replace(c=[]).b.weight is tied.a
 
 
 class Block(pm.Module):

@@ -59,13 +59,6 @@ def low_rank(key: jax.Array) -> Any:
     return pm.lora(net(key=key), pm.matrices, rank=2, key=key)
 
 
-def weight_normed(key: jax.Array) -> Any:
-    """Weights that are computed from direction and length."""
-    one, two = jax.random.split(key)
-    first = nn.WeightNorm(nn.Linear(8, 16, key=one), axis=0)
-    return nn.Sequential([first, nn.Linear(16, 8, key=two)])
-
-
 def stacked(key: jax.Array) -> Any:
     """For rules that count in each layer for itself."""
     return nn.Stack(lambda key: nn.Linear(8, 8, key=key), 3, key=key)
@@ -78,7 +71,6 @@ CASES: dict[str, tuple[Any, Any]] = {
     "precision": (mixed, SGD),
     "tie": (tied, SGD),
     "lora": (low_rank, SGD),
-    "WeightNorm": (weight_normed, SGD),
     "by layer": (
         stacked,
         pm.by({pm.matrices: optax.chain(optax.clip_by_global_norm(0.1), SGD), ...: SGD}),

@@ -29,10 +29,6 @@ class Slotted:
     __slots__ = ()
 
 
-class Mixin:
-    """A mixin with one."""
-
-
 class Generated(pm.Module):
     """The `__init__` is written."""
 
@@ -63,9 +59,6 @@ class Own(pm.Module):
 class SlotsFirst(Slotted, Generated): ...
 
 
-class MixinFirst(Mixin, Own): ...
-
-
 class GenericFirst(Generic[T], Generated): ...
 
 
@@ -80,7 +73,7 @@ class CallableFirst(collections.abc.Callable, Generated):
         return self.n
 
 
-STYLES = [Generated, SlotsFirst, MixinFirst, GenericFirst, AbstractFirst, CallableFirst]
+STYLES = [Generated, SlotsFirst, GenericFirst, AbstractFirst, CallableFirst]
 through_jit = pm.filter_jit(lambda m: m)
 double = pm.filter_jit(lambda m: jax.tree.map(lambda x: 2 * x, m))
 

@@ -4,7 +4,6 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 import pytreemod as pm
@@ -88,24 +87,3 @@ def test_default_axes_map_every_array_and_nothing_else():
     )
     expected = jnp.stack([2 * jax.tree.map(lambda w, i=i: w[i], models)(xs[i]) for i in range(3)])
     assert_close(found, expected)
-
-
-@pytest.mark.parametrize("transform", [pm.filter_jit, lambda f: f])
-def test_vmap_of_grad_is_the_stack_of_gradients(transform):
-    """filter_vmap(filter_grad(f)) == stack of filter_grad(f), jitted or not."""
-
-    def loss(model, x):
-        return jnp.sum(model(x) ** 2)
-
-    model, xs = affine(), ramp(4, 3)
-    found = transform(pm.filter_vmap(pm.filter_grad(loss), in_axes=(None, 0)))(model, xs)
-    members = [pm.filter_grad(loss)(model, x) for x in xs]
-    assert_close(found, jax.tree.map(lambda *ws: jnp.stack(ws), *members), rtol=1e-4)
-
-
-def test_aliases_in_the_arguments_are_independent():
-    """f(m, m) with in_axes=(0, 1) maps one array over two axes at once."""
-    square = ramp(2, 2)
-    found = pm.filter_vmap(lambda a, b: a - b, in_axes=(0, 1))(square, square)
-
-    np.testing.assert_array_equal(found, np.asarray(square) - np.asarray(square).T)

@@ -121,6 +121,3 @@ def test_errors_of_items(eqx):
         fails(f, base.failure, GOOD, about="It did not work."),
         fails(base.success.error_if, GOOD, True, about="All is well."),
     )
-
-
-# ---- counting traces
