@@ -49,23 +49,6 @@ def write_changed(path, change):
     write_plain(path, text.replace(f'"{seal}":"{"0" * 8}"', f'"{seal}":"{summed}"'), data)
 
 
-def write_older(path, *replaced):
-    """The same file with parts of its description replaced, as an older version wrote it."""
-
-    def change(header):
-        for old, new in replaced:
-            text = header[METADATA]["pytreemod.tree"]
-            assert old in text
-            header[METADATA]["pytreemod.tree"] = text.replace(old, new)
-
-    write_changed(path, change)
-
-
-def array_of(header, name):
-    """Where in the data an array begins and ends."""
-    return header[name]["data_offsets"]
-
-
 def dtype_called(jnp, name):
     """Of JAX's names."""
     return np.dtype(getattr(jnp, name))

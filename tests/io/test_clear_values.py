@@ -62,33 +62,6 @@ def test_values_are_brought_in_as_by_the_constructor(path):
     assert_same(pm.load(path, kernel()), expected)
 
 
-@pytest.mark.parametrize("resolve", [pm.resolve, lambda model: Older(*GIVEN)])
-def test_so_are_those_that_save_wrote(tmp_path, resolve):
-    """Of a model that was resolved; of a class that has got its constraints since."""
-    path, expected = tmp_path / "model.safetensors", Kernel(*map(jnp.asarray, GIVEN))
-    pm.save(path, {"a": resolve(expected)})
-
-    found = pm.load(path, {"b": kernel(Kernel)}, rename={"a": "b"}, strict=False)[0]
-
-    assert_same(found, {"b": expected})
-
-
-def test_they_are_cast_and_left_out_like_others(path, tmp_path):
-    """In float32 or wider before they are rounded; unchanged values are equal to the last bit."""
-    half = tmp_path / "half.safetensors"
-    values = dict(zip(pm.named_leaves(kernel(Older)), GIVEN, strict=True))
-    safetensors.numpy.save_file({n: x.astype(jnp.bfloat16) for n, x in values.items()}, half)
-    like = kernel()
-
-    found = pm.load(half, like, cast="float32")
-    assert float(found.length) == 2.0
-    part = pm.load(path, like, only=pm.select.path("length"))
-    assert float(part.length) == 2.0
-    assert part.mix.tolist() == like.mix.tolist()
-    with pytest.raises(FileError, match=r"length\.unconstrained: like has f32"):
-        pm.load(half, like)
-
-
 def bounded(constraint):
     """A class of which the field may have any constraint, under one name."""
 

@@ -41,29 +41,6 @@ def norm(lib=pm, mode="batch", **options):
     return lib.nn.make_with_state(lib.nn.BatchNorm)(2, "batch", mode=mode, **options)
 
 
-LAYERS = {
-    "Dropout": (0.3,),
-    "MaxPool1d": (2,),
-    "AvgPool2d": (2,),
-    "AdaptiveAvgPool1d": (2,),
-    "Identity": (),
-    "PReLU": (),
-    "LayerNorm": (2,),
-    "RotaryPositionalEmbedding": (4,),
-    "Lambda": (jnp.tanh,),
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_flags_that_are_leaves_are_those_of_equinox(name):
-    """Numbers in fields that are not static in Equinox, and are configuration here."""
-    ours, theirs = (getattr(lib.nn, name)(*LAYERS[name]) for lib in (pm, eqx))
-    file = io.BytesIO()
-    eqx.tree_serialise_leaves(file, theirs)
-
-    assert written(ours) == file.getvalue()
-
-
 def test_flags_stand_where_their_fields_are_declared():
     """In layers, in their subclasses, and in their containers."""
 

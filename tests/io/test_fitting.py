@@ -64,6 +64,7 @@ def test_what_the_file_does_not_tell_is_likes(tmp_path):
 
 
 def test_a_text_in_a_leafs_place_is_configuration(tmp_path):
+    """A text or a function is compared, and that of `like` is kept."""
     pm.save(tmp_path / "file", {"name": "a", "fn": jnp.sin})
     with pytest.raises(FileError, match="name: like has 'b', the file 'a'"):
         pm.load(tmp_path / "file", {"name": "b", "fn": jnp.sin})
@@ -104,6 +105,7 @@ CONV1, CONV10, HEAD = {"weight": 1}, {"weight": 2}, {"w": 3}
     ],
 )
 def test_rename_takes_whole_steps_and_the_first_name(tmp_path, rename, like):
+    """`conv1` is not the beginning of `conv10`."""
     pm.save(tmp_path / "file", {"conv1": CONV1, "conv10": CONV10, "head": HEAD})
     zeros = jax.tree.map(lambda _: 0, like)
     found, report = pm.load(tmp_path / "file", zeros, strict=False, rename=rename)

@@ -4,7 +4,6 @@ from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -149,28 +148,8 @@ def test_arrays_are_of_the_kind_that_they_were():
     assert made["jax"].tolist() == made["numpy"].tolist() == [1, 1]
 
 
-def test_names_go_through_compiled_code():
-    """Names are not values: both ways work under a trace."""
-    model = affine()
-    doubled = jax.jit(lambda m: from_named(m, {k: 2 * v for k, v in named_leaves(m).items()}))
-
-    assert doubled(model) == jax.tree.map(lambda x: 2 * x, model)
-
-
 def test_some_leaves_may_be_given():
     """Not strict: missing leaves are unchanged, unexpected ones are left out."""
     made = from_named(affine(), {"bias": ramp(2), "other": 1}, strict=False)
 
     assert made == affine().replace(bias=ramp(2))
-
-
-def test_nodes_without_names_have_numbers():
-    """Of a class that was registered without keys, the children are counted."""
-
-    class Plain:
-        def __init__(self, *children):
-            self.children = children
-
-    jtu.register_pytree_node(Plain, lambda node: (node.children, None), lambda _, c: Plain(*c))
-
-    assert named_leaves({"a": Plain(1, [2])}) == {"a.0": 1, "a.1.0": 2}

@@ -1,6 +1,5 @@
 """A folder of steps, written while the loop goes on, and whole whenever the process is killed."""
 
-import io
 import os
 import random
 import shutil
@@ -9,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -226,43 +224,6 @@ def test_other_files_of_the_folder_are_no_steps(tmp_path):
 # ---- the loop's thread
 
 
-def test_a_save_neither_waits_for_arrays_nor_fetches_them(tmp_path, monkeypatch, gate):
-    """No copy from the device to the host is on the loop's thread: all are on another."""
-    seen = {"here": [], "there": []}
-    here = threading.get_ident()
-
-    def watch(owner, name):
-        original = getattr(owner, name)
-
-        def watched(*args, **options):
-            if args and isinstance(args[0], jax.Array):
-                seen["here" if threading.get_ident() == here else "there"].append(name)
-            return original(*args, **options)
-
-        monkeypatch.setattr(owner, name, watched)
-
-    kind = type(jnp.zeros(()))
-    for name in ("__array__", "__float__", "__int__", "__bool__", "__index__", "item", "tolist"):
-        watch(kind, name)
-    watch(kind, "block_until_ready")
-    watch(kind, "copy_to_host_async")
-    for name in ("array", "asarray"):
-        watch(np, name)
-    for name in ("device_get", "block_until_ready"):
-        watch(jax, name)
-    tree = {f"layer{i}": jnp.full(3, float(i)) for i in range(40)}
-    tree["scalar"] = jnp.float32(1)
-    checkpoints = Checkpoints(tmp_path, best="loss")
-    with jax.transfer_guard_device_to_host("disallow"):
-        checkpoints.save(1, tree, {"loss": jnp.float32(0.5)})
-    gate.set()
-    checkpoints.wait()
-
-    assert seen["here"] == []
-    assert len(seen["there"]) >= 42
-    assert read_metadata(checkpoints.path())["metrics"] == {"loss": 0.5}
-
-
 def test_a_save_returns_before_anything_is_written(tmp_path, gate):
     """And the next one waits for it: no more than one copy of the arrays is there."""
     checkpoints = Checkpoints(tmp_path)
@@ -446,21 +407,6 @@ def test_a_damaged_newest_file_is_passed_over(tmp_path, how):
     assert checkpoints.steps() == [35, 45]
 
 
-def test_where_all_files_are_damaged_all_are_told(tmp_path):
-    """Nothing is made up."""
-    with Checkpoints(tmp_path) as checkpoints:
-        for step in (1, 2):
-            checkpoints.save(step, LIKE)
-    for step in (1, 2):
-        damage(checkpoints.path(step))
-
-    with (
-        warnings.catch_warnings(action="ignore", category=DamagedFileWarning),
-        pytest.raises(FileMissingError, match=r"(?s)00002.*00001"),
-    ):
-        checkpoints.restore(LIKE)
-
-
 def test_a_file_of_another_model_is_not_passed_over(tmp_path):
     """An older one might fit, and would be the wrong one."""
     with Checkpoints(tmp_path) as checkpoints:
@@ -469,24 +415,6 @@ def test_a_file_of_another_model_is_not_passed_over(tmp_path):
 
     with pytest.raises(FileError, match="00002"):
         checkpoints.restore(LIKE)
-
-
-def test_a_step_that_is_removed_meanwhile_is_not_missed(tmp_path, monkeypatch):
-    """Another process has saved a newer one, and that one is taken."""
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(1, tree_at_step(1))
-
-    real = io.FileIO
-
-    def late(file, *args):
-        monkeypatch.setattr(io, "FileIO", real)
-        with Checkpoints(tmp_path, keep=1) as other:
-            other.save(2, tree_at_step(2))
-        return real(file, *args)
-
-    monkeypatch.setattr(io, "FileIO", late)
-
-    assert_same(checkpoints.restore(LIKE), tree_at_step(2))
 
 
 # ---- several at once
@@ -507,23 +435,6 @@ def test_several_threads_and_folders_opened_twice(tmp_path):
 
     assert files(tmp_path) == ["step_00000022.safetensors", "step_00000023.safetensors"]
     assert_same(Checkpoints(tmp_path).restore(LIKE), tree_at_step(23))
-
-
-def test_one_folder_for_several_threads(tmp_path):
-    """Saves come one after the other."""
-    checkpoints = Checkpoints(tmp_path, keep=None)
-    checkpoints.save(0, LIKE)
-    refused = []
-
-    def run(i):
-        try:
-            checkpoints.save(i, tree_at_step(i))
-        except ArgumentError:
-            refused.append(i)
-
-    race(run)
-
-    assert sorted({*checkpoints.steps(), *refused}) == list(range(8))
 
 
 # ---- the end of a program

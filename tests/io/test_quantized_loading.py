@@ -4,17 +4,13 @@ import functools as ft
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
 from tests.labels import label
 
 KEY = jax.random.key(0)
-RULE = pm.by({"layers.0.weight": "int4", "**.weight": "int8", ...: None})
 
 
 def mlp():
@@ -63,30 +59,3 @@ def test_with_other_options(tmp_path):
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), stack())
     assert made == {"new": pm.quantize(half, "int8")}
     assert made["new"][0].weight.dtype == jnp.bfloat16
-
-
-def test_arrays_are_where_like_has_them(tmp_path):
-    """On several devices, and numbers with them."""
-    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
-    sharding = NamedSharding(mesh, P("d"))
-    w = jax.random.normal(KEY, (4, 6))
-    like = {"w": jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=sharding)}
-
-    leaves = pm.named_leaves(pm.load(saved(tmp_path, {"w": w}), like, quantize="int8"))
-    assert leaves["w.numbers"].sharding.is_equivalent_to(sharding, 2)
-    assert (
-        leaves["w.numbers"].tolist()
-        == pm.named_leaves(pm.quantize({"w": w}, "int8"))["w.numbers"].tolist()
-    )
-
-
-def test_the_base_of_an_update_is_quantised(tmp_path):
-    """The factors are those of the file, or of `like`."""
-    adapted = pm.lora(mlp(), "**.weight", 1, key=KEY)
-    path = saved(tmp_path, mlp())
-    rule = {"missing": pm.by({pm.select.role("lora"): "keep", ...: "error"}), "quantize": "int8"}
-
-    assert pm.load(path, adapted, **rule) == pm.quantize(adapted, "int8")
-    assert pm.load(saved(tmp_path, adapted), adapted, quantize="int8") == pm.quantize(
-        adapted, "int8"
-    )

@@ -117,6 +117,7 @@ def test_packed_and_transposed_matrices_go_into_a_stack(tmp_path):
     ],
 )
 def test_stars_are_bound_in_order_and_the_first_pattern_wins(tmp_path, rename, names):
+    """In paths as in names."""
     path = written(tmp_path, {"a.0.b.1.w": np.zeros(1), "a.1.b.1.w": np.ones(1)})
     if names is None:
         with pytest.raises(ArgumentError, match=r"a\.\*\.b"):
@@ -350,18 +351,6 @@ def test_what_is_not_written_need_not_be_an_array(tmp_path):
     pm.save(tmp_path / "file", tree, rename={"fn": None, "text": None})
     like = {"w": ramp(2, start=1), "key": jax.random.key(0), "z": 0j}
     assert_same(pm.load(tmp_path / "file", like), {name: tree[name] for name in like})
-
-
-@pytest.mark.skipif(len(jax.devices()) < 2, reason="arrays on two devices")
-def test_layers_may_be_on_several_devices(tmp_path):
-    """Each is a part of the array on the host."""
-    stack = nn.Stack(Layer, 2, key=jax.random.key(0))
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    spread = jax.tree.map(lambda x: jax.device_put(x, sharding), stack)
-    pm.save(tmp_path / "one", stack, rename={"*.query": "*.q"})
-    pm.save(tmp_path / "two", spread, rename={"*.query": "*.q"})
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
 SWAPPED = pm.Relaid("b", np.transpose, np.asarray)

@@ -114,15 +114,6 @@ def test_permissions_are_those_of_the_old_file_or_of_any_new_one(path, special):
     assert stat.S_IMODE((path.parent / "another").stat().st_mode) == 0o640
 
 
-@pytest.mark.skipif(not ROOT, reason="only root may give files away")
-def test_the_owner_stays(path):
-    """Who saves as root does not take a file from its owner."""
-    os.chown(path, 12345, 54321)
-    write(path, 2)
-
-    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 54321)
-
-
 def test_a_symbolic_link_stays_and_what_it_leads_to_is_replaced(path):
     """Also through another link, and if there is no file yet."""
     elsewhere = path.parent / "elsewhere"
@@ -177,13 +168,6 @@ def test_a_read_only_folder_is_named(path):
         path.parent.chmod(0o700)
 
 
-def test_a_long_name_has_room_for_its_ending(tmp_path):
-    """Names of 255 bytes are allowed, and characters may have several."""
-    for name in ("a" * 255, "ü" * 127, "日" * 85):
-        write(tmp_path / name, 2)
-        assert pm.load(tmp_path / name) == 2
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC])
 def test_a_full_disk_says_so_before_anything_is_written(path, monkeypatch, number):
     """The old file stays, and nothing beside it."""
@@ -198,20 +182,6 @@ def test_a_full_disk_says_so_before_anything_is_written(path, monkeypatch, numbe
     assert caught.value.errno == number
     assert os.listdir(path.parent) == [path.name]
     assert pm.load(path) == 1
-
-
-def test_what_cannot_be_synchronized_is_an_error_before_the_old_file_goes(path, monkeypatch):
-    """Some disks say only then that they are full."""
-
-    def failing(descriptor):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(FileAccessError, match="output error"):
-        write(path, 2, durable=True)
-
-    assert pm.load(path) == 1
-    assert os.listdir(path.parent) == [path.name]
 
 
 PROGRAM = """

@@ -109,6 +109,8 @@ def test_layers_as_one_and_in_a_list_are_loaded_into_one_another(cls, other, tmp
 
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_stack_and_a_sequential_are_one_in_a_strict_load(inner, tmp_path):
+    """Both ways, alone and inside a dict."""
+
     def layers(seed):
         return [nn.Linear(3, 3, key=k) for k in jax.random.split(jax.random.key(seed), 2)]
 
@@ -233,18 +235,6 @@ def test_what_has_as_many_items_as_a_stack_has_layers_stays_a_list(tmp_path):
     assert_same(loaded["linears"].layer.weight, jnp.stack([x.weight for x in linears]))
 
 
-def test_layers_without_arrays_are_counted_too(tmp_path):
-    """Three layers are not two, though nothing would be lost."""
-    pm.save(tmp_path / "drops", nn.Stack(lambda: nn.Dropout(0.5), 3))
-    with pytest.raises(FileError, match="depth: only the file has it, 3"):
-        pm.load(tmp_path / "drops", nn.Sequential([nn.Dropout(0.5)] * 2))
-    loaded = pm.load(tmp_path / "drops", nn.Sequential([nn.Dropout(0.5)] * 3))
-    assert len(loaded.layers) == 3
-    pm.save(tmp_path / "more", {"x": ramp(2), "drops": nn.Stack(lambda: nn.Dropout(0.5), 3)})
-    with pytest.raises(FileError, match=r"drops: only the file has it, pytreemod.nn.Stack"):
-        pm.load(tmp_path / "more", {"x": ramp(2)})
-
-
 def test_a_state_of_another_part_has_the_axes_of_its_own(tmp_path):
     """A Stack in a Stack, elsewhere, has as many layers as that part: there are no further axes."""
 
@@ -269,22 +259,6 @@ def test_a_state_of_another_part_has_the_axes_of_its_own(tmp_path):
 def layers(tree):
     """The layers of the large Stack, in a list."""
     return tree["big"].unstack()
-
-
-def test_layers_go_into_lists_of_any_kind(tmp_path):
-    """Their configuration matters only in a strict load."""
-    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=jax.random.key(2))
-    pm.save(tmp_path / "stack", stack)
-    like = [{"weight": jnp.zeros((3, 3)), "bias": jnp.zeros(3)} for _ in range(2)]
-    loaded, report = pm.load(tmp_path / "stack", like, strict=False)
-
-    assert_same([item["weight"] for item in loaded], [*stack.layer.weight])
-    assert "layer: only the file has it, pytreemod.nn.Linear" in report.configuration
-    with pytest.raises(FileError, match="layer: only the file has it"):
-        pm.load(tmp_path / "stack", like)
-    # One list has one layer more, or fewer: it is ambiguous which.
-    with pytest.raises(FileError, match="list of 1 in like, Stack of 2"):
-        pm.load(tmp_path / "stack", like[:1], strict=False, missing="error")
 
 
 def test_layers_of_other_tools_must_be_alike(tmp_path):
@@ -418,6 +392,7 @@ FORMS = ("list", "Stack", "Ensemble")
 @pytest.mark.parametrize("given", FORMS)
 @pytest.mark.parametrize("wanted", FORMS)
 def test_each_form_is_loaded_into_each_other(given, wanted, tmp_path):
+    """A list, a Stack and an Ensemble of the same layers."""
     pm.save(tmp_path / "file", {"blocks": in_form(given, 4, 1), "x": ramp(2)})
     like = {"blocks": in_form(wanted, 4, 2), "x": ramp(2) * 0}
     loaded = pm.load(tmp_path / "file", like, restack=True)
@@ -444,59 +419,3 @@ def test_members_are_in_another_form_only_if_asked_for(given, wanted, tmp_path):
     pm.save(tmp_path / "file", {"blocks": in_form(given, 4, 1)})
     with pytest.raises(FileError, match=f"blocks: {wanted} of 4 in like, {given} of 4"):
         pm.load(tmp_path / "file", {"blocks": in_form(wanted, 4, 2)})
-
-
-def test_what_members_share_goes_to_each_and_does_not_come_from_each(tmp_path):
-    def shared():
-        return nn.Ensemble(block, 3, key=jax.random.key(1), shared="layers.0.weight")
-
-    pm.save(tmp_path / "shared", {"blocks": shared()})
-    loaded = pm.load(tmp_path / "shared", {"blocks": in_form("list", 3, 2)}, restack=True)
-    for i, each in enumerate(loaded["blocks"]):
-        assert_same(each.layers[0].weight, shared().member.layers[0].weight)
-        assert_same(each.layers[0].bias, shared().member.layers[0].bias[i])
-
-    pm.save(tmp_path / "list", {"blocks": in_form("list", 3, 1)})
-    like = {"blocks": shared()}
-    with pytest.raises(FileError, match=r"blocks\.member\.layers\.0\.weight"):
-        pm.load(tmp_path / "list", like, restack=True)
-    only = ~pm.select.path("blocks.member.layers.0.weight")
-    loaded = pm.load(tmp_path / "list", like, restack=True, only=only)
-    assert_same(loaded["blocks"].member.layers[0].weight, shared().member.layers[0].weight)
-    expected = in_form("Ensemble", 3, 1).member.layers[0].bias
-    assert_same(loaded["blocks"].member.layers[0].bias, expected)
-
-
-def test_values_in_a_state_go_along_with_members(tmp_path):
-    """A list's State has a value for each, an Ensemble's one with an axis more."""
-
-    def made(several):
-        model, state = pm.make_with_state(several)()
-        start = 1.0 + several().__class__.__name__.count("S")
-        named = {
-            n: jnp.full_like(x, start) + jnp.arange(x.size).reshape(x.shape).astype(x.dtype)
-            for n, x in pm.named_leaves(state).items()
-        }
-        return {"net": model, "state": pm.from_named(state, named)}
-
-    as_list = made(lambda: [nn.BatchNorm(2) for _ in range(3)])
-    as_members = made(lambda: nn.Ensemble(lambda: nn.BatchNorm(2), 3))
-    pm.save(tmp_path / "members", as_members)
-    loaded = pm.load(tmp_path / "members", as_list, restack=True)
-    mine, theirs = pm.named_leaves(as_members["state"]), pm.named_leaves(loaded["state"])
-    for i in range(3):
-        assert_same(theirs[f"{i}.state_index.0"], mine["member.state_index.0"][i])
-    pm.save(tmp_path / "list", loaded)
-    assert_same(pm.load(tmp_path / "list", as_members, restack=True)["state"], as_members["state"])
-
-
-def test_a_run_with_its_optimizer_goes_to_members_and_back(tmp_path):
-    def run(form, seed):
-        model = {"blocks": in_form(form, 3, seed)}
-        return {"model": model, "opt": pm.Optimizer(optax.adam(1e-3)).init(model)}
-
-    pm.save(tmp_path / "run", run("list", 1))
-    loaded = pm.load(tmp_path / "run", run("Stack", 2))
-    assert_same(loaded["model"], run("Stack", 1)["model"])
-    pm.save(tmp_path / "run", loaded)
-    assert_same(pm.load(tmp_path / "run", run("list", 2))["model"], run("list", 1)["model"])

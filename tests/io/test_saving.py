@@ -1,6 +1,5 @@
 """`save`: the content of a file, for other tools."""
 
-import json
 import os
 import socket
 import subprocess
@@ -18,10 +17,10 @@ from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError, StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Static, ramp
-from tests.io.files import header_of
 
 
 def test_other_tools_read_the_arrays_by_path(tmp_path):
+    """The package of safetensors finds them."""
     model = nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
     pm.save(tmp_path / "model.safetensors", model, {"step": 1})
     arrays = safetensors.numpy.load_file(tmp_path / "model.safetensors")
@@ -39,6 +38,7 @@ def test_other_tools_read_the_arrays_by_path(tmp_path):
     "metadata", [None, {"step": 3, "loss": 0.5, "names": ["a", None]}, [1, 2], "text", 0], ids=str
 )
 def test_metadata_comes_back(metadata, tmp_path):
+    """Any JSON."""
     pm.save(tmp_path / "file", ramp(2), metadata)
 
     assert pm.read_metadata(tmp_path / "file") == metadata
@@ -67,28 +67,8 @@ def test_metadata_that_holds_itself_is_refused(tmp_path):
             pm.save(tmp_path / "file", ramp(2), metadata)
 
 
-def test_a_file_says_what_wrote_it(tmp_path):
-    """The error of a reader shows which program can read it."""
-    pm.save(tmp_path / "file", ramp(2))
-    about = json.loads(header_of(tmp_path / "file")["__metadata__"]["pytreemod.tree"])
-    assert (about["version"], about["pytreemod"], about["jax"]) == (
-        1,
-        pm.__version__,
-        jax.__version__,
-    )
-
-
-def test_durable_is_handed_on(tmp_path, monkeypatch):
-    """With `durable` a save waits for the disk, and otherwise it does not."""
-    waited = []
-    monkeypatch.setattr(os, "fsync", waited.append)
-    pm.save(tmp_path / "file", ramp(2))
-    assert not waited
-    pm.save(tmp_path / "file", ramp(2), durable=True)
-    assert waited
-
-
 def test_a_refused_save_leaves_the_old_file(tmp_path):
+    """And nothing beside it."""
     pm.save(tmp_path / "file", ramp(2))
     donated = ramp(3)
     donated.delete()
@@ -126,6 +106,7 @@ def test_keys_weak_types_and_odd_dtypes_come_back(tmp_path):
 
 
 def test_one_array_twice_is_two_in_the_file(tmp_path):
+    """Sharing is not stored."""
     x = ramp(2)
     pm.save(tmp_path / "file", {"a": x, "b": x})
     loaded = pm.load(tmp_path / "file")
@@ -133,15 +114,8 @@ def test_one_array_twice_is_two_in_the_file(tmp_path):
     assert_same(loaded, {"a": x, "b": x})
 
 
-def test_numbers_of_python_are_no_arrays(tmp_path):
-    """They are in the header, where they keep their kind."""
-    pm.save(tmp_path / "file", {"rate": 0.5, "count": np.float32(3), "x": ramp(2)})
-    arrays = safetensors.numpy.load_file(tmp_path / "file")
-
-    assert {name: array.shape for name, array in arrays.items()} == {"count": (), "x": (2,)}
-
-
 def test_sharded_arrays_are_saved_whole(tmp_path):
+    """And placed as those of `like` are."""
     mesh = jax.make_mesh(
         (4,), ("data",), devices=jax.devices()[:4], axis_types=(jax.sharding.AxisType.Explicit,)
     )

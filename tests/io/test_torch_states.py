@@ -47,18 +47,6 @@ def make_network(key):
     )
 
 
-class Named(pm.Module):
-    """The same arrays in fields with names."""
-
-    conv: nn.Conv2d
-    norm: nn.BatchNorm
-    head: nn.Linear
-
-    def __init__(self, key):
-        layers = make_network(key).layers
-        self.conv, self.norm, self.head = layers[0], layers[1], layers[5]
-
-
 def network(seed=0, make=make_network):
     """A model and its State."""
     return pm.make_with_state(make)(jax.random.key(seed))
@@ -136,17 +124,6 @@ def test_there_and_back_bit_for_bit(torch):
     )
 
 
-def test_names_need_not_agree(torch):
-    """A mapping from PyTorch's names to the model's, by beginnings."""
-    theirs = torch_network(torch)
-    model, state = network(make=Named)
-    mapping = {"0": "conv", "1": "norm", "5": "head"}
-    model, state = from_torch(model, theirs.state_dict(), mapping, state=state)
-
-    assert_close(model.head.weight, theirs[5].weight)
-    assert_close(state.get(model.norm.state_index)[1], theirs[1].running_var)
-
-
 def test_a_net_brings_its_state_along(torch):
     """The result of `stateful` is loaded and written as one model; the old one is used up."""
     theirs = torch_network(torch).state_dict()
@@ -157,15 +134,6 @@ def test_a_net_brings_its_state_along(torch):
     assert_same(to_torch(new), to_torch(*from_torch(model, theirs, state=state)))
     with pytest.raises(StateError, match="State"):
         to_torch(net)
-
-
-def test_before_there_is_a_state_tokens_have_the_values(torch):
-    """A model that was made without a State has its first values in it."""
-    theirs = torch_network(torch)
-    model = from_torch(make_network(jax.random.key(0)), theirs.state_dict())
-    model, state = pm.make_with_state(lambda: model)()
-
-    assert_close(state.get(model.layers[1].state_index)[0], theirs[1].running_mean)
 
 
 # ---- every layer
@@ -476,14 +444,6 @@ def test_any_tensor_becomes_an_array(torch):
     assert taken(jnp.ones(2), (2,)) == taken(np.ones(2, np.float32), (2,)) == [1, 1]
 
 
-def test_what_has_no_values_is_none(torch):
-    """Sparse tensors, those on the device "meta", keys, and non-tensors."""
-    meta, sparse = torch.ones(2, device="meta"), torch.eye(2).to_sparse()
-    for value in (meta, sparse, jax.random.key(0), 1):
-        with pytest.raises(StructureError, match="at weight"):
-            from_torch({"weight": jnp.ones(2)}, {"weight": value})
-
-
 def test_the_lengths_of_a_weight_norm_are_laid_out_as_its_weight():
     """Also if its axes have another order there; in groups it has no equivalent here."""
 
@@ -541,23 +501,6 @@ def test_nobody_else_holds_what_comes_out():
     assert made["a"].tolist() == made["b"].tolist() == wave(2).tolist()
 
 
-def test_arrays_stay_on_their_devices():
-    """Arrays that were placed on devices remain there; so do structs with a sharding."""
-    device = jax.devices()[3]
-    placed = jax.device_put(jnp.zeros(2), device)
-    struct = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=placed.sharding)
-    made = from_torch({"a": placed, "b": struct}, {"a": wave(2), "b": wave(2)})
-
-    assert made["a"].devices() == made["b"].devices() == {device}
-
-
-def test_a_model_may_be_abstract():
-    """Structs are filled in; but they cannot be written."""
-    abstract = pm.filter_eval_shape(affine)
-
-    assert from_torch(abstract, to_torch(affine())) == affine()
-
-
 def test_what_is_no_array_stays():
     """Numbers of Python, keys and text have no counterpart."""
     model = {"a": 1.5, "b": "text", "c": jax.random.key(0), "d": jnp.zeros(2), "e": None}
@@ -595,14 +538,6 @@ def test_names_are_paths_without_what_pytorch_does_not_name():
     state = state.seed(jax.random.key(0))
     assert [*to_torch(model, state)] == names
     assert [*to_torch(state.fill(model))] == names
-
-
-def test_stacks_in_stacks_have_numbers():
-    """One array here is several there, each with a name."""
-    make = ft.partial(nn.Stack, ft.partial(nn.Linear, 2, 2, use_bias=False), 2)
-    stack = [nn.Stack(make, 3, key=jax.random.key(0))]
-
-    assert [*to_torch(stack)] == [f"0.{i}.{j}.weight" for i in range(3) for j in range(2)]
 
 
 @pytest.mark.parametrize("depth", [None, 2])
