@@ -10,6 +10,7 @@ from pytreemod.errors import StructureError
 from tests.helpers.trees import (
     ALL_TREES,
     MODULES,
+    ONE,
     Affine,
     OwnInit,
     Pair,
@@ -34,6 +35,7 @@ def test_a_tree_equals_itself():
         assert answers(pm.tree_equal(tree, tree), True, tree)
         assert answers(pm.tree_equal(tree, tree, tree, typematch=True), True, tree)
         assert pm.tree_check(tree) is None
+    pm.tree_check([ONE, ONE, None, None, (), (), pm.nn.Identity()])
     assert pm.tree_equal(ramp(2)) is True
 
 
@@ -120,13 +122,6 @@ def test_what_is_no_tree_is_refused():
         pm.tree_check({"encoder": layer, "heads": [affine(), layer]})
 
 
-def test_check_lets_leaves_and_empty_nodes_be_shared():
-    """An array, None, () and a Module without fields may be anywhere, any number of times."""
-    x, empty = ramp(2), ()
-
-    pm.tree_check([x, x, None, None, empty, empty, pm.nn.Identity()])
-
-
 def test_tangents_of_integers_are_equal_by_their_shapes():
     """Their dtype has no values, and NumPy compares none."""
     one, other = (jax.grad(lambda n: n * 2.0, allow_int=True)(3) for _ in range(2))
@@ -162,3 +157,14 @@ def test_differences_are_seen(a, b):
     # A number is equal to one of another type, unless typematch is asked for.
     assert pm.tree_equal(1, True)
     assert pm.tree_equal(1, True, typematch=True) is False
+
+
+def test_tolerances():
+    """rtol and atol are for floating arrays."""
+    a, b = jnp.asarray([1.0, 100.0]), jnp.asarray([1.001, 100.1])
+
+    assert not pm.tree_equal(a, b)
+    assert pm.tree_equal(a, b, rtol=1e-2)
+    assert not pm.tree_equal(a, b, atol=1e-2)
+    assert pm.tree_equal(a, b, atol=0.2)
+    assert not pm.tree_equal(jnp.asarray(1), jnp.asarray(2), rtol=10.0)

@@ -89,8 +89,6 @@ def test_malformed_patterns_are_refused(pattern):
         pm.select.path(pattern)
 
 
-# ---- names
-
 separators = st.sampled_from([".", "/", "::", "aa", "\\", " ", '"'])
 # They cost nothing, and odd ones are rare.
 many = settings(law, max_examples=100)

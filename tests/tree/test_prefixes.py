@@ -64,8 +64,6 @@ def test_an_entry_that_decides_nothing_is_an_error(rules, text):
     [
         # A model may lack parts that a rule for many models names.
         {Affine: 0, Pair: 1, ...: 2},
-        # The default, however it is written.
-        {"a": 0, "b": 1, "**": 2},
         # It makes no difference.
         {Affine: None, "a.1": None, ...: 2},
         # Arrays may be others.

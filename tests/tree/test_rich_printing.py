@@ -40,6 +40,7 @@ def line_of(tree, start):
 
 
 def test_fields_roles_ties_and_computed_leaves():
+    """Each is told beside its field, in text and in HTML."""
     model, _ = nn.make_with_state(Net)(KEY)
     model = pm.tie(model, "second.weight", to="first.weight")
     model = pm.with_role(pm.with_role(model, "first.bias", "buffer"), "rest.0", "buffer")
@@ -56,6 +57,7 @@ def test_fields_roles_ties_and_computed_leaves():
 
 
 def test_tokens_and_their_state():
+    """Tokens by their markers, a State by its tokens; a used-up one says by what."""
     model, state = nn.make_with_state(Net)(KEY)
     assert "state_index=StateIndex(marker='norm.state_index'" in line_of(model, "norm=")
     assert "stream=RngStream(marker='drop.stream'" in line_of(model, "drop=")

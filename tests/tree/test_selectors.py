@@ -78,12 +78,6 @@ def test_selector_picks(selector, expected):
     assert picked(selector) == expected.split()
 
 
-def test_what_is_in_dicts_is_named_as_patterns_are():
-    """As documents and files write it, and not by the keys of the dict."""
-    state = pm.make_with_state(pm.nn.BatchNorm)(2)[1]
-    assert select.path("s.state_index[0]")({"s": state}) is not None
-
-
 def test_a_key_with_a_slash_is_quoted():
     """Unquoted, the slash joins two keys: the error shows the key as it is written."""
     tree = {"mlp/w": 1, "b": 2}

@@ -16,8 +16,6 @@ from tests.helpers.trees import (
     Buffered,
     Checked,
     Converted,
-    Pair,
-    Registered,
     Static,
     affine,
     double,
@@ -68,20 +66,6 @@ def test_neither_converters_nor_checks_run():
     """tree_at stores its argument unchanged."""
     assert pm.tree_at(weight, Converted([1.0]), [2.0]).weight == [2.0]
     assert pm.tree_at(lambda m: m.low, Checked(1.0, 2.0), 5.0).low == 5.0
-
-
-def test_other_nodes_are_rebuilt_as_they_were():
-    """Named tuples, registered nodes, Partials and bound methods keep their kinds."""
-    tree = [Pair(1, 2), Registered(3, "note"), pm.Partial(max, 4), affine().scaled]
-    changed = pm.tree_at(
-        lambda t: (t[0].second, t[1].value, t[2].args[0], t[3].__self__.bias), tree, (5, 6, 7, 8)
-    )
-
-    assert changed[0] == Pair(1, 5)
-    assert (changed[1].value, changed[1].note) == (6, "note")
-    assert changed[2](1) == 7
-    assert changed[3].__self__.bias == 8
-    assert type(changed[3]) is pm.BoundMethod
 
 
 LAYERS = {"first": [Affine(1, 2), Buffered(3.0, 4, Affine(5, 6))], "second": Affine(7, None)}
@@ -173,24 +157,6 @@ def test_an_array_in_a_static_field_is_told():
         pm.tree_at(lambda m: m.size, Static(ramp(2), 3), ramp(2))
 
 
-def failing(_):
-    """A function that fails."""
-    raise ZeroDivisionError
-
-
-USES = [
-    lambda m: pm.tree_at(lambda m: m[0].weight, m, 1),
-    lambda m: pm.tree_at(lambda m: m[1].bias, m, 1),
-    lambda m: pm.tree_at(lambda m: m[2].size, m, 1),
-    lambda m: pm.tree_at("*.weight", m, replace_fn=str),
-    lambda m: pm.tree_at(~pm.select.type(Static), m, replace_fn=str),
-    lambda m: pm.filter(m, pm.select.at(lambda m: m[0].weight)),
-    lambda m: pm.tree_at(lambda m: m[1].weight + 1, m, 1),
-    lambda m: pm.tree_at(lambda m: m[0].wieght, m, 1),
-    lambda m: pm.tree_at("0.weight", m, replace_fn=failing),
-]
-
-
 class Held:
     """A leaf that says when it is gone."""
 
@@ -202,7 +168,7 @@ def garbage_of(use):
     gc.collect()
     gc.disable()
     try:
-        with contextlib.suppress(pm.PytreemodError, AttributeError, ZeroDivisionError):
+        with contextlib.suppress(pm.PytreemodError, AttributeError):
             use(tree)
         del tree
         assert held() is None
@@ -211,7 +177,17 @@ def garbage_of(use):
         gc.enable()
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m: pm.tree_at(lambda m: m[0].weight, m, 1),
+        lambda m: pm.tree_at(lambda m: m[2].size, m, 1),
+        lambda m: pm.tree_at("*.weight", m, replace_fn=str),
+        lambda m: pm.filter(m, pm.select.at(lambda m: m[0].weight)),
+        lambda m: pm.tree_at(lambda m: m[1].weight + 1, m, 1),
+        lambda m: pm.tree_at(lambda m: m[0].wieght, m, 1),
+    ],
+)
 def test_the_old_tree_is_gone_with_its_last_name(use):
     """Nothing goes round in circles: an array on a device would wait for the garbage collector."""
     # The minimum of three: a class caches its data at its first use.

@@ -24,9 +24,6 @@ from tests.helpers.trees import Static as WithStatic
 identity = pm.filter_jit(lambda tree: tree)
 
 
-# ---- changes in place
-
-
 @pytest.mark.parametrize("items", [(), (1, 2)])
 def test_attributes_of_tuples_are_seen(items):
     """A subclass of tuple may be registered with its attributes as children."""
@@ -116,9 +113,6 @@ def test_numpy_arrays_changed_in_place_are_seen():
     array[:] = 2.0
 
     assert total(model) == 6.0
-
-
-# ---- configuration that `==` calls equal
 
 
 SCALARS = [0, False, 0.0, -0.0, 1, True, 1.0, 1 + 0j, float("nan"), None, "1", b"1"]
@@ -212,9 +206,6 @@ def test_trees_that_jax_calls_equal_stay_what_they_are(name):
         for passed in PASSING.values():
             found = [passed(tree) for tree in (one, other, one)]
             assert [told(tree) for tree in found] == [told(one), told(other), told(one)]
-
-
-# ---- lifetime
 
 
 def test_arrays_go_with_the_model():

@@ -80,10 +80,8 @@ class Middle(pm.Module):
 @pytest.mark.parametrize(
     ("where", "make"),
     [
-        (lambda t: t["layers"], everything),
         (lambda t: t["layers"][-1].act.bias, everything),
         (lambda t: t["layers"][1].size, everything),
-        (lambda t: t["pair"].second[1], everything),
         (lambda t: t["ordered"]["a"][0], everything),
         (lambda t: t["nothing"], everything),
         (lambda t: [x.weight for x in t["layers"]], everything),
