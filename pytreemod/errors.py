@@ -264,26 +264,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (is it {close[0]!r}?)" if close else ""
 
 
-def meant(names: Iterable[str], known: Iterable[str], line: str) -> list[str]:
-    """Return a hint with a line to write, if a misspelled name is similar to a known one.
-
-    Args:
-        names: the given names; the first one with a similar name is used.
-        known: the known names.
-        line: the code, with `{}` for the name.
-
-    Returns:
-        The hint; empty if no name is similar.
-
-    Examples:
-        >>> meant(["modle"], ["model", "x"], 'donate="{}"')
-        ['did you mean', 'donate="model"']
-    """
-    known = [*known]
-    close = [near for name in names for near in get_close_matches(str(name), known, n=1)]
-    return ["did you mean", line.replace("{}", close[0])] if close else []
-
-
 def explain_depth(where: str, places: Iterable[str] = ()) -> str:
     """Format an error message for a tree that is nested deeper than Python's recursion limit.
 
