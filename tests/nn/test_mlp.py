@@ -1,7 +1,5 @@
 """`MLP`."""
 
-import functools as ft
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError
 from pytreemod.module.classes import Module
 from tests.labels import label
 from tests.nn.catalogue import Slope
@@ -124,31 +123,12 @@ def test_a_scan_gives_the_same_numbers(key, depth, activation):
         assert_close(found.layers[1].weight, inner)
 
 
-def test_a_scan_takes_what_init_keys_gave(key):
-    """The inner layers get separate keys."""
-    inner = nn.MLP(3, 2, 4, 3, scan=True, key=pm.init_keys(key)).layers[1].weight
-
-    assert inner.shape == (2, 4, 4)
-    assert (inner[0] != inner[1]).any()
-
-
 def test_a_scanned_network_compiles_one_inner_layer(key):
     """However deep: the jaxpr has as many equations."""
     mlps = [jax.eval_shape(lambda n=n: nn.MLP(3, 2, 4, n, scan=True, key=key)) for n in (3, 9)]
     counts = [len(jax.make_jaxpr(lambda m, x: m(x))(mlp, jnp.ones(3)).eqns) for mlp in mlps]
 
     assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("shared", ["layers[0]", "layers[2]"])
-@pytest.mark.sampled
-def test_members_that_share_one_end_keep_their_configuration(key, scan, shared):
-    """A layer that has an axis less than the others says nothing of a scan."""
-    make = ft.partial(nn.MLP, 3, 3, 3, 2, scan=scan)
-    member = nn.Ensemble(make, 4, key=key, shared=shared).member
-
-    assert member.replace(activation=jnp.tanh).scan is scan
 
 
 def test_initializers_and_dtype_reach_every_layer(key):
@@ -175,3 +155,12 @@ def test_several_as_one_with_computed_weights_may_be_reconfigured(key):
     found = pm.filter_vmap(lambda mlp: mlp(jnp.ones(2)))(linear)
     expected = adapted(jax.random.split(key, 2)[1]).replace(activation=jnp.negative)
     np.testing.assert_allclose(found[1], expected(jnp.ones(2)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"activation": Slope(jnp.array(0.1))}, {"depth": 3}])
+def test_what_does_not_fit_the_layers_is_refused(key, changes):
+    """One copy of an activation would be used for all neurons; another depth has no layers."""
+    mlp = nn.MLP(3, 2, 4, 2, key=key)
+
+    with pytest.raises((ShapeError, ArgumentError), match="MLP"):
+        mlp.replace(**changes)(jnp.ones(3))

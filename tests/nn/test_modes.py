@@ -4,15 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pytreemod as pm
 from pytreemod import nn
+from pytreemod.errors import ArgumentError, PytreemodError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-
-KEY = jax.random.key(0)
 
 
 class Block(Module):
@@ -82,41 +80,12 @@ def test_any_configuration_is_set_by_name():
     assert after[1].layers[0] is before[1].layers[0]
 
 
-def test_without_flags_the_tree_comes_back():
-    """There is nothing to set."""
-    tree = model()
-
-    assert pm.tree_equal(nn.with_mode(tree), tree)
-
-
 def test_a_flag_that_was_traced_is_still_one():
     """Data that is True or False becomes an array under `jax.jit`, and is set nevertheless."""
     block = jax.jit(lambda block: block)(Block(None))
 
     assert isinstance(block.inference, jax.Array)
     assert nn.inference_mode(block).inference is True
-
-
-def test_a_function_may_take_the_place_of_a_flag():
-    """As configuration; as data it would not be a leaf for JAX."""
-    policy = jax.checkpoint_policies.everything_saveable
-    block = Block(None)
-
-    assert nn.with_mode(block, training=policy).training is policy
-
-
-def test_numpys_true_becomes_pythons():
-    """So that the structure is that of any other model in this mode."""
-    assert nn.with_mode(nn.Dropout(), inference=np.True_).inference is True
-
-
-def test_only_a_part_is_set_by_tree_at():
-    """The flags of one of the layers."""
-    layers = [nn.Dropout(0.5), nn.Dropout(0.5)]
-
-    quiet = pm.tree_at(lambda m: m[1], layers, replace_fn=lambda m: nn.with_mode(m, p=0.0))
-
-    assert [layer.p for layer in quiet] == [0.5, 0.0]
 
 
 class Rate(Module):
@@ -138,41 +107,34 @@ def test_converters_and_checks_run():
     assert nn.with_mode(rates, rate="1").below.rate == 1.0
 
 
-class Encoder(Module):
-    """Uses the name of the flag for something else."""
-
-    inference: Any
-
-
-def test_a_traced_flag_is_explained():
-    """A mode is structure; `filter_cond` chooses between two models."""
-    dropout = nn.Dropout(0.5)
-
-    def chosen(flag):
-        on, off = (nn.with_mode(dropout, inference=mode) for mode in (True, False))
-        return pm.filter_cond(flag, on, lambda x: off(x, key=jax.random.key(0)), jnp.ones(2))
-
-    assert jax.jit(chosen)(True).tolist() == [1.0, 1.0]
-
-
-LAYERS = {
-    "linear": nn.Linear(3, 4, key=KEY),
-    "conv": nn.Conv2d(4, 6, 3, key=KEY),
-    "mlp": nn.MLP(3, 2, 4, 2, key=KEY),
-    "scanned": nn.MLP(3, 2, 4, 3, scan=True, key=KEY),
-    "stack": nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=KEY),
-    "pool": nn.MaxPool2d(2),
-    "norm": nn.LayerNorm(3),
-    "batch norm": nn.BatchNorm(3),
-    "dropout": nn.Dropout(0.5),
-    "embedding": nn.Embedding(3, 2, key=KEY),
-    "spectral": nn.SpectralNorm(nn.Linear(3, 4, key=KEY), "weight", key=KEY),
-}
-
-
 def test_a_field_takes_what_the_constructor_takes():
     """One number for all axes becomes one for each, and agrees with related fields."""
     for change in (nn.with_mode, lambda layer, **flags: layer.replace(**flags)):
         pool = change(nn.MaxPool2d(2), kernel_size=3, stride=[1, 2], padding=1)
         assert pool == nn.MaxPool2d(3, [1, 2], 1)
         assert change(nn.AdaptiveMaxPool2d(2), target_shape=4) == nn.AdaptiveMaxPool2d(4)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "word"),
+    [
+        (lambda: nn.with_mode(model(), momentun=0.5), ArgumentError, "momentun"),
+        (lambda: nn.with_mode(model(), weight=jnp.ones(2)), ArgumentError, "weight"),
+        (lambda: nn.with_mode(model(), inner=None), ArgumentError, "inner"),
+        (lambda: nn.inference_mode(Block(nn.Dropout()), 1), ArgumentError, "inference"),
+        (
+            lambda: nn.inference_mode(model()["block"].replace(inference=jnp.ones(2))),
+            ArgumentError,
+            "inference",
+        ),
+        (
+            lambda: jax.jit(lambda on: nn.with_mode(model(), inference=on).pop("rest"))(True),
+            PytreemodError,
+            "inference",
+        ),
+    ],
+)
+def test_what_is_refused(use, error, word):
+    """A misspelled name, data in the place of configuration, a value that is no flag."""
+    with pytest.raises(error, match=word):
+        use()

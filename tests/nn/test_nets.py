@@ -2,7 +2,6 @@
 
 import copy
 import functools as ft
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import StateError
+from pytreemod.errors import ArgumentError, RngError, StateError, TokenError
 from tests.helpers.equations import equations
 
 X = jnp.asarray([[1.0, 2.0], [3.0, 5.0], [2.0, 4.0]])
@@ -104,13 +103,6 @@ def test_a_call_is_the_models_call_with_its_state():
     assert pm.tree_equal(net.model, model)
 
 
-def test_both_ways_of_making_agree():
-    """With the State that the model was made with, and from only the model."""
-    together = pm.stateful(*pm.make_with_state(normed)())
-
-    assert together == pm.stateful(normed())
-
-
 @pytest.mark.parametrize("make", [plain, normed, noisy])
 def test_one_training_code_serves_all_models(make):
     """With statistics, with streams, with neither; compiled, with the old net donated."""
@@ -186,15 +178,6 @@ def test_a_net_in_another_mode_does_not_use_up_this_one():
     update(net, X)
 
 
-def test_keywords_and_positions_reach_the_model():
-    """Whatever the model takes beside x; a key, for instance."""
-    dropout, key = nn.Dropout(0.5), jax.random.key(3)
-
-    out, _ = pm.stateful(dropout)(X, key=key)
-
-    assert_equal(out, dropout(X, key=key))
-
-
 @pytest.mark.parametrize(
     "call",
     [Coder.encode, lambda model, x, state: model.encode(x, state), ft.partial(Coder.encode)],
@@ -211,29 +194,6 @@ def test_other_methods_are_applied(call):
     assert net.state == after
 
 
-def test_a_method_without_state_is_applied_to_a_model_without():
-    """The model's tokens decide whether State is passed."""
-    out, net = pm.stateful(linear()).apply(nn.Linear.__call__, X)
-
-    assert_equal(out, linear()(X))
-    assert net == pm.stateful(linear())
-
-
-def test_a_model_that_requires_state_gets_an_empty_one():
-    """A class written for layers with State works with layers that have none."""
-
-    class Passing(pm.Module):
-        layer: nn.LayerNorm
-
-        def __call__(self, x, state):
-            return self.layer(x, state)
-
-    out, net = pm.stateful(Passing(nn.LayerNorm(2)))(X)
-
-    assert_equal(out, nn.LayerNorm(2)(X))
-    assert jax.tree.leaves(net.state) == []
-
-
 # --- random streams -----------------------------------------------------------------------------
 
 
@@ -248,14 +208,6 @@ def test_seed_split_and_join_are_those_of_the_state():
 
     assert len(np.unique(np.asarray(out[:, 0, 0]))) == 4
     assert_equal(joined.state, state.split(4).join())
-
-
-@pytest.mark.parametrize("make", [plain, normed])
-def test_a_model_without_streams_is_seeded_split_and_joined_in_vain(make):
-    """So that the code around a model need not know whether it has streams."""
-    net = pm.stateful(make())
-
-    assert pm.stateful(make()).seed(jax.random.key(0)).split(3).join() == net
 
 
 # --- transforms ---------------------------------------------------------------------------------
@@ -309,25 +261,6 @@ def test_a_batch_axis_has_a_name():
     assert_equal(net.state, whole.state)
 
 
-def test_a_net_is_a_branch_and_an_operand():
-    """Under `filter_cond`, and `filter_jit` of the net itself."""
-    expected, after = pm.stateful(normed())(X)
-
-    operand = pm.filter_cond(True, lambda n: n(X), lambda n: n(2 * X), pm.stateful(normed()))
-    compiled = pm.filter_jit(pm.stateful(normed()))(X)
-
-    for out, net in (operand, compiled):
-        assert_equal(out, expected)
-        assert_equal(net, after)
-
-
-def test_a_net_is_pickled_and_copied():
-    """State and all."""
-    _, net = pm.stateful(nn.BatchNorm(2))(X)
-
-    assert pickle.loads(pickle.dumps(net)) == copy.deepcopy(net) == net
-
-
 @pytest.mark.usefixtures("optimized")
 def test_the_program_is_the_one_with_state_passed_by_hand():
     """Not one operation more in a training step."""
@@ -345,62 +278,6 @@ def test_the_program_is_the_one_with_state_passed_by_hand():
     assert equations(update, seeded(noisy()), X) == equations(by_hand, model, state, X)
 
 
-# --- errors -------------------------------------------------------------------------------------
-
-OLD = (
-    r"^net\(\.\.\.\): expected the newest net, got one that a call has already replaced\.\n"
-    r"  use the State that was returned; the old one would lose an update:\n"
-    r"      out, net = net\(x\)\n"
-    r"      net = net\.restored\(\)  # if a later call failed and the result is lost$"
-)
-
-
-def test_an_old_net_is_refused():
-    """The error names nets; neither seeding nor splitting helps."""
-    net = pm.stateful(nn.BatchNorm(2))
-    net(X)
-
-    with pytest.raises(StateError, match=OLD):
-        net(X)
-    for method in (lambda: net.seed(jax.random.key(0)), lambda: net.split(2), net.join):
-        with pytest.raises(StateError, match=r"^net\.\w+: expected the newest net, got one"):
-            method()
-
-
-def test_an_old_net_is_refused_by_transforms():
-    """Its State is, before anything is traced; the hint speaks of nets, too."""
-    net = pm.stateful(nn.BatchNorm(2))
-    net(X)
-
-    text = (
-        r"(?s)^State\.use in a transform: expected the newest State, .*      out, net = net\(x\)\n"
-        r"      state = state\.restored\(\)  # if the returned State is lost, or not wanted$"
-    )
-    with pytest.raises(StateError, match=text):
-        pm.filter_jit(update)(net, X)
-
-
-def test_a_call_that_fails_leaves_the_net_as_it_was():
-    """Although the first layer had already changed its State."""
-    net = pm.stateful(nn.Sequential([nn.BatchNorm(2), nn.Linear(3, 1, key=jax.random.key(0))]))
-    before = copy.deepcopy(net)
-
-    assert net == before
-
-
-def test_a_net_whose_result_was_lost_is_restored():
-    """The step failed after the call: the net is restored to its state before the call."""
-    net = pm.stateful(nn.BatchNorm(2))
-    before = copy.deepcopy(net)
-    _, after = net(X)
-    with pytest.raises(StateError, match=OLD):
-        net(X)
-
-    assert net.restored() == before
-    assert net.restored()(X)[1] == after
-    assert before.restored() == before
-
-
 def test_copies_of_a_layer_in_a_net_are_layers_of_their_own():
     """Stateful names tokens by path, as make_with_state does."""
     norm = nn.BatchNorm(2)
@@ -409,48 +286,52 @@ def test_copies_of_a_layer_in_a_net_are_layers_of_their_own():
     assert len(jax.tree.leaves(net.state)) == 6
 
 
-def test_a_net_is_seeded_from_init_keys():
-    """`init_keys` replaces a key."""
-    net = pm.stateful(nn.Dropout(0.5, stream=pm.RngStream()))
-    expected = copy.deepcopy(net).seed(next(pm.init_keys(jax.random.key(0))))
+def test_an_old_net_is_refused_and_may_be_restored():
+    """By calls, methods and transforms: an update would be lost."""
+    net = pm.stateful(nn.BatchNorm(2))
+    before = copy.deepcopy(net)
+    _, after = net(X)
 
-    assert net.seed(pm.init_keys(jax.random.key(0))) == expected
-
-
-class Stateless(pm.Module):
-    """Holds a layer with State, and cannot pass it any."""
-
-    norm: nn.BatchNorm
-
-    def __call__(self, x):
-        return self.norm(x, None)
-
-
-def made():
-    return pm.make_with_state(nn.BatchNorm)(2)
-
-
-def made_and_used():
-    model, state = made()
-    model(X, state)
-    return model, state
+    uses = [
+        lambda: net(X),
+        lambda: net.seed(jax.random.key(0)),
+        lambda: net.split(2),
+        net.join,
+        lambda: pm.filter_jit(update)(net, X),
+    ]
+    for use in uses:
+        with pytest.raises(StateError, match=r"net|State"):
+            use()
+    assert net.restored() == before
+    assert net.restored()(X)[1] == after
 
 
-class Normed(pm.Module):
-    """A model with methods of both kinds."""
-
-    norm: nn.BatchNorm
-
-    def encode(self, x, state):
-        return self.norm(x, state)
-
-    def size(self):
-        return self.norm.input_size
+def of_another():
+    """A model with the State of another."""
+    return pm.stateful(normed(), pm.make_with_state(nn.BatchNorm)(2)[1])
 
 
-def test_what_the_model_has_is_told_where_it_is():
-    """An attribute, a method; a missing name raises Python's own error, with a suggestion."""
-    net = pm.stateful(Normed(nn.BatchNorm(2)))
-    assert not hasattr(net, "__len__")
-    assert not hasattr(object.__new__(type(net)), "norm")
-    assert copy.deepcopy(net).model.size() == 2
+def with_a_state_beside():
+    """A net that is given a second State."""
+    model, state = pm.make_with_state(nn.BatchNorm)(2)
+    return pm.stateful(model, state)(X, state)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "word"),
+    [
+        (of_another, TokenError, "token"),
+        (with_a_state_beside, ArgumentError, "State"),
+        (lambda: pm.stateful(pm.make_with_state(nn.BatchNorm)(2)[0]), StateError, "model"),
+        (lambda: pm.stateful(noisy())(X), RngError, "stream"),
+        (
+            lambda: pm.stateful(Coder()).apply(lambda model, x, state: (state, x), X),
+            ArgumentError,
+            "apply",
+        ),
+    ],
+)
+def test_what_is_refused(use, error, word):
+    """Another State, two of them, none; a stream without a key; a result in the wrong order."""
+    with pytest.raises(error, match=word):
+        use()

@@ -6,6 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
+from pytreemod.errors import StateError
 from pytreemod.module.classes import Module
 from tests.helpers.equations import equations
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -77,18 +78,6 @@ def test_state_goes_through_stateful_layers_only():
     assert [float(state.get(net[i].index)) for i in (0, 2)] == [3, 3]
 
 
-def test_sequentials_nest():
-    """An inner Sequential is stateful if one of its layers is."""
-    inner = [nn.Sequential([nn.Identity()]), nn.Sequential([nn.Identity(), Counter()])]
-    net, state = nn.make_with_state(lambda: nn.Sequential(inner))()
-
-    out, state = net(jnp.ones(()), state)
-    out, state = net(jnp.ones(()), state)
-
-    assert [layer.is_stateful() for layer in (net, *net)] == [True, False, True]
-    assert float(out) == 2
-
-
 def test_a_state_that_nobody_needs_is_handed_back():
     """Passing a State means a pair comes back, whatever the layers are."""
     net = two_layers()
@@ -96,22 +85,6 @@ def test_a_state_that_nobody_needs_is_handed_back():
 
     assert net(jnp.ones(3), state)[1] is state
     assert not net.is_stateful()
-
-
-class Keyless(Module):
-    """Takes no key."""
-
-    def __call__(self, x):
-        return (*x, None)
-
-
-def test_layers_that_take_no_key_get_none(key):
-    """A layer without `key`, or without randomness; the keys of the others are unchanged."""
-    net = nn.Sequential([Keyless(), KeyTaker(), nn.Identity(), KeyTaker()])
-
-    _, one, two = net((), key=key)
-
-    assert (jnp.stack([one, two]) == jax.random.split(key, 4)[jnp.array([1, 3])]).all()
 
 
 RANDOM = {
@@ -135,17 +108,6 @@ def test_a_key_is_split_only_where_one_is_used(key, case):
     assert program["slice"] <= splits
     if splits == 0:
         assert program == equations(net, jnp.ones(3))
-
-
-def test_init_keys_are_taken_only_where_one_is_used(key):
-    """Each random layer takes the next key; without random layers, no key is taken."""
-    net = nn.Sequential([nn.Linear(3, 3, key=key), nn.Dropout(0.5), nn.Dropout(0.5)])
-    call = lambda net: equations(  # noqa: E731
-        lambda x, key: net(x, key=pm.init_keys(key)), jnp.ones(3), key
-    )
-
-    assert call(net)["random_bits"] == call(net)["random_wrap"] == 2
-    assert call(net[:1])["random_wrap"] == 0
 
 
 def make_deep(key):
@@ -215,24 +177,6 @@ def test_in_inference_mode_a_state_stays_as_it_was(key):
     assert net.is_stateful() == nn.inference_mode(net).is_stateful() is True
 
 
-def test_a_slice_works_with_the_state_of_the_whole(key):
-    """Tokens keep their names."""
-    net, state = nn.make_with_state(make_deep)(key)
-    inner = nn.inference_mode(net[:2])
-
-    out, state = inner(jnp.ones(3), state)
-
-    assert_close(nn.inference_mode(net)(jnp.ones(3), state)[0], net[3](jax.nn.relu(out)))
-
-
-def test_identity_gives_back_anything(key):
-    """Its constructor takes any arguments, and its call returns its input."""
-    identity = nn.Identity(3, "anything", key=0)
-
-    assert identity("text", key=key) == "text"
-    assert jax.tree.leaves(identity) == []
-
-
 def test_lambda_calls_its_function_with_the_input_alone(key):
     """A function is configuration, a Module is data."""
     layer = nn.Lambda(nn.Linear(3, 2, key=key))
@@ -240,11 +184,6 @@ def test_lambda_calls_its_function_with_the_input_alone(key):
     assert nn.Lambda(lambda x: 2 * x)(3, key=key) == 6
     assert jax.tree.leaves(nn.Lambda(jnp.tanh)) == []
     assert len(jax.tree.leaves(layer)) == 2
-
-
-def test_stateful_layers_say_so():
-    """A subclass is stateful by default."""
-    assert Counter().is_stateful()
 
 
 def cached():
@@ -276,3 +215,13 @@ def test_layers_that_can_do_without_state_do_so(name):
     assert_close(net(x), cached()(x))
     mixed = nn.Sequential([net, nn.BatchNorm(4)])
     assert mixed.needs_state()
+
+
+def test_a_missing_state_is_refused():
+    """A layer that needs it would start anew at each call."""
+    net, _ = nn.make_with_state(lambda: nn.Sequential([nn.Identity(), Counter()]))()
+
+    with pytest.raises(StateError, match="State"):
+        net(jnp.ones(()))
+    with pytest.raises(StateError, match="State"):
+        nn.Sequential([cached(), nn.BatchNorm(4)])(jnp.ones((3, 4)))
