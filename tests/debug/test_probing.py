@@ -63,7 +63,7 @@ def test_a_nan_of_the_backward_pass_is_printed_and_refused(transform, capsys):
         "here:\n   primals=Array([1., 0.], dtype=float32)\n"
         "cotangents=Array([ 0., nan], dtype=float32)\n"
     )
-    with pytest.raises(CheckError, match="backward_nan: a cotangent has a NaN"):
+    with pytest.raises(CheckError, match="backward_nan"):
         transform(jax.grad(root(terminate=True)))(bad).block_until_ready()
     assert transform(jax.grad(root(terminate=True)))(X + 1).tolist() == [0, 0, 0]
 

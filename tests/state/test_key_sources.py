@@ -48,24 +48,6 @@ def test_keys_are_the_hashed_key_mixed_with_a_count(key):
     assert_same(first_of(pm.init_keys(key), 70), np.array(expected, np.uint32))
 
 
-def test_neighbours_are_independent():
-    """Draws with successive keys are uniform and independent of each other and of the seed."""
-    n = 20_000
-    draws = np.stack(
-        [jax.vmap(jax.random.bits)(pm.init_keys(jax.random.key(seed)).take(n)) for seed in (0, 1)]
-    )
-    uniform = np.sort(draws[0]) / 2**32
-    bits = np.unpackbits(draws.astype(">u4").view(np.uint8).reshape(2, n, 4), axis=-1)
-    changed = (bits[0, 1:] ^ bits[0, :-1]).mean(axis=0)
-
-    # Kolmogorov and Smirnov's distance; 1.95 / sqrt(n) is exceeded once in a thousand times.
-    assert np.abs(uniform - (np.arange(n) + 0.5) / n).max() < 1.95 / np.sqrt(n)
-    for one, other in ((draws[0, 1:], draws[0, :-1]), (draws[0], draws[1])):
-        assert abs(np.corrcoef(one.astype(float), other.astype(float))[0, 1]) < 4 / np.sqrt(n)
-    # Each bit changes from key to key half of the time.
-    np.testing.assert_allclose(changed, 0.5, atol=4 * 0.5 / np.sqrt(n))
-
-
 def test_keys_of_keys_are_all_different(key):
     """Mixed in twice, two counts would be the same in either order: the hash in between sees to it.
 
@@ -76,18 +58,6 @@ def test_keys_of_keys_are_all_different(key):
     everything = np.concatenate([data(outer), data(inner).reshape(-1, 2)])
 
     assert len(np.unique(everything, axis=0)) == 30 + 30 * 30
-
-
-def test_the_check_of_key_reuse_finds_nothing(key):
-    """No key is used twice in making keys of it, one by one or several."""
-    with jax.debug_key_reuse(True):
-        keys = pm.init_keys(key)
-        made = [next(keys), next(keys), *keys.take(2)]
-        drawn = jax.jit(lambda key: jax.random.normal(next(pm.init_keys(key))))(made[3])
-        for k in made[:3]:
-            jax.random.normal(k)
-
-    assert drawn.shape == ()
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -173,15 +143,6 @@ def test_calls_take_it_too(key):
     assert abs(float(kept.mean()) - 0.125) < 0.03
     assert program["random_split"] == 0
     assert program["random_fold_in"] == 1
-
-
-def test_take_is_for_maps(key):
-    """An ensemble, each member built by separate init_keys."""
-    keys = pm.init_keys(key)
-    members = pm.filter_vmap(lambda key: Block(2, key=pm.init_keys(key)))(keys.take(3))
-
-    assert members.first.weight.shape == (3, 4, 2)
-    assert len(np.unique(members.first.weight)) == 24
 
 
 def test_threads_get_different_keys():

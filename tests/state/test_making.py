@@ -11,7 +11,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, RngError, StateError, TokenError
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.trees import affine, ramp
+from tests.helpers.trees import ramp
 
 
 class Counter(pm.Module):
@@ -78,14 +78,6 @@ def test_any_function_that_builds_a_model():
     assert len(jax.tree.leaves(state)) == 1
     assert (maker.__name__, maker.__doc__) == ("build", "Builds.")
     assert list(inspect.signature(maker).parameters) == ["size", "scale"]
-
-
-def test_a_model_without_tokens():
-    """The State is empty, and the model is unchanged."""
-    model, state = pm.make_with_state(affine)()
-
-    assert_same(model, affine())
-    assert repr(state) == "State()"
 
 
 def test_under_jit_and_vmap():
@@ -159,32 +151,6 @@ def test_copies_of_a_layer_have_statistics_of_their_own(way):
     assert_close(ready(x, state)[0], y * 2 / 3, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("way", COPIES)
-def test_a_stack_of_copies_is_the_list_of_them(way):
-    """Stack.from_layers takes whatever a Sequential takes, and gives each layer its own value."""
-    pair = doubles(pm.nn.BatchNorm(2))[way]
-    net, state = pm.make_with_state(pm.nn.Sequential)(pair)
-    stack, stacked = pm.make_with_state(pm.nn.Stack.from_layers)(pair)
-    x = jnp.asarray([[1.0, 10.0], [3.0, 30.0], [8.0, -5.0]])
-    _, state = net(x, state)
-    _, stacked = stack(x, stacked)
-
-    for i in range(2):
-        mean, variance = stacked.get(stack.layer.state_index)
-        assert_close((mean[i], variance[i]), state.get(net[i].state_index))
-
-
-def test_copies_of_a_stream_draw_their_own():
-    """A layer at two paths makes different noise at each, by their names."""
-    dropout = pm.nn.Dropout(0.5, stream=pm.RngStream())
-    net, state = pm.make_with_state(lambda: [dropout] * 2)()
-    state = state.seed(jax.random.key(0))
-    first, state = net[0](jnp.ones(64), state)
-    second, state = net[1](jnp.ones(64), state)
-
-    assert jnp.any(first != second)
-
-
 class Unkeyed:
     """A node whose children JAX gives keys that read the same."""
 
@@ -237,16 +203,6 @@ def made(start: int, seed: int) -> tuple[Noisy, pm.State]:
     return model, state
 
 
-def test_fill_undoes_make_with_state():
-    """make_with_state(state.fill)(model) == (model, state), values and streams included."""
-    model, state = made(3, 0)
-    kept = copy.copy(state)
-    again, state = pm.make_with_state(state.fill)(model)
-
-    assert again == model
-    assert state == kept
-
-
 def test_states_of_two_models_are_merged():
     """Two models with tokens of the same names become one: each goes on where it was."""
     (first, first_state), (second, second_state) = made(10, 0), made(20, 1)
@@ -293,15 +249,6 @@ def test_a_new_stream_is_seeded_alone():
     assert jnp.any(jax.random.key_data(new) != jax.random.key_data(old))
 
 
-def test_a_layer_that_moves_takes_its_value_along():
-    """A model becomes a part of another: the entries are named by the new paths."""
-    model, state = made(1, 0)
-    whole, state = pm.make_with_state(state.fill)({"inner": [model]})
-
-    assert repr(state).startswith("State(\n  ['inner'][0].count=i32[],")
-    assert int(state.get(whole["inner"][0].count)) == 2
-
-
 def test_a_layer_is_put_in_a_second_place_once_it_is_filled():
     """Both paths start with its value, and then diverge."""
     model, state = pm.make_with_state(lambda: {"a": Counter(), "b": Counter()})()
@@ -344,20 +291,6 @@ def test_values_that_began_as_one_array_can_be_donated(donating):
     state = step(step(state))
 
     assert_same(state.get(tokens[1])[0], ramp(2))
-
-
-def test_fill_under_vmap_and_jit():
-    """The model that is filled may be an ensemble, and all of it may be traced."""
-
-    @jax.vmap
-    def build(start):
-        model, state = pm.make_with_state(lambda: Noisy(0))()
-        return model, state.set(model.count, start)
-
-    models, states = build(jnp.arange(3, dtype=jnp.int32))
-    remade, remade_states = jax.jit(lambda m, s: pm.make_with_state(s.fill)([m]))(models, states)
-
-    assert remade_states.get(remade[0].count).tolist() == [0, 1, 2]
 
 
 def test_a_traced_stream_in_a_second_place_begins_without_a_key():

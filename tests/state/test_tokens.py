@@ -64,12 +64,6 @@ def test_named_tokens_are_configuration_alone():
     assert model.content[0].init is None
 
 
-@pytest.mark.parametrize("name", ["StateIndex", "State", "make_with_state"])
-def test_names_are_in_both_places(name):
-    """In pytreemod, and in pytreemod.nn as in Equinox."""
-    assert getattr(pm, name) is getattr(pm.nn, name)
-
-
 @pytest.mark.parametrize("again", [lambda token: token, copy.deepcopy])
 def test_one_token_in_two_places_is_for_make_with_state(again):
     """State(model) leaves the model as it is, so that the two could not be told apart."""

@@ -51,7 +51,7 @@ def test_the_factor_grows_as_long_as_one_can_divide_by_it():
 
 def test_an_overflow_never_raises_the_factor():
     """With a minimum above the factor it did."""
-    with pytest.raises(ArgumentError, match=r"minimum=0\.5"):
+    with pytest.raises(ArgumentError, match="minimum"):
         pm.LossScale(0.5)
 
     assert history(pm.LossScale(0.5, minimum=0.25), [False, False]) == [0.25, 0.25]

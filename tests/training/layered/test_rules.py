@@ -420,7 +420,7 @@ def test_extra_arguments_that_are_trees_are_mapped_and_functions_of_the_model_re
     for model in (listed(), nested(), together(nested)):
         opt = pm.Optimizer(rule).init(model)
         news += [opt.update(model, model, like=jax.tree.map(jnp.cos, model), value=2.0)[0]]
-    with pytest.raises(ArgumentError, match="fn is a function of the whole model"):
+    with pytest.raises(ArgumentError, match="fn"):
         opt.update(model, model, fn=jnp.sum)
     for other in (news[1], news[2].unstack()[0].tree):
         jax.tree.map(_assert_close, {**other, "blocks": layers_of(other["blocks"])}, news[0])
