@@ -65,7 +65,6 @@ from pytreemod.module.pickling import (
     is_skeleton,
     reduced,
 )
-from pytreemod.module.pickling import restore as restore  # Pickles of 0.1 and later name it.
 from pytreemod.module.pickling import restore_state as restore_state
 from pytreemod.module.reading import Read, Reading
 from pytreemod.module.records import (

@@ -22,16 +22,12 @@ from pytreemod.module.division import is_configuration
 from pytreemod.module.fields import declares
 from pytreemod.module.methods import Method
 from pytreemod.module.records import make_record, set_fields
-from pytreemod.module.references import Place, Reference, referred, referring, share_functions
-from pytreemod.module.references import find as find
+from pytreemod.module.references import Reference, referred, referring, share_functions
 from pytreemod.module.schema import PickledSchema, Schema
 from pytreemod.tree.nodes import own_class
 from pytreemod.tree.pending import PRIVATE, is_private
 from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import class_of
-
-# Pickles of version 0.1 look for this name here, and for `find`.
-_Place = Place
 
 # ---- classes
 

@@ -78,10 +78,6 @@ class PickledSchema(NamedTuple):
     shown: tuple[str, ...]
 
 
-# Pickles of version 0.1 use this name.
-Notes = PickledSchema
-
-
 class Schema(AbstractRecord):
     """The fields of one Module class.
 

@@ -396,13 +396,6 @@ def _build(cls: Any, arguments: dict[str, Any], reserved: dict[str, Any]) -> Any
     return made, {name: keys.taken() - start[name] for name, keys in opened.items()}
 
 
-def restore_unfinished(
-    cls: Any, given: dict[str, Any], config: tuple[tuple[str, Any], ...], missing: tuple[str, ...]
-) -> Any:
-    """Restore a pickle of version 0.1."""
-    return _make(given, Deferral(cls, config, missing))
-
-
 def _defer(cls: Any, arguments: dict[str, Any], missing: tuple[str, ...]) -> Any:
     """Return the unfinished instance of a call.
 
