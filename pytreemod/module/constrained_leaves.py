@@ -133,7 +133,7 @@ class Constraint(AbstractConstraint):
     def refusal(self, value: Any, fault: str, where: str) -> str:
         """Return the message that refuses a value."""
         return explain(
-            f"{where}: {fault} in {describe(value)} breaks the constraint {self!r}: {self.bound()}",
+            f"{where} breaks its constraint {self!r}, {self.bound()}: {fault} in {describe(value)}",
             hint=f"pm.constraints.{self!r}.forward(unconstrained)",
         )
 
