@@ -1,10 +1,8 @@
 """The families of models load files of transformers, compute the same, and peft loads ours."""
 
-import dataclasses
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.docs.pages import blocks_in
 from tests.helpers.examples import example
 
 pytestmark = pytest.mark.slow
@@ -219,45 +216,6 @@ def test_peft_reads_what_was_fine_tuned(hub, programs, tmp_path):
     np.testing.assert_allclose(scores, hub.scores_with("llama", tmp_path), rtol=0, atol=EXACT)
 
 
-def changed(folder, tmp_path, **changes):
-    """A folder with another `config.json`."""
-    shutil.copytree(folder, tmp_path / folder.name)
-    path = tmp_path / folder.name / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return path.parent
-
-
-CONTRADICTIONS = {
-    "act": ("llama", {"hidden_act": "gelu"}, "hidden_act='silu', got 'gelu'"),
-    "kind": ("llama", {"model_type": "mistral"}, "model_type='llama', got 'mistral'"),
-    "bias": ("llama", {"attention_bias": True}, "attention_bias=False, got True"),
-    "yarn": ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "scaling.*got 'yarn'"),
-    "width": ("llama", {"intermediate_size": 50}, r"gate_proj.weight"),
-    "depth": ("llama", {"num_hidden_layers": 4}, r"layers"),
-    "tied": ("llama", {"tie_word_embeddings": True}, "lm_head.weight"),
-    "not tied": ("llama-tied", {"tie_word_embeddings": False}, "lm_head.weight|head.weight"),
-    "heads": ("llama", {"num_key_value_heads": 1}, "key_proj.weight"),
-    "places": ("gpt2", {"n_positions": 31}, "places.weight"),
-    "gelu": ("gpt2", {"activation_function": "relu"}, "activation_function='gelu_new'"),
-    "side": ("vit", {"image_size": 20}, "places"),
-    "classes": ("vit", {"id2label": {"0": "cat"}}, "head.weight"),
-    "no biases": ("vit", {"qkv_bias": False}, "query_proj.bias|query.bias"),
-    "layers": ("resnet", {"layer_type": "basic"}, "layer"),
-    "sizes": ("resnet", {"hidden_sizes": [16, 40]}, "conv.weight"),
-}
-
-
-@needs_hub
-@pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_a_configuration_of_another_model_is_refused_by_name(hub, programs, tmp_path, case):
-    """Before anything is read."""
-    name, changes, text = CONTRADICTIONS[case]
-    folder = changed(hub.folder / name, tmp_path, **changes)
-
-    with pytest.raises(ValueError, match=text):
-        read(programs, folder)
-
-
 def by_hand(model, token, caches):
     """A step of decoding by Llama, written with JAX alone."""
     keys, values, seen = caches
@@ -340,21 +298,6 @@ def test_a_step_of_decoding_has_the_operations_of_one_by_hand(programs):
         assert one.tolist() == other.tolist()
 
 
-def test_both_versions_of_rotary_scaling_are_read(programs):
-    """Of `config.json`: transformers 5's, 4's, and those before."""
-    rotary_of, small = programs["llama"].rotary_of, programs["llama"].SMALL
-    rope = {"rope_type": "linear", "factor": 2.0}
-    five = rotary_of(small | {"rope_parameters": {**rope, "rope_theta": 50.0}})
-
-    assert (five.theta, dict(five.scaling)) == (50.0, rope)
-    assert rotary_of(small | {"rope_theta": 50.0, "rope_scaling": rope}) == five
-    older = {"type": "linear", "factor": 2.0}
-    assert rotary_of(small | {"rope_theta": 50.0, "rope_scaling": older}) == five
-    plain = {"rope_type": "default", "rope_theta": 1e4}
-    assert rotary_of(small | {"rope_parameters": plain}) == rotary_of(small)
-    assert rotary_of(small | {"rope_scaling": None}).scaling is None
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_program_runs_alone(programs, capsys, name):
     """On random numbers; it prints its results."""
@@ -367,68 +310,3 @@ def test_a_program_runs_alone(programs, capsys, name):
         # Its bytes, and how far its scores are off.
         assert "575232 bytes before" in printed
         assert 0 < float(re.search("scores differ by ([0-9.]+)", printed)[1]) < 0.05
-
-
-@needs_hub
-def test_gpt2_of_the_hub_has_no_prefix_and_has_masks(hub, programs, tmp_path):
-    """As older versions wrote it."""
-    from safetensors.numpy import save_file
-
-    folder = shutil.copytree(hub.folder / "gpt2", tmp_path / "gpt2")
-    arrays = {name.removeprefix("transformer."): x for name, x in arrays_in(folder).items()}
-    masks = {f"h.{i}.attn.bias": np.tril(np.ones((1, 1, 32, 32), np.float32)) for i in range(2)}
-    save_file(arrays | masks, folder / "model.safetensors")
-
-    assert read(programs, folder)[0] == read(programs, hub.folder / "gpt2")[0]
-
-
-@needs_hub
-@pytest.mark.parametrize("name", ["llama", "vit"])
-def test_a_program_reads_a_folder(hub, programs, capsys, name):
-    """Given by `--folder`."""
-    programs[name].main(["--folder", str(hub.folder / name), "--dtype", "bfloat16"])
-    printed = capsys.readouterr().out
-
-    assert ("->" in printed) if name == "llama" else ("LABEL_" in printed)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_token_that_there_is_not_is_refused(programs, capsys, name):
-    """Its vector would be NaN, and the output would be random."""
-    for tokens in ("3,256", "3,-1"):
-        with pytest.raises(SystemExit, match="2"):
-            programs[name].main([f"--tokens={tokens}"])
-        assert "expected numbers from 0 to 255" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_is_short(programs, name):
-    """The whole program, and its table of names."""
-    lines = Path(programs[name].__file__).read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("NAMES = {"))
-    end = lines.index("}", start)
-
-    assert len(lines) <= 150
-    assert end - start + 1 <= 25
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_page_has_the_table_of_names(programs, name):
-    """The same names and rules as the program, written for a narrower page."""
-    text = (PROGRAM.parents[2] / "docs" / "how-to" / "load-pretrained-weights.md").read_text()
-    section = text.partition(f"`examples/{name}.py`")[2]
-    namespace = {"np": np, "pm": pm}
-    exec(blocks_in(section)[0].code, namespace)
-    shown, used = namespace["NAMES"], programs[name].NAMES
-
-    assert list(shown) == list(used)
-    assert [*map(described, shown.values())] == [*map(described, used.values())]
-
-
-def described(rule):
-    """A name, or a rule whose functions are their code."""
-    if not dataclasses.is_dataclass(rule):
-        return rule
-    parts = [getattr(part, "__code__", part) for part in vars(rule).values()]
-    codes = [(part.co_code, part.co_consts) if hasattr(part, "co_code") else part for part in parts]
-    return type(rule), codes
