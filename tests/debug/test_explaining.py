@@ -102,16 +102,3 @@ def test_printed_after_the_fact(scale):
     scale(ramp(2), 2.0)
     scale(ramp(3), 2.0)
     assert str(report) == f"{SECOND}\n{THIRD}"
-
-
-def test_after_many_traces_the_last_ones_are_told(scale):
-    """Their numbers are those of all the traces; the oldest ones are forgotten."""
-    for size in range(1, 20):
-        scale(ramp(size))
-
-    told = str(pm.debug.explain_retraces(scale)).splitlines()
-    assert told[:2] == [
-        "scale was traced again (trace 5), because of",
-        "  x: f32[4] -> f32[5]",
-    ]
-    assert len(told) == 30

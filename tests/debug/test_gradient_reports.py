@@ -121,16 +121,3 @@ def test_a_state_can_be_used_afterwards_and_aux_is_left_out():
     report = pm.debug.gradient_report(with_state, has_aux=True)(net, state, jnp.eye(3))
     assert "layers[1].weight" in report.paths("nonzero")
     assert with_state(net, state, jnp.eye(3))[0] == pytest.approx(report.loss, rel=1e-5)
-
-
-def test_the_kinds_of_one_thousand_leaves_take_two_traces_of_the_loss():
-    """One to find the leaves that reach the loss, one for the gradient."""
-    calls = []
-
-    def total(leaves):
-        calls.append(1)
-        return sum(leaves[::2])
-
-    report = pm.debug.gradient_report(total)([jnp.float32(1)] * 100)
-    assert len(calls) == 2
-    assert len(report.paths("unused")) == 50

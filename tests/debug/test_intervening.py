@@ -296,23 +296,6 @@ def test_two_threads():
     assert_close((found[0], found[1]), (without_layer(0), without_layer(1)))
 
 
-def test_an_intervened_function_is_data():
-    """Its values and arrays are leaves: others are no new program, as an argument or compiled."""
-    traces = []
-
-    @pm.filter_jit
-    def apply(fn, x):
-        traces.append(0)
-        return fn(x)
-
-    for i in range(2):
-        rule = pm.by({CHOSEN: lambda out, at, value: out * value})
-        fn = pm.intervene(NET, rule, values={CHOSEN: real(jnp.arange(DEPTH) != i)})
-        assert_close(apply(fn, X), without_layer(i))
-        assert_close(pm.filter_jit(fn)(X), without_layer(i))
-    assert len(traces) == 1
-
-
 SEEN = pm.capture(NET, nn.Linear)(X)[1]
 
 

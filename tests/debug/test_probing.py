@@ -19,12 +19,9 @@ def loss(f):
 
 
 PROGRAMS = {
-    "eager": lambda f: f(X),
     "jit of vmap": lambda f: jax.jit(jax.vmap(f))(X),
     "jit of grad": lambda f: jax.jit(jax.grad(loss(f)))(X),
     "half moves": lambda f: jax.jvp(lambda x: f({"a": x, "b": 2 * X})["a"], (X,), (X,)),
-    "grad of remat": lambda f: jax.grad(jax.checkpoint(loss(f)))(X),
-    "scan": lambda f: jax.lax.scan(lambda c, _: (f(c), None), X, None, length=2)[0],
     "a tree": lambda f: f({"a": X, "b": 3, "c": "text"})["a"],
     "no arrays": lambda f: f("text"),
 }

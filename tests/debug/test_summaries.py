@@ -121,18 +121,6 @@ def test_a_jitted_part_is_seen_each_time():
         assert [row.calls for row in pm.summary(wrapped, jnp.ones(4)).rows] == [1, 1, 1]
 
 
-def test_what_is_called_twice_says_so():
-    class Twice(pm.Module):
-        layer: nn.Linear
-
-        def __call__(self, x):
-            return self.layer(self.layer(x))
-
-    summary = pm.summary(Twice(nn.Linear(3, 3, key=KEY)), jnp.ones(3))
-    assert row_of(summary, "layer").calls == 2
-    assert "f32[3] (1 of 2 calls)" in str(summary)
-
-
 def test_columns_for_what_there_is_to_say():
     model = pm.tie(NET, "head.weight", to="embed.weight")
     model = pm.lora(model, "blocks.0.mlp.**.weight", 1, key=KEY)

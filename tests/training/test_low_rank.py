@@ -135,20 +135,6 @@ def test_each_layer_of_a_stack_has_an_update_of_its_own():
     np.testing.assert_allclose(pm.resolve(moved, "layer.weight")(x), y, rtol=1e-5)
 
 
-def test_a_stack_of_stacks_and_a_network_that_scans():
-    """One axis for each."""
-    inner = ft.partial(nn.Stack, ft.partial(nn.Linear, 2, 2), 3)
-    stacks = nn.Stack(lambda key: inner(key=key), 2, key=KEY)
-    scanning = nn.MLP(3, 2, 4, 4, scan=True, key=KEY)
-
-    adapted = pm.lora(stacks, "**.weight", 1, key=KEY)
-    assert pm.named_leaves(adapted)["layer.layer.weight.a"].shape == (2, 3, 1, 2)
-    assert_same(adapted(jnp.ones(2)), stacks(jnp.ones(2)))
-    adapted = pm.lora(scanning, "layers.*.weight", 1, key=KEY)
-    assert pm.named_leaves(adapted)["layers.1.weight.a"].shape == (3, 1, 4)
-    assert_same(adapted(jnp.ones(3)), scanning(jnp.ones(3)))
-
-
 @pytest.mark.parametrize("shared", [None, "layers[0]"])
 @pytest.mark.sampled
 def test_each_member_of_an_ensemble_has_an_update_of_its_own(shared):

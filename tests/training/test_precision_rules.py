@@ -334,28 +334,6 @@ def test_stacks(norm_first):
     assert pm.tree_equal(again.layer, mixed.layer)
 
 
-def test_ensembles():
-    """Selected in an Ensemble, or in its constructor: the same as a member alone."""
-    rule = pm.by({nn.LayerNorm: "float32", ...: MIXED})
-
-    def make(key):
-        return nn.Sequential([nn.Linear(4, 4, key=key), nn.LayerNorm(4)])
-
-    plain = nn.Ensemble(make, 2, key=KEY)
-    nets = pm.with_precision(plain, rule)
-    out = nets(X)
-    assert out.dtype == jnp.float32
-    within = nn.Ensemble(lambda key: pm.with_precision(make(key), rule), 2, key=KEY)
-    alone = jnp.stack([pm.with_precision(net, rule)(X) for net in plain])
-    # bfloat16 has 8 bits: a sum in another order differs in the last one.
-    np.testing.assert_allclose(within(X), alone, atol=2**-7)
-    np.testing.assert_allclose(out, alone, atol=2**-7)
-    assert float(jnp.abs(out - plain(X)).max()) > 0
-    _, values = pm.capture(nets, "member.layers.*")(X)
-    assert [value.dtype.name for value in values.values()] == ["bfloat16", "float32"]
-    assert pm.with_precision(nets, None) == plain
-
-
 def test_computed_leaves_are_computed_in_params():
     """And cast afterwards: the source fields of a weight may need more precision."""
     layer = nn.Linear(4, 4, key=KEY)

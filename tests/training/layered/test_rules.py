@@ -463,21 +463,6 @@ def test_ties_across_stacks_and_inside_of_one_are_followed():
     assert_same(new.first.layer.weight, new.second.layer.weight)
 
 
-@pytest.mark.slow
-def test_adapted_layers_train_as_in_a_list():
-    """The factors of each layer are separate arrays."""
-    stack = pm.lora(linears()[1], "**.weight", rank=1, key=jax.random.key(1))
-    _assert_layers_close(stepped(NORMS, stack)[0], stepped(NORMS, stack.unstack())[0])
-
-
-@pytest.mark.slow
-def test_an_mlp_that_scans_trains_as_one_that_does_not():
-    """Its layers are held as one."""
-    nets = [nn.MLP(2, 2, 2, depth=3, scan=scan, key=jax.random.key(0)) for scan in (True, False)]
-    news = [stepped(NORMS, net)[0] for net in nets]
-    _assert_close(*(net(jnp.ones(2)) for net in news))
-
-
 def test_no_trace_is_kept_in_which_a_rule_was_made():
     """Its learning rate may be traced, while the model is not."""
     model = stacked()
