@@ -239,26 +239,9 @@ def check_length(path: str, head: bytes, size: int) -> int:
     length = int.from_bytes(head[:LENGTH], "little")
     is_possible = size >= LENGTH and length <= min(LONGEST, size - LENGTH)
     if not is_possible or head[LENGTH : LENGTH + 1] != b"{":
-        unknown = "another or an incomplete file" if size else "an empty file"
-        kinds = [kind for magic, kind in _KINDS.items() if head.startswith(magic)]
-        got, hint = kinds[0] if kinds else (unknown, [])
-        raise FileError(shown(path), "a file in the format of safetensors", got, hint=hint)
+        what = "not a complete file in the format of safetensors" if size else "an empty file"
+        raise FileError(f"{shown(path)} is {what}")
     return LENGTH + length
-
-
-_KINDS: dict[bytes, tuple[str, list[str]]] = {
-    b"PK": (
-        "a zip archive, such as PyTorch and NumPy write",
-        ["a state dict of PyTorch's:", "pm.from_torch(model, torch.load(path, weights_only=True))"],
-    ),
-    b"\x80": ("a pickle", []),
-    b"\x93NUMPY": (
-        "a file of NumPy's, such as Equinox writes",
-        ["a model of Equinox's:", "pm.tree_deserialise_leaves(path, like)"],
-    ),
-    b"\x89HDF": ("a file in the format HDF5", []),
-    b"{": ("a JSON file", ["an index is read with its folder:", "pm.load(folder, like)"]),
-}
 
 
 def parse_header(path: str, header: bytes, size: int) -> FileHeader:

@@ -178,6 +178,15 @@ def test_a_refused_save_leaves_the_folder(folder, array):
         pm.save(folder, {"a": np.ones(3)}, shard_bytes=0)
 
 
+def test_a_rename_that_fails_leaves_the_old_folder(folder, monkeypatch):
+    """A disk may refuse when everything is written."""
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", lambda *_: os.stat(folder / "gone"))
+        with pytest.raises(FileError, match="no such file"):
+            pm.save(folder, {"a": np.ones(8), "b": np.ones(8)}, shard_bytes=8)
+    assert_same(pm.load(folder))
+
+
 # ---- writing
 
 
