@@ -19,14 +19,7 @@ def field_names(module: Module) -> list[str]:
 
 
 def differences(a: Any, b: Any, path: str = "root", *, identical: bool = False) -> list[str]:
-    """Where two trees differ in type, fields or leaves; empty for equal trees.
-
-    Args:
-        a: a tree.
-        b: another.
-        path: the name of the trees in the result.
-        identical: whether leaves must be the same objects.
-    """
+    """Where two trees differ in type, fields or leaves; `identical`: leaves are the same objects."""
     if type(a) is not type(b) and not (is_jax_array(a) and is_jax_array(b)):
         return [f"{path}: {type(a).__name__} and {type(b).__name__}"]
     if isinstance(a, Module):

@@ -1,7 +1,6 @@
 """Computed leaves, and classes of every style that hold one."""
 
-import abc
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -48,24 +47,6 @@ class Own(pm.Module):
         return self.weight * x + self.bias
 
 
-class Inheriting(Own):
-    """The base's `__init__`."""
-
-
-class Mixin(abc.ABC):
-    """No Module."""
-
-    @abc.abstractmethod
-    def __call__(self, x): ...
-
-
-class Mixed(Generated, Mixin):
-    """A plain base with an abstract method."""
-
-    def __call__(self, x):
-        return super().__call__(x)
-
-
 class Defaults(pm.Module):
     """Fields with defaults, which are attributes of the class too."""
 
@@ -82,21 +63,6 @@ class Converting(pm.Module):
 
     weight: jax.Array = pm.field(converter=jnp.asarray)
     bias: jax.Array = pm.field(converter=jnp.asarray)
-
-    def __call__(self, x):
-        return self.weight * x + self.bias
-
-
-class Typed(pm.Module, Generic[T]):
-    """A generic class that lists its subclasses, and needs an argument from them."""
-
-    weight: jax.Array
-    bias: jax.Array
-    known: ClassVar[list[str]] = []
-
-    def __init_subclass__(cls, *, label: str, **kwargs: object):
-        super().__init_subclass__(**kwargs)
-        Typed.known.append(label)
 
     def __call__(self, x):
         return self.weight * x + self.bias
@@ -128,11 +94,8 @@ class Counting(pm.Module):
 STYLES = {
     "generated": Generated,
     "own": Own,
-    "inheriting": Inheriting,
-    "mixed": Mixed,
     "defaults": lambda weight, bias: Defaults(bias, weight),
     "converting": Converting,
-    "generic": Typed[int],
     "counting": Counting,
 }
 

@@ -11,7 +11,6 @@ Tests run it in a separate process, so that PyTorch and JAX are not in one proce
 transformers' memory is freed.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -23,29 +22,6 @@ os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS"
 import numpy as np
 import torch
 import transformers as hub
-
-WRITTEN = 12
-LLAMA = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "eos_token_id": None,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}
-VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 4}
-RESNET = {"embedding_size": 8, "num_labels": 5}
 
 
 def llama(**options):
@@ -70,7 +46,6 @@ def resnet(**options):
 MODELS = {
     "llama": lambda: llama(),
     "llama-tied": lambda: llama(tie_word_embeddings=True, rope_parameters=LLAMA3),
-    "llama-linear": lambda: llama(rope_parameters=LINEAR, head_dim=16, num_key_value_heads=1),
     "gpt2": gpt2,
     "vit": vit,
     "resnet": lambda: resnet(hidden_sizes=[16, 32], depths=[2, 1]),
@@ -118,22 +93,12 @@ def write(folder, name):
     np.savez(folder / "expected.npz", **{key: x.numpy() for key, x in expected.items()})
 
 
-def as_version_4(folder):
-    """Convert `config.json` to the form of transformers 4."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    rope = config.pop("rope_parameters")
-    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
-    path.write_text(json.dumps(config))
-
-
 def main():
     folder = Path(sys.argv[1])
     hub.utils.logging.disable_progress_bar()
     with torch.no_grad():
         for name in MODELS:
             write(folder / name, name)
-        as_version_4(folder / "llama-linear")
         print("ready", flush=True)
         for line in sys.stdin:
             base, adapter = line.rstrip("\n").split("\t")

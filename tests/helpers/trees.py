@@ -111,13 +111,6 @@ class KeywordsOnly(pm.Module, kw_only=True):
     weight: jax.Array
 
 
-class OneKeyword(pm.Module):
-    """One field by keyword only."""
-
-    scale: float = pm.field(kw_only=True, default=3.0)
-    weight: jax.Array
-
-
 class Boxed(pm.Module, Generic[T]):
     """A generic class."""
 
@@ -363,7 +356,6 @@ MODULES: dict[str, Callable[[], pm.Module]] = {
     "converted": lambda: Converted([1.0, 2.0], [3, 4]),  # pyright: ignore
     "static": lambda: Static(ramp(2), 3, ("a", Color.RED)),
     "keywords only": lambda: KeywordsOnly(weight=ramp(2)),
-    "one keyword": lambda: OneKeyword(ramp(2)),
     "generic": lambda: Boxed[jax.Array](ramp(2)),
     "generic subclass": lambda: NamedBox(ramp(2)),
     "buffered": lambda: Buffered(ramp(2), ramp(2), ramp(2), affine()),

@@ -37,13 +37,6 @@ def test_the_wheel_takes_every_file_of_the_package(wheel):
     assert taken == {path.relative_to(ROOT).as_posix() for path in files}
 
 
-def test_every_folder_with_code_is_a_package():
-    """Without `__init__.py` it could be imported, but type checkers and tests would not see it."""
-    folders = {path.parent for path in PACKAGE.rglob("*.py")}
-
-    assert {folder for folder in folders if not (folder / "__init__.py").exists()} == set()
-
-
 def names_of(requirements):
     """The names of the packages that lines of `Requires-Dist` are about."""
     return {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in requirements}
@@ -56,12 +49,3 @@ def test_what_is_declared_is_what_is_imported(wheel):
     assert imported >= DEPENDENCIES
     # JAX imports jaxlib: the bound here is for both.
     assert names_of(wheel.metadata.core.dependencies) == DEPENDENCIES | {"jaxlib"}
-
-
-def test_extras_have_their_markers(wheel):
-    """An extra that names another one takes what is in it, but not the marker that follows."""
-    extras = wheel.metadata.core.optional_dependencies
-    torch = {name: [line for line in extras[name] if "torch" in line] for name in ("peers", "hub")}
-
-    assert torch == {name: ["torch==2.13.0; python_version < '3.12'"] for name in torch}
-    assert set(extras["all"]) == {*extras["examples"], *extras["solvers"], *extras["orbax"]}
