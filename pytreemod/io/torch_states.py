@@ -197,9 +197,8 @@ def from_torch(
     wrong += mismatches([*names], sources)
     if wrong:
         hint = _hint_of_cast(state_dict, narrow)
-        expected = "a tensor for each array of the model, and no other"
-        got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
-        raise StructureError(where, expected, got, at=wrong, hint=hint, most=TABLE)
+        fact = f"{where}: the tensors do not match the model: {len(wrong)} differences"
+        raise StructureError(fact, at=wrong, hint=hint, most=TABLE)
 
     def filled(tree: Any, entries: LeafEntries) -> Any:
         leaves, treedef = jtu.tree_flatten(tree)

@@ -17,7 +17,7 @@ from operator import is_
 from types import CodeType
 from typing import Any
 
-from pytreemod.errors import FieldError, describe, nearest
+from pytreemod.errors import FieldError, nearest
 from pytreemod.module.constraining import take_in
 from pytreemod.module.division import hides_arrays, is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
@@ -482,12 +482,8 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
     unknown = [name for name in changes if name not in schema.fields]
     if unknown:
         raise FieldError(
-            f"{schema.cls.__qualname__}.replace",
-            f"fields ({', '.join(schema.fields) or 'none'})",
-            ", ".join(
-                f"{name}={describe(changes[name])}{nearest(name, schema.fields)}"
-                for name in unknown
-            ),
+            f"{schema.cls.__qualname__}.replace: no field "
+            + ", ".join(f"{name!r}{nearest(name, schema.fields)}" for name in unknown)
         )
     if not schema.accepts.keys().isdisjoint(changes):
         changes = dict(changes)

@@ -112,18 +112,14 @@ def _check_role(role: Any) -> None:
     known = next((name for name, words in _SYNONYMS.items() if said in words), None)
     if known is not None:
         raise ArgumentError(
-            "with_role(role)",
-            f'"{known}", or a word of another meaning',
-            repr(role),
+            f"with_role: the role {role!r} would be trained; the one that is meant is {known!r}",
             hint=f'model = pm.with_role(model, selector, "{known}")',
         )
 
 
 def _refuse_nothing(selector: Any, locs: list[Location]) -> NoReturn:
     raise SpecError(
-        "with_role(selector)",
-        "a selector that picks at least one leaf",
-        f"{selector!r}, which picks none",
+        f"with_role: {selector!r} picks no leaf",
         hint=leaves_shown(locs),
     )
 

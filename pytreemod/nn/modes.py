@@ -183,9 +183,7 @@ def _kind(value: Any) -> str:
 
 def _refuse_unknown(name: str, seen: set[str]) -> None:
     names = sorted(seen)
-    shown = some_of(names)
     raise ArgumentError(
-        f"with_mode({name})",
-        f"a field that the model has ({shown or 'it has none that can be set'})",
-        f"{name!r}, which is not in the model{nearest(name, names)}",
+        f"with_mode: no layer has a field {name!r}{nearest(name, names)}, "
+        f"but {some_of(names) or 'none that can be set'}"
     )

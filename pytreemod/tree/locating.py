@@ -361,8 +361,8 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
     targets = tuple(_matching(parse_pattern(pattern), tree, ()))
     if not targets:
         locs = list(locations(tree))
-        got = f"{pattern!r}, which matches no node{nearest_path(parse_pattern(pattern), locs)}"
-        raise SpecError(name, "a path that is in the tree", got, hint=leaves_shown(locs))
+        near = nearest_path(parse_pattern(pattern), locs)
+        raise SpecError(f"{name}: {pattern!r} matches no node{near}", hint=leaves_shown(locs))
     return Found(targets, single=len(targets) == 1)
 
 

@@ -14,7 +14,7 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, nearest
-from pytreemod.tree.paths import pattern_text, some_of, step_name
+from pytreemod.tree.paths import pattern_text, some_of, step_name, step_names
 from pytreemod.tree.pending import FLAT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
@@ -249,8 +249,8 @@ def nearest_path(steps: Iterable[str], locs: Sequence[Location]) -> str:
         steps: its keys.
         locs: the leaves, or nodes, of the tree.
     """
-    lengths = ((loc.path, n) for loc in locs for n in range(1, len(loc.path) + 1))
-    return nearest(".".join(steps), dict.fromkeys(pattern_text(path[:n]) for path, n in lengths))
+    there = (".".join(step_names(loc.path[:n])) for loc in locs for n in range(len(loc.path) + 1))
+    return nearest(".".join(steps), dict.fromkeys(there))
 
 
 def locations(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Location]:

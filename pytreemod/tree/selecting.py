@@ -17,10 +17,11 @@ from typing import Any, ClassVar, NoReturn
 import jax
 import numpy as np
 
-from pytreemod.errors import FrozenError, SpecError, describe
+from pytreemod.errors import FrozenError, SpecError, describe, nearest
 from pytreemod.tree.locating import locate, refuse_model
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import (
+    DECLARED_ROLES,
     Location,
     children_of,
     is_of,
@@ -142,7 +143,7 @@ class Selector(Rule):
 def refuse_unmatched(
     selectors: Sequence[Selector], trees: Sequence[PyTree], is_leaf: IsLeaf = None
 ) -> None:
-    """Refuse a path pattern that matches nothing in any of the trees.
+    """Refuse a path pattern that matches nothing in any of the trees, and a misspelt role.
 
     Negated or combined, such a pattern would silently pick everything, or nothing. A path to a node
     without leaves is in the tree, and so is a path without wildcards below one: gradients and
@@ -152,9 +153,17 @@ def refuse_unmatched(
         SpecError: if there is one; the error lists the leaves of the trees.
     """
     patterns = [path for selector in selectors for path in selector.paths()]
-    if not patterns:
+    terms = [term for selector in selectors for term in selector.terms()]
+    roles = [role for term in terms if isinstance(term, RoleSelector) for role in term.roles]
+    unknown = [role for role in roles if role not in DECLARED_ROLES]
+    if not patterns and not unknown:
         return
     locs = Locations(loc for tree in trees for loc in locations(tree, is_leaf))
+    known = DECLARED_ROLES | {loc.role for loc in locs}
+    for role in unknown:
+        # Another role may match nothing: a rule for many models names what some of them lack.
+        if role not in known and (near := nearest(role, known)):
+            raise SpecError(f"select.role({role!r}): no field has this role{near}")
     for pattern in patterns:
         # A pattern depends on nothing but paths.
         if any(pattern.pick(locs, None, is_leaf)):
@@ -164,21 +173,13 @@ def refuse_unmatched(
         if reached and all(map(_is_tied, reached)):
             # It would do nothing: the leaves are elsewhere.
             raise SpecError(
-                repr(pattern),
-                "a pattern that matches at least one leaf",
-                "a path that is tied to another",
+                f"{pattern!r} is tied to another path, which has the leaf",
                 at=[f"{pattern_text(loc.path)}: {describe(loc.leaf)}" for loc in reached],
-                hint="select the path that it is tied to, which has the leaf",
             )
         if reached:
             continue
-        got = f"none{nearest_path(pattern.steps, locs)}"
-        raise SpecError(
-            repr(pattern),
-            "a pattern that matches at least one leaf",
-            got,
-            hint=leaves_shown(locs),
-        )
+        near = nearest_path(pattern.steps, locs)
+        raise SpecError(f"{pattern!r} matches no leaf{near}", hint=leaves_shown(locs))
 
 
 def _is_tied(loc: Location) -> bool:

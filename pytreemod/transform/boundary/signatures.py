@@ -226,9 +226,8 @@ def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ArgumentError(
-            where,
-            f"names of arguments of {function_name(fn)} ({', '.join(known)})",
-            ", ".join(f"{name!r}{nearest(name, known)}" for name in unknown),
+            f"{where}: {function_name(fn)} has no argument "
+            + ", ".join(f"{name!r}{nearest(name, known)}" for name in unknown)
         )
 
 

@@ -304,8 +304,6 @@ def _explain_none(
     where: str, what: str, places: Sequence[Location], steps: tuple[str, ...] = ()
 ) -> str:
     shown = some_of([pattern_text(place.path) for place in places])
-    hint = ["pass the model as an argument of fn, not as a closure"]
-    if shown:
-        hint = [f"the arguments have: {shown}"]
-    expected = "a selector of at least one callable Module in the arguments"
-    return explain(f"{where}({what})", expected, f"none{nearest_path(steps, places)}", hint=hint)
+    hint = f"the arguments have: {shown}" if shown else "the model is an argument, not a closure"
+    fact = f"{where}: {what} picks no Module that can be called{nearest_path(steps, places)}"
+    return explain(fact, hint=hint)
