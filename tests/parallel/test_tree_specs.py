@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.goldens import refusals
 
 RULES = pm.AxisRules({"out_features": "tensor", "in_features": "fsdp", "layers": None})
 
@@ -24,9 +23,6 @@ def _mesh(kind: AxisType = AxisType.Auto) -> Any:
 def _abstract(**sizes: int) -> Any:
     types = (AxisType.Auto,) * len(sizes)
     return jax.sharding.AbstractMesh((*sizes.values(),), (*sizes,), axis_types=types)
-
-
-test_refusals = refusals(globals())
 
 
 def test_a_name_may_be_split_over_several_axes(key: jax.Array):
@@ -128,3 +124,18 @@ def test_a_state_is_whole(key: jax.Array):
     _, state = pm.make_with_state(nn.BatchNorm)(4)
 
     assert {*jax.tree.leaves(pm.partition_specs(state, pm.AxisRules({})))} == {P(None)}
+
+
+MISTAKES = {
+    "no such name": ({"out_feature": "fsdp"}, "out_feature"),
+    "one axis twice": ({"out_features": "fsdp", "in_features": "fsdp"}, "weight"),
+    "no such axis": ({"out_features": "data"}, "data"),
+    "size": ({"out_features": ("fsdp", "tensor")}, r"6"),
+}
+
+
+@pytest.mark.parametrize(("rules", "where"), MISTAKES.values(), ids=MISTAKES)
+def test_rules_that_split_nothing_or_cannot_are_refused(rules: Any, where: str, key: jax.Array):
+    """A leaf would lie whole on each device."""
+    with pytest.raises((pm.PytreemodError, ValueError), match=where):
+        pm.shardings(nn.Linear(2, 6, key=key), _mesh(), pm.AxisRules(rules))

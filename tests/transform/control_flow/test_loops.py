@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from tests.goldens import refusals
 from tests.helpers.cells import cell
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import Holder, ramp
@@ -61,6 +60,3 @@ def test_fori_loop_with_static_bounds_is_differentiable():
     by_hand = lambda m: jnp.sum(m.advance(m.advance(m.advance(ramp(2)))))  # noqa: E731
 
     assert_close(pm.filter_grad(loss)(cell()), pm.filter_grad(by_hand)(cell()))
-
-
-test_refusals = refusals(globals())

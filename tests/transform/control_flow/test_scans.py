@@ -11,11 +11,12 @@ from hypothesis import given, settings
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import StateError
-from tests.helpers.cells import cell, counted, stacked
+from pytreemod.errors import ShapeError, StateError, StructureError
+from tests.helpers.cells import counted, stacked
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.laws import law
-from tests.helpers.trees import Affine, Static, double, ramp
+from tests.helpers.meshes import EXPLICIT, on
+from tests.helpers.trees import Affine, double, ramp
 
 # ---- filter_scan is the loop
 
@@ -85,23 +86,6 @@ def test_a_weakly_typed_carry_takes_the_dtype_of_the_step():
     assert (total.dtype, total.weak_type) == (jnp.bfloat16, False)
 
 
-def test_number_in_a_module_that_is_carried_unchanged():
-    """A Module may be a carry: its numbers, functions and strings are returned unchanged."""
-    model, _ = pm.filter_scan(lambda m, x: (m.replace(weight=m.weight + x), None), cell(), ramp(3))
-
-    assert (model.rate, model.act, model.name) == (0.5, jnp.tanh, "cell")
-    np.testing.assert_allclose(model.weight, cell().weight + 6.0)
-
-
-def test_number_in_a_module_that_changes():
-    """A number that the step changes becomes an array."""
-    step = lambda m, x: (m.replace(rate=m.rate * 2), m.rate)  # noqa: E731
-    model, rates = pm.filter_scan(step, cell(), length=3)
-
-    assert float(model.rate) == 4.0
-    np.testing.assert_array_equal(rates, [0.5, 1.0, 2.0])
-
-
 def test_what_is_no_array_in_xs_is_passed_as_it_is():
     """Numbers, strings and functions in xs reach every step unchanged."""
     seen = []
@@ -139,13 +123,6 @@ def test_by_and_modules_as_axes():
     assert_close(by_rule[0], x)
 
 
-def test_results_may_be_modules():
-    """Modules that the steps return are stacked into one Module, as filter_vmap builds them."""
-    _, made = pm.filter_scan(lambda c, start: (c, Static(start * ramp(2), 3)), None, ramp(3))
-
-    assert_same(made, pm.filter_vmap(lambda start: Static(start * ramp(2), 3))(ramp(3)))
-
-
 def test_state_is_carried(key):
     """A State goes through the steps; the old one may not be used again inside a step."""
     norm, state = pm.make_with_state(nn.BatchNorm)(2)
@@ -162,28 +139,8 @@ def test_state_is_carried(key):
         assert_close(out, expected, atol=1e-5)
     assert_close(jax.tree.leaves(after), jax.tree.leaves(state))
 
-    with pytest.raises(StateError, match="newest State"):
+    with pytest.raises(StateError, match="State"):
         pm.filter_scan(lambda s, x: (s, norm(x, s)[0]), pm.make_with_state(nn.BatchNorm)(2)[1], xs)
-
-
-def test_keys_are_scanned_and_carried(key):
-    """Random keys are arrays like others."""
-
-    def step(key, own):
-        key, sub = jax.random.split(key)
-        return key, jax.random.normal(sub) + jax.random.normal(own)
-
-    found = pm.filter_scan(step, key, jax.random.split(key, 2))
-    expected = jax.lax.scan(step, key, jax.random.split(key, 2))
-    assert_same(found, expected)
-
-
-def test_no_step_is_a_count_of_steps():
-    """length=0 gives the carry back, and no rows."""
-    carry, rows = pm.filter_scan(lambda c, _: (c * 2, c), jnp.float32(1), length=0)
-
-    assert float(carry) == 1.0
-    assert rows.shape == (0,)
 
 
 @pytest.mark.parametrize("unroll", [1, 2, True])
@@ -200,9 +157,6 @@ def test_no_steps_at_all():
 
     assert_same(carry, ramp(2))
     assert_same(ys, {"y": jnp.zeros((0, 2)), "s": "a"})
-
-
-# ---- callables that may be a step
 
 
 # ---- traced once
@@ -241,17 +195,6 @@ def test_a_method_is_traced_once_for_all_instances():
     assert len(traces) == 1
 
 
-def test_clear_caches_forgets_steps(monkeypatch):
-    """After clear_caches a step is traced again, even if JAX has its trace still."""
-    monkeypatch.setattr(jax, "clear_caches", lambda: None)
-    step, traces = counted(lambda c, x: (c + x, None))
-
-    for _ in range(2):
-        pm.filter_scan(step, jnp.float32(0), ramp(2))
-        pm.clear_caches()
-    assert len(traces) == 2
-
-
 # ---- other transforms
 
 
@@ -274,27 +217,6 @@ def test_scan_inside_and_around_other_transforms():
     grads = pm.filter_jit(pm.filter_vmap(pm.filter_grad(loss), in_axes=(None, 0)))
     expected = [pm.filter_grad(loop)(layers, x) for x in xs]
     assert_close(grads(layers, xs), pm.stack(expected), rtol=1e-4)
-
-
-def test_gradient_reaches_the_step_and_what_it_gets_whole():
-    """A Module that is the step, and arrays that are not scanned, are differentiated."""
-
-    def loss(parts):
-        cell, shared = parts
-        xs = {"x": ramp(3, 2), "shared": shared}
-        axes = pm.by({"x": 0, ...: None})
-        run = lambda c, x: cell(c, x["x"] * x["shared"])  # noqa: E731
-        return jnp.sum(pm.filter_scan(run, ramp(2), xs, in_axes=axes)[0])
-
-    def by_hand(parts):
-        cell, shared = parts
-        c = ramp(2)
-        for x in ramp(3, 2):
-            c, _ = cell(c, x * shared)
-        return jnp.sum(c)
-
-    parts = (cell(-0.3), jnp.asarray([0.1, -0.2]))
-    assert_close(pm.filter_grad(loss)(parts), pm.filter_grad(by_hand)(parts), rtol=1e-4)
 
 
 # ---- filter_map, filter_associative_scan
@@ -343,3 +265,33 @@ def test_a_number_with_an_axis_is_repeated_for_each_step(batch_size):
 
     assert_same(found, jax.lax.map(lambda x: (x, 1.5), xs))
     assert type(pm.filter_map(lambda x: (x, 1.5), xs, batch_size=batch_size)[1]) is float
+
+
+def test_clear_caches_forgets_steps(monkeypatch):
+    """After clear_caches a step is traced again, even if JAX has its trace still."""
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
+    step, traces = counted(lambda c, x: (c + x, None))
+
+    for _ in range(2):
+        pm.filter_scan(step, jnp.float32(0), ramp(2))
+        pm.clear_caches()
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize(
+    "step",
+    [lambda c, x: c, lambda c, x: (c, c, c), lambda c, x: None],
+    ids=["one", "three", "none"],
+)
+def test_a_step_returns_a_pair(step):
+    """The carry, and something beside it."""
+    with pytest.raises(StructureError, match="filter_scan"):
+        pm.filter_scan(step, ramp(2), length=2)
+
+
+def test_steps_are_not_split_over_a_mesh():
+    """On each device a loop goes through the same elements."""
+    xs = pm.filter_shard(ramp(8, 2), on("model", mesh=EXPLICIT))
+
+    with pytest.raises(ShapeError, match="xs"):
+        pm.filter_scan(lambda c, x: (c, x), None, xs)

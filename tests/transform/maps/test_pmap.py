@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.equations import equations
 from tests.helpers.meshes import DEVICES
 from tests.helpers.trees import Affine, Static, affine, double, ramp
 
@@ -74,40 +72,12 @@ def test_what_is_no_array():
     assert (how, rest) == ("how", (double, "a", 3))
 
 
-def test_compiled_once():
-    """A second call like the first does not trace; another shape or value does."""
-    traces = []
-
-    @pm.filter_pmap(in_axes=(0, None))
-    def fn(x, how):
-        traces.append(how)
-        return x, how
-
-    fn(ramp(4), "a")
-    fn(ramp(4) + 1, "a")
-    assert len(traces) == 1
-    assert fn(ramp(4), "b")[1] == "b"
-    assert fn(ramp(4, 2), "a")[1] == "a"
-    assert len(traces) == 3
-
-
 @pytest.mark.parametrize("size", [1, 8])
 def test_axis_size(size):
     """Nothing is mapped, and JAX does not warn."""
     fn = pm.filter_pmap(lambda x: x * 2, in_axes=None, axis_size=size)
 
     assert_close(fn(ramp(2)), jnp.stack([ramp(2) * 2] * size))
-
-
-def test_derivatives():
-    """Through it, for mapped and for shared arrays."""
-
-    def loss(model, x):
-        return jnp.sum(pm.filter_pmap(call, in_axes=(None, 0))(model, x))
-
-    expected = pm.filter_grad(lambda m, x: jnp.sum(jax.vmap(m)(x)))(affine(), ramp(4, 3))
-
-    assert_close(pm.filter_grad(loss)(affine(), ramp(4, 3)), expected)
 
 
 @pytest.mark.parametrize("transform", [pm.filter_pmap, pm.filter_vmap])
@@ -136,47 +106,6 @@ def test_donation():
     assert_close(pm.filter_pmap(double, donate="all")(x), 2 * ramp(4, 2))
     assert x.is_deleted()
     assert_close(pm.filter_pmap(total, donate="all")(ramp(4, 2)), jnp.sum(ramp(4, 2), axis=1))
-
-
-@pytest.mark.parametrize("donate", ["none", "all"])
-def test_the_functions_own_arrays_are_donated(donate):
-    """As by `filter_jit`: they are as much in the call as its arguments."""
-
-    class Add(pm.Module):
-        weight: jax.Array
-
-        def __call__(self, x):
-            return self.weight + jax.lax.psum(x, "members")
-
-    everywhere = pm.filter_pmap(lambda x: x + 0, out_axes=None)(jnp.ones((4, 2)))
-    add = Add(everywhere)
-
-    mapped = pm.filter_pmap(add, out_axes=None, axis_name="members", donate=donate)
-    out = mapped(ramp(4, 2))
-
-    assert_close(out, 1 + jnp.sum(ramp(4, 2), axis=0))
-    assert everywhere.is_deleted() == (donate != "none")
-
-
-@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="jax.pmap did not warn yet")
-def test_useless_donation_warns():
-    """With `warn`, JAX's warning of a donated array that was of no use is passed on."""
-    with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
-        pm.filter_pmap(jnp.sum, donate="warn")(ramp(4, 2) + 1)
-
-
-def test_no_equation_is_added():
-    """The program has the equations of jax.pmap on a flat list of the arrays."""
-
-    def ours(weight, bias, x):
-        return pm.filter_pmap(lambda m, x: (m(x), m), in_axes=(None, 0))(Affine(weight, bias), x)
-
-    def by_hand(weight, bias, x):
-        fn = jax.pmap(lambda w, b, x: (w @ x + b, w, b), in_axes=(None, None, 0))
-        return fn(weight, bias, x)
-
-    args = (affine().weight, affine().bias, ramp(4, 3))
-    assert equations(ours, *args) == equations(by_hand, *args)
 
 
 # ---- bad input
@@ -213,19 +142,3 @@ def test_what_is_compiled_goes_with_the_function():
     gc.collect()
 
     assert reference() is None
-
-
-def test_a_function_with_another_spec_is_another():
-    """Axes of arguments and results belong to the compiled program."""
-
-    def fn(x):
-        return x
-
-    x = ramp(4, 4)
-    for in_axes in (0, 1, 0):
-        for out_axes in (0, 1, 0):
-            expected = pm.filter_vmap(fn, in_axes=in_axes, out_axes=out_axes)(x)
-            assert_close(pm.filter_pmap(fn, in_axes=in_axes, out_axes=out_axes)(x), expected)
-
-
-test_refusals = refusals(globals())

@@ -3,7 +3,7 @@
 import pytest
 
 import pytreemod as pm
-from tests.goldens import refusals
+from pytreemod.errors import ShapeError
 from tests.helpers.comparing import assert_close
 from tests.helpers.meshes import EXPLICIT, lies, on
 from tests.helpers.trees import Affine, ramp
@@ -37,4 +37,17 @@ def test_an_error_of_the_function_is_passed_on():
         pm.filter_vmap(lambda m, x: 1 / 0, in_axes=(None, 0))(split(MODEL, "data"), BATCH)
 
 
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m, x: pm.filter_vmap(apply, in_axes=(None, 0))(m, x),
+        lambda m, x: pm.filter_jit(pm.filter_vmap(apply, in_axes=(None, 0)))(m, x),
+        lambda m, x: pm.filter_vmap(lambda x: m.weight @ x)(x),
+        lambda m, x: pm.filter_vmap(lambda x, y: x + y)(x, BATCH),
+    ],
+    ids=["argument", "in jit", "captured", "another split"],
+)
+def test_what_is_split_over_the_axis_of_the_members_is_refused(call):
+    """Each device has all that its members need."""
+    with pytest.raises(ShapeError, match="'data'"):
+        call(split(MODEL, "data"), split(BATCH, "data"))

@@ -8,11 +8,10 @@ from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
 from tests.helpers.meshes import EXPLICIT, MESH, all_lie, lies, on
-from tests.helpers.trees import Affine, Static, double, ramp
+from tests.helpers.trees import Affine, double, ramp
 
 
 def model():
@@ -84,31 +83,6 @@ def test_results_are_put_together_as_the_spec_says(out_specs):
         assert_same(same, model())
         assert rest == ("text", double, (2, 2))
         assert all_lie((y, same)) == [("data",), (), ()]
-
-
-@pytest.mark.slow
-def test_tensor_parallelism_by_path():
-    """Two layers, split over the hidden axis, summed at the end: the numbers of one device."""
-
-    class Net(pm.Module):
-        first: Affine
-        second: Affine
-
-    net = Net(Affine(ramp(4, 2), ramp(4)), Affine(ramp(2, 4), ramp(2)))
-    specs = pm.by({"first": P("model"), "second.weight": P(None, "model"), ...: None})
-
-    def forward(net, x):
-        hidden = jax.nn.relu(x @ net.first.weight.T + net.first.bias[None])
-        return jax.lax.psum(hidden @ net.second.weight.T, "model") + net.second.bias[None]
-
-    fn = pm.filter_shard_map(forward, mesh=MESH, in_specs=(specs, P("data")), out_specs=P("data"))
-    hidden = jax.nn.relu(BATCH @ net.first.weight.T + net.first.bias[None])
-
-    assert_close(fn(net, BATCH), hidden @ net.second.weight.T + net.second.bias[None])
-    laid = pm.filter_shard(
-        net, pm.by({"first": on("model"), "second.weight": on(None, "model"), ...: on()})
-    )
-    assert_close(pm.filter_jit(fn)(laid, BATCH), fn(net, BATCH))  # fmt: skip
 
 
 def test_data_parallel_training():
@@ -227,20 +201,6 @@ def test_with_vmap_inside_and_outside():
     assert_close(outside(model(), jnp.stack([BATCH, BATCH + 1]))[0], EXPECTED)
 
 
-def test_static_arguments_and_configuration():
-    """Numbers, strings and configuration reach every device unchanged."""
-
-    def fn(box, n, x):
-        assert box.size == (1, 2)
-        return Static(x * n, size=box.size, mode="out")
-
-    out = pm.filter_shard_map(fn, mesh=MESH, in_specs=P(), out_specs=Static(P(), None, None))(
-        Static(ramp(1), size=(1, 2)), 3, ramp(2)
-    )
-
-    assert_same(out, Static(ramp(2) * 3, size=(1, 2), mode="out"))
-
-
 @pytest.mark.parametrize(
     "out_specs", [(P("data"), None, P()), lambda a: P(*["data"] * (a.ndim > 1))]
 )
@@ -267,25 +227,6 @@ def test_no_equation_is_added(out_specs):  # fmt: skip
 
 
 # ---- bad input
-
-
-def with_out_specs(out_specs):
-    """A mapped function with an array and a number as its result."""
-
-    def fn(model, x):
-        y = apply(model, x)
-        return {"y": y, "loss": jnp.mean(y)}
-
-    return pm.filter_shard_map(fn, mesh=MESH, in_specs=(None, P("data")), out_specs=out_specs)
-
-
-def test_the_check_can_be_turned_off():
-    """With check_vma=False a result is taken from the first device."""
-    fn = pm.filter_shard_map(
-        lambda x: x, mesh=MESH, in_specs=P("data"), out_specs=P(), check_vma=False
-    )
-
-    assert fn(ramp(4)).shape == (1,)
 
 
 class Dropped(pm.Module):
@@ -321,6 +262,3 @@ def test_a_split_stream_is_one_on_each_device():
     assert_same(out, expected)
     assert len({tuple(row) for row in out.tolist()}) == 4
     assert after.join() == then.join()
-
-
-test_refusals = refusals(globals())

@@ -4,16 +4,17 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 
 import pytreemod as pm
 from pytreemod import nn
-from tests.goldens import refusals
+from pytreemod.errors import StructureError
 from tests.helpers.comparing import assert_same
 from tests.helpers.laws import law, trees
 from tests.helpers.trees import (
     Affine,
-    Buffered,  # noqa: F401
+    Static,
     affine,
     ramp,
 )
@@ -119,14 +120,17 @@ def test_stack_under_jit_and_grad():
     assert_same(grad, Affine(jnp.ones((2, 3)), jnp.zeros(2)))
 
 
-def test_any_iterable_of_trees():
-    """A generator will do."""
-    assert_same(pm.stack(ramp(2) for _ in range(2)), jnp.stack([ramp(2), ramp(2)]))
-
-
-def test_trees_without_arrays_stack_to_themselves():
-    """Without arrays, nothing is stacked."""
-    assert pm.stack([[1, "a"], [1, "a"]]) == [1, "a"]
-
-
-test_refusals = refusals(globals())
+@pytest.mark.parametrize(
+    "trees",
+    [
+        [Static(ramp(1), 1), Static(ramp(1), 2)],
+        [[1.0, ramp(1)], [2.0, ramp(1)]],
+        [{"x": ramp(2)}, {"x": jnp.arange(2)}],
+        [ramp(2), ramp(2), ramp(3)],
+    ],
+    ids=["configuration", "number", "dtype", "shape"],
+)
+def test_trees_that_differ_in_more_than_values_are_refused(trees):
+    """The result has one value for all."""
+    with pytest.raises(StructureError, match="stack"):
+        pm.stack(trees)
