@@ -19,7 +19,7 @@ def field_names(module: Module) -> list[str]:
 
 
 def differences(a: Any, b: Any, path: str = "root", *, identical: bool = False) -> list[str]:
-    """Where two trees differ in type, fields or leaves; `identical`: leaves are the same objects."""
+    """Where two trees differ in type, fields or leaves; `identical`: leaves are one object."""
     if type(a) is not type(b) and not (is_jax_array(a) and is_jax_array(b)):
         return [f"{path}: {type(a).__name__} and {type(b).__name__}"]
     if isinstance(a, Module):

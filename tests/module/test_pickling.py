@@ -1,5 +1,6 @@
 """Instances that are pickled and copied, and classes of scripts, which are pickled by value."""
 
+import copy
 import json
 import os
 import pickle
@@ -16,8 +17,15 @@ import pytest
 import pytreemod as pm
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
-from tests.helpers.copying import COPIES
 from tests.helpers.trees import ramp
+
+COPIES = {
+    "pickle": lambda m: pickle.loads(pickle.dumps(m)),
+    "cloudpickle": lambda m: pickle.loads(cloudpickle.dumps(m)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "deepcopy in a list": lambda m: copy.deepcopy([m, m])[1],
+}
 
 SCRIPT = """
 from __future__ import annotations
