@@ -271,21 +271,6 @@ def test_a_capture_inside_of_a_plain_transform_is_its_own():
     close(seen["layers[0]"], jax.vmap(NET.layers[0])(xs))
 
 
-def test_a_loss_can_use_what_it_captures():
-    """A penalty on hidden values, differentiated: compared with the layers called by hand."""
-
-    def penalized(model, x):
-        _, seen = pm.capture(model, "layers.*")(x)
-        return sum(jnp.sum(value**2) for value in seen.values())
-
-    def written_out(model, x):
-        first = model.layers[0](x)
-        return jnp.sum(first**2) + jnp.sum(model.layers[1](jnp.tanh(first)) ** 2)
-
-    gradient = pm.filter_grad(penalized)(NET, X)
-    assert pm.tree_equal(gradient, pm.filter_grad(written_out)(NET, X), rtol=1e-5, atol=1e-6)
-
-
 def test_each_choice_is_traced_once():
     """Calls with and without capture in turns find their compiled programs."""
     traces = []

@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import RetraceError
-from tests.helpers.trees import affine, ramp
+from tests.helpers.trees import ramp
 
 
 def counted(max_traces=None):
@@ -90,13 +90,3 @@ def test_methods():
     with pytest.raises(RetraceError, match=r"apply(.|\n)*at x: f32"):
         Model(jnp.ones(())).apply(ramp(3))
     assert pm.debug.get_num_traces(Model.apply) == 1
-
-
-def test_modules_can_be_counted():
-    """A Module is a function, too."""
-    layer = pm.debug.assert_max_traces(affine(), max_traces=1)
-    jitted = pm.filter_jit(layer)
-
-    assert (jitted(ramp(3)) == affine()(ramp(3))).all()
-    jitted(2 * ramp(3))
-    assert pm.debug.get_num_traces(jitted) == 1

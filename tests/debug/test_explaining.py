@@ -1,9 +1,6 @@
 """debug.explain_retraces: listening to the traces of a jitted function."""
 
-import re
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
@@ -63,34 +60,6 @@ def test_it_closes_after_an_error(scale):
 
     [report] = announced
     assert report.endswith("factor: 1.0 -> None")
-
-
-class Model(pm.Module):
-    """A Module with a jitted method."""
-
-    weight: jax.Array
-    size: int = pm.field(static=True, default=1)
-
-    @pm.filter_jit
-    def apply(self, x):
-        return self.weight * x
-
-
-@pytest.mark.parametrize("bound", [True, False])
-def test_methods(bound):
-    """A jitted method is listened to for all instances, bound or not."""
-    model, announced = Model(jnp.ones(())), []
-    method = model.apply if bound else Model.apply
-    explained = pm.debug.explain_retraces(method, announce=announced.append)
-    size = 5 + bound
-    arguments = () if bound else (model,)
-    Model.apply(model, ramp(size))
-    explained(*arguments, ramp(size + 10))
-    with explained:
-        Model(jnp.ones(()), size).apply(ramp(size))
-
-    places = [re.sub(r".*because of\n  ", "", text, flags=re.S) for text in announced]
-    assert places == [f"x: f32[{size}] -> f32[{size + 10}]", f"self.size: 1 -> {size}"]
 
 
 def test_printed_after_the_fact(scale):

@@ -295,19 +295,6 @@ def test_l17_an_ensemble_of_batchnorm_networks():
         assert_close(member, tuple(single), rtol=1e-4, atol=1e-5)
 
 
-def test_l17_the_running_statistics_are_those_of_each_members_batch():
-    """After one step: 0.9 of the start and 0.1 of the batch, computed here by NumPy."""
-    models, states, _ = ensemble(3)
-    x = jax.random.normal(jax.random.key(1), (3, 8, 3))
-    step = pm.filter_jit(pm.filter_vmap(train_step))
-    _, states, _ = step(models, states, x, jnp.zeros((3, 8, 1)))
-    mean, var = states.get(models.norm.state_index)
-    hidden = np.einsum("mbi,moi->mbo", x, models.hidden.weight) + models.hidden.bias[:, None]
-
-    np.testing.assert_allclose(mean, 0.1 * hidden.mean(axis=1), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(var, 0.9 + 0.1 * hidden.var(axis=1, ddof=1), rtol=1e-4)
-
-
 def test_x4_flags_for_all_submodules():
     """`apply(use_running_average=True)`: a model in inference mode, which leaves State alone."""
     models, states, _ = ensemble(2)

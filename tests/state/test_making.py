@@ -235,20 +235,6 @@ def test_a_layer_that_surgery_added_gets_its_place_in_the_state():
     )
 
 
-def test_a_new_stream_is_seeded_alone():
-    """After adding a layer, its stream is seeded by path, and those of the others go on."""
-    model, state = pm.make_with_state(lambda: {"old": Noisy()})()
-    state = state.seed(jax.random.key(0))
-    expected, _ = copy.copy(state).next_key(model["old"].stream)
-    model, state = pm.make_with_state(state.fill)({**model, "new": Noisy()})
-    state = state.seed(jax.random.key(1), "new")
-    old, state = state.next_key(model["old"].stream)
-    new, state = state.next_key(model["new"].stream)
-
-    assert_same(old, expected)
-    assert jnp.any(jax.random.key_data(new) != jax.random.key_data(old))
-
-
 def test_a_layer_is_put_in_a_second_place_once_it_is_filled():
     """Both paths start with its value, and then diverge."""
     model, state = pm.make_with_state(lambda: {"a": Counter(), "b": Counter()})()

@@ -116,14 +116,6 @@ def test_the_generators_of_jax_all_keep_the_promise(impl):
         assert_same(members(2), members(3)[:2])
 
 
-def test_old_style_keys_seed_as_well():
-    """A raw key gives the same numbers as the typed key that it is the data of."""
-    model, state = pm.make_with_state(Layers)()
-    raw, _ = state.seed(jax.random.PRNGKey(0)).next_key(model.first.stream)
-
-    assert_same(np.asarray(raw)[None], draw(make()[1], model.first.stream, 1)[0])
-
-
 @law
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 3), max_size=4))
 def test_the_order_of_uses_between_streams_does_not_matter(seed, uses):

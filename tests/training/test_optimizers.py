@@ -203,21 +203,6 @@ def test_a_compiled_step_is_compiled_once_and_may_be_donated():
     assert all(map(np.allclose, jax.tree.leaves(opt), jax.tree.leaves(other)))
 
 
-def test_init_may_be_compiled_and_mapped():
-    """One optimizer for each of several models; one that is made by a compiled function."""
-    model = affine()
-    opt = pm.Optimizer(optax.adam(1e-2))
-    compiled = pm.filter_jit(opt.init)(model)
-    models = pm.stack([model, affine(start=np.float32(3))])
-    opts = pm.filter_vmap(opt.init)(models)
-
-    assert_same(compiled, opt.init(model))
-    news, newer = pm.filter_vmap(lambda m, o: o.update(m, gradients(m)))(models, opts)
-    one, _ = compiled.update(model, gradients(model))
-    assert np.allclose(news.weight[0], one.weight)
-    assert jax.tree.leaves(newer)[0].shape == (2,)
-
-
 class Doubling(NamedTuple):
     """A transformation that can be pickled: its functions are at the top level of a file."""
 
@@ -370,18 +355,6 @@ def test_a_group_without_leaves_keeps_nothing():
     assert opt.states[0] is None
     trained = opt.init(pm.with_role(model, "mean", "param"))
     assert size_in_bytes(trained) == 2 * model.mean.nbytes + 4
-
-
-def test_rules_may_be_exchanged_for_others_of_the_same_selectors():
-    """The state is unchanged: a way to change a learning rate that was not injected."""
-    model = affine()
-    opt = pm.Optimizer(optax.sgd(1.0, momentum=0.5)).init(model)
-    ones = jax.tree.map(jnp.ones_like, model)
-    first, opt = opt.update(model, ones)
-
-    second, _ = opt.replace(rules=optax.sgd(0.1, momentum=0.5)).update(first, ones)
-
-    assert np.allclose(second.bias, first.bias - 0.15)
 
 
 # ---- refusals
