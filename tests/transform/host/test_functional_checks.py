@@ -6,7 +6,6 @@ import pytest
 from jax.experimental import checkify
 
 import pytreemod as pm
-from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
 from tests.helpers.trees import affine, ramp
@@ -111,9 +110,3 @@ def test_no_equation_is_added():
 
     assert ours == equations(lambda x: checkify.checkify(lambda x: positive(x, "")[0])(x), ramp(2))
     assert sum(ours.values()) > 3
-
-
-# ---- bad input
-
-
-test_refusals = refusals(globals())
