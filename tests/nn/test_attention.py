@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ShapeError
+from pytreemod.errors import ArgumentError, RngError, ShapeError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -62,37 +62,6 @@ def test_the_weights_of_pytorchs_layer_give_its_outputs(torch, bias, sizes):
         assert_close(layer(*map(jnp.asarray, given), own), expected)
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.sampled
-def test_the_weights_of_pytorchs_encoder_layer_give_its_outputs(torch, norm_first):
-    """Attention, two norms and two dense layers, as `torch.nn.TransformerEncoderLayer`."""
-    torch.manual_seed(0)
-    theirs = torch.nn.TransformerEncoderLayer(
-        4, 2, 8, 0.1, activation="gelu", batch_first=True, norm_first=norm_first
-    ).eval()
-    state = theirs.state_dict()
-    arrays = {name: jnp.asarray(value.numpy()) for name, value in state.items()}
-    attention = from_pytorch(theirs.self_attn, make(2, 4, **biases(used=True)))
-
-    def loaded(layer, name):
-        return layer.replace(weight=arrays[f"{name}.weight"], bias=arrays[f"{name}.bias"])
-
-    norms = [loaded(nn.LayerNorm(4), name) for name in ("norm1", "norm2")]
-    first = loaded(nn.Linear(4, 8, key=KEY), "linear1")
-    second = loaded(nn.Linear(8, 4, key=KEY), "linear2")
-
-    def feed_forward(x):
-        return second(jax.nn.gelu(first(x), approximate=False))
-
-    def encode(x):
-        for part, norm in zip((attention, feed_forward), norms, strict=True):
-            x = x + part(norm(x)) if norm_first else norm(x + part(x))
-        return x
-
-    x = wave(3, 5, 4)
-    assert_close(encode(jnp.asarray(x)), theirs(torch.tensor(x)), rtol=1e-4, atol=1e-4)
-
-
 def test_masks_for_all_for_heads_and_for_examples():
     """Each is the same as called example by example."""
     layer, x = make(), jnp.asarray(wave(3, 5, 4))
@@ -103,91 +72,6 @@ def test_masks_for_all_for_heads_and_for_examples():
     same = jnp.stack([layer(x[i], mask=mask[0]) for i in range(3)])
     assert_close(layer(x, mask=mask[:1]), same)
     assert_close(layer(x, mask=mask[0, 0])[1], layer(x[1], mask=jnp.asarray([mask[0, 0]] * 2)))
-
-
-@pytest.mark.parametrize("implementation", [None, "xla"])
-@pytest.mark.parametrize("is_mask", [True, False])
-@pytest.mark.parametrize("axes", [(0, 0), (0, 1), (1, 0), (1, 1), (None, 0), (None, 1)], ids=str)
-@pytest.mark.sampled
-def test_what_an_axis_is_for_is_decided_by_how_many_there_are(axes, is_mask, implementation):
-    """With as many examples as heads: for each of both, or one that is 1; example by example."""
-    layer, x = make(2, 4, implementation=implementation), jnp.asarray(wave(2, 5, 4))
-    whole = wave(2, 2, 5, 5)
-    given = whole if axes[0] is not None else whole[0]
-    for axis, is_one in zip((-4, -3), axes, strict=True):
-        given = given.take([0], axis) if is_one else given
-    value = jnp.asarray((given > 0) | np.eye(5, dtype=bool) if is_mask else given)
-    name = "mask" if is_mask else "bias"
-    each = jnp.broadcast_to(value, whole.shape)
-
-    def alone(i):
-        return layer(x[i], **{name: each[i]})
-
-    if axes[0] is None:
-        assert_close(layer(x[1], **{name: value}), alone(1))
-        assert_close(jax.vmap(lambda x: layer(x, **{name: value}))(x)[0], alone(0))
-    else:
-        assert_close(layer(x, **{name: value}), jnp.stack([alone(0), alone(1)]))
-
-
-@pytest.mark.parametrize("name", ["mask", "bias"])
-def test_three_axes_are_not_guessed_for_a_batch(name):
-    """Of examples or of heads, whatever their sizes; each line that the error shows works."""
-    layer, x = make(), jnp.asarray(wave(2, 5, 4))
-    given = jnp.asarray(wave(2, 5, 5))
-    given = given > -1 if name == "mask" else given
-
-    each = layer(x, **{name: given[..., None, :, :]})
-    assert_close(each[1], layer(x[1], **{name: given[1]}))
-    assert_close(layer(x, **{name: given[None]})[1], layer(x[1], **{name: given}))
-
-
-def test_a_mask_of_keys_is_told_the_axes_it_lacks():
-    """As PyTorch's key padding mask; both lines that are shown give the same."""
-    layer, x = make(), jnp.asarray(wave(3, 5, 4))
-    mask = jnp.asarray(np.arange(5) < np.array([[2], [5], [3]]))
-
-    assert_close(layer(x, mask=mask[..., None, None, :]), layer(x, lengths=mask.sum(-1)))
-
-
-def test_a_mask_that_is_added_is_a_bias():
-    """As in PyTorch for floats: the hint of the error gives the result of a boolean mask."""
-    layer, x = make(), jnp.asarray(wave(5, 4))
-    added = jnp.where(jnp.tril(jnp.ones((5, 5), bool)), 0.0, -jnp.inf)
-
-    assert_close(layer(x, bias=added), layer(x, is_causal=True))
-
-
-def test_integers_are_computed_with():
-    """As in Equinox: in the dtype of the weights."""
-    layer, x = make(), jnp.arange(20).reshape(5, 4) % 7
-    with jax.numpy_dtype_promotion("standard"):
-        out = layer(x)
-
-    assert out.dtype == jnp.float32
-    assert_close(out, layer(x.astype(float)))
-
-
-@pytest.mark.parametrize("inference", [True, False])
-@pytest.mark.sampled
-def test_inference_is_known_while_tracing(inference):
-    """With the lines that make it so; a value of Python is."""
-    layer, x = make(2, 4, dropout_p=0.5), jnp.asarray(wave(5, 4))
-
-    def call(inference):
-        return layer(x, key=KEY, inference=inference)
-
-    assert_close(jax.jit(call, static_argnums=0)(inference), call(inference))
-
-
-def test_causal_masks_hide_what_comes_later():
-    """A change of the last position changes no other position."""
-    layer, x = make(), jnp.asarray(wave(5, 4))
-    causal = jnp.tril(jnp.ones((5, 5), bool))
-    moved = layer(x.at[-1].add(1), mask=causal)
-
-    assert_close(moved[:-1], layer(x, mask=causal)[:-1])
-    assert not np.allclose(moved[-1], layer(x, mask=causal)[-1])
 
 
 def test_what_is_left_out_is_what_came_before():
@@ -215,45 +99,6 @@ def test_heads_may_be_processed():
     assert_close(found, layer.replace(rotary=rope)(x))
 
 
-@pytest.mark.slow
-def test_heads_are_turned_as_in_equinox():
-    """Under a map over the axis of heads, as its documentation has it, and over a batch."""
-    layer, rope = make(2, 4, qk_size=6), nn.RotaryPositionalEmbedding(6)
-    x = jnp.asarray(wave(3, 5, 4))
-
-    def process_heads(query, key, value):
-        turned = jax.vmap(rope, in_axes=1, out_axes=1)
-        return turned(query), turned(key), value
-
-    found = jax.vmap(lambda x: layer(x, x, x, process_heads=process_heads))(x)
-    assert_close(found, layer.replace(rotary=rope)(x))
-
-
-@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8)], ids=str)
-@pytest.mark.sampled
-def test_the_axis_of_heads_is_not_taken_for_positions(shape):
-    """Turned as they come, or with the wrong axis mapped over, they had the angle of a head."""
-    layer, rope = make(4, 8), nn.RotaryPositionalEmbedding(2)
-
-    def process_heads(query, key, value):
-        turn = jax.vmap(rope, in_axes=1, out_axes=1) if query.ndim == 4 else rope
-        return turn(query), turn(key), value
-
-    with pytest.raises(ShapeError, match=r"an explicit axis of positions(.|\n)*axis=-3\)"):
-        layer(jnp.ones(shape), process_heads=process_heads)
-    assert rope(jnp.ones((3, 5, 2))).shape == (3, 5, 2)
-
-
-def test_a_rotary_embedding_that_was_compiled_elsewhere_is_refused_too():
-    """JAX would reuse its trace, which took the heads for positions."""
-    rope = jax.jit(nn.RotaryPositionalEmbedding(4))
-    layer = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
-    rope(jnp.ones((6, 2, 4)))
-
-    with pytest.raises(ShapeError, match="an explicit axis of positions"):
-        layer(jnp.ones((6, 8)), process_heads=lambda q, k, v: (rope(q), rope(k), v))
-
-
 def test_dropout_is_by_the_key_and_off_in_inference():
     """The same key drops the same; a batch drops in each example otherwise; 1 drops everything."""
     layer, x = make(2, 4, dropout_p=0.5), jnp.broadcast_to(jnp.asarray(wave(5, 4)), (2, 5, 4))
@@ -267,16 +112,6 @@ def test_dropout_is_by_the_key_and_off_in_inference():
     assert_close(nn.inference_mode(layer)(x, key=KEY, inference=False), found)
     assert layer.deterministic is False
     assert not np.any(make(2, 4, dropout_p=1)(x, key=KEY))
-
-
-def test_initial_values_may_be_chosen():
-    """Each of the four layers gets them."""
-    initializers = {"weight_init": jax.nn.initializers.ones, "bias_init": jax.nn.initializers.zeros}
-    layer = make(2, 4, 3, output_size=5, **biases(used=True), **initializers)
-
-    shapes = [leaf.shape for leaf in jax.tree.leaves(layer)]
-    assert shapes == [(4, 4), (4,), (4, 3), (4,), (4, 4), (4,), (5, 4), (5,)]
-    assert [float(leaf.sum()) for leaf in jax.tree.leaves(layer)[:2]] == [16, 0]
 
 
 def test_every_leaf_has_the_dtype_that_was_asked_for():
@@ -353,7 +188,186 @@ def test_queries_and_keys_are_normalized_by_heads(name):
     assert not np.allclose(layer(x), layer.replace(rotary=None)(x))
 
 
+X, KEYS = jnp.ones((3, 4)), jnp.ones((5, 4))
+
+
+# ---- the formula
+
+
+def by_hand(layer, x, allowed, bias):
+    """softmax(q k^T / sqrt(d) + bias) v for each head, by NumPy in double precision."""
+    x = np.asarray(x, "f8")
+
+    def projected(linear, heads):
+        return (x @ np.asarray(linear.weight, "f8").T).reshape(*x.shape[:-1], heads, -1)
+
+    kv_heads = layer.num_kv_heads or layer.num_heads
+    query = projected(layer.query_proj, layer.num_heads)
+    key, value = (projected(linear, kv_heads) for linear in (layer.key_proj, layer.value_proj))
+    out = np.empty((*query.shape[:-1], value.shape[-1]))
+    for head in range(layer.num_heads):
+        # Neighbouring heads of queries share a head of keys.
+        shared = head * kv_heads // layer.num_heads
+        k, v = key[..., shared, :], value[..., shared, :]
+        products = query[..., head, :] @ k.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+        products = np.where(allowed, products + bias[head], -np.inf)
+        powers = np.exp(products - products.max(-1, keepdims=True))
+        out[..., head, :] = powers / powers.sum(-1, keepdims=True) @ v
+    return out.reshape(*x.shape[:-1], -1) @ np.asarray(layer.output_proj.weight, "f8").T
+
+
+def allowed_places(mask, causal, window):
+    """Where 5 queries may see 5 keys, one by one."""
+    allowed = np.array(mask)
+    for q, k in np.ndindex(5, 5):
+        too_far = window is not None and abs(q - k) >= window
+        if too_far or (causal and k > q):
+            allowed[q, k] = False
+    return allowed
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 2), (True, 2)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.sampled
+def test_it_is_the_formula_of_its_paper(kv_heads, causal, window, masked, implementation):
+    """With groups of heads, masks, windows and a bias, also by JAX's own function."""
+    layer = nn.MultiheadAttention(
+        4, 8, num_kv_heads=kv_heads, is_causal=causal, window=window,
+        implementation=implementation, key=KEY,
+    )  # fmt: skip
+    x, bias = wave(2, 5, 8), wave(4, 5, 5, phase=1)
+    mask = wave(5, 5) > -1 if masked else np.ones((5, 5), bool)
+    mask = mask | np.eye(5, dtype=bool)
+    given = {"mask": jnp.asarray(mask)} if masked else {}
+
+    found = layer(jnp.asarray(x), bias=jnp.asarray(bias)[None], **given)
+
+    assert_close(found, by_hand(layer, x, allowed_places(mask, causal, window), bias))
+
+
+def test_the_output_projection_and_biases_may_have_other_sizes():
+    """Queries, keys and values of their own sizes, by plain JAX."""
+    layer = make(2, 4, 3, 6, 5, qk_size=2, vo_size=3, **biases(used=True))
+    q, k, v = (jnp.asarray(wave(n, size)) for n, size in ((5, 4), (7, 3), (7, 6)))
+
+    heads = [
+        getattr(layer, f"{name}_proj")(x).reshape(len(x), 2, -1)
+        for name, x in (("query", q), ("key", k), ("value", v))
+    ]
+    weights = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", *heads[:2]) / jnp.sqrt(2.0), -1)
+    expected = layer.output_proj(jnp.einsum("hqk,khd->qhd", weights, heads[2]).reshape(5, 6))
+
+    assert_close(layer(q, k, v), expected)
+
+
+def test_what_is_masked_makes_no_difference():
+    """To the last bit, in the result and in the gradient."""
+    layer, x = make(), jnp.asarray(wave(5, 4))
+    mask = np.ones((5, 5), bool)
+    mask[:, -1] = False
+
+    def loss(keys):
+        return jnp.sum(layer(x, keys, mask=mask))
+
+    other = x.at[-1].add(9)
+    assert loss(x) == loss(other)
+    assert jax.grad(loss)(x).tolist() == jax.grad(loss)(other).tolist()
+    assert not jax.grad(loss)(x)[-1].any()
+
+
+def test_a_query_that_may_see_nothing_sees_all_alike():
+    """And nothing is NaN, the gradient neither."""
+    layer, x = make(), jnp.asarray(wave(5, 4))
+
+    def call(x):
+        return layer(x, mask=jnp.zeros((5, 5), bool))
+
+    mean = layer.output_proj(layer.value_proj(x).mean(0))
+    assert_close(call(x), jnp.broadcast_to(mean, (5, 4)))
+    assert np.isfinite(jax.grad(lambda x: call(x).sum())(x)).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_computed_in_single(dtype):
+    """Products of 150 overflow float16; sums over 600 keys stop in bfloat16."""
+    layer = jax.tree.map(lambda leaf: leaf.astype(dtype), make())
+    x = jnp.asarray(100 * wave(600, 4)).astype(dtype)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), layer)
+
+    found, expected = layer(x), wide(x.astype(jnp.float32))
+
+    assert found.dtype == dtype
+    assert np.isfinite(found.astype("f4")).all()
+    scale = float(jnp.abs(expected).max())
+    # Large products make large differences of the weights; equal inputs have none.
+    assert_close(found.astype("f4"), expected, rtol=0, atol=0.2 * scale)
+    ones = jnp.ones((600, 4))
+    assert_close(layer(ones.astype(dtype)).astype("f4"), wide(ones), rtol=0.02, atol=0.02)
+
+
 # ---- refusals
 
 
-X, KEYS = jnp.ones((3, 4)), jnp.ones((5, 4))
+def turned(query, key, value):
+    """Heads turned as they come, or with the wrong axis mapped over."""
+    rope = nn.RotaryPositionalEmbedding(2)
+    turn = jax.vmap(rope, in_axes=1, out_axes=1) if query.ndim == 4 else rope
+    return turn(query), turn(key), value
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8)], ids=str)
+def test_the_axis_of_heads_is_not_taken_for_positions(shape):
+    """They had the angle of a head; `axis=-3` says where the positions are."""
+    with pytest.raises(ShapeError, match="axis=-3"):
+        make(4, 8)(jnp.ones(shape), process_heads=turned)
+
+
+def test_a_rotary_embedding_that_was_compiled_elsewhere_is_refused_too():
+    """JAX would reuse its trace, which took the heads for positions."""
+    rope = jax.jit(nn.RotaryPositionalEmbedding(4))
+    rope(jnp.ones((6, 2, 4)))
+
+    with pytest.raises(ShapeError, match="positions"):
+        make(2, 8)(jnp.ones((6, 8)), process_heads=lambda q, k, v: (rope(q), rope(k), v))
+
+
+X, BATCH, KEYS = jnp.ones((3, 4)), jnp.asarray(wave(2, 5, 4)), jnp.ones((5, 4))
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "error", "word"),
+    [
+        # Of examples or of heads? With as many examples as heads, nobody knows.
+        ((BATCH,), {"mask": jnp.ones((2, 5, 5), bool)}, ShapeError, "mask"),
+        ((BATCH,), {"bias": jnp.ones((2, 5, 5))}, ShapeError, "bias"),
+        ((BATCH,), {"mask": jnp.ones((2, 5), bool)}, ShapeError, "mask"),
+        ((X,), {"mask": jnp.ones((3, 3))}, ArgumentError, "mask"),
+        ((X,), {"bias": jnp.ones((3, 3), bool)}, ArgumentError, "bias"),
+        ((X,), {"lengths": jnp.ones(2, int)}, ShapeError, "lengths"),
+        ((X,), {"process_heads": lambda q, k, v: (q, k[:1], v)}, ShapeError, "process_heads"),
+        ((X, X > 0), {}, ArgumentError, "key_"),
+        ((X[None], KEYS), {}, ShapeError, "key_"),
+        ((X, X, KEYS), {}, ShapeError, "value"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(args, options, error, word):
+    """It would broadcast, or a mask would be added."""
+    with pytest.raises(error, match=word):
+        make()(*args, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_kv_heads": 3}, {"rotary": nn.RotaryPositionalEmbedding(8)}, {"qk_norm": "x"}]
+)
+def test_what_it_cannot_be_made_of(options):
+    """Heads that do not divide, angles of another size, a norm that it does not know."""
+    with pytest.raises(ArgumentError, match=next(iter(options))):
+        make(4, 8, **options)
+
+
+def test_training_without_a_key_is_refused():
+    """Dropout would be left out."""
+    with pytest.raises(RngError, match="MultiheadAttention"):
+        make(2, 4, dropout_p=0.5)(X)

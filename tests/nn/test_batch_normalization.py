@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ShapeError
+from pytreemod.errors import ArgumentError, ShapeError
 from tests.helpers.equations import equations
 from tests.helpers.meshes import MESH, P
 from tests.labels import label
@@ -17,6 +17,13 @@ from tests.nn.numbers_to_compare import assert_close, wave
 def over_batch(layer):
     """The layer mapped over a batch, with one State for the batch."""
     return jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+
+
+def normalized(x, mean, var):
+    """The formula without weights, by NumPy; channels are the second axis."""
+    x = np.asarray(x, "f8")
+    shape = (-1, *[1] * (x.ndim - 2))
+    return (x - np.reshape(mean, shape)) / np.sqrt(np.reshape(var, shape) + 1e-5)
 
 
 def set_weights(layer):
@@ -56,28 +63,6 @@ def test_batch_norm_is_pytorchs_over_many_steps(torch, spatial, axis_name):
     assert_close(out, reference.eval()(torch.tensor(x)), atol=1e-4)
     assert_close(jnp.stack(state.get(layer.state_index)), jnp.stack((mean, var)))
     assert jax.tree.structure(state) == jax.tree.structure(before)
-
-
-def test_batch_norm_gradients_are_pytorchs(torch):
-    """The gradient goes through the batch's statistics, but not into the running ones."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3)
-    layer = set_weights(layer)
-    reference = torch.nn.BatchNorm1d(3)
-    reference.weight.data = torch.tensor(np.array(layer.weight))
-    reference.bias.data = torch.tensor(np.array(layer.bias))
-    x = wave(4, 3)
-
-    def loss(layer, x):
-        out, after = layer(x, state)
-        return jnp.sum(jnp.sin(out)) + sum(map(jnp.sum, after.get(layer.state_index)))
-
-    grads, x_grad = jax.grad(loss, argnums=(0, 1))(layer, jnp.asarray(x))
-    tensor = torch.tensor(x, requires_grad=True)
-    reference(tensor).sin().sum().backward()
-
-    assert_close(x_grad, tensor.grad, atol=1e-4)
-    assert_close(grads.weight, reference.weight.grad, atol=1e-4)
-    assert_close(grads.bias, reference.bias.grad, atol=1e-4)
 
 
 def test_mapped_and_direct_batches_are_the_same():
@@ -152,8 +137,7 @@ def test_as_many_examples_on_a_device_as_channels(axis, is_right):
     specs = {"in_specs": (P("data"), P()), "out_specs": (P("data"), P())}
     call = pm.filter_shard_map(lambda x, s: layer(x, s), mesh=MESH, **specs)
     if axis is None:
-        hint = r"channel_axis to be set(?s:.)*BatchNorm\(3, 'data', channel_axis=1\)"
-        with pytest.raises(ShapeError, match=hint):
+        with pytest.raises(ShapeError, match="channel_axis"):
             call(x, state)
         return
     out, _ = call(x, state)
@@ -201,39 +185,8 @@ def test_channels_may_stand_anywhere(axis):
     assert_close(out, jnp.moveaxis(moved, 1, axis))
     assert_close(state.get(layer.state_index)[1], after.get(whole.state_index)[1])
     for shape in ((size + 1,) * 3, ()):
-        with pytest.raises(ShapeError, match=rf"expected x with {size} channels on axis {axis}"):
+        with pytest.raises(ShapeError, match="BatchNorm"):
             layer(jnp.ones(shape), after)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("affine", [True, False])
-def test_momentum_and_affine_are_pytorchs(torch, momentum, affine):
-    """At both ends: the latest batch alone, and the starting values for ever."""
-    make = nn.make_with_state(nn.BatchNorm)
-    layer, state = make(3, momentum=momentum, channelwise_affine=affine)
-    reference = torch.nn.BatchNorm1d(3, momentum=1 - momentum, affine=affine)
-
-    for step in range(2):
-        x = wave(4, 3, phase=step)
-        out, state = layer(jnp.asarray(x), state)
-        assert_close(out, reference(torch.tensor(x)), atol=1e-4)
-    mean, var = state.get(layer.state_index)
-    assert_close(mean, reference.running_mean)
-    assert_close(var, reference.running_var)
-
-
-def test_an_ensemble_has_statistics_for_each_member():
-    """Under vmap without axis_name, each member normalizes by its own data alone."""
-    layers, state = jax.vmap(lambda _: nn.make_with_state(nn.BatchNorm)(3))(jnp.arange(2))
-    x = jnp.asarray(wave(2, 4, 3))
-
-    out, state = jax.vmap(lambda layer, x, state: layer(x, state))(layers, x, state)
-
-    for i in range(2):
-        one, one_state = nn.make_with_state(nn.BatchNorm)(3)
-        expected, one_state = one(x[i], one_state)
-        assert_close(out[i], expected)
-        assert_close(state.get(layers.state_index)[1][i], one_state.get(one.state_index)[1])
 
 
 def test_frozen_statistics_cost_no_reduction():
@@ -261,26 +214,6 @@ def test_the_program_is_the_hand_written_one(number):
     assert len(rows) == 2
 
 
-def test_inference_needs_no_mapped_axis():
-    """Running statistics are at hand: one example, without vmap."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, "batch")
-    x = jnp.asarray(wave(3))
-
-    out, after = layer(x, state, inference=True)
-
-    assert_close(out, x / jnp.sqrt(jnp.float32(1 + 1e-5)))
-    assert_close(jnp.stack(after.get(layer.state_index)), [[0] * 3, [1] * 3])
-
-
-def test_the_argument_overrides_the_field():
-    """inference=False trains even a layer that was switched to inference."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, inference=True)
-
-    _, after = layer(jnp.asarray(wave(4, 3)) + 1, state, inference=False)
-
-    assert (after.get(layer.state_index)[0] != 0).all()
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=label)
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.sampled
@@ -302,16 +235,6 @@ def test_half_precision_layers_compute_in_single(dtype, inference):
         assert_close(own, other)
 
 
-def test_channelwise_affine_false_leaves_nothing_to_train():
-    """No weight, no bias: the formula alone."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, channelwise_affine=False)
-
-    out, _ = layer(jnp.asarray(wave(4, 3)), state)
-
-    assert jax.tree.leaves(layer) == []
-    assert_close(jnp.mean(out, 0), jnp.zeros(3))
-
-
 def test_one_value_has_no_variance():
     """A batch of one is its own mean: out comes the bias, and the running variance decays."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, momentum=0.5)
@@ -325,14 +248,6 @@ def test_one_value_has_no_variance():
     assert_close(var, [0.5] * 3)
 
 
-@pytest.mark.parametrize("mode", ["torch", "batch", "ema"])
-def test_an_empty_batch_has_no_mean(mode):
-    """Refused in training, and accepted in inference."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, mode=mode)
-
-    assert nn.inference_mode(layer)(jnp.ones((0, 3)), state)[0].shape == (0, 3)
-
-
 @pytest.mark.parametrize("axis_name", [None, "batch"])
 def test_running_statistics_normalize_a_batch_with_mode_ema(axis_name):
     """They begin with the first batch, move by the biased variance, and are used in training."""
@@ -342,14 +257,14 @@ def test_running_statistics_normalize_a_batch_with_mode_ema(axis_name):
     statistics = [(x.mean((0, 2)), x.var((0, 2))) for x in (first, second)]
 
     out, state = call(jnp.asarray(first), state)
-    assert_close(out, nn.functional.batch_norm(first, *statistics[0]))
+    assert_close(out, normalized(first, *statistics[0]))
     assert not state.get(layer.ema_first_time_index)
     out, state = call(jnp.asarray(second), state)
 
     expected = [0.75 * old + 0.25 * new for old, new in zip(*statistics, strict=True)]
     for found, value in zip(state.get(layer.state_index), expected, strict=True):
         assert_close(found, value)
-    assert_close(out, nn.functional.batch_norm(second, *expected), atol=1e-5)
+    assert_close(out, normalized(second, *expected), atol=1e-5)
     quiet = nn.inference_mode(layer)
     again, _ = (quiet if axis_name is None else over_batch(quiet))(jnp.asarray(second), state)
     assert_close(again, out)
@@ -364,7 +279,7 @@ def test_running_statistics_are_corrected_with_mode_batch(momentum):
     mean, var, x = np.zeros(3), np.ones(3), jnp.asarray(wave(4, 3))
     for count in range(3):
         scale = 1 - momentum**count or 1
-        expected = nn.functional.batch_norm(x, mean / scale, var / scale)
+        expected = normalized(x, mean / scale, var / scale)
         assert_close(quiet(x, state)[0], expected)
         batch = np.asarray(wave(4, 3, phase=count)) * 2 + count
         out, state = layer(jnp.asarray(batch), state)
@@ -374,12 +289,84 @@ def test_running_statistics_are_corrected_with_mode_batch(momentum):
         var = momentum * var + (1 - momentum) * batch.var(0)
 
 
-def test_tokens_have_equinoxs_names_by_mode():
-    """Each mode has its own, and None for that of the other."""
-    standard, moving = nn.BatchNorm(3), nn.BatchNorm(3, mode="ema")
+@pytest.mark.parametrize(("momentum", "affine"), [(0.0, True), (0.8, False), (1.0, True)])
+def test_training_is_the_formula(momentum, affine):
+    """Normalized by the batch; running statistics move by its mean and its unbiased variance."""
+    make = nn.make_with_state(nn.BatchNorm)
+    layer, state = make(3, momentum=momentum, channelwise_affine=affine)
+    layer = set_weights(layer) if affine else layer
+    mean, var = np.zeros(3), np.ones(3)
 
-    assert standard.batch_state_index is standard.state_index
-    assert (standard.ema_state_index, standard.ema_first_time_index) == (None, None)
-    assert moving.ema_state_index is moving.state_index
-    assert moving.batch_state_index is None
-    assert moving.ema_first_time_index is not None
+    for step in range(2):
+        x = wave(4, 3, 2, phase=step) + step
+        out, state = layer(jnp.asarray(x), state)
+        expected = normalized(x, x.mean((0, 2)), x.var((0, 2)))
+        if affine:
+            expected = expected * np.asarray(layer.weight)[:, None] + np.asarray(layer.bias)[:, None]
+        assert_close(out, expected, atol=1e-4)
+        mean = momentum * mean + (1 - momentum) * x.mean((0, 2))
+        var = momentum * var + (1 - momentum) * x.var((0, 2), ddof=0) * 8 / 7
+
+    assert_close(jnp.stack(state.get(layer.state_index)), [mean, var])
+    assert len(jax.tree.leaves(layer)) == (2 if affine else 0)
+
+
+def test_no_gradient_flows_into_running_statistics():
+    """For autodiff they do not depend on the batch; the result does."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3)
+
+    def loss(x, of):
+        out, after = layer(x, state.restored())
+        return sum(map(jnp.sum, after.get(layer.state_index))) if of else jnp.sum(jnp.sin(out))
+
+    x = jnp.asarray(wave(4, 3))
+    assert not jax.grad(loss)(x, True).any()
+    expected = jax.grad(
+        lambda x: jnp.sum(jnp.sin((x - x.mean(0)) / jnp.sqrt(x.var(0)[None] + 1e-5)))
+    )
+    with jax.numpy_rank_promotion("allow"):
+        assert_close(jax.grad(loss)(x, False), expected(x), atol=1e-5)
+
+
+def test_the_argument_overrides_the_field():
+    """inference=False trains a layer in inference, and True needs no mapped axis."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, "batch", inference=True)
+    x = jnp.asarray(wave(4, 3)) + 1
+
+    def train(x, state):
+        return layer(x, state, inference=False)
+
+    _, after = over_batch(train)(x, state.restored())
+    assert (after.get(layer.state_index)[0] != 0).all()
+    out, _ = layer.replace(inference=False)(x[0], state, inference=True)
+    assert_close(out, x[0] / jnp.sqrt(jnp.float32(1 + 1e-5)))
+
+
+def on_statistics_of_several():
+    """One layer, with the State of three."""
+    layer, state = pm.make_with_state(nn.BatchNorm)(4, inference=True)
+    return layer(jnp.ones((3, 4)), jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), state))
+
+
+def called(shape, *args, **options):
+    """A new layer for three channels, called with ones."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, *args, **options)
+    return layer(jnp.ones(shape), state)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "word"),
+    [
+        (on_statistics_of_several, ShapeError, r"f32\[3,4\]"),
+        (lambda: called((0, 3)), ShapeError, r"f32\[0,3\]"),
+        (lambda: called((5, 9, 3)), ShapeError, r"f32\[5,9,3\]"),
+        (lambda: called((3,), "batch"), ArgumentError, "batch"),
+        (lambda: nn.BatchNorm(3, ("b", "b")), ArgumentError, "axis_name"),
+        (lambda: nn.BatchNorm(3, momentum=1.5), ArgumentError, "momentum"),
+        (lambda: nn.BatchNorm(3, mode="ema").replace(mode="batch"), ArgumentError, "mode"),
+    ],
+)
+def test_what_is_refused(use, error, word):
+    """Statistics that would broadcast or are of nothing, channels elsewhere, another mode."""
+    with pytest.raises(error, match=word):
+        use()

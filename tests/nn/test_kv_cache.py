@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import CheckError, ShapeError
+from pytreemod.errors import ArgumentError, CheckError, ShapeError, StateError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -112,30 +112,6 @@ def test_lengths_may_be_of_any_integers(dtype):
     assert_close(layer(x, lengths=lengths.astype(dtype)), layer(x, lengths=lengths))
 
 
-@pytest.mark.parametrize("batch", [4, 3])
-@pytest.mark.sampled
-def test_a_bias_by_places_without_heads_is_refused_for_a_batch(batch):
-    """As many examples as heads were taken for the heads; any other number was refused."""
-
-    def away(query, key):
-        return -jnp.abs(query[..., :, None] - key[..., None, :]).astype(float)
-
-    layer, state = make((batch,))
-    x = jnp.asarray(wave(batch, 3, 8))
-    found, _ = layer(x, state=state.restored(), bias=lambda q, k: away(q, k)[..., None, :, :])
-    assert_close(found, layer(x, bias=away))
-
-
-def test_a_window_never_is_full():
-    """The cache has the size of the window, however long the sequence is."""
-    layer, state = make(window=3)
-    x = jnp.asarray(wave(9, 8))
-    found, state = by_parts(layer, state, x, (4, 4, 1))
-
-    assert_close(found, layer(x))
-    assert state.get(layer.cache)[0].shape == (2, 3, 2)
-
-
 def by_hand(query, key, value, positions):
     """Heads that are turned by their positions."""
     rope = nn.RotaryPositionalEmbedding(2)
@@ -199,18 +175,6 @@ def test_traced_lengths_beyond_the_chunk_count_as_its_ends(lengths, counted):
     assert_close(out[0], layer(seen)[-1])
 
 
-@pytest.mark.parametrize("lengths", [3, -1])
-@pytest.mark.sampled
-def test_traced_lengths_are_refused_if_asked(lengths):
-    """By the same words as outside of compiled code, with State and without."""
-    layer, state = make()
-    call = pm.filter_jit(lambda n, **options: layer(X[:2], lengths=n, check=True, **options))
-
-    for options in ({}, {"state": state}):
-        with pytest.raises(CheckError, match=r"lengths from 0 to 2, the positions of the sequence"):
-            call(jnp.asarray(lengths), **options)
-
-
 def test_a_loop_of_steps_is_one_trace():
     """A scan over positions, with donated State."""
     layer, state = make()
@@ -228,20 +192,6 @@ def test_a_loop_of_steps_is_one_trace():
     _, found = read(layer, x + 0, state)
     assert_close(found, layer(x))
     assert len(traces) == 1
-
-
-@pytest.mark.slow
-def test_members_of_a_batch_may_be_mapped_over():
-    """With a State that is split for them."""
-    layer, state = make()
-    x = jnp.asarray(wave(3, 5, 8))
-    states = state.split(3, pm.StateIndex)
-    found, states = pm.filter_vmap(
-        lambda x, state: layer(x, state=state), in_axes=(0, 0), out_axes=(0, 0)
-    )(x, states)
-
-    assert_close(found, layer(x))
-    assert states.get(layer.cache)[2].tolist() == [5, 5, 5]
 
 
 class Block(pm.Module):
@@ -280,33 +230,6 @@ def test_each_layer_of_a_stack_has_a_cache():
     assert_close(loop, whole, rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_it_stands_where_layers_are_called_with_state():
-    """In a Sequential, as any layer that has State."""
-    layer, state = nn.make_with_state(
-        lambda: nn.Sequential(
-            [nn.MultiheadAttention(4, 8, is_causal=True, cache_size=6, key=KEY), nn.Identity()]
-        )
-    )()
-    x = jnp.asarray(wave(4, 8))
-    out, state = layer(x, state)
-
-    assert_close(out, layer.layers[0](x))
-    assert int(state.get(layer.layers[0].cache)[2]) == 4
-
-
-def test_dropout_is_by_the_key_with_state_too():
-    """And off in inference."""
-    layer, state = make(dropout_p=0.5)
-    x = jnp.asarray(wave(3, 8))
-    still, _ = layer(x, state=state.restored(), inference=True)
-    state = nn.reset_cache(layer, make(dropout_p=0.5)[1])
-    found, _ = layer(x, state=state, key=KEY)
-
-    assert_close(still, layer(x, inference=True))
-    assert not np.allclose(found, still)
-
-
 def test_half_precision_is_kept_in_half_precision():
     """By default in the dtype of the weights; the output has the dtype of x."""
     layer, state = make(dtype=jnp.bfloat16)
@@ -320,44 +243,77 @@ def test_half_precision_is_kept_in_half_precision():
     assert_close(out, layer(x), rtol=3e-2, atol=3e-2)
 
 
-# ---- refusals
+@pytest.mark.parametrize("counts", [(4, 4, 1), (9,), (1, 7, 1)], ids=str)
+def test_a_window_never_is_full(counts):
+    """The cache has the size of the window, however long the sequence is, and its parts."""
+    layer, state = make(window=3)
+    x = jnp.asarray(wave(9, 8))
+    found, state = by_parts(layer, state, x, counts)
+
+    assert_close(found, layer(x))
+    assert state.get(layer.cache)[0].shape == (2, 3, 2)
 
 
-def test_a_place_beyond_the_cache_is_refused_where_it_is_known():
-    """Outside of compiled code always; the State that was given stays usable."""
+def test_in_compiled_code_too_much_is_refused_if_asked():
+    """While it runs, with check=True: positions beyond the cache, and lengths beyond the chunk."""
     layer, state = make()
     _, state = layer(jnp.ones((5, 8)), state=state)
+    call = pm.filter_jit(lambda x, state, n: layer(x, state=state, lengths=n, check=True))
 
-    out, _ = layer(jnp.ones((2, 8)), state=state, lengths=jnp.asarray(1))
+    with pytest.raises(CheckError, match="query"):
+        call(jnp.ones((2, 8)), state.restored(), jnp.asarray(2))
+    with pytest.raises(CheckError, match="lengths"):
+        call(jnp.ones((1, 8)), state.restored(), jnp.asarray(3))
+    out, _ = call(jnp.ones((2, 8)), state.restored(), jnp.asarray(1))
     assert out.shape == (2, 8)
 
 
-def test_in_compiled_code_it_is_refused_if_asked():
-    """While it runs, with check=True; at once where the shapes say it."""
-    layer, state = make()
-    _, state = layer(jnp.ones((5, 8)), state=state)
-    call = pm.filter_jit(lambda x, state: layer(x, state=state, check=True))
-    out, state = call(jnp.ones((1, 8)), state)
-    assert out.shape == (1, 8)
-
-
 X = jnp.ones((3, 8))
+BATCH = X[None].repeat(4, 0)
 
 
-@pytest.mark.parametrize(("window", "size"), [(3, ""), (7, ", size=7")])
-@pytest.mark.sampled
-def test_a_window_that_was_changed_on_a_cache_is_refused(window, size):
-    """With the line that begins anew; afterwards it goes on."""
+def by_distance(query, key):
+    """A bias without an axis of heads: of four examples, it would be taken for four heads."""
+    return -jnp.abs(query[..., :, None] - key[..., None, :]).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "error", "word"),
+    [
+        (jnp.ones((7, 8)), {}, StateError, "query"),
+        (X, {"mask": jnp.ones((3, 3), bool)}, ArgumentError, "mask"),
+        (X, {"bias": jnp.ones((3, 3))}, ArgumentError, "bias"),
+        (X, {"is_causal": False}, ArgumentError, "is_causal"),
+        (X, {"key_": jnp.ones((2, 8))}, ShapeError, "key_"),
+        (X, {"lengths": jnp.asarray(4)}, ArgumentError, "lengths"),
+        (X, {"process_heads": lambda q, k, v: (q, k, v)}, ArgumentError, "positions"),
+        (BATCH, {}, ShapeError, r"\(4,\)"),
+        (BATCH, {"bias": by_distance}, ShapeError, "bias"),
+    ],
+)
+def test_what_does_not_go_with_a_cache_is_refused(x, options, error, word):
+    """It would be ignored, would broadcast, or begin at position 0 again."""
+    layer, state = make((4,) if "bias" in options and x.ndim == 3 else ())
+
+    with pytest.raises(error, match=word):
+        layer(x, state=state, **options)
+
+
+@pytest.mark.parametrize("window", [3, 7])
+def test_a_window_that_was_changed_on_a_cache_is_refused(window):
+    """Its slots would hold other positions; with an empty cache it goes on."""
     layer, state = make()
     layer = nn.with_mode(layer, window=window)
-    with pytest.raises(ShapeError, match="in the State, got 6 positions") as caught:
-        layer(X, state=state)
+    with pytest.raises(ShapeError, match="window"):
+        layer(X, state=state.restored())
 
-    assert str(caught.value) == (
-        "MultiheadAttention(num_heads=4, query_size=8): "
-        f"expected a cache of window={window} positions in the State, got 6 positions.\n"
-        "  Start with empty caches for these sequences:\n"
-        f"      state = nn.reset_cache(model, state, batch=(){size})"
-    )
     state = nn.reset_cache(layer, state, size=window)
     assert_close(layer(X, state=state)[0], layer(X))
+
+
+def test_a_cache_that_is_smaller_than_its_window_is_not_made():
+    """It would be no ring, and fill up."""
+    with pytest.raises(ArgumentError, match="window"):
+        make(window=5, cache_size=3)
+    with pytest.raises(ArgumentError, match="is_causal"):
+        make(is_causal=False)

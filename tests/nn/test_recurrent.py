@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import StructureError
+from pytreemod.errors import ArgumentError, ShapeError, StructureError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEYS = jax.random.split(jax.random.key(0), 4)
@@ -78,46 +78,6 @@ def test_an_rnn_is_a_loop(lengths, options, time_major):
     assert_close(
         run(given, seq_lengths=lengths), jnp.moveaxis(outputs, 1, 0) if time_major else outputs
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lengths", [None, np.array([4, 2, 1])], ids=["full", "short"])
-@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"reverse": True, "keep_order": True}])
-def test_an_rnn_is_flaxs(options, lengths):
-    """Defaults, order of results, numbers; past the ends theirs mean nothing, and are left out."""
-    nnx = pytest.importorskip(
-        "flax.nnx", reason="compares numbers with Flax: tasks.py install peers"
-    )
-
-    class Theirs(nnx.RNNCellBase):
-        num_feature_axes = 1
-
-        def __call__(self, carry, x):
-            return carry + x, carry + x
-
-        def initialize_carry(self, input_shape, rngs=None, carry_init=None):
-            return jnp.zeros(input_shape)
-
-    x, is_valid = jnp.asarray(wave(3, 4, 1)), np.ones((3, 4, 1), bool)
-    if lengths is not None:
-        is_valid = (np.arange(4) < lengths[:, None])[..., None]
-
-    def assert_same_where_valid(one, other):
-        # Outputs alone have an axis of time.
-        mask = is_valid if one.ndim == 3 else True
-        assert_close(jnp.where(mask, one, 0), jnp.where(mask, other, 0))
-
-    pairs = [
-        (nn.RNN(Total(), **options), nnx.RNN(Theirs(), **options)),
-        (
-            nn.Bidirectional(nn.RNN(Total()), nn.RNN(Total())),
-            nnx.Bidirectional(nnx.RNN(Theirs()), nnx.RNN(Theirs())),
-        ),
-    ]
-    for ours, theirs in pairs:
-        for call in ({}, {"return_carry": True}):
-            call |= {"seq_lengths": lengths}
-            jax.tree.map(assert_same_where_valid, ours(x, **call), theirs(x, **call))
 
 
 def cell_from(torch_rnn, suffix):
@@ -205,16 +165,6 @@ def test_a_call_may_say_otherwise():
     assert_close(nn.RNN(GRU, unroll=2)(x), nn.RNN(GRU)(x))
 
 
-def test_two_halves_are_one_run():
-    """The carry of the first half is the start of the second."""
-    rnn, x = nn.RNN(LSTM, return_carry=True), jnp.asarray(wave(2, 4, 3))
-
-    carry, first = rnn(x[:, :2])
-    carry, second = rnn(x[:, 2:], initial_carry=carry)
-
-    jax.tree.map(assert_close, (carry, jnp.concatenate([first, second], 1)), rnn(x))
-
-
 def test_a_cell_of_random_numbers_has_a_key_for_each_step():
     """Others in each step; none is made without a key, or for a cell that takes none."""
     x, key = jnp.zeros((4, 1)), KEYS[0]
@@ -239,12 +189,6 @@ def test_outputs_are_put_together_as_one_says():
     carries, _ = added(x, initial_carry=(jnp.ones((4, 2)), None), return_carry=True)
     assert_close(carries[1], backward[0])
     assert not np.allclose(carries[0], forward[-1])
-
-
-def test_a_carry_that_changes_its_dtype_is_refused():
-    """By the scan, which names both dtypes."""
-    with pytest.raises(StructureError, match="carry"), jax.numpy_dtype_promotion("standard"):
-        nn.RNN(GRU)(jnp.ones((4, 3)), initial_carry=jnp.zeros(2, jnp.bfloat16))
 
 
 def test_lengths_beyond_the_end_that_nobody_knows_yet_are_the_end():
@@ -345,24 +289,6 @@ def test_each_device_runs_over_its_part_of_a_batch(key, lengths):
     assert_close(call(rnn, x, lengths), rnn(x, seq_lengths=lengths))
 
 
-def test_a_cell_that_gives_another_dtype_is_refused_by_the_network(key):
-    """In its name, and with the precision that lets it work."""
-    rnn, x = nn.RNN(nn.GRUCell(2, 2, key=key)), jnp.asarray(wave(3, 2))
-
-    def with_cell(precision):
-        return pm.with_precision(rnn, pm.by({nn.GRUCell: precision, ...: "float32"}))
-
-    text = (
-        r"^RNN\(time_major=False\): expected a carry that keeps its first dtype, "
-        r"float32, got bfloat16 from a step(.|\n)*output=float32"
-    )
-    out = with_cell("params=float32,compute=bfloat16,output=float32")(x)
-    assert_close(out, rnn(x), atol=0.02)
-    text = r"first dtype, bfloat16, got float32 from a step"
-    with pytest.raises(StructureError, match=text), jax.numpy_dtype_promotion("standard"):
-        rnn(x, initial_carry=jnp.zeros(2, jnp.bfloat16))
-
-
 @pytest.mark.parametrize("reverse", [False, True])
 def test_lengths_of_a_batch_that_is_split_over_devices(reverse):
     """The same as on one device, where the axis of the mesh is explicit, and no mesh in context."""
@@ -380,3 +306,20 @@ def test_lengths_of_a_batch_that_is_split_over_devices(reverse):
 
     assert found[0][1].sharding.spec == P("data", None, None)
     jax.tree.map(assert_close, found, step(rnn, jnp.asarray(x), lengths))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "word"),
+    [
+        ({"seq_lengths": [4, 5, 0]}, ArgumentError, "seq_lengths"),
+        ({"seq_lengths": [4, 2]}, ShapeError, "seq_lengths"),
+        ({"initial_carry": jnp.ones(2)}, ShapeError, "hidden"),
+        ({"initial_carry": jnp.zeros((3, 2), jnp.bfloat16)}, StructureError, "bfloat16"),
+    ],
+)
+def test_what_does_not_fit_a_batch_is_refused(options, error, word):
+    """It would broadcast; or the carry would change its dtype at the first step."""
+    options = jax.tree.map(jnp.asarray, options, is_leaf=lambda x: isinstance(x, list))
+
+    with pytest.raises(error, match=word), jax.numpy_dtype_promotion("standard"):
+        nn.RNN(GRU)(jnp.ones((3, 4, 3)), **options)
