@@ -80,7 +80,6 @@ PLAIN = {
     "another size": ({"a": entry(shape=[3])}, 8),
     "a size that overflows": ({"a": entry(shape=HUGE)}, 8),
     "a negative size": ({"a": entry(shape=[-1, -2])}, 8),
-    "a size that is a bool": ({"a": entry(shape=[True, 2])}, 8),
     "an unknown dtype": ({"a": entry("F4")}, 8),
     "no extent": ({"a": {"dtype": "F32", "shape": [2]}}, 8),
     "one name twice": ('{"w": {}, "w": {}}', 4),

@@ -357,6 +357,15 @@ def test_attention_that_is_not_packed(torch):
     assert_close(loaded(*map(jnp.asarray, given)), theirs(*map(torch.tensor, given))[0])
 
 
+def test_a_transposed_convolution_has_pytorchs_axes():
+    """(inputs, outputs of a group, taps in reverse), where each group has its own inputs."""
+    layer = nn.ConvTranspose1d(4, 6, 3, groups=2, key=KEY)
+    theirs = to_torch(layer)["weight"]
+
+    assert theirs.shape == (4, 3, 3)
+    assert theirs[3, 2, 0] == layer.weight[5, 1, 2]
+
+
 def test_layers_as_one_are_a_list_there(torch):
     """A Stack is a list of layers in PyTorch; so are the inner layers of a scanning MLP."""
     stack = nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=jax.random.key(0))
