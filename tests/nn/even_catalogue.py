@@ -132,9 +132,6 @@ EVEN_CATALOGUE = [
         features=1,
     ),
     EvenEntry(
-        "Conv3d", lambda key: nn.Conv3d(8, 4, 2, use_bias=False, key=key), VOLUMES, features=1
-    ),
-    EvenEntry(
         "ConvTranspose1d",
         lambda key: nn.ConvTranspose1d(
             8, 4, 3, 2, padding="SAME", padding_mode="CIRCULAR", key=key
@@ -148,23 +145,12 @@ EVEN_CATALOGUE = [
         IMAGES,
         features=1,
     ),
-    EvenEntry(
-        "ConvTranspose3d", lambda key: nn.ConvTranspose3d(8, 4, 2, key=key), VOLUMES, features=1
-    ),
-    EvenEntry("MaxPool1d", lambda key: nn.MaxPool1d(2), LINES, features=1),
     EvenEntry("MaxPool2d", lambda key: nn.MaxPool2d(2, 2, 1), IMAGES, features=1),
-    EvenEntry("MaxPool3d", lambda key: nn.MaxPool3d(2), VOLUMES, features=1),
     EvenEntry("AvgPool1d", lambda key: nn.AvgPool1d(3, padding=1), LINES, features=1),
-    EvenEntry("AvgPool2d", lambda key: nn.AvgPool2d(2, 2, use_ceil=True), IMAGES, features=1),
-    EvenEntry("AvgPool3d", lambda key: nn.AvgPool3d(2), VOLUMES, features=1),
     EvenEntry("Pool", lambda key: nn.Pool(jnp.inf, jax.lax.min, 1, 2), LINES, features=1),
     EvenEntry("AdaptivePool", lambda key: nn.AdaptivePool(3, 1, jnp.min), LINES, features=1),
-    EvenEntry("AdaptiveAvgPool1d", lambda key: nn.AdaptiveAvgPool1d(3), LINES, features=1),
     EvenEntry("AdaptiveAvgPool2d", lambda key: nn.AdaptiveAvgPool2d((2, 3)), IMAGES, features=1),
-    EvenEntry("AdaptiveAvgPool3d", lambda key: nn.AdaptiveAvgPool3d(1), VOLUMES, features=1),
     EvenEntry("AdaptiveMaxPool1d", lambda key: nn.AdaptiveMaxPool1d(3), LINES, features=1),
-    EvenEntry("AdaptiveMaxPool2d", lambda key: nn.AdaptiveMaxPool2d((2, 3)), IMAGES, features=1),
-    EvenEntry("AdaptiveMaxPool3d", lambda key: nn.AdaptiveMaxPool3d(1), VOLUMES, features=1),
     EvenEntry("LayerNorm", lambda key: nn.LayerNorm(8), SEQUENCES),
     EvenEntry("RMSNorm", lambda key: nn.RMSNorm(8), SEQUENCES),
     EvenEntry("PReLU", lambda key: nn.PReLU(), VECTORS),

@@ -10,7 +10,6 @@ from pytreemod.errors import ArgumentError, RngError, ShapeError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
-TORCH_WAYS = [(True, {}), (False, {}), (True, {"kdim": 6, "vdim": 3})]
 
 
 def make(*args, **options):
@@ -18,48 +17,9 @@ def make(*args, **options):
     return nn.MultiheadAttention(*(args or (2, 4)), **options, key=KEY)
 
 
-def from_pytorch(theirs, layer):
-    """The layer with PyTorch's weights, read off by hand."""
-    arrays = {name: jnp.asarray(value.numpy()) for name, value in theirs.state_dict().items()}
-    names = ("query_proj", "key_proj", "value_proj")
-    if "in_proj_weight" in arrays:
-        weights = jnp.split(arrays["in_proj_weight"], 3)
-    else:
-        weights = [arrays[f"{name}_proj_weight"] for name in "qkv"]
-    paths = [f"{name}.weight" for name in names]
-    changes = dict(zip(paths, weights, strict=True))
-    changes["output_proj.weight"] = arrays["out_proj.weight"]
-    if "in_proj_bias" in arrays:
-        biases = jnp.split(arrays["in_proj_bias"], 3)
-        changes |= dict(zip([f"{name}.bias" for name in names], biases, strict=True))
-        changes["output_proj.bias"] = arrays["out_proj.bias"]
-    for path, value in changes.items():
-        name, part = path.split(".")
-        layer = layer.replace(**{name: getattr(layer, name).replace(**{part: value})})
-    return layer
-
-
 def biases(*, used):
     """The options that say whether there are biases."""
     return {f"use_{name}_bias": used for name in ("query", "key", "value", "output")}
-
-
-@pytest.mark.parametrize(("bias", "sizes"), TORCH_WAYS)
-@pytest.mark.sampled
-def test_the_weights_of_pytorchs_layer_give_its_outputs(torch, bias, sizes):
-    """Packed or not, with and without bias, masked; PyTorch's mask says where not to look."""
-    torch.manual_seed(0)
-    theirs = torch.nn.MultiheadAttention(4, 2, bias=bias, batch_first=True, **sizes).eval()
-    if bias:
-        torch.nn.init.normal_(theirs.in_proj_bias)
-    layer = make(2, 4, sizes.get("kdim"), sizes.get("vdim"), **biases(used=bias))
-    layer = from_pytorch(theirs, layer)
-    given = wave(3, 5, 4), wave(3, 6, layer.key_size), wave(3, 6, layer.value_size)
-    mask = np.asarray(wave(5, 6) > 0) | np.eye(5, 6, dtype=bool)
-
-    for own, other in ((None, None), (mask, torch.tensor(~mask))):
-        expected, _ = theirs(*map(torch.tensor, given), attn_mask=other)
-        assert_close(layer(*map(jnp.asarray, given), own), expected)
 
 
 def test_masks_for_all_for_heads_and_for_examples():
@@ -114,31 +74,7 @@ def test_dropout_is_by_the_key_and_off_in_inference():
     assert not np.any(make(2, 4, dropout_p=1)(x, key=KEY))
 
 
-def test_every_leaf_has_the_dtype_that_was_asked_for():
-    """And so has the result of such an input."""
-    layer = make(2, 4, dtype=jnp.bfloat16, use_output_bias=True)
-
-    assert {leaf.dtype for leaf in jax.tree.leaves(layer)} == {jnp.dtype(jnp.bfloat16)}
-    assert layer(jnp.ones((3, 4), jnp.bfloat16)).dtype == jnp.bfloat16
-
-
 # ---- grouped heads, windows, bias, normalized queries and keys
-
-
-def test_multi_query_attention_is_the_same_keys_for_all_heads():
-    """With one head of keys and values, as with that head's weights for each."""
-    layer, x = make(2, 4, num_kv_heads=1, use_key_bias=True), jnp.asarray(wave(3, 5, 4))
-    assert layer.key_proj.weight.shape == layer.value_proj.weight.shape == (2, 4)
-
-    def twice(linear):
-        bias = None if linear.bias is None else jnp.tile(linear.bias, 2)
-        weight = jnp.tile(linear.weight, (2, 1))
-        return linear.replace(weight=weight, bias=bias, out_features=4)
-
-    whole = layer.replace(
-        num_kv_heads=None, key_proj=twice(layer.key_proj), value_proj=twice(layer.value_proj)
-    )
-    assert_close(layer(x), whole(x))
 
 
 def test_causal_and_window_are_masks():

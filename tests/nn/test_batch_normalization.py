@@ -81,33 +81,6 @@ def test_mapped_and_direct_batches_are_the_same():
         assert_close(new, old)
 
 
-def over_two_axes(layer):
-    """The layer mapped over a batch of batches."""
-    axes = {"in_axes": (0, None), "out_axes": (0, None)}
-    return jax.vmap(jax.vmap(layer, **axes, axis_name="inner"), **axes, axis_name="outer")
-
-
-@pytest.mark.parametrize("names", [("outer", "inner"), ["inner", "outer"]], ids=label)
-def test_several_axis_names_make_one_batch(torch, names):
-    """Over many steps: PyTorch's numbers for all examples at once, in training and inference."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, names, momentum=0.7)
-    reference = torch.nn.BatchNorm1d(3, momentum=0.3)
-    step = jax.jit(lambda layer, x, state: over_two_axes(layer)(x, state))
-
-    for number in range(6):
-        x = wave(2, 4, 3, 5, phase=number) - number
-        out, state = step(layer, jnp.asarray(x), state)
-        assert_close(out.reshape(8, 3, 5), reference(torch.tensor(x.reshape(8, 3, 5))), atol=1e-4)
-        mean, var = state.get(layer.state_index)
-        assert_close(mean, reference.running_mean)
-        assert_close(var, reference.running_var)
-
-    out, state = step(nn.inference_mode(layer), jnp.asarray(x), state)
-    expected = reference.eval()(torch.tensor(x.reshape(8, 3, 5)))
-    assert_close(out.reshape(8, 3, 5), expected, atol=1e-4)
-    assert_close(jnp.stack(state.get(layer.state_index)), jnp.stack((mean, var)))
-
-
 def test_a_name_may_be_that_of_a_mesh_axis():
     """Half of the batch on each of two devices, mapped there: the statistics are those of all."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, ("devices", "batch"))
@@ -302,7 +275,9 @@ def test_training_is_the_formula(momentum, affine):
         out, state = layer(jnp.asarray(x), state)
         expected = normalized(x, x.mean((0, 2)), x.var((0, 2)))
         if affine:
-            expected = expected * np.asarray(layer.weight)[:, None] + np.asarray(layer.bias)[:, None]
+            expected = (
+                expected * np.asarray(layer.weight)[:, None] + np.asarray(layer.bias)[:, None]
+            )
         assert_close(out, expected, atol=1e-4)
         mean = momentum * mean + (1 - momentum) * x.mean((0, 2))
         var = momentum * var + (1 - momentum) * x.var((0, 2), ddof=0) * 8 / 7

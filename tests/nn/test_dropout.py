@@ -36,13 +36,6 @@ def test_the_argument_overrides_the_field(key):
     assert layer(jnp.ones(3), key=key, inference=False).tolist() == [0, 0, 0]
 
 
-def test_p_and_inference_are_configuration():
-    """A Dropout has no leaves, and two of them with one p are one structure."""
-    assert jax.tree.leaves(nn.Dropout(0.3)) == []
-    assert jax.tree.structure(nn.Dropout(0.3)) == jax.tree.structure(nn.Dropout(0.3))
-    assert jax.tree.structure(nn.Dropout(0.3)) != jax.tree.structure(nn.Dropout(0.4))
-
-
 def test_training_without_a_key_is_refused():
     """It is a RuntimeError, as in Equinox."""
     with pytest.raises(RngError, match="key") as caught:
@@ -116,17 +109,6 @@ def test_without_dropping_the_stream_is_not_used(p, options, call):
     assert not equations(lambda x, state: layer(x, state, **call), x, state)
 
 
-def test_inference_mode_keeps_the_stream():
-    """Switched to inference and back, the stream goes on."""
-    layer, state = streaming()
-    quiet = nn.inference_mode(layer)
-
-    x, state = quiet(jnp.ones(64), state)
-    x, state = nn.inference_mode(quiet, False)(x, state)
-
-    assert set(x.tolist()) == {0.0, 2.0}
-
-
 def test_a_state_that_is_not_needed_is_handed_back(key):
     """Without a stream, too, passing a State means that a pair comes back."""
     state = nn.State(())
@@ -149,23 +131,6 @@ def test_streams_under_vmap():
 
     assert (same == same[:1]).all()
     assert len({tuple(row) for row in np.asarray(jnp.concat([same[:1], other, again]))}) == 9
-
-
-def test_a_stream_through_jit_and_grad():
-    """The State goes through as an array does; a jitted step is traced once."""
-    layer, state = streaming()
-    traces = []
-
-    @jax.jit
-    def step(x, state):
-        traces.append(None)
-        loss = lambda x: (lambda out, new: (out.sum(), (out, new)))(*layer(x, state))  # noqa: E731
-        return jax.grad(loss, has_aux=True)(x)
-
-    for _ in range(3):
-        grad, (out, state) = step(jnp.ones(64), state)
-        assert_close(grad, out)
-    assert len(traces) == 1
 
 
 @pytest.mark.parametrize("dims", [1, [1], (np.int64(1),), (-1,)], ids=label)

@@ -29,25 +29,6 @@ def test_a_table_can_be_given():
     assert_close(nn.Embedding(4, 2, wave(4, 2))(3), wave(4, 2)[3])
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
-        jnp.array([-1, 44], jnp.int8),
-        np.array([-1, 44], np.int8),
-        np.array([-1, 44]),
-        jnp.array([299, 44], jnp.uint16),
-    ],
-    ids=["int8", "NumPy's int8", "NumPy's int64", "uint16"],
-)
-def test_a_row_number_means_the_same_in_every_dtype(x):
-    """-1 is the last of 300 rows, also as an int8; 2**32 + 1 is out of range."""
-    layer = nn.Embedding(weight=jnp.arange(300.0)[:, None])
-
-    assert layer(x).tolist() == jax.jit(lambda x: layer(x))(x).tolist() == [[299], [44]]
-    assert np.isnan(layer(np.array([2**32 + 1]))).all()
-    assert np.isnan(layer(np.int64(-(2**32) - 1))).all()
-
-
 def test_attend_is_the_product_with_each_row(key):
     """Logits of tied weights: any number of axes before, a last one of that size."""
     layer, x = nn.Embedding(5, 3, key=key), wave(2, 4, 3)

@@ -151,9 +151,11 @@ def assert_same_numbers(found, expected):
 
 def test_every_layer_of_the_catalogue_is_here():
     """By class: a new layer must be tested on a mesh, too."""
-    classes = {entry.name.split()[0] for entry in CATALOGUE}
 
-    assert {entry.name.split()[0] for entry in EVEN_CATALOGUE} == classes
+    def kinds(entries):
+        return {entry.name.split()[0].rstrip("123d") for entry in entries}
+
+    assert kinds(EVEN_CATALOGUE) == kinds(CATALOGUE)
 
 
 # ---- products
@@ -412,14 +414,6 @@ def test_inputs_lead_where_members_are_split_over_the_same_axis():
     assert lies(nets(put(BATCH, ("data",)))) == (None, "data")
     assert lies(nets(put(own, (None, "data")), in_axes=0)) == (None, "data")
     assert lies(nets(put(own, ("model",)), in_axes=0)) == ("model",)
-
-
-def test_an_input_on_one_device_is_whole():
-    """The output of a Stack has the type of its input, on the mesh of its weights."""
-    y = by_layers(STACK)(BATCH)
-
-    assert lies(y) == ()
-    assert_close(y, STACK(BATCH))
 
 
 def test_layers_are_gathered_once(optimized):

@@ -11,26 +11,6 @@ from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
-@pytest.mark.parametrize("use_bias", [True, False])
-def test_linear_is_pytorchs(torch, key, use_bias):
-    """With the weights copied over, torch.nn.Linear gives the same output and gradients."""
-    layer = nn.Linear(3, 4, use_bias, key=key)
-    reference = torch.nn.Linear(3, 4, use_bias)
-    reference.weight.data = torch.tensor(np.array(layer.weight))
-    if use_bias:
-        reference.bias.data = torch.tensor(np.array(layer.bias))
-    x = wave(5, 3)
-
-    grads = jax.grad(lambda layer: jnp.sum(jnp.sin(layer(jnp.asarray(x)))))(layer)
-    out = reference(torch.tensor(x))
-    out.sin().sum().backward()
-
-    assert_close(layer(jnp.asarray(x)), out)
-    assert_close(grads.weight, reference.weight.grad)
-    if use_bias:
-        assert_close(grads.bias, reference.bias.grad)
-
-
 @pytest.mark.parametrize(
     ("sizes", "x", "shape"),
     [
@@ -77,22 +57,6 @@ def test_initial_values_are_uniform_within_one_over_root_fan_in(key, dtype):
     for values in parts if jnp.iscomplexobj(layer.weight) else parts[:2]:
         assert float(jnp.abs(values).max()) <= 0.25
         assert abs(float(jnp.std(values.astype(jnp.float32))) - 0.25 / 3**0.5) < 0.02
-
-
-def test_keys_decide_the_initial_values(key):
-    """One key, one layer; and weight and bias are drawn independently."""
-    layer, same, other = (nn.Linear(2, 2, key=jax.random.key(seed)) for seed in (0, 0, 1))
-
-    assert (layer.weight == same.weight).all()
-    assert (layer.weight != other.weight).all()
-    assert (layer.weight[0] != layer.bias).all()
-
-
-def test_old_style_keys_work():
-    """jax.random.PRNGKey gives the numbers that jax.random.key gives."""
-    old = nn.Linear(2, 2, key=jax.random.PRNGKey(3))
-
-    assert (old.weight == nn.Linear(2, 2, key=jax.random.key(3)).weight).all()
 
 
 def test_a_bias_that_is_put_in_later_counts(key):

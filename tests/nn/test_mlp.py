@@ -9,25 +9,8 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError
 from pytreemod.module.classes import Module
-from tests.labels import label
 from tests.nn.catalogue import Slope
 from tests.nn.numbers_to_compare import assert_close, wave
-
-
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_mlp_is_a_chain_of_layers(torch, key, depth):
-    """depth hidden layers with an activation after each, then an output layer, as in PyTorch."""
-    mlp = nn.MLP(3, 2, 4, depth, jnp.tanh, jax.nn.sigmoid, key=key)
-    x = wave(5, 3)
-
-    expected = torch.tensor(x)
-    for number, layer in enumerate(mlp.layers):
-        weight, bias = (torch.tensor(np.array(leaf)) for leaf in (layer.weight, layer.bias))
-        expected = torch.nn.functional.linear(expected, weight, bias)
-        expected = expected.sigmoid() if number == depth else expected.tanh()
-
-    assert len(mlp.layers) == depth + 1
-    assert_close(mlp(jnp.asarray(x)), expected)
 
 
 def test_by_default_hidden_layers_are_rectified_and_the_output_is_not(key):
@@ -47,21 +30,6 @@ def test_biases_of_hidden_and_final_layers(key, use_bias, use_final_bias):
 
     has_bias = [layer.bias is not None for layer in mlp.layers]
     assert has_bias == [use_bias, use_bias, use_final_bias]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "x", "shape"),
-    [
-        (("scalar", 2), (), (2,)),
-        ((3, "scalar"), (3,), ()),
-        (("scalar", "scalar"), (5,), (5,)),
-        ((3, 2), (4, 5, 3), (4, 5, 2)),
-    ],
-    ids=label,
-)
-def test_shapes(key, sizes, x, shape):
-    """The last axis is mapped; "scalar" is no axis."""
-    assert nn.MLP(*sizes, 4, 1, key=key)(jnp.ones(x)).shape == shape
 
 
 def test_an_activation_that_is_a_module_is_copied_for_each_neuron(key):
@@ -121,14 +89,6 @@ def test_a_scan_gives_the_same_numbers(key, depth, activation):
     if depth > 1:
         inner = jnp.stack([layer.weight for layer in expected.layers[1:-1]])
         assert_close(found.layers[1].weight, inner)
-
-
-def test_a_scanned_network_compiles_one_inner_layer(key):
-    """However deep: the jaxpr has as many equations."""
-    mlps = [jax.eval_shape(lambda n=n: nn.MLP(3, 2, 4, n, scan=True, key=key)) for n in (3, 9)]
-    counts = [len(jax.make_jaxpr(lambda m, x: m(x))(mlp, jnp.ones(3)).eqns) for mlp in mlps]
-
-    assert counts[0] == counts[1]
 
 
 def test_initializers_and_dtype_reach_every_layer(key):

@@ -58,14 +58,6 @@ def test_a_tree_without_flags_comes_back():
     assert pm.tree_equal(nn.inference_mode(tree), tree)
 
 
-@pytest.mark.parametrize("value", [True, False])
-def test_inference_mode_is_a_special_case(value):
-    """Law: with_mode(m, inference=b) == inference_mode(m, b)."""
-    before = model()
-
-    assert nn.with_mode(before, inference=value) == nn.inference_mode(before, value)
-
-
 def test_any_configuration_is_set_by_name():
     """Numbers, strings, functions; several at once, everywhere, and nothing else."""
     before = [model(), nn.MLP(2, 2, 3, 1, key=jax.random.key(0))]

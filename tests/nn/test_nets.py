@@ -137,15 +137,6 @@ def test_state_is_no_parameter():
     assert pm.tree_equal(pm.combine(params, rest), net)
 
 
-def test_statistics_of_a_step_are_those_of_one_call():
-    """`apply_updates` on the net that the loss returned preserves its new State."""
-    _, called = pm.stateful(normed())(X)
-
-    net, _ = update(pm.stateful(normed()), X)
-
-    assert_equal(net.state, called.state)
-
-
 def test_inference_returns_the_pair_and_the_same_net():
     """Nothing changed, so the net may be called again, and training goes on from it."""
     _, net = pm.stateful(nn.BatchNorm(2))(X)
@@ -248,17 +239,6 @@ def test_a_net_is_carried_through_scan(scan):
         expected, net = net(x)
         assert_equal(out, expected)
     assert_equal(carried, net)
-
-
-def test_a_batch_axis_has_a_name():
-    """One example at a time under `vmap`: the net comes back unmapped."""
-    net = pm.stateful(nn.BatchNorm(2, "batch"))
-    expected, whole = pm.stateful(nn.BatchNorm(2))(X)
-
-    out, net = jax.vmap(net, out_axes=(0, None), axis_name="batch")(X)
-
-    assert_equal(out, expected)
-    assert_equal(net.state, whole.state)
 
 
 @pytest.mark.usefixtures("optimized")

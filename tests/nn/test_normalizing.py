@@ -184,14 +184,6 @@ def test_a_state_is_handed_back(norm, args):
 
 
 @each_norm
-def test_its_operations_have_its_name(norm, args):
-    """In profiles and in the program's text."""
-    text = jax.jit(lambda x: norm(*args)(x)).lower(X).as_text(debug_info=True)
-
-    assert f"pm.nn.{norm.__name__}" in text
-
-
-@each_norm
 def test_integers_and_negative_epsilons_are_refused(norm, args):
     """A mean of integers has no such dtype; a negative epsilon gives NaN at some inputs."""
     with pytest.raises(ArgumentError, match=norm.__name__):

@@ -1,7 +1,6 @@
 """The pooling layers."""
 
 import inspect
-import math
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +23,6 @@ LAYERS = [
 
 
 @pytest.mark.parametrize(("make", "spatial"), LAYERS)
-@pytest.mark.sampled
-def test_the_default_stride_is_one(make, spatial):
-    """As in Equinox, and not the window's size as in PyTorch."""
-    out = make(2)(jnp.ones((1, *spatial)))
-
-    assert out.shape == (1, *(size - 1 for size in spatial))
-    assert (out == 1).all()
-
-
-@pytest.mark.parametrize(("make", "spatial"), LAYERS)
 def test_signatures_and_kinship(make, spatial):
     """Each takes (kernel_size, stride, padding, use_ceil), and is a Pool of its dimension."""
     layer = make(2, 1, 0, use_ceil=True)
@@ -42,15 +31,6 @@ def test_signatures_and_kinship(make, spatial):
     assert list(inspect.signature(make).parameters) == names
     assert isinstance(layer, nn.Pool)
     assert layer.num_spatial_dims == len(spatial)
-
-
-def test_a_pool_of_ones_own(key):
-    """Any operation, any number of axes, an array as neutral element."""
-    layer = nn.Pool(jnp.array(-math.inf), jax.lax.max, 4, 2, stride=2)
-    x = wave(1, 2, 2, 2, 2)
-
-    assert_close(layer(jnp.asarray(x)).reshape(()), x.max())
-    assert jax.tree.leaves(layer) == []
 
 
 # ---- formulas

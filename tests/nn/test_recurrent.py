@@ -1,9 +1,5 @@
 """`RNN` and `Bidirectional`."""
 
-import functools as ft
-import re
-from collections import Counter
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,78 +74,6 @@ def test_an_rnn_is_a_loop(lengths, options, time_major):
     assert_close(
         run(given, seq_lengths=lengths), jnp.moveaxis(outputs, 1, 0) if time_major else outputs
     )
-
-
-def cell_from(torch_rnn, suffix):
-    """One layer and direction of `torch.nn.LSTM` or `torch.nn.GRU` as a cell."""
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    w, u, one, two = (
-        jnp.asarray(getattr(torch_rnn, f"{name}_{suffix}").detach().numpy()) for name in names
-    )
-    size = u.shape[1]
-    if type(torch_rnn).__name__ == "LSTM":
-        cell = nn.LSTMCell(w.shape[1], size, key=KEYS[0])
-        return cell.replace(weight_ih=w, weight_hh=u, bias=one + two)
-    cell, bias = nn.GRUCell(w.shape[1], size, key=KEYS[0]), one + two.at[2 * size :].set(0)
-    return cell.replace(weight_ih=w, weight_hh=u, bias=bias, bias_n=two[2 * size :])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-def test_two_layers_in_both_directions_are_pytorchs(torch, kind):
-    """Its weights give its outputs, and its last states, of sequences of different lengths."""
-    theirs = getattr(torch.nn, kind)(3, 2, num_layers=2, bidirectional=True, batch_first=True)
-    layers = [
-        nn.Bidirectional(*(nn.RNN(cell_from(theirs, f"l{i}{end}")) for end in ("", "_reverse")))
-        for i in range(2)
-    ]
-    x, lengths = wave(3, 4, 3), np.array([4, 3, 1])
-    utils = torch.nn.utils.rnn
-    packed = utils.pack_padded_sequence(torch.tensor(x), torch.tensor(lengths), batch_first=True)
-    expected, last = theirs(packed)
-    expected, _ = utils.pad_packed_sequence(expected, batch_first=True)
-
-    out, carries = jnp.asarray(x), []
-    for layer in layers:
-        carry, out = layer(out, seq_lengths=lengths, return_carry=True)
-        carries += carry
-
-    here = np.arange(4) < lengths[:, None]
-    assert_close(np.where(here[..., None], out, 0), expected)
-    assert_close(nn.Sequential(layers)(jnp.asarray(x)), theirs(torch.tensor(x))[0])
-    last = torch.stack(last) if kind == "LSTM" else last
-    stacked = np.stack([np.stack(c) if kind == "LSTM" else np.asarray(c) for c in carries])
-    assert_close(np.moveaxis(stacked, 0, -3), last)
-
-
-def by_hand(cell, x, reverse=False):
-    """The same without the library."""
-
-    def step(h, x):
-        i, n = (jnp.split(y, 3) for y in (cell.weight_ih @ x + cell.bias, cell.weight_hh @ h))
-        r, z = jax.nn.sigmoid(i[0] + n[0]), jax.nn.sigmoid(i[1] + n[1])
-        new = jnp.tanh(i[2] + r * (n[2] + cell.bias_n))
-        h = new + z * (h - new)
-        return h, h
-
-    return jax.lax.scan(step, jnp.zeros(cell.hidden_size), x, reverse=reverse)[1]
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.sampled
-def test_the_program_is_that_of_a_scan(reverse):
-    """Operation for operation; `benchmarks/programs.py` compares gradients and costs as well."""
-    x = jnp.asarray(wave(5, 3))
-
-    def operations(function):
-        text = jax.jit(function).lower(GRU, x).compile().as_text()
-        return Counter(re.findall(r" = \S+ ([a-z-]+)\(", text))
-
-    def ours(cell, x):
-        return nn.RNN(cell, reverse=reverse, keep_order=True)(x)
-
-    assert operations(ours) == operations(ft.partial(by_hand, reverse=reverse))
-    assert_close(ours(GRU, x), by_hand(GRU, x, reverse))
 
 
 def test_a_call_may_say_otherwise():

@@ -41,20 +41,6 @@ def test_caches_are_empty_and_the_rest_stays():
     assert out.shape == (3, 1, 2, 4)
 
 
-def test_it_may_be_done_in_compiled_code():
-    """At the start of a function that generates a sequence."""
-    layer, state = pm.make_with_state(nn.MultiheadAttention)(
-        2, 4, is_causal=True, cache_size=8, key=KEY
-    )
-
-    @pm.filter_jit
-    def write(layer, x, state):
-        return layer(x, state=nn.reset_cache(layer, state, batch=2))
-
-    _, state = write(layer, jnp.ones((2, 3, 4)), state)
-    assert state.get(layer.cache)[2].tolist() == [3, 3]
-
-
 class Layer(nn.StatefulLayer):
     """Attention that a Stack may have: called with State or without."""
 

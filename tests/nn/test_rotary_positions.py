@@ -9,32 +9,6 @@ from pytreemod import nn
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
-def test_nothing_is_kept_between_calls():
-    """Several bases, sizes and lengths in one program, in any order, as each of them alone."""
-    x = jnp.asarray(wave(5, 8))
-    layers = [nn.RotaryPositionalEmbedding(8, theta) for theta in (10.0, 1e4, 10.0)]
-    inputs = [x[:2], x, x]
-    together = jax.jit(lambda xs: [f(x) for f, x in zip(layers, xs, strict=True)])(inputs)
-
-    for layer, x, found in zip(layers, inputs, together, strict=True):
-        assert_close(found, nn.functional.rotary_embedding(x, *layer_tables(layer, len(x))))
-    assert jnp.abs(together[1] - together[2]).max() > 0.1
-    assert_close(together[0], together[2][:2])
-
-
-def layer_tables(layer, length):
-    """The angles by the static method."""
-    return layer.precompute_freqs_cis(8, length, layer.theta, layer.dtype)
-
-
-def test_heads_are_turned_under_vmap():
-    """As `process_heads` does it, over the axis of heads."""
-    layer, heads = nn.RotaryPositionalEmbedding(4), jnp.asarray(wave(3, 2, 4))
-    turned = jax.vmap(layer, in_axes=1, out_axes=1)(heads)
-
-    assert_close(turned[:, 1], layer(heads[:, 1]))
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_dtype_of_the_input_comes_back(dtype):
     """Whatever the angles have, also where promotion is strict."""

@@ -123,47 +123,6 @@ def make_deep(key):
     )
 
 
-def by_hand(net, x, state):
-    """The same network, called layer by layer."""
-    linear, (norm, dropout), relu, (last, scale) = net
-    x, state = norm(linear(x), state)
-    x, state = dropout(x, state)
-    return scale(last(relu(x))), state
-
-
-@pytest.mark.slow
-def test_state_goes_through_nested_sequentials_under_every_transform(key):
-    """filter_jit of filter_grad of filter_vmap equals calls of the layers by hand."""
-    net, _ = nn.make_with_state(make_deep)(key)
-    axes = pm.by({pm.RngStream: 0, ...: None})
-    x = jnp.asarray(wave(6, 3))
-
-    def step(call, net, state, x):
-        def loss(net):
-            mapped = pm.filter_vmap(
-                lambda x, state: call(net, x, state),
-                in_axes=(0, axes),
-                out_axes=(0, axes),
-                axis_name="batch",
-            )
-            out, after = mapped(x, state.split(6))
-            return jnp.mean(jnp.sin(out)), (after.join(), out)
-
-        return pm.filter_grad(loss, has_aux=True)(net)
-
-    compiled = pm.filter_jit(step)
-    own, expected = (nn.make_with_state(make_deep)(key)[1].seed(key) for _ in range(2))
-    statistics = lambda state: state.get(net[1][0].state_index)  # noqa: E731
-    for _ in range(2):
-        grads, (own, out) = compiled(lambda net, x, state: net(x, state), net, own, x)
-        plain_grads, (expected, plain) = compiled(by_hand, net, expected, x)
-        assert_close(out, plain, atol=1e-4)
-        jax.tree.map(assert_close, grads, plain_grads)
-        for mine, other in zip(statistics(own), statistics(expected), strict=True):
-            assert_close(mine, other)
-            assert mine.shape == (4,)
-
-
 def test_in_inference_mode_a_state_stays_as_it_was(key):
     """Statistics and streams are left alone by every layer inside."""
     net, state = nn.make_with_state(make_deep)(key)
@@ -175,15 +134,6 @@ def test_in_inference_mode_a_state_stays_as_it_was(key):
     assert out.shape == (2,)
     assert all(new is old for new, old in zip(jax.tree.leaves(after), before, strict=True))
     assert net.is_stateful() == nn.inference_mode(net).is_stateful() is True
-
-
-def test_lambda_calls_its_function_with_the_input_alone(key):
-    """A function is configuration, a Module is data."""
-    layer = nn.Lambda(nn.Linear(3, 2, key=key))
-
-    assert nn.Lambda(lambda x: 2 * x)(3, key=key) == 6
-    assert jax.tree.leaves(nn.Lambda(jnp.tanh)) == []
-    assert len(jax.tree.leaves(layer)) == 2
 
 
 def cached():

@@ -24,59 +24,6 @@ def make_conv(key, **options):
 CASES = {"linear": (make_linear, (5, 3)), "conv": (make_conv, (2, 2, 5, 5))}
 
 
-def as_torch(torch, layer, state, **options):
-    """The same layer in PyTorch, its singular vectors set to those of the State."""
-    inner = layer.layer
-    name = "Linear" if isinstance(inner, nn.Linear) else "Conv2d"
-    sizes = (3, 4) if name == "Linear" else (2, 3, 3)
-    module = getattr(torch.nn, name)(*sizes)
-    module.weight.data = torch.tensor(np.array(inner.weight))
-    module.bias.data = torch.tensor(np.array(inner.bias).reshape(-1))
-    module = torch.nn.utils.parametrizations.spectral_norm(module, **options)
-    own = module.parametrizations.weight[0]
-    own._u.data, own._v.data = (torch.tensor(np.array(x)) for x in state.get(layer.uv_index))
-    return module, own
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("case", "count"), [("linear", 1), ("conv", 3)])
-def test_it_is_pytorchs_over_many_steps(torch, key, case, count):
-    """Outputs, singular vectors and trained weights agree at each step, and then in inference."""
-    make, shape = CASES[case]
-    layer, state = nn.make_with_state(make)(key, num_power_iterations=count)
-    module, own = as_torch(torch, layer, state, n_power_iterations=count)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-
-    @jax.jit
-    def step(layer, state, x):
-        def loss(layer):
-            out, after = layer(x, state)
-            return jnp.sum(jnp.sin(out)), (out, after)
-
-        grads, (out, after) = jax.grad(loss, has_aux=True)(layer)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, layer, grads), after, out
-
-    for number in range(4):
-        x = wave(*shape, phase=number)
-        layer, state, out = step(layer, state, jnp.asarray(x))
-        expected = module(torch.tensor(x))
-        optimizer.zero_grad()
-        expected.sin().sum().backward()
-        optimizer.step()
-        assert_close(out, expected, atol=2e-4)
-        assert_close(layer.layer.weight, module.parametrizations.weight.original, atol=2e-4)
-        u, v = state.get(layer.uv_index)
-        assert_close(u, own._u, atol=2e-4)
-        assert_close(v, own._v, atol=2e-4)
-
-    quiet, module = nn.inference_mode(layer), module.eval()
-    x = wave(*shape, phase=9)
-    for _ in range(2):
-        out, state = quiet(jnp.asarray(x), state)
-        assert_close(out, module(torch.tensor(x)), atol=2e-4)
-        assert_close(state.get(layer.uv_index)[0], u)
-
-
 def test_inference_leaves_the_vectors_alone(key):
     """By field or by argument, even where the weight has changed; the argument wins."""
     layer, state = nn.make_with_state(make_linear)(key)

@@ -29,21 +29,6 @@ def test_the_layers_for_each_dimension_are_the_general_one(key):
         assert {*own} == {*names} - {"num_spatial_dims"}
 
 
-@pytest.mark.parametrize("options", [{}, {"padding": "SAME"}, {"padding": 1, "dilation": 2}])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.sampled
-def test_it_undoes_what_a_convolution_does_to_a_shape(key, stride, options):
-    """The size that a convolution took is among those that output_padding can give."""
-    down = nn.Conv1d(2, 3, 3, stride, key=key, **options)
-    size = down(jnp.ones((2, 11))).shape[-1]
-    ups = [
-        nn.ConvTranspose1d(3, 2, 3, stride, more, key=key, **options)(jnp.ones((3, size)))
-        for more in range(stride)
-    ]
-
-    assert 11 in [up.shape[-1] for up in ups]
-
-
 def test_initial_values_are_uniform_within_one_over_root_fan_in(key):
     """fan_in is the input's channels of a group times the taps of the kernel."""
     layer = nn.ConvTranspose2d(8, 64, (2, 4), groups=2, key=key)

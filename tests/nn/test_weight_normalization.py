@@ -1,6 +1,5 @@
 """`WeightNorm`."""
 
-import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,70 +10,6 @@ from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
-
-CASES = {
-    "linear": (lambda lib, key: lib.nn.Linear(3, 4, key=key), 0, (3,)),
-    "linear, whole": (lambda lib, key: lib.nn.Linear(3, 4, key=key), None, (3,)),
-    "conv": (lambda lib, key: lib.nn.Conv2d(2, 3, 2, key=key), 0, (2, 4, 4)),
-    "conv, along the inputs": (lambda lib, key: lib.nn.Conv2d(2, 3, 2, key=key), -3, (2, 4, 4)),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled
-def test_fields_leaves_and_numbers_are_equinoxs(key, case):
-    """At first, and with other directions and lengths."""
-    make, axis, shape = CASES[case]
-    theirs, ours = (lib.nn.WeightNorm(make(lib, key), axis=axis) for lib in (equinox, pm))
-    x = jnp.asarray(wave(*shape))
-
-    arrays = [leaf for leaf in jax.tree.leaves(theirs) if equinox.is_array(leaf)]
-    assert [*vars(theirs)][:4] == ["layer", "weight_name", "axis", "_norm"]
-    assert [leaf.tolist() for leaf in jax.tree.leaves(ours)] == [leaf.tolist() for leaf in arrays]
-    assert (ours.weight_name, ours.axis) == (theirs.weight_name, theirs.axis)
-    changed = [jnp.asarray(wave(*leaf.shape)) for leaf in arrays]
-    theirs, ours = (
-        jax.tree.unflatten(
-            jax.tree.structure(tree),
-            [changed.pop(0) if equinox.is_array(leaf) else leaf for leaf in jax.tree.leaves(tree)],
-        )
-        for tree, changed in ((theirs, [*changed]), (ours, [*changed]))
-    )
-    assert_close(ours(x), theirs(x), atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["linear", "conv"])
-def test_it_trains_as_pytorchs_does(torch, key, case):
-    """Outputs, directions and lengths, over a few steps."""
-    make, axis, shape = CASES[case]
-    layer = nn.WeightNorm(make(pm, key), axis=axis)
-    inner = torch.nn.Linear(3, 4) if case == "linear" else torch.nn.Conv2d(2, 3, 2)
-    module = torch.nn.utils.parametrizations.weight_norm(inner)
-    names = {name: torch.tensor(np.array(leaf)) for name, leaf in pm.to_torch(layer).items()}
-    module.load_state_dict(names)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-
-    @jax.jit
-    def step(layer, x):
-        def loss(layer):
-            out = layer(x)
-            return jnp.sum(jnp.sin(out)), out
-
-        grads, out = jax.grad(loss, has_aux=True)(layer)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, layer, grads), out
-
-    for number in range(3):
-        x = wave(*shape, phase=number)
-        layer, out = step(layer, jnp.asarray(x))
-        expected = module(torch.tensor(x))
-        optimizer.zero_grad()
-        expected.sin().sum().backward()
-        optimizer.step()
-        assert_close(out, expected, atol=2e-4)
-    weight = module.parametrizations.weight
-    assert_close(layer.g, weight.original0, atol=2e-4)
-    assert_close(layer.layer.weight, weight.original1, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=label)
@@ -128,29 +63,6 @@ def test_state_and_key_reach_the_layer_inside(key):
     assert layer.is_stateful()
     assert_close(out, 2 + jax.random.normal(key, (2,)))
     assert float(state.get(layer.layer.count)) == 1
-
-
-class Optional(Counting):
-    """Counts its calls with State; without, nothing."""
-
-    def needs_state(self):
-        return False
-
-    def __call__(self, x, state=None, *, key=None):
-        if state is None:
-            return self.weight @ x
-        return super().__call__(x, state, key=key)
-
-
-def test_a_layer_that_can_do_without_state_does_so(key):
-    """As alone, and in a Sequential; one that cannot is refused."""
-    net, state = pm.make_with_state(lambda: nn.WeightNorm(Optional()))()
-    assert net.is_stateful()
-    assert not net.needs_state()
-
-    found, _ = net(jnp.ones(2), state)
-    assert_close(net(jnp.ones(2)), found)
-    assert_close(nn.Sequential([net])(jnp.ones(2)), found)
 
 
 def test_a_weight_that_is_computed_or_tied_is_normalized_as_it_reads(key):

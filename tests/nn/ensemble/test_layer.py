@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, StateError
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, StateError
 from tests.helpers.equations import equations, operations
 from tests.helpers.laws import law
 from tests.labels import label
@@ -104,18 +104,6 @@ def make_low_rank(key):
 
 
 # ---- results
-
-
-@pytest.mark.parametrize("shared", [None, "layers[0]", "layers.*.bias"], ids=label)
-@pytest.mark.slow
-def test_each_member_gives_what_it_would_alone(shared):
-    """To one input for all, and to one for each."""
-    ensemble = nets(shared)
-    ys, each = ensemble(X), ensemble(XS, in_axes=0)
-
-    for i, member in enumerate(ensemble):
-        assert_close(ys[i], member(X))
-        assert_close(each[i], member(XS[i]))
 
 
 @settings(law, max_examples=12)
@@ -281,21 +269,6 @@ def test_it_stands_inside_of_other_models():
     assert_close(stack(XS, in_axes=0)[2], stack[1][2](stack[0][2](XS[2])))
     stacks = nn.Ensemble(lambda key: nn.Stack(make_mlp, 2, key=key), N, key=KEY)
     assert_close(stacks(X)[2], stacks[2](X))
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        lambda e: e[1].layers[1].weight,
-        lambda e: e.unstack()[1].layers[1].weight,
-        lambda e: e[1:].member.layers[1].weight,
-    ],
-    ids=["number", "unstacked", "slice"],
-)
-def test_an_access_to_one_member_is_not_taken_for_all(where):
-    """It would pick a part of a leaf."""
-    with pytest.raises(AccessError, match=r"at member\.layers\[1\]\.weight"):
-        pm.tree_at(where, nets("layers[0]"), replace_fn=jnp.zeros_like)
 
 
 # ---- State and random streams

@@ -108,15 +108,6 @@ def test_a_layer_is_made_with_a_key_if_it_takes_one(make_layer, given, keyed, ke
     assert (stack.layer.bias is not None) == keyed
 
 
-def test_a_layer_without_arrays_is_stacked():
-    """No array has a leading axis; the depth is known nevertheless."""
-    stack = nn.Stack(ft.partial(nn.Lambda, jnp.sin), DEPTH)
-
-    assert jax.tree.leaves(stack) == []
-    assert [type(layer) for layer in stack] == [nn.Lambda] * DEPTH
-    assert_close(stack(X), jnp.sin(jnp.sin(jnp.sin(X))))
-
-
 def test_no_layers_are_the_identity():
     """With depth 0, the output is the input."""
     stack = blocks(0)
@@ -124,23 +115,6 @@ def test_no_layers_are_the_identity():
     assert_close(stack(X), X)
     assert list(stack) == []
     assert stack.layer.linear.weight.shape == (0, 2, 2)
-
-
-def test_the_input_may_be_any_tree():
-    """A layer may return several arrays, and other leaves."""
-    linear = nn.Linear(2, 2, key=jax.random.key(0))
-
-    def layer(x):
-        return {"h": linear(x["h"]) + x["skip"], "skip": x["skip"], "name": x["name"]}
-
-    stack = nn.Stack(lambda: nn.Lambda(layer), DEPTH)
-    out = stack({"h": X, "skip": X, "name": "encoder"})
-
-    expected = {"h": X, "skip": X, "name": "encoder"}
-    for _ in range(DEPTH):
-        expected = layer(expected)
-    assert out["name"] == "encoder"
-    assert_close(out["h"], expected["h"])
 
 
 # ---- arguments
@@ -229,17 +203,6 @@ def test_modes_reach_the_layers():
     assert not training.layer.dropout.inference
     assert not pm.tree_equal(training(X, key=jax.random.key(1)), blocks()(X))
     assert pm.tree_equal(nn.inference_mode(training), blocks())
-
-
-def test_one_layer_is_edited_inside():
-    """tree_at reaches the stacked weight, of which one layer's part is set."""
-    edited = pm.tree_at(
-        lambda s: s.layer.linear.weight, blocks(), replace_fn=lambda w: w.at[1].set(0.0)
-    )
-
-    layers = list(blocks())
-    layers[1] = pm.tree_at(lambda layer: layer.linear.weight, layers[1], jnp.zeros((2, 2)))
-    assert pm.tree_equal(edited, nn.Stack.from_layers(layers))
 
 
 @ft.cache

@@ -134,23 +134,6 @@ def test_each_layer_has_values_of_its_own():
             assert_close(found[i], statistic)
 
 
-def test_statistics_come_over_a_mapped_batch():
-    """Under filter_vmap with an axis name, the State is one for all members."""
-    make = pm.make_with_state(nn.Stack)
-    stack, state = make(lambda key: Normed("batch", key=key), DEPTH, key=jax.random.key(0))
-    whole, whole_state = normed()
-
-    mapped = pm.filter_vmap(
-        lambda x, state: stack(x, state), in_axes=(0, None), out_axes=(0, None), axis_name="batch"
-    )
-    out, state = mapped(X, state)
-
-    expected, whole_state = whole(X, whole_state)
-    assert_close(out, expected)
-    for pair in zip(jax.tree.leaves(state), jax.tree.leaves(whole_state), strict=True):
-        assert_close(*pair)
-
-
 def test_a_token_outside_is_shared_by_all_layers():
     """Passed by name, its value is carried from layer to layer: Linen's variable_carry."""
     make = pm.make_with_state(lambda: (nn.Stack(Tally, DEPTH), pm.StateIndex(jnp.asarray(0.0))))
