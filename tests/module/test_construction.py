@@ -22,7 +22,6 @@ from tests.helpers.trees import (
     Factories,
     Holder,
     KeywordsOnly,
-    OneKeyword,
     OwnInit,
     Parent,
     Prepared,
@@ -30,6 +29,13 @@ from tests.helpers.trees import (
     double,
     ramp,
 )
+
+
+class OneKeyword(pm.Module):
+    """One field by keyword only."""
+
+    scale: float = pm.field(kw_only=True, default=3.0)
+    weight: jax.Array
 
 
 def signature(cls):
