@@ -31,8 +31,6 @@ import hypothesis
 import jax
 import pytest
 
-pytest.register_assert_rewrite("tests.goldens")
-
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most compiled programs run once. Tests of compiled programs use the fixture `optimized`.

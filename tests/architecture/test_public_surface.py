@@ -10,7 +10,7 @@ from pathlib import Path
 import pytreemod
 from pytreemod import nn
 
-GOLDEN = Path(__file__).with_name("public_surface.txt")
+GOLDEN = Path(__file__).with_name("public_surface.csv")
 NAMESPACES = {
     "pytreemod": pytreemod,
     "pytreemod.constraints": pytreemod.constraints,
