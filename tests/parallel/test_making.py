@@ -85,16 +85,6 @@ def test_inside_compiled_code_and_lowered(mesh: Mesh, key: jax.Array):
     assert repr(make) == "<make_sharded of Linear>"
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_under_a_mesh_in_context(mesh: Mesh, key: jax.Array):
-    """Arguments may be on the mesh already."""
-    with jax.set_mesh(mesh):
-        made = pm.make_sharded(nn.Linear, mesh, RULES)(4, 8, key=jax.device_put(key, P()))
-
-    assert made == nn.Linear(4, 8, key=key)
-    assert made.weight.sharding.spec == P("fsdp", "tensor")
-
-
 def test_an_abstract_mesh_is_lowered_under_one_of_devices(key: jax.Array):
     make = pm.make_sharded(nn.Linear, MESH.abstract_mesh, RULES)
     with jax.set_mesh(MESH):
@@ -155,27 +145,6 @@ def test_what_the_rules_leave_whole_may_be_a_constant(key: jax.Array):
     np.testing.assert_array_equal(made["given"], np.ones((4, 4)))
 
 
-def test_what_is_computed_from_a_constant_is_none(key: jax.Array):
-    """A sum of a constant and of random numbers; and an array of the program around."""
-    table = np.ones((8, 4), np.float32)
-    linear = nn.Linear(4, 8, key=key)
-
-    def added(key: jax.Array) -> Any:
-        made = nn.Linear(4, 8, key=key)
-        return made.replace(weight=jnp.asarray(table) + made.weight)
-
-    @jax.jit
-    def around(given: jax.Array, key: jax.Array) -> Any:
-        def make(key: jax.Array) -> Any:
-            return nn.Linear(4, 8, key=key).replace(weight=given)
-
-        return pm.make_sharded(make, MESH, RULES)(key)
-
-    made = pm.make_sharded(added, MESH, RULES)(key)
-    np.testing.assert_array_equal(made.weight, 1 + linear.weight)
-    assert around(2 * linear.weight, key).weight.sharding.spec == P("fsdp", "tensor")
-
-
 def test_a_multiple_of_a_constant_is_one(key: jax.Array):
     """XLA computes it while it compiles."""
     table = np.ones((8, 4), np.float32)
@@ -187,32 +156,12 @@ def test_a_multiple_of_a_constant_is_one(key: jax.Array):
         pm.make_sharded(make, MESH, RULES)(key)
 
 
-def test_one_number_is_no_constant_worth_an_error(key: jax.Array):
-    """It is split over a mesh of one device."""
-    one = Mesh(DEVICES.ravel()[:1].reshape(1, 1), ("fsdp", "tensor"), MESH.axis_types)
-    bias = np.ones(1, np.float32)
-
-    def make(key: jax.Array) -> Any:
-        return nn.Linear(4, 1, key=key).replace(bias=jnp.asarray(bias))
-
-    assert pm.make_sharded(make, one, RULES)(key).bias.sharding.spec == P("fsdp")
-
-
 def test_an_array_as_an_index_is_a_value_that_is_read(key: jax.Array):
     def make(key: jax.Array) -> Any:
         return nn.Linear(4, [8, 16][jax.random.randint(key, (), 0, 2)], key=key)
 
     with pytest.raises(pm.PytreemodError, match="make"):
         pm.make_sharded(make, MESH, RULES)(key)
-
-
-def test_shapes_have_weak_types(key: jax.Array):
-    def make(key: jax.Array) -> Any:
-        return {"weak": jnp.asarray(2.0), "strong": jax.random.normal(key)}
-
-    made = pm.make_sharded(make, MESH, pm.AxisRules({})).eval_shape(key)
-
-    assert (made["weak"].weak_type, made["strong"].weak_type) == (True, False)
 
 
 def test_rules_by_path_and_an_optimizer(key: jax.Array):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
@@ -18,18 +18,6 @@ RULES = pm.AxisRules({"out_features": "tensor", "in_features": "fsdp", "layers":
 
 def _mesh(kind: AxisType = AxisType.Auto) -> Any:
     return jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(kind, kind))
-
-
-def _abstract(**sizes: int) -> Any:
-    types = (AxisType.Auto,) * len(sizes)
-    return jax.sharding.AbstractMesh((*sizes.values(),), (*sizes,), axis_types=types)
-
-
-def test_a_name_may_be_split_over_several_axes(key: jax.Array):
-    linear = nn.Linear(4, 8, key=key)
-    specs = pm.partition_specs(linear, pm.AxisRules({"out_features": ("fsdp", "tensor")}))
-
-    assert (specs.weight, specs.bias) == (P(("fsdp", "tensor"), None), P(("fsdp", "tensor")))
 
 
 def test_rules_by_path(key: jax.Array):
@@ -43,15 +31,6 @@ def test_rules_by_path(key: jax.Array):
     assert (specs["a"].weight, specs["a"].bias) == (P("tensor"), P("tensor"))
     assert (specs["b"].weight, specs["b"].bias) == (P("fsdp", None), P("fsdp"))
     assert specs["n"].weight == P(None)
-
-
-def test_an_axis_may_be_left_to_the_compiler(key: jax.Array):
-    """`UNCONSTRAINED` is no axis of the mesh."""
-    free = P(P.UNCONSTRAINED, "tensor")
-
-    where = pm.shardings(nn.Linear(4, 8, key=key), _mesh(), pm.by({"weight": free, ...: RULES}))
-
-    assert where.weight.spec == free
 
 
 def test_what_follows_a_model_is_split_as_it(key: jax.Array):
@@ -103,20 +82,6 @@ def test_a_load_goes_to_where_the_rules_say(key: jax.Array, tmp_path: Any):
 
     assert loaded.weight.sharding.is_equivalent_to(where.weight, 2)
     assert loaded == net
-
-
-def test_a_mesh_of_one_device(key: jax.Array):
-    net = nn.Linear(3, 5, key=key)
-    where = pm.shardings(net, _abstract(fsdp=1, tensor=1), RULES)
-
-    assert isinstance(where.weight, NamedSharding)
-    assert where.weight.spec == P("tensor", "fsdp")
-
-
-def test_abstract_arrays_do(key: jax.Array):
-    net = jax.eval_shape(lambda: nn.Linear(4, 8, key=key))
-
-    assert pm.partition_specs(net, RULES).weight == P("tensor", "fsdp")
 
 
 def test_a_state_is_whole(key: jax.Array):

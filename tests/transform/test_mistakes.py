@@ -1,7 +1,4 @@
-"""Mistakes whose result would be wrong in silence are refused, and the error names the place.
-
-What Python or JAX refuses anyway is theirs, and their text arrives unchanged.
-"""
+"""Mistakes whose result would be wrong in silence are refused, and the error names the place."""
 
 import jax
 import jax.numpy as jnp
@@ -182,27 +179,3 @@ def test_a_set_is_refused_as_a_static_value():
     """It has no hash, and could change after the program was compiled."""
     with pytest.raises(ArgumentError, match=r"\{1, 2\}"):
         pm.filter_jit(lambda x, s: x)(X, {1, 2})
-
-
-JAXS = {
-    "missing": (lambda: pm.filter_vmap(two)(X), TypeError, "'y'"),
-    "unexpected": (lambda: pm.filter_jit(total)(X, q=1), TypeError, "'q'"),
-    "no option": (lambda: pm.filter_cond(True, total, total, operand=X), TypeError, "operand"),
-    "unbound": (lambda: pm.filter_vmap(lambda x: jax.lax.psum(x, "q"))(X), NameError, "q"),
-    "loop": (
-        lambda: pm.filter_grad(
-            lambda x: pm.filter_while_loop(lambda c: c < 9.0, lambda c: c + 1.0, x)
-        )(jnp.asarray(1.0)),
-        ValueError,
-        "while_loop",
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "error", "word"), JAXS.values(), ids=JAXS)
-def test_errors_of_python_and_jax_arrive_unchanged(call, error, word):
-    """Python says what a function takes, and JAX what it cannot do."""
-    with pytest.raises(error, match=word) as caught:
-        call()
-
-    assert type(caught.value) is error

@@ -13,16 +13,10 @@ from tests.helpers.trees import (
     Boxed,
     Buffered,
     Child,
-    ConcreteLayer,
     Containers,
     Holder,
-    NamedBox,
-    OwnGetattr,
     OwnInit,
     Pair,
-    Parent,
-    Prepared,
-    PropertyLayer,
     Static,
     affine,
     by_hand,
@@ -52,26 +46,17 @@ class Network(pm.Module):
 MODELS = {
     "affine": affine,
     "network": lambda: Network(2),
-    "network with a custom_jvp": lambda: Network(2, jax.nn.relu),
     "own init": lambda: OwnInit(2),
-    "own init with None": lambda: OwnInit(2, use_bias=False),
     "static": lambda: Static(ramp(2), 3),
-    "parent": lambda: jax.tree.map(jnp.asarray, Parent(2)),
     "child": lambda: jax.tree.map(jnp.asarray, Child("a", 2)),
     "generic": lambda: Boxed[jax.Array](ramp(2)),
-    "generic subclass": lambda: NamedBox(ramp(2)),
     "buffered": lambda: Buffered(ramp(2), ramp(2), ramp(1), affine()),
-    "prepared": lambda: Prepared(2.0, ramp(2)),
-    "abstract made concrete": lambda: ConcreteLayer(ramp(2)),
-    "property": lambda: PropertyLayer(ramp(2)),
-    "own __getattr__": lambda: OwnGetattr(ramp(2), ramp(1)),
     "containers": lambda: Containers(
         [ramp(1), affine()], {"b": ramp(2), "a": ramp(1)}, (Pair(ramp(1), double and ramp(2)),)
     ),
     "functions and strings": lambda: Holder([OwnInit(1), Holder(double), Holder("text")]),
     "bound method": lambda: affine().scaled,
     "Partial": lambda: pm.Partial(double, ramp(2)),
-    "filter_jit of a Module": lambda: pm.filter_jit(affine()),
     "by hand": by_hand,
 }
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
@@ -143,18 +128,6 @@ def test_cond_and_loops(make):
 
     looped = jax.lax.fori_loop(0, 2, lambda _, m: doubled(m), make())
     assert_close(looped, jax.tree.map(lambda x: 4 * x, make()))
-
-
-@every_model
-def test_eval_shape_and_jaxpr(make):
-    """jax.eval_shape gives a Module of structs; jax.make_jaxpr takes one."""
-    structs = jax.eval_shape(doubled, make())
-
-    assert type(structs) is type(make())
-    assert jax.tree.structure(structs) == jax.tree.structure(make())
-    for struct, leaf in zip(jax.tree.leaves(structs), jax.tree.leaves(make()), strict=True):
-        assert (struct.shape, struct.dtype) == (leaf.shape, leaf.dtype)
-    assert len(jax.make_jaxpr(total)(make()).in_avals) == len(jax.tree.leaves(make()))
 
 
 @every_model

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod import nn
 from tests.helpers.comparing import assert_close
 from tests.helpers.trees import ramp
 
@@ -119,32 +118,6 @@ def test_custom_vjp_by_one_part():
 
 
 # ---- TestRemat
-
-
-def test_remat_inside_scan():
-    """remat_with_scan: a stack of layers, each recomputed, has the gradients of the plain loop."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    layers = pm.filter_vmap(lambda key: nn.Linear(2, 2, key=key))(keys)
-
-    class Model(pm.Module):
-        layers: nn.Linear
-
-        def __call__(self, x):
-            @pm.filter_checkpoint(prevent_cse=False)
-            def body(x, layer):
-                return jnp.tanh(layer(x)), None
-
-            return jax.lax.scan(body, x, self.layers)[0]
-
-        def unrolled(self, x):
-            for i in range(3):
-                layer = jax.tree.map(lambda leaf, i=i: leaf[i], self.layers)
-                x = jnp.tanh(layer(x))
-            return x
-
-    model = Model(layers)
-    found = pm.filter_grad(lambda m: jnp.sum(m(X)))(model)
-    assert_close(found, pm.filter_grad(lambda m: jnp.sum(m.unrolled(X)))(model))
 
 
 def test_remat_of_a_counting_layer():

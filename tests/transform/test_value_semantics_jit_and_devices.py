@@ -7,13 +7,12 @@ refuses because of shared objects run.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.meshes import MESH, all_lie, lies, on
+from tests.helpers.meshes import MESH, all_lie, on
 from tests.helpers.trees import ramp
 
 
@@ -33,16 +32,6 @@ class Linear(pm.Module):
 
     def loss(self, x):
         return jnp.mean(self(x) ** 2)
-
-
-class Pair(pm.Module):
-    """Two parts, of any types."""
-
-    first: object
-    second: object
-
-    def swapped(self):
-        return Pair(self.second, self.first)
 
 
 def linear(start=0.1, size=4):
@@ -101,28 +90,6 @@ def test_nested_and_staged():
     assert compiled.cost_analysis() is not None
 
 
-@pytest.mark.parametrize(
-    "in_shardings", [(on(), on("data"), None), {"model": BY_PATH, "x": on("data")}]
-)
-def test_static_arguments_together_with_shardings(in_shardings):
-    """jit_static_args_with_shardings, with_sharding_and_static_args: by position and by name."""
-
-    @pm.filter_jit(static="repeat", in_shardings=in_shardings, out_shardings=on("data"))
-    def forward(model, x, repeat, activation="relu"):
-        for _ in range(repeat):
-            x = getattr(jax.nn, activation)(model(x))
-        return x
-
-    expected = jax.nn.relu(linear()(jax.nn.relu(linear()(X))))
-    for out in (
-        forward(linear(), X, 2),
-        forward(linear(), X, np.int32(2)),
-        forward(model=linear(), x=X, repeat=2),
-    ):
-        assert_close(out, expected)
-        assert lies(out) == ("data",)
-
-
 # ---- TestTreeJIT
 
 
@@ -138,33 +105,6 @@ def test_one_argument_twice():
 
     assert_close(first.bias - second.bias, jnp.ones(4))
     assert_same(tree, {"x": leaf + 1, "y": leaf})
-
-
-@pytest.mark.parametrize(
-    ("in_shardings", "expected"),
-    [
-        (None, None),
-        ((None,), None),
-        (on("data"), ("data",)),
-        ((on("data"),), ("data",)),
-        ({"x": on("data")}, ("data",)),
-    ],
-)
-def test_shardings_of_bound_functions(in_shardings, expected):
-    """jit_partial_in_shardings_none_broadcast, _named, _mixed_shardings, _non_tuple."""
-
-    class Bound(Linear):
-        def run(self, x):
-            return self(x), x * 2
-
-    model = Bound(*jax.tree.leaves(linear()))
-    fn = pm.filter_jit(model.run, in_shardings=in_shardings)
-
-    y, doubled = fn(X)
-
-    assert_close((y, doubled), (model(X), X * 2))
-    if expected is not None:
-        assert lies(doubled) == expected
 
 
 def test_a_training_step_of_a_bound_pair():
@@ -249,6 +189,3 @@ def test_pmap_with_shared_and_own_values():
     assert_close(y.reshape(8, 4), linear()(X))
     assert_same(model.replace(count=jnp.asarray(0)), linear())
     assert model.count.tolist() == [1] * 4
-
-
-# ---- TestBoundMethodTransforms

@@ -5,12 +5,11 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import pytest
 
 import pytreemod as pm
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.trees import Affine, ramp
+from tests.helpers.trees import ramp
 
 
 def subtract(x, y=2.0):
@@ -27,10 +26,6 @@ def only_by_position(x, y, /):
 
 def half_by_position(x, /, y, *, z=0.0):
     return x, y, z
-
-
-def greedy(x, *more, y=0.0, **kwargs):
-    return x, more, y, kwargs
 
 
 @jax.custom_jvp
@@ -59,12 +54,6 @@ class Subtraction:
         return x, y
 
 
-class Static:
-    @staticmethod
-    def __call__(x, y=3.0):
-        return x - y
-
-
 class Called(pm.Module):
     w: jax.Array
 
@@ -76,37 +65,20 @@ class Called(pm.Module):
         return self.w * x, y
 
 
-class Scoped(pm.Module):
-    w: jax.Array
-
-    @jax.named_scope("scoped")
-    def __call__(self, x, y=2.0):
-        return self.w * x, y
-
-
 CALLABLES = {
     "function": subtract,
     "defaulting": defaulting,
     "only by position": only_by_position,
     "half by position": half_by_position,
-    "greedy": greedy,
     "jax.jit": jax.jit(subtract),
     "filter_checkpoint": pm.filter_checkpoint(half_by_position),
-    "filter_jvp": lambda **kwargs: pm.filter_jvp(subtract)((1.0,), (1.0,), **kwargs),
     "partial": ft.partial(half_by_position, z=5.0),
-    "partial of the first": ft.partial(subtract, x=5.0),
-    "partial in place": ft.partial(greedy, 1.0, 2.0),
     "Partial": pm.Partial(subtract, 1.0),
     "object": Subtraction(),
     "method": Subtraction().method,
-    "class method": Subtraction().of_class,
     "static method": Subtraction().static,
-    "static call": Static(),
     "module": Called(jnp.float32(3)),
     "module's method": Called(jnp.float32(3)).jitted,
-    "module with a scope": Scoped(jnp.float32(3)),
-    "module class": lambda **kwargs: jax.tree.leaves(Affine(**kwargs)),
-    "jaxtyped alone": jaxtyping.jaxtyped(typechecker=None)(half_by_position),
 }
 STYLES = list(itertools.product(range(3), ["", "x", "y", "yx", "xz", "xyz"]))
 WITH_KEYWORDS = {

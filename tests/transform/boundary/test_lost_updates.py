@@ -1,7 +1,6 @@
 """A transform warns of a lost update of a State, and refuses that of a net."""
 
 import functools as ft
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -225,19 +224,6 @@ def test_an_update_that_was_dropped_around_a_transform_is_told(f, counter):
         pm.filter_jit(pm.filter_checkpoint(f))(*counter, X)
 
 
-def test_a_part_that_is_not_put_back_is_told(counter):
-    """A new substate does not change the State that it was taken from."""
-
-    def call(model, state, x, is_put_back):
-        part = state.substate(model)
-        y, part = model(x, part)
-        return y, (state.update(part) if is_put_back else state)
-
-    pm.filter_jit(call)(*counter, X, True)
-    with pytest.warns(LostUpdateWarning, match="State"):
-        pm.filter_jit(call)(*counter, X, False)
-
-
 def test_a_state_of_the_function_s_own_is_its_own():
     """A State that a function makes and drops is not lost."""
 
@@ -273,15 +259,3 @@ def test_a_net_that_a_loss_forgets_is_refused(compile):
             (pm.filter_jit(grad) if compile else grad)(net, X)
 
     assert int(net(X)[1].state.get(net.model.count)) == 1  # The net remains usable.
-
-
-def test_a_net_without_state_is_forgotten_freely():
-    """There is nothing to lose."""
-    pm.filter_grad(net_dropped)(pm.stateful(nn.Linear(3, 2, key=jax.random.key(0))), X)
-
-
-def test_warnings_can_be_filtered(counter):
-    """For programs that draw and forget on purpose."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pm.LostUpdateWarning)
-        assert pm.filter_jit(dropped)(*counter, X) == jnp.sum(X**2)

@@ -1,10 +1,7 @@
 """A parameter at two paths of a model causes a warning where the model enters training."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -37,12 +34,6 @@ def of_one_array():
     return nn.Sequential([layer, linear().replace(weight=layer.weight)])
 
 
-def of_one_small_layer():
-    """Its arrays have one axis, but it is one layer."""
-    layer = nn.LayerNorm(3)
-    return nn.Sequential([layer, layer])
-
-
 class Own(pm.Module):
     """A user's class that keeps one layer in two fields."""
 
@@ -57,24 +48,7 @@ class Own(pm.Module):
         return self.decode(self.encode(x))
 
 
-class NumPys(pm.Module):
-    """An array of NumPy's, twice."""
-
-    a: np.ndarray
-    b: np.ndarray
-
-    def __call__(self, x):
-        """Both."""
-        return x @ self.a @ self.b
-
-
-def of_numpy():
-    """NumPy's arrays are parameters, too."""
-    array = np.eye(3, dtype=np.float32)
-    return NumPys(array, array)
-
-
-SHARED = [of_one_layer, of_one_array, of_one_small_layer, Own, of_numpy]
+SHARED = [of_one_layer, of_one_array, Own]
 WAYS = {
     "trainable": lambda m: pm.trainable(m),
     "filter_grad": lambda m: pm.filter_grad(loss)(m, X),
@@ -140,19 +114,6 @@ def test_a_model_and_its_average_are_two():
     pm.filter_jit(lambda both, x: pm.filter_grad(loss)(both["model"], x))(
         {"model": model, "average": model}, X
     )
-
-
-def test_arrays_in_plain_containers_are_values():
-    """A function of two equal arrays has a gradient for each."""
-    pm.filter_grad(lambda pair: jnp.sum(pair[0] * pair[1]))((X, X))
-
-
-def test_values_are_right_whatever_is_told():
-    """Each path has its own gradient."""
-    shared, apart = of_one_layer(), nn.Sequential([linear(), linear()])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pm.SharedParameterWarning)
-        assert pm.tree_equal(pm.filter_grad(loss)(shared, X), pm.filter_grad(loss)(apart, X))
 
 
 def test_the_hint_is_code_that_hints():

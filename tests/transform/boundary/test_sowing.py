@@ -226,15 +226,6 @@ def test_a_function_is_traced_once_with_and_once_without_a_capture(transform):
     assert len(traces) == 2
 
 
-def test_a_donated_argument_is_donated():
-    """The sown values exist nevertheless."""
-    x = jnp.array(X)
-    seen = captured(pm.filter_jit(f, donate="all"), x)
-
-    assert x.is_deleted()
-    np.testing.assert_array_equal(seen["twice"], TWICE)
-
-
 def test_a_check_in_a_captured_function_is_one():
     """A failed check is raised, as without a capture."""
 
@@ -288,30 +279,3 @@ def test_other_threads_collect_for_themselves():
     for number in (1, 2):
         assert list(seen[number]) == ["twice"]
         np.testing.assert_array_equal(seen[number]["twice"], 2 * number * X)
-
-
-def test_nothing_is_sown_on_the_host():
-    """A callback may run at any time, in any thread: no call can return the value."""
-    struct = jax.ShapeDtypeStruct((3,), jnp.float32)
-
-    @pm.filter_jit
-    def fn(x):
-        return pm.filter_pure_callback(
-            lambda x: np.asarray(f(np.asarray(x))), x, result_shape_dtypes=struct
-        )
-
-    np.testing.assert_array_equal(fn(X), [3.0, 5.0, 7.0])
-    with pytest.raises(RuntimeError, match="twice"):
-        jax.block_until_ready(pm.capture(fn)(X))
-
-
-def test_branches_that_sow_different_names_are_refused():
-    """Each name that only one of them has is listed."""
-
-    def fn(x):
-        return pm.filter_cond(x[0] > 0, f, lambda x: pm.sow("other", x), x)
-
-    for _ in range(2):
-        with pytest.raises(CaptureError, match=r"twice[\s\S]*other"):
-            pm.capture(fn)(X)
-    np.testing.assert_array_equal(fn(X), [3.0, 5.0, 7.0])

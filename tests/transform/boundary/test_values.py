@@ -81,16 +81,6 @@ def test_a_reference_does_not_leave_its_trace(transform, hold):
 
 
 @ways_to_hold
-def test_a_reference_that_is_mapped_comes_out(hold):
-    """Where JAX returns a `Ref`, as from `vmap`, the result is a `Ref`, not a tracer."""
-    result = pm.filter_vmap(lambda x: hold(jax.new_ref(x)))(ramp(2))
-    (reference,) = (x for x in jax.tree.leaves(result) if not isinstance(x, int))
-
-    assert not isinstance(reference, jax.core.Tracer)
-    assert_same(reference[...], ramp(2))
-
-
-@ways_to_hold
 def test_a_reference_of_a_trace_is_an_argument(hold):
     """A `Ref` that was made in a trace is passed on to a compiled function, which writes to it."""
     traced = []

@@ -16,8 +16,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError
-from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.racing import race
+from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Holder, affine, double, ramp
 
 
@@ -62,18 +61,6 @@ def test_looks_like_the_function(name):
     assert list(inspect.signature(made).parameters) == ["x", "factor"]
     assert repr(made) == f"<{name} of documented>"
     assert "Multiplies" in inspect.getsource(inspect.unwrap(made))
-
-
-@every_transform
-def test_of_a_module(name):
-    """A transformed Module is named by its class and is a tree with the Module's leaves."""
-    made = TRANSFORMS[name](affine())
-
-    assert made.__name__ == "Affine"
-    assert len(jax.tree.leaves(made)) == 2
-    moved = jax.tree.map(lambda x: x + 1, made)
-    assert type(moved) is type(made)
-    assert_close(moved.__wrapped__.bias, affine().bias + 1)
 
 
 @every_transform
@@ -125,54 +112,12 @@ def test_copies(name):
             assert_same(again.__wrapped__, fn)
 
 
-def test_decorated_methods_of_plain_classes_bind():
-    """The same for classes that are not Modules, whose instances are static."""
-
-    class Plain:
-        @pm.filter_jit
-        def add(self, x):
-            return x + self.amount
-
-        amount = 3.0
-
-    assert_close(Plain().add(ramp(2)), ramp(2) + 3)
-
-
 @every_transform
 @pytest.mark.parametrize("fn", [3, "double", [double]])
 def test_what_cannot_be_called_is_refused(name, fn):
     """A transform of a non-callable value is refused at once."""
     with pytest.raises(ArgumentError, match=name):
         TRANSFORMS[name](fn)
-
-
-def test_transforms_compose():
-    """Any transform of any other is a function that can be transformed."""
-    layered = pm.filter_jit(pm.filter_vmap(pm.filter_grad(pm.filter_checkpoint(documented))))
-
-    assert_close(layered(ramp(3)), jnp.full(3, 2.0))
-    assert_close(layered(ramp(3), factor=jnp.full(3, 5.0)), jnp.full(3, 5.0))
-    assert layered.__name__ == "documented"
-
-
-def test_threads_are_told_of_their_own_functions():
-    """Errors that arise at once name each the function and the argument that it is about."""
-
-    def failing(name):
-        scope = {}
-        exec(f"def {name}({name}_x): return float({name}_x)", scope)
-        return pm.filter_jit(scope[name])
-
-    functions = [failing(f"f{i}") for i in range(8)]
-
-    def work(i):
-        with pytest.raises(jax.errors.ConcretizationTypeError, match=rf"f{i}_x") as caught:
-            functions[i](jnp.ones(()))
-        return str(caught.value)
-
-    told = race(work)
-
-    assert all(f"function f{i} at" in text for i, text in enumerate(told))
 
 
 @pytest.mark.parametrize(

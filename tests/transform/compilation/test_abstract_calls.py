@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, StructureError
+from pytreemod.errors import StructureError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import (
     Holder,
@@ -119,32 +119,6 @@ def test_configuration_in_examples():
     with pytest.raises(StructureError, match=r"args\[0\]\.size"):
         converted(Static(ramp(2), 4))
     assert np.shape(converted(Static(np.ones(2, np.float32), 3))) == (2,)
-
-
-def test_the_function_may_be_given_by_keyword():
-    """As `fun=` or `fn=`; by position, that name is free for an argument of the function's own."""
-    x = ramp(3)
-
-    assert pm.filter_eval_shape(fun=lambda *, x: x, x=x).shape == (3,)
-    assert pm.filter_eval_shape(lambda *, fun: fun, fun=x).shape == (3,)
-    assert_close(pm.filter_closure_convert(fn=lambda *, x: 2 * x, x=x)(x=x), 2 * x)
-    assert_close(pm.filter_closure_convert(lambda *, fn: 2 * fn, fn=x)(fn=x), 2 * x)
-
-    with pytest.raises(ArgumentError, match="filter_eval_shape"):
-        pm.filter_eval_shape(x=x)
-    with pytest.raises(ArgumentError, match="filter_closure_convert"):
-        pm.filter_closure_convert(x=x)
-
-
-def test_a_struct_in_the_result_is_no_output_of_the_program():
-    """A struct that the function returns is static, like all results that are not computed."""
-    struct = jax.ShapeDtypeStruct((3,), jnp.float32)
-
-    jaxpr, dynamic, static = pm.filter_make_jaxpr(lambda x: (2 * x, struct, "a"))(struct)
-
-    assert len(jaxpr.jaxpr.outvars) == len(jax.tree.leaves(dynamic)) == 1
-    assert dynamic[1:] == (None, None)
-    assert static == (None, struct, "a")
 
 
 def test_a_converted_function_may_return_a_struct():

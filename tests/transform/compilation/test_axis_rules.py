@@ -1,6 +1,5 @@
 """Rules for names of axes, and the context in which activations are laid out by them."""
 
-import gc
 import pickle
 import threading
 from typing import Any
@@ -13,11 +12,9 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
-from pytreemod import nn
 from pytreemod.errors import ShapeError, SpecError
 from tests.helpers.comparing import assert_same
-from tests.helpers.equations import equations
-from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, all_lie, lies, on
+from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, lies, on
 from tests.helpers.trees import ramp
 
 RULES = pm.AxisRules({"batch": "data", "batch_too": "data", "embed": "model", "seq": None})
@@ -40,16 +37,6 @@ def test_rules_are_values():
     assert eval(repr(RULES), {"AxisRules": pm.AxisRules}) == RULES
 
 
-def test_a_table_with_more_rules():
-    """Rules with the right length; the left table is unchanged."""
-    both = RULES | OTHERS | {"seq": ("data", "model")}
-
-    assert (both["batch"], both["batch_too"], both["seq"]) == ("model", "data", ("data", "model"))
-    assert RULES["batch"] == "data"
-    with pytest.raises(pm.PytreemodError, match="data"):
-        RULES | {"seq": ("data", "data")}
-
-
 @pytest.mark.parametrize("mesh", MESHES)
 def test_names_are_laid_out_by_the_rules(mesh: Mesh):
     """Outside compiled code and inside, whatever the types of the mesh's axes."""
@@ -60,30 +47,6 @@ def test_names_are_laid_out_by_the_rules(mesh: Mesh):
         assert lies(call(x, "_ _ embed", mesh)) == (None, None, "model")
         assert lies(call(x, "seq _ seq", mesh)) == ()
     assert_same(named(x, "batch seq embed", mesh), x)
-
-
-def test_trees_and_prefixes_of_names():
-    """One text for all arrays, one for each part, or by path; other leaves are unchanged."""
-    tree = {"x": ramp(4, 2), "y": [ramp(8, 2), "text"], "n": 3}
-
-    assert all_lie(named(tree, "batch embed")) == [("data", "model")] * 2
-    assert all_lie(named(tree, {"x": "_ embed", "y": on("data"), "n": None})) == [
-        (None, "model"),
-        ("data",),
-    ]
-    assert all_lie(named(tree, pm.by({"x": "_ embed", ...: "batch _"}))) == [
-        (None, "model"),
-        ("data",),
-    ]
-    assert named(tree, "batch embed")["y"][1] == "text"
-
-
-def test_without_rules_names_do_nothing():
-    """The same array, and no equation in a program."""
-    x = ramp(8, 4)
-
-    assert pm.filter_shard(x, "batch embed") is x
-    assert equations(lambda x: pm.filter_shard(x, "batch embed"), x) == {}
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -206,29 +169,6 @@ def test_contexts_nest():
     assert pm.filter_shard(x, "batch embed") is x
 
 
-def test_a_context_around_a_function():
-    """As a decorator; and entered while a function is traced."""
-    decorated = jax.jit(pm.use_rules(MESH, RULES)(lambda x: pm.filter_shard(x, "batch _")))
-
-    assert lies(decorated(ramp(8, 4))) == ("data",)
-
-
-def test_captures_and_rules_do_not_hide_each_other():
-    """Both are in the key, in either order."""
-    layer = nn.Linear(4, 2, key=jax.random.key(0))
-    run = pm.filter_jit(lambda layer, x: pm.filter_shard(layer(x), "batch embed"))
-    captured = pm.capture(run, nn.Linear)
-    x = pm.filter_shard(ramp(8, 4), on())
-
-    for _ in range(2):
-        with pm.use_rules(MESH, RULES):
-            assert lies(run(layer, x)) == ("data", "model")
-            assert lies(captured(layer, x)[0]) == ("data", "model")
-        out, seen = captured(layer, x)
-        assert (lies(out), list(seen)) == ((), ["<root>"])
-        assert lies(run(layer, x)) == ()
-
-
 def test_threads_have_their_own_rules():
     """One program, called in two threads at once under different rules."""
     start = threading.Barrier(3)
@@ -272,39 +212,6 @@ def test_entering_often_grows_nothing():
             run(x)
 
     assert len(traces) == 1
-
-
-def _rules_alive() -> int:
-    gc.collect()
-    return sum(isinstance(each, pm.AxisRules) for each in gc.get_objects())
-
-
-def test_rules_and_meshes_that_are_dropped_are_not_stored():
-    """A thousand of each, in two threads, with exceptions, and with arrays outside of programs."""
-    devices = np.array(DEVICES)
-    x = pm.filter_shard(ramp(8), on())
-
-    def enter(numbers: range) -> None:
-        for number in numbers:
-            mesh = Mesh(devices, (f"axis{number}",), (AxisType.Explicit,))
-            rules = pm.AxisRules({f"name{number}": mesh.axis_names[0]})
-            try:
-                with pm.use_rules(mesh, rules):
-                    if number % 20 == 0:
-                        pm.filter_shard(x, f"name{number}")
-                    1 / (number % 2)
-            except ZeroDivisionError:
-                pass
-
-    enter(range(10))
-    before = _rules_alive()
-    threads = [threading.Thread(target=enter, args=(range(n, n + 500),)) for n in (10, 510)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert _rules_alive() <= before + 2
 
 
 MISTAKES = {

@@ -66,18 +66,6 @@ def test_one_buffer_is_given_once(call, where):
         call(affine())
 
 
-def test_one_buffer_twice_that_is_not_given_is_nobodys_mistake():
-    """An error of the user's about donated buffers is passed on unchanged."""
-
-    def fn(x, y, z):
-        raise ValueError("a buffer to donate")
-
-    x = ramp(2)
-    with pytest.raises(ValueError, match=r"^a buffer to donate") as caught:
-        pm.filter_jit(fn, donate="z")(x, x, ramp(3))
-    assert type(caught.value) is ValueError
-
-
 # ---- memory
 
 WIDTH, DEPTH = 128, 4

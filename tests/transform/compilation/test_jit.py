@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -166,9 +165,7 @@ class Awkward:
         return 7
 
 
-@pytest.mark.parametrize(
-    "answer", [np.ones(2, bool), jnp.ones(2, bool), ValueError("no"), NotImplemented, 1], ids=repr
-)
+@pytest.mark.parametrize("answer", [np.ones(2, bool), ValueError("no")], ids=repr)
 def test_static_values_with_awkward_equality(answer):
     """A static value whose == gives an array, or raises, is the same only if it is one object."""
     fn, traces = counting(lambda x, thing: (x, thing.name))
@@ -177,20 +174,6 @@ def test_static_values_with_awkward_equality(answer):
         assert fn(ramp(1), thing)[1] == thing.name
 
     assert len(traces) == 2
-
-
-def test_defaults_and_spelling_of_arguments():
-    """By position, by keyword or by default: the function gets the same arguments as in Python."""
-
-    def fn(a, b=2.0, *args, c=3, **kwargs):
-        return a, b, args, c, kwargs
-
-    jitted = pm.filter_jit(fn)
-    for args, kwargs in [
-        ((1,), {}), ((1, 5), {}), ((1,), {"b": 5}), ((), {"b": 5, "a": 1}), ((1,), {"c": 4}),
-        ((1, 2, 3, 4), {"c": 5, "d": 6}), ((1,), {"z": ramp(1), "y": 2}),
-    ]:  # fmt: skip
-        assert_same(jitted(*args, **kwargs), fn(*args, **kwargs))
 
 
 def test_keyword_and_position_are_one_trace():
@@ -204,14 +187,6 @@ def test_keyword_and_position_are_one_trace():
 
 
 # ---- inside other transforms
-
-
-def model_step(model, x):
-    """A typical step."""
-    return jnp.sum(model(x) ** 2), jax.tree.map(lambda w: w * 2, model)
-
-
-jitted_step = pm.filter_jit(model_step)
 
 
 def test_without_jit():
@@ -228,15 +203,6 @@ def test_without_jit():
             found = look(affine(), ramp(2, start=float(i)))
             assert_same(found, (affine(), ramp(2, start=float(i))))
     assert seen == [0.0, 1.0]
-
-
-def test_no_tracer_leaks():
-    """Nothing of a trace outlives it."""
-    with jax.checking_leaks():
-        jitted_step(affine(), ramp(3))
-        jax.vmap(lambda x: jitted_step(affine(), x)[1])(ramp(2, 3))
-        jax.grad(lambda m: jitted_step(m, ramp(3))[0])(affine())
-        pm.filter_jit(lambda x: Holder([Defaults(x), affine()]))(ramp(2))
 
 
 def test_errors_inside_are_the_users():
@@ -256,45 +222,12 @@ def test_errors_inside_are_the_users():
         assert_same(fn(ramp(1), False), ramp(1))
 
 
-def test_type_errors_inside_are_not_taken_for_ours():
-    """A TypeError about hashing inside the function is passed on."""
-
-    @pm.filter_jit
-    def fn(x):
-        return {[]: x}
-
-    with pytest.raises(TypeError, match="unhashable type: 'list'"):
-        fn(ramp(1))
-
-
 def test_other_options_go_to_jax_jit():
     """They arrive; an unknown one is jax.jit's error."""
     kept = pm.filter_jit(lambda x, y: x, keep_unused=True).lower(ramp(1), ramp(2))
     dropped = pm.filter_jit(lambda x, y: x).lower(ramp(1), ramp(2))
     assert "tensor<2xf32>" in kept.as_text()
     assert "tensor<2xf32>" not in dropped.as_text()
-
-
-def test_compiled_programs_bear_the_functions_name():
-    """In profiles and dumps a jitted function is found by its name."""
-
-    def my_step(x):
-        return x + 1
-
-    assert "my_step" in pm.filter_jit(my_step).lower(ramp(1)).as_text()
-    assert "Affine" in pm.filter_jit(affine()).lower(ramp(3)).as_text()
-
-
-# ---- staging
-
-
-def test_trace_and_eval_shape():
-    """trace gives JAX's traced function, eval_shape the result's tree with structs."""
-    assert "cos" in str(pm.filter_jit(jnp.cos).trace(ramp(1)).jaxpr)
-    value, model = jitted_step.eval_shape(affine(), jax.ShapeDtypeStruct((3,), jnp.float32))
-
-    assert (value.shape, model.weight.shape) == ((), (2, 3))
-    assert type(model) is Affine
 
 
 # ---- donation
@@ -355,74 +288,6 @@ def useless(a, b):
     return jnp.sum(a) + jnp.sum(b)
 
 
-def test_quiet_donation_does_not_silence_other_threads():
-    """Who did not ask for quiet is warned, also while another thread compiles quietly."""
-    compiling, done = threading.Event(), threading.Event()
-
-    @pm.filter_jit(donate="all")
-    def slow(a):
-        compiling.set()
-        assert done.wait(20)
-        return jnp.sum(a)
-
-    with ThreadPoolExecutor(1) as pool:
-        quiet = pool.submit(slow, ramp(3))
-        assert compiling.wait(20)
-        with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
-            pm.filter_jit(lambda a, b: useless(a, b), donate="warn")(ramp(4), ramp(5))
-        done.set()
-        quiet.result()
-
-
-def test_quiet_donation_inside_of_other_filters():
-    """Filters that are added meanwhile remain, and ours are removed."""
-    before = list(warnings.filters)
-
-    @pm.filter_jit(donate="all")
-    def change(a):
-        warnings.filterwarnings("ignore", message="of the user")
-        return jnp.sum(a)
-
-    with warnings.catch_warnings():
-        change(ramp(3))
-        assert [item[1].pattern for item in warnings.filters[:1]] == ["of the user"]
-        change(ramp(4))
-        assert len(warnings.filters) == len(before) + 1
-    assert warnings.filters == before
-
-
-def test_donation_of_bound_methods_and_modules():
-    """Names are those of the method without self; the instance's own arrays go with "all"."""
-
-    class Layer(pm.Module):
-        w: jax.Array
-
-        def __call__(self, x, y):
-            return x + self.w, y * self.w, self.w
-
-    layer, x, y = Layer(ramp(3)), ramp(3, start=2.0), ramp(3, start=3.0)
-    pm.filter_jit(layer, donate="x")(x, y)
-    assert [a.is_deleted() for a in (layer.w, x, y)] == [False, True, False]
-    x = ramp(3, start=2.0)
-    pm.filter_jit(layer.__call__, donate="y")(x, y)
-    assert [a.is_deleted() for a in (layer.w, x, y)] == [False, False, True]
-    y = ramp(3, start=3.0)
-    pm.filter_jit(layer, donate="all")(x, y)
-    assert [a.is_deleted() for a in (layer.w, x, y)] == [True, True, True]
-
-
-def test_donated_training_loop():
-    """Ten steps that give their model away, one after the other, are ten steps."""
-    step = pm.filter_jit(update, donate=("model", "opt_state"))
-    model, opt_state, x = arguments()
-    slow_model, slow_state, _ = arguments()
-    for _ in range(10):
-        model, opt_state = step(model, opt_state, x)
-        slow_model, slow_state = update(slow_model, slow_state, x)
-
-    assert_close((model, opt_state), (slow_model, slow_state))
-
-
 @pytest.mark.parametrize(
     ("donate", "where"), [("model", r"model\.weight"), ("all-except-first", r"opt_state\[0\]")]
 )
@@ -444,31 +309,6 @@ def test_a_donation_that_was_of_no_use_warns_where_asked():
             pm.filter_jit(lambda a, b: useless(a, b), donate=donate)(ramp(3), ramp(4))
 
 
-@pytest.mark.parametrize("text", ["of the user", "a row was deleted"])
-def test_other_errors_beside_a_donated_array_are_left_alone(text):
-    """An error of the function in a trace is passed on, even if an argument was donated."""
-
-    def raising(x):
-        raise ValueError(text)
-
-    x = ramp(3)
-    pm.filter_jit(lambda x: x + 1, donate="x")(x)
-    with pytest.raises(ValueError, match=text) as caught:
-        pm.filter_jit(raising)(x)
-    assert type(caught.value) is ValueError
-
-
-def test_the_failing_call_does_not_blame_itself():
-    """An error inside a function that donates is the user's, not one about donation."""
-
-    @pm.filter_jit(donate="x")
-    def fn(x):
-        raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match=r"^mine"):
-        fn(ramp(2))
-
-
 # ---- caching, and freeing
 
 
@@ -485,25 +325,6 @@ def test_written_in_a_loop_it_compiles_once():
     assert len(traces) == 1
     pm.filter_jit(fn, donate="all")(ramp(2))
     assert len(traces) == 2
-
-
-def test_functions_are_let_go():
-    """A jitted function and its captured arrays are freed with the last reference."""
-
-    def make():
-        model = affine()
-
-        @pm.filter_jit
-        def step(x, how):
-            return model(x), model, how
-
-        step(ramp(3), "a")
-        step(ramp(3), how="b")
-        return weakref.ref(step.fn), weakref.ref(step), weakref.ref(model.weight)
-
-    watched = make()
-    gc.collect()
-    assert [ref() for ref in watched] == [None] * 3
 
 
 def test_modules_as_functions_are_let_go():
@@ -602,60 +423,3 @@ def test_threads_call_and_trace_at_once():
                 assert n == (i + j) % 6
                 assert_close(y, expected[(i + j) % 6])
                 assert_close(model.weight, affine().weight * n)
-
-
-def test_threads_make_jitted_functions_at_once():
-    """Threads that put one function under filter_jit at once share its compiled programs."""
-
-    def fn(x):
-        return x + 1
-
-    barrier = threading.Barrier(8)
-
-    def work(i):
-        barrier.wait()
-        return float(pm.filter_jit(fn)(jnp.full((), float(i))))
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(work, range(8))) == [i + 1.0 for i in range(8)]
-
-
-def test_a_model_shared_by_threads():
-    """Many threads may call with one model, whose snapshot is taken by any of them."""
-    model = Holder([affine(), {"a": affine()}])
-    call = pm.filter_jit(lambda m, x: jnp.sum(m.content[0](x)))
-
-    def work(i):
-        return float(call(model, ramp(3)))
-
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(work, range(32)))) == 1
-
-
-# ---- max_traces
-
-
-def test_options_are_the_same_in_any_order():
-    """So wrapped, a function is compiled once; with another value it is compiled anew."""
-    traces = []
-
-    def fn(x):
-        traces.append(1)
-        return x
-
-    for options in (
-        {"inline": True, "keep_unused": True, "max_traces": 2},
-        {"max_traces": 2, "keep_unused": True, "inline": True},
-        {"inline": True, "keep_unused": True},
-        {"inline": True, "keep_unused": True, "donate": "x"},
-    ):
-        pm.filter_jit(fn, **options)(ramp(2))
-    assert len(traces) == 3
-
-
-def test_max_traces_does_not_count_calls_without_jit():
-    """Under jax.disable_jit() nothing is traced."""
-    fn = pm.filter_jit(lambda x: x * 2, max_traces=1)
-    with jax.disable_jit():
-        for _ in range(3):
-            fn(ramp(2))

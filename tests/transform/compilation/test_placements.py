@@ -78,24 +78,12 @@ def test_arrays_move_from_wherever_they_lie():
     assert_same(x, ramp(8))
 
 
-def test_keys_lie_as_other_arrays_do():
-    """Typed keys have shardings, too."""
-    assert lies(pm.filter_shard(jax.random.split(jax.random.key(0), 8), on("data"))) == ("data",)
-
-
 @pytest.mark.parametrize("mesh", [MESH, EXPLICIT])
 def test_partition_specs_mean_the_mesh_in_context(mesh):
     """Inside jit and outside, whatever the type of the mesh's axes."""
     with jax.set_mesh(mesh):
         assert lies(pm.filter_shard(ramp(8), P("data"))) == ("data",)
         assert lies(pm.filter_jit(lambda x: pm.filter_shard(x, P("data")))(ramp(8))) == ("data",)
-
-
-def test_a_constant_inside_jit():
-    """An array that the function captured is laid out as any other."""
-    x = ramp(8)
-
-    assert lies(pm.filter_jit(lambda: pm.filter_shard(x, on("data")) * 2)()) == ("data",)
 
 
 def test_through_grad_and_vmap():

@@ -1,8 +1,5 @@
 """filter_jit with in_shardings and out_shardings."""
 
-import gc
-import weakref
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, ShapeError, SpecError
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, OTHER_MESH, all_lie, lies, on
+from tests.helpers.meshes import EXPLICIT, MESH, OTHER_MESH, all_lie, lies, on
 from tests.helpers.trees import Affine, ramp
 
 
@@ -88,24 +85,6 @@ def test_results_that_lie_differently():
     assert_close(out, ({"a": x, "b": [x + 1, x + 2, x + 3]}, x + 4))
 
 
-def test_the_step_of_a_training_loop():
-    """Model and optimizer stay where the out_shardings put them, step after step."""
-    whole = on()
-
-    @pm.filter_jit(donate="model", in_shardings=(whole, on("data")), out_shardings=(whole, None))
-    def step(model, x):
-        loss, grads = pm.filter_value_and_grad(lambda m: jnp.mean((x @ m.weight.T) ** 2))(model)
-        return jax.tree.map(lambda w, g: w - 0.001 * g, model, grads), loss
-
-    current, losses = pm.filter_shard(model(), whole), []
-    for _ in range(3):
-        current, loss = step(current, BATCH)
-        losses.append(float(loss))
-
-    assert losses[0] > losses[1] > losses[2]
-    assert all_lie(current) == [WHOLE, WHOLE]
-
-
 @pytest.mark.parametrize(
     "spec", [on("data"), {"a": on("data"), "b": on()}, pm.by({"a": on("data"), ...: None})]
 )
@@ -137,39 +116,6 @@ def test_functions_are_asked_for_each_shape():
     assert fn.eval_shape(ramp(3)).shape == (3,)
 
 
-def test_keywords_and_defaults():
-    """A dict by name holds however the argument is given, and names those that are left out."""
-    spec = {"x": on(), "y": on(), "z": on("data")}
-    fn = pm.filter_jit(lambda x, y=None, *, z=None: (x, z), in_shardings=spec)
-
-    assert fn(x=ramp(4))[1] is None
-    assert_same(fn(ramp(4), z=ramp(4)), (ramp(4), ramp(4)))
-
-
-def test_methods_and_modules():
-    """`self` is an argument like others; the arrays of a callable Module keep their shardings."""
-
-    class Layer(pm.Module):
-        weight: jax.Array
-
-        @pm.filter_jit(in_shardings=(None, on("data")), out_shardings=on("data"))
-        def __call__(self, x):
-            return x @ self.weight
-
-        @pm.filter_jit(in_shardings={"self": on(), "x": on("data")})
-        def named(self, x):
-            return x @ self.weight
-
-        def plain(self, x):
-            return x @ self.weight
-
-    layer = Layer(ramp(2, 2))
-    split = {"in_shardings": on("data"), "out_shardings": on("data")}
-    for fn in (layer, layer.named, pm.filter_jit(layer.plain, **split)):
-        assert lies(fn(BATCH)) == SPLIT
-        assert_close(fn(BATCH), layer.plain(BATCH))
-
-
 def test_partition_specs_mean_the_mesh_in_context():
     """It is looked up at each call, so that one function serves two meshes."""
     fn = pm.filter_jit(lambda x: (x, x), in_shardings=P("data"), out_shardings=(P("data"), P()))
@@ -181,13 +127,6 @@ def test_partition_specs_mean_the_mesh_in_context():
         assert (lies(first), lies(second)) == (SPLIT, WHOLE)
 
 
-def test_devices_may_stand_for_shardings():
-    """A device is the sharding that puts all of an array there."""
-    fn = pm.filter_jit(lambda x: (x, x), in_shardings=DEVICES[3], out_shardings=DEVICES[3])
-
-    assert all_lie(fn(ramp(2))) == [DEVICES[3]] * 2
-
-
 def test_staged_functions():
     """lower, compile, trace and eval_shape go the same way."""
     split = {"in_shardings": (on(), on("data")), "out_shardings": (on(), on("data"), None)}
@@ -196,16 +135,6 @@ def test_staged_functions():
 
     assert all_lie(compiled(model(), BATCH)) == [WHOLE, WHOLE, SPLIT]
     assert fn.eval_shape(model(), BATCH)[1].shape == (8, 4)
-
-
-def test_inside_another_jit():
-    """An inner function's shardings hold for the inner function."""
-    inner = pm.filter_jit(lambda x: (x * 2, "s"), out_shardings=(on("data"), None))
-
-    out, name = pm.filter_jit(lambda x: inner(x))(ramp(4))
-
-    assert (lies(out), name) == (SPLIT, "s")
-    assert_close(pm.filter_grad(lambda x: jnp.sum(inner(x)[0]))(ramp(4)), jnp.full(4, 2.0))
 
 
 def test_equal_specs_share_what_was_compiled():
@@ -220,18 +149,6 @@ def test_equal_specs_share_what_was_compiled():
         pm.filter_jit(fn, in_shardings={"x": on("data")}, out_shardings=pm.by({...: on()}))(ramp(4))
 
     assert len(traces) == 1
-
-
-def test_arrays_of_the_first_call_are_let_go():
-    """Only the structure of a call is cached."""
-    fn = pm.filter_jit(lambda x: x * 2, in_shardings=lambda a: on("data"), out_shardings=on())
-    x = ramp(4)
-    watched = weakref.ref(x)
-    fn(x)
-    del x
-    gc.collect()
-
-    assert watched() is None
 
 
 # ---- what does not fit

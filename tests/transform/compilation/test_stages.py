@@ -44,16 +44,6 @@ def test_compiled_takes_keywords_and_returns_anything():
     assert_same(compiled(ramp(2), how="twice"), ({"twice": ramp(2) * 2}, "twice"))
 
 
-@pytest.mark.slow
-def test_compiled_functions_survive_clear_caches():
-    """A compiled function remains compiled."""
-    compiled = jitted_step.lower(affine(), ramp(3)).compile()
-    pm.clear_caches()
-
-    assert_close(compiled(affine(), ramp(3)), model_step(affine(), ramp(3)))
-    assert_close(jitted_step(affine(), ramp(3)), model_step(affine(), ramp(3)))
-
-
 # ---- exported
 
 X = ramp(3)

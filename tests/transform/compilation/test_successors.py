@@ -76,13 +76,6 @@ def step(net, x):
     return net(x)
 
 
-@pm.filter_jit
-def nested(nets, x):
-    """Two nets, of which one is called."""
-    y, first = nets["first"](x)
-    return y, {"first": first, "second": nets["second"]}
-
-
 def test_a_net_whose_successor_came_out_refuses():
     """New, and as it came from a call, which has not even built it."""
     new = pm.stateful(Counter())
@@ -107,27 +100,6 @@ def test_a_net_that_is_the_function_refuses():
         jitted(X)
 
 
-def test_the_net_that_was_called_refuses_and_its_neighbor_does_not():
-    """They have tokens of the same names."""
-    nets = {name: pm.stateful(Counter()) for name in ("first", "second")}
-    for _ in range(2):
-        _, new = nested(nets, X)
-        with pytest.raises(StateError, match="net"):
-            nets["first"](X)
-        nets["second"](X)
-        nets = new
-
-
-def test_a_net_may_be_two_arguments():
-    """Each is a value of its own, as in other trees, whether it has been read or not."""
-    both = pm.filter_jit(lambda a, b, x: (a(x), b(x)))
-    for net in (pm.stateful(Counter()), step(pm.stateful(Counter()), X)[1]):
-        (_, one), (_, other) = both(net, net, X)
-        assert one == other
-        with pytest.raises(StateError, match="net"):
-            net(X)
-
-
 def test_a_net_that_is_only_changed_is_not_replaced():
     """A net that was not called has no update to lose."""
     scaled = pm.filter_jit(lambda net: jax.tree.map(lambda x: x * 2, net))
@@ -150,15 +122,3 @@ def test_a_net_at_rest_is_called_again_and_again():
     for _ in range(3):
         step(net, X)
     net(X)
-
-
-def test_what_is_lost_while_tracing_is_found_there():
-    """In a trace around, a net that was passed to a jitted function is old as well."""
-
-    @pm.filter_jit
-    def outer(net, x):
-        x, _ = step(net, x)
-        return step(net, x)
-
-    with pytest.raises(StateError, match=r"old|replaced|newest"):
-        outer(pm.stateful(Counter()), X)

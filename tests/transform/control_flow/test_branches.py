@@ -13,7 +13,7 @@ from pytreemod import nn
 from pytreemod.errors import StructureError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
-from tests.helpers.trees import Holder, OwnInit, affine, ramp
+from tests.helpers.trees import Holder, ramp
 
 
 class Net(pm.Module):
@@ -30,18 +30,6 @@ class Net(pm.Module):
 
     def shifted(self, x):
         return self(x) + self.bias
-
-
-class Scaled(pm.Module):
-    """Multiplies."""
-
-    scale: jax.Array
-
-    def __call__(self, x):
-        return self.scale * x
-
-    def step(self, carry, x):
-        return self(carry), x
 
 
 def net():
@@ -83,15 +71,6 @@ def test_switch_is_indexing(index):
     assert_close(found, branches[min(max(int(index), 0), 2)](x))
 
 
-def test_switch_over_unlike_modules():
-    """Modules of different classes are branches, if they return the same."""
-    branches = (affine(2, 2), OwnInit(2), nn.MLP(2, 2, 4, 1, key=jax.random.key(0)))
-
-    for i, branch in enumerate(branches):
-        found = pm.filter_jit(lambda bs, i: pm.filter_switch(i, bs, ramp(2)))(branches, i)
-        assert_close(found, branch(ramp(2)))
-
-
 # ---- results of branches
 
 
@@ -116,41 +95,6 @@ def test_equal_leaves_stay_what_they_are(first, second, expected):
     found = pm.filter_cond(True, number(first), number(second))
 
     assert_same(found, expected)
-
-
-@both_ways
-def test_one_branch_changes_a_number_the_other_passes_on(pred):
-    """A Module whose number is changed by one branch alone comes out with an array there."""
-    change = lambda m: m.replace(rate=m.rate * jnp.sum(m.bias))  # noqa: E731
-
-    found = pm.filter_cond(pred, change, scale_weight, net())
-    expected = (change if pred else scale_weight)(net())
-    assert_same(found.weight, expected.weight)
-    assert float(found.rate) == float(expected.rate)
-    assert (found.act, found.name) == (jnp.tanh, "net")
-
-
-def test_methods_are_traced_once_for_all_instances():
-    """The arrays of Modules are inputs: another instance is another call of the same program."""
-    traces = []
-
-    class Scaled(pm.Module):
-        scale: jax.Array
-
-        def up(self, x):
-            traces.append(None)
-            return x * self.scale
-
-        def down(self, x):
-            traces.append(None)
-            return x / self.scale
-
-    def run(scale):
-        model = Scaled(jnp.float32(scale))
-        return float(pm.filter_cond(True, model.up, model.down, jnp.float32(3)))
-
-    assert [run(1), run(2)] == [3.0, 6.0]
-    assert len(traces) == 2
 
 
 # ---- other transforms

@@ -142,21 +142,6 @@ def hand_scan(weight, c, xs):
             (ramp(2, 2), ramp(2)),
             id="while",
         ),
-        pytest.param(
-            lambda w, x, n: pm.filter_fori_loop(0, n, lambda i, m: (m[0], m[0].advance(m[1])),
-                                                (Cell(w), x))[1],
-            lambda w, x, n: jax.lax.fori_loop(0, n, lambda i, x: jnp.tanh(w @ x), x),
-            (ramp(2, 2), ramp(2), 3),
-            id="fori",
-        ),
-        pytest.param(
-            lambda x: pm.filter_associative_scan(
-                lambda a, b: a.replace(weight=a.weight * b.weight), Affine(x, x)
-            ).weight,
-            lambda x: jax.lax.associative_scan(lambda a, b: (a[0] * b[0], a[1]), (x, x))[0],
-            (ramp(4),),
-            id="associative scan",
-        ),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("derivative", [False, True], ids=["value", "gradient"])

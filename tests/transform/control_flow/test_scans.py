@@ -143,22 +143,6 @@ def test_state_is_carried(key):
         pm.filter_scan(lambda s, x: (s, norm(x, s)[0]), pm.make_with_state(nn.BatchNorm)(2)[1], xs)
 
 
-@pytest.mark.parametrize("unroll", [1, 2, True])
-def test_unroll_and_length_are_those_of_jax(unroll):
-    """`unroll` changes how, `length` says how often."""
-    found = pm.filter_scan(lambda c, _: (c * 2, c), jnp.float32(1), length=3, unroll=unroll)
-
-    assert_same(found, (jnp.float32(8), jnp.asarray([1, 2, 4], jnp.float32)))
-
-
-def test_no_steps_at_all():
-    """A scan over nothing gives back the carry, and results of size zero."""
-    carry, ys = pm.filter_scan(lambda c, x: (c * 2, {"y": c, "s": "a"}), ramp(2), jnp.zeros((0, 3)))
-
-    assert_same(carry, ramp(2))
-    assert_same(ys, {"y": jnp.zeros((0, 2)), "s": "a"})
-
-
 # ---- traced once
 
 
@@ -193,30 +177,6 @@ def test_a_method_is_traced_once_for_all_instances():
 
     assert [float(run(1, 1)), float(run(2, 1)), float(run(1, 3))] == [4.0, 8.0, 10.0]
     assert len(traces) == 1
-
-
-# ---- other transforms
-
-
-def test_scan_inside_and_around_other_transforms():
-    """jit of vmap of grad of scan of checkpoint equals the loop."""
-    layers, xs = stacked(), ramp(4, 2)
-
-    @pm.filter_checkpoint
-    def step(x, layer):
-        return jnp.tanh(layer(x) * 0.01), None
-
-    def loss(layers, x):
-        return jnp.sum(pm.filter_scan(step, x, layers)[0])
-
-    def loop(layers, x):
-        for layer in pm.unstack(layers):
-            x = jnp.tanh(layer(x) * 0.01)
-        return jnp.sum(x)
-
-    grads = pm.filter_jit(pm.filter_vmap(pm.filter_grad(loss), in_axes=(None, 0)))
-    expected = [pm.filter_grad(loop)(layers, x) for x in xs]
-    assert_close(grads(layers, xs), pm.stack(expected), rtol=1e-4)
 
 
 # ---- filter_map, filter_associative_scan

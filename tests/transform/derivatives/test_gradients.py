@@ -11,10 +11,7 @@ from pytreemod.errors import ArgumentError, ShapeError, SpecError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import (
     Buffered,
-    Defaults,
     Holder,
-    OwnInit,
-    Static,
     affine,
     double,
     ramp,
@@ -44,16 +41,6 @@ def test_shape_of_what_comes_back():
     (value, aux), again = pm.filter_value_and_grad(with_aux, has_aux=True)(model, x)
     assert_close((value, again), (loss(model, x), gradient))
     assert aux["name"] == "aux"
-
-
-def test_aux_may_be_a_module_or_nothing():
-    """aux is any tree, arrays of it concrete when they come back."""
-    _, aux = pm.filter_grad(lambda m: (jnp.sum(m.weight), Holder([m, None])), has_aux=True)(
-        affine()
-    )
-    assert_same(aux.content[0], affine())
-
-    assert pm.filter_grad(lambda m: (jnp.sum(m.weight), None), has_aux=True)(affine())[1] is None
 
 
 def test_other_arguments_are_passed_on():
@@ -91,42 +78,6 @@ def test_argnums(argnums, shapes):
         assert tree["n"] is None
 
 
-def name_of_spec(spec):
-    """A spec for the name of a test: the same in every process."""
-    return getattr(spec, "__name__", repr(spec))
-
-
-@pytest.mark.parametrize(
-    ("wrt", "expected"),
-    [
-        (None, "weight low_rank inner"),
-        (pm.select.role("lora"), "low_rank inner"),
-        (pm.select.role("buffer"), "mean"),
-        (pm.select.path("weight"), "weight"),
-        (pm.select.at(lambda m: m.inner), "inner"),
-        (pm.is_inexact_array, "weight mean low_rank inner"),
-        (pm.select.type(list), "inner"),
-        ("low_rank", "low_rank"),
-        (list, "inner"),
-        (~pm.select.path("weight"), "mean low_rank inner"),
-        (Buffered(True, False, False, True), "weight inner"),
-        (pm.by({"weight": True, ...: False}), "weight"),
-        (lambda leaf: leaf.shape == (2,), "mean"),
-    ],
-    ids=name_of_spec,
-)
-def test_wrt_picks_what_is_differentiated(wrt, expected):
-    """Selectors, predicates, classes, paths, prefix trees; integers never."""
-    model = Buffered(ramp(1), ramp(2), ramp(3), [ramp(4), jnp.arange(5)])
-    fn = lambda m: sum(jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(m))  # noqa: E731
-    gradient = pm.filter_grad(fn, wrt=wrt)(model)
-
-    found = [n for n in ("weight", "mean", "low_rank") if getattr(gradient, n) is not None]
-    found += ["inner"] if gradient.inner[0] is not None else []
-    assert found == expected.split()
-    assert gradient.inner[1] is None
-
-
 def test_a_buffer_stays_a_buffer_where_it_is():
     """Buffers of inner Modules are left alone, also inside fields with other roles."""
     model = Holder([Buffered(ramp(1), ramp(1), Buffered(ramp(1), ramp(1), ramp(1)))])
@@ -149,14 +100,6 @@ def test_numbers_and_numpy():
     np.testing.assert_array_equal(gradient[1], [6.0, 6.0])
 
 
-def test_configuration_that_cannot_be_hashed():
-    """A list in a static field does not prevent a gradient."""
-    gradient = pm.filter_grad(lambda m: jnp.sum(m.weight) * m.size[0])(Static(ramp(2), [3]))
-
-    np.testing.assert_array_equal(gradient.weight, [3.0, 3.0])
-    assert gradient.size == [3]
-
-
 def test_trainable_is_for_the_optimizer():
     """Weight decay and the gradient have the same leaves."""
     model = {"net": Buffered(ramp(2), ramp(2), ramp(2)), "act": double, "frozen": affine()}
@@ -173,41 +116,6 @@ def test_trainable_is_for_the_optimizer():
     assert_close(moved["net"].weight, 0.5 * ramp(2))
     assert_same((moved["net"].mean, moved["frozen"], moved["act"]), (ramp(2), affine(), double))
     assert_same(pm.combine(first, rest), model)
-
-
-def test_functions_and_modules_as_the_function():
-    """A method, a Module or a Partial may be differentiated with respect to its argument."""
-    layer = OwnInit(3, use_bias=False)
-
-    def total(layer, x):
-        return jnp.sum(layer(x))
-
-    assert_close(pm.filter_grad(pm.Partial(total, layer))(ramp(3)), layer.weight)
-    gradient = pm.filter_grad(lambda f: jnp.sum(f(ramp(3))))(layer.__call__)
-    assert_close(gradient.__self__.weight, ramp(3))
-
-
-def test_under_vmap_and_scan():
-    """Gradients compose with the other transforms."""
-    grads = jax.vmap(lambda x: pm.filter_grad(loss)(affine(), x))(ramp(2, 3))
-    assert grads.weight.shape == (2, 2, 3)
-
-    def body(model, x):
-        gradient = pm.filter_grad(loss)(model, x)
-        return pm.apply_updates(model, jax.tree.map(lambda g: -1e-4 * g, gradient)), None
-
-    final, _ = jax.lax.scan(body, affine(), ramp(2, 3))
-    assert final.weight.shape == (2, 3)
-
-
-def test_gradient_of_defaults_and_functions():
-    """Functions in the model are not differentiated, and cause no error."""
-    model = Defaults(ramp(2), act=jnp.tanh)
-    gradient = pm.filter_grad(lambda m: jnp.sum(m.act(m.weight)))(model)
-
-    assert_close(gradient.weight, 1 - jnp.tanh(ramp(2)) ** 2)
-    assert gradient.act is jnp.tanh
-    assert gradient.scale is None
 
 
 def used_up_through(transformed):
@@ -272,13 +180,6 @@ def test_a_pattern_that_matches_nothing_is_refused():
         ):
             with pytest.raises(SpecError, match=r"wieght|bias\.x"):
                 call()
-
-
-@pytest.mark.parametrize("argnums", ["x", 1.0, True, (), (0, "x")])
-def test_argnums_are_ints(argnums):
-    """A bool is no int, and none is not several."""
-    with pytest.raises(ArgumentError, match="argnums"):
-        pm.filter_grad(loss, argnums=argnums)
 
 
 @pytest.mark.parametrize("wrt", [("weight",), {"m1": True, "z": 1}, {"weight": True}])

@@ -8,7 +8,7 @@ import pytest
 import pytreemod as pm
 from tests.helpers.comparing import assert_close
 from tests.helpers.equations import equations
-from tests.helpers.trees import Affine, Buffered, affine, ramp
+from tests.helpers.trees import Affine, affine, ramp
 
 BOTH = ["filter_grad", "filter_value_and_grad"]
 
@@ -157,23 +157,6 @@ def test_one_leaf_used_several_times_has_the_sum(name):
     assert found.bias is None
 
 
-def test_several_arguments():
-    """A tuple of trees, each with the structure of its argument, whichever order was asked for."""
-
-    def f(model, x, other, *, factor):
-        return factor * jnp.sum(model.weight @ x) * jnp.sum(other["w"])
-
-    model, other = affine(2, 2), {"w": ramp(2), "name": "o"}
-    grads = pm.filter_grad(f, argnums=(2, 0))(model, X, other, factor=2.0)
-
-    assert grads[0]["name"] is None
-    expected = jax.grad(lambda w: f(model, X, {"w": w}, factor=2.0))(ramp(2))
-    assert_close(grads[0]["w"], expected)
-    assert_close(grads[1], pm.filter_grad(f)(model, X, other, factor=2.0))
-    assert_close(pm.filter_grad(f, argnums=[-1])(model, X, other, factor=2.0), (grads[0],))
-    assert_close(pm.filter_grad(f, argnums=-1)(model, X, other, factor=2.0), grads[0])
-
-
 @pytest.mark.parametrize(
     ("wrt", "first", "second"),
     [
@@ -209,46 +192,3 @@ def test_a_path_need_only_be_in_one_of_the_arguments():
     grads = pm.filter_grad(f, argnums=(0, 1), wrt=pm.select.path("y"))({"x": X}, {"y": X})
     assert grads[0] == {"x": None}
     assert_close(grads[1]["y"], jnp.full(2, jnp.sum(X)))
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_models_inside_containers(name):
-    """kernel of one, bias of the other, in one argument: by paths or by a prefix tree."""
-
-    def f(models, x):
-        first, second = models["pair"]
-        return jnp.sum(second(first(x)))
-
-    models = {"pair": (affine(2, 2), affine(2, 2)), "note": "text"}
-    by_path = pm.select.path("pair.0.weight") | pm.select.path("pair.1.bias")
-    by_prefix = {"pair": ("weight", pm.select.path("bias")), "note": False}
-    results = [getattr(pm, name)(f, wrt=wrt)(models, X) for wrt in (by_path, by_prefix)]
-    if name == "filter_value_and_grad":
-        results = [gradient for _, gradient in results]
-
-    for gradient in results:
-        assert named(gradient) == {"['pair'][0].weight", "['pair'][1].bias"}
-        assert gradient["note"] is None
-    assert_close(*results)
-
-
-def test_wrt_under_other_transforms():
-    """jit, vmap, scan and second derivatives keep the structure with its Nones."""
-    wrt = pm.select.role("lora")
-    model = Buffered(ramp(2), ramp(2), ramp(2))
-
-    def f(m, x):
-        return jnp.sum(m.weight * m.low_rank**2 * x)
-
-    grad = pm.filter_grad(f, wrt=wrt)
-    expected = grad(model, X)
-
-    assert_close(pm.filter_jit(grad)(model, X), expected)
-    assert_close(
-        pm.filter_vmap(grad, in_axes=(None, 0))(model, X[None]).low_rank[0], expected.low_rank
-    )
-    assert_close(pm.filter_grad(pm.filter_jit(f), wrt=wrt)(model, X), expected)
-    assert_close(pm.filter_grad(pm.filter_checkpoint(f), wrt=wrt)(model, X), expected)
-    second = pm.filter_grad(lambda m: jnp.sum(grad(m, X).low_rank), wrt=wrt)(model)
-    assert_close(second.low_rank, 2 * model.weight * X)
-    assert second.weight is None

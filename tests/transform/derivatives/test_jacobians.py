@@ -129,19 +129,6 @@ def test_hessian_is_jacfwd_of_jacrev():
 
 
 @every
-def test_aux_of_any_kind(name):
-    """has_aux gives (derivative, aux), aux with its values and whatever else is in it."""
-    derivative, aux = getattr(pm, name)(
-        lambda d: (jnp.sum(d["x"] ** 3), {"x": d["x"], "n": jnp.arange(2), "s": "text"}), True
-    )({"x": jnp.ones(2), "s": "a"})
-
-    assert_close(aux["x"], jnp.ones(2))
-    assert_close(aux["n"], jnp.arange(2))
-    assert aux["s"] == "text"
-    assert derivative["s"] is None
-
-
-@every
 def test_argnums(name):
     """One argument gives a tree for each result, several give a tuple, as in JAX."""
 

@@ -88,33 +88,6 @@ def test_cotangents_are_gradients_by_what_is_added(way, shown):
         jax.tree.map(close, out, gradient)
 
 
-def mapped(model, x):
-    """The loss by filter_vmap."""
-    return jnp.sum(pm.filter_vmap(model)(x) ** 2)
-
-
-def accumulated(model, xs):
-    """The gradients for each row, added up."""
-
-    def step(total, x):
-        return jax.tree.map(jnp.add, total, pm.filter_grad(loss)(model, x)), None
-
-    start = jax.tree.map(jnp.zeros_like, pm.filter(model, pm.is_inexact_array))
-    return pm.filter_scan(step, start, xs)[0]
-
-
-@pytest.mark.parametrize("fn", [pm.filter_grad(mapped), accumulated])
-def test_members_and_steps_are_stacked_as_their_values_are(fn, shown):
-    """A vmap inside of the gradient, a scan around it, as gradients are accumulated."""
-    _, seen = jax.jit(pm.capture(fn, nn.Linear, cotangents=True))(NET, X)
-    # Each row for itself: the rows of the batch are the same.
-    check(seen, jax.tree.map(_by_row, shown[1]))
-
-
-def _by_row(x):
-    return jnp.moveaxis(x, -2, 0)
-
-
 def test_steps_of_a_scan_inside_have_a_cotangent_each():
     """A layer that is called again and again, by filter_scan."""
     layer = nn.Linear(2, 2, key=KEY)
@@ -133,24 +106,3 @@ def test_steps_of_a_scan_inside_have_a_cotangent_each():
 
     _, seen = pm.capture(pm.filter_grad(run), ..., cotangents=True)(layer, X[0])
     check(seen, {"<root>": jax.grad(more_added)(jnp.zeros((3, 2)))})
-
-
-def test_each_of_several_calls_has_its_own():
-    """A layer that is called twice, one branch of a cond, and a value that leads nowhere."""
-    layer = nn.Linear(2, 2, key=KEY)
-
-    def run(layer, x, flag):
-        x = layer(layer(x))
-        pm.sow("dead", 2 * x)
-        x = pm.filter_cond(
-            flag, lambda x: pm.sow("half", x * 3), lambda x: pm.sow("half", x * 5), x
-        )
-        return jnp.sum(x)
-
-    weight = np.asarray(layer.weight)
-    for flag, factor in ((True, 3.0), (False, 5.0)):
-        grad = pm.capture(pm.filter_grad(run), nn.Linear, cotangents=True)
-        _, seen = grad(layer, X[0], jnp.asarray(flag))
-        last = np.full(2, factor, np.float32)
-        expected = {"<root>": last @ weight, "<root>#2": last, "dead": 0, "half": np.ones(2)}
-        check(seen, {name: np.broadcast_to(value, 2) for name, value in expected.items()})

@@ -63,24 +63,6 @@ def test_a_module_as_callback():
     assert_close(fn(OnHost(ramp(2)), ramp(2)), [ramp(2) ** 2] * 2)
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype"),
-    [(1.5, jnp.float32), (1, jnp.float32), (1, jnp.int32), (True, jnp.bool_), (2j, jnp.complex64)],
-)
-def test_python_numbers_become_arrays(value, dtype):
-    """Of the dtype that was promised, where Python would convert, too."""
-    out = pm.filter_pure_callback(lambda: value, result_shape_dtypes=struct(dtype=dtype))
-
-    assert_same(out, jnp.asarray(value, dtype))
-
-
-def test_the_host_computes_in_64_bits():
-    """float64 from NumPy becomes float32, as everywhere in JAX."""
-    out = pm.filter_pure_callback(lambda: np.ones(2), result_shape_dtypes=struct(2))
-
-    assert_same(out, jnp.ones(2))
-
-
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys_stay_keys(impl):
     """A typed key is one on the host, and comes back as one."""
@@ -102,10 +84,7 @@ def test_keys_stay_keys(impl):
     [
         {"vmap_method": "sequential"},
         {"vmap_method": "expand_dims"},
-        {"vmap_method": "broadcast_all"},
-        {"vmap_method": "legacy_vectorized"},
         {"vectorized": True},
-        {"vectorized": False},
     ],
 )
 def test_vmap(options):
@@ -184,18 +163,6 @@ def test_effects_with_results():
 
 
 # ---- bad input
-
-
-def test_a_callback_without_arrays_need_not_be_called():
-    """Its result is known in advance, and it is pure: JAX leaves it out."""
-    called = []
-
-    @pm.filter_jit
-    def fn():
-        return pm.filter_pure_callback(lambda: called.append(1), result_shape_dtypes=None)
-
-    assert fn() is None
-    assert called == []
 
 
 @pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])

@@ -103,14 +103,6 @@ def test_items_go_through_control_flow():
     assert {Result[item] for item in (carried, branched, looped)} == {"It did not work."}
 
 
-def test_many_items_have_many_messages():
-    """The result of vmap over items prints, and returns its messages as an array."""
-    many = jax.vmap(chosen)(FLAGS)
-
-    assert list(Result[many]) == ["All is well.", "It did not work."]
-    assert repr(many).endswith("Result<['All is well.' 'It did not work.']>")
-
-
 def test_promote_finds_the_item_of_the_same_name():
     """An item of any base becomes the item of the derived class, traced or not."""
     assert bool(More.promote(Result.failure) == More.failure)
@@ -162,38 +154,6 @@ def test_error_if_of_many_names_the_first():
         check(FLAGS, jnp.ones(2))
 
     assert "for the batch index 1" in caught.value.__notes__
-
-
-def test_enumerations_are_static_arguments():
-    """A class of items can be passed to a jitted function, as any class."""
-    jitted = pm.filter_jit(lambda kind, flag: kind.where(flag, kind.success, kind.failure))
-
-    assert More[jitted(More, jnp.array(False))] == "It did not work."
-    assert Result[jitted(Result, jnp.array(True))] == "All is well."
-
-
-def test_an_item_says_whether_it_is_traced():
-    """Outside of a transform its message is known; inside, a transform may still decide."""
-    seen = []
-    jax.jit(lambda flag: seen.append(chosen(flag).is_traced()))(True)
-
-    assert seen == [True]
-    assert not Result.success.is_traced()
-
-
-@pytest.mark.parametrize("jit", [jax.jit, pm.filter_jit, jax.vmap])
-def test_known_items_are_compared_at_once(jit):
-    """Inside a transform, too: the program may branch on it."""
-    chosen = []
-
-    def f(x):
-        item = Result.where(True, Result.success, Result.failure)
-        chosen.append([bool(item == Result.success), bool(item != Result.success)])
-        return x
-
-    jit(f)(jnp.ones(2))
-
-    assert chosen == [[True, False]]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Who raises a check that failed: the call that waits for it, and no other."""
 
-import contextlib
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -84,44 +83,6 @@ def test_a_failure_is_raised_in_its_own_thread(fine, failing):
         results = [pool.submit(run, *job) for job in jobs]
 
     assert [set(result.result()) for result in results] == [{False}, {True}] * 2
-
-
-class Meeting:
-    """A function for a program to call back, which lets calls of it meet."""
-
-    def __init__(self, count=1, patience=20):
-        self.barrier = threading.Barrier(count)
-        self.patience = patience
-        self.calls = 0
-
-    def __call__(self, x):
-        self.calls += 1
-        with contextlib.suppress(threading.BrokenBarrierError):
-            self.barrier.wait(self.patience)
-        return x
-
-
-@pytest.mark.parametrize(
-    "elsewhere",
-    [jax.jit(small), pm.filter_vmap(jax.jit(small))],
-    ids=["jax.jit", "filter_vmap"],
-)
-def test_a_waiting_call_knows_nothing_of_other_programs(elsewhere):
-    """The same check, in a program that no call waits for, raises there and nowhere else."""
-    meeting = Meeting(2)
-
-    def meet(x):
-        return jax.pure_callback(meeting, x, x)
-
-    call = pm.filter_jit(lambda x: meet(small(meet(x))))
-    with ThreadPoolExecutor(1) as pool:
-        passed = pool.submit(call, GOOD)
-        meeting(None)
-        # Now the other thread waits, until it is met again.
-        with pytest.raises((RuntimeError, ValueError), match=TEXT):
-            jax.block_until_ready(elsewhere(BAD))
-        meeting(None)
-        assert_close(passed.result(), GOOD)
 
 
 def test_calls_inside_of_calls_of_one_thread():

@@ -1,14 +1,13 @@
 """filter_checkify."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import checkify
 
 import pytreemod as pm
-from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.comparing import assert_close
 from tests.helpers.equations import equations
-from tests.helpers.trees import affine, ramp
+from tests.helpers.trees import ramp
 
 
 def positive(x, name):
@@ -46,50 +45,6 @@ def test_under_vmap():
     assert "at mapped index 0" in error.get()
     assert "at mapped index 2" not in error.get()
     assert name == "x"
-
-
-def test_over_jit_and_grad():
-    """Checks inside other transforms come out, too."""
-
-    @pm.filter_checkify
-    def fn(model, x):
-        def loss(model):
-            return jnp.sum(pm.filter_jit(positive)(model.weight @ x, "")[0])
-
-        return pm.filter_value_and_grad(loss)(model)
-
-    error, (value, grads) = fn(affine(), ramp(3))
-    assert error.get() is None
-    assert_close(value, jnp.sum(jnp.log(affine().weight @ ramp(3))))
-    assert grads.weight.shape == (2, 3)
-    assert "must be positive" in fn(affine(), -ramp(3))[0].get()
-
-
-def test_modules_and_methods():
-    """Their arrays are arguments of the checked function."""
-
-    class Layer(pm.Module):
-        weight: jax.Array
-
-        @pm.filter_checkify
-        def __call__(self, x, *, bias=None):
-            checkify.check(jnp.all(self.weight > 0), "weight")
-            return self.weight * x, bias
-
-        def plain(self, x):
-            checkify.check(jnp.all(self.weight > 0), "weight")
-            return self
-
-    for weight in (ramp(2), -ramp(2)):
-        layer = Layer(weight)
-        for error, out in (
-            layer(ramp(2), bias="none"),
-            pm.filter_jit(layer)(ramp(2), bias="none"),
-            pm.filter_checkify(layer.plain)(ramp(2)),
-            pm.filter_checkify(errors=checkify.user_checks)(layer.plain)(ramp(2)),
-        ):
-            assert (error.get() is None) == bool(weight[0] > 0)
-            assert_same(out, layer if isinstance(out, Layer) else (weight * ramp(2), "none"))
 
 
 def test_together_with_error_if():

@@ -3,8 +3,6 @@
 import copy
 import functools as ft
 import pickle
-import subprocess
-import sys
 import threading
 from typing import Any, ClassVar
 
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod import nn
 from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
     CallSite,
@@ -175,35 +172,6 @@ def test_rules_stay_on_copies(remade):
     same(method(X), model.encode(X))
 
 
-@pytest.mark.slow
-def test_another_process_reads_a_pickle(tmp_path):
-    """Classes are found by name, and made there again."""
-    file = tmp_path / "model"
-    file.write_bytes(pickle.dumps(surround(nn.Linear(2, 2, key=jax.random.key(0)), ..., SHOWN)))
-    program = (
-        "import pickle, sys\n"
-        "layer = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "from pytreemod import nn\n"
-        "print(isinstance(layer, nn.Linear), type(layer).__name__)\n"
-        "layer(layer.bias)\n"
-    )
-    command = [sys.executable, "-c", program, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "Linear", "asked", "<root>"]
-
-
-class Shown(AbstractCallRule):
-    """Prints its path."""
-
-    def around(self, call, args, kwargs, where):
-        """Make the call."""
-        print("asked", where.path)
-        return call(*args, **kwargs)
-
-
-SHOWN = Shown()
-
-
 def test_equal_rules_are_compiled_for_once():
     """Rules that Python calls equal, but a program distinguishes, are not taken for equal."""
 
@@ -247,40 +215,3 @@ def test_a_compiled_function_counts_its_own_calls(jit):
             same(fn(model, X), (first, first + 1))
             same(model.first(X), first + 1)
         same(fn(model, X), (first, first))
-
-
-def test_no_trace_is_kept_alive():
-    """Counts belong to traces, but do not hold them."""
-    model = surround(PAIR, "first", Times(1.0))
-    with jax.checking_leaks(), surrounding():
-        for _ in range(2):
-            jax.jit(lambda model, x: jax.vmap(model)(x))(model, ramp(3, 2))
-
-
-# ---- layers of a Stack
-
-STACK = nn.Stack(ft.partial(nn.Linear, 2, 2), 3, key=jax.random.key(0))
-
-
-def in_order(layers, x, first=0):
-    """The output of a Stack of linear layers under `Numbered`."""
-    for number, layer in enumerate(layers):
-        x = layer(x) + jnp.float32(first + number)
-    return x
-
-
-CALLS: dict[str, Any] = {
-    "as it is": lambda stack, x: stack(x),
-    "jit": jax.jit(lambda stack, x: stack(x)),
-    "remat": lambda stack, x: stack.replace(remat=True)(x),
-    "unrolled": lambda stack, x: stack.replace(unroll=True)(x),
-    "pickled": lambda stack, x: pickle.loads(pickle.dumps(stack))(x),
-}
-
-
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_stack_passes_the_number_of_the_layer(call):
-    """It is traced: one rule for all layers."""
-    stack = surround(STACK, nn.Linear, Numbered())
-    same(call(stack, X), in_order(STACK, X))
-    assert len(jax.tree.leaves(stack)) == len(jax.tree.leaves(STACK))

@@ -44,23 +44,6 @@ def test_pmap_is_vmap(in_axes, model, x):
     assert_close(mapped(model, x), pm.filter_vmap(call, in_axes=in_axes)(model, x))
 
 
-@pytest.mark.parametrize(
-    "out_axes",
-    [0, 1, -1, None, {"a": 1, "b": None}, pm.by({"a": -1, ...: 0}), pm.if_array(1), lambda x: 1],
-)
-def test_axes_of_results(out_axes):
-    """Ints, negative ones, None, functions, rules and trees of these."""
-
-    def fn(x):
-        total = jax.lax.psum(x, "i") if out_axes is None else x
-        return {"a": total, "b": jax.lax.psum(x, "i")}
-
-    mapped = pm.filter_pmap(fn, in_axes=1, out_axes=out_axes, axis_name="i")
-    expected = pm.filter_vmap(fn, in_axes=1, out_axes=out_axes, axis_name="i")
-
-    assert_close(mapped(ramp(2, 4)), expected(ramp(2, 4)))
-
-
 def test_what_is_no_array():
     """In and out unchanged: strings, functions, configuration."""
     fn = pm.filter_pmap(lambda x, box, how: (x + 1, box, how, (double, "a", 3)))
@@ -78,15 +61,6 @@ def test_axis_size(size):
     fn = pm.filter_pmap(lambda x: x * 2, in_axes=None, axis_size=size)
 
     assert_close(fn(ramp(2)), jnp.stack([ramp(2) * 2] * size))
-
-
-@pytest.mark.parametrize("transform", [pm.filter_pmap, pm.filter_vmap])
-def test_inside_plain_jit(transform):
-    """JAX asks a function for its hash; axes by name do not stand in the way."""
-    fn = transform(lambda x, y: x + y, in_axes={"y": None})
-
-    assert_close(jax.jit(fn)(ramp(4), jnp.float32(1)), ramp(4) + 1)
-    assert hash(fn) == hash(transform(fn.__wrapped__, in_axes={"y": None}))
 
 
 def test_chosen_devices():

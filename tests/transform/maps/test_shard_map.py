@@ -10,7 +10,7 @@ import pytreemod as pm
 from pytreemod import nn
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
-from tests.helpers.meshes import EXPLICIT, MESH, all_lie, lies, on
+from tests.helpers.meshes import EXPLICIT, MESH, all_lie, on
 from tests.helpers.trees import Affine, double, ramp
 
 
@@ -154,51 +154,6 @@ def test_the_mesh_in_context(mesh):
     with jax.set_mesh(mesh):
         batch = pm.filter_shard(np.asarray(BATCH), P("data"))
         assert_close(pm.filter_jit(fn)(model(), batch), EXPECTED)
-
-
-def test_the_mesh_of_a_named_sharding():
-    """A spec that knows its mesh needs no other."""
-    fn = pm.filter_shard_map(apply, in_specs={"x": on("data")}, out_specs=P("data"))
-
-    assert_close(fn(model(), BATCH), EXPECTED)
-    out = pm.filter_shard_map(lambda x: x, in_specs=None, out_specs=on())(ramp(4))
-    assert lies(out) == ()
-
-
-def test_without_in_specs():
-    """On a mesh with explicit axes the arguments are split as they lie."""
-    fn = pm.filter_shard_map(lambda d, how: (d, how), out_specs=(P("data"), None))
-
-    with jax.set_mesh(EXPLICIT):
-        x = pm.filter_shard(np.asarray(ramp(8)), P("data"))
-        out, how = fn({"x": x}, "as it lies")
-    assert_same(out, {"x": ramp(8)})
-    assert how == "as it lies"
-
-
-def test_one_axis_inside_another():
-    """axis_names says which axes are seen; maps nest."""
-
-    @pm.filter_shard_map(in_specs=P("data"), out_specs=P("data"), axis_names={"data"})
-    def outer(x):
-        split = P(None, "model")
-        inner = pm.filter_shard_map(
-            lambda x: x * 2, in_specs=split, out_specs=split, axis_names={"model"}
-        )
-        return inner(x)
-
-    with jax.set_mesh(MESH):
-        assert_close(pm.filter_jit(outer)(BATCH), BATCH * 2)
-
-
-def test_with_vmap_inside_and_outside():
-    """Both orders."""
-    specs = {"mesh": MESH, "in_specs": (None, P("data")), "out_specs": P("data")}
-    inside = pm.filter_shard_map(lambda m, x: pm.filter_vmap(lambda x: m.weight @ x)(x), **specs)
-    outside = pm.filter_vmap(pm.filter_shard_map(apply, **specs), in_axes=(None, 0))
-
-    assert_close(inside(model(), BATCH), EXPECTED)
-    assert_close(outside(model(), jnp.stack([BATCH, BATCH + 1]))[0], EXPECTED)
 
 
 @pytest.mark.parametrize(

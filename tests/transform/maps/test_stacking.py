@@ -53,15 +53,6 @@ def test_unstack_undoes_stack(tree, count, data):
 
 @law
 @given(trees.filter(has_array), st.integers(1, 3))
-def test_stack_undoes_unstack(tree, count):
-    """stack(unstack(tree)) == tree."""
-    stacked = pm.stack(members(tree, count))
-
-    assert pm.tree_equal(pm.stack(pm.unstack(stacked)), stacked)
-
-
-@law
-@given(trees.filter(has_array), st.integers(1, 3))
 def test_members_are_slices(tree, count):
     """Member i has element i of each array, and the same non-array leaves."""
     stacked = pm.stack(members(tree, count))
@@ -81,17 +72,6 @@ def test_stacked_layers_are_those_that_vmap_builds(key):
     assert_same(pm.stack([make(key) for key in keys]), pm.filter_vmap(make)(keys))
 
 
-def test_stacked_layers_are_mapped_and_scanned(key):
-    """filter_vmap over a stack calls each layer; filter_scan calls one after the other."""
-    layers = [nn.Linear(2, 2, key=key) for key in jax.random.split(key, 3)]
-    stacked, x = pm.stack(layers), ramp(2)
-
-    each = pm.filter_vmap(lambda layer, x: layer(x), in_axes=(0, None))(stacked, x)
-    np.testing.assert_allclose(each, [layer(x) for layer in layers], rtol=1e-6)
-    last, _ = pm.filter_scan(lambda x, layer: (layer(x), None), x, stacked)
-    np.testing.assert_allclose(last, layers[2](layers[1](layers[0](x))), rtol=1e-6)
-
-
 def test_numpy_arrays_stay_numpy_arrays():
     """A leaf that is a NumPy array in all trees remains one, with a dtype JAX does not have."""
     stacked = pm.stack([{"x": np.float64(1)}, {"x": np.float64(2)}])
@@ -99,13 +79,6 @@ def test_numpy_arrays_stay_numpy_arrays():
     assert type(stacked["x"]) is np.ndarray
     assert stacked["x"].dtype == np.float64
     assert pm.unstack(stacked) == [{"x": 1.0}, {"x": 2.0}]
-
-
-def test_keys_are_stacked():
-    """Random keys are arrays like others."""
-    keys = [jax.random.key(seed) for seed in range(2)]
-
-    assert_same(pm.unstack(pm.stack(keys)), keys)
 
 
 def test_stack_under_jit_and_grad():

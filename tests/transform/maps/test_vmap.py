@@ -10,11 +10,8 @@ from pytreemod.errors import SpecError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import (
     Affine,
-    Buffered,
-    Pair,
     Static,
     affine,
-    double,
     ramp,
 )
 
@@ -164,22 +161,6 @@ def test_over_a_class():
     assert_same(made, Static(ramp(3, 2), ("a", 1)))
 
 
-def test_names_of_a_bound_method_are_without_self():
-    """in_axes by name means the arguments that the caller passes."""
-
-    class Layer(pm.Module):
-        w: jax.Array
-
-        def combine(self, x, y):
-            return self.w + x + y
-
-    layer = Layer(jnp.asarray(1.0))
-    assert_close(pm.filter_vmap(layer.combine, in_axes={"y": None})(ramp(3), 2.0), ramp(3) + 3)
-    assert_close(
-        pm.filter_vmap(layer.combine, in_axes={"x": None})(jnp.asarray(2.0), ramp(3)), ramp(3) + 3
-    )
-
-
 def test_collectives_and_axis_size():
     """axis_name serves collectives; axis_size stands in where nothing is mapped."""
     centered = pm.filter_vmap(lambda x: x - jax.lax.pmean(x, "batch"), axis_name="batch")(ramp(3))
@@ -201,26 +182,6 @@ def test_if_array():
     ]
     assert pm.if_array(1) == pm.if_array(1) != pm.if_array(0)
     assert repr(pm.if_array(1)) == "if_array(axis=1)"
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: x,
-        lambda x: (x.sum(), "text", 3, double, None, [], np.ones(2)),
-        lambda x: {"model": Buffered(x, x.sum(), x), "pair": Pair(x, 2.0)},
-        lambda x: affine(),
-        lambda x: jax.random.key(0),
-        lambda x: pm.filter_vmap(lambda y: (y, 1.0))(x),
-        lambda x: pm.sow("x", 2 * x),
-    ],
-)
-def test_the_default_is_axis_0_for_arrays(fn):
-    """JAX gets it directly; as a spec, it is resolved for each array."""
-    default = pm.capture(pm.filter_vmap(fn))(XS)
-    by_spec = pm.capture(pm.filter_vmap(fn, out_axes=pm.if_array(0)))(XS)
-
-    assert_same(default, by_spec)
 
 
 # ---- mistakes
@@ -268,17 +229,6 @@ def test_a_number_with_an_axis_is_repeated_for_each_member(axis, number):
     # A leaf that cannot have an axis is unchanged.
     beside = pm.filter_vmap(lambda x: (fn(x), "text"), out_axes=axis)(ramp(3))
     assert_same(beside, (expected, "text"))
-
-
-def test_a_number_without_an_axis_stays_as_it_is():
-    """The default, `if_array`, None, and rules, whose default would be said of every number."""
-
-    def fn(x):
-        return {"x": x, "number": 1.5}
-
-    for spec in (pm.if_array(0), {"x": 0, "number": None}, pm.by({...: 0})):
-        found = pm.filter_vmap(fn, out_axes=spec)(ramp(3))
-        assert type(found["number"]) is float
 
 
 @pytest.mark.parametrize(
