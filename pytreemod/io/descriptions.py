@@ -449,6 +449,13 @@ class _Rebuilder:
         read = self.reader.read
         return values | {field: read(v, _join(path, field)) for field, v in config.items()}
 
+    def _named(self, content: list[Any], path: str) -> Any:
+        name, pairs = content
+        cls: Any = self.reader.named(name, path, tuple)
+        if tuple(field for field, _ in pairs) != cls._fields:
+            raise self._other_fields(path, cls, [f for f, _ in pairs], cls._fields)
+        return cls._make(self.node(node, _join(path, field)) for field, node in pairs)
+
     def _foreign(self, content: list[Any], path: str) -> Any:
         raise self.reader.foreign(content[0], path or "<root>")
 
@@ -473,7 +480,7 @@ _NODES: dict[str, Callable[[_Rebuilder, Any, str], Any]] = {
     "dict": _Rebuilder._dict,
     "ordered": _Rebuilder._ordered,
     "default": _Rebuilder._default,
-    "named": _Rebuilder._foreign,
+    "named": _Rebuilder._named,
     "state": _Rebuilder._state,
     "module": _Rebuilder._module,
     "struct": _Rebuilder._foreign,
