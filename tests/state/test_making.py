@@ -302,6 +302,7 @@ def test_fill_uses_the_state_up():
 
 
 TWO = made(0, 0)[0]
+STREAMS = pm.make_with_state(lambda: [pm.RngStream()])()[0]
 COUNTERS, THEIRS = pm.make_with_state(lambda: [Counter(1), Counter(2)])()
 NET, OF_NET = pm.make_with_state(Net)(size=2)
 REFUSED = {
@@ -319,6 +320,11 @@ REFUSED = {
         lambda: pm.make_with_state(lambda: [TWO, TWO])(),
         StateError,
         r"\[0\]\.count",
+    ),
+    "models whose streams would become one": (
+        lambda: pm.make_with_state(lambda: [STREAMS, STREAMS])(),
+        StateError,
+        r"\[0\]",
     ),
     "a model whose values are gone": (lambda: pm.State(NET), StateError, r"first\.count"),
     "a layer of another model": (

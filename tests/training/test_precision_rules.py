@@ -213,6 +213,23 @@ def test_a_net_that_gives_itself_back_is_not_rounded():
         assert pm.tree_equal(after, pm.tree_at("factor", model, jnp.asarray(3.0)))
 
 
+def test_a_net_that_carries_its_state():
+    """Its structure stays from call to call, and so do its arrays."""
+
+    def make():
+        return nn.Sequential([nn.Linear(4, 4, key=KEY), nn.BatchNorm(4)])
+
+    net = pm.with_precision(pm.stateful(*pm.make_with_state(make)()), MIXED)
+    structure, weights = jax.tree.structure(net), jax.tree.leaves(pm.trainable(net)[0])
+
+    out, net = pm.filter_jit(lambda net, x: net(x))(net, ramp(3, 4))
+
+    assert out.dtype == jnp.float32
+    assert jax.tree.structure(net) == structure
+    for new, old in zip(jax.tree.leaves(pm.trainable(net)[0]), weights, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
 def test_methods_may_be_named():
     """Beside `__call__`; one that calls another passes inner values."""
 
