@@ -224,6 +224,19 @@ def test_an_update_that_was_dropped_around_a_transform_is_told(f, counter):
         pm.filter_jit(pm.filter_checkpoint(f))(*counter, X)
 
 
+def test_a_part_that_is_not_put_back_is_told(counter):
+    """A new substate does not change the State that it was taken from."""
+
+    def call(model, state, x, is_put_back):
+        part = state.substate(model)
+        y, part = model(x, part)
+        return y, (state.update(part) if is_put_back else state)
+
+    pm.filter_jit(call)(*counter, X, True)
+    with pytest.warns(LostUpdateWarning, match="State"):
+        pm.filter_jit(call)(*counter, X, False)
+
+
 def test_a_state_of_the_function_s_own_is_its_own():
     """A State that a function makes and drops is not lost."""
 

@@ -410,6 +410,17 @@ def debugger(monkeypatch):
     return opened
 
 
+def test_settings_of_equinox_are_heard(monkeypatch, debugger):
+    """A script that sets EQX_ON_ERROR works unchanged; where both are set, ours decides."""
+    monkeypatch.setenv("EQX_ON_ERROR", "off")
+    assert_close(small(BAD), BAD)
+
+    monkeypatch.setenv(ON_ERROR, "breakpoint")
+    monkeypatch.setenv("EQX_ON_ERROR_BREAKPOINT_FRAMES", "4")
+    failure(pm.filter_jit(lambda x: small(x)), BAD)
+    assert debugger[-1][0] == 4
+
+
 @pytest.mark.parametrize("transform", [no_check, jax.vmap], ids=["one", "mapped"])
 @pytest.mark.parametrize("jit", [no_check, pm.filter_jit], ids=["eager", "jitted"])
 def test_breakpoint(transform, jit, debugger, capsys):
