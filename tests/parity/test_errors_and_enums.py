@@ -79,9 +79,6 @@ def test_messages_by_index(eqx):
     ]
 
 
-# ---- enumerations
-
-
 def results(eqx):
     """A base and a derived enumeration."""
 
