@@ -111,7 +111,7 @@ def test_a_tree_of_labels_is_wrapped_for_an_optimizer():
     rules = {"a": optax.sgd(1.0), "b": optax.sgd(2.0)}
     labels = pm.by({"layers.0.**": "a", ...: "b"})(model)
 
-    with pytest.raises(ArgumentError, match="lambda _: labels"):
+    with pytest.raises(ArgumentError, match="label"):
         labels(model)
     optimizer = optax.multi_transform(rules, lambda _: labels)
     updates, _ = optimizer.update(model, optimizer.init(model), model)

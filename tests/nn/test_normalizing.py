@@ -188,7 +188,7 @@ def test_integers_and_negative_epsilons_are_refused(norm, args):
     """A mean of integers has no such dtype; a negative epsilon gives NaN at some inputs."""
     with pytest.raises(ArgumentError, match=norm.__name__):
         norm(*args)(jnp.ones((4, 4), int))
-    with pytest.raises(ArgumentError, match=rf"{norm.__name__}\(eps\)"):
+    with pytest.raises(ArgumentError, match="eps"):
         norm(*args).replace(eps=-1.0)
 
 
