@@ -73,7 +73,9 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
         >>> f(jnp.ones(3))
         Traceback (most recent call last):
             ...
-        pytreemod.errors.RetraceError: f: expected at most 1 trace (max_traces), got a call that ...
+        pytreemod.errors.RetraceError: f: this call needs more than 1 trace (max_traces)
+          at x: f32[2] -> f32[3]
+        ...
     """
     if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
         raise ArgumentError("assert_max_traces(max_traces)", "a count", describe(max_traces))

@@ -39,10 +39,9 @@ class Layer(Module):
         Array([2., 2., 2.], dtype=float32)
         >>> gain.replace(size=4)
         Traceback (most recent call last):
-        pytreemod.errors.ShapeError: Gain(size): expected values that fit its arrays, got size=4.
+        pytreemod.errors.ShapeError: Gain: size=4 does not fit its arrays
           at factor: f32[3], expected shape (4,)
-          replace the arrays and their configuration in one call:
-              layer = layer.replace(size=4, factor=...)
+          layer = layer.replace(size=4, factor=...)
     """
 
     def __array_shapes__(self) -> ArrayShapes:

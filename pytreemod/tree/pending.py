@@ -107,7 +107,8 @@ class Waiting:
             if self.name in fields:
                 return fields[self.name]
         # What Python would find without this object.
-        for base in owner.__mro__:
+        bases: Iterable[type] = owner.__mro__
+        for base in bases:
             original: Any = vars(base).get(self.name, self)
             if not isinstance(original, Waiting):
                 is_bound = hasattr(class_of(original), "__get__")
