@@ -1,6 +1,5 @@
 """debug.explain_retraces: listening to the traces of a jitted function."""
 
-
 import pytest
 
 import pytreemod as pm

@@ -368,7 +368,7 @@ LOADS = [
 ]
 
 
-@pytest.mark.parametrize(("arrays", "rename", "word"), LOADS, ids=[str(r[1]) for r in LOADS])
+@pytest.mark.parametrize(("arrays", "rename", "word"), LOADS, ids=range(len(LOADS)))
 def test_a_table_that_loses_or_swaps_numbers_is_refused(tmp_path, arrays, rename, word):
     """Names of nothing, two arrays of one name, parts that do not split, other inverses."""
     path = written(tmp_path, {name: np.zeros(shape, "f") for name, shape in arrays.items()})
@@ -387,7 +387,7 @@ SAVES = [
 ]
 
 
-@pytest.mark.parametrize(("tree", "rename", "word"), SAVES, ids=[str(r[1]) for r in SAVES])
+@pytest.mark.parametrize(("tree", "rename", "word"), SAVES, ids=range(len(SAVES)))
 def test_a_file_for_other_tools_has_every_array_as_a_whole(tmp_path, tree, rename, word):
     """What does not go into the file is said, and no file is written."""
     with pytest.raises(ArgumentError, match=word):
