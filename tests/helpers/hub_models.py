@@ -23,6 +23,28 @@ import numpy as np
 import torch
 import transformers as hub
 
+WRITTEN = 12
+LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": None,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 4}
+RESNET = {"embedding_size": 8, "num_labels": 5}
+
 
 def llama(**options):
     return hub.LlamaForCausalLM(hub.LlamaConfig(**LLAMA | options))
