@@ -20,6 +20,7 @@ import pytreemod as pm
 from pytreemod.errors import FileError
 from tests.helpers.comparing import assert_same
 from tests.io.files import tree_in, write_described
+from tests.labels import label
 
 WEIGHT = np.zeros(1, np.float32)
 
@@ -188,7 +189,7 @@ def test_tokens_without_a_name_stay_one_or_two(tmp_path):
         *(jnp.bfloat16, np.dtype("int8"), jax.nn.relu, pm.nn.Linear),
         *(jax.sharding.PartitionSpec("data", None, ("a", "b")), frozenset({1, "a"})),
     ],
-    ids=shown,
+    ids=label,
 )
 def test_configuration_of_the_library_is_rebuilt(value, tmp_path):
     """In the place of a leaf, and as an argument of a layer's function."""
