@@ -1,4 +1,4 @@
-"""The hooks of the site: formulas, stored drawings, the sections of docstrings."""
+"""The hooks of the site: formulas and stored drawings."""
 
 import importlib
 import re
@@ -53,32 +53,6 @@ def test_every_drawing_is_found(hook):
     assert all("<svg" in shown(mark) for mark in marks)
     with pytest.raises(Exception, match="modle"):
         shown("<!-- drawing: modle -->")
-
-
-DOCSTRING = """A layer.
-
-Shapes:
-    x: (..., in); (...) if `in` is "scalar"
-    return: the axes of x, and
-        then (*out)
-
-State and randomness: none. A State
-    is handed back.
-
-Args:
-    size: as it is (or not).
-"""
-
-
-def test_own_sections_of_docstrings_become_tables_and_paragraphs(hook):
-    """A row for each entry, shapes as code; other text is unchanged."""
-    rewritten = hook("reference_sections", "griffe").rewritten(DOCSTRING)
-
-    assert "| Shapes | |\n|---|---|\n" in rewritten
-    assert '| `x` | `(..., in)`; `(...)` if `in` is "scalar" |\n' in rewritten
-    assert "| `return` | the axes of x, and then `(*out)` |\n" in rewritten
-    assert "State and randomness:</span> none. A State\nis handed back." in rewritten
-    assert rewritten.endswith("Args:\n    size: as it is (or not).")
 
 
 def test_the_settings_of_the_site_are_said_once():

@@ -395,6 +395,21 @@ def test_a_file_for_other_tools_has_every_array_as_a_whole(tmp_path, tree, renam
     assert not (tmp_path / "ours").exists()
 
 
+def test_columns_of_one_array_go_there_and_back(tmp_path):
+    """Parts along a later axis than the first."""
+    tree = {"a": ramp(3, 2), "b": ramp(3, 4)}
+    parts = {name: pm.Packed("c", i, (2, 4), axis=1) for i, name in enumerate(tree)}
+    pm.save(tmp_path / "ours", tree, rename=parts)
+    whole = {"c": np.concatenate([*tree.values()], 1)}
+
+    assert_same(safetensors.numpy.load_file(tmp_path / "ours"), whole)
+    zeros = jax.tree.map(jnp.zeros_like, tree)
+    back = {"c": pm.Packed(["a", "b"], axis=1, sizes=(2, 4))}
+    assert_same(pm.load(tmp_path / "ours", zeros, rename=back), tree)
+    pm.save(tmp_path / "apart", tree)
+    assert_same(pm.load(tmp_path / "apart", {"c": np.zeros((3, 6), "f")}, rename=parts), whole)
+
+
 def test_a_text_in_a_file_for_other_tools_is_refused_by_name(tmp_path):
     """It would be left out, and so would a number that no array holds."""
     with pytest.raises(FileError, match=r"(?s)at a: .*at c: "):

@@ -40,6 +40,13 @@ def on_devices(fn):
     )
 
 
+def test_values_of_devices_have_a_leading_axis():
+    """Each device's value as a whole, one after the other."""
+    seen = captured(on_devices(f), ramp(6))
+
+    np.testing.assert_array_equal(seen["twice"], 2 * np.asarray(ramp(6)).reshape(3, 2))
+
+
 TWICE = [2.0, 4.0, 6.0]
 PASSED = {
     "nothing": (f, TWICE),

@@ -152,6 +152,17 @@ def test_a_converted_function_takes_what_it_was_converted_for(other):
         converted(*other)
 
 
+def test_converted_functions_of_other_numbers_are_other_programs():
+    """The same operations with another constant are not taken for the first ones."""
+    call = pm.filter_jit(lambda f, x: f(x))
+    converted = [
+        pm.filter_closure_convert(lambda x, n=n: x * n, ramp(2)) for n in (2.0, 3.0, 2.0)
+    ]
+
+    for fn, factor in zip(converted, (2.0, 3.0, 2.0), strict=True):
+        assert_close(call(fn, ramp(2)), ramp(2) * factor)
+
+
 def test_a_function_that_is_converted_in_each_step_keeps_nothing():
     """Each conversion had left a plan and a program behind, which made the next one slower."""
     call = pm.filter_jit(lambda f, x: f(x))
