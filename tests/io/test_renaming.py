@@ -379,6 +379,7 @@ def test_a_table_that_loses_or_swaps_numbers_is_refused(tmp_path, arrays, rename
 PARTS = {"a": pm.Packed("c", 0, (2, 2)), "b": pm.Packed("c", 1, (2, 2))}
 SAVES = [
     ({"a": ramp(2)}, {"model.a": "a"}, "model.a"),
+    ({"a": ramp(2)}, {"a": "half \ud800"}, "half"),
     ({"a": ramp(2), "b": ramp(2)}, {"a": "b"}, "b"),
     ({"a": ramp(2), "b": ramp(3)}, PARTS, r"f32\[3\]"),
     ({"a": ramp(2)}, {"a": pm.Packed("c", 0, (2, 2))}, "part 1"),

@@ -46,6 +46,8 @@ def test_a_finished_instance_is_immutable(make):
         del module.weight
     with pytest.raises(FrozenError, match="cache"):
         module.cache = 1
+    with pytest.raises(FrozenError, match="__dict__"):
+        module.__dict__ = {}
 
     assert_same(module, make())
 

@@ -208,3 +208,12 @@ def test_channels_that_stand_elsewhere_are_refused(layer, shape):
     """Other axes would be normalized, silently."""
     with pytest.raises(ShapeError, match=type(layer).__name__):
         layer(jnp.ones(shape))
+
+
+def test_sizes_that_change_together_are_compared_with_each_other():
+    """Not the new number of channels with the old number of groups."""
+    layer = nn.GroupNorm(2, 8)
+    with pytest.raises(ArgumentError, match="9"):
+        layer.replace(channels=9, weight=jnp.ones(9), bias=jnp.ones(9))
+
+    assert layer.replace(groups=3, channels=9, weight=jnp.ones(9), bias=jnp.ones(9)).groups == 3
