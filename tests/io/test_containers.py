@@ -177,7 +177,7 @@ def test_we_read_what_safetensors_writes(path):
 
 def test_pytorch_reads_what_we_write_and_we_what_it_writes(path):
     """Dtypes that NumPy alone does not know among them."""
-    torch = pytest.importorskip("torch", reason="its dtypes are compared")
+    torch = pytest.importorskip("torch", reason="its dtypes are compared: tasks.py install peers")
     load = pytest.importorskip("safetensors.torch")
     names = [n for n in CODED if hasattr(torch, n) and "uint" not in n and "64" not in n]
     arrays = {n: np.arange(3, dtype=np.int8).astype(dtype_called(n)) for n in names}
