@@ -6,4 +6,6 @@ import pytest
 @pytest.fixture
 def torch():
     """PyTorch, or the test is skipped."""
-    return pytest.importorskip("torch", reason="loads what PyTorch has written")
+    return pytest.importorskip(
+        "torch", reason="loads what PyTorch has written: tasks.py install peers"
+    )
