@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks.tables import raced
 
 pytestmark = [pytest.mark.collects, pytest.mark.slow]
 pytest.importorskip("optax", reason="the benchmarks train with optax")
@@ -33,14 +32,6 @@ def test_the_runner_prints_tables_as_json(capfd):
     (table,) = json.loads(capfd.readouterr().out).values()
     assert table["surroundings"]["jax"] == jax.__version__
     assert {"label", "target", "met", "dicts", "pytreemod"} <= {*table["rows"][0]}
-
-
-@pytest.mark.parametrize(("limit", "met"), [(1.5, True), (1.4, False), (None, None)])
-def test_a_limit_is_met_by_the_median_ratio(limit, met):
-    """A contender that takes half as long again as the first meets 1.5."""
-    bursts = {"jax.jit": lambda number: number * 1e-3, "pytreemod": lambda number: number * 1.5e-3}
-
-    assert raced("label", bursts, rounds=2, limit=limit).met is met
 
 
 def test_compiled_programs_are_those_written_by_hand():
