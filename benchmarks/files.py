@@ -41,7 +41,6 @@ from benchmarks.libraries import OURS, installed
 from benchmarks.measuring import no_garbage_collection
 from benchmarks.memory import MB, megabytes
 from benchmarks.tables import SAME, Benchmark, Row, ratio_row
-from pytreemod.io.containers import Container
 
 SAFETENSORS, LOAD_FILE, EQUINOX, UNCHECKED = "safetensors", "load_file", "Equinox", "unchecked"
 LEAVES, TOTAL = 400, 10**9

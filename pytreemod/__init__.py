@@ -113,36 +113,34 @@ _LATER = {
     "capture": "pytreemod.debug.capturing:capture",
     "Computed": "pytreemod.module.computed_leaves:Computed",
     "computed": "pytreemod.module.computed_leaves:computed",
-    "Checkpoints": "pytreemod.io.many_steps:Checkpoints",
+    "Checkpoints": "pytreemod.io.checkpoints:Checkpoints",
     "constraints": "pytreemod.training.constraints:",
     "debug": "pytreemod.debug:",
     "diff": "pytreemod.io.differing:diff",
     "Diff": "pytreemod.io.differing:Diff",
     "default_deserialise_filter_spec": "pytreemod.io.equinox_files:default_deserialise_filter_spec",
     "default_serialise_filter_spec": "pytreemod.io.equinox_files:default_serialise_filter_spec",
-    "from_named": "pytreemod.io.tables:from_named",
+    "from_named": "pytreemod.io.names:from_named",
     "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
     "intervene": "pytreemod.debug.intervening:intervene",
     "load": "pytreemod.io.loading:load",
     "LossScale": "pytreemod.training.loss_scaling:LossScale",
-    "LoadReport": "pytreemod.io.fitting:LoadReport",
+    "LoadReport": "pytreemod.io.loading:LoadReport",
     "lora": "pytreemod.training.low_rank:lora",
     "make_sharded": "pytreemod.parallel.making:make_sharded",
     "materialize": "pytreemod.nn.materializing:materialize",
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
-    "named_leaves": "pytreemod.io.tables:named_leaves",
+    "named_leaves": "pytreemod.io.names:named_leaves",
     "nn": "pytreemod.nn:",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
-    "Packed": "pytreemod.io.layout_rules:Packed",
     "param_count": "pytreemod.debug.summaries:param_count",
     "partition_specs": "pytreemod.parallel.tree_specs:partition_specs",
     "per_layer": "pytreemod.training.layered.rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",
     "quantization_report": "pytreemod.training.quantization:quantization_report",
     "quantize": "pytreemod.training.quantization:quantize",
-    "read_metadata": "pytreemod.io.loading:read_metadata",
-    "Relaid": "pytreemod.io.layout_rules:Relaid",
+    "read_metadata": "pytreemod.io.saving:read_metadata",
     "resolve": "pytreemod.module.resolving:resolve",
     "save": "pytreemod.io.saving:save",
     "select_tree": "pytreemod.training.loss_scaling:select_tree",
@@ -172,6 +170,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.debug.intervening import intervene as intervene
     from pytreemod.debug.summaries import param_count as param_count
     from pytreemod.debug.summaries import summary as summary
+    from pytreemod.io.checkpoints import Checkpoints as Checkpoints
     from pytreemod.io.differing import Diff as Diff
     from pytreemod.io.differing import diff as diff
     from pytreemod.io.equinox_files import (
@@ -182,15 +181,12 @@ if _typing.TYPE_CHECKING:
     )
     from pytreemod.io.equinox_files import tree_deserialise_leaves as tree_deserialise_leaves
     from pytreemod.io.equinox_files import tree_serialise_leaves as tree_serialise_leaves
-    from pytreemod.io.fitting import LoadReport as LoadReport
-    from pytreemod.io.layout_rules import Packed as Packed
-    from pytreemod.io.layout_rules import Relaid as Relaid
+    from pytreemod.io.loading import LoadReport as LoadReport
     from pytreemod.io.loading import load as load
-    from pytreemod.io.loading import read_metadata as read_metadata
-    from pytreemod.io.many_steps import Checkpoints as Checkpoints
+    from pytreemod.io.names import from_named as from_named
+    from pytreemod.io.names import named_leaves as named_leaves
+    from pytreemod.io.saving import read_metadata as read_metadata
     from pytreemod.io.saving import save as save
-    from pytreemod.io.tables import from_named as from_named
-    from pytreemod.io.tables import named_leaves as named_leaves
     from pytreemod.io.torch_states import from_torch as from_torch
     from pytreemod.io.torch_states import to_torch as to_torch
     from pytreemod.module.computed_leaves import Computed as Computed

@@ -1,84 +1,49 @@
-"""`load`: the values of a file in your tree, or the tree that the file describes.
+"""`load`: the values of a file in a tree of yours, or a dict of its arrays.
 
-The plan comes first (`fitting`), by names, and nothing is read before everything fits. Then the
-arrays are read in the order of the file, and each gets the form and the devices of its leaf in
-`like`. Without `like`, the tree is rebuilt from its description (`descriptions`).
+First everything is compared by name, and one error lists all differences; then arrays are read.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast, overload
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
-from pytreemod.io.access import StrPath, depth_errors, shown_path
-from pytreemod.io.configuration import ConfigurationReader, Json
-from pytreemod.io.containers import Container
-from pytreemod.io.descriptions import describe_tree, rebuild_tree
-from pytreemod.io.fitting import (
-    HINT_WIDTH,
-    LoadOptions,
-    LoadPlan,
-    LoadReport,
-    Move,
-    fit,
-    is_key,
-    is_too_wide,
-)
-from pytreemod.io.folders import open_arrays
-from pytreemod.io.renaming import NameTable
-from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
-from pytreemod.io.sources import SourceReader
-from pytreemod.io.tables import (
-    Leaf,
-    Name,
-    Source,
-    Table,
-    as_ordered,
-    first_name,
-    parse,
-    read_table,
-)
+from pytreemod.errors import FileError, short_dtype
+from pytreemod.io.configuration import configuration_of, differences, form_of, nodes_above
+from pytreemod.io.container import Entry, StrPath, Table, empty, opened
+from pytreemod.io.names import Part, TiedNames, generator_of, is_key, parts_of, places_of, ties_of
+from pytreemod.io.renaming import NameTable, Rule, renamed, renamed_texts
+from pytreemod.io.saving import DESCRIPTION, parsed
 from pytreemod.module.unfinished import refuse_unfinished
-from pytreemod.training.quantization import (
-    ChosenMatrix,
-    choose_matrices,
-    quantized_leaf,
-    with_quantized,
-)
-from pytreemod.tree.kinds import PYTHON_SCALARS
-from pytreemod.typing import AnyArray, FilterSpec, PyTree, jtu, untyped_jax
+from pytreemod.tree.predicates import NUMBERS, is_abstract
+from pytreemod.tree.prefixes import By
+from pytreemod.tree.reports import report_text
+from pytreemod.tree.selecting import as_selector
+from pytreemod.typing import FilterSpec, PyTree, jtu
 
 _T = TypeVar("_T")
-
-
-class _Nothing:
-    """The default of `like`, because None is a tree."""
-
-
-_NOTHING: Any = _Nothing()
+_NOTHING: Any = object()
+"""The default of `like`, because None is a tree."""
 
 
 @overload
-def load(path: StrPath, *, verify: bool = True) -> Any: ...
+def load(path: StrPath) -> dict[str, np.ndarray]: ...
 @overload
 def load(
     path: StrPath,
     like: _T,
     *,
     strict: Literal[True] = True,
-    rename: NameTable | None = None,
-    missing: Any = None,
     only: FilterSpec = True,
+    rename: NameTable | None = None,
     cast: Any = None,
-    quantize: Any = None,
-    restack: bool = False,
-    verify: bool = True,
 ) -> _T: ...
 @overload
 def load(
@@ -86,511 +51,366 @@ def load(
     like: _T,
     *,
     strict: Literal[False],
-    rename: NameTable | None = None,
-    missing: Any = None,
     only: FilterSpec = True,
+    rename: NameTable | None = None,
     cast: Any = None,
-    quantize: Any = None,
-    restack: bool = False,
-    verify: bool = True,
 ) -> tuple[_T, LoadReport]: ...
 def load(
     path: StrPath,
     like: Any = _NOTHING,
     *,
     strict: bool = True,
-    rename: NameTable | None = None,
-    missing: Any = None,
     only: FilterSpec = True,
+    rename: NameTable | None = None,
     cast: Any = None,
-    quantize: Any = None,
-    restack: bool = False,
-    verify: bool = True,
 ) -> Any:
     """Load a tree from a file of [`save`][pytreemod.save], or from any safetensors file.
 
-    The path may also lead to a folder in the layout of Hugging Face: `model.safetensors`, or all
-    files that `model.safetensors.index.json` names, which are loaded as one.
+    The path may also lead to a folder in the layout of Hugging Face: `model.safetensors`, or the
+    files that `model.safetensors.index.json` names.
 
-    With `like`, the result is `like` with the values of the file, by name. By default, both must
-    have the same leaves, with the same shapes and dtypes, and the same configuration. One error
-    lists all differences. Arrays get the devices and shardings of those in `like`; a NumPy array in
-    `like` gets a NumPy array.
+    The result is `like` with the values of the file, by name. Both must have the same leaves, with
+    the same shapes and dtypes, and the same configuration; one error lists all differences. Arrays
+    get the devices and shardings of those in `like`. Without `like`, the result is a dict of NumPy
+    arrays.
 
-    Without `like`, the tree is rebuilt from the description in the file. This works for the
-    library's layers, the functions of `jax.nn` and Python's containers, but not for classes and
-    functions of your own. A file of another tool gives a dict of arrays by name.
+    The layers of an `nn.Stack`, and the members of an `nn.Ensemble`, are like a list of them: each
+    has its own name, `blocks.3.up.weight`. A tied array needs one of its names.
 
-    `like` and the file may differ in form:
-
-    - Layers of an `nn.Stack` may be a list on the other side. With `restack`, they may be the
-      members of an `nn.Ensemble` as well.
-    - With `only`, `like` may have fewer layers than the file: the first ones.
-    - For a constrained field of `like`, the file may have the value itself, under the field's name.
-
-    The loaded arrays are independent of the file, which may change or be removed.
-
-    **Laws.** `load(path, like) == tree` after `save(path, tree)`, for every `like` of the structure
-    of `tree`; and `load(path) == tree` where all classes are the library's.
-    `load(path, like, quantize=form) == pm.quantize(load(path, like), form)`.
+    **Law.** `load(path, like) == tree` after `save(path, tree)`, for every `like` of the structure
+    of `tree`.
 
     Args:
         path: the path of the file or folder.
         like: a tree of the structure of the result; it may be abstract, from
             [`filter_eval_shape`][pytreemod.filter_eval_shape], with shardings or without.
-        strict: whether everything must fit. If not, the function also returns a report. Leaves that
-            are missing in the file keep their values from `like` (but not all of them may), and
-            the configuration is that of `like`.
-        rename: a dict from names in the file to names in `like`. A name is that of a leaf
-            (`"head.w"`), or of a node (`"encoder"`, or `""` for the root). In a pattern, `*`
-            matches a component or a part of one, and `**` any number of components; the new name
-            has the same wildcards in the same order. Layers of a Stack have numbers, on both sides.
-            The first pattern that matches a name is used. The new name may be a
-            [`Relaid`][pytreemod.Relaid] or a [`Packed`][pytreemod.Packed], for arrays in another
-            form; or None, to skip the array.
-        missing: the treatment of a leaf that the file lacks, or has in another shape: `"keep"` or
-            `"error"`, or a [`by`][pytreemod.by] of these. None means `"error"` if strict. If not
-            strict, it means `"keep"`, but another shape is an error.
-        only: a selector of the leaves to load; the others are those of `like`. Nothing else is
-            read from the file.
-        cast: a dtype, or a `by` of dtypes (None for no cast), for arrays of the same kind, such
-            as floating.
-        quantize: the form in which matrices of `like` are stored, as for
-            [`quantize`][pytreemod.quantize]: `"int8"`, or a `by` of such forms. Each array is
-            quantized as soon as it is read, after `cast`, so that only one at a time is in memory
-            in full.
-        restack: whether an `nn.Ensemble` of n may be loaded from a list or an `nn.Stack` of n, and
-            vice versa.
-        verify: whether to compare the checksum of each array. The checksum of the header is always
-            compared.
+        strict: whether everything must fit. If not, missing leaves keep their values from `like`,
+            and the function also returns a report.
+        only: a selector of the leaves to load; the others are those of `like`.
+        rename: from names in the file to names in `like`. In a pattern, `*` is a component, or a
+            part of one, and `**` any number of them; a pattern also stands for everything below it.
+            The first that matches a name counts. None drops an array. `(name, fn)` is for an array
+            in another form, which `fn` gets in NumPy; `((name, ...), fn)` for one that is several
+            of ours, which `fn` returns.
+        cast: a dtype, or a [`by`][pytreemod.by] of dtypes (None for no cast), for arrays of the
+            same kind, such as floating.
 
     Returns:
-        A tree of the structure of `like`, or of `pm.quantize(like, quantize)`; if not strict, a
-        pair of it and a [`LoadReport`][pytreemod.LoadReport].
+        A tree of the structure of `like`; if not strict, a pair of it and a
+        [`LoadReport`][pytreemod.LoadReport].
 
     Raises:
-        FileError: if the file is damaged or of another tree, or without `like` names a class or
-            function of your own; `FileMissingError` or `FilePermissionError` if it cannot be read.
-        ArgumentError: if an argument is unusable; or if an array to quantize has numbers that are
-            not finite.
-        SpecError: if a selector does not fit `like`.
-        UnfinishedError: if `like` lacks sizes.
+        FileError: if the file is damaged, or does not fit `like`.
+        ArgumentError: if a pattern in `rename` matches nothing.
+        OSError: if the file cannot be read.
 
     Examples:
         >>> import jax
         >>> import pytreemod as pm
         >>> model = pm.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
-        >>> pm.save("model.safetensors", model)
-        >>> pm.load("model.safetensors", pm.nn.MLP(3, 2, 8, 1, key=jax.random.key(1))) == model
-        True
-        >>> pm.load("model.safetensors") == model
-        True
-
-        A file of another tool, with other names:
-
-        >>> names = {"fc*.w": "layers.*.weight", "fc*.b": "layers.*.bias"}
-        >>> back = {"layers.*.weight": "fc*.w", "layers.*.bias": "fc*.b"}
-        >>> pm.save("theirs.safetensors", model, rename=back)
+        >>> pm.save("theirs.safetensors", model, rename={"layers.*": "fc*"})
         >>> sorted(pm.load("theirs.safetensors"))
-        ['fc0.b', 'fc0.w', 'fc1.b', 'fc1.w']
-        >>> again = pm.load("theirs.safetensors", pm.filter_eval_shape(lambda: model), rename=names)
-        >>> again == model
+        ['fc0.bias', 'fc0.weight', 'fc1.bias', 'fc1.weight']
+        >>> pm.load("theirs.safetensors", model, rename={"fc*": "layers.*"}) == model
         True
-
-        Another head, in half precision:
-
-        >>> like = pm.nn.MLP(3, 5, 8, 1, key=jax.random.key(1))
-        >>> tuned, report = pm.load(
-        ...     "model.safetensors",
-        ...     like,
-        ...     strict=False,
-        ...     missing=pm.by({"layers.1": "keep", ...: "error"}),
-        ...     cast="bfloat16",
-        ... )
-        >>> report.missing
-        ('layers.1.weight', 'layers.1.bias')
     """
-    where = f"load({shown_path(path)})"
-    options = LoadOptions(strict, rename, missing, only, cast, restack, quantize)
-    with open_arrays(path, verify=verify) as file, depth_errors(where):
-        about = description_of(file, where)
+    with opened(path) as (table, texts):
         if like is _NOTHING:
-            _check_alone(where, options)
-            return _rebuilt(file, about, where)
-        # First: JAX's own walk would fail without explanation for a tree that is too deep.
-        described = describe_tree(like, where)
-        _check_is_tree(like, where)
-        matrices = [] if quantize is None else choose_matrices(like, quantize, where)
-        read = SourceReader(file.read)
-        try:
-            plan = fit(table_of(file, about, where), described, like, options, where)
-        except FileError as error:
-            if about is None:
-                error.add_note(_FROM_TORCH)
-            raise
-        made = _carried_out(plan, file, read, like, matrices, where)
-    return made if strict else (made, plan.report())
+            return {name: entry.read() for name, entry in table.items()}
+        refuse_unfinished("load", like)
+        config, ties = description_of(texts, path)
+        given, origins = table, dict[str, str]()
+        if rename is not None:
+            table, origins = renamed(table, rename, "load")
+            config = renamed_texts(config, rename)
+        fit = Fit(table, like, ties, only, cast)
+        fit.compare(config, given if rename is None else None)
+        fit.refuse(f"load: {path} does not fit like", strict)
+        made = fit.tree()
+        if strict:
+            return made
+        return made, fit.report(origins)
 
 
-def read_metadata(path: StrPath) -> Json:
-    """Return the `metadata` that [`save`][pytreemod.save] got; no array is read.
+def description_of(
+    texts: Mapping[str, str], path: StrPath
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the configuration that a file has, and its ties, from places to their sources."""
+    about = parsed(texts.get(DESCRIPTION, "{}"), path)
+    found = [about.get(part, {}) if isinstance(about, dict) else None for part in _PARTS]
+    for each in found:
+        if not isinstance(each, dict) or any(not isinstance(x, str) for x in each.values()):
+            raise FileError(f"{path} is damaged: its description has no texts by name")
+    config, ties = found
+    return config, ties
+
+
+def form_text(entry: Entry) -> str:
+    """Return the form of an array, in short: `f32[3,4]`."""
+    return _text(entry.shape, entry.dtype, entry.key)
+
+
+@dataclass(frozen=True, repr=False)
+class LoadReport:
+    """What `load(strict=False)` did, by names.
+
+    Fields:
+        loaded: leaves that have the values of the file.
+        renamed: of these, those with another name in the file: `new <- old`.
+        cast: of these, those of another dtype in the file.
+        missing: leaves that keep the values of `like`, because the file has none.
+        unexpected: arrays of the file that are not in `like`.
+        configuration: differences; the result has the configuration of `like`.
+    """
+
+    loaded: Sequence[str]
+    renamed: Sequence[str]
+    cast: Sequence[str]
+    missing: Sequence[str]
+    unexpected: Sequence[str]
+    configuration: Sequence[str]
+
+    def __repr__(self) -> str:
+        return report_text("LoadReport", vars(self), always="loaded")
+
+
+_PARTS = ("config", "ties")
+AS_LIKE: Any = object()
+"""For `cast`: each leaf has the dtype that it has in `like`."""
+_SMALL = 1 << 20
+"""Arrays of fewer bytes are put on devices together."""
+
+
+class Fit:
+    """The leaves of a tree beside a table: what fits, and what does not.
 
     Args:
-        path: the path of the file or folder.
-
-    Returns:
-        The value; None if there is none. For a file of another tool, the strings in its header.
-
-    Raises:
-        FileError: if the file is damaged or missing (`FileMissingError`).
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> import pytreemod as pm
-        >>> pm.save("model.safetensors", jnp.zeros(3), {"step": 100, "loss": 0.5})
-        >>> pm.read_metadata("model.safetensors")
-        {'step': 100, 'loss': 0.5}
+        table: arrays by name.
+        like: see `load`.
+        ties: in the file, from places to their sources.
+        only: see `load`.
+        cast: see `load`; or `AS_LIKE`.
     """
-    where = f"read_metadata({shown_path(path)})"
-    with open_arrays(path) as file, depth_errors(where):
-        if DESCRIPTION not in file.metadata:
-            return dict(file.metadata) or None
-        text = file.metadata.get(USERS)
-        return None if text is None else _parsed(text, where)
 
+    def __init__(
+        self,
+        table: Table,
+        like: PyTree,
+        ties: Mapping[str, str] | None = None,
+        only: FilterSpec = True,
+        cast: Any = None,
+    ):
+        self.table, self.places = table, [*places_of(like)]
+        self.leaves, self.treedef = jtu.tree_flatten(like)
+        self.casts = cast.values(like) if isinstance(cast, By) else [cast] * len(self.leaves)
+        if cast is AS_LIKE:
+            self.casts = [getattr(leaf, "dtype", None) for leaf in self.leaves]
+        chosen = [True] * len(self.leaves) if only is True else as_selector(only).mask(like)
+        parts = [p for p in parts_of(self.places) if is_value(self.leaves[p.leaf])]
+        self.parts = [part for part in parts if chosen[part.leaf]]
+        self.others = [part.name for part in parts if not chosen[part.leaf]]
+        tied = [TiedNames(place, source, None) for place, source in (ties or {}).items()]
+        self.ties = [
+            (tie, Rule(tie.place, tie.source), Rule(tie.source, tie.place))
+            for tie in (*ties_of(self.places), *tied)
+        ]
+        self.wrong: list[str] = []
+        self.missing: list[str] = []
+        self.changed: list[str] = []
+        """Those with another dtype in the table."""
+        self.configuration: list[str] = []
+        self.used: set[str] = set()
+        self.entries: dict[str, Entry] = {}
+        """For each part, by its name."""
+        for leaf, group in groupby(self.parts, key=lambda part: part.leaf):
+            self._match(self.leaves[leaf], self.casts[leaf], [*group])
+        unused = [] if self.others else [name for name in table if name not in self.used]
+        self.unexpected = [name for name in unused if not self._is_tied(name)]
 
-_FROM_TORCH = """\
-  if it has the tensors of PyTorch's layers, with other names and layouts:
-      pm.from_torch(model, path)"""
+    def _match(self, old: Any, cast: Any, parts: Sequence[Part]) -> None:
+        shape, dtype, key = _form_of(old)
+        shape = shape[len(parts[0].at) :]
+        for part in parts:
+            name = part.name if part.name in self.table else self._tied_name(part.name)
+            if name is None:
+                self.missing.append(part.name)
+                if isinstance(old, jax.ShapeDtypeStruct):
+                    self.wrong.append(f"{part.name}: missing, and like has no value")
+                continue
+            self.used.add(name)
+            entry = self.table[name]
+            is_cast = entry.dtype != dtype and _kind(entry.dtype) == _kind(cast or type(old))
+            if entry.shape != shape or entry.key != key or not (entry.dtype == dtype or is_cast):
+                mine = _text(shape, dtype, key) if dtype else f"a {type(old).__name__}"
+                hint = " (see cast=)" if _kind(entry.dtype) == _kind(dtype) else ""
+                hint = hint if entry.shape == shape and key is None else ""
+                found = _text(entry.shape, entry.dtype, entry.key)
+                self.wrong.append(f"{part.name}: like has {mine}, the file {found}{hint}")
+                continue
+            self.entries[part.name] = entry
+            self.changed += [part.name] if is_cast and dtype else []
 
-# ---- what a file says
-
-
-def _parsed(text: str, where: str) -> Json:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise _malformed(where) from error
-
-
-def _malformed(where: str) -> FileError:
-    return FileError(where, "a description that `pm.save` wrote", "something else")
-
-
-def description_of(file: Container, where: str) -> dict[str, Any] | None:
-    """Return the description of the tree in the file; None if `save` did not write it."""
-    text = file.metadata.get(DESCRIPTION)
-    if text is None:
+    def _tied_name(self, name: str) -> str | None:
+        """Return the name in the table of an array with the same numbers."""
+        for tie, to_source, to_place in self.ties:
+            for rule in (to_source, to_place) if tie.through is None else ():
+                other = rule.of(name)
+                if other in self.table:
+                    return other
         return None
-    about = _parsed(text, where)
-    if not isinstance(about, dict) or "tree" not in about:
-        raise _malformed(where)
-    about = cast("dict[str, Any]", about)
-    version = about.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise FileError(
-            where,
-            f"a file of version {VERSION} or lower",
-            f"version {version!r}, written by pytreemod {about.get('pytreemod')!r}",
-            hint=["a newer pytreemod reads it:", "pip install --upgrade pytreemod"],
-        )
-    return about
 
+    def _is_tied(self, name: str) -> bool:
+        """Whether an array has the numbers that a tie of `like` gives; not if they differ."""
+        for tie, to_source, _ in self.ties:
+            source = to_source.of(name)
+            if source in self.entries:
+                there = self.entries[source].read()
+                there = there if tie.through is None else np.asarray(tie.through(there))
+                if there.tobytes() != self.table[name].read().tobytes():
+                    self.wrong.append(f"{name}: other numbers than {source}, the source of its tie")
+                return True
+        return False
 
-def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table:
-    """Return a file's leaves and configuration, by name."""
-    entries = file.entries
-    if about is None:
-        form = {"is": "jax"}
-        return Table({parse(n): Leaf(form, x.shape, x.dtype, n) for n, x in entries.items()})
-    try:
-        return read_table(about["tree"], entries)
-    except RecursionError:
-        raise
-    # Every failure here is a fault of the file.
-    except Exception as error:
-        raise _malformed(where) from error
-
-
-# ---- into `like`
-
-
-def _check_is_tree(like: Any, where: str) -> None:
-    """Refuse a class as `like`: the user meant one of its instances."""
-    refuse_unfinished(where, like)
-    if isinstance(like, type):
-        expected = "`like`, a tree to load the values into"
-        hint = ["make an instance:", f"pm.load(path, {like.__name__}(...))"]
-        raise ArgumentError(where, expected, describe(like), hint=hint)
-
-
-def _carried_out(
-    plan: LoadPlan,
-    file: Container,
-    read: SourceReader,
-    like: PyTree,
-    matrices: Sequence[ChosenMatrix],
-    where: str,
-) -> Any:
-    """Return `like` with the planned leaves."""
-    leaves, treedef = jtu.tree_flatten(like)
-    entries = file.entries
-    read.expect([move.leaf.source for move in plan.moves])
-    # In the order of the file, and all parts of one array in sequence.
-    order: list[tuple[int, int, Move]] = []
-    for i, move in enumerate(plan.moves):
-        source = move.leaf.source
-        first = source if isinstance(source, str) or source is None else first_name(source)
-        order.append((entries[first].start if first in entries else -1, i, move))
-    with DeviceTransfers(leaves, where, matrices) as transfers:
-        for _, _, move in sorted(order):
-            _carry_out(move, plan, read, transfers, where)
-    made = treedef.unflatten(leaves)
-    return with_quantized(made, transfers.quantized) if matrices else made
-
-
-def _carry_out(
-    move: Move,
-    plan: LoadPlan,
-    read: Callable[[Source], AnyArray],
-    transfers: DeviceTransfers,
-    where: str,
-) -> None:
-    old, name, leaf = transfers.leaves[move.place], move.name, move.leaf
-    if leaf.dtype is None:
-        if type(old) in PYTHON_SCALARS:
-            value = ConfigurationReader(where).read(leaf.form["value"], ".".join(name))
-            transfers.leaves[move.place] = value
-        return
-    array: Any = read(cast("Source", leaf.source))
-    impl = leaf.form.get("impl")
-    if name in plan.reshaped and impl is None:
-        array = array.reshape(old.shape)
-    # The array of a constrained value may be wider than the array in the file.
-    dtype = leaf.dtype if move.cast is None else move.cast
-    if array.dtype != dtype:
-        array = as_dtype(array, dtype, where, name)
-    transfers.put(move.place, array, impl, name)
-
-
-# ---- without `like`
-
-
-def _check_alone(where: str, options: LoadOptions) -> None:
-    if options != LoadOptions(True, None, None, True, None, False):
-        raise ArgumentError(
-            where,
-            "`like`, a tree to load the values into",
-            "none, with options that need it",
-            hint=["give one:", "pm.load(path, like, ...)"],
-        )
-
-
-def _rebuilt(file: Container, about: dict[str, Any] | None, where: str) -> Any:
-    check_widths(table_of(file, about, where).leaves, where)
-
-    def read_leaf(name: str, form: dict[str, Json]) -> Any:
-        return in_form(file.read(name), form, where, name)
-
-    if about is None:
-        return {name: read_leaf(name, {"is": "jax"}) for name in file.entries}
-    return rebuild_tree(about["tree"], read_leaf, where)
-
-
-def check_widths(leaves: Mapping[Name, Leaf], where: str) -> None:
-    """Refuse arrays of 64 bits if JAX has only 32.
-
-    Raises:
-        FileError: if one of them would become an array of JAX.
-    """
-    for name, leaf in leaves.items():
-        if leaf.form.get("is") == "jax" and is_too_wide(leaf.dtype):
-            text = f"{short_dtype(leaf.dtype)} at {'.'.join(name)}"
-            raise FileError(where, "dtypes that JAX supports", text, hint=HINT_WIDTH)
-
-
-def in_form(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
-    """Return a leaf in the form that the file describes.
-
-    Raises:
-        FileError: if there is no such form, or no such generator of keys.
-    """
-    kind = form.get("is")
-    if kind == "numpy":
-        return array
-    if kind == "scalar" and array.ndim == 0:
-        return array[()]
-    if kind == "key":
-        return _as_keys(array, form.get("impl"), None, where, (name,))
-    if kind != "jax":
-        expected, got = "a kind of leaf that `pm.save` writes", describe(kind)
-        raise FileError(where, expected, got, at=[name])
-    return _weakly(_as_jax(array)) if form.get("weak") else _as_jax(array)
-
-
-class DeviceTransfers:
-    """Puts arrays into the leaves of `like`, with their forms and devices.
-
-    Arrays of JAX wait for others: putting 10,000 small ones in one call takes a third of the time
-    of separate calls. `_WAITING = 0` disables that. Matrices to quantize do not wait.
-
-    Args:
-        leaves: the leaves of `like`; they are replaced, except for the matrices to quantize.
-        where: the call, for errors.
-        matrices: the matrices to quantize.
-
-    Attributes:
-        quantized: the quantized matrices; the old ones where none was put.
-    """
-
-    def __init__(self, leaves: list[Any], where: str, matrices: Sequence[ChosenMatrix] = ()):
-        self.leaves, self.where = leaves, where
-        self.quantized: list[tuple[ChosenMatrix, Any]] = []
-        self._matrices = {one.place: one for one in matrices}
-        self._waiting: list[tuple[int, Any, Any, Name]] = []
-        self._bytes = 0
-
-    def put(self, place: int, array: Any, impl: Json, name: Name) -> None:
-        """Replace a leaf.
+    def compare(self, config: Mapping[str, str], table: Table | None) -> None:
+        """Note the configuration that differs.
 
         Args:
-            place: the index of the leaf.
-            array: the array of the file, in the shape of the old leaf; for keys, their numbers.
-            impl: the generator of keys that the file names, if any.
-            name: the name of the leaf, for errors.
+            config: that of the file.
+            table: the arrays of the file; None if names differ, and what only one side has does
+                not count.
+        """
+        names = [part.name for part in self.parts]
+        found = [*differences(configuration_of(self.places), config, names, table or ())]
+        chosen, others = (nodes_above(each) if found else () for each in (names, self.others))
+        for name, mine, other in found:
+            if table is None and None in (mine, other):
+                continue
+            # A Module counts if all of its leaves are loaded; one without leaves is as the one
+            # above.
+            node = form_of(name)
+            while node and node not in chosen and node not in others:
+                node = node.rpartition(".")[0]
+            if node not in others:
+                line = f"{name}: like has {mine or 'none'}, the file {other or 'none'}"
+                self.configuration.append(line)
+
+    def refuse(self, fact: str, strict: bool) -> None:
+        """Raise an error that lists what does not fit.
 
         Raises:
-            FileError: if there is no such generator of keys.
-            ArgumentError: if an abstract leaf has a sharding that does not fit its shape; or if a
-                matrix to quantize is not finite.
+            FileError: if there is anything.
         """
-        old = self.leaves[place]
-        if place in self._matrices:
-            self._quantize(place, self._put_one(place, array, _sharding_of(old), name))
-        elif type(old) in PYTHON_SCALARS:
-            self.leaves[place] = array.item()
-        elif is_key(old):
-            self.leaves[place] = _as_keys(array, impl, _sharding_of(old), self.where, name)
-        elif isinstance(old, np.generic):
-            self.leaves[place] = array[()]
-        elif isinstance(old, np.ndarray):
-            self.leaves[place] = as_ordered(array, cast("Any", old).dtype)
-        else:
-            if getattr(old, "weak_type", False):
-                array = _weakly(_as_jax(array))
-            self._waiting.append((place, array, _sharding_of(old), name))
-            self._bytes += array.nbytes
-            if self._bytes > _WAITING:
-                self._put_all()
+        lines = [*self.wrong]
+        # Without one common name, the result would be `like` unchanged.
+        if strict or (self.parts and not self.entries):
+            lines += [f"{name}: missing" for name in self.missing]
+            lines += [f"{name}: unexpected" for name in self.unexpected]
+            lines += self.configuration
+        if lines:
+            hint = "tree, report = pm.load(path, like, strict=False)"
+            hint = hint if strict and self.entries and not self.wrong else ()
+            count = f"{len(lines)} difference{'s' * (len(lines) > 1)}"
+            raise FileError(f"{fact}: {count}", at=lines, hint=hint, most=40)
 
-    def _quantize(self, place: int, array: Any) -> None:
-        one = self._matrices.pop(place)
-        self.quantized.append((one, quantized_leaf(one, array, self.where)))
+    def tree(self) -> PyTree:
+        """Return the tree with the values of the table."""
+        made = [*self.leaves]
+        # Small arrays by whether they are bound to devices: (leaf, array, sharding).
+        small: dict[bool, list[tuple[int, np.ndarray, Any]]] = {False: [], True: []}
+        for leaf, group in groupby(self.parts, key=lambda part: part.leaf):
+            old, cast = self.leaves[leaf], self.casts[leaf]
+            array = self._read(old, cast, [part for part in group if part.name in self.entries])
+            if array is None:
+                continue
+            if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):
+                made[leaf] = _as_kind_of(old, array)
+                continue
+            is_bound = isinstance(old, jax.ShapeDtypeStruct) or old.committed
+            sharding = old.sharding if is_bound else None
+            if is_key(old) or getattr(old, "weak_type", False):
+                made[leaf] = jax.device_put(_special(old, array), sharding)
+            elif array.nbytes >= _SMALL:
+                made[leaf] = jax.device_put(array, sharding)
+            else:
+                small[sharding is not None].append((leaf, array, sharding))
+        for is_bound, rows in small.items():
+            numbers, arrays, shardings = zip(*rows, strict=True) if rows else ((), (), ())
+            put = jax.device_put(arrays, shardings if is_bound else None)
+            for leaf, array in zip(numbers, put, strict=True):
+                made[leaf] = array
+        return self.treedef.unflatten(made)
 
-    def _put_all(self) -> None:
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
-        # JAX accepts no None among shardings.
-        for is_placed in (False, True):
-            group = [each for each in waiting if (each[2] is not None) is is_placed]
-            if group:
-                places, arrays, shardings, _ = zip(*group, strict=True)
-                try:
-                    made = _as_jax([*arrays], [*shardings] if is_placed else None)
-                except ValueError:
-                    made = [self._put_one(*each) for each in group]
-                for place, array in zip(places, made, strict=True):
-                    self.leaves[place] = array
-
-    def _put_one(self, place: int, array: Any, sharding: Any, name: Name) -> Any:
-        try:
-            return _as_jax(array, sharding)
-        except ValueError as error:
-            # JAX gives the reason, but not the leaf.
-            expected = "shardings in like that fit its arrays"
-            got = f"{describe(array)} with {getattr(sharding, 'spec', sharding)}"
-            places = [".".join(name)]
-            raise ArgumentError(self.where, expected, got, at=places) from error
-
-    def __enter__(self) -> DeviceTransfers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._put_all()
-            for place in [*self._matrices]:
-                self._quantize(place, self.leaves[place])
-
-
-_WAITING = 1 << 24
-"""Maximal bytes that wait. A large array is put at once, so that no second model is in memory."""
-
-
-def as_dtype(array: Any, dtype: Any, where: str, name: Name) -> Any:
-    """Cast an array to another dtype of its kind.
-
-    Args:
-        array: the array of the file.
-        dtype: the new dtype.
-        where: the call, for errors.
-        name: the name of the leaf, for errors.
-
-    Raises:
-        FileError: if the dtype cannot represent some of the numbers.
-    """
-    is_whole = jnp.issubdtype(dtype, jnp.integer)
-    # Dtypes of four bits can neither be compared nor cast into one another.
-    plain = array.astype(np.int8) if is_whole and array.dtype.kind not in "iu" else array
-    # NumPy would turn numbers that are too large into infinities, with a warning, and wrap integers
-    # around without one.
-    with np.errstate(over="ignore"):
-        made = plain.astype(dtype)
-    if is_whole:
-        lost = (plain < int(jnp.iinfo(dtype).min)) | (plain > int(jnp.iinfo(dtype).max))
-    else:
-        lost = ~np.isfinite(made) & np.isfinite(plain)
-    if lost.any():
-        raise FileError(
-            where,
-            f"numbers that {dtype} can represent",
-            f"{plain[lost][0]}",
-            at=[".".join(name)],
-            hint=["cast only the other arrays:", _HINT_CAST],
-        )
-    return made
-
-
-_HINT_CAST = 'pm.load(..., cast=pm.by({"head.**": None, ...: "bfloat16"}))'
-
-
-def _as_jax(array: Any, sharding: Any = None) -> Any:
-    # Each read allocates new memory, and no other code writes into it: on the CPU, `device_put`
-    # uses that memory, but `jnp.asarray` would copy it.
-    return untyped_jax.device_put(array, sharding)
-
-
-def _weakly(array: Any) -> Any:
-    """Return an array with a weak dtype, like that of a Python number."""
-    weak = jnp.asarray(array.dtype.type(0).item())
-    # JAX cannot make a weak array of a dtype that no Python number has.
-    if weak.dtype != array.dtype:
+    def _read(self, old: Any, cast: Any, parts: Sequence[Part]) -> np.ndarray | None:
+        if not parts:
+            return None
+        entries = [self.entries[part.name] for part in parts]
+        dtype = entries[0].dtype
+        if cast is not None and _kind(cast) == _kind(dtype):
+            dtype = np.dtype(cast)
+        if parts[0].at == ():
+            return entries[0].read().astype(dtype, copy=False)
+        shape = _form_of(old)[0]
+        array = empty(shape, dtype)
+        if len(parts) < prod(shape[: len(parts[0].at)]):
+            array[...] = old
+        for part, entry in zip(parts, entries, strict=True):
+            array[part.at] = entry.read()
         return array
-    if array.ndim == 0:
-        return jnp.asarray(array.item())
+
+    def report(self, origins: Mapping[str, str]) -> LoadReport:
+        """Return what was done."""
+        pairs = [f"{name} <- {origins[name]}" for name in self.entries if name in origins]
+        return LoadReport(
+            loaded=[*self.entries],
+            renamed=pairs,
+            cast=self.changed,
+            missing=self.missing,
+            unexpected=self.unexpected,
+            configuration=self.configuration,
+        )
+
+
+def is_value(leaf: Any) -> bool:
+    """Whether a file has numbers for a leaf; otherwise it is configuration."""
+    return is_abstract(leaf) or isinstance(leaf, NUMBERS)
+
+
+def _form_of(leaf: Any) -> tuple[tuple[int, ...], Any, str | None]:
+    """Return the shape, the dtype (None for a number), and the generator of keys."""
+    key = generator_of(leaf)
+    if key is not None:
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        return data.shape, data.dtype, key
+    dtype = getattr(leaf, "dtype", None)
+    # In a file, numbers have the byte order of this machine.
+    return np.shape(leaf), dtype.newbyteorder("=") if isinstance(leaf, np.ndarray) else dtype, None
+
+
+_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+
+def _kind(dtype: Any) -> Any:
+    return next(
+        (kind for kind in _KINDS if dtype is not None and jnp.issubdtype(dtype, kind)), None
+    )
+
+
+def _text(shape: tuple[int, ...], dtype: Any, key: str | None) -> str:
+    keys = f" of keys ({key})" if key is not None else ""
+    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]{keys}"
+
+
+def _as_kind_of(old: Any, array: np.ndarray) -> Any:
+    """Return an array as the leaf of NumPy or Python that it replaces."""
+    if isinstance(old, NUMBERS):
+        return type(old)(array.item())
+    return array[()] if isinstance(old, np.generic) else array.astype(old.dtype, copy=False)
+
+
+def _special(old: Any, array: np.ndarray) -> Any:
+    key = generator_of(old)
+    if key is not None:
+        return jax.random.wrap_key_data(array, impl=key)
+    # Weakly typed, as a Python number is: JAX has no other public way.
+    weak = jnp.asarray(array.dtype.type(0).item())
     return jnp.broadcast_to(weak, array.shape).at[...].set(array)
-
-
-def _as_keys(array: Any, impl: Json, sharding: Any, where: str, name: Name) -> Any:
-    try:
-        keys = untyped_jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
-    except (ValueError, TypeError) as error:
-        expected = "random keys of a generator that JAX supports here"
-        got = f"{describe(array)} of {describe(impl)}"
-        raise FileError(where, expected, got, at=[".".join(name)]) from error
-    return keys if sharding is None else untyped_jax.device_put(keys, sharding)
-
-
-def _sharding_of(old: Any) -> Any:
-    """Return the sharding of an array of `like`; None to let JAX choose."""
-    if isinstance(old, jax.ShapeDtypeStruct):
-        return old.sharding
-    return old.sharding if isinstance(old, jax.Array) and old.committed else None

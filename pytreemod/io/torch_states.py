@@ -1,177 +1,105 @@
-"""Models from and to PyTorch's state dicts: tensors by name.
+"""`from_torch` and `to_torch`: the arrays of a model as a PyTorch state dict.
 
-PyTorch itself is not imported: a tensor is any object that can be detached and copied to NumPy.
+A layer whose arrays have PyTorch's names and shapes needs nothing. For the others there is a
+layout: where each array comes from, and how it is made. The way back follows from it: the function
+is called with the numbers of the places, and so tells where each number belongs. PyTorch itself is
+not imported.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple, TypeVar, overload
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, StructureError, describe, with_article
-from pytreemod.io.access import StrPath
-from pytreemod.io.containers import FileArrays, is_whole_here
-from pytreemod.io.folders import open_arrays
-from pytreemod.io.layout_rules import Packed, Relaid
-from pytreemod.io.tables import TABLE, as_kind_of, mismatches
-from pytreemod.io.torch_entries import (
-    LeafEntries,
-    Renaming,
-    TensorEntries,
-    TensorEntry,
-    sources_of,
-    tensor_entries,
-)
-from pytreemod.io.torch_layouts import SUMMED, Summed
-from pytreemod.module.ties import holds_ties, untie
-from pytreemod.nn.nets import Stateful
+from pytreemod.io.container import Entry, StrPath, Table, opened
+from pytreemod.io.loading import AS_LIKE, Fit
+from pytreemod.io.names import parts_of, places_of
+from pytreemod.io.renaming import NameTable, mapped, renamed
+from pytreemod.io.saving import table_of
+from pytreemod.nn.activations import PReLU
+from pytreemod.nn.attention import MultiheadAttention
+from pytreemod.nn.batch_normalization import BatchNorm
+from pytreemod.nn.convolution import Conv
+from pytreemod.nn.members.layer import Members
+from pytreemod.nn.recurrent_cells import GRUCell, LSTMCell, SimpleCell
+from pytreemod.nn.sequential import Sequential
+from pytreemod.nn.spectral_normalization import SpectralNorm
+from pytreemod.nn.transposed_convolution import ConvTranspose
+from pytreemod.nn.weight_normalization import WeightNorm
+from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
-from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
-from pytreemod.tree.paths import pattern_text
-from pytreemod.tree.predicates import is_array
-from pytreemod.typing import PyTree, jtu
+from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.paths import step_name
+from pytreemod.typing import PyTree
 
 _M = TypeVar("_M")
+_COUNTS = "num_batches_tracked"
 
 
-def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays of a model as a PyTorch state dict: with PyTorch's names and layouts.
+class Source(NamedTuple):
+    """Where an array of a layer comes from.
 
-    Arrays of the library's layers get the names and shapes of the layers of `torch.nn`. In other
-    Modules an array has the name of its path. Python numbers, random keys and streams are left out.
-    So is the count of batches of a BatchNorm (`num_batches_tracked`), which PyTorch's
-    `load_state_dict` does not require.
-
-        import torch
-        state_dict = {name: torch.from_numpy(array) for name, array in to_torch(model).items()}
-        net.load_state_dict(state_dict)
-
-    PyTorch accepts no bfloat16 from NumPy. Pass it as integers:
-    `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
-
-    Args:
-        model: any tree of Modules; or the result of `stateful`, with its State.
-        state: the State of the model, if it has any; it stays usable.
-
-    Returns:
-        Arrays by name: copies, which you may change.
-
-    Raises:
-        StateError: if the model's State was not given, or is that of another model.
-        StructureError: if an array is abstract, has parts only on other hosts, or lacks the shape
-            that its layout requires; or if two arrays would have one name.
-
-    Examples:
-        >>> import jax
-        >>> from pytreemod import nn
-        >>> def make(key):
-        ...     return nn.Sequential([nn.Conv2d(3, 8, 3, key=key), nn.BatchNorm(8)])
-        >>> model, state = nn.make_with_state(make)(jax.random.key(0))
-        >>> for name, array in to_torch(model, state).items():
-        ...     print(name, array.shape)
-        0.weight (8, 3, 3, 3)
-        0.bias (8,)
-        1.weight (8,)
-        1.bias (8,)
-        1.running_mean (8,)
-        1.running_var (8,)
+    Attributes:
+        names: of the tensors, relative to the layer.
+        make: returns our array from these tensors, in NumPy; it moves and adds numbers only.
+        shape: of each tensor; None for that of our array.
     """
-    where = "to_torch(model)"
-    model, state, _ = _taken_apart(where, model, state)
-    # PyTorch names a tied parameter at each of its paths.
-    model = _untied(model)
-    named: dict[str, np.ndarray] = {}
-    wrong: list[str] = []
-    for entry in tensor_entries(where, model, state).arrays:
-        if isinstance(entry.leaf, jax.ShapeDtypeStruct):
-            wrong.append(f"{entry.own}: {describe(entry.leaf)}, without values")
-            continue
-        if isinstance(entry.leaf, jax.Array) and not is_whole_here(entry.leaf):
-            wrong.append(f"{entry.own}: {describe(entry.leaf)}, of which other hosts have parts")
-            continue
-        array = np.asarray(entry.leaf)
-        groups = entry.names_by_member()
-        members = array.reshape((len(groups), *array.shape[len(entry.lead) :]))
-        for names, member in zip(groups, members, strict=True):
-            given = _as_theirs(entry.form, member)
-            if given is None:
-                wrong.append(f"{entry.own}: {describe(member)}, which does not fit {names[0]}")
-                continue
-            for name, part in zip(names, given, strict=True):
-                named[name] = np.array(named[name] + part if name in named else part, order="C")
-    if wrong:
-        expected, got = "arrays that PyTorch supports", f"{len(wrong)} others"
-        raise StructureError(where, expected, got, at=wrong, most=TABLE)
-    return named
+
+    names: tuple[str, ...]
+    make: Callable[..., Any] = lambda x: x
+    shape: tuple[int, ...] | None = None
 
 
 @overload
 def from_torch(
     model: _M,
     state_dict: Mapping[str, Any] | StrPath,
-    mapping: Renaming = None,
+    rename: NameTable | None = None,
     *,
     state: None = None,
 ) -> _M: ...
-
-
 @overload
 def from_torch(
     model: _M,
     state_dict: Mapping[str, Any] | StrPath,
-    mapping: Renaming = None,
+    rename: NameTable | None = None,
     *,
     state: State,
 ) -> tuple[_M, State]: ...
-
-
 def from_torch(
     model: Any,
     state_dict: Mapping[str, Any] | StrPath,
-    mapping: Renaming = None,
+    rename: NameTable | None = None,
     *,
     state: State | None = None,
 ) -> Any:
-    """Return a model with the arrays of a PyTorch state dict; the inverse of `to_torch`.
+    """Return a model with the arrays of a PyTorch state dict.
 
-    Every array of the model, and of its State, must be given, and every given tensor must be used.
-    One table lists all differences. There are two exceptions: `num_batches_tracked`, which
-    BatchNorm does not use, and names that `mapping` maps to None.
+    Every array of the model, and of its State, must be given, and every tensor must be used, except
+    for `num_batches_tracked`. One error lists all differences. Floating tensors are cast to the
+    dtypes of the model.
 
-    Shapes must agree. The dtypes are those of the model, if the cast loses nothing: bfloat16 is
-    cast to float32, but not float32 to bfloat16. (PyTorch's `load_state_dict` does both.)
-
-    BatchNorm's `momentum` is not in a state dict: here it is one minus PyTorch's. A tied parameter
-    is in the dict at each of its paths, with one tensor.
-
-    **Laws.** `from_torch(model, to_torch(model)) == model`, and with a State
-    `from_torch(model, to_torch(model, state), state=state) == (model, state)`.
+    **Law.** `from_torch(model, to_torch(model)) == model`.
 
     Args:
-        model: a tree of Modules; its arrays determine shapes, dtypes and devices, and may be
-            abstract (`pm.filter_eval_shape`). Or the result of `stateful`, with its State.
-        state_dict: tensors of PyTorch, or arrays of NumPy or JAX, by name; or the path of a
-            safetensors file, or of a folder of such files (see [`load`][pytreemod.load]). Only the
-            tensors that the model needs are read.
-        mapping: a dict from prefixes of names in the state dict (some first components, or all) to
-            those in the model, `{"features.0": "conv1"}`; the longest matching prefix wins. Names
-            in the model are those of `to_torch`, or paths. None skips the tensors under a prefix.
-            Or a function from a name to a name or None.
-        state: the model's State, if it has any; it is used up.
+        model: a tree of Modules, which may be abstract (`pm.filter_eval_shape`).
+        state_dict: tensors of PyTorch, or arrays, by name; or the path of a safetensors file or
+            folder.
+        rename: from names in the state dict to those that the model would have in PyTorch, as for
+            [`load`][pytreemod.load].
+        state: the State of the model, for BatchNorm and SpectralNorm.
 
     Returns:
         The model; with `state`, the pair of it and the new State.
 
     Raises:
-        ArgumentError: if `state_dict` is invalid, or `mapping` renames missing tensors.
-        FileError: if the file is damaged or missing (`FileMissingError`).
-        StateError: if the model's State was not given, is that of another model, or was used up.
-        StructureError: if a tensor is missing, unexpected, or does not fit.
+        FileError: if tensors are missing, unexpected, or do not fit.
+        ArgumentError: if a pattern in `rename` matches nothing.
 
     Examples:
         >>> import jax, numpy as np
@@ -183,254 +111,228 @@ def from_torch(
         Array([3.], dtype=float32)
     """
     if isinstance(state_dict, (str, os.PathLike)):
-        # Close the file in any case; arrays that were read stay valid.
-        with open_arrays(state_dict) as file:
-            return from_torch(model, FileArrays(file), mapping, state=cast("Any", state))
-    where = "from_torch(model, state_dict)"
-    _check_state_dict(where, state_dict)
-    tied, state, net = _taken_apart(where, model, state)
-    model = _untied(tied)
-    entries = tensor_entries(where, model, state)
-    sources = sources_of(where, entries, [*state_dict], mapping)
-    found, wrong, narrow = _found(entries, state_dict, sources)
-    names = dict.fromkeys(name for entry in entries.arrays for name in entry.names)
-    wrong += mismatches([*names], sources)
-    if wrong:
-        hint = _hint_of_cast(state_dict, narrow)
-        fact = f"{where}: the tensors do not match the model: {len(wrong)} differences"
-        raise StructureError(fact, at=wrong, hint=hint, most=TABLE)
-
-    def filled(tree: Any, entries: LeafEntries) -> Any:
-        leaves, treedef = jtu.tree_flatten(tree)
-        pairs = zip(leaves, entries, strict=True)
-        return treedef.unflatten(
-            [leaf if entry is None else found.get(id(entry), leaf) for leaf, entry in pairs]
-        )
-
-    made = filled(model, entries.leaves)
-    if model is not tied:
-        made = _tied_again(where, tied, made)
-    if state is None:
-        return made
-    for token, of_value in entries.values:
-        # A value without tensors, such as a dropout's keys, is not written: that would be an
-        # update.
-        if any(entry is not None for entry in of_value):
-            # Not `set`, which refuses values of several members.
-            state = state.update(filled(state.substate(token), of_value))
-    return (made, state) if net is None else net.replace(model=made, state=state)
+        with opened(state_dict) as (table, _):
+            return _filled(model, table, rename, state)
+    table = {name: _entry_of(tensor) for name, tensor in state_dict.items()}
+    return _filled(model, table, rename, state)
 
 
-def _untied(model: Any) -> Any:
-    """Return a model, maybe an abstract one, with an array at each tied path."""
-    if not holds_ties(model):
-        return model
-    # For an abstract model, copy the shapes to each path.
-    is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(model))
-    return filter_eval_shape(untie, model) if is_abstract else untie(model)
+def _filled(model: Any, table: Table, rename: NameTable | None, state: State | None) -> Any:
+    if rename is not None:
+        table, _ = renamed(table, rename, "from_torch")
+    left = {name: entry for name, entry in table.items() if not name.endswith(_COUNTS)}
+    sources, ours = dict(_sources_of(model)), dict[str, Entry]()
+    for name, (names, make, _) in sources.items():
+        if all(each in table for each in names):
+            ours[name] = mapped([table[each] for each in names], make)
+    for source in sources.values():
+        for each in source.names if set(source.names) <= table.keys() else ():
+            left.pop(each, None)
+    ours = left | ours
+    tree = model
+    if state is not None:
+        # A value of the State has the name of its token in the model.
+        held = {part.name for part in parts_of(places_of(state))}
+        ours = {f"{int(name in held)}.{name}": entry for name, entry in ours.items()}
+        tree = model, state
+    fit = Fit(ours, tree, cast=AS_LIKE)
+    fit.refuse("from_torch: the tensors do not fit the model", strict=True)
+    return fit.tree()
 
 
-def _tied_again(where: str, tied: Any, made: Any) -> Any:
-    """Tie a model again, with the arrays of the untied one.
+def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]:
+    """Return the arrays of a model as a PyTorch state dict: with PyTorch's names and layouts.
 
-    Raises:
-        StructureError: if the arrays at a tied path and at its source differ.
-    """
-    given = dict(jtu.tree_leaves_with_path(made))
-    paths, treedef = jtu.tree_flatten_with_path(tied)
-    model = treedef.unflatten([given[path] for path, _ in paths])
-    again = dict(jtu.tree_leaves_with_path(untie(model)))
-    wrong = [
-        f"{pattern_text(path)}: another tensor than at the path it is tied to"
-        for path in given.keys() - {path for path, _ in paths}
-        # A nan equals itself here: the question is whether the tensors are the same.
-        if not np.array_equal(np.asarray(given[path]), np.asarray(again[path]), equal_nan=True)
-    ]
-    if wrong:
-        expected = "the same tensor at tied paths"
-        hint = ["to give each its own tensor:", "pm.from_torch(pm.untie(model), state_dict)"]
-        got = f"{len(wrong)} with another tensor"
-        raise StructureError(where, expected, got, at=wrong, hint=hint, most=TABLE)
-    return model
+    PyTorch accepts no bfloat16 from NumPy: pass `array.view(np.int16)`, and view it as bfloat16.
 
-
-def _taken_apart(
-    where: str, model: Any, state: State | None
-) -> tuple[Any, State | None, Stateful[Any] | None]:
-    """Return a model, its State, and the stateful net that has both, if there is one."""
-    if isinstance(model, Stateful):
-        net = cast("Stateful[Any]", model)
-        if state is not None:
-            hint = "A net has its own State."
-            raise ArgumentError(where, "a model beside its State", "a net", hint=hint)
-        return net.model, net.state, net
-    if state is not None and not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise ArgumentError(where, "a State", describe(state))
-    return model, state, None
-
-
-# ---- one array
-
-
-def _as_theirs(form: Relaid | Summed | Packed | None, member: Any) -> list[Any] | None:
-    """Return PyTorch's arrays for one of ours, by name; None if its shape does not fit."""
-    if form is None:
-        return [member]
-    try:
-        parts = form.among_zeros(member) if isinstance(form, Packed) else form.to(member)
-        return [np.asarray(part) for part in (parts if isinstance(form, SUMMED) else (parts,))]
-    except (ValueError, IndexError, TypeError):
-        return None
-
-
-def _as_ours(form: Relaid | Summed | Packed | None, parts: Sequence[Any]) -> Any:
-    """Return our array for those of PyTorch; None if their shapes do not fit."""
-    if form is None:
-        return parts[0]
-    try:
-        if isinstance(form, Packed):
-            return np.asarray(form.part_of(parts[0]))
-        return np.asarray(form.back(*parts))
-    except (ValueError, IndexError, TypeError):
-        return None
-
-
-def _given(entry: TensorEntry) -> list[Any] | None:
-    """Return arrays with PyTorch's shapes and dtypes, for each member."""
-    # An array that uses no memory, whatever its size.
-    member = np.broadcast_to(np.zeros((), entry.leaf.dtype), entry.leaf.shape[len(entry.lead) :])
-    return _as_theirs(entry.form, member)
-
-
-def as_numpy(tensor: Any) -> Any:
-    """Return a PyTorch tensor or an array as a NumPy array; None for other values.
+        net.load_state_dict({name: torch.from_numpy(x) for name, x in to_torch(model).items()})
 
     Args:
-        tensor: any value. A tensor may require gradients, or be on a GPU.
+        model: a tree of Modules.
+        state: the State of the model, for BatchNorm and SpectralNorm.
 
     Returns:
-        The array, in the dtype of that name, which may be one of `ml_dtypes`.
+        Arrays by name: copies, which you may change.
+
+    Raises:
+        FileError: if a leaf is neither an array nor a number, or has no values on this host.
 
     Examples:
-        >>> as_numpy(jnp.ones(2, jnp.bfloat16))
-        array([1, 1], dtype=bfloat16)
+        >>> import jax
+        >>> from pytreemod import nn
+        >>> layer = nn.Conv2d(3, 8, 3, key=jax.random.key(0))
+        >>> {name: array.shape for name, array in to_torch(layer).items()}
+        {'weight': (8, 3, 3, 3), 'bias': (8,)}
     """
-    if is_array(tensor):
-        is_key = jnp.issubdtype(tensor.dtype, jax.dtypes.prng_key)
-        return None if is_key else np.asarray(tensor)
+    table = table_of(places_of(model), "to_torch")
+    table |= {} if state is None else table_of(places_of(state), "to_torch")
+    made: dict[str, np.ndarray] = {}
+    for name, (names, make, shape) in _sources_of(model):
+        if name not in table:
+            continue
+        array = table[name].read()
+        shape = array.shape if shape is None else shape
+        for each in names:
+            made.setdefault(each, np.zeros(shape, array.dtype))
+        # The numbers of the places that ours are from; those of other tensors stay zero.
+        numbers = np.arange(prod(shape)).reshape(shape)
+        places = make(numbers, *[np.zeros_like(numbers)] * (len(names) - 1))
+        made[names[0]].reshape(-1)[places] = array
+    return made
+
+
+def _entry_of(tensor: Any) -> Entry:
+    """Return the entry of a tensor of PyTorch, or of another array."""
     if not hasattr(tensor, "detach"):
-        return None
-    try:
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        name = str(plain.dtype).rpartition(".")[2]
-        if name.startswith(("bfloat", "float8")):
-            # NumPy gets them from `ml_dtypes`; float32 can represent each of their numbers.
-            return plain.float().numpy().astype(jnp.dtype(name))
-        return plain.numpy()
-    except (TypeError, RuntimeError, NotImplementedError):
-        # It is sparse, quantized, or has no values.
-        return None
+        return Entry.of(tensor if hasattr(tensor, "dtype") else np.asarray(tensor))
+    name = str(tensor.dtype).rpartition(".")[2]
+    # NumPy has no bfloat16, and no floats of 8 bits.
+    is_known = name == "bool" or hasattr(np, name)
+
+    def read() -> np.ndarray:
+        plain = tensor.detach().cpu()
+        return plain.numpy() if is_known else plain.float().numpy().astype(dtype)
+
+    dtype = np.dtype(bool if name == "bool" else getattr(jnp, name))
+    return Entry(tuple(tensor.shape), dtype, read)
 
 
-def _cast(array: Any, dtype: Any) -> Any:
-    """Cast an array to a dtype, if that can represent all of its numbers; otherwise return None."""
-    if array.dtype == dtype:
-        return array
-    for kind in (jnp.floating, jnp.complexfloating):
-        if jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(dtype, kind):
-            return array.astype(dtype) if _is_wider(dtype, array.dtype) else None
-    if jnp.issubdtype(array.dtype, jnp.integer) and jnp.issubdtype(dtype, jnp.integer):
-        # All integers are int64 in PyTorch, and few are large.
-        cast_array = array.astype(dtype)
-        return cast_array if np.array_equal(cast_array, array) else None
-    return None
+# ---- names
+
+Layout = Mapping[str, str | Source]
+"""What differs in PyTorch, by path in the layer: the name of a part, or the source of an array."""
 
 
-def _is_wider(wide: Any, narrow: Any) -> bool:
-    """Whether one dtype can represent each floating number of another."""
-    about: Any = jnp.finfo
-    a, b = about(wide), about(narrow)
-    return a.nmant >= b.nmant and a.maxexp >= b.maxexp and a.minexp <= b.minexp
+def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[str, Source]]:
+    """Yield the name of each array here, and its tensors there.
 
-
-# ---- all arrays
-
-
-def _found(
-    entries: TensorEntries, state_dict: Mapping[str, Any], sources: Mapping[str, str]
-) -> tuple[dict[int, Any], list[str], str]:
-    """Return the new arrays, the mismatches, and a dtype that was too small."""
-    found: dict[int, Any] = {}
-    wrong: list[str] = []
-    narrow = ""
-    for entry in entries.arrays:
-        wanted, groups = _given(entry), entry.names_by_member()
-        members: list[Any] = []
-        for names in groups:
-            if any(name not in sources for name in names):
-                continue
-            given = [as_numpy(state_dict[sources[name]]) for name in names]
-            shapes = [None] * len(names) if wanted is None else [part.shape for part in wanted]
-            fitting = [
-                part is not None and part.shape == shape
-                for part, shape in zip(given, shapes, strict=True)
-            ]
-            member = _as_ours(entry.form, given) if all(fitting) else None
-            member = None if member is None else _cast(member, entry.leaf.dtype)
-            if member is not None:
-                members.append(member)
-                continue
-            is_floating = jnp.issubdtype(entry.leaf.dtype, jnp.inexact)
-            narrow = entry.leaf.dtype.name if all(fitting) and is_floating else narrow
-            for i, name in enumerate(names):
-                if fitting[i] and not all(fitting):
-                    continue
-                source = sources[name]
-                unread = f"{describe(state_dict[source])} without an array for NumPy"
-                got = unread if given[i] is None else describe(given[i])
-                origin = "" if source == name else f" (from {source!r})"
-                expected = describe(None if wanted is None else wanted[i])
-                wrong.append(f"{name}: expected {expected}, got {got}{origin}")
-        if groups and len(members) == len(groups):
-            array: Any = np.stack(members) if entry.lead else members[0]
-            # Arrays of JAX are copies already.
-            array = np.array(array) if isinstance(entry.leaf, np.ndarray) else array
-            found[id(entry)] = as_kind_of(entry.leaf, array.reshape(entry.leaf.shape))
-    # A tensor that is a part of two arrays here is reported once.
-    return found, [*dict.fromkeys(wrong)], narrow
-
-
-# ---- refusals
-
-
-def _check_state_dict(where: str, state_dict: Any) -> None:
-    expected = "a state dict: tensors by name"
-    if not isinstance(state_dict, Mapping):
-        got, hint = describe(state_dict), ()
-        if hasattr(state_dict, "state_dict"):
-            got = with_article(type(state_dict).__name__)
-            hint = ("write", "from_torch(model, net.state_dict())")
-        raise ArgumentError(where, expected, got, hint=hint)
-    entries = cast("Mapping[Any, Any]", state_dict)
-    names = [name for name in entries if not isinstance(name, str)]
-    if names:
-        raise ArgumentError(where, expected, f"the name {describe(names[0])}")
-    if isinstance(state_dict, FileArrays):
+    Args:
+        node: a model, or a part of one.
+        ours: its name here.
+        theirs: its name in PyTorch.
+    """
+    children, record = children_of(node), record_of(node)
+    is_hole = record is not None and record.is_hole
+    if is_token(node):
+        # Its values are in the State: a layout has their names.
         return
-    inner = [name for name, value in entries.items() if isinstance(value, Mapping)]
-    if inner:
-        # People save {"epoch": 3, "model": state_dict, ...}.
-        hint = ("Select that of the model:", f"state_dict = state_dict[{inner[0]!r}]")
-        raise ArgumentError(where, expected, "dicts in a dict", at=inner, hint=hint)
+    if children is None or is_hole:
+        yield ours, Source((theirs,))
+        return
+    layout = next((make(node) for cls, make in _LAYOUTS.items() if isinstance(node, cls)), {})
+    own = {path: rule for path, rule in layout.items() if isinstance(rule, Source)}
+    for path, (names, make, shape) in own.items():
+        there = tuple(_join(theirs, name) for name in names)
+        yield _join(ours, path), Source(there, make, shape)
+    taken = {_join(ours, path) for path in own}
+    for key, child in children:
+        name = step_name(key)
+        # The layers of a Stack have numbers on both sides.
+        words = [str(i) for i in range(len(node))] if isinstance(node, Members) else [name]
+        for word in words:
+            below = _sources_of(child, _join(ours, word), _join(theirs, layout.get(name, word)))
+            yield from ((found, source) for found, source in below if found not in taken)
 
 
-def _hint_of_cast(state_dict: Mapping[str, Any], narrow: str) -> Sequence[str]:
-    """Return a hint if a dtype is too small: only for floats, an integer would change its value."""
-    if not narrow:
-        return ()
-    is_numpy = not any(hasattr(value, "detach") for value in state_dict.values())
-    change = f"value.astype(jnp.{narrow})" if is_numpy else f"value.to(torch.{narrow})"
-    return (
-        f"A cast would lose numbers; if {narrow} is enough, cast them first:",
-        f"state_dict = {{name: {change} for name, value in state_dict.items()}}",
-    )
+def _join(*words: str) -> str:
+    return ".".join(filter(None, words))
+
+
+# ---- the layers whose arrays have other names or shapes
+
+
+def _of_conv(layer: Any) -> Layout:
+    # A bias has an axis of size 1 for each spatial one, as in Equinox; PyTorch's is a vector.
+    axes = (1,) * layer.num_spatial_dims
+    shape = (layer.out_channels,)
+    return {"bias": Source(("bias",), lambda bias: bias.reshape(-1, *axes), shape)}
+
+
+def _of_conv_transpose(layer: ConvTranspose) -> Layout:
+    dims, groups = layer.num_spatial_dims, layer.groups
+
+    def exchange(weight: Any) -> Any:
+        """Turn (groups * a, b, *taps) into (groups * b, a, *taps), with the taps in reverse."""
+        a, b, *kernel = weight.shape
+        swapped = weight.reshape(groups, a // groups, b, *kernel).swapaxes(1, 2)
+        made = swapped.reshape(groups * b, a // groups, *kernel)
+        return np.flip(made, range(-dims, 0))
+
+    shape = (layer.in_channels, layer.out_channels // groups, *layer.kernel_size)
+    return {"weight": Source(("weight",), exchange, shape), **_of_conv(layer)}
+
+
+def _of_prelu(layer: PReLU) -> Layout:
+    make = lambda slope: slope.reshape(layer.shape)  # noqa: E731
+    return {"negative_slope": Source(("weight",), make, (prod(layer.shape),))}
+
+
+def _of_batch_norm(layer: BatchNorm) -> Layout:
+    means = {"state_index.0": Source(("running_mean",)), "state_index.1": Source(("running_var",))}
+    return means if layer.mode == "torch" else {}
+
+
+def _of_spectral_norm(layer: SpectralNorm[Any]) -> Layout:
+    # As `torch.nn.utils.parametrizations.spectral_norm` has it.
+    place = f"parametrizations.{layer.weight_name}"
+    vectors = {f"uv_index.{i}": Source((f"{place}.0._{x}",)) for i, x in enumerate("uv")}
+    return {"layer": "", f"layer.{layer.weight_name}": Source((f"{place}.original",)), **vectors}
+
+
+def _of_weight_norm(layer: WeightNorm[Any]) -> Layout:
+    # As `torch.nn.utils.parametrizations.weight_norm` has it.
+    place = f"parametrizations.{layer.weight_name}"
+    weight = Source((f"{place}.original1",))
+    return {"layer": "", f"layer.{layer.weight_name}": weight, "g": Source((f"{place}.original0",))}
+
+
+def _of_cell(layer: Any) -> Layout:
+    # One bias is enough where PyTorch adds two.
+    return {"bias": Source(("bias_ih", "bias_hh"), np.add)}
+
+
+def _of_gru(layer: GRUCell) -> Layout:
+    size = layer.hidden_size
+
+    def together(bias_ih: Any, bias_hh: Any) -> Any:
+        # The last third of the second one is inside the reset gate.
+        return bias_ih + np.concatenate([bias_hh[: 2 * size], np.zeros_like(bias_hh[2 * size :])])
+
+    inner = Source(("bias_hh",), lambda bias_hh: bias_hh[2 * size :], (3 * size,))
+    return {"bias": Source(("bias_ih", "bias_hh"), together), "bias_n": inner}
+
+
+def _of_attention(layer: MultiheadAttention) -> Layout:
+    kv_heads = layer.num_heads if layer.num_kv_heads is None else layer.num_kv_heads
+    rows = [layer.num_heads * layer.qk_size, kv_heads * layer.qk_size, kv_heads * layer.vo_size]
+    are_packed = layer.query_size == layer.key_size == layer.value_size
+    has_biases = layer.use_query_bias and layer.use_key_bias and layer.use_value_bias
+    layout: dict[str, str | Source] = {"output_proj": "out_proj"}
+    for i, name in enumerate(("query", "key", "value")):
+        own = slice(sum(rows[:i]), sum(rows[: i + 1]))
+        layout[f"{name}_proj.weight"] = Source((f"{name[0]}_proj_weight",))
+        if are_packed:
+            shape = (sum(rows), layer.query_size)
+            layout[f"{name}_proj.weight"] = _rows_of("in_proj_weight", own, shape)
+        if has_biases:
+            layout[f"{name}_proj.bias"] = _rows_of("in_proj_bias", own, (sum(rows),))
+    return layout
+
+
+def _rows_of(name: str, own: slice, shape: Sequence[int]) -> Source:
+    return Source((name,), lambda x: x[own], (*shape,))
+
+
+_LAYOUTS: dict[type, Callable[[Any], Layout]] = {
+    Sequential: lambda layer: {"layers": ""},
+    ConvTranspose: _of_conv_transpose,
+    Conv: _of_conv,
+    PReLU: _of_prelu,
+    BatchNorm: _of_batch_norm,
+    WeightNorm: _of_weight_norm,
+    SpectralNorm: _of_spectral_norm,
+    GRUCell: _of_gru,
+    LSTMCell: _of_cell,
+    SimpleCell: _of_cell,
+    MultiheadAttention: _of_attention,
+}

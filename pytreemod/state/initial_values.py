@@ -13,23 +13,27 @@ from pytreemod.state import refusals, streams
 from pytreemod.state.forms import as_array, ranks_of
 from pytreemod.state.rows import Row, Rows
 from pytreemod.state.streams import Stream
-from pytreemod.state.tokens import Nothing, RngStream, is_moved
+from pytreemod.state.tokens import Nothing, RngStream, is_moved, is_token
+from pytreemod.tree.members import layer_fields
 from pytreemod.tree.paths import PathName, path_text
-from pytreemod.typing import Tracer, jtu
+from pytreemod.typing import PyTree, Tracer, jtu
 
 _WithPaths: TypeAlias = list[tuple[tuple[Any, ...], Any]]
 
 
-def first_values(found: _WithPaths, markers: Iterable[Any]) -> tuple[dict[Any, Any], Rows]:
-    """Return the values of tokens, and their rows, by the given markers."""
+def first_values(
+    model: PyTree, found: _WithPaths, markers: Iterable[Any]
+) -> tuple[dict[Any, Any], Rows]:
+    """Return the values of a model's tokens, and their rows, by the given markers."""
     values: dict[Any, Any] = {}
     rows: list[Row] = []
     initial = _Initial()
-    for (path, token), marker in zip(found, markers, strict=True):
+    fields = layer_fields(model, is_token) if found else []
+    for (path, token), marker, layers in zip(found, markers, fields, strict=True):
         value = values[marker] = initial.value(path, token)
-        # A stream checks its own value.
-        ranks = () if isinstance(token, RngStream) else ranks_of(value)
-        rows.append(Row(marker, PathName.of(path), type(token), ranks))
+        # A stream checks its own value, and is one for all layers.
+        form = () if isinstance(token, RngStream) else (ranks_of(value), layers)
+        rows.append(Row(marker, PathName.of(path), type(token), *form))
     return values, Rows(rows)
 
 

@@ -23,6 +23,9 @@ class Row(NamedTuple):
     ranks: tuple[int, ...] = ()
     """The number of axes of each leaf of its value when it was made; () if that is not checked."""
 
+    layers: tuple[int, ...] = ()
+    """Which components of the path are fields of layers, whose values have an axis for them."""
+
 
 class Rows:
     """The rows of a State, in order.

@@ -13,18 +13,18 @@ and substates in `history`, and the errors in `refusals`.
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.state import refusals, streams
-from pytreemod.state.forms import as_array, check_form, check_made_ranks, is_strong, ranks_of
+from pytreemod.state.forms import as_array, check_form, check_made_ranks, is_strong
 from pytreemod.state.history import History, start_lock
 from pytreemod.state.initial_values import first_values, paths_by_marker
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.state.rows import Row, Rows
+from pytreemod.state.rows import Rows
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import (
     AbstractToken,
@@ -107,7 +107,7 @@ class State(AbstractState):
 
     def __init__(self, model: PyTree):
         found = tokens_of(model)
-        self._values, self._rows = first_values(found, [token.marker for _, token in found])
+        self._values, self._rows = first_values(model, found, [token.marker for _, token in found])
         self._used, self.__cached_snapshot__, self._history = None, None, None
         self._fresh = True
         for locs in paths_by_marker(found).values():
@@ -607,6 +607,10 @@ class State(AbstractState):
     def __child_kinds__(self) -> list[type]:
         return [row.kind for row in self._rows]
 
+    def __layers__(self) -> list[tuple[int, ...]]:
+        # For names in files.
+        return [row.layers for row in self._rows]
+
     def __repr__(self) -> str:
         return tree_pformat(self)
 
@@ -665,18 +669,6 @@ def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) ->
     return state
 
 
-def other_ranks(state: State) -> list[tuple[int, ...]]:
-    """Return the original ranks of each value, if they have changed; otherwise ()."""
-    pairs = [(row.ranks, state._values[row.marker]) for row in state._rows]
-    return [() if not ranks or ranks == ranks_of(value) else ranks for ranks, value in pairs]
-
-
-def assemble_state(rows: Iterable[Row], values: Iterable[Any]) -> State:
-    """Return a State of values from elsewhere, such as a file."""
-    every = Rows(rows)
-    return _make(dict(zip(every.by_marker, values, strict=True)), every)
-
-
 def joined_states(state: State, other: State) -> State:
     """Return a State that also has those tokens of another one that it lacks."""
     more = [row for row in other._rows if row.marker not in state._values]
@@ -718,7 +710,7 @@ def named_by_path(model: PyTree) -> tuple[State, list[str]]:
     """
     found = tokens_of(model)
     names = [path_text(path) for path, _ in found]
-    values, rows = first_values(found, names)
+    values, rows = first_values(model, found, names)
     refusals.check_paths_differ(names)
     return _make(values, rows), names
 

@@ -6,7 +6,7 @@ Only this file knows: optimizers, initial values and computed leaves all use it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
@@ -126,6 +126,19 @@ def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:
         1
     """
     return sum(_stacked_length(node, path[i:]) is not None for i, node in enumerate(nodes))
+
+
+def layer_fields(tree: PyTree, is_meant: Callable[[Any], bool]) -> list[tuple[int, ...]]:
+    """Return, for each node that satisfies a test, which keys of its path are fields of layers.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> stack = pm.nn.Stack(lambda: pm.nn.LayerNorm(2), 3)
+        >>> layer_fields([stack], lambda node: isinstance(node, pm.nn.LayerNorm))
+        [(1,)]
+    """
+    found = (loc for loc in locations(tree, is_leaf=is_meant) if is_meant(loc.leaf))
+    return [tuple(len(hold.path) for hold in holds_of(loc)) for loc in found]
 
 
 def _stacked_length(node: Any, below: KeyPath) -> int | None:
