@@ -11,14 +11,12 @@ from importlib import import_module as _import_module
 from sys import modules as _modules
 
 from pytreemod.errors import CheckError as CheckError
-from pytreemod.errors import DamagedFileWarning as DamagedFileWarning
 from pytreemod.errors import FieldWarning as FieldWarning
 from pytreemod.errors import FileError as FileError
 from pytreemod.errors import LostUpdateWarning as LostUpdateWarning
 from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.errors import SharedParameterWarning as SharedParameterWarning
 from pytreemod.errors import SharedStreamWarning as SharedStreamWarning
-from pytreemod.errors import SurplusStepsWarning as SurplusStepsWarning
 from pytreemod.errors import UnusedParameterWarning as UnusedParameterWarning
 from pytreemod.module.classes import Module as Module
 from pytreemod.module.classes import StrictConfig as StrictConfig

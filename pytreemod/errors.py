@@ -127,31 +127,8 @@ class FileError(PytreemodError, ValueError):
     """A file is damaged, is of another kind than expected, or cannot store a value."""
 
 
-class FileAccessError(FileError, OSError):
-    """The system refuses to read or write a file: it is a folder, the disk is full."""
-
-    # OSError would show only the number of the error, once that is set.
-    __str__ = Exception.__str__
-
-
-class FileMissingError(FileAccessError, FileNotFoundError):
-    """A file is missing, or the folder to write it to."""
-
-
-class FilePermissionError(FileAccessError, PermissionError):
-    """This user may not read or write a file."""
-
-
 class EquinoxFileError(FileError, RuntimeError):
     """A file in Equinox's format does not fit the tree that is read from it, or written to it."""
-
-
-class DamagedFileWarning(UserWarning):
-    """The newest file of a training run is damaged, and the one before it was loaded."""
-
-
-class SurplusStepsWarning(UserWarning):
-    """A folder of `Checkpoints` has steps of other options; they are not removed."""
 
 
 class LostUpdateWarning(UserWarning):

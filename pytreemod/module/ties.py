@@ -10,7 +10,7 @@ JAX's flattening preserves the tie; nothing is looked up by identity.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax
@@ -30,7 +30,6 @@ from pytreemod.module.reading import (
     Made,
     Tie,
     Ties,
-    count_made_as_one,
     evaluate_each,
     follow,
     is_computed,
@@ -580,45 +579,3 @@ def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
 
 def _is_tied(node: Any) -> bool:
     return isinstance(node, Tied)
-
-
-def holds_ties(model: Any) -> bool:
-    """Whether a tree has any tie."""
-    return bool(found_in(model, _is_tied))
-
-
-def members_of_ties(node: Any) -> dict[KeyPath, int]:
-    """Return the number of layer axes by tied path, for ties of a node through functions.
-
-    Only where there are some: the function gets the array of one layer.
-    """
-    found: dict[KeyPath, int] = {}
-    for tie in ties_of(node):
-        if isinstance(tie, _Functional):
-            source = follow(node, tie.source)
-            axes = count_made_as_one(source if is_computed(source) else tie.stand_in(source))
-            found |= {tie.place: axes} if axes else {}
-    return found
-
-
-def retie(model: Any, members: Mapping[int, int]) -> Any:
-    """Restore the ties in the Modules of a tree from a file, from the nodes at tied paths.
-
-    Args:
-        model: the tree.
-        members: the result of `members_of_ties`, by the id of the node at the tied path.
-    """
-    for path, hole in found_in(model, _is_tied):
-        keeper, place = path[: len(path) - hole.depth], path[len(path) - hole.depth :]
-        node = node_at(model, keeper)
-        if any(tie.place == place for tie in ties_of(node)):
-            continue
-        (source,) = locate(hole.to, node, None, "tie").targets
-        made = None
-        if hole.through is not None:
-            axes = members.get(id(hole))
-            one = _one_of(source.node, _member_axes(model, keeper) if axes is None else axes)
-            made = _made_through(hole.through, one)
-        new_tie = _tie_of(place, source.path, hole.through, made)
-        model = replace_at(model, [(keeper, _with_ties(node, [], (*ties_of(node), new_tie)))])
-    return model

@@ -625,18 +625,5 @@ def bijection(
     return _Bijection(forward, inverse, check)
 
 
-KINDS: dict[str, type[Constraint]] = {
-    "Bijection": _Bijection,
-    "LowerCholesky": _LowerCholesky,
-    "OrderedVector": _OrderedVector,
-    "Orthogonal": _Orthogonal,
-    "PositiveDefinite": _PositiveDefinite,
-    "Range": _Range,
-    "Simplex": _Simplex,
-    "Softplus": _Softplus,
-}
-"""The classes of constraints, by their names in files."""
-
-
 def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)

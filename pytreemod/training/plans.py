@@ -31,8 +31,6 @@ class RulePlan:
     initialized: in another mode it has another structure, which would not fit their state.
     """
 
-    # Not written to files: a Stack has one leaf where a list of its layers has many.
-    __follows_from_the_tree__ = True
     __slots__ = ("_hash", "has_layers", "is_trained", "is_used", "labels", "selectors", "structure")
 
     def __init__(

@@ -13,7 +13,7 @@ compiled function cannot mistake a call inside the region for one from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar, cast
 
 import jax
@@ -143,30 +143,10 @@ def _names_of(methods: Any) -> Sequence[str]:
 
 _ALL = as_selector(...)
 
-# The name in files. Not an identifier, so that no field can have it.
-PRECISION = "<precision>"
-
 
 def precisions_of(node: Any) -> dict[str, Precision | None]:
     """Return the precisions of a Module, by the names of the methods; empty if there are none."""
     return {name: rule.precision for name, rule in own_rules(node, _Casting).items()}
-
-
-def with_precisions(node: Any, precisions: Mapping[str, Precision | None]) -> Any:
-    """Copy a Module with other precisions; its arrays are unchanged.
-
-    Args:
-        node: the Module.
-        precisions: by the names of the methods.
-
-    Raises:
-        SpecError: if it has no such method.
-    """
-    missing = [name for name in precisions if not has_method(node, name)]
-    if missing:
-        _refuse_methods(missing)
-    rules = {name: _Casting(precision) for name, precision in precisions.items()}
-    return with_own_rules(node, _Casting, rules)
 
 
 def _is_offered(node: Any) -> bool:

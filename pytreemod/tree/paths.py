@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -36,13 +35,6 @@ class PathName(str):
         """Return the name of a JAX key path."""
         name = cls(path_text(path))
         name.steps = step_names(path)
-        return name
-
-    @classmethod
-    def parse(cls, text: str) -> PathName:
-        """Return the name that `text` spells."""
-        name = cls(text)
-        name.steps = parse_pattern(text)
         return name
 
 
@@ -113,7 +105,7 @@ def plain_name(path: tuple[Any, ...], sep: str = ".") -> str:
 
     A key is quoted, as Python quotes strings, if it could not be parsed otherwise: if it is empty,
     contains `sep`, begins with a quote, or cannot be printed. So no two sequences of keys have the
-    same name; [`parse_name`][pytreemod.tree.paths.parse_name] returns the keys.
+    same name.
 
     Args:
         path: keys, as `jax.tree_util` gives them. In a State, a key is the path of a token, and
@@ -143,54 +135,6 @@ def _word(step: str, sep: str) -> str:
         return step
     # With a double quote in it, Python always chooses single quotes.
     return "'" + repr('"' + step)[2:]
-
-
-# The escapes that `repr` writes, and no other.
-_ESCAPE = r"\\(?:['\\nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"
-_QUOTED = re.compile(rf"'(?:[^'\\]|{_ESCAPE})*'")
-
-
-def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
-    """Return the keys of a name that [`plain_name`][pytreemod.tree.paths.plain_name] returned.
-
-    Args:
-        name: such a name.
-        sep: the separator between the keys.
-
-    Returns:
-        The keys, without quotes.
-
-    Raises:
-        ArgumentError: if `name` is malformed; or `sep` is empty, not a string, or contains a quote.
-
-    Examples:
-        >>> parse_name("layers.2.weight"), parse_name("'v1.5'.weight"), parse_name("")
-        (('layers', '2', 'weight'), ('v1.5', 'weight'), ())
-    """
-    _check_separator("parse_name(sep)", sep)
-    steps: list[str] = []
-    rest = name
-    while rest:
-        quoted = _QUOTED.match(rest)
-        word = rest.split(sep, 1)[0] if quoted is None else quoted[0]
-        rest = rest[len(word) :]
-        step = word if quoted is None else _unquoted(word)
-        # A name has one form: a needless quote would make a second name of the same leaf.
-        is_whole = rest == "" or (rest.startswith(sep) and rest != sep)
-        if not is_whole or step is None or _word(step, sep) != word:
-            hint = ["Put a component that contains the separator in quotes:", "'v1.5'.weight"]
-            expected = f"components with {sep!r} between them"
-            raise ArgumentError("parse_name(name)", expected, describe(name), hint=hint)
-        steps.append(step)
-        rest = rest[len(sep) :]
-    return tuple(steps)
-
-
-def _unquoted(word: str) -> str | None:
-    try:
-        return ast.literal_eval(word)
-    except SyntaxError:  # An escape of an invalid character, or a line break.
-        return None
 
 
 def _check_separator(where: str, sep: Any) -> None:
