@@ -20,22 +20,21 @@ from jax import Array
 import pytreemod as pm
 from pytreemod import nn
 
-HEADS = [f"blocks.*.attention.{name}_proj" for name in ("query", "key", "value")]
-FROM_HEADS = "blocks.*.attention.output_proj"
+QKV = [f"blocks.*.attention.{name}_proj" for name in ("query", "key", "value")]
 NAMES = {
     "wte.weight": "tokens.weight",
     "wpe.weight": "places.weight",
     "h.*.ln_1.*": "blocks.*.norms.0.*",
     # Its matrices are for x @ w, and those of queries, keys and values are one.
-    "h.*.attn.c_attn.weight": pm.Packed([f"{x}.weight" for x in HEADS], axis=1, to=np.transpose),
-    "h.*.attn.c_attn.bias": pm.Packed([f"{x}.bias" for x in HEADS]),
-    "h.*.attn.c_proj.weight": pm.Relaid(f"{FROM_HEADS}.weight", to=np.transpose),
-    "h.*.attn.c_proj.bias": f"{FROM_HEADS}.bias",
+    "h.*.attn.c_attn.weight": ([f"{x}.weight" for x in QKV], lambda x: np.split(x.T, 3)),
+    "h.*.attn.c_attn.bias": ([f"{x}.bias" for x in QKV], lambda x: np.split(x, 3)),
+    "h.*.attn.c_proj.weight": ("blocks.*.attention.output_proj.weight", np.transpose),
+    "h.*.attn.c_proj.bias": "blocks.*.attention.output_proj.bias",
     "h.*.attn.bias": None,  # a mask, in older files
     "h.*.ln_2.*": "blocks.*.norms.1.*",
-    "h.*.mlp.c_fc.weight": pm.Relaid("blocks.*.up.weight", to=np.transpose),
+    "h.*.mlp.c_fc.weight": ("blocks.*.up.weight", np.transpose),
     "h.*.mlp.c_fc.bias": "blocks.*.up.bias",
-    "h.*.mlp.c_proj.weight": pm.Relaid("blocks.*.down.weight", to=np.transpose),
+    "h.*.mlp.c_proj.weight": ("blocks.*.down.weight", np.transpose),
     "h.*.mlp.c_proj.bias": "blocks.*.down.bias",
     "ln_f.*": "norm.*",
 }

@@ -21,15 +21,11 @@ import pytreemod as pm
 from pytreemod import nn
 
 NAMES = {
-    "vit.embeddings.cls_token": pm.Relaid("first", to=lambda x: x[None, None], back=np.ravel),
-    "vit.embeddings.position_embeddings": pm.Relaid(
-        "places", to=lambda x: x[None], back=lambda x: x[0]
-    ),
+    "vit.embeddings.cls_token": ("first", np.ravel),
+    "vit.embeddings.position_embeddings": ("places", lambda x: x[0]),
     "vit.embeddings.patch_embeddings.projection.weight": "patches.weight",
     # A bias of a convolution has an axis for each axis of the image, as in Equinox.
-    "vit.embeddings.patch_embeddings.projection.bias": pm.Relaid(
-        "patches.bias", to=np.ravel, back=lambda x: x[:, None, None]
-    ),
+    "vit.embeddings.patch_embeddings.projection.bias": ("patches.bias", lambda x: x[:, None, None]),
     "vit.encoder.layer.*.layernorm_before.*": "blocks.*.norms.0.*",
     "vit.encoder.layer.*.attention.attention.query.*": "blocks.*.attention.query_proj.*",
     "vit.encoder.layer.*.attention.attention.key.*": "blocks.*.attention.key_proj.*",

@@ -5,10 +5,12 @@ First everything is compared by name, and one error lists all differences; then 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -20,9 +22,9 @@ from pytreemod.io.configuration import configuration_of, differences, form_of, n
 from pytreemod.io.container import Entry, StrPath, Table, empty, opened
 from pytreemod.io.names import Part, TiedNames, generator_of, is_key, parts_of, places_of, ties_of
 from pytreemod.io.renaming import NameTable, Rule, renamed, renamed_texts
-from pytreemod.io.saving import DESCRIPTION, parsed
+from pytreemod.io.saving import DESCRIPTION, PARTS, entry_of, parsed
 from pytreemod.module.unfinished import refuse_unfinished
-from pytreemod.tree.predicates import NUMBERS, is_abstract
+from pytreemod.tree.predicates import NUMBERS
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.reports import report_text
 from pytreemod.tree.selecting import as_selector
@@ -126,10 +128,10 @@ def load(
         fit = Fit(table, like, ties, only, cast)
         fit.compare(config, given if rename is None else None)
         fit.refuse(f"load: {path} does not fit like", strict)
-        made = fit.tree()
-        if strict:
-            return made
-        return made, fit.report(origins)
+        made, report = fit.tree(), fit.report
+        old_names = ((name, origins.get(name)) for name in report.loaded)
+        report.renamed.extend(f"{name} <- {old}" for name, old in old_names if old is not None)
+        return made if strict else (made, report)
 
 
 def description_of(
@@ -137,17 +139,11 @@ def description_of(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the configuration that a file has, and its ties, from places to their sources."""
     about = parsed(texts.get(DESCRIPTION, "{}"), path)
-    found = [about.get(part, {}) if isinstance(about, dict) else None for part in _PARTS]
-    for each in found:
+    config, ties = (about.get(x, {}) if isinstance(about, dict) else None for x in PARTS)
+    for each in (config, ties):
         if not isinstance(each, dict) or any(not isinstance(x, str) for x in each.values()):
             raise FileError(f"{path} is damaged: its description has no texts by name")
-    config, ties = found
     return config, ties
-
-
-def form_text(entry: Entry) -> str:
-    """Return the form of an array, in short: `f32[3,4]`."""
-    return _text(entry.shape, entry.dtype, entry.key)
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,18 +159,17 @@ class LoadReport:
         configuration: differences; the result has the configuration of `like`.
     """
 
-    loaded: Sequence[str]
-    renamed: Sequence[str]
-    cast: Sequence[str]
-    missing: Sequence[str]
-    unexpected: Sequence[str]
-    configuration: Sequence[str]
+    loaded: list[str] = field(default_factory=list)
+    renamed: list[str] = field(default_factory=list)
+    cast: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    configuration: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return report_text("LoadReport", vars(self), always="loaded")
 
 
-_PARTS = ("config", "ties")
 AS_LIKE: Any = object()
 """For `cast`: each leaf has the dtype that it has in `like`."""
 _SMALL = 1 << 20
@@ -196,75 +191,73 @@ class Fit:
         self,
         table: Table,
         like: PyTree,
-        ties: Mapping[str, str] | None = None,
+        ties: Mapping[str, str] = MappingProxyType({}),
         only: FilterSpec = True,
         cast: Any = None,
     ):
-        self.table, self.places = table, [*places_of(like)]
+        self.table, self.report = table, LoadReport()
+        self.wrong: list[str] = []
+        self.places = [*places_of(like)]
         self.leaves, self.treedef = jtu.tree_flatten(like)
+        self.forms = [entry_of(leaf) for leaf in self.leaves]
         self.casts = cast.values(like) if isinstance(cast, By) else [cast] * len(self.leaves)
         if cast is AS_LIKE:
-            self.casts = [getattr(leaf, "dtype", None) for leaf in self.leaves]
+            self.casts = [None if form is None else form.dtype for form in self.forms]
         chosen = [True] * len(self.leaves) if only is True else as_selector(only).mask(like)
-        parts = [p for p in parts_of(self.places) if is_value(self.leaves[p.leaf])]
-        self.parts = [part for part in parts if chosen[part.leaf]]
+        parts = [part for part in parts_of(self.places) if self.forms[part.leaf] is not None]
         self.others = [part.name for part in parts if not chosen[part.leaf]]
-        tied = [TiedNames(place, source, None) for place, source in (ties or {}).items()]
         self.ties = [
             (tie, Rule(tie.place, tie.source), Rule(tie.source, tie.place))
-            for tie in (*ties_of(self.places), *tied)
+            for tie in (*ties_of(self.places), *(TiedNames(*pair, None) for pair in ties.items()))
         ]
-        self.wrong: list[str] = []
-        self.missing: list[str] = []
-        self.changed: list[str] = []
-        """Those with another dtype in the table."""
-        self.configuration: list[str] = []
-        self.used: set[str] = set()
-        self.entries: dict[str, Entry] = {}
-        """For each part, by its name."""
-        for leaf, group in groupby(self.parts, key=lambda part: part.leaf):
-            self._match(self.leaves[leaf], self.casts[leaf], [*group])
-        unused = [] if self.others else [name for name in table if name not in self.used]
-        self.unexpected = [name for name in unused if not self._is_tied(name)]
+        used: set[str] = set()
+        self.entries: dict[Part, Entry] = {}
+        self.parts = [part for part in parts if chosen[part.leaf]]
+        for part in self.parts:
+            name = part.name if part.name in table else self._tied_name(part.name)
+            used.add(name or "")
+            self._match(part, self.table.get(name))
+        by_name = {part.name: entry for part, entry in self.entries.items()}
+        for name in () if self.others else table:
+            if name not in used and not self._is_tied(name, by_name):
+                self.report.unexpected.append(name)
 
-    def _match(self, old: Any, cast: Any, parts: Sequence[Part]) -> None:
-        shape, dtype, key = _form_of(old)
-        shape = shape[len(parts[0].at) :]
-        for part in parts:
-            name = part.name if part.name in self.table else self._tied_name(part.name)
-            if name is None:
-                self.missing.append(part.name)
-                if isinstance(old, jax.ShapeDtypeStruct):
-                    self.wrong.append(f"{part.name}: missing, and like has no value")
-                continue
-            self.used.add(name)
-            entry = self.table[name]
-            is_cast = entry.dtype != dtype and _kind(entry.dtype) == _kind(cast or type(old))
-            if entry.shape != shape or entry.key != key or not (entry.dtype == dtype or is_cast):
-                mine = _text(shape, dtype, key) if dtype else f"a {type(old).__name__}"
-                hint = " (see cast=)" if _kind(entry.dtype) == _kind(dtype) else ""
-                hint = hint if entry.shape == shape and key is None else ""
-                found = _text(entry.shape, entry.dtype, entry.key)
-                self.wrong.append(f"{part.name}: like has {mine}, the file {found}{hint}")
-                continue
-            self.entries[part.name] = entry
-            self.changed += [part.name] if is_cast and dtype else []
+    def _match(self, part: Part, found: Entry | None) -> None:
+        leaf, form, cast = (each[part.leaf] for each in (self.leaves, self.forms, self.casts))
+        if found is None:
+            self.report.missing.append(part.name)
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                self.wrong.append(f"{part.name}: missing, and like has no value")
+            return
+        mine = form._replace(shape=form.shape[len(part.at) :])
+        is_number = isinstance(leaf, NUMBERS)
+        is_cast = found.dtype != mine.dtype and _kind(found.dtype) == _kind(
+            form.dtype if is_number else cast
+        )
+        has_form = (found.shape, found.key) == (mine.shape, mine.key)
+        if not (has_form and (is_cast or found.dtype == mine.dtype)):
+            is_castable = has_form and _kind(found.dtype) == _kind(mine.dtype)
+            mine_text = f"a {type(leaf).__name__}" if is_number else form_text(mine)
+            hint = " (see cast=)" if is_castable else ""
+            text = f"{part.name}: like has {mine_text}, the file {form_text(found)}{hint}"
+            self.wrong.append(text)
+            return
+        self.entries[part] = found
+        self.report.loaded.append(part.name)
+        if is_cast and not is_number:
+            self.report.cast.append(part.name)
 
     def _tied_name(self, name: str) -> str | None:
-        """Return the name in the table of an array with the same numbers."""
-        for tie, to_source, to_place in self.ties:
-            for rule in (to_source, to_place) if tie.through is None else ():
-                other = rule.of(name)
-                if other in self.table:
-                    return other
-        return None
+        """Return the name in the table of an array that is tied to this one."""
+        rules = (rule for tie, *rules in self.ties if tie.through is None for rule in rules)
+        return next((other for rule in rules if (other := rule.of(name)) in self.table), None)
 
-    def _is_tied(self, name: str) -> bool:
-        """Whether an array has the numbers that a tie of `like` gives; not if they differ."""
+    def _is_tied(self, name: str, entries: Mapping[str, Entry]) -> bool:
+        """Whether an array is of a tied place; its numbers must be those of the source."""
         for tie, to_source, _ in self.ties:
             source = to_source.of(name)
-            if source in self.entries:
-                there = self.entries[source].read()
+            if source in entries:
+                there = entries[source].read()
                 there = there if tie.through is None else np.asarray(tie.through(there))
                 if there.tobytes() != self.table[name].read().tobytes():
                     self.wrong.append(f"{name}: other numbers than {source}, the source of its tie")
@@ -283,29 +276,27 @@ class Fit:
         found = [*differences(configuration_of(self.places), config, names, table or ())]
         chosen, others = (nodes_above(each) if found else () for each in (names, self.others))
         for name, mine, other in found:
-            if table is None and None in (mine, other):
-                continue
             # A Module counts if all of its leaves are loaded; one without leaves is as the one
             # above.
             node = form_of(name)
             while node and node not in chosen and node not in others:
                 node = node.rpartition(".")[0]
-            if node not in others:
+            if node not in others and (table is not None or None not in (mine, other)):
                 line = f"{name}: like has {mine or 'none'}, the file {other or 'none'}"
-                self.configuration.append(line)
+                self.report.configuration.append(line)
 
-    def refuse(self, fact: str, strict: bool) -> None:
+    def refuse(self, fact: str, strict: bool = True) -> None:
         """Raise an error that lists what does not fit.
 
         Raises:
             FileError: if there is anything.
         """
-        lines = [*self.wrong]
+        lines, report = [*self.wrong], self.report
         # Without one common name, the result would be `like` unchanged.
         if strict or (self.parts and not self.entries):
-            lines += [f"{name}: missing" for name in self.missing]
-            lines += [f"{name}: unexpected" for name in self.unexpected]
-            lines += self.configuration
+            lines += [f"{name}: missing" for name in report.missing]
+            lines += [f"{name}: unexpected" for name in report.unexpected]
+            lines += report.configuration
         if lines:
             hint = "tree, report = pm.load(path, like, strict=False)"
             hint = hint if strict and self.entries and not self.wrong else ()
@@ -315,13 +306,9 @@ class Fit:
     def tree(self) -> PyTree:
         """Return the tree with the values of the table."""
         made = [*self.leaves]
-        # Small arrays by whether they are bound to devices: (leaf, array, sharding).
-        small: dict[bool, list[tuple[int, np.ndarray, Any]]] = {False: [], True: []}
-        for leaf, group in groupby(self.parts, key=lambda part: part.leaf):
-            old, cast = self.leaves[leaf], self.casts[leaf]
-            array = self._read(old, cast, [part for part in group if part.name in self.entries])
-            if array is None:
-                continue
+        small = defaultdict[Any, list[tuple[int, np.ndarray]]](list)
+        for leaf, group in groupby(self.entries, key=lambda part: part.leaf):
+            old, array = self.leaves[leaf], self._read(leaf, [*group])
             if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):
                 made[leaf] = _as_kind_of(old, array)
                 continue
@@ -329,88 +316,60 @@ class Fit:
             sharding = old.sharding if is_bound else None
             if is_key(old) or getattr(old, "weak_type", False):
                 made[leaf] = jax.device_put(_special(old, array), sharding)
-            elif array.nbytes >= _SMALL:
-                made[leaf] = jax.device_put(array, sharding)
+            elif array.nbytes < _SMALL:
+                small[sharding].append((leaf, array))
             else:
-                small[sharding is not None].append((leaf, array, sharding))
-        for is_bound, rows in small.items():
-            numbers, arrays, shardings = zip(*rows, strict=True) if rows else ((), (), ())
-            put = jax.device_put(arrays, shardings if is_bound else None)
-            for leaf, array in zip(numbers, put, strict=True):
+                made[leaf] = jax.device_put(array, sharding)
+        for sharding, rows in small.items():
+            put = jax.device_put([array for _, array in rows], sharding)
+            for (leaf, _), array in zip(rows, put, strict=True):
                 made[leaf] = array
         return self.treedef.unflatten(made)
 
-    def _read(self, old: Any, cast: Any, parts: Sequence[Part]) -> np.ndarray | None:
-        if not parts:
-            return None
-        entries = [self.entries[part.name] for part in parts]
-        dtype = entries[0].dtype
-        if cast is not None and _kind(cast) == _kind(dtype):
-            dtype = np.dtype(cast)
+    def _read(self, leaf: int, parts: Sequence[Part]) -> np.ndarray:
+        form, cast, first = self.forms[leaf], self.casts[leaf], self.entries[parts[0]]
+        is_cast = cast is not None and _kind(cast) == _kind(first.dtype)
+        dtype = np.dtype(cast) if is_cast else first.dtype
         if parts[0].at == ():
-            return entries[0].read().astype(dtype, copy=False)
-        shape = _form_of(old)[0]
-        array = empty(shape, dtype)
-        if len(parts) < prod(shape[: len(parts[0].at)]):
-            array[...] = old
-        for part, entry in zip(parts, entries, strict=True):
-            array[part.at] = entry.read()
+            return first.read().astype(dtype, copy=False)
+        array = empty(form.shape, dtype)
+        if len(parts) < prod(form.shape[: len(parts[0].at)]):
+            # The layers that the file lacks.
+            array[...] = form.read()
+        for part in parts:
+            array[part.at] = self.entries[part].read()
         return array
-
-    def report(self, origins: Mapping[str, str]) -> LoadReport:
-        """Return what was done."""
-        pairs = [f"{name} <- {origins[name]}" for name in self.entries if name in origins]
-        return LoadReport(
-            loaded=[*self.entries],
-            renamed=pairs,
-            cast=self.changed,
-            missing=self.missing,
-            unexpected=self.unexpected,
-            configuration=self.configuration,
-        )
-
-
-def is_value(leaf: Any) -> bool:
-    """Whether a file has numbers for a leaf; otherwise it is configuration."""
-    return is_abstract(leaf) or isinstance(leaf, NUMBERS)
-
-
-def _form_of(leaf: Any) -> tuple[tuple[int, ...], Any, str | None]:
-    """Return the shape, the dtype (None for a number), and the generator of keys."""
-    key = generator_of(leaf)
-    if key is not None:
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        return data.shape, data.dtype, key
-    dtype = getattr(leaf, "dtype", None)
-    # In a file, numbers have the byte order of this machine.
-    return np.shape(leaf), dtype.newbyteorder("=") if isinstance(leaf, np.ndarray) else dtype, None
 
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def _kind(dtype: Any) -> Any:
-    return next(
-        (kind for kind in _KINDS if dtype is not None and jnp.issubdtype(dtype, kind)), None
-    )
+    kinds = () if dtype is None else _KINDS
+    return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)
 
 
-def _text(shape: tuple[int, ...], dtype: Any, key: str | None) -> str:
-    keys = f" of keys ({key})" if key is not None else ""
-    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]{keys}"
+def form_text(entry: Entry) -> str:
+    """Return the form of an array, in short: `f32[3,4]`."""
+    keys = "" if entry.key is None else f" of keys ({entry.key})"
+    return f"{short_dtype(entry.dtype)}[{','.join(map(str, entry.shape))}]{keys}"
 
 
 def _as_kind_of(old: Any, array: np.ndarray) -> Any:
     """Return an array as the leaf of NumPy or Python that it replaces."""
     if isinstance(old, NUMBERS):
         return type(old)(array.item())
-    return array[()] if isinstance(old, np.generic) else array.astype(old.dtype, copy=False)
+    # In this machine's byte order so far.
+    is_same = old.dtype.newbyteorder("=") == array.dtype
+    array = array.astype(old.dtype, copy=False) if is_same else array
+    return array[()] if isinstance(old, np.generic) else array
 
 
 def _special(old: Any, array: np.ndarray) -> Any:
+    """Return random keys, or an array that is weakly typed, as a Python number is."""
     key = generator_of(old)
     if key is not None:
         return jax.random.wrap_key_data(array, impl=key)
-    # Weakly typed, as a Python number is: JAX has no other public way.
+    # JAX has no other public way.
     weak = jnp.asarray(array.dtype.type(0).item())
     return jnp.broadcast_to(weak, array.shape).at[...].set(array)

@@ -15,7 +15,6 @@ from pytreemod.errors import ArgumentError, FileError, describe
 from pytreemod.io.configuration import configuration_of, text_of
 from pytreemod.io.container import Entry, StrPath, can_be_written, opened, write_table
 from pytreemod.io.names import (
-    Part,
     Place,
     check_distinct,
     generator_of,
@@ -26,11 +25,12 @@ from pytreemod.io.names import (
 )
 from pytreemod.io.renaming import NameTable, renamed
 from pytreemod.module.unfinished import refuse_unfinished
-from pytreemod.tree.predicates import NUMBERS, is_array
+from pytreemod.tree.predicates import NUMBERS, is_abstract
 from pytreemod.typing import PyTree, Tracer
 
 DESCRIPTION, USERS = "pytreemod", "metadata"
 """In the metadata of a file: what it says of the tree, and what the user said."""
+PARTS = ("config", "ties")
 
 
 def save(
@@ -81,8 +81,8 @@ def save(
             raise ArgumentError(fact) from error
     if rename is None:
         ties = {tie.place: tie.source for tie in ties_of(places) if tie.through is None}
-        about = {"config": configuration_of(places), "ties": ties}
-        texts[DESCRIPTION] = json.dumps(about)
+        about = zip(PARTS, (configuration_of(places), ties), strict=True)
+        texts[DESCRIPTION] = json.dumps(dict(about))
     write_table(path, table if rename is None else renamed(table, rename, "save")[0], texts)
 
 
@@ -123,69 +123,73 @@ def _as_list(value: Any) -> Any:
 
 
 def table_of(places: Iterable[Place], where: str) -> dict[str, Entry]:
-    """Return the arrays of a tree by name; numbers are arrays without axes.
+    """Return the arrays of a tree by name.
 
     Raises:
         FileError: if a leaf is neither an array nor a number, or has no values on this host.
         StructureError: if two leaves have one name.
     """
+    places = [*places]
     leaves = [place.node for place in places if place.is_leaf]
-    arrays = [_array_of(leaf) for leaf in leaves]
-    host, parts, wrong = _Host(), list[Part](), list[str]()
-    for part in parts_of(places):
-        fault = _fault_of(leaves[part.leaf], arrays[part.leaf])
-        if fault is not None:
-            wrong += [f"{part.name}: {fault}"]
-        elif arrays[part.leaf] is not None:
-            parts.append(part)
+    forms = [entry_of(leaf) for leaf in leaves]
+    faults = [_fault_of(leaf, form) for leaf, form in zip(leaves, forms, strict=True)]
+    parts = [part for part in parts_of(places) if forms[part.leaf] or faults[part.leaf]]
+    wrong = [f"{part.name}: {faults[part.leaf]}" for part in parts if faults[part.leaf]]
     if wrong:
         raise FileError(f"{where}: a file holds arrays and numbers", at=wrong)
     check_distinct([part.name for part in parts], where)
-    return {part.name: _entry(leaves[part.leaf], arrays[part.leaf], part, host) for part in parts}
+    last = _Last()
+    return {part.name: _part_of(forms[part.leaf], part.at, last) for part in parts}
 
 
-def _array_of(leaf: Any) -> Any:
-    """Return a leaf as an array; None if it is configuration."""
-    if is_key(leaf) and isinstance(leaf, jax.Array):
-        return jax.random.key_data(leaf)
-    return np.asarray(leaf) if isinstance(leaf, NUMBERS) else leaf if is_array(leaf) else None
+def entry_of(leaf: Any) -> Entry | None:
+    """Return a leaf, which may be abstract, as an entry; None if it is configuration."""
+    if isinstance(leaf, NUMBERS):
+        return Entry.of(np.asarray(leaf))
+    if not is_abstract(leaf):
+        return None
+    key = generator_of(leaf)
+    data = leaf if key is None else jax.eval_shape(jax.random.key_data, leaf)
+    # In a file, numbers have the byte order of this machine.
+    dtype = data.dtype if key or isinstance(leaf, jax.Array) else data.dtype.newbyteorder("=")
+    return Entry(data.shape, dtype, ft.partial(_numbers_of, leaf), key)
 
 
-def _fault_of(leaf: Any, array: Any) -> str | None:
-    if isinstance(array, Tracer):
-        return f"{describe(leaf)}, which is traced"
-    if array is None:
+def _numbers_of(leaf: Any) -> np.ndarray:
+    if is_key(leaf):
+        return np.asarray(jax.random.key_data(leaf))
+    # JAX keeps the numbers of an array on the host as long as the array lives.
+    is_far = isinstance(leaf, jax.Array) and any(x.platform != "cpu" for x in leaf.devices())
+    return np.asarray(jnp.copy(leaf) if is_far else leaf)
+
+
+def _fault_of(leaf: Any, form: Entry | None) -> str | None:
+    if form is None:
         return None if text_of(leaf) is not None else describe(leaf)
-    if not can_be_written(array.dtype):
-        return f"{describe(leaf)} of the dtype {array.dtype}"
-    is_here = not isinstance(array, jax.Array) or (
-        array.is_fully_addressable or array.is_fully_replicated
-    )
-    return None if is_here else f"{describe(leaf)} is divided between hosts: use orbax"
+    if isinstance(leaf, (Tracer, jax.ShapeDtypeStruct)):
+        return f"{describe(leaf)}, without values"
+    if not can_be_written(form.dtype):
+        return f"{describe(leaf)} of the dtype {form.dtype}"
+    is_whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+    if is_whole or leaf.is_fully_replicated:
+        return None
+    return f"{describe(leaf)}, divided between hosts: use orbax"
 
 
-def _entry(leaf: Any, array: Any, part: Part, host: _Host) -> Entry:
-    shape = array.shape[len(part.at) :]
-    read = ft.partial(_read, host, array, part.at)
-    return Entry(shape, np.dtype(array.dtype), read, generator_of(leaf))
+class _Last:
+    """The numbers of the last leaf: the layers of a Stack are read one after another."""
+
+    form: Entry | None = None
+    array: Any = None
 
 
-def _read(host: _Host, array: Any, at: tuple[int, ...]) -> np.ndarray:
-    return host(array)[at] if at else host(array)
+def _part_of(form: Entry, at: tuple[int, ...], last: _Last) -> Entry:
+    if not at:
+        return form
 
+    def read() -> np.ndarray:
+        if last.form is not form:
+            last.form, last.array = form, form.read()
+        return last.array[at]
 
-class _Host:
-    """The last array in the host's memory: the layers of a Stack are written one by one."""
-
-    def __init__(self) -> None:
-        self.given: Any = None
-        self.array: Any = None
-
-    def __call__(self, given: Any) -> np.ndarray:
-        if given is not self.given:
-            is_far = isinstance(given, jax.Array) and any(
-                device.platform != "cpu" for device in given.devices()
-            )
-            # JAX keeps the numbers of an array on the host as long as it lives.
-            self.given, self.array = given, np.asarray(jnp.copy(given) if is_far else given)
-        return self.array
+    return form._replace(shape=form.shape[len(at) :], read=read)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,29 +55,9 @@ class Source(NamedTuple):
     shape: tuple[int, ...] | None = None
 
 
-@overload
 def from_torch(
-    model: _M,
-    state_dict: Mapping[str, Any] | StrPath,
-    rename: NameTable | None = None,
-    *,
-    state: None = None,
-) -> _M: ...
-@overload
-def from_torch(
-    model: _M,
-    state_dict: Mapping[str, Any] | StrPath,
-    rename: NameTable | None = None,
-    *,
-    state: State,
-) -> tuple[_M, State]: ...
-def from_torch(
-    model: Any,
-    state_dict: Mapping[str, Any] | StrPath,
-    rename: NameTable | None = None,
-    *,
-    state: State | None = None,
-) -> Any:
+    model: _M, state_dict: Mapping[str, Any] | StrPath, rename: NameTable | None = None
+) -> _M:
     """Return a model with the arrays of a PyTorch state dict.
 
     Every array of the model, and of its State, must be given, and every tensor must be used, except
@@ -87,15 +67,15 @@ def from_torch(
     **Law.** `from_torch(model, to_torch(model)) == model`.
 
     Args:
-        model: a tree of Modules, which may be abstract (`pm.filter_eval_shape`).
+        model: a tree of Modules, which may be abstract (`pm.filter_eval_shape`); or a pair of it
+            and its State, for BatchNorm and SpectralNorm.
         state_dict: tensors of PyTorch, or arrays, by name; or the path of a safetensors file or
             folder.
         rename: from names in the state dict to those that the model would have in PyTorch, as for
             [`load`][pytreemod.load].
-        state: the State of the model, for BatchNorm and SpectralNorm.
 
     Returns:
-        The model; with `state`, the pair of it and the new State.
+        The model, or the pair, with the values of the state dict.
 
     Raises:
         FileError: if tensors are missing, unexpected, or do not fit.
@@ -112,35 +92,37 @@ def from_torch(
     """
     if isinstance(state_dict, (str, os.PathLike)):
         with opened(state_dict) as (table, _):
-            return _filled(model, table, rename, state)
+            return _filled(model, table, rename)
     table = {name: _entry_of(tensor) for name, tensor in state_dict.items()}
-    return _filled(model, table, rename, state)
+    return _filled(model, table, rename)
 
 
-def _filled(model: Any, table: Table, rename: NameTable | None, state: State | None) -> Any:
+def _filled(model: Any, table: Table, rename: NameTable | None) -> Any:
     if rename is not None:
         table, _ = renamed(table, rename, "from_torch")
+    net, state = model if _has_state(model) else (model, None)
     left = {name: entry for name, entry in table.items() if not name.endswith(_COUNTS)}
-    sources, ours = dict(_sources_of(model)), dict[str, Entry]()
-    for name, (names, make, _) in sources.items():
+    ours: dict[str, Entry] = {}
+    for name, (names, make, _) in _sources_of(net):
         if all(each in table for each in names):
             ours[name] = mapped([table[each] for each in names], make)
-    for source in sources.values():
-        for each in source.names if set(source.names) <= table.keys() else ():
-            left.pop(each, None)
+            for each in names:
+                left.pop(each, None)
     ours = left | ours
-    tree = model
     if state is not None:
         # A value of the State has the name of its token in the model.
         held = {part.name for part in parts_of(places_of(state))}
         ours = {f"{int(name in held)}.{name}": entry for name, entry in ours.items()}
-        tree = model, state
-    fit = Fit(ours, tree, cast=AS_LIKE)
-    fit.refuse("from_torch: the tensors do not fit the model", strict=True)
+    fit = Fit(ours, model, cast=AS_LIKE)
+    fit.refuse("from_torch: the tensors do not fit the model")
     return fit.tree()
 
 
-def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]:
+def _has_state(model: Any) -> bool:
+    return isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], State)
+
+
+def to_torch(model: PyTree) -> dict[str, np.ndarray]:
     """Return the arrays of a model as a PyTorch state dict: with PyTorch's names and layouts.
 
     PyTorch accepts no bfloat16 from NumPy: pass `array.view(np.int16)`, and view it as bfloat16.
@@ -148,8 +130,7 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
         net.load_state_dict({name: torch.from_numpy(x) for name, x in to_torch(model).items()})
 
     Args:
-        model: a tree of Modules.
-        state: the State of the model, for BatchNorm and SpectralNorm.
+        model: a tree of Modules; or a pair of it and its State, for BatchNorm and SpectralNorm.
 
     Returns:
         Arrays by name: copies, which you may change.
@@ -164,10 +145,10 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
         >>> {name: array.shape for name, array in to_torch(layer).items()}
         {'weight': (8, 3, 3, 3), 'bias': (8,)}
     """
-    table = table_of(places_of(model), "to_torch")
-    table |= {} if state is None else table_of(places_of(state), "to_torch")
+    net, state = model if _has_state(model) else (model, ())
+    table = table_of(places_of(net), "to_torch") | table_of(places_of(state), "to_torch")
     made: dict[str, np.ndarray] = {}
-    for name, (names, make, shape) in _sources_of(model):
+    for name, (names, make, shape) in _sources_of(net):
         if name not in table:
             continue
         array = table[name].read()
@@ -221,6 +202,7 @@ def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[s
         return
     layout = next((make(node) for cls, make in _LAYOUTS.items() if isinstance(node, cls)), {})
     own = {path: rule for path, rule in layout.items() if isinstance(rule, Source)}
+    parts = {path: rule for path, rule in layout.items() if isinstance(rule, str)}
     for path, (names, make, shape) in own.items():
         there = tuple(_join(theirs, name) for name in names)
         yield _join(ours, path), Source(there, make, shape)
@@ -230,7 +212,7 @@ def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[s
         # The layers of a Stack have numbers on both sides.
         words = [str(i) for i in range(len(node))] if isinstance(node, Members) else [name]
         for word in words:
-            below = _sources_of(child, _join(ours, word), _join(theirs, layout.get(name, word)))
+            below = _sources_of(child, _join(ours, word), _join(theirs, parts.get(name, word)))
             yield from ((found, source) for found, source in below if found not in taken)
 
 

@@ -58,7 +58,7 @@ def test_a_run_that_is_killed_during_a_save_goes_on(tmp_path):
         )
 
     def parts():
-        return set((tmp_path / "killed").glob("*.saving-*"))
+        return set((tmp_path / "killed").glob("step_*.tmp"))
 
     def newest():
         return max([int(path.name[5:13]) for path in (tmp_path / "killed").glob("step_*s")] or [0])

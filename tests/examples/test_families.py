@@ -127,21 +127,6 @@ def rms(x):
     return float(np.sqrt(np.mean(x**2)))
 
 
-def inverted(names):
-    """The table that writes what this table reads."""
-    made = {}
-    for theirs, ours in names.items():
-        if isinstance(ours, pm.Packed):
-            form = {"axis": ours.axis, "to": ours.to, "back": ours.back}
-            for i, name in enumerate(ours.names):
-                made[name] = pm.Packed(theirs, i, ours.sizes, **form)
-        elif isinstance(ours, pm.Relaid):
-            made[ours.name] = pm.Relaid(theirs, ours.to, ours.back)
-        elif ours is not None:
-            made[ours] = theirs
-    return made
-
-
 def arrays_in(folder):
     """All arrays of a folder, as safetensors reads them."""
     from safetensors.numpy import load_file
@@ -151,18 +136,16 @@ def arrays_in(folder):
 
 
 @needs_hub
-@pytest.mark.parametrize("name", LANGUAGE + IMAGES)
-def test_the_table_of_names_serves_both_directions(hub, programs, tmp_path, name):
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "resnet", "resnet-basic"])
+def test_a_table_of_names_serves_both_directions(hub, programs, tmp_path, name):
     """A file written with it equals that of transformers, array for array."""
     model, state, _ = read(programs, hub.folder / name)
-    program = programs[name.partition("-")[0]]
-    names = dict(program.NAMES)
-    if name == "gpt2":
-        names = {f"transformer.{theirs}": ours for theirs, ours in names.items()}
+    names = dict(programs[name.partition("-")[0]].NAMES)
     if name == "llama-tied":
         del names["lm_head.weight"]
+    back = {ours: theirs for theirs, ours in names.items() if ours is not None}
     tree = (model, state) if "resnet" in name else model
-    pm.save(tmp_path / "model.safetensors", tree, rename=inverted(names))
+    pm.save(tmp_path / "model.safetensors", tree, rename=back)
     wanted = arrays_in(hub.folder / name)
     found = arrays_in(tmp_path)
 
