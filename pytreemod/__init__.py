@@ -118,7 +118,7 @@ _LATER = {
     "Diff": "pytreemod.io.differing:Diff",
     "default_deserialise_filter_spec": "pytreemod.io.equinox_files:default_deserialise_filter_spec",
     "default_serialise_filter_spec": "pytreemod.io.equinox_files:default_serialise_filter_spec",
-    "from_named": "pytreemod.io.names:from_named",
+    "from_named": "pytreemod.tree.naming:from_named",
     "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
     "intervene": "pytreemod.debug.intervening:intervene",
@@ -129,7 +129,7 @@ _LATER = {
     "make_sharded": "pytreemod.parallel.making:make_sharded",
     "materialize": "pytreemod.nn.materializing:materialize",
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
-    "named_leaves": "pytreemod.io.names:named_leaves",
+    "named_leaves": "pytreemod.tree.naming:named_leaves",
     "nn": "pytreemod.nn:",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "param_count": "pytreemod.debug.summaries:param_count",
@@ -181,8 +181,6 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.equinox_files import tree_serialise_leaves as tree_serialise_leaves
     from pytreemod.io.loading import LoadReport as LoadReport
     from pytreemod.io.loading import load as load
-    from pytreemod.io.names import from_named as from_named
-    from pytreemod.io.names import named_leaves as named_leaves
     from pytreemod.io.saving import read_metadata as read_metadata
     from pytreemod.io.saving import save as save
     from pytreemod.io.torch_states import from_torch as from_torch
@@ -215,6 +213,8 @@ if _typing.TYPE_CHECKING:
     from pytreemod.training.precision_rules import with_precision as with_precision
     from pytreemod.training.quantization import quantization_report as quantization_report
     from pytreemod.training.quantization import quantize as quantize
+    from pytreemod.tree.naming import from_named as from_named
+    from pytreemod.tree.naming import named_leaves as named_leaves
 
     tree_inference = inference_mode
 else:

@@ -46,6 +46,9 @@ AxesSpec: TypeAlias = Any
 class_of: Callable[[object], Any] = type
 """`type` of one argument, where a strict checker would complain that it cannot infer the class."""
 
+is_instance: Callable[[Any, Any], bool] = isinstance
+"""`isinstance`, after which a strict checker does not narrow `Any` to a class of unknown parts."""
+
 ShardingSpec: TypeAlias = Any
 """A sharding, a PartitionSpec, a device, None, a function from an array to one of these,
 `by(...)`, or a prefix tree of these."""

@@ -23,7 +23,7 @@ from pytreemod.errors import ArgumentError
 from pytreemod.io.container import StrPath
 from pytreemod.io.loading import load
 from pytreemod.io.saving import read_metadata, save
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, is_instance, jtu
 
 _T = TypeVar("_T")
 _Which = int | Literal["best"] | None
@@ -161,8 +161,8 @@ class Checkpoints:
         for step in steps:
             # Another process may have removed it.
             with suppress(FileNotFoundError):
-                metadata = read_metadata(self._file(step))
-                number = metadata.get(name) if isinstance(metadata, dict) else None
+                metadata: Any = read_metadata(self._file(step))
+                number: Any = metadata.get(name) if is_instance(metadata, dict) else None
                 if isinstance(number, (int, float)) and not math.isnan(number):
                     ranks[step] = sign * number
         return min(ranks, key=lambda step: (ranks[step], -step), default=None)
@@ -178,4 +178,4 @@ class Checkpoints:
 def _copied(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return jnp.copy(leaf)
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+    return leaf.copy() if is_instance(leaf, np.ndarray) else leaf

@@ -23,42 +23,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import FileError
+from pytreemod.typing import is_instance
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
-_CODES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-    "complex64": "C64",
-}
+_CODES = (
+    {"bool": "BOOL", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64"}
+    | {"int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "complex64": "C64"}
+    | {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+    | {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}
+    | {"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"}
+)
 _NAMES = {code: name for name, code in _CODES.items()}
-_WITHOUT_CODE = [
-    *("int2", "int4", "uint2", "uint4", "complex128", "float4_e2m1fn", "float8_e3m4"),
-    *("float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-]
+_WITHOUT_CODE = (
+    *("int2", "int4", "uint2", "uint4", "float4_e2m1fn", "complex128"),
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"),
+)
 # An older JAX lacks some of them.
-_KNOWN = {
-    name: np.dtype(bool if name == "bool" else getattr(jnp, name))
-    for name in (*_CODES, *_WITHOUT_CODE)
-    if name == "bool" or hasattr(jnp, name)
-}
+_KNOWN = {n: np.dtype(getattr(jnp, n)) for n in (*_CODES, *_WITHOUT_CODE) if hasattr(jnp, n)}
+_KNOWN["bool"] = np.dtype(bool)
 _DTYPES, _KEYS = "pytreemod.dtypes", "pytreemod.keys"
 """In the metadata: the form of arrays whose dtype has no code, and the generators of keys."""
-_LONGEST_HEADER, _MOST_AXES, _ALIGNMENT = 100_000_000, 32, 64
+_LONGEST_HEADER, _MOST_AXES, _ALIGNMENT = 100_000_000, 64, 64
 
 
 class Entry(NamedTuple):
@@ -66,7 +52,7 @@ class Entry(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    read: Callable[[], np.ndarray]
+    read: Callable[[], Any]
     key: str | None = None
     """The generator, if these are the numbers of random keys."""
 
@@ -95,32 +81,29 @@ def write_table(path: StrPath, table: Table, metadata: Mapping[str, str]) -> Non
     """
     if "__metadata__" in table:
         raise FileError("save: the format has no array of the name __metadata__")
+    header, own_forms, keys, end = dict[str, Any](), dict[str, Any](), dict[str, str](), 0
     # Arrays of large elements first, so that each is aligned.
-    order = sorted(table, key=lambda name: -table[name].dtype.itemsize)
-    others = {name: _own_form(e) for name, e in table.items() if e.dtype.name not in _CODES}
-    keys = {name: entry.key for name, entry in table.items() if entry.key is not None}
-    notes = {_DTYPES: others, _KEYS: keys}
-    texts = {name: json.dumps(note) for name, note in notes.items() if note}
-    header: dict[str, Any] = {"__metadata__": {**metadata, **texts}}
-    end = 0
-    for name in order:
-        entry = table[name]
-        begin, end = end, end + prod(entry.shape) * entry.dtype.itemsize
-        code = _CODES.get(entry.dtype.name, "U8")
-        shape = [end - begin] if name in others else entry.shape
+    order = sorted(table.items(), key=lambda item: -item[1].dtype.itemsize)
+    for name, (shape, dtype, _, key) in order:
+        begin, end = end, end + prod(shape) * dtype.itemsize
+        if dtype.name not in _CODES:
+            own_forms[name] = [dtype.name, shape]
+            shape = (end - begin,)
+        if key is not None:
+            keys[name] = key
+        code = _CODES.get(dtype.name, "U8")
         header[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
+    notes = {n: json.dumps(x) for n, x in ((_DTYPES, own_forms), (_KEYS, keys)) if x}
+    text = json.dumps({"__metadata__": {**metadata, **notes}, **header}).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _LONGEST_HEADER:
+        raise FileError(f"save: names and metadata have at most {_LONGEST_HEADER} bytes in a file")
     with replacement(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            array = table[name].read()
+        for _, entry in order:
+            array = entry.read()
             plain = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-            file.write(plain.reshape(-1).view(np.uint8))
-
-
-def _own_form(entry: Entry) -> list[Any]:
-    return [entry.dtype.name, entry.shape]
+            file.write(plain.reshape(-1).view(np.uint8).data)
 
 
 @contextmanager
@@ -128,6 +111,8 @@ def replacement(path: StrPath) -> Generator[IO[bytes]]:
     """Write a file next to `path`, and rename it if the block succeeds."""
     # The file that a link leads to is replaced, not the link.
     target = os.path.realpath(path)
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise FileError(f"{target} is no file")
     beside = f"{target}.{secrets.token_hex(4)}.tmp"
     try:
         with open(beside, "xb", buffering=1 << 20) as file:
@@ -155,10 +140,7 @@ def opened(path: StrPath) -> Generator[tuple[dict[str, Entry], dict[str, str]]]:
     table, metadata = dict[str, Entry](), dict[str, str]()
     with ExitStack() as files:
         for each in _files_of(os.fspath(path)):
-            if os.path.exists(each) and not os.path.isfile(each):
-                # Opening a pipe would wait for its writer.
-                raise FileError(f"{each} is no file")
-            more, about = _read_header(files.enter_context(open(each, "rb")), each)
+            more, about = _read_header(files.enter_context(_open(each)), each)
             twice = next((name for name in more if name in table), None)
             if twice is not None:
                 raise FileError(f"{each} and an earlier file of the folder both have {twice}")
@@ -174,15 +156,22 @@ def _files_of(path: str) -> list[str]:
     if os.path.exists(single):
         return [single]
     index = f"{single}.index.json"
-    with open(index, encoding="utf-8") as file:
+    with _open(index) as file:
         try:
             names = sorted({*json.load(file)["weight_map"].values()})
+            are_here = all(os.path.basename(name) == name != ".." for name in names)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FileError(f"{index} is no index of a model's files") from error
-    for name in names:
-        if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", ".."):
-            raise FileError(f"{index} names {name!r}, which is no file of the folder")
+    if not are_here or not all(name.isprintable() for name in ("x", *names)):
+        raise FileError(f"{index} names files that are not in the folder")
     return [os.path.join(path, name) for name in names]
+
+
+def _open(path: str) -> IO[bytes]:
+    # Opening a pipe would wait for its writer.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileError(f"{path} is no file")
+    return open(path, "rb")
 
 
 def _read_header(file: IO[bytes], path: str) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -207,7 +196,7 @@ def _read_header(file: IO[bytes], path: str) -> tuple[dict[str, Entry], dict[str
         if any(not isinstance(text, str) for text in metadata.values()):
             raise TypeError("the metadata are not strings")
     except (ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
-        raise FileError(f"{path} is damaged: {error}") from error
+        raise FileError(f"{path} is damaged: {str(error)[:200]}") from error
     return table, metadata
 
 
@@ -219,25 +208,27 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(
-    file: IO[bytes], path: str, start: int, about: dict[str, Any], form: Any, key: Any
+    file: Any, path: str, start: int, about: dict[str, Any], form: Any, key: Any
 ) -> tuple[Entry, int, int]:
     """Return one array of a header, and where it begins and ends; nothing in it is trusted."""
     begin, end = about["data_offsets"]
-    name, shape = form or (_NAMES[about["dtype"]], about["shape"])
-    dtype = _KNOWN[name]
-    if any(type(n) is not int or n < 0 for n in (begin, end, *shape)) or len(shape) > _MOST_AXES:
-        raise ValueError(f"an array of the shape {str(shape)[:60]} at {begin}, {end}")
-    # With a size of zero, the others are not bounded by the file.
-    is_huge = 0 in shape and prod(n or 1 for n in shape) >= 1 << 48
-    if prod(shape) * dtype.itemsize != end - begin or is_huge:
-        raise ValueError(f"{end - begin} bytes for {name}{str(shape)[:60]}")
-    if key is not None and not (isinstance(key, str) and name == "uint32"):
+    name, shape = form or (_NAMES.get(about["dtype"]), about["shape"])
+    if name not in _KNOWN:
+        raise ValueError(f"unknown dtype {name or about['dtype']}")
+    dtype, numbers = _KNOWN[name], (begin, end, *shape)
+    is_form = is_instance(shape, list) and all(type(n) is int and n >= 0 for n in numbers)
+    if not is_form or len(shape) > _MOST_AXES or prod(shape) * dtype.itemsize != end - begin:
+        raise ValueError(f"{name}{shape} from {begin} to {end}")
+    if 0 in shape:
+        # Otherwise, NumPy may have no such array.
+        np.empty(shape, dtype)
+    if key is not None and not (is_instance(key, str) and name == "uint32"):
         raise ValueError(f"random keys of {key}")
 
-    def read() -> np.ndarray:
-        data = empty((end - begin,), np.dtype(np.uint8))
+    def read() -> Any:
+        data: Any = empty((end - begin,), np.dtype(np.uint8))
         file.seek(start + begin)
-        if file.readinto(data) != end - begin:  # pyright: ignore[reportAttributeAccessIssue]
+        if file.readinto(data) != end - begin:
             raise FileError(f"{path} was cut while it was read")
         # A byte of a bool may be neither 0 nor 1.
         return (data != 0 if name == "bool" else data.view(dtype)).reshape(shape)

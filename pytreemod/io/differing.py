@@ -14,9 +14,10 @@ from pytreemod.io.configuration import configuration_of, differences
 from pytreemod.io.container import Entry, StrPath, opened
 from pytreemod.io.loading import description_of, form_text
 from pytreemod.io.names import places_of
+from pytreemod.io.renaming import Renaming
 from pytreemod.io.saving import table_of
 from pytreemod.tree.reports import report_text
-from pytreemod.typing import PyTree
+from pytreemod.typing import PyTree, is_instance
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +73,7 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
             added=[f"{n}: {form_text(x)}" for n, x in theirs.items() if n not in ours],
             removed=[f"{n}: {form_text(x)}" for n, x in ours.items() if n not in theirs],
             configuration=[
-                f"{name}: {text or 'none'} -> {other or 'none'}"
+                f"{name or 'the tree'}: {text or 'nothing'} -> {other or 'nothing'}"
                 for name, text, other in differences(mine, others, ours, theirs)
             ],
             forms=[f"{n}: {x} -> {y}" for n, (x, y) in forms.items() if x != y],
@@ -81,9 +82,10 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
 
 
 def _parts_of(tree: Any, files: ExitStack) -> tuple[dict[str, Entry], dict[str, str]]:
-    if isinstance(tree, (str, os.PathLike)):
-        table, texts = files.enter_context(opened(tree))
-        return table, description_of(texts, tree)[0]
+    if is_instance(tree, (str, os.PathLike)):
+        path = f"{tree}"
+        table, texts = files.enter_context(opened(path))
+        return table, description_of(texts, path, Renaming(None))[0]
     places = [*places_of(tree)]
     return table_of(places, "diff"), configuration_of(places)
 
@@ -94,6 +96,6 @@ def _distance(x: Entry, y: Entry) -> str:
     differs = (one != two) & ~((one != one) & (two != two))
     if not differs.any():
         return ""
-    wide = np.complex128 if one.dtype.kind == "c" else np.float64
+    wide: Any = np.complex128 if one.dtype.kind == "c" else np.float64
     largest = np.abs(one.astype(wide) - two.astype(wide))[differs].max()
     return f"{differs.sum()} of {one.size} differ, by {largest:.3g} at most"

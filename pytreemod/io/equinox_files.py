@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -26,10 +26,9 @@ from pytreemod.nn.pooling import Pool
 from pytreemod.nn.spectral_normalization import SpectralNorm
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import pattern_text
-from pytreemod.tree.predicates import NUMBERS
+from pytreemod.tree.predicates import NUMBERS, is_abstract, is_array
 from pytreemod.tree.stored_fields import stored
-from pytreemod.tree.surgery import with_children
-from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
+from pytreemod.typing import IsLeaf, PyTree, class_of, is_instance, jtu
 
 _T = TypeVar("_T")
 _FLAGS: dict[type, tuple[str, ...]] = {
@@ -51,9 +50,9 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
     Raises:
         EquinoxFileError: if the format has no such arrays, as random keys.
     """
-    if not isinstance(x, (jax.Array, np.ndarray, np.generic, *NUMBERS)):
+    if not is_array(x) and not is_instance(x, NUMBERS):
         return
-    if not isinstance(getattr(x, "dtype", None), np.dtype | None) or np.asarray(x).dtype.hasobject:
+    if not is_instance(getattr(x, "dtype", None), np.dtype | None) or np.asarray(x).dtype.hasobject:
         raise EquinoxFileError(f"Equinox's files have no {describe(x)}", hint="pm.save(path, tree)")
     # A pickle runs code: no leaf is written or read as one.
     np.save(f, np.asarray(x), allow_pickle=False)
@@ -72,24 +71,27 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
     Raises:
         EquinoxFileError: if the file has no array there, or a number of another kind.
     """
-    if not isinstance(x, (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, *NUMBERS)):
+    if not is_abstract(x) and not is_instance(x, NUMBERS):
         return x
     try:
-        array = np.lib.format.read_array(f, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise EquinoxFileError(f"the file has no array for {describe(x)}: {error}") from error
-    dtype = getattr(x, "dtype", None)
-    if array.dtype.kind == "V" and array.dtype.itemsize == getattr(dtype, "itemsize", 0):
-        # NumPy writes bfloat16 as two opaque bytes.
-        array = array.view(dtype)
-    if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
-        return jnp.asarray(array)
-    if isinstance(x, np.ndarray):
-        return array
-    made = array[()] if isinstance(x, np.generic) else type(x)(array.item())
-    if array.shape or (array.dtype.kind == "b") != isinstance(x, (bool, np.bool_)) or made != array:
-        raise EquinoxFileError(f"the file has {describe(array)} for the number {x!r}")
-    return made
+        array: Any = np.lib.format.read_array(f, allow_pickle=False)
+        if array.dtype.kind == "V" and array.dtype.itemsize == x.dtype.itemsize:
+            # NumPy writes bfloat16 as two opaque bytes.
+            array = array.view(x.dtype)
+        if is_instance(x, (jax.Array, jax.ShapeDtypeStruct)):
+            return jnp.asarray(array)
+        if is_instance(x, np.ndarray):
+            return array
+        made: Any = array[()] if is_instance(x, np.generic) else type(x)(array.item())
+        is_flag = is_instance(x, (bool, np.bool_))
+        if made == array and is_flag == (array.dtype.kind == "b"):
+            return made
+        fact = f"the file has {describe(array)} for the number {x!r}"
+    # Whatever NumPy and Python say of bytes that are no such array.
+    except Exception as error:
+        fact = f"the file has no array for {describe(x)}: {error}"
+        raise EquinoxFileError(fact) from error
+    raise EquinoxFileError(fact)
 
 
 def tree_serialise_leaves(
@@ -120,12 +122,9 @@ def tree_serialise_leaves(
     """
     with _opened(path_or_file, is_new=True) as file:
 
-        def write(spec: Any, subtree: PyTree) -> PyTree:
-            def write_one(leaf: Any) -> Any:
+        def write(spec: Any, subtree: PyTree) -> None:
+            for leaf, _ in _in_order(subtree, is_leaf):
                 spec(file, leaf)
-                return leaf
-
-            return _mapped(write_one, subtree, is_leaf)
 
         jtu.tree_map(write, filter_spec, pytree)
 
@@ -154,20 +153,19 @@ def tree_deserialise_leaves(
     with _opened(path_or_file) as file:
 
         def read(spec: Any, subtree: PyTree) -> PyTree:
-            return _mapped(lambda leaf: spec(file, leaf), subtree, is_leaf)
+            values = [(spec(file, leaf), flag) for leaf, flag in _in_order(subtree, is_leaf)]
+            structure = jtu.tree_structure(subtree, is_leaf=is_leaf)
+            return structure.unflatten([value for value, is_flag in values if not is_flag])
 
         made = jtu.tree_map(read, filter_spec, like)
-        is_whole = filter_spec is default_deserialise_filter_spec and is_leaf is None
-        if is_whole and file is not path_or_file and file.read(1):
+        is_whole = filter_spec is default_deserialise_filter_spec and file is not path_or_file
+        if is_whole and file.read(1):
             raise EquinoxFileError("tree_deserialise_leaves: the file has more leaves than like")
-    pairs = zip(
-        jtu.tree_leaves_with_path(like, is_leaf=is_leaf),
-        jtu.tree_leaves(made, is_leaf=is_leaf),
-        strict=True,
-    )
+    olds = jtu.tree_leaves_with_path(like, is_leaf=is_leaf)
+    news = jtu.tree_leaves(made, is_leaf=is_leaf)
     wrong = [
         f"{pattern_text(path)}: like has {describe(old)}, the file {describe(new)}"
-        for (path, old), new in pairs
+        for (path, old), new in zip(olds, news, strict=True)
         if _form_of(old) != _form_of(new)
     ]
     if wrong:
@@ -176,38 +174,36 @@ def tree_deserialise_leaves(
 
 
 def _form_of(leaf: Any) -> tuple[Any, ...]:
-    is_number = not hasattr(leaf, "dtype")
-    return (type(leaf),) if is_number else (leaf.shape, leaf.dtype)
+    return (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else (class_of(leaf),)
 
 
-def _mapped(
-    fn: Callable[[Any], Any], node: Any, is_leaf: IsLeaf = None, has_flags: bool = True
-) -> Any:
-    """Map a function over leaves, and flags, in Equinox's order; flags keep their values."""
+def _in_order(
+    node: Any, is_leaf: IsLeaf = None, has_flags: bool = True
+) -> Iterator[tuple[Any, bool]]:
+    """Yield what Equinox has as leaves, in its order, and whether it is a flag here."""
     children = None if is_leaf is not None and is_leaf(node) else children_of(node)
     if children is None:
-        return fn(node)
-    kind = class_of(node)
+        yield node, False
+        return
+    kind, record = class_of(node), record_of(node)
     # Equinox's users pass only arrays to optax, so its states have no flags.
     has_flags = has_flags and kind.__module__.partition(".")[0] != "optax"
     flags = [name for cls in kind.__mro__ if has_flags for name in _FLAGS.get(cls, ())]
-    record, parts = record_of(node), list[Any]()
     if record is None or not flags:
-        parts = [_mapped(fn, child, is_leaf, has_flags) for _, child in children]
-    else:
-        data = {*record.data_names(node)}
-        for name in record.names(node):
-            value = stored(node, name)
-            if name in data:
-                parts.append(_mapped(fn, value, is_leaf, has_flags))
-            elif name in flags:
-                jtu.tree_map(fn, value)
-    return with_children(node, children, parts)
+        for _, child in children:
+            yield from _in_order(child, is_leaf, has_flags)
+        return
+    data = record.data_names(node)
+    for name in record.names(node):
+        if name in data:
+            yield from _in_order(stored(node, name), is_leaf, has_flags)
+        elif name in flags:
+            yield from ((leaf, True) for leaf in jtu.tree_leaves(stored(node, name)))
 
 
 @contextmanager
 def _opened(path_or_file: Any, is_new: bool = False) -> Generator[Any]:
-    if not isinstance(path_or_file, (str, os.PathLike)):
+    if not is_instance(path_or_file, (str, os.PathLike)):
         yield path_or_file
         return
     path = pathlib.Path(path_or_file)

@@ -6,56 +6,58 @@ First everything is compared by name, and one error lists all differences; then 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
-from types import MappingProxyType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import FileError, short_dtype
-from pytreemod.io.configuration import configuration_of, differences, form_of, nodes_above
+from pytreemod.io.configuration import configuration_of, differences, nodes_above
 from pytreemod.io.container import Entry, StrPath, Table, empty, opened
-from pytreemod.io.names import Part, TiedNames, generator_of, is_key, parts_of, places_of, ties_of
-from pytreemod.io.renaming import NameTable, Rule, renamed, renamed_texts
+from pytreemod.io.names import (
+    Part,
+    Place,
+    TiedNames,
+    generator_of,
+    is_key,
+    parts_of,
+    places_of,
+    ties_of,
+)
+from pytreemod.io.renaming import NameTable, Renaming, Rule
 from pytreemod.io.saving import DESCRIPTION, PARTS, entry_of, parsed
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.tree.predicates import NUMBERS
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.reports import report_text
 from pytreemod.tree.selecting import as_selector
-from pytreemod.typing import FilterSpec, PyTree, jtu
+from pytreemod.typing import FilterSpec, PyTree, class_of, is_instance, jtu, untyped_jax
 
 _T = TypeVar("_T")
 _NOTHING: Any = object()
 """The default of `like`, because None is a tree."""
 
 
+class _Options(TypedDict, total=False):
+    only: FilterSpec
+    rename: NameTable | None
+    cast: Any
+
+
 @overload
 def load(path: StrPath) -> dict[str, np.ndarray]: ...
 @overload
 def load(
-    path: StrPath,
-    like: _T,
-    *,
-    strict: Literal[True] = True,
-    only: FilterSpec = True,
-    rename: NameTable | None = None,
-    cast: Any = None,
+    path: StrPath, like: _T, *, strict: Literal[True] = True, **options: Unpack[_Options]
 ) -> _T: ...
 @overload
 def load(
-    path: StrPath,
-    like: _T,
-    *,
-    strict: Literal[False],
-    only: FilterSpec = True,
-    rename: NameTable | None = None,
-    cast: Any = None,
+    path: StrPath, like: _T, *, strict: Literal[False], **options: Unpack[_Options]
 ) -> tuple[_T, LoadReport]: ...
 def load(
     path: StrPath,
@@ -116,18 +118,23 @@ def load(
         >>> pm.load("theirs.safetensors", model, rename={"fc*": "layers.*"}) == model
         True
     """
-    with opened(path) as (table, texts):
+    with opened(path) as (given, texts):
+        renaming = Renaming(rename)
+        table, origins = renaming.table(given)
+        config, ties = description_of(texts, path, renaming)
+        renaming.refuse_unused(given)
         if like is _NOTHING:
             return {name: entry.read() for name, entry in table.items()}
         refuse_unfinished("load", like)
-        config, ties = description_of(texts, path)
-        given, origins = table, dict[str, str]()
-        if rename is not None:
-            table, origins = renamed(table, rename, "load")
-            config = renamed_texts(config, rename)
         fit = Fit(table, like, ties, only, cast)
-        fit.compare(config, given if rename is None else None)
-        fit.refuse(f"load: {path} does not fit like", strict)
+        if DESCRIPTION in texts:
+            fit.compare(config, None if rename else given)
+        # Without one common name, the result would be `like` unchanged.
+        if lines := fit.differences(strict or not fit.report.loaded):
+            hint = "tree, report = pm.load(path, like, strict=False)"
+            hint = hint if strict and fit.report.loaded and not fit.wrong else ()
+            fact = f"load: {path} does not fit like: {len(lines)} difference{'s'[: len(lines) - 1]}"
+            raise FileError(fact, at=lines, hint=hint, most=40)
         made, report = fit.tree(), fit.report
         old_names = ((name, origins.get(name)) for name in report.loaded)
         report.renamed.extend(f"{name} <- {old}" for name, old in old_names if old is not None)
@@ -135,15 +142,24 @@ def load(
 
 
 def description_of(
-    texts: Mapping[str, str], path: StrPath
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the configuration that a file has, and its ties, from places to their sources."""
-    about = parsed(texts.get(DESCRIPTION, "{}"), path)
-    config, ties = (about.get(x, {}) if isinstance(about, dict) else None for x in PARTS)
-    for each in (config, ties):
-        if not isinstance(each, dict) or any(not isinstance(x, str) for x in each.values()):
-            raise FileError(f"{path} is damaged: its description has no texts by name")
-    return config, ties
+    texts: Mapping[str, str], path: StrPath, renaming: Renaming
+) -> tuple[dict[str, str], list[TiedNames]]:
+    """Return the configuration that a file has, and its ties, with other names."""
+    about: Any = parsed(texts.get(DESCRIPTION, "{}"), path)
+    config, ties = (_texts(about, part, path) for part in PARTS)
+    # As `save` writes them; a longer pattern may take for ever.
+    if any("**" in place or place.count("*") != to.count("*") for place, to in ties.items()):
+        raise FileError(f"{path} is damaged: its description has other ties")
+    pairs = ((renaming.name(place), renaming.name(source)) for place, source in ties.items())
+    tied = [TiedNames(place, source, None) for place, source in pairs if place and source]
+    return renaming.texts(config), tied
+
+
+def _texts(about: Any, part: str, path: StrPath) -> dict[str, str]:
+    texts: Any = about.get(part, {}) if is_instance(about, dict) else None
+    if not is_instance(texts, dict) or any(not is_instance(x, str) for x in texts.values()):
+        raise FileError(f"{path} is damaged: its description has no {part}")
+    return texts
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,12 +175,12 @@ class LoadReport:
         configuration: differences; the result has the configuration of `like`.
     """
 
-    loaded: list[str] = field(default_factory=list)
-    renamed: list[str] = field(default_factory=list)
-    cast: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    configuration: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list[str])
+    renamed: list[str] = field(default_factory=list[str])
+    cast: list[str] = field(default_factory=list[str])
+    missing: list[str] = field(default_factory=list[str])
+    unexpected: list[str] = field(default_factory=list[str])
+    configuration: list[str] = field(default_factory=list[str])
 
     def __repr__(self) -> str:
         return report_text("LoadReport", vars(self), always="loaded")
@@ -182,85 +198,97 @@ class Fit:
     Args:
         table: arrays by name.
         like: see `load`.
-        ties: in the file, from places to their sources.
+        ties: in the file.
         only: see `load`.
         cast: see `load`; or `AS_LIKE`.
+        places: of `like`; by default its own, with its names.
+        names: of the leaves to load; None for all.
     """
 
     def __init__(
         self,
         table: Table,
         like: PyTree,
-        ties: Mapping[str, str] = MappingProxyType({}),
+        ties: Sequence[TiedNames] = (),
         only: FilterSpec = True,
         cast: Any = None,
+        places: Iterable[Place] | None = None,
+        names: Set[str] | None = None,
     ):
         self.table, self.report = table, LoadReport()
         self.wrong: list[str] = []
-        self.places = [*places_of(like)]
+        self.abstract: list[str] = []
+        """Leaves that are missing, and have no value in `like`."""
+        self.places = [*(places_of(like) if places is None else places)]
         self.leaves, self.treedef = jtu.tree_flatten(like)
-        self.forms = [entry_of(leaf) for leaf in self.leaves]
-        self.casts = cast.values(like) if isinstance(cast, By) else [cast] * len(self.leaves)
-        if cast is AS_LIKE:
-            self.casts = [None if form is None else form.dtype for form in self.forms]
+        self.forms = {i: form for i, x in enumerate(self.leaves) if (form := entry_of(x))}
+        casts = cast.values(like) if isinstance(cast, By) else [cast] * len(self.leaves)
+        self.dtypes = {i: self._wanted(i, casts[i]) for i in self.forms}
         chosen = [True] * len(self.leaves) if only is True else as_selector(only).mask(like)
-        parts = [part for part in parts_of(self.places) if self.forms[part.leaf] is not None]
-        self.others = [part.name for part in parts if not chosen[part.leaf]]
+        self.entries: dict[Part, Entry] = {}
+        self.names: list[str] = []
+        self.others: list[str] = []
+        """Of leaves that are not chosen."""
         self.ties = [
-            (tie, Rule(tie.place, tie.source), Rule(tie.source, tie.place))
-            for tie in (*ties_of(self.places), *(TiedNames(*pair, None) for pair in ties.items()))
+            (Rule(tie.place, tie.source), Rule(tie.source, tie.place), tie.through)
+            for tie in (*ties_of(self.places), *ties)
         ]
         used: set[str] = set()
-        self.entries: dict[Part, Entry] = {}
-        self.parts = [part for part in parts if chosen[part.leaf]]
-        for part in self.parts:
+        for part in parts_of(self.places):
+            if part.leaf not in self.forms or (names is not None and part.name not in names):
+                continue
+            if not chosen[part.leaf]:
+                self.others.append(part.name)
+                continue
+            self.names.append(part.name)
             name = part.name if part.name in table else self._tied_name(part.name)
-            used.add(name or "")
-            self._match(part, self.table.get(name))
-        by_name = {part.name: entry for part, entry in self.entries.items()}
-        for name in () if self.others else table:
-            if name not in used and not self._is_tied(name, by_name):
+            used.add(name)
+            self._match(part, table.get(name))
+        sources = {part.name: entry for part, entry in self.entries.items()}
+        for name in table if only is True else ():
+            if name not in used and not self._is_tied(name, sources):
                 self.report.unexpected.append(name)
 
+    def _wanted(self, leaf: int, cast: Any) -> Any:
+        """Return the dtype that arrays of its kind get; None for that of the file."""
+        form = self.forms[leaf]
+        # A Python number has no width of its own, and keys are no numbers.
+        is_fixed = cast is AS_LIKE or isinstance(self.leaves[leaf], NUMBERS)
+        return None if form.key else form.dtype if is_fixed else cast and jnp.dtype(cast)
+
     def _match(self, part: Part, found: Entry | None) -> None:
-        leaf, form, cast = (each[part.leaf] for each in (self.leaves, self.forms, self.casts))
+        form, dtype = self.forms[part.leaf], self.dtypes[part.leaf]
         if found is None:
             self.report.missing.append(part.name)
-            if isinstance(leaf, jax.ShapeDtypeStruct):
-                self.wrong.append(f"{part.name}: missing, and like has no value")
+            is_abstract = isinstance(self.leaves[part.leaf], jax.ShapeDtypeStruct)
+            self.abstract += [part.name] if is_abstract else []
             return
         mine = form._replace(shape=form.shape[len(part.at) :])
-        is_number = isinstance(leaf, NUMBERS)
-        is_cast = found.dtype != mine.dtype and _kind(found.dtype) == _kind(
-            form.dtype if is_number else cast
-        )
-        has_form = (found.shape, found.key) == (mine.shape, mine.key)
-        if not (has_form and (is_cast or found.dtype == mine.dtype)):
-            is_castable = has_form and _kind(found.dtype) == _kind(mine.dtype)
-            mine_text = f"a {type(leaf).__name__}" if is_number else form_text(mine)
-            hint = " (see cast=)" if is_castable else ""
-            text = f"{part.name}: like has {mine_text}, the file {form_text(found)}{hint}"
-            self.wrong.append(text)
+        is_cast = _kind(found.dtype) == _kind(dtype)
+        is_same = (found.shape, found.key) == (mine.shape, mine.key)
+        if is_same and (is_cast or found.dtype == mine.dtype):
+            self.entries[part] = found
+            self.report.loaded.append(part.name)
+            self.report.cast.extend([part.name] if is_cast and found.dtype != dtype else [])
             return
-        self.entries[part] = found
-        self.report.loaded.append(part.name)
-        if is_cast and not is_number:
-            self.report.cast.append(part.name)
+        hint = " (see cast=)" if is_same and _kind(found.dtype) == _kind(mine.dtype) else ""
+        name = part.name or "the tree"
+        self.wrong.append(f"{name}: expected {form_text(mine)}, got {form_text(found)}{hint}")
 
-    def _tied_name(self, name: str) -> str | None:
-        """Return the name in the table of an array that is tied to this one."""
-        rules = (rule for tie, *rules in self.ties if tie.through is None for rule in rules)
-        return next((other for rule in rules if (other := rule.of(name)) in self.table), None)
+    def _tied_name(self, name: str) -> str:
+        """Return the name in the table of an array that is tied to this one, or this name."""
+        rules = (rule for *rules, through in self.ties if through is None for rule in rules)
+        others = (rule.of(name) or "" for rule in rules)
+        return next((other for other in others if other in self.table), name)
 
-    def _is_tied(self, name: str, entries: Mapping[str, Entry]) -> bool:
+    def _is_tied(self, name: str, sources: Mapping[str, Entry]) -> bool:
         """Whether an array is of a tied place; its numbers must be those of the source."""
-        for tie, to_source, _ in self.ties:
-            source = to_source.of(name)
-            if source in entries:
-                there = entries[source].read()
-                there = there if tie.through is None else np.asarray(tie.through(there))
+        for to_source, _, through in self.ties:
+            source = sources.get(to_source.of(name) or "")
+            if source is not None:
+                there = source.read() if through is None else np.asarray(through(source.read()))
                 if there.tobytes() != self.table[name].read().tobytes():
-                    self.wrong.append(f"{name}: other numbers than {source}, the source of its tie")
+                    self.wrong.append(f"{name}: other numbers than {to_source.of(name)}, its tie")
                 return True
         return False
 
@@ -272,41 +300,33 @@ class Fit:
             table: the arrays of the file; None if names differ, and what only one side has does
                 not count.
         """
-        names = [part.name for part in self.parts]
-        found = [*differences(configuration_of(self.places), config, names, table or ())]
-        chosen, others = (nodes_above(each) if found else () for each in (names, self.others))
+        found = differences(configuration_of(self.places), config, self.names, table or ())
+        chosen, others = (nodes_above(x) if found else () for x in (self.names, self.others))
         for name, mine, other in found:
             # A Module counts if all of its leaves are loaded; one without leaves is as the one
             # above.
-            node = form_of(name)
+            node = name
             while node and node not in chosen and node not in others:
                 node = node.rpartition(".")[0]
             if node not in others and (table is not None or None not in (mine, other)):
-                line = f"{name}: like has {mine or 'none'}, the file {other or 'none'}"
+                line = (
+                    f"{name or 'the tree'}: expected {mine or 'nothing'}, got {other or 'nothing'}"
+                )
                 self.report.configuration.append(line)
 
-    def refuse(self, fact: str, strict: bool = True) -> None:
-        """Raise an error that lists what does not fit.
-
-        Raises:
-            FileError: if there is anything.
-        """
-        lines, report = [*self.wrong], self.report
-        # Without one common name, the result would be `like` unchanged.
-        if strict or (self.parts and not self.entries):
-            lines += [f"{name}: missing" for name in report.missing]
+    def differences(self, strict: bool = True) -> list[str]:
+        """Return what does not fit, a line for each."""
+        report = self.report
+        lines = [f"{name}: missing" for name in (report.missing if strict else self.abstract)]
+        if strict:
             lines += [f"{name}: unexpected" for name in report.unexpected]
             lines += report.configuration
-        if lines:
-            hint = "tree, report = pm.load(path, like, strict=False)"
-            hint = hint if strict and self.entries and not self.wrong else ()
-            count = f"{len(lines)} difference{'s' * (len(lines) > 1)}"
-            raise FileError(f"{fact}: {count}", at=lines, hint=hint, most=40)
+        return [*self.wrong, *lines]
 
     def tree(self) -> PyTree:
         """Return the tree with the values of the table."""
         made = [*self.leaves]
-        small = defaultdict[Any, list[tuple[int, np.ndarray]]](list)
+        small = defaultdict[Any, list[tuple[int, Any]]](list)
         for leaf, group in groupby(self.entries, key=lambda part: part.leaf):
             old, array = self.leaves[leaf], self._read(leaf, [*group])
             if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):
@@ -314,7 +334,8 @@ class Fit:
                 continue
             is_bound = isinstance(old, jax.ShapeDtypeStruct) or old.committed
             sharding = old.sharding if is_bound else None
-            if is_key(old) or getattr(old, "weak_type", False):
+            is_weak = getattr(old, "weak_type", False) and array.dtype == old.dtype
+            if is_key(old) or is_weak:
                 made[leaf] = jax.device_put(_special(old, array), sharding)
             elif array.nbytes < _SMALL:
                 small[sharding].append((leaf, array))
@@ -326,27 +347,38 @@ class Fit:
                 made[leaf] = array
         return self.treedef.unflatten(made)
 
-    def _read(self, leaf: int, parts: Sequence[Part]) -> np.ndarray:
-        form, cast, first = self.forms[leaf], self.casts[leaf], self.entries[parts[0]]
-        is_cast = cast is not None and _kind(cast) == _kind(first.dtype)
-        dtype = np.dtype(cast) if is_cast else first.dtype
+    def _read(self, leaf: int, parts: Sequence[Part]) -> Any:
+        form, dtype, first = self.forms[leaf], self.dtypes[leaf], self.entries[parts[0]]
+        dtype = dtype if _kind(first.dtype) == _kind(dtype) else first.dtype
         if parts[0].at == ():
-            return first.read().astype(dtype, copy=False)
-        array = empty(form.shape, dtype)
+            return _cast(first.read(), dtype, parts[0].name)
+        array: Any = empty(form.shape, dtype)
         if len(parts) < prod(form.shape[: len(parts[0].at)]):
             # The layers that the file lacks.
             array[...] = form.read()
         for part in parts:
-            array[part.at] = self.entries[part].read()
+            array[part.at] = _cast(self.entries[part].read(), dtype, part.name)
         return array
+
+
+def _cast(array: Any, dtype: Any, name: str) -> Any:
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        made = array.astype(dtype)
+    # Rounding is what a cast is for.
+    is_lost = made != array if made.dtype.kind in "iu" else np.isfinite(array) > np.isfinite(made)
+    if np.any(is_lost):
+        raise FileError(f"{name} has numbers that {dtype} does not have")
+    return made
 
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def _kind(dtype: Any) -> Any:
-    kinds = () if dtype is None else _KINDS
-    return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)
+    # Not of None, which NumPy takes for a dtype.
+    return next((kind for kind in _KINDS if dtype and jnp.issubdtype(dtype, kind)), None)
 
 
 def form_text(entry: Entry) -> str:
@@ -355,21 +387,21 @@ def form_text(entry: Entry) -> str:
     return f"{short_dtype(entry.dtype)}[{','.join(map(str, entry.shape))}]{keys}"
 
 
-def _as_kind_of(old: Any, array: np.ndarray) -> Any:
+def _as_kind_of(old: Any, array: Any) -> Any:
     """Return an array as the leaf of NumPy or Python that it replaces."""
-    if isinstance(old, NUMBERS):
-        return type(old)(array.item())
+    if is_instance(old, NUMBERS):
+        return class_of(old)(array.item())
     # In this machine's byte order so far.
     is_same = old.dtype.newbyteorder("=") == array.dtype
     array = array.astype(old.dtype, copy=False) if is_same else array
-    return array[()] if isinstance(old, np.generic) else array
+    return array[()] if is_instance(old, np.generic) else array
 
 
-def _special(old: Any, array: np.ndarray) -> Any:
+def _special(old: Any, array: Any) -> Any:
     """Return random keys, or an array that is weakly typed, as a Python number is."""
     key = generator_of(old)
     if key is not None:
-        return jax.random.wrap_key_data(array, impl=key)
+        return untyped_jax.random.wrap_key_data(array, impl=key)
     # JAX has no other public way.
     weak = jnp.asarray(array.dtype.type(0).item())
     return jnp.broadcast_to(weak, array.shape).at[...].set(array)

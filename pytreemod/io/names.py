@@ -1,169 +1,82 @@
-"""The names of a tree's leaves: `layers.2.weight`.
+"""The names of a tree's leaves in a file: `layers.2.weight`.
 
 A name is the leaf's path with dots. The layers of a `Stack`, and the members of an `Ensemble`, are
-one array in memory. In a file they have one name each, as in a list of them: `blocks.3.up.weight`,
+one array in memory. They have one name each, as in a list of them: `blocks.3.up.weight`,
 with the number in the place of the field. So a file fits a Stack as well as a list.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import StructureError, describe
+from pytreemod.nn.members.layer import Members
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of, record_of
-from pytreemod.tree.paths import parse_pattern, plain_name, step_name, step_names
-from pytreemod.tree.predicates import is_array
-from pytreemod.typing import PyTree, class_of, jtu
+from pytreemod.tree.paths import parse_pattern, step_name, step_names
+from pytreemod.typing import PyTree, class_of, is_instance
 
 _T = TypeVar("_T")
 
 
-def named_leaves(tree: PyTree, sep: str = ".") -> dict[str, Any]:
-    """Return every leaf of a tree by its name: `layers.2.weight`.
-
-    A component of the path is quoted if it is empty, contains `sep`, begins with a quote, or cannot
-    be printed: `'v1.5'.weight`. Values in a State have the path of their token.
-
-    **Law.** `from_named(tree, named_leaves(tree)) == tree`.
-
-    Args:
-        tree: any tree.
-        sep: the separator of the components.
-
-    Returns:
-        The leaves, unchanged, in the order of the tree.
-
-    Raises:
-        ArgumentError: if `sep` is empty, no string, or contains a quote.
-        StructureError: if two leaves have one name, as the keys 0 and "0" of a dict give.
-
-    Examples:
-        >>> import jax
-        >>> from pytreemod import nn
-        >>> net = nn.Sequential([nn.Identity(), nn.Linear(3, 4, key=jax.random.key(0))])
-        >>> {name: leaf.shape for name, leaf in named_leaves(net).items()}
-        {'layers.1.weight': (4, 3), 'layers.1.bias': (4,)}
-    """
-    pairs = jtu.tree_leaves_with_path(tree)
-    names = [plain_name(path, sep) for path, _ in pairs]
-    check_distinct(names, "named_leaves")
-    return dict(zip(names, (leaf for _, leaf in pairs), strict=True))
-
-
-def from_named(like: _T, named: Mapping[str, Any], sep: str = ".") -> _T:
-    """Return a tree like another one, with leaves given by name; the inverse of `named_leaves`.
-
-    Args:
-        like: a tree, which may be abstract (`pm.filter_eval_shape`).
-        named: a leaf for each name; an array has the shape and dtype of the one in `like`.
-        sep: the separator of the components of a name.
-
-    Returns:
-        A tree of the structure of `like`; an array is one of JAX or of NumPy, as in `like`.
-
-    Raises:
-        StructureError: if names are missing or unknown, or leaves do not fit: all in one table.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> from_named({"a": [jnp.zeros(2), 1]}, {"a.0": jnp.ones(2), "a.1": 5})
-        {'a': [Array([1., 1.], dtype=float32), 5]}
-    """
-    olds = named_leaves(like, sep)
-    wrong = [f"{name}: missing" for name in olds if name not in named]
-    wrong += [f"{name}: unexpected" for name in named if name not in olds]
-    wrong += [
-        f"{name}: like has {describe(old)}, named {describe(named[name])}"
-        for name, old in olds.items()
-        if name in named and not _fits(old, named[name])
-    ]
-    if wrong:
-        raise StructureError("from_named: the leaves do not fit like", at=wrong, most=40)
-    news = [_as_kind_of(old, named[name]) for name, old in olds.items()]
-    return jtu.tree_structure(like).unflatten(news)
-
-
-def _fits(old: Any, new: Any) -> bool:
-    if hasattr(old, "dtype"):
-        return is_array(new) and (old.shape, old.dtype) == (new.shape, new.dtype)
-    return type(old) is type(new)
-
-
-def _as_kind_of(old: Any, new: Any) -> Any:
-    if isinstance(old, (np.ndarray, np.generic)):
-        return new if isinstance(new, jax.core.Tracer) else np.asarray(new)[...]
-    # A copy, because the caller may still write into the array.
-    return jnp.array(new) if isinstance(new, np.ndarray) and hasattr(old, "dtype") else new
-
-
-def check_distinct(names: Iterable[str], where: str) -> None:
-    """Refuse names that occur twice."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise StructureError(f"{where}: two leaves have one name", at=twice)
-
-
-# ---- names in files
-
-
 class Place(NamedTuple):
-    """A node of a tree, and its name in a file."""
+    """A node of a tree, and its names in a file."""
 
     words: tuple[str, ...]
     layers: tuple[int, ...]
     """Which words are fields of layers, in whose place a file has the number of the layer."""
+    sizes: tuple[int, ...]
+    """How many layers there are, for each of these."""
     node: Any
     is_leaf: bool
 
-    def name(self, numbers: Iterable[int | str]) -> str:
-        """Return its name, with the numbers of the layer."""
+    def name(self, numbers: Iterable[object]) -> str:
+        """Return one name."""
         words = [*self.words]
         for i, number in zip(self.layers, numbers, strict=False):
             words[i] = str(number)
         return ".".join(words)
 
+    def parts(self) -> Iterable[tuple[int, ...]]:
+        """Return the numbers of each layer that has a name; an array has an axis for each."""
+        is_array = self.is_leaf and hasattr(self.node, "shape")
+        return np.ndindex(self.node.shape[: len(self.layers)] if is_array else self.sizes)
+
 
 def places_of(tree: PyTree) -> Iterator[Place]:
     """Yield each node of a tree, the leaves in JAX's order."""
-    yield from _places(tree, (), (), ())
+    yield from _places(Place((), (), (), tree, False), ())
 
 
-# What is left of a path below which arrays have a layer axis, and where it begins.
 _Start = tuple[tuple[str, ...], int]
+"""What is left of a path below which arrays have a layer axis, and where it begins."""
 
 
-def _places(
-    node: Any, words: tuple[str, ...], layers: tuple[int, ...], starts: tuple[_Start, ...]
-) -> Iterator[Place]:
+def _places(here: Place, starts: tuple[_Start, ...]) -> Iterator[Place]:
+    words, layers, sizes, node, _ = here
     children = children_of(node)
-    yield Place(words, layers, node, children is None)
-    if not children:
-        return
+    yield here._replace(is_leaf=children is None)
     if isinstance(node, State):
         # A value is at the place of its token, which knows the layers above it.
-        for (key, child), axes in zip(children, node.__layers__(), strict=True):
-            found = tuple(len(words) + i for i in axes)
-            yield from _places(child, (*words, *step_names((key,))), (*layers, *found), starts)
+        for (key, child), fields in zip(children or (), node.__layers__(), strict=True):
+            more = tuple(len(words) + i for i in fields)
+            below = (*words, *step_names((key,))), (*layers, *more), sizes, child, False
+            yield from _places(Place(*below), starts)
         return
     stacked = getattr(class_of(node), "__stacked__", None)
     if stacked is not None:
         starts = (*starts, *((parse_pattern(text), len(words)) for text in stacked(node)))
-    for key, child in children:
+    for key, child in children or ():
         word = step_name(key)
-        if not starts:
-            yield from _places(child, (*words, word), layers, ())
-            continue
         left = [(steps[1:], i) for steps, i in starts if steps[0] == word]
         begun = tuple(i for steps, i in left if not steps)
-        rest = tuple((steps, i) for steps, i in left if steps)
-        yield from _places(child, (*words, word), tuple(sorted((*layers, *begun))), rest)
+        counts = tuple(len(node) if is_instance(node, Members) else 1 for _ in begun)
+        below = (*words, word), (*layers, *begun), (*sizes, *counts), child, False
+        yield from _places(Place(*below), tuple(item for item in left if item[0]))
 
 
 class Part(NamedTuple):
@@ -177,15 +90,8 @@ class Part(NamedTuple):
 
 def parts_of(places: Iterable[Place]) -> list[Part]:
     """Return what has a name in a file, in the order of the leaves."""
-    parts: list[Part] = []
     leaves = (place for place in places if place.is_leaf)
-    for i, place in enumerate(leaves):
-        if not place.layers:
-            parts.append(Part(".".join(place.words), i, ()))
-            continue
-        sizes = np.shape(place.node)[: len(place.layers)] if hasattr(place.node, "shape") else ()
-        parts += [Part(place.name(at), i, at) for at in np.ndindex(sizes)]
-    return parts
+    return [Part(place.name(at), i, at) for i, place in enumerate(leaves) for at in place.parts()]
 
 
 class TiedNames(NamedTuple):
@@ -207,7 +113,7 @@ def ties_of(places: Iterable[Place]) -> list[TiedNames]:
         # Both are below the node that has the tie.
         above = place.words[: len(place.words) - place.node.depth]
         layers = tuple(i for i in place.layers if i < len(above))
-        source = Place((*above, *parse_pattern(place.node.to)), layers, None, True)
+        source = Place((*above, *parse_pattern(place.node.to)), layers, (), None, True)
         stars = "*" * len(layers)
         found.append(TiedNames(place.name(stars), source.name(stars), place.node.through))
     return found
@@ -215,16 +121,19 @@ def ties_of(places: Iterable[Place]) -> list[TiedNames]:
 
 def is_key(leaf: Any) -> bool:
     """Whether a leaf is an array of random keys, or an abstract one."""
-    dtype = getattr(leaf, "dtype", None)
-    is_plain = dtype is None or isinstance(dtype, np.dtype)
-    return not is_plain and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    dtype: Any = getattr(leaf, "dtype", None)
+    is_numpys = is_instance(dtype, (np.dtype, type(None)))
+    return not is_numpys and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def generator_of(leaf: Any) -> str | None:
     """Return the name of the generator of random keys, which may be abstract; None for others."""
-    if not is_key(leaf):
-        return None
     found: list[str] = []
-    # JAX tells it for arrays only.
-    jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), leaf)
-    return found[0]
+
+    def note(key: Any) -> None:
+        found.append(str(jax.random.key_impl(key)))
+
+    if is_key(leaf):
+        # JAX tells it for arrays only.
+        jax.eval_shape(note, leaf)
+    return found[0] if found else None

@@ -6,6 +6,7 @@ A rule maps the names that match a pattern to other names. `*` is a component, o
 
 from __future__ import annotations
 
+import functools as ft
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
@@ -22,49 +23,57 @@ NameTable: TypeAlias = Mapping[str, NewName]
 returns."""
 
 
-def renamed(table: Table, rename: NameTable, where: str) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Return a table with other names, and the old name for each that is new.
+class Renaming:
+    """A table of names; the first rule that matches a name decides."""
 
-    The first pattern that matches a name decides.
+    def __init__(self, rename: NameTable | None):
+        self.rules = [Rule(pattern, new) for pattern, new in (rename or {}).items()]
+        self.used: set[Rule] = set()
 
-    Args:
-        table: arrays by name.
-        rename: the new names.
-        where: the call, for errors.
+    def rule(self, name: str) -> Rule | None:
+        """Return the rule for a name; None if it stays."""
+        rule = next((rule for rule in self.rules if rule.match(name)), None)
+        self.used |= set() if rule is None else {rule}
+        return rule
 
-    Raises:
-        ArgumentError: if a pattern matches nothing, or two arrays get one name.
-    """
-    rules = [Rule(pattern, new) for pattern, new in rename.items()]
-    made: dict[str, Entry] = {}
-    origins: dict[str, str] = {}
-    unused = {rule.pattern: None for rule in rules if rule.new is not None}
-    for name, entry in table.items():
-        rule, groups = _rule_for(name, rules)
-        news = [(name, entry)]
-        if rule is not None:
-            unused.pop(rule.pattern, None)
-            news = rule.applied(groups, entry)
-        for new_name, new_entry in news:
-            if new_name in made:
-                raise ArgumentError(f"{where}, rename: two arrays get the name {new_name}")
-            made[new_name] = new_entry
-            origins |= {new_name: name} if new_name != name else {}
-    if unused:
-        lines = [f"{pattern!r}{nearest(pattern, table)}" for pattern in unused]
-        raise ArgumentError(f"{where}, rename: no array has such a name", at=lines)
-    return made, origins
+    def name(self, name: str) -> str | None:
+        """Return the new name; None if there is none, or the array changes its form."""
+        rule = self.rule(name)
+        return name if rule is None else rule.of(name)
 
+    def texts(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Return texts by their new names; those whose array changes its form are left out."""
+        named = ((self.name(name), text) for name, text in texts.items())
+        return {name: text for name, text in named if name is not None}
 
-def renamed_texts(texts: Mapping[str, str], rename: NameTable) -> dict[str, str]:
-    """Return texts by name with other names; those whose array changes its form are left out."""
-    rules = [Rule(pattern, new) for pattern, new in rename.items()]
-    made: dict[str, str] = {}
-    for name, text in texts.items():
-        rule, groups = _rule_for(name, rules)
-        if rule is None or isinstance(rule.new, str):
-            made[name if rule is None else rule.filled(rule.new, groups)] = text
-    return made
+    def table(self, table: Table) -> tuple[dict[str, Entry], dict[str, str]]:
+        """Return a table with other names, and the old name for each that is new.
+
+        Raises:
+            ArgumentError: if two arrays get one name, or a function does not fit.
+        """
+        made: dict[str, Entry] = {}
+        origins: dict[str, str] = {}
+        for name, entry in table.items():
+            rule = self.rule(name)
+            for new, new_entry in [(name, entry)] if rule is None else rule.applied(name, entry):
+                if new in made:
+                    raise ArgumentError(f"rename: two arrays get the name {new}")
+                made[new] = new_entry
+                origins |= {new: name} if new != name else {}
+        return made, origins
+
+    def refuse_unused(self, names: Iterable[str]) -> None:
+        """Refuse a rule that no name was left for; one that drops arrays may find none.
+
+        Raises:
+            ArgumentError: if there is one.
+        """
+        unused = [rule.pattern for rule in self.rules if rule.new and rule not in self.used]
+        if unused:
+            left = [name for name in names if self.rule(name) is None]
+            lines = [f"{pattern!r}{nearest(pattern, left)}" for pattern in unused]
+            raise ArgumentError("rename: no array is left for these patterns", at=lines)
 
 
 class Rule:
@@ -74,50 +83,55 @@ class Rule:
         self.pattern, self.new = pattern, new
         steps = [step for step in pattern.split(".") if step]
         # The kind of each wildcard: components, or a part of one.
-        self.kinds = [
-            kind for step in steps for kind in (["**"] if step == "**" else ["*"] * step.count("*"))
-        ]
+        self.kinds: list[str] = []
+        for step in steps:
+            self.kinds += ["**"] if step == "**" else ["*"] * step.count("*")
         # Each component ends with a dot, in the name, too; the last group is what is below.
         parts = [_COMPONENTS if step == "**" else _regex_of(step) for step in steps]
         self.regex = re.compile(f"{''.join(parts)}{_BELOW}", re.DOTALL)
 
-    def of(self, name: str) -> str | None:
-        """Return the new name for a name; None if it does not match."""
-        found = self.regex.fullmatch(f"{name}.")
-        is_name = found is not None and isinstance(self.new, str)
-        return self.filled(self.new, found.groups()) if is_name else None
+    def match(self, name: str) -> re.Match[str] | None:
+        """Return how the pattern matches a name."""
+        return self.regex.fullmatch(f"{name}." if name else "")
 
-    def applied(self, groups: tuple[str, ...], entry: Entry) -> list[tuple[str, Entry]]:
-        """Return what a matching array becomes."""
-        if self.new is None:
+    def of(self, name: str) -> str | None:
+        """Return the new name; None if the name does not match, or the array changes its form."""
+        match = self.match(name) if isinstance(self.new, str) else None
+        return None if match is None else self._filled(str(self.new), match)
+
+    def applied(self, name: str, entry: Entry) -> list[tuple[str, Entry]]:
+        """Return what an array becomes."""
+        match = self.match(name)
+        if match is None or self.new is None:
             return []
         if isinstance(self.new, str):
-            return [(self.filled(self.new, groups), entry)]
+            return [(self._filled(self.new, match), entry)]
         target, fn = self.new
         if isinstance(target, str):
-            return [(self.filled(target, groups), mapped([entry], fn))]
+            return [(self._filled(target, match), mapped([entry], fn))]
+        count = len(fn(_zeros_of(entry)))
+        if count != len(target):
+            fact = f"rename: the function for {self.pattern!r} returns {count} arrays"
+            raise ArgumentError(f"{fact} for {len(target)} names")
         return [
-            (self.filled(name, groups), mapped([entry], lambda x, i=i: fn(x)[i]))
-            for i, name in enumerate(target)
+            (self._filled(each, match), mapped([entry], ft.partial(_nth, fn, i)))
+            for i, each in enumerate(target)
         ]
 
-    def filled(self, new: str, groups: tuple[str, ...]) -> str:
+    def _filled(self, new: str, match: re.Match[str]) -> str:
         """Return a new name, whose wildcards are what the old ones matched, in order."""
-        *found, below = groups
+        *found, below = match.groups()
         pairs = [*zip(self.kinds, found, strict=True)]
         left = {kind: iter([text for k, text in pairs if k == kind]) for kind in ("**", "*")}
+        made = ""
         try:
-            name = "".join(
-                next(left["**"])
-                if step == "**"
-                else "".join(next(left["*"]) if c == "*" else c for c in step) + "."
-                for step in filter(None, new.split("."))
-            )
-        except RuntimeError as error:
-            raise ArgumentError(
-                f"rename: {new!r} has more wildcards than {self.pattern!r}"
-            ) from error
-        return f"{name}{below}".removesuffix(".")
+            for step in filter(None, new.split(".")):
+                parts = [next(left["*"]) if c == "*" else c for c in step if step != "**"]
+                made += next(left["**"]) if step == "**" else f"{''.join(parts)}."
+        except StopIteration as error:
+            fact = f"rename: {new!r} has more wildcards than {self.pattern!r}"
+            raise ArgumentError(fact) from error
+        return f"{made}{below}".removesuffix(".")
 
 
 _COMPONENTS, _BELOW = r"((?:[^.]*\.)*?)", r"((?:[^.]*\.)*)"
@@ -127,21 +141,20 @@ def _regex_of(step: str) -> str:
     return r"([^.]*)".join(map(re.escape, step.split("*"))) + r"\."
 
 
-def _rule_for(name: str, rules: Iterable[Rule]) -> tuple[Rule | None, tuple[str, ...]]:
-    for rule in rules:
-        found = rule.regex.fullmatch(f"{name}.")
-        if found is not None:
-            return rule, found.groups()
-    return None, ()
+def _nth(fn: Callable[[Any], Any], i: int, array: Any) -> Any:
+    return fn(array)[i]
 
 
 def mapped(entries: list[Entry], fn: Callable[..., Any]) -> Entry:
     """Return the entry of a function's result, which is computed when it is read."""
-    # For its form, zeros that need no memory.
-    zeros = [np.broadcast_to(np.zeros((), entry.dtype), entry.shape) for entry in entries]
-    form = np.asarray(fn(*zeros))
+    form = np.asarray(fn(*map(_zeros_of, entries)))
 
     def read() -> np.ndarray:
         return np.asarray(fn(*[entry.read() for entry in entries]))
 
     return Entry(form.shape, form.dtype, read)
+
+
+def _zeros_of(entry: Entry) -> np.ndarray:
+    # They need no memory.
+    return np.broadcast_to(np.zeros((), entry.dtype), entry.shape)

@@ -14,21 +14,14 @@ import numpy as np
 from pytreemod.errors import ArgumentError, FileError, describe
 from pytreemod.io.configuration import configuration_of, text_of
 from pytreemod.io.container import Entry, StrPath, can_be_written, opened, write_table
-from pytreemod.io.names import (
-    Place,
-    check_distinct,
-    generator_of,
-    is_key,
-    parts_of,
-    places_of,
-    ties_of,
-)
-from pytreemod.io.renaming import NameTable, renamed
+from pytreemod.io.names import Place, generator_of, is_key, parts_of, places_of, ties_of
+from pytreemod.io.renaming import NameTable, Renaming
 from pytreemod.module.unfinished import refuse_unfinished
-from pytreemod.tree.predicates import NUMBERS, is_abstract
+from pytreemod.tree.naming import check_distinct
+from pytreemod.tree.predicates import NUMBERS, is_abstract, is_array
 from pytreemod.typing import PyTree, Tracer
 
-DESCRIPTION, USERS = "pytreemod", "metadata"
+DESCRIPTION, USERS = "pytreemod", "pytreemod.metadata"
 """In the metadata of a file: what it says of the tree, and what the user said."""
 PARTS = ("config", "ties")
 
@@ -71,19 +64,20 @@ def save(
     refuse_unfinished("save", tree)
     places = [*places_of(tree)]
     table = table_of(places, "save")
-    # For transformers: whose layout of tensors the file has.
-    texts = {"format": "pt"}
-    if metadata is not None:
-        try:
-            texts[USERS] = json.dumps(metadata, default=_as_list)
-        except (TypeError, ValueError) as error:
-            fact = f"save(metadata) takes what JSON has, not {describe(metadata)}: {error}"
-            raise ArgumentError(fact) from error
+    renaming = Renaming(rename)
+    renamed, _ = renaming.table(table)
+    renaming.refuse_unused(table)
+    try:
+        # For transformers: whose layout of tensors the file has.
+        texts = {"format": "pt", USERS: json.dumps(metadata, default=_as_list)}
+    except (TypeError, ValueError, RecursionError) as error:
+        fact = f"save(metadata) takes what JSON has, not {describe(metadata)}: {error}"
+        raise ArgumentError(fact) from error
     if rename is None:
         ties = {tie.place: tie.source for tie in ties_of(places) if tie.through is None}
         about = zip(PARTS, (configuration_of(places), ties), strict=True)
         texts[DESCRIPTION] = json.dumps(dict(about))
-    write_table(path, table if rename is None else renamed(table, rename, "save")[0], texts)
+    write_table(path, renamed, texts)
 
 
 def read_metadata(path: StrPath) -> Any:
@@ -99,9 +93,7 @@ def read_metadata(path: StrPath) -> Any:
         FileError: if the file is damaged.
     """
     with opened(path) as (_, texts):
-        if USERS not in texts:
-            return None if DESCRIPTION in texts else texts or None
-        return parsed(texts[USERS], path)
+        return parsed(texts[USERS], path) if USERS in texts else texts or None
 
 
 def parsed(text: str, path: StrPath) -> Any:
@@ -117,7 +109,7 @@ def parsed(text: str, path: StrPath) -> Any:
 
 
 def _as_list(value: Any) -> Any:
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+    if not is_array(value):
         raise TypeError(describe(value))
     return np.asarray(value).tolist()
 
@@ -133,13 +125,14 @@ def table_of(places: Iterable[Place], where: str) -> dict[str, Entry]:
     leaves = [place.node for place in places if place.is_leaf]
     forms = [entry_of(leaf) for leaf in leaves]
     faults = [_fault_of(leaf, form) for leaf, form in zip(leaves, forms, strict=True)]
-    parts = [part for part in parts_of(places) if forms[part.leaf] or faults[part.leaf]]
+    parts = parts_of(places)
     wrong = [f"{part.name}: {faults[part.leaf]}" for part in parts if faults[part.leaf]]
     if wrong:
         raise FileError(f"{where}: a file holds arrays and numbers", at=wrong)
-    check_distinct([part.name for part in parts], where)
+    found = [(part, form) for part in parts if (form := forms[part.leaf]) is not None]
+    check_distinct([part.name for part, _ in found], where)
     last = _Last()
-    return {part.name: _part_of(forms[part.leaf], part.at, last) for part in parts}
+    return {part.name: _part_of(form, part.at, last) for part, form in found}
 
 
 def entry_of(leaf: Any) -> Entry | None:
@@ -166,8 +159,9 @@ def _numbers_of(leaf: Any) -> np.ndarray:
 def _fault_of(leaf: Any, form: Entry | None) -> str | None:
     if form is None:
         return None if text_of(leaf) is not None else describe(leaf)
-    if isinstance(leaf, (Tracer, jax.ShapeDtypeStruct)):
-        return f"{describe(leaf)}, without values"
+    is_donated = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+    if is_donated or isinstance(leaf, (Tracer, jax.ShapeDtypeStruct, np.ma.MaskedArray)):
+        return f"{describe(leaf)}, without values, or with a mask"
     if not can_be_written(form.dtype):
         return f"{describe(leaf)} of the dtype {form.dtype}"
     is_whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable

@@ -9,18 +9,20 @@ not imported.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
+from pytreemod.errors import ArgumentError, FileError
 from pytreemod.io.container import Entry, StrPath, Table, opened
 from pytreemod.io.loading import AS_LIKE, Fit
-from pytreemod.io.names import parts_of, places_of
-from pytreemod.io.renaming import NameTable, mapped, renamed
+from pytreemod.io.names import is_key, places_of
+from pytreemod.io.renaming import NameTable, Renaming, mapped
 from pytreemod.io.saving import table_of
+from pytreemod.module.ties import untie
 from pytreemod.nn.activations import PReLU
 from pytreemod.nn.attention import MultiheadAttention
 from pytreemod.nn.batch_normalization import BatchNorm
@@ -28,31 +30,30 @@ from pytreemod.nn.convolution import Conv
 from pytreemod.nn.members.layer import Members
 from pytreemod.nn.recurrent_cells import GRUCell, LSTMCell, SimpleCell
 from pytreemod.nn.sequential import Sequential
-from pytreemod.nn.spectral_normalization import SpectralNorm
 from pytreemod.nn.transposed_convolution import ConvTranspose
-from pytreemod.nn.weight_normalization import WeightNorm
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import step_name
-from pytreemod.typing import PyTree
+from pytreemod.tree.predicates import is_abstract
+from pytreemod.typing import PyTree, is_instance
 
 _M = TypeVar("_M")
 _COUNTS = "num_batches_tracked"
 
 
 class Source(NamedTuple):
-    """Where an array of a layer comes from.
+    """Where an array of a layer comes from: all of the array, or some of its numbers.
 
     Attributes:
         names: of the tensors, relative to the layer.
-        make: returns our array from these tensors, in NumPy; it moves and adds numbers only.
         shape: of each tensor; None for that of our array.
+        make: returns our array from these tensors, in NumPy; it moves and adds numbers only.
     """
 
     names: tuple[str, ...]
-    make: Callable[..., Any] = lambda x: x
     shape: tuple[int, ...] | None = None
+    make: Callable[..., Any] | None = None
 
 
 def from_torch(
@@ -98,28 +99,41 @@ def from_torch(
 
 
 def _filled(model: Any, table: Table, rename: NameTable | None) -> Any:
-    if rename is not None:
-        table, _ = renamed(table, rename, "from_torch")
-    net, state = model if _has_state(model) else (model, None)
-    left = {name: entry for name, entry in table.items() if not name.endswith(_COUNTS)}
-    ours: dict[str, Entry] = {}
-    for name, (names, make, _) in _sources_of(net):
-        if all(each in table for each in names):
-            ours[name] = mapped([table[each] for each in names], make)
-            for each in names:
-                left.pop(each, None)
-    ours = left | ours
-    if state is not None:
-        # A value of the State has the name of its token in the model.
-        held = {part.name for part in parts_of(places_of(state))}
-        ours = {f"{int(name in held)}.{name}": entry for name, entry in ours.items()}
-    fit = Fit(ours, model, cast=AS_LIKE)
-    fit.refuse("from_torch: the tensors do not fit the model")
-    return fit.tree()
+    renaming, given = Renaming(rename), table
+    table, _ = renaming.table(given)
+    renaming.refuse_unused(given)
+    trees = _trees_of(model)
+    sources = dict(_sources_of(trees[0]))
+    ours = {name: entry for name, entry in table.items() if not name.endswith(_COUNTS)}
+    lines: list[str] = []
+    for name, (names, shape, make) in sources.items():
+        if not table.keys() >= set(names):
+            continue
+        entries = [table[each] for each in names]
+        for each, entry in zip(names, entries, strict=True):
+            ours.pop(each, None)
+            if shape is not None and entry.shape != shape:
+                lines.append(f"{each}: expected the shape {shape}, got {entry.shape}")
+        if not lines:
+            ours[name] = entries[0] if make is None else mapped(entries, make)
+    # A value of the State has the name of its token in the model. What PyTorch does not have, such
+    # as the keys of a stream, stays as it is.
+    places = [place for tree in trees for place in places_of(tree)]
+    known = sources.keys() | ours.keys()
+    fit = Fit(ours, trees, cast=AS_LIKE, places=places, names=known)
+    missing = {each: None for name in fit.report.missing for each in sources[name].names}
+    lines += [*fit.wrong, *(f"{name}: missing" for name in missing if name not in table)]
+    lines += [f"{name}: unexpected" for name in fit.report.unexpected]
+    if lines:
+        raise FileError("from_torch: the tensors do not fit the model", at=lines, most=40)
+    made = fit.tree()
+    return made if len(made) > 1 else made[0]
 
 
-def _has_state(model: Any) -> bool:
-    return isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], State)
+def _trees_of(model: Any) -> tuple[Any, ...]:
+    """Return a model, and its State if that is there."""
+    is_pair = is_instance(model, tuple) and len(model) == 2 and isinstance(model[1], State)
+    return model if is_pair else (model,)
 
 
 def to_torch(model: PyTree) -> dict[str, np.ndarray]:
@@ -145,36 +159,37 @@ def to_torch(model: PyTree) -> dict[str, np.ndarray]:
         >>> {name: array.shape for name, array in to_torch(layer).items()}
         {'weight': (8, 3, 3, 3), 'bias': (8,)}
     """
-    net, state = model if _has_state(model) else (model, ())
-    table = table_of(places_of(net), "to_torch") | table_of(places_of(state), "to_torch")
+    # PyTorch has a tied array under both of its names.
+    trees = untie(_trees_of(model))
+    table = table_of([place for tree in trees for place in places_of(tree)], "to_torch")
     made: dict[str, np.ndarray] = {}
-    for name, (names, make, shape) in _sources_of(net):
+    for name, (names, shape, make) in _sources_of(trees[0]):
         if name not in table:
-            continue
+            raise ArgumentError(f"to_torch has no {name}", hint="pm.to_torch((model, state))")
         array = table[name].read()
         shape = array.shape if shape is None else shape
         for each in names:
             made.setdefault(each, np.zeros(shape, array.dtype))
-        # The numbers of the places that ours are from; those of other tensors stay zero.
+        # Our numbers go where those of their places come from; in other tensors they are zero.
         numbers = np.arange(prod(shape)).reshape(shape)
-        places = make(numbers, *[np.zeros_like(numbers)] * (len(names) - 1))
-        made[names[0]].reshape(-1)[places] = array
+        zeros = [np.zeros_like(numbers)] * (len(names) - 1)
+        made[names[0]].reshape(-1)[numbers if make is None else make(numbers, *zeros)] = array
     return made
 
 
 def _entry_of(tensor: Any) -> Entry:
-    """Return the entry of a tensor of PyTorch, or of another array."""
+    """Return the entry of a tensor of PyTorch, or of another array; it reads copies."""
     if not hasattr(tensor, "detach"):
-        return Entry.of(tensor if hasattr(tensor, "dtype") else np.asarray(tensor))
+        return Entry(np.shape(tensor), np.asarray(tensor).dtype, lambda: np.array(tensor))
     name = str(tensor.dtype).rpartition(".")[2]
-    # NumPy has no bfloat16, and no floats of 8 bits.
-    is_known = name == "bool" or hasattr(np, name)
+    dtype = np.dtype(bool if name == "bool" else getattr(jnp, name))
 
     def read() -> np.ndarray:
-        plain = tensor.detach().cpu()
-        return plain.numpy() if is_known else plain.float().numpy().astype(dtype)
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+        # NumPy has no bfloat16, and no floats of 8 bits.
+        is_known = dtype.type.__module__ == "numpy"
+        return np.array(plain.numpy() if is_known else plain.float().numpy(), dtype)
 
-    dtype = np.dtype(bool if name == "bool" else getattr(jnp, name))
     return Entry(tuple(tensor.shape), dtype, read)
 
 
@@ -182,6 +197,7 @@ def _entry_of(tensor: Any) -> Entry:
 
 Layout = Mapping[str, str | Source]
 """What differs in PyTorch, by path in the layer: the name of a part, or the source of an array."""
+_SAME: Layout = {}
 
 
 def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[str, Source]]:
@@ -193,27 +209,33 @@ def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[s
         theirs: its name in PyTorch.
     """
     children, record = children_of(node), record_of(node)
-    is_hole = record is not None and record.is_hole
     if is_token(node):
         # Its values are in the State: a layout has their names.
         return
-    if children is None or is_hole:
-        yield ours, Source((theirs,))
+    if children is None or (record is not None and record.is_hole):
+        if children is not None or (is_abstract(node) and not is_key(node)):
+            yield ours, Source((theirs,))
         return
-    layout = next((make(node) for cls, make in _LAYOUTS.items() if isinstance(node, cls)), {})
-    own = {path: rule for path, rule in layout.items() if isinstance(rule, Source)}
-    parts = {path: rule for path, rule in layout.items() if isinstance(rule, str)}
-    for path, (names, make, shape) in own.items():
+    layout = _layout_of(node)
+    own = {path: rule for path, rule in layout.items() if not isinstance(rule, str)}
+    for path, (names, shape, make) in own.items():
         there = tuple(_join(theirs, name) for name in names)
-        yield _join(ours, path), Source(there, make, shape)
+        yield _join(ours, path), Source(there, shape, make)
     taken = {_join(ours, path) for path in own}
     for key, child in children:
         name = step_name(key)
         # The layers of a Stack have numbers on both sides.
-        words = [str(i) for i in range(len(node))] if isinstance(node, Members) else [name]
+        words = [str(i) for i in range(len(node))] if is_instance(node, Members) else [name]
         for word in words:
-            below = _sources_of(child, _join(ours, word), _join(theirs, parts.get(name, word)))
+            rule = layout.get(name, word)
+            there = _join(theirs, rule) if isinstance(rule, str) else ""
+            below = _sources_of(child, _join(ours, word), there)
             yield from ((found, source) for found, source in below if found not in taken)
+
+
+def _layout_of(layer: Any) -> Layout:
+    found = (make(layer) for cls, make in _LAYOUTS.items() if is_instance(layer, cls))
+    return next(found, _SAME)
 
 
 def _join(*words: str) -> str:
@@ -226,8 +248,12 @@ def _join(*words: str) -> str:
 def _of_conv(layer: Any) -> Layout:
     # A bias has an axis of size 1 for each spatial one, as in Equinox; PyTorch's is a vector.
     axes = (1,) * layer.num_spatial_dims
-    shape = (layer.out_channels,)
-    return {"bias": Source(("bias",), lambda bias: bias.reshape(-1, *axes), shape)}
+
+    def make(bias: Any) -> Any:
+        return bias.reshape(-1, *axes)
+
+    own = {"bias": Source(("bias",), (layer.out_channels,), make)}
+    return own if layer.use_bias else {}
 
 
 def _of_conv_transpose(layer: ConvTranspose) -> Layout:
@@ -238,39 +264,29 @@ def _of_conv_transpose(layer: ConvTranspose) -> Layout:
         a, b, *kernel = weight.shape
         swapped = weight.reshape(groups, a // groups, b, *kernel).swapaxes(1, 2)
         made = swapped.reshape(groups * b, a // groups, *kernel)
-        return np.flip(made, range(-dims, 0))
+        return np.flip(made, tuple(range(-dims, 0)))
 
     shape = (layer.in_channels, layer.out_channels // groups, *layer.kernel_size)
-    return {"weight": Source(("weight",), exchange, shape), **_of_conv(layer)}
+    return {"weight": Source(("weight",), shape, exchange), **_of_conv(layer)}
 
 
 def _of_prelu(layer: PReLU) -> Layout:
-    make = lambda slope: slope.reshape(layer.shape)  # noqa: E731
-    return {"negative_slope": Source(("weight",), make, (prod(layer.shape),))}
+    def make(slope: Any) -> Any:
+        return slope.reshape(layer.shape)
+
+    return {"negative_slope": Source(("weight",), (prod(layer.shape),), make)}
 
 
 def _of_batch_norm(layer: BatchNorm) -> Layout:
-    means = {"state_index.0": Source(("running_mean",)), "state_index.1": Source(("running_var",))}
-    return means if layer.mode == "torch" else {}
-
-
-def _of_spectral_norm(layer: SpectralNorm[Any]) -> Layout:
-    # As `torch.nn.utils.parametrizations.spectral_norm` has it.
-    place = f"parametrizations.{layer.weight_name}"
-    vectors = {f"uv_index.{i}": Source((f"{place}.0._{x}",)) for i, x in enumerate("uv")}
-    return {"layer": "", f"layer.{layer.weight_name}": Source((f"{place}.original",)), **vectors}
-
-
-def _of_weight_norm(layer: WeightNorm[Any]) -> Layout:
-    # As `torch.nn.utils.parametrizations.weight_norm` has it.
-    place = f"parametrizations.{layer.weight_name}"
-    weight = Source((f"{place}.original1",))
-    return {"layer": "", f"layer.{layer.weight_name}": weight, "g": Source((f"{place}.original0",))}
+    if layer.mode != "torch":
+        raise ArgumentError(f"PyTorch has no BatchNorm with mode={layer.mode!r}")
+    return {"state_index.0": Source(("running_mean",)), "state_index.1": Source(("running_var",))}
 
 
 def _of_cell(layer: Any) -> Layout:
     # One bias is enough where PyTorch adds two.
-    return {"bias": Source(("bias_ih", "bias_hh"), np.add)}
+    size = layer.weight_hh.shape[-2]
+    return {"bias": Source(("bias_ih", "bias_hh"), (size,), np.add)} if layer.use_bias else {}
 
 
 def _of_gru(layer: GRUCell) -> Layout:
@@ -280,8 +296,11 @@ def _of_gru(layer: GRUCell) -> Layout:
         # The last third of the second one is inside the reset gate.
         return bias_ih + np.concatenate([bias_hh[: 2 * size], np.zeros_like(bias_hh[2 * size :])])
 
-    inner = Source(("bias_hh",), lambda bias_hh: bias_hh[2 * size :], (3 * size,))
-    return {"bias": Source(("bias_ih", "bias_hh"), together), "bias_n": inner}
+    own = {
+        "bias": Source(("bias_ih", "bias_hh"), (3 * size,), together),
+        "bias_n": _rows_of("bias_hh", slice(2 * size, None), (3 * size,)),
+    }
+    return own if layer.use_bias else {}
 
 
 def _of_attention(layer: MultiheadAttention) -> Layout:
@@ -301,8 +320,11 @@ def _of_attention(layer: MultiheadAttention) -> Layout:
     return layout
 
 
-def _rows_of(name: str, own: slice, shape: Sequence[int]) -> Source:
-    return Source((name,), lambda x: x[own], (*shape,))
+def _rows_of(name: str, own: slice, shape: tuple[int, ...]) -> Source:
+    def make(packed: Any) -> Any:
+        return packed[own]
+
+    return Source((name,), shape, make)
 
 
 _LAYOUTS: dict[type, Callable[[Any], Layout]] = {
@@ -311,8 +333,6 @@ _LAYOUTS: dict[type, Callable[[Any], Layout]] = {
     Conv: _of_conv,
     PReLU: _of_prelu,
     BatchNorm: _of_batch_norm,
-    WeightNorm: _of_weight_norm,
-    SpectralNorm: _of_spectral_norm,
     GRUCell: _of_gru,
     LSTMCell: _of_cell,
     SimpleCell: _of_cell,
