@@ -11,7 +11,7 @@ import math
 import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 _Which = int | Literal["best"] | None
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """Save the steps of a training run into a folder, in the background.
 
     Each step is one file, as [`save`][pytreemod.save] writes it. It has the tree as it was when you
@@ -126,8 +126,8 @@ class Checkpoints:
         steps = self.steps()
         chosen = self._best_of(steps) if step == "best" else max(steps, default=None)
         chosen = chosen if step in ("best", None) else step
-        if chosen not in steps:
-            raise FileNotFoundError(f"{self.folder} has no step {step or ''}, but {steps}")
+        if chosen is None or chosen not in steps:
+            raise FileNotFoundError(f"{self.folder} has the steps {steps}, not {step or 'one'}")
         return self._file(chosen)
 
     def wait(self) -> None:
@@ -135,9 +135,6 @@ class Checkpoints:
         job, self._job = self._job, None
         if job is not None:
             job.result()
-
-    def __enter__(self) -> Checkpoints:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.wait()

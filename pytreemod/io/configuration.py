@@ -13,11 +13,11 @@ import dataclasses
 import enum
 import functools as ft
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pytreemod.io.names import Place
+from pytreemod.io.names import Place, nodes_above
 from pytreemod.nn.members.layer import Members
 from pytreemod.state.tokens import is_token
 from pytreemod.training.precision_rules import precisions_of
@@ -92,21 +92,13 @@ def text_of(value: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-class Difference(NamedTuple):
-    """Text that differs; one side is None if it has no such Module."""
-
-    name: str
-    mine: str | None
-    other: str | None
-
-
 def differences(
     mine: Mapping[str, str],
     others: Mapping[str, str],
     my_arrays: Iterable[str],
     other_arrays: Iterable[str],
-) -> list[Difference]:
-    """Return the configuration that differs.
+) -> list[tuple[str, str | None, str | None]]:
+    """Return the configuration that differs: its name, and the text of each side.
 
     A Module that only one side has is told by its arrays; one without arrays is told here. A field
     that only one side has is new in its class, or old.
@@ -117,19 +109,10 @@ def differences(
         my_arrays: names of all arrays of the first.
         other_arrays: names of all arrays of the second.
     """
-    pairs = ((name, text, others.get(name)) for name, text in mine.items())
-    found = [Difference(*each) for each in pairs if each[2] not in (None, each[1])]
-    for name in _without_arrays(mine, others, my_arrays):
-        found.append(Difference(name, mine[name], None))
-    for name in _without_arrays(others, mine, other_arrays):
-        found.append(Difference(name, None, others[name]))
-    return found
-
-
-def nodes_above(names: Iterable[str]) -> set[str]:
-    """Return the name of every node above, or at, one of these names."""
-    steps = (name.split(".") for name in names)
-    return {".".join(each[:i]) for each in steps for i in range(len(each) + 1)}
+    both = ((name, mine[name], others.get(name, text)) for name, text in mine.items())
+    ours = ((name, mine[name], None) for name in _without_arrays(mine, others, my_arrays))
+    theirs = ((name, None, others[name]) for name in _without_arrays(others, mine, other_arrays))
+    return [*(each for each in both if each[1] != each[2]), *ours, *theirs]
 
 
 def _without_arrays(

@@ -42,8 +42,8 @@ _WITHOUT_CODE = (
 # An older JAX lacks some of them.
 _KNOWN = {n: np.dtype(getattr(jnp, n)) for n in (*_CODES, *_WITHOUT_CODE) if hasattr(jnp, n)}
 _KNOWN["bool"] = np.dtype(bool)
+# In the metadata: the form of arrays whose dtype has no code, and the generators of keys.
 _DTYPES, _KEYS = "pytreemod.dtypes", "pytreemod.keys"
-"""In the metadata: the form of arrays whose dtype has no code, and the generators of keys."""
 _LONGEST_HEADER, _MOST_AXES, _ALIGNMENT = 100_000_000, 64, 64
 
 
@@ -53,13 +53,8 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[], Any]
+    # The generator, if these are the numbers of random keys.
     key: str | None = None
-    """The generator, if these are the numbers of random keys."""
-
-    @classmethod
-    def of(cls, array: Any) -> Entry:
-        """Return the entry of an array in memory."""
-        return cls(tuple(array.shape), np.dtype(array.dtype), lambda: np.asarray(array))
 
 
 Table: TypeAlias = Mapping[str, Entry]
@@ -141,9 +136,8 @@ def opened(path: StrPath) -> Generator[tuple[dict[str, Entry], dict[str, str]]]:
     with ExitStack() as files:
         for each in _files_of(os.fspath(path)):
             more, about = _read_header(files.enter_context(_open(each)), each)
-            twice = next((name for name in more if name in table), None)
-            if twice is not None:
-                raise FileError(f"{each} and an earlier file of the folder both have {twice}")
+            if twice := table.keys() & more.keys():
+                raise FileError(f"{each} and an earlier file both have {twice.pop()}")
             table |= more
             metadata = about | metadata
         yield table, metadata

@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pytreemod.io.configuration import configuration_of, differences
 from pytreemod.io.container import Entry, StrPath, opened
 from pytreemod.io.loading import description_of, form_text
 from pytreemod.io.names import places_of
 from pytreemod.io.renaming import Renaming
 from pytreemod.io.saving import table_of
+from pytreemod.tree.comparison import largest_difference
 from pytreemod.tree.reports import report_text
 from pytreemod.typing import PyTree, is_instance
 
@@ -62,13 +61,14 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
         >>> diff({"w": np.ones(2)}, {"w": np.array([1.0, 3.0])})
         Diff: 1 values
           values
-            w: 1 of 2 differ, by 2 at most
+            w: 1 of 2 differ, by 2
     """
     with ExitStack() as files:
         (ours, mine), (theirs, others) = (_parts_of(each, files) for each in (a, b))
         both = [name for name in ours if name in theirs]
         forms = {n: (form_text(ours[n]), form_text(theirs[n])) for n in both}
-        values = ((n, _distance(ours[n], theirs[n])) for n, (x, y) in forms.items() if x == y)
+        same = (name for name, (x, y) in forms.items() if x == y)
+        found = {n: largest_difference(ours[n].read(), theirs[n].read()) for n in same}
         return Diff(
             added=[f"{n}: {form_text(x)}" for n, x in theirs.items() if n not in ours],
             removed=[f"{n}: {form_text(x)}" for n, x in ours.items() if n not in theirs],
@@ -77,7 +77,7 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
                 for name, text, other in differences(mine, others, ours, theirs)
             ],
             forms=[f"{n}: {x} -> {y}" for n, (x, y) in forms.items() if x != y],
-            values=[f"{name}: {text}" for name, text in values if text],
+            values=[f"{n}: {x[2]} of {x[3]} differ, by {x[0]:.3g}" for n, x in found.items() if x],
         )
 
 
@@ -88,14 +88,3 @@ def _parts_of(tree: Any, files: ExitStack) -> tuple[dict[str, Entry], dict[str, 
         return table, description_of(texts, path, Renaming(None))[0]
     places = [*places_of(tree)]
     return table_of(places, "diff"), configuration_of(places)
-
-
-def _distance(x: Entry, y: Entry) -> str:
-    one, two = x.read(), y.read()
-    # NaN equals NaN.
-    differs = (one != two) & ~((one != one) & (two != two))
-    if not differs.any():
-        return ""
-    wide: Any = np.complex128 if one.dtype.kind == "c" else np.float64
-    largest = np.abs(one.astype(wide) - two.astype(wide))[differs].max()
-    return f"{differs.sum()} of {one.size} differ, by {largest:.3g} at most"

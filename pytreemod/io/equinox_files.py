@@ -18,12 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pytreemod import nn
 from pytreemod.errors import EquinoxFileError, describe
 from pytreemod.io.container import StrPath, replacement
-from pytreemod.nn.batch_normalization import BatchNorm
-from pytreemod.nn.dropout import Dropout
-from pytreemod.nn.pooling import Pool
-from pytreemod.nn.spectral_normalization import SpectralNorm
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import pattern_text
 from pytreemod.tree.predicates import NUMBERS, is_abstract, is_array
@@ -31,13 +28,13 @@ from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, is_instance, jtu
 
 _T = TypeVar("_T")
+# The configuration of each layer that is a leaf in Equinox.
 _FLAGS: dict[type, tuple[str, ...]] = {
-    BatchNorm: ("axis_name", "inference"),
-    Dropout: ("p", "inference"),
-    Pool: ("init",),
-    SpectralNorm: ("inference",),
+    nn.BatchNorm: ("axis_name", "inference"),
+    nn.Dropout: ("p", "inference"),
+    nn.Pool: ("init",),
+    nn.SpectralNorm: ("inference",),
 }
-"""The configuration of each layer that is a leaf in Equinox."""
 
 
 def default_serialise_filter_spec(f: Any, x: Any) -> None:
@@ -83,15 +80,12 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
         if is_instance(x, np.ndarray):
             return array
         made: Any = array[()] if is_instance(x, np.generic) else type(x)(array.item())
-        is_flag = is_instance(x, (bool, np.bool_))
-        if made == array and is_flag == (array.dtype.kind == "b"):
-            return made
-        fact = f"the file has {describe(array)} for the number {x!r}"
+        if made != array or is_instance(x, (bool, np.bool_)) != (array.dtype.kind == "b"):
+            raise ValueError(f"it has {describe(array)}")
+        return made
     # Whatever NumPy and Python say of bytes that are no such array.
     except Exception as error:
-        fact = f"the file has no array for {describe(x)}: {error}"
-        raise EquinoxFileError(fact) from error
-    raise EquinoxFileError(fact)
+        raise EquinoxFileError(f"the file has no {describe(x)} there: {error}") from error
 
 
 def tree_serialise_leaves(

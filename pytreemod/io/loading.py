@@ -17,18 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import FileError, short_dtype
-from pytreemod.io.configuration import configuration_of, differences, nodes_above
+from pytreemod.io.configuration import configuration_of, differences
 from pytreemod.io.container import Entry, StrPath, Table, empty, opened
-from pytreemod.io.names import (
-    Part,
-    Place,
-    TiedNames,
-    generator_of,
-    is_key,
-    parts_of,
-    places_of,
-    ties_of,
-)
+from pytreemod.io.names import Part, Place, TiedNames, nodes_above, parts_of, places_of, ties_of
 from pytreemod.io.renaming import NameTable, Renaming, Rule
 from pytreemod.io.saving import DESCRIPTION, PARTS, entry_of, parsed
 from pytreemod.module.unfinished import refuse_unfinished
@@ -39,8 +30,8 @@ from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import FilterSpec, PyTree, class_of, is_instance, jtu, untyped_jax
 
 _T = TypeVar("_T")
+# The default of `like`, because None is a tree.
 _NOTHING: Any = object()
-"""The default of `like`, because None is a tree."""
 
 
 class _Options(TypedDict, total=False):
@@ -152,7 +143,8 @@ def description_of(
         raise FileError(f"{path} is damaged: its description has other ties")
     pairs = ((renaming.name(place), renaming.name(source)) for place, source in ties.items())
     tied = [TiedNames(place, source, None) for place, source in pairs if place and source]
-    return renaming.texts(config), tied
+    named = ((renaming.name(name), text) for name, text in config.items())
+    return {name: text for name, text in named if name is not None}, tied
 
 
 def _texts(about: Any, part: str, path: StrPath) -> dict[str, str]:
@@ -186,10 +178,10 @@ class LoadReport:
         return report_text("LoadReport", vars(self), always="loaded")
 
 
+# For `cast`: each leaf has the dtype that it has in `like`.
 AS_LIKE: Any = object()
-"""For `cast`: each leaf has the dtype that it has in `like`."""
+# Arrays of fewer bytes are put on devices together.
 _SMALL = 1 << 20
-"""Arrays of fewer bytes are put on devices together."""
 
 
 class Fit:
@@ -217,8 +209,8 @@ class Fit:
     ):
         self.table, self.report = table, LoadReport()
         self.wrong: list[str] = []
+        # Leaves that are missing, and have no value in `like`.
         self.abstract: list[str] = []
-        """Leaves that are missing, and have no value in `like`."""
         self.places = [*(places_of(like) if places is None else places)]
         self.leaves, self.treedef = jtu.tree_flatten(like)
         self.forms = {i: form for i, x in enumerate(self.leaves) if (form := entry_of(x))}
@@ -227,8 +219,8 @@ class Fit:
         chosen = [True] * len(self.leaves) if only is True else as_selector(only).mask(like)
         self.entries: dict[Part, Entry] = {}
         self.names: list[str] = []
+        # Of leaves that are not chosen.
         self.others: list[str] = []
-        """Of leaves that are not chosen."""
         self.ties = [
             (Rule(tie.place, tie.source), Rule(tie.source, tie.place), tie.through)
             for tie in (*ties_of(self.places), *ties)
@@ -293,26 +285,20 @@ class Fit:
         return False
 
     def compare(self, config: Mapping[str, str], table: Table | None) -> None:
-        """Note the configuration that differs.
+        """Note the configuration that differs, in nodes of which all leaves are loaded.
 
         Args:
             config: that of the file.
             table: the arrays of the file; None if names differ, and what only one side has does
                 not count.
         """
+        outside = nodes_above(self.others)
         found = differences(configuration_of(self.places), config, self.names, table or ())
-        chosen, others = (nodes_above(x) if found else () for x in (self.names, self.others))
         for name, mine, other in found:
-            # A Module counts if all of its leaves are loaded; one without leaves is as the one
-            # above.
-            node = name
-            while node and node not in chosen and node not in others:
-                node = node.rpartition(".")[0]
-            if node not in others and (table is not None or None not in (mine, other)):
-                line = (
-                    f"{name or 'the tree'}: expected {mine or 'nothing'}, got {other or 'nothing'}"
-                )
-                self.report.configuration.append(line)
+            is_inside = name.rpartition(".")[0] not in outside
+            if is_inside and (table is not None or None not in (mine, other)):
+                text = f"expected {mine or 'nothing'}, got {other or 'nothing'}"
+                self.report.configuration.append(f"{name or 'the tree'}: {text}")
 
     def differences(self, strict: bool = True) -> list[str]:
         """Return what does not fit, a line for each."""
@@ -335,8 +321,8 @@ class Fit:
             is_bound = isinstance(old, jax.ShapeDtypeStruct) or old.committed
             sharding = old.sharding if is_bound else None
             is_weak = getattr(old, "weak_type", False) and array.dtype == old.dtype
-            if is_key(old) or is_weak:
-                made[leaf] = jax.device_put(_special(old, array), sharding)
+            if self.forms[leaf].key is not None or is_weak:
+                made[leaf] = jax.device_put(_special(array, self.forms[leaf].key), sharding)
             elif array.nbytes < _SMALL:
                 small[sharding].append((leaf, array))
             else:
@@ -397,9 +383,8 @@ def _as_kind_of(old: Any, array: Any) -> Any:
     return array[()] if is_instance(old, np.generic) else array
 
 
-def _special(old: Any, array: Any) -> Any:
+def _special(array: Any, key: str | None) -> Any:
     """Return random keys, or an array that is weakly typed, as a Python number is."""
-    key = generator_of(old)
     if key is not None:
         return untyped_jax.random.wrap_key_data(array, impl=key)
     # JAX has no other public way.

@@ -27,10 +27,10 @@ class Place(NamedTuple):
     """A node of a tree, and its names in a file."""
 
     words: tuple[str, ...]
+    # Which words are fields of layers, in whose place a file has the number of the layer.
     layers: tuple[int, ...]
-    """Which words are fields of layers, in whose place a file has the number of the layer."""
+    # How many layers there are, for each of these.
     sizes: tuple[int, ...]
-    """How many layers there are, for each of these."""
     node: Any
     is_leaf: bool
 
@@ -52,8 +52,8 @@ def places_of(tree: PyTree) -> Iterator[Place]:
     yield from _places(Place((), (), (), tree, False), ())
 
 
+# What is left of a path below which arrays have a layer axis, and where it begins.
 _Start = tuple[tuple[str, ...], int]
-"""What is left of a path below which arrays have a layer axis, and where it begins."""
 
 
 def _places(here: Place, starts: tuple[_Start, ...]) -> Iterator[Place]:
@@ -84,8 +84,8 @@ class Part(NamedTuple):
 
     name: str
     leaf: int
+    # The number of the layer; empty for the whole leaf.
     at: tuple[int, ...]
-    """The number of the layer; empty for the whole leaf."""
 
 
 def parts_of(places: Iterable[Place]) -> list[Part]:
@@ -94,11 +94,17 @@ def parts_of(places: Iterable[Place]) -> list[Part]:
     return [Part(place.name(at), i, at) for i, place in enumerate(leaves) for at in place.parts()]
 
 
+def nodes_above(names: Iterable[str]) -> set[str]:
+    """Return the name of every node above, or at, one of these names."""
+    steps = (name.split(".") for name in names)
+    return {".".join(each[:i]) for each in steps for i in range(len(each) + 1)}
+
+
 class TiedNames(NamedTuple):
     """A place in a tree that has its value from another one, which alone is in a file."""
 
+    # With `*` for the number of a layer.
     place: str
-    """With `*` for the number of a layer."""
     source: str
     through: Callable[[Any], Any] | None
 

@@ -15,12 +15,13 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, nearest
 from pytreemod.io.container import Entry, Table
+from pytreemod.io.names import nodes_above
 
 NewName: TypeAlias = str | tuple[str | tuple[str, ...] | list[str], Callable[[Any], Any]] | None
+# From patterns to new names; None drops an array. `(name, fn)` is for an array in another form:
+# `fn` gets the old one, in NumPy. `((name, ...), fn)` is for an array that is several, which `fn`
+# returns.
 NameTable: TypeAlias = Mapping[str, NewName]
-"""From patterns to new names; None drops an array. `(name, fn)` is for an array in another form:
-`fn` gets the old one, in NumPy. `((name, ...), fn)` is for an array that is several, which `fn`
-returns."""
 
 
 class Renaming:
@@ -40,11 +41,6 @@ class Renaming:
         """Return the new name; None if there is none, or the array changes its form."""
         rule = self.rule(name)
         return name if rule is None else rule.of(name)
-
-    def texts(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """Return texts by their new names; those whose array changes its form are left out."""
-        named = ((self.name(name), text) for name, text in texts.items())
-        return {name: text for name, text in named if name is not None}
 
     def table(self, table: Table) -> tuple[dict[str, Entry], dict[str, str]]:
         """Return a table with other names, and the old name for each that is new.
@@ -71,7 +67,7 @@ class Renaming:
         """
         unused = [rule.pattern for rule in self.rules if rule.new and rule not in self.used]
         if unused:
-            left = [name for name in names if self.rule(name) is None]
+            left = nodes_above(name for name in names if self.rule(name) is None)
             lines = [f"{pattern!r}{nearest(pattern, left)}" for pattern in unused]
             raise ArgumentError("rename: no array is left for these patterns", at=lines)
 
@@ -147,7 +143,8 @@ def _nth(fn: Callable[[Any], Any], i: int, array: Any) -> Any:
 
 def mapped(entries: list[Entry], fn: Callable[..., Any]) -> Entry:
     """Return the entry of a function's result, which is computed when it is read."""
-    form = np.asarray(fn(*map(_zeros_of, entries)))
+    with np.errstate(all="ignore"):
+        form = np.asarray(fn(*map(_zeros_of, entries)))
 
     def read() -> np.ndarray:
         return np.asarray(fn(*[entry.read() for entry in entries]))

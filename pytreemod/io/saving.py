@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools as ft
 import json
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -21,8 +22,8 @@ from pytreemod.tree.naming import check_distinct
 from pytreemod.tree.predicates import NUMBERS, is_abstract, is_array
 from pytreemod.typing import PyTree, Tracer
 
+# In the metadata of a file: what it says of the tree, and what the user said.
 DESCRIPTION, USERS = "pytreemod", "pytreemod.metadata"
-"""In the metadata of a file: what it says of the tree, and what the user said."""
 PARTS = ("config", "ties")
 
 
@@ -131,21 +132,22 @@ def table_of(places: Iterable[Place], where: str) -> dict[str, Entry]:
         raise FileError(f"{where}: a file holds arrays and numbers", at=wrong)
     found = [(part, form) for part in parts if (form := forms[part.leaf]) is not None]
     check_distinct([part.name for part, _ in found], where)
-    last = _Last()
-    return {part.name: _part_of(form, part.at, last) for part, form in found}
+    # The layers of a Stack are read one after another.
+    read = ft.lru_cache(maxsize=1)(operator.call)
+    return {part.name: _part_of(form, part.at, read) for part, form in found}
 
 
 def entry_of(leaf: Any) -> Entry | None:
     """Return a leaf, which may be abstract, as an entry; None if it is configuration."""
     if isinstance(leaf, NUMBERS):
-        return Entry.of(np.asarray(leaf))
+        leaf = np.asarray(leaf)
     if not is_abstract(leaf):
         return None
     key = generator_of(leaf)
     data = leaf if key is None else jax.eval_shape(jax.random.key_data, leaf)
     # In a file, numbers have the byte order of this machine.
     dtype = data.dtype if key or isinstance(leaf, jax.Array) else data.dtype.newbyteorder("=")
-    return Entry(data.shape, dtype, ft.partial(_numbers_of, leaf), key)
+    return Entry(tuple(data.shape), dtype, ft.partial(_numbers_of, leaf), key)
 
 
 def _numbers_of(leaf: Any) -> np.ndarray:
@@ -156,34 +158,26 @@ def _numbers_of(leaf: Any) -> np.ndarray:
     return np.asarray(jnp.copy(leaf) if is_far else leaf)
 
 
+_FAULTS: dict[Any, str] = {Tracer: "is traced", np.ma.MaskedArray: "has a mask"}
+_FAULTS[jax.ShapeDtypeStruct] = "is abstract"
+
+
 def _fault_of(leaf: Any, form: Entry | None) -> str | None:
     if form is None:
         return None if text_of(leaf) is not None else describe(leaf)
-    is_donated = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
-    if is_donated or isinstance(leaf, (Tracer, jax.ShapeDtypeStruct, np.ma.MaskedArray)):
-        return f"{describe(leaf)}, without values, or with a mask"
+    for kind, fault in _FAULTS.items():
+        if isinstance(leaf, kind):
+            return f"{describe(leaf)}, which {fault}"
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        return f"{describe(leaf)}, which was donated"
     if not can_be_written(form.dtype):
         return f"{describe(leaf)} of the dtype {form.dtype}"
-    is_whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
-    if is_whole or leaf.is_fully_replicated:
-        return None
-    return f"{describe(leaf)}, divided between hosts: use orbax"
+    is_far = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    is_divided = is_far and not leaf.is_fully_replicated
+    return f"{describe(leaf)}, divided between hosts: use orbax" if is_divided else None
 
 
-class _Last:
-    """The numbers of the last leaf: the layers of a Stack are read one after another."""
-
-    form: Entry | None = None
-    array: Any = None
-
-
-def _part_of(form: Entry, at: tuple[int, ...], last: _Last) -> Entry:
-    if not at:
-        return form
-
-    def read() -> np.ndarray:
-        if last.form is not form:
-            last.form, last.array = form, form.read()
-        return last.array[at]
-
-    return form._replace(shape=form.shape[len(at) :], read=read)
+def _part_of(form: Entry, at: tuple[int, ...], read: Callable[..., Any]) -> Entry:
+    """Return one layer of a leaf; the leaf is read by `read`, which keeps the last one."""
+    shape = form.shape[len(at) :]
+    return form._replace(shape=shape, read=lambda: read(form.read)[at]) if at else form

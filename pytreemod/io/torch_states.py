@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
+from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError
 from pytreemod.io.container import Entry, StrPath, Table, opened
 from pytreemod.io.loading import AS_LIKE, Fit
@@ -23,14 +24,7 @@ from pytreemod.io.names import is_key, places_of
 from pytreemod.io.renaming import NameTable, Renaming, mapped
 from pytreemod.io.saving import table_of
 from pytreemod.module.ties import untie
-from pytreemod.nn.activations import PReLU
-from pytreemod.nn.attention import MultiheadAttention
-from pytreemod.nn.batch_normalization import BatchNorm
-from pytreemod.nn.convolution import Conv
 from pytreemod.nn.members.layer import Members
-from pytreemod.nn.recurrent_cells import GRUCell, LSTMCell, SimpleCell
-from pytreemod.nn.sequential import Sequential
-from pytreemod.nn.transposed_convolution import ConvTranspose
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of, record_of
@@ -39,7 +33,6 @@ from pytreemod.tree.predicates import is_abstract
 from pytreemod.typing import PyTree, is_instance
 
 _M = TypeVar("_M")
-_COUNTS = "num_batches_tracked"
 
 
 class Source(NamedTuple):
@@ -53,7 +46,7 @@ class Source(NamedTuple):
 
     names: tuple[str, ...]
     shape: tuple[int, ...] | None = None
-    make: Callable[..., Any] | None = None
+    make: Callable[..., Any] = np.asarray
 
 
 def from_torch(
@@ -104,7 +97,9 @@ def _filled(model: Any, table: Table, rename: NameTable | None) -> Any:
     renaming.refuse_unused(given)
     trees = _trees_of(model)
     sources = dict(_sources_of(trees[0]))
-    ours = {name: entry for name, entry in table.items() if not name.endswith(_COUNTS)}
+    ours = {
+        name: entry for name, entry in table.items() if not name.endswith("num_batches_tracked")
+    }
     lines: list[str] = []
     for name, (names, shape, make) in sources.items():
         if not table.keys() >= set(names):
@@ -115,7 +110,7 @@ def _filled(model: Any, table: Table, rename: NameTable | None) -> Any:
             if shape is not None and entry.shape != shape:
                 lines.append(f"{each}: expected the shape {shape}, got {entry.shape}")
         if not lines:
-            ours[name] = entries[0] if make is None else mapped(entries, make)
+            ours[name] = mapped(entries, make)
     # A value of the State has the name of its token in the model. What PyTorch does not have, such
     # as the keys of a stream, stays as it is.
     places = [place for tree in trees for place in places_of(tree)]
@@ -173,7 +168,7 @@ def to_torch(model: PyTree) -> dict[str, np.ndarray]:
         # Our numbers go where those of their places come from; in other tensors they are zero.
         numbers = np.arange(prod(shape)).reshape(shape)
         zeros = [np.zeros_like(numbers)] * (len(names) - 1)
-        made[names[0]].reshape(-1)[numbers if make is None else make(numbers, *zeros)] = array
+        made[names[0]].reshape(-1)[make(numbers, *zeros)] = array
     return made
 
 
@@ -195,9 +190,8 @@ def _entry_of(tensor: Any) -> Entry:
 
 # ---- names
 
+# What differs in PyTorch, by path in the layer: the name of a part, or the source of an array.
 Layout = Mapping[str, str | Source]
-"""What differs in PyTorch, by path in the layer: the name of a part, or the source of an array."""
-_SAME: Layout = {}
 
 
 def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[str, Source]]:
@@ -216,7 +210,8 @@ def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[s
         if children is not None or (is_abstract(node) and not is_key(node)):
             yield ours, Source((theirs,))
         return
-    layout = _layout_of(node)
+    found = (make(node) for cls, make in _LAYOUTS.items() if is_instance(node, cls))
+    layout: Layout = next(found, dict[str, str | Source]())
     own = {path: rule for path, rule in layout.items() if not isinstance(rule, str)}
     for path, (names, shape, make) in own.items():
         there = tuple(_join(theirs, name) for name in names)
@@ -231,11 +226,6 @@ def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[s
             there = _join(theirs, rule) if isinstance(rule, str) else ""
             below = _sources_of(child, _join(ours, word), there)
             yield from ((found, source) for found, source in below if found not in taken)
-
-
-def _layout_of(layer: Any) -> Layout:
-    found = (make(layer) for cls, make in _LAYOUTS.items() if is_instance(layer, cls))
-    return next(found, _SAME)
 
 
 def _join(*words: str) -> str:
@@ -256,7 +246,7 @@ def _of_conv(layer: Any) -> Layout:
     return own if layer.use_bias else {}
 
 
-def _of_conv_transpose(layer: ConvTranspose) -> Layout:
+def _of_conv_transpose(layer: nn.ConvTranspose) -> Layout:
     dims, groups = layer.num_spatial_dims, layer.groups
 
     def exchange(weight: Any) -> Any:
@@ -270,14 +260,14 @@ def _of_conv_transpose(layer: ConvTranspose) -> Layout:
     return {"weight": Source(("weight",), shape, exchange), **_of_conv(layer)}
 
 
-def _of_prelu(layer: PReLU) -> Layout:
+def _of_prelu(layer: nn.PReLU) -> Layout:
     def make(slope: Any) -> Any:
         return slope.reshape(layer.shape)
 
     return {"negative_slope": Source(("weight",), (prod(layer.shape),), make)}
 
 
-def _of_batch_norm(layer: BatchNorm) -> Layout:
+def _of_batch_norm(layer: nn.BatchNorm) -> Layout:
     if layer.mode != "torch":
         raise ArgumentError(f"PyTorch has no BatchNorm with mode={layer.mode!r}")
     return {"state_index.0": Source(("running_mean",)), "state_index.1": Source(("running_var",))}
@@ -289,7 +279,7 @@ def _of_cell(layer: Any) -> Layout:
     return {"bias": Source(("bias_ih", "bias_hh"), (size,), np.add)} if layer.use_bias else {}
 
 
-def _of_gru(layer: GRUCell) -> Layout:
+def _of_gru(layer: nn.GRUCell) -> Layout:
     size = layer.hidden_size
 
     def together(bias_ih: Any, bias_hh: Any) -> Any:
@@ -303,7 +293,7 @@ def _of_gru(layer: GRUCell) -> Layout:
     return own if layer.use_bias else {}
 
 
-def _of_attention(layer: MultiheadAttention) -> Layout:
+def _of_attention(layer: nn.MultiheadAttention) -> Layout:
     kv_heads = layer.num_heads if layer.num_kv_heads is None else layer.num_kv_heads
     rows = [layer.num_heads * layer.qk_size, kv_heads * layer.qk_size, kv_heads * layer.vo_size]
     are_packed = layer.query_size == layer.key_size == layer.value_size
@@ -328,13 +318,13 @@ def _rows_of(name: str, own: slice, shape: tuple[int, ...]) -> Source:
 
 
 _LAYOUTS: dict[type, Callable[[Any], Layout]] = {
-    Sequential: lambda layer: {"layers": ""},
-    ConvTranspose: _of_conv_transpose,
-    Conv: _of_conv,
-    PReLU: _of_prelu,
-    BatchNorm: _of_batch_norm,
-    GRUCell: _of_gru,
-    LSTMCell: _of_cell,
-    SimpleCell: _of_cell,
-    MultiheadAttention: _of_attention,
+    nn.Sequential: lambda layer: {"layers": ""},
+    nn.ConvTranspose: _of_conv_transpose,
+    nn.Conv: _of_conv,
+    nn.PReLU: _of_prelu,
+    nn.BatchNorm: _of_batch_norm,
+    nn.GRUCell: _of_gru,
+    nn.LSTMCell: _of_cell,
+    nn.SimpleCell: _of_cell,
+    nn.MultiheadAttention: _of_attention,
 }
