@@ -88,9 +88,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         Raises:
             ArgumentError: if a newer step is in the folder: `restore` would return that.
         """
-        newest = max(self.steps(), default=step)
+        newest = max(self.steps(), default=0)
         if step < newest:
-            raise ArgumentError(f"step {step} is below step {newest}, which {self.folder} has")
+            raise ArgumentError(f"step {step} is below {newest}, the newest of {self.folder}")
         taken = jtu.tree_map(_copied, (tree, metadata))
         self._job = self._worker.submit(self._write, step, *taken)
 
@@ -127,7 +127,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         chosen = self._best_of(steps) if step == "best" else max(steps, default=None)
         chosen = chosen if step in ("best", None) else step
         if chosen is None or chosen not in steps:
-            raise FileNotFoundError(f"{self.folder} has the steps {steps}, not {step or 'one'}")
+            raise FileNotFoundError(f"{self.folder} has the steps {steps}; asked for {step}")
         return self._file(chosen)
 
     def wait(self) -> None:
@@ -165,8 +165,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return min(ranks, key=lambda step: (ranks[step], -step), default=None)
 
     def _present(self) -> list[int]:
-        found = (re.fullmatch(r"step_(\d+)\.safetensors", x.name) for x in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        names = {path.name for path in self.folder.iterdir()}
+        numbers = (re.fullmatch(r"step_(\d+)\.safetensors", name) for name in names)
+        steps = sorted(int(match[1]) for match in numbers if match)
+        return [step for step in steps if self._file(step).name in names]
 
     def _file(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}.safetensors"

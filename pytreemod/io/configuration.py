@@ -55,7 +55,7 @@ def _texts_of(place: Place) -> dict[str, str]:
         fields = (each for each in record.names(node) if each not in data)
         values = {"": f"{_CLASS}{own_class(node).__name__}"}
         values |= {each: text_of(stored(node, each)) for each in fields}
-        values |= {f"{at} precision": repr(p) for at, p in precisions_of(node).items()}
+        values |= {f"{at} precision": f"{_CLASS}{p!r}" for at, p in precisions_of(node).items()}
     return {each: text for each, text in values.items() if text is not None}
 
 

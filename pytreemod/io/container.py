@@ -178,8 +178,7 @@ def _read_header(file: IO[bytes], path: str) -> tuple[dict[str, Entry], dict[str
         header = json.loads(file.read(length), object_pairs_hook=_distinct)
         metadata = header.pop("__metadata__", {})
         forms, keys = (json.loads(metadata.pop(note, "{}")) for note in (_DTYPES, _KEYS))
-        table: dict[str, Entry] = {}
-        end = 0
+        table, end = dict[str, Entry](), 0
         for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             entry, begin, past = _entry(file, path, start, about, forms.get(name), keys.get(name))
             if begin != end:

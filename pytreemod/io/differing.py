@@ -83,8 +83,7 @@ def diff(a: PyTree | StrPath, b: PyTree | StrPath) -> Diff:
 
 def _parts_of(tree: Any, files: ExitStack) -> tuple[dict[str, Entry], dict[str, str]]:
     if is_instance(tree, (str, os.PathLike)):
-        path = f"{tree}"
-        table, texts = files.enter_context(opened(path))
-        return table, description_of(texts, path, Renaming(None))[0]
+        table, texts = files.enter_context(opened(tree))
+        return table, description_of(texts, tree, Renaming(None))[0]
     places = [*places_of(tree)]
     return table_of(places, "diff"), configuration_of(places)

@@ -127,8 +127,7 @@ def load(
             fact = f"load: {path} does not fit like: {len(lines)} difference{'s'[: len(lines) - 1]}"
             raise FileError(fact, at=lines, hint=hint, most=40)
         made, report = fit.tree(), fit.report
-        old_names = ((name, origins.get(name)) for name in report.loaded)
-        report.renamed.extend(f"{name} <- {old}" for name, old in old_names if old is not None)
+        report.renamed.extend(f"{n} <- {origins[n]}" for n in report.loaded if n in origins)
         return made if strict else (made, report)
 
 
@@ -256,7 +255,7 @@ class Fit:
             self.abstract += [part.name] if is_abstract else []
             return
         mine = form._replace(shape=form.shape[len(part.at) :])
-        is_cast = _kind(found.dtype) == _kind(dtype)
+        is_cast = _kind(found.dtype) == _kind(mine.dtype) == _kind(dtype)
         is_same = (found.shape, found.key) == (mine.shape, mine.key)
         if is_same and (is_cast or found.dtype == mine.dtype):
             self.entries[part] = found
@@ -305,8 +304,8 @@ class Fit:
         report = self.report
         lines = [f"{name}: missing" for name in (report.missing if strict else self.abstract)]
         if strict:
-            lines += [f"{name}: unexpected" for name in report.unexpected]
-            lines += report.configuration
+            unexpected = (f"{name}: unexpected" for name in report.unexpected)
+            lines += [*unexpected, *report.configuration]
         return [*self.wrong, *lines]
 
     def tree(self) -> PyTree:
@@ -353,8 +352,10 @@ def _cast(array: Any, dtype: Any, name: str) -> Any:
     with np.errstate(all="ignore"):
         made = array.astype(dtype)
     # Rounding is what a cast is for.
-    is_lost = made != array if made.dtype.kind in "iu" else np.isfinite(array) > np.isfinite(made)
-    if np.any(is_lost):
+    is_lost = np.isfinite(array) > np.isfinite(made)
+    if jnp.issubdtype(dtype, jnp.integer):
+        is_lost = (made.astype(array.dtype) != array) | ((made < 0) != (array < 0))
+    if is_lost.any():
         raise FileError(f"{name} has numbers that {dtype} does not have")
     return made
 

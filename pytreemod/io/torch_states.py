@@ -97,9 +97,7 @@ def _filled(model: Any, table: Table, rename: NameTable | None) -> Any:
     renaming.refuse_unused(given)
     trees = _trees_of(model)
     sources = dict(_sources_of(trees[0]))
-    ours = {
-        name: entry for name, entry in table.items() if not name.endswith("num_batches_tracked")
-    }
+    ours = {n: x for n, x in table.items() if not n.endswith("num_batches_tracked")}
     lines: list[str] = []
     for name, (names, shape, make) in sources.items():
         if not table.keys() >= set(names):

@@ -11,7 +11,7 @@ import numpy as np
 
 from pytreemod.errors import StructureError, describe
 from pytreemod.tree.paths import plain_name
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_abstract
 from pytreemod.typing import PyTree, Tracer, is_instance, jtu
 
 _T = TypeVar("_T")
@@ -85,13 +85,20 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".") -> _T:
 
 def _fits(old: Any, new: Any) -> bool:
     if hasattr(old, "dtype"):
-        return is_array(new) and (old.shape, old.dtype) == (new.shape, new.dtype)
+        return is_abstract(new) and _form_of(old) == _form_of(new)
     return type(old) is type(new)
+
+
+def _form_of(leaf: Any) -> tuple[Any, ...]:
+    dtype: Any = leaf.dtype
+    # In any byte order.
+    return leaf.shape, dtype.newbyteorder("=") if is_instance(dtype, np.dtype) else dtype
 
 
 def _as_kind_of(old: Any, new: Any) -> Any:
     if is_instance(old, (np.ndarray, np.generic)) and not isinstance(new, Tracer):
-        return np.asarray(new)[()] if is_instance(old, np.generic) else np.asarray(new)
+        made = np.asarray(new, old.dtype)
+        return made[()] if is_instance(old, np.generic) else made
     # A copy, because the caller may still write into the array.
     return jnp.array(new) if is_instance(new, np.ndarray) and hasattr(old, "dtype") else new
 
