@@ -1,12 +1,11 @@
-"""Files by hand, valid and invalid; and the content of a file."""
+"""Files by hand, valid and invalid; and arrays compared bit for bit."""
 
 import json
-import zlib
+import tracemalloc
 
+import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 
-OWN = "pytreemod.container."
 METADATA = "__metadata__"
 LENGTH = 8
 
@@ -19,11 +18,9 @@ def write_plain(path, header, data=b""):
     return path
 
 
-def write_described(path, tree, arrays=None, **about):
-    """A file that has this description of a tree, whatever it says."""
-    about = json.dumps({"version": 1, "tree": tree, **about})
-    safetensors.numpy.save_file(arrays or {}, path, {"pytreemod.tree": about})
-    return path
+def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
+    """One array in a header."""
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
 def header_of(path):
@@ -32,23 +29,54 @@ def header_of(path):
     return json.loads(content[LENGTH : LENGTH + int.from_bytes(content[:LENGTH], "little")])
 
 
-def tree_in(path):
-    """The description of the tree."""
-    return json.loads(header_of(path)[METADATA]["pytreemod.tree"])["tree"]
+def dtype_called(name):
+    """Of JAX's names, or NumPy's."""
+    return np.dtype(bool if name == "bool" else getattr(jnp, name))
 
 
-def write_changed(path, change):
-    """The same file with another header, whose checksum is right."""
-    content = path.read_bytes()
-    header, data = header_of(path), content[LENGTH + int.from_bytes(content[:LENGTH], "little") :]
-    change(header)
-    seal, metadata = f"{OWN}header-crc32", header[METADATA]
-    metadata |= {seal: "0" * 8} if seal in metadata else {}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
-    summed = f"{zlib.crc32(len(text.encode()).to_bytes(LENGTH, 'little') + text.encode()):08x}"
-    write_plain(path, text.replace(f'"{seal}":"{"0" * 8}"', f'"{seal}":"{summed}"'), data)
+def faults(left, right):
+    """The names whose arrays differ in shape, dtype or bits; and the names of one side."""
+    found = [*(left.keys() ^ right.keys())]
+    for name in left.keys() & right.keys():
+        one, two = (np.asarray(each) for each in (left[name], right[name]))
+        one, two = (x.astype(x.dtype.newbyteorder("<")) for x in (one, two))
+        is_same = (one.dtype, one.shape) == (two.dtype, two.shape)
+        found += [] if is_same and one.tobytes() == two.tobytes() else [name]
+    return found
 
 
-def dtype_called(jnp, name):
-    """Of JAX's names."""
-    return np.dtype(getattr(jnp, name))
+def peak_of(work):
+    """The memory that a call takes in Python and NumPy, and its result."""
+    tracemalloc.start()
+    try:
+        result = work()
+        return tracemalloc.get_traced_memory()[1], result
+    finally:
+        tracemalloc.stop()
+
+
+def damaged(content, head, rng):
+    """A file in which something is wrong, mostly in its head."""
+    content = bytearray(content)
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        at = rng.randrange(min(rng.choice([8, head, head, len(content)]), len(content)))
+        past = at + rng.choice([1, 1, 4, 100])
+        kind = rng.randrange(7)
+        if kind == 0:
+            content[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            content[at:past] = rng.randbytes(len(content[at:past]))
+        elif kind == 2:
+            del content[at:past]
+        elif kind == 3:
+            content[at:at] = content[at:past]
+        elif kind == 4:
+            del content[at:]
+        elif kind == 5:
+            content[at : at + 1] = rng.choice(
+                ["0", "9", "-", '"', "[", "}", "\\", "O", ""]
+            ).encode()
+        else:
+            content[:8] = rng.randrange(2 ** rng.choice([8, 16, 64])).to_bytes(8, "little")
+        content = content or bytearray(1)
+    return bytes(content)
