@@ -26,7 +26,6 @@ from pytreemod.io.saving import read_metadata, save
 from pytreemod.typing import PyTree, is_instance, jtu
 
 _T = TypeVar("_T")
-_Which = int | Literal["best"] | None
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
@@ -94,7 +93,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         taken = jtu.tree_map(_copied, (tree, metadata))
         self._job = self._worker.submit(self._write, step, *taken)
 
-    def restore(self, like: _T, step: _Which = None) -> _T:
+    def restore(self, like: _T, step: int | Literal["best"] | None = None) -> _T:
         """Load a step.
 
         Args:
@@ -114,7 +113,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.wait()
         return self._present()
 
-    def path(self, step: _Which = None) -> Path:
+    def path(self, step: int | Literal["best"] | None = None) -> Path:
         """Return the path of a step's file, for `load` and `read_metadata`.
 
         Args:

@@ -39,9 +39,9 @@ _WITHOUT_CODE = (
     *("int2", "int4", "uint2", "uint4", "float4_e2m1fn", "complex128"),
     *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"),
 )
-# An older JAX lacks some of them.
-_KNOWN = {n: np.dtype(getattr(jnp, n)) for n in (*_CODES, *_WITHOUT_CODE) if hasattr(jnp, n)}
-_KNOWN["bool"] = np.dtype(bool)
+# The dtypes that a file may have; an older JAX lacks some of them.
+KNOWN = {n: np.dtype(getattr(jnp, n)) for n in (*_CODES, *_WITHOUT_CODE) if hasattr(jnp, n)}
+KNOWN["bool"] = np.dtype(bool)
 # In the metadata: the form of arrays whose dtype has no code, and the generators of keys.
 _DTYPES, _KEYS = "pytreemod.dtypes", "pytreemod.keys"
 _LONGEST_HEADER, _MOST_AXES, _ALIGNMENT = 100_000_000, 64, 64
@@ -206,9 +206,9 @@ def _entry(
     """Return one array of a header, and where it begins and ends; nothing in it is trusted."""
     begin, end = about["data_offsets"]
     name, shape = form or (_NAMES.get(about["dtype"]), about["shape"])
-    if name not in _KNOWN:
+    if name not in KNOWN:
         raise ValueError(f"unknown dtype {name or about['dtype']}")
-    dtype, numbers = _KNOWN[name], (begin, end, *shape)
+    dtype, numbers = KNOWN[name], (begin, end, *shape)
     is_form = is_instance(shape, list) and all(type(n) is int and n >= 0 for n in numbers)
     if not is_form or len(shape) > _MOST_AXES or prod(shape) * dtype.itemsize != end - begin:
         raise ValueError(f"{name}{shape} from {begin} to {end}")
@@ -227,11 +227,6 @@ def _entry(
         return (data != 0 if name == "bool" else data.view(dtype)).reshape(shape)
 
     return Entry(tuple(shape), dtype, read, key), begin, end
-
-
-def can_be_written(dtype: Any) -> bool:
-    """Whether a file can hold arrays of a dtype."""
-    return getattr(dtype, "name", None) in _KNOWN
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

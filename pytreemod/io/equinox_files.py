@@ -23,9 +23,9 @@ from pytreemod.errors import EquinoxFileError, describe
 from pytreemod.io.container import StrPath, replacement
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import pattern_text
-from pytreemod.tree.predicates import NUMBERS, is_abstract, is_array
+from pytreemod.tree.predicates import NUMBERS, is_abstract
 from pytreemod.tree.stored_fields import stored
-from pytreemod.typing import IsLeaf, PyTree, class_of, is_instance, jtu
+from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, is_instance, jtu
 
 _T = TypeVar("_T")
 # The configuration of each layer that is a leaf in Equinox.
@@ -47,7 +47,7 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
     Raises:
         EquinoxFileError: if the format has no such arrays, as random keys.
     """
-    if not is_array(x) and not is_instance(x, NUMBERS):
+    if not is_abstract(x) and not is_instance(x, NUMBERS):
         return
     if not is_instance(getattr(x, "dtype", None), np.dtype | None) or np.asarray(x).dtype.hasobject:
         raise EquinoxFileError(f"Equinox's files have no {describe(x)}", hint="pm.save(path, tree)")
@@ -80,7 +80,11 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
         if is_instance(x, np.ndarray):
             return array
         made: Any = array[()] if is_instance(x, np.generic) else type(x)(array.item())
-        if made != array or is_instance(x, (bool, np.bool_)) != (array.dtype.kind == "b"):
+        if (
+            array.shape
+            or made != array
+            or is_instance(x, (bool, np.bool_)) != (array.dtype.kind == "b")
+        ):
             raise ValueError(f"it has {describe(array)}")
         return made
     # Whatever NumPy and Python say of bytes that are no such array.
@@ -117,7 +121,7 @@ def tree_serialise_leaves(
     with _opened(path_or_file, is_new=True) as file:
 
         def write(spec: Any, subtree: PyTree) -> None:
-            for leaf, _ in _in_order(subtree, is_leaf):
+            for _, leaf, _ in _in_order(subtree, is_leaf):
                 spec(file, leaf)
 
         jtu.tree_map(write, filter_spec, pytree)
@@ -146,12 +150,18 @@ def tree_deserialise_leaves(
     """
     with _opened(path_or_file) as file:
 
-        def read(spec: Any, subtree: PyTree) -> PyTree:
-            values = [(spec(file, leaf), flag) for leaf, flag in _in_order(subtree, is_leaf)]
-            structure = jtu.tree_structure(subtree, is_leaf=is_leaf)
-            return structure.unflatten([value for value, is_flag in values if not is_flag])
+        def read(above: KeyPath, spec: Any, subtree: PyTree) -> PyTree:
+            values: list[Any] = []
+            for path, leaf, is_flag in _in_order(subtree, is_leaf):
+                try:
+                    value = spec(file, leaf)
+                except EquinoxFileError as error:
+                    at = pattern_text((*above, *path))
+                    raise EquinoxFileError(str(error), at=[at]) from error
+                values += [] if is_flag else [value]
+            return jtu.tree_structure(subtree, is_leaf=is_leaf).unflatten(values)
 
-        made = jtu.tree_map(read, filter_spec, like)
+        made = jtu.tree_map_with_path(read, filter_spec, like)
         is_whole = filter_spec is default_deserialise_filter_spec and file is not path_or_file
         if is_whole and file.read(1):
             raise EquinoxFileError("tree_deserialise_leaves: the file has more leaves than like")
@@ -172,27 +182,27 @@ def _form_of(leaf: Any) -> tuple[Any, ...]:
 
 
 def _in_order(
-    node: Any, is_leaf: IsLeaf = None, has_flags: bool = True
-) -> Iterator[tuple[Any, bool]]:
+    node: Any, is_leaf: IsLeaf = None, has_flags: bool = True, path: KeyPath = ()
+) -> Iterator[tuple[KeyPath, Any, bool]]:
     """Yield what Equinox has as leaves, in its order, and whether it is a flag here."""
     children = None if is_leaf is not None and is_leaf(node) else children_of(node)
-    if children is None:
-        yield node, False
-        return
     kind, record = class_of(node), record_of(node)
     # Equinox's users pass only arrays to optax, so its states have no flags.
     has_flags = has_flags and kind.__module__.partition(".")[0] != "optax"
     flags = [name for cls in kind.__mro__ if has_flags for name in _FLAGS.get(cls, ())]
-    if record is None or not flags:
-        for _, child in children:
-            yield from _in_order(child, is_leaf, has_flags)
-        return
-    data = record.data_names(node)
-    for name in record.names(node):
-        if name in data:
-            yield from _in_order(stored(node, name), is_leaf, has_flags)
-        elif name in flags:
-            yield from ((leaf, True) for leaf in jtu.tree_leaves(stored(node, name)))
+    if children is None:
+        yield path, node, False
+    elif record is None or not flags:
+        for key, child in children:
+            yield from _in_order(child, is_leaf, has_flags, (*path, key))
+    else:
+        data = record.data_names(node)
+        for name in record.names(node):
+            value, below = stored(node, name), (*path, jtu.GetAttrKey(name))
+            if name in data:
+                yield from _in_order(value, is_leaf, has_flags, below)
+            elif name in flags:
+                yield from ((below, leaf, True) for leaf in jtu.tree_leaves(value))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pytreemod.io.configuration import configuration_of, differences
 from pytreemod.io.container import Entry, StrPath, Table, empty, opened
 from pytreemod.io.names import Part, Place, TiedNames, nodes_above, parts_of, places_of, ties_of
 from pytreemod.io.renaming import NameTable, Renaming, Rule
-from pytreemod.io.saving import DESCRIPTION, PARTS, entry_of, parsed
+from pytreemod.io.saving import DESCRIPTION, entry_of, parsed
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.tree.predicates import NUMBERS
 from pytreemod.tree.prefixes import By
@@ -136,7 +136,7 @@ def description_of(
 ) -> tuple[dict[str, str], list[TiedNames]]:
     """Return the configuration that a file has, and its ties, with other names."""
     about: Any = parsed(texts.get(DESCRIPTION, "{}"), path)
-    config, ties = (_texts(about, part, path) for part in PARTS)
+    config, ties = (_texts(about, part, path) for part in ("config", "ties"))
     # As `save` writes them; a longer pattern may take for ever.
     if any("**" in place or place.count("*") != to.count("*") for place, to in ties.items()):
         raise FileError(f"{path} is damaged: its description has other ties")
@@ -255,7 +255,7 @@ class Fit:
             self.abstract += [part.name] if is_abstract else []
             return
         mine = form._replace(shape=form.shape[len(part.at) :])
-        is_cast = _kind(found.dtype) == _kind(mine.dtype) == _kind(dtype)
+        is_cast = dtype and _kind(found.dtype) == _kind(mine.dtype) == _kind(dtype)
         is_same = (found.shape, found.key) == (mine.shape, mine.key)
         if is_same and (is_cast or found.dtype == mine.dtype):
             self.entries[part] = found
@@ -334,7 +334,7 @@ class Fit:
 
     def _read(self, leaf: int, parts: Sequence[Part]) -> Any:
         form, dtype, first = self.forms[leaf], self.dtypes[leaf], self.entries[parts[0]]
-        dtype = dtype if _kind(first.dtype) == _kind(dtype) else first.dtype
+        dtype = dtype if dtype and _kind(first.dtype) == _kind(dtype) else first.dtype
         if parts[0].at == ():
             return _cast(first.read(), dtype, parts[0].name)
         array: Any = empty(form.shape, dtype)

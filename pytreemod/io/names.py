@@ -52,11 +52,8 @@ def places_of(tree: PyTree) -> Iterator[Place]:
     yield from _places(Place((), (), (), tree, False), ())
 
 
-# What is left of a path below which arrays have a layer axis, and where it begins.
-_Start = tuple[tuple[str, ...], int]
-
-
-def _places(here: Place, starts: tuple[_Start, ...]) -> Iterator[Place]:
+def _places(here: Place, starts: tuple[tuple[tuple[str, ...], int], ...]) -> Iterator[Place]:
+    # A start is what is left of a path below which arrays have a layer axis, and where it begins.
     words, layers, sizes, node, _ = here
     children = children_of(node)
     yield here._replace(is_leaf=children is None)

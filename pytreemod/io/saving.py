@@ -14,7 +14,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, describe
 from pytreemod.io.configuration import configuration_of, text_of
-from pytreemod.io.container import Entry, StrPath, can_be_written, opened, write_table
+from pytreemod.io.container import KNOWN, Entry, StrPath, opened, write_table
 from pytreemod.io.names import Place, generator_of, is_key, parts_of, places_of, ties_of
 from pytreemod.io.renaming import NameTable, Renaming
 from pytreemod.module.unfinished import refuse_unfinished
@@ -24,7 +24,6 @@ from pytreemod.typing import PyTree, Tracer
 
 # In the metadata of a file: what it says of the tree, and what the user said.
 DESCRIPTION, USERS = "pytreemod", "pytreemod.metadata"
-PARTS = ("config", "ties")
 
 
 def save(
@@ -76,8 +75,7 @@ def save(
         raise ArgumentError(fact) from error
     if rename is None:
         ties = {tie.place: tie.source for tie in ties_of(places) if tie.through is None}
-        about = zip(PARTS, (configuration_of(places), ties), strict=True)
-        texts[DESCRIPTION] = json.dumps(dict(about))
+        texts[DESCRIPTION] = json.dumps({"config": configuration_of(places), "ties": ties})
     write_table(path, renamed, texts)
 
 
@@ -168,9 +166,7 @@ def _fault_of(leaf: Any, form: Entry | None) -> str | None:
     for kind, fault in _FAULTS.items():
         if isinstance(leaf, kind):
             return f"{describe(leaf)}, which {fault}"
-    if isinstance(leaf, jax.Array) and leaf.is_deleted():
-        return f"{describe(leaf)}, which was donated"
-    if not can_be_written(form.dtype):
+    if form.dtype.name not in KNOWN:
         return f"{describe(leaf)} of the dtype {form.dtype}"
     is_far = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     is_divided = is_far and not leaf.is_fully_replicated

@@ -62,7 +62,7 @@ def from_torch(
 
     Args:
         model: a tree of Modules, which may be abstract (`pm.filter_eval_shape`); or a pair of it
-            and its State, for BatchNorm and SpectralNorm.
+            and its State, for BatchNorm.
         state_dict: tensors of PyTorch, or arrays, by name; or the path of a safetensors file or
             folder.
         rename: from names in the state dict to those that the model would have in PyTorch, as for
@@ -137,7 +137,7 @@ def to_torch(model: PyTree) -> dict[str, np.ndarray]:
         net.load_state_dict({name: torch.from_numpy(x) for name, x in to_torch(model).items()})
 
     Args:
-        model: a tree of Modules; or a pair of it and its State, for BatchNorm and SpectralNorm.
+        model: a tree of Modules; or a pair of it and its State, for BatchNorm.
 
     Returns:
         Arrays by name: copies, which you may change.
