@@ -317,8 +317,7 @@ class Fit:
             if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):
                 made[leaf] = _as_kind_of(old, array)
                 continue
-            is_bound = isinstance(old, jax.ShapeDtypeStruct) or old.committed
-            sharding = old.sharding if is_bound else None
+            sharding = None if isinstance(old, jax.Array) and not old.committed else old.sharding
             is_weak = getattr(old, "weak_type", False) and array.dtype == old.dtype
             if self.forms[leaf].key is not None or is_weak:
                 made[leaf] = jax.device_put(_special(array, self.forms[leaf].key), sharding)
@@ -334,7 +333,8 @@ class Fit:
 
     def _read(self, leaf: int, parts: Sequence[Part]) -> Any:
         form, dtype, first = self.forms[leaf], self.dtypes[leaf], self.entries[parts[0]]
-        dtype = dtype if dtype and _kind(first.dtype) == _kind(dtype) else first.dtype
+        is_cast = dtype and _kind(first.dtype) == _kind(dtype)
+        dtype = dtype if is_cast and not isinstance(self.leaves[leaf], NUMBERS) else first.dtype
         if parts[0].at == ():
             return _cast(first.read(), dtype, parts[0].name)
         array: Any = empty(form.shape, dtype)

@@ -2,8 +2,8 @@
 
 The matrix becomes a *computed leaf*, as with an update of low rank: reading the attribute gives
 floating numbers, so no layer has to know of it. The stored arrays are buffers, which training
-ignores. `load(quantize=)` uses the same two functions: `choose_matrices` decides by paths, before
-there are arrays, and `quantized_leaf` makes the leaf of one array.
+ignores. `choose_matrices` decides by paths, before there are arrays, and `quantized_leaf` makes the
+leaf of one array.
 """
 
 from __future__ import annotations
@@ -149,8 +149,7 @@ def quantize(model: _M, form: Any) -> _M:
             such forms, with None for leaves that are not quantized.
 
     Returns:
-        A new model; all other leaves are shared with the old one. `pm.load(...,
-        quantize=form)` makes it from a file without having the whole model in floating numbers.
+        A new model; all other leaves are shared with the old one.
 
     Raises:
         ArgumentError: if `form` is invalid; a group does not divide a row; or an array has numbers
@@ -603,8 +602,8 @@ def quantization_report(model: PyTree, quantized: PyTree) -> QuantizationReport:
 
     Args:
         model: the original model.
-        quantized: the result of [`quantize`][pytreemod.quantize], or of `load(quantize=)` for a
-            file of the model. It may have got updates of low rank since.
+        quantized: the result of [`quantize`][pytreemod.quantize]. It may have got updates of low
+            rank since.
 
     Returns:
         A value that prints as a table. `rows` has for each quantized leaf its `name`, `array`,
