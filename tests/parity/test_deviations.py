@@ -565,10 +565,10 @@ def test_a_file_that_goes_on_is_refused(eqx):
         return eqx.tree_deserialise_leaves(path, [0.0])
 
 
-@deviation(theirs=[2, True, jnp.ones(1)], ours=["refused"] * 3)
+@deviation(theirs=[2, True], ours=["refused"] * 2)
 def test_numbers_in_files_are_not_rounded(eqx):
     """Equinox converts to the type of `like`; pytreemod does if nothing is lost."""
-    cases = [(2.5, 0), (7, True), (np.ones(1), jnp.zeros(1))]
+    cases = [(2.5, 0), (7, True)]
 
     def read(value, like):
         data = in_file(equinox, np.asarray(value))
@@ -577,25 +577,7 @@ def test_numbers_in_files_are_not_rounded(eqx):
     return [read(value, like) for value, like in cases]
 
 
-@deviation(theirs=[True] * 3, ours=["refused"] * 3)
+@deviation(theirs=True, ours="refused")
 def test_what_cannot_be_read_back_is_not_written(eqx):
-    """Equinox writes something, or nothing, and the reading fails."""
-    struct = jax.ShapeDtypeStruct((2,), jnp.float32)
-    leaves = [jnp.ones(2, jnp.float8_e4m3fn), np.array([None]), struct]
-    return [outcome(lambda x=x: in_file(eqx, [x]) is not None, RuntimeError) for x in leaves]
-
-
-def test_files_have_no_counts_of_batches():
-    """Equinox's statistics are corrected when they are read, and pytreemod's need no correction."""
-    layer, state = equinox.nn.make_with_state(equinox.nn.BatchNorm)(
-        1, "b", momentum=0.5, mode="batch"
-    )
-    state = state.set(layer.batch_counter, jnp.asarray(1))
-    state = state.set(layer.batch_state_index, (jnp.asarray([2.0]), jnp.asarray([0.5])))
-    norm, own = pytreemod.make_with_state(pytreemod.nn.BatchNorm)(1, "b", momentum=0.5)
-
-    norm, own = from_file(pytreemod, in_file(equinox, (layer, state)), (norm, own))
-    assert [x.tolist() for x in own.get(norm.state_index)] == [[4.0], [1.0]]
-    layer, state = from_file(equinox, in_file(pytreemod, (norm, own)), (layer, state))
-    assert int(state.get(layer.batch_counter)) == 2**30
-    assert [x.tolist() for x in state.get(layer.batch_state_index)] == [[4.0], [1.0]]
+    """Equinox writes a pickle, which it does not read."""
+    return outcome(lambda: in_file(eqx, [np.array([None])]) is not None, RuntimeError)
