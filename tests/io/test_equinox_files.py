@@ -20,9 +20,7 @@ from tests.helpers.comparing import assert_same
 from tests.nn.both_libraries import LAYERS
 
 KEYS = jax.random.split(jax.random.key(0), 4)
-# One pool of each kind: the others are the same classes.
-POOLS = {"MaxPool1d", "AvgPool2d", "AdaptiveMaxPool3d"}
-ROWS = {row.name: row for row in LAYERS if "Pool" not in row.name or row.name in POOLS}
+ROWS = {row.name: row for row in LAYERS}
 
 
 def written(tree, lib=pm, **options):
@@ -106,12 +104,10 @@ def model_of_user(lib, value):
         name: str = "inner"
         act: Any = jnp.tanh
         size: int = lib.field(static=True, default=4)
-        half: Any = lib.field(default_factory=lambda: jnp.ones(2, jnp.bfloat16))
         nothing: Any = None
 
     class Outer(lib.Module):
-        # It has the name of BatchNorm's, but this is not a BatchNorm.
-        state_index: Any
+        state_index: Any  # as BatchNorm has
         parts: Any
 
     parts = {"b": [Inner(value), lib.nn.Dropout(0.2)], "a": (np.ones((2, 2), order="F"), 3)}
@@ -126,17 +122,16 @@ def test_modules_of_the_user_are_exchanged():
     assert_same(read(written(theirs, eqx), ours)[0].parts["b"][0].weight, jnp.ones(2))
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [optax.chain(optax.clip(1.0), optax.adam(1e-3)), optax.inject_hyperparams(optax.adam)(1e-3)],
-    ids=["chain", "hyperparameters"],
-)
-def test_states_of_optax_are_exchanged(rule):
+@pytest.mark.parametrize("make", [optax.adam, optax.inject_hyperparams(optax.adam)])
+def test_states_of_optax_are_exchanged(make):
     """They have no flags, because Equinox's users pass only arrays to a rule."""
-    theirs, ours = (network(lib, KEYS[0]) for lib in (eqx, pm))
-    states = rule.init(eqx.filter(theirs, eqx.is_inexact_array)), rule.init(pm.trainable(ours)[0])
 
-    check_exchange((theirs, states[0]), (ours, states[1]))
+    def pair(lib):
+        model = lib.nn.Sequential([lib.nn.Linear(3, 2, key=KEYS[0]), lib.nn.Dropout(0.5)])
+        rule = optax.chain(optax.clip(1.0), make(1e-3))
+        return model, rule.init(lib.filter(model, lib.is_inexact_array))
+
+    check_exchange(pair(eqx), pair(pm))
 
 
 def test_members_of_an_ensemble_are_exchanged():
@@ -181,18 +176,15 @@ def test_a_leaf_is_written_as_equinox_does(leaf):
     assert_same(read(data, [leaf, 0.0]), [leaf, 1.0])
 
 
-NUMBER = np.float64(0.1)
-
-
 @pytest.mark.parametrize(
     ("value", "like"),
-    [(2.5, 0), (1, True), (True, 1), (NUMBER, np.float32(0)), ([0.5], 0.0), ("x", 0)]
-    + [([NUMBER], like) for like in (np.ones(1, "f4"), jnp.ones(1, int), np.ones(2), jnp.ones(()))],
+    [(2.5, 0), (1, True), (True, 1), (0.1, np.float32(0)), ([0.5], 0.0), ("x", 0)]
+    + [([0.5], like) for like in (np.ones(1, "f4"), jnp.ones(1, int), np.ones(2), jnp.ones(()))],
     ids=["rounded", "int", "bool", "narrow", "array", "text", "dtype", "kind", "size", "axes"],
 )
 def test_what_does_not_fit_is_told_with_its_path(value, like):
     """A RuntimeError, as Equinox's is; which makes 2 of 2.5, and True of 7."""
-    with pytest.raises(EquinoxFileError, match=r"at \[0\]: ") as caught:
+    with pytest.raises(EquinoxFileError, match=r"at \[0\]") as caught:
         read(written([np.asarray(value)]), [like])
     assert isinstance(caught.value, RuntimeError)
 
@@ -203,11 +195,7 @@ def skip_floats(file, leaf):
         pm.default_serialise_filter_spec(file, leaf)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [skip_floats, lambda file, leaf: None, [skip_floats, pm.default_serialise_filter_spec]],
-    ids=["function", "nothing", "prefix tree"],
-)
+@pytest.mark.parametrize("spec", [skip_floats, [skip_floats, pm.default_serialise_filter_spec]])
 def test_a_filter_spec_leaves_leaves_out(spec):
     """One function for all leaves, and a tree of them: the files are Equinox's."""
     theirs, ours = (network(lib, KEYS[0]) for lib in (eqx, pm))
@@ -218,17 +206,17 @@ def test_a_filter_spec_leaves_leaves_out(spec):
     assert read(written((1.0, 2.0)), (0.0, 5.0), filter_spec=reading) == (1.0, 5.0)
 
 
-def test_a_filter_spec_of_the_structure_of_the_model():
-    """Made by a tree map, with one part replaced: flags are treated like their siblings."""
-    theirs, ours = (network(lib, KEYS[0]) for lib in (eqx, pm))
+def test_a_filter_spec_may_have_a_function_for_each_leaf():
+    """Made by a tree map, with one layer left out."""
     files = []
-    for lib, model in ((eqx, theirs), (pm, read(written(theirs, eqx), ours))):
+    for lib in (eqx, pm):
+        model = lib.nn.Sequential([lib.nn.Linear(3, n, key=KEYS[0]) for n in (2, 1)])
+        model = jax.tree.map(jnp.zeros_like, model)
         spec = jax.tree.map(lambda _: eqx.default_serialise_filter_spec, model)
         spec = lib.tree_at(lambda m: m.layers[0], spec, replace=lambda file, leaf: None)
         files.append(written(model, lib, filter_spec=spec))
 
-    assert files[0] == files[1]
-    assert len(files[0]) < len(written(theirs, eqx))
+    assert files == [written([jnp.zeros((1, 3)), jnp.zeros(1)])] * 2
 
 
 @pytest.mark.parametrize("name", ["model", "model.v2", "a.d/b"])

@@ -82,6 +82,7 @@ LAYERS = {
 CELLS = {"GRUCell": nn.GRUCell, "LSTMCell": nn.LSTMCell, "RNNCell": nn.SimpleCell}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_compute_what_pytorchs_do(torch, name):
     """PyTorch's numbers in our layer give its outputs, and ours in PyTorch's as well."""
