@@ -291,7 +291,8 @@ def test_each_of_several_as_one_is_constrained_alone(tmp_path):
     assert_same(pm.resolve(changed).member.layer.heights, values)
     traced = pm.filter_jit(lambda nets, values: pm.tree_at(path, nets, values))(nets, values)
     pm.save(tmp_path / "clear", pm.resolve(changed))
-    for other in (traced, pm.load(tmp_path / "clear", nets)):
+    rename = {"**.heights": ("**.heights.unconstrained", rising.inverse)}
+    for other in (traced, pm.load(tmp_path / "clear", nets, rename=rename)):
         assert jax.tree.structure(other) == jax.tree.structure(changed)
         assert_same(jax.tree.leaves(other), jax.tree.leaves(changed))
 

@@ -236,16 +236,14 @@ def test_an_axis_of_a_map_is_none_of_a_layers_sizes(make: Any, key: jax.Array):
     assert pm.axis_names(named).weight == ("nets", *pm.axis_names(layer).weight)
 
 
-def test_names_are_configuration(key: jax.Array, tmp_path: Any):
+def test_names_are_configuration(key: jax.Array):
     """They are preserved like roles; and they are notes of the innermost Module."""
     net = pm.with_axis_names({"net": _nets(key)}, pm.by({"**.weight": "_ a b", ...: "n ..."}))
     expected = pm.axis_names(net)
-    pm.save(tmp_path / "net", net)
 
     assert expected["net"].weight == (None, "a", "b")
     for same in (
         pickle.loads(pickle.dumps(net)),
-        pm.load(tmp_path / "net"),
         jax.tree.map(lambda x: x + 1, net),
         pm.tree_at(lambda n: n["net"].weight, net, replace_fn=lambda w: 2 * w),
     ):

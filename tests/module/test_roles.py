@@ -249,28 +249,14 @@ class Alike:
 # ---- files
 
 
-def test_files_keep_roles(tmp_path):
-    """A load without `like` gives them back; with it, they are compared as configuration is."""
+def test_files_have_no_roles(tmp_path):
+    """The model that loads a file decides: fine-tuning freezes, then loads."""
     path = tmp_path / "model.safetensors"
     model, frozen = mlp(), pm.with_role(mlp(), "layers.0.bias", "buffer")
-    pm.save(path, frozen)
-
-    assert pm.load(path) == frozen
-    assert pm.load(path, frozen) == frozen
-    loaded, report = pm.load(path, model, strict=False)
-    assert loaded == model
-    assert report.configuration == (
-        "layers.0.<roles>: only the file has it, ((('bias',), 'buffer'),)",
-    )
-
-
-def test_a_model_that_is_frozen_loads_what_was_not(tmp_path):
-    """New roles do not matter for the file: fine-tuning freezes, then loads."""
-    path = tmp_path / "model.safetensors"
-    frozen = pm.with_role(mlp(), "layers.0.bias", "buffer")
-    pm.save(path, mlp())
-
-    assert pm.load(path, frozen) == frozen
+    for tree in (model, frozen):
+        pm.save(path, tree)
+        assert pm.load(path, frozen) == frozen
+        assert pm.load(path, model) == model
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,6 @@ def test_a_file_has_its_parts(tmp_path):
     model = small([make_stack(), pm.lora(mlp(), "**.weight", 1, key=KEY)], "int4")
     pm.save(tmp_path / "model", model)
 
-    assert pm.load(tmp_path / "model") == model
     assert pm.load(tmp_path / "model", model) == model
     like = small(pm.filter_eval_shape(make_stack), "int4")
     assert like == pm.filter_eval_shape(lambda: small(make_stack(), "int4"))
