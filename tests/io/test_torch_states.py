@@ -248,10 +248,10 @@ def test_numbers_are_where_pytorch_has_them():
     expected = {"net.0.weight": (4, 3, 3), "net.0.bias": (6,), "net.1.weight": (4,)}
     assert {name: array.shape for name, array in given.items()} == expected
     assert given["net.0.weight"][3, 2, 0] == conv.weight[5, 1, 2]
-    bias = {"bias_ih": np.arange(9.0, dtype="f"), "bias_hh": 10 * np.ones(9, "f")}
+    bias = {"bias_ih": np.arange(9.0, dtype="f"), "bias_hh": np.arange(0, 90, 10, dtype="f")}
     cell = from_torch(GRU, {"weight_ih": wave(9, 2), "weight_hh": wave(9, 3), **bias})
-    assert cell.bias.tolist() == [10, 11, 12, 13, 14, 15, 6, 7, 8]
-    assert cell.bias_n.tolist() == [10, 10, 10]
+    assert cell.bias.tolist() == [0, 11, 22, 33, 44, 55, 6, 7, 8]
+    assert cell.bias_n.tolist() == [60, 70, 80]
     given = {"in_proj_weight": wave(12, 4), "out_proj.weight": wave(4, 4)}
     assert_same(from_torch(ATTENTION, given).value_proj.weight, jnp.asarray(wave(12, 4)[8:]))
     given = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), wave(3))
@@ -324,6 +324,14 @@ def test_a_tensor_that_does_not_fit_is_never_cut_or_rounded(model, name, tensor)
     """Also if the array here is a part of it, or made of several."""
     with pytest.raises(FileError, match=rf"at .*{name.removeprefix('in_proj_')}"):
         from_torch(model, to_torch(model) | {name: tensor})
+
+
+def test_statistics_need_their_state():
+    """And are those of PyTorch's kind of BatchNorm."""
+    with pytest.raises(ArgumentError, match=r"to_torch\(\(model, state\)\)"):
+        to_torch(pair_of(lambda key: nn.BatchNorm(2))[0])
+    with pytest.raises(ArgumentError, match="mode='ema'"):
+        to_torch(pair_of(lambda key: nn.BatchNorm(2, mode="ema")))
 
 
 def test_a_table_of_names_maps_theirs_to_those_of_the_model(tmp_path):
