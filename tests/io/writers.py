@@ -1,5 +1,6 @@
 """A program: processes write one file again and again; they are killed, or several at once."""
 
+import glob
 import os
 import random
 import signal
@@ -31,8 +32,9 @@ def start(write, path, number, times):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             for i in range(times):
                 write(path, numbers(number + 10 * i))
-        finally:
             os._exit(0)
+        finally:
+            os._exit(1)
     return child
 
 
@@ -60,7 +62,7 @@ def interrupt_many(path, write, read, number, count):
         time.sleep(random.random() / 10)
         end(child, number)
         number_in(path, read)
-        left = [name for name in os.listdir(os.path.dirname(path)) if name.endswith(".tmp")]
+        left = glob.glob(f"{path}.*.tmp")
         assert number == signal.SIGKILL or not left, left
 
 
@@ -69,17 +71,20 @@ def write_at_once(path, write, read, count):
     running = [start(write, path, i, count) for i in range(3)]
     while running:
         number_in(path, read)
-        running = [child for child in running if os.waitpid(child, os.WNOHANG)[0] == 0]
+        ended = {child: os.waitpid(child, os.WNOHANG) for child in running}
+        assert all(status == 0 for _, status in ended.values()), "a writer failed"
+        running = [child for child, (found, _) in ended.items() if not found]
     assert number_in(path, read) >= 10 * (count - 1)
 
 
 if __name__ == "__main__":
-    folder, job, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    folder, count, *jobs = sys.argv[1:]
     for name, (write, read) in WRITERS.items():
         path = os.path.join(folder, name)
         write(path, numbers(-1))
-        if job == "at once":
-            write_at_once(path, write, read, count)
-        else:
-            interrupt_many(path, write, read, getattr(signal, job), count)
+        for job in jobs:
+            if job == "at once":
+                write_at_once(path, write, read, int(count))
+            else:
+                interrupt_many(path, write, read, getattr(signal, job), int(count))
     print("done")
