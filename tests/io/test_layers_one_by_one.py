@@ -97,7 +97,7 @@ def test_a_file_has_a_name_for_each_layer(form, tmp_path):
     assert arrays["opt.states.0.1.0.mu.blocks.1.linear.weight"].shape == (2, 2)
 
 
-@pytest.mark.parametrize(("given", "wanted"), PAIRS, ids="-".join)
+@pytest.mark.parametrize(("given", "wanted"), PAIRS)
 def test_each_form_is_loaded_into_each_other(given, wanted, tmp_path):
     """Strictly: model, State and Optimizer, concrete and abstract."""
     pm.save(tmp_path / "file", run(given, 1))
@@ -130,7 +130,7 @@ def test_layers_in_layers_keep_their_places(given, wanted, tmp_path):
     assert_same(bias, np.asarray(listed(tree["net"])[1][0].bias))
 
 
-@pytest.mark.parametrize(("given", "wanted"), PAIRS, ids="-".join)
+@pytest.mark.parametrize(("given", "wanted"), PAIRS)
 def test_fewer_layers_are_the_first_ones(given, wanted, tmp_path):
     """If not strict; else the others are unexpected. More layers keep those of `like`."""
     three, two = (in_form(given, linear, n, jax.random.key(n)) for n in (3, 2))

@@ -203,7 +203,7 @@ OF_KEYS = [
 ]
 
 
-@pytest.mark.parametrize(("leaf", "other"), [*NUMBERS, *OF_KEYS, (np.ones(2), ramp(2))], ids=str)
+@pytest.mark.parametrize(("leaf", "other"), [*NUMBERS, *OF_KEYS, (np.ones(2), ramp(2))])
 def test_a_leaf_of_another_kind_is_refused(leaf, other, tmp_path):
     """A float once became an int, and keys are of one generator; JAX would narrow wide numbers."""
     pm.save(tmp_path / "file", {"x": leaf})
@@ -307,16 +307,6 @@ def test_cast_takes_a_dtype_or_a_rule(tmp_path, cast, dtypes, changed):
     assert_same([loaded[name] for name in others], [tree[name] for name in others])
 
 
-def test_from_another_precision_into_that_of_the_model(tmp_path):
-    """Or into that of the file."""
-    half = {"a": ramp(2).astype("bfloat16")}
-    pm.save(tmp_path / "half", half)
-    assert_same(pm.load(tmp_path / "half", {"a": jnp.zeros(2)}, cast="float32"), {"a": ramp(2)})
-    made, report = pm.load(tmp_path / "half", {"a": jnp.zeros(2)}, cast="bfloat16", strict=False)
-    assert_same(made, half)
-    assert report.cast == []
-
-
 OTHERS = [(ramp(2), jnp.arange(2), "bfloat16"), (ramp(2), jnp.arange(2), "int32")]
 OTHERS += [(jnp.asarray([True, False]), jnp.arange(2), "int8"), (jnp.arange(2), ramp(2), "float32")]
 
@@ -382,5 +372,5 @@ def test_several_loads_and_saves_at_once_are_right(tmp_path):
             assert any(pm.tree_equal(found, tree) for tree in fits)
 
     with ThreadPoolExecutor(6) as pool:
-        assert len([*pool.map(work, range(6))]) == 6
+        list(pool.map(work, range(6)))
     assert len([*tmp_path.iterdir()]) == 7

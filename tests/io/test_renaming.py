@@ -22,13 +22,6 @@ def written(folder, arrays):
     return folder / "theirs"
 
 
-def renamed(folder, names, rename):
-    """The names that these get, in order."""
-    arrays = {name: np.full(1, i, np.float32) for i, name in enumerate(names)}
-    found = pm.load(written(folder, arrays), rename=rename)
-    return [name for name, _ in sorted(found.items(), key=lambda item: item[1][0])]
-
-
 # ---- patterns
 
 NAMES = ["a.0.b.1.w", "a.1.b.1.w", "fc3.w", "c"]
@@ -58,7 +51,9 @@ NAMES = ["a.0.b.1.w", "a.1.b.1.w", "fc3.w", "c"]
 )
 def test_wildcards_are_bound_in_order_and_the_first_pattern_counts(tmp_path, rename, names):
     """A pattern is of components, or parts of them, and stands for everything below it."""
-    assert renamed(tmp_path, NAMES, rename) == names
+    arrays = {name: np.full(1, i, np.float32) for i, name in enumerate(NAMES)}
+    found = pm.load(written(tmp_path, arrays), rename=rename)
+    assert sorted(found, key=lambda name: found[name][0]) == names
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import safetensors.numpy
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FileError, StateError, StructureError, UnfinishedError
+from pytreemod.errors import ArgumentError, FileError, StructureError
 from tests.helpers.meshes import EXPLICIT, MESH, on
 from tests.helpers.trees import ramp
 
@@ -92,13 +92,6 @@ def donated():
     return {"lost": x}
 
 
-def used_up():
-    """A State whose successor has other values."""
-    norm, state = nn.make_with_state(nn.BatchNorm)(2)
-    norm(ramp(4, 2), state)
-    return state
-
-
 @pytest.mark.parametrize(
     ("make", "error", "word"),
     [
@@ -106,10 +99,8 @@ def used_up():
         (lambda: {"a.b": 1, "a": {"b": 2}}, StructureError, r"at a\.b"),
         (lambda: {"__metadata__": 1}, FileError, "__metadata__"),
         (donated, FileError, "at lost"),
-        (used_up, StateError, "state_index"),
-        (lambda: nn.Linear(None, 2, key=jax.random.key(0)), UnfinishedError, "materialize"),
     ],
-    ids=["0 and '0'", "dots in a key", "the format's own name", "donated", "used up", "unfinished"],
+    ids=["0 and '0'", "dots in a key", "the format's own name", "donated"],
 )
 def test_what_would_be_lost_is_refused_before_anything_is_written(make, error, word, tmp_path):
     """Nothing is left out unseen, and no array replaces another one of the same name."""
