@@ -8,7 +8,6 @@ they are.
 from __future__ import annotations
 
 import math
-import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError
@@ -49,8 +47,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     Examples:
         >>> import tempfile
-        >>> import jax.numpy as jnp
-        >>> import pytreemod as pm
+        >>>         >>> import pytreemod as pm
         >>> folder = tempfile.TemporaryDirectory()
         >>> with pm.Checkpoints(folder.name, keep=2, best="loss") as checkpoints:
         ...     for step in range(5):
@@ -164,16 +161,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return min(ranks, key=lambda step: (ranks[step], -step), default=None)
 
     def _present(self) -> list[int]:
-        names = {path.name for path in self.folder.iterdir()}
-        numbers = (re.fullmatch(r"step_(\d+)\.safetensors", name) for name in names)
-        steps = sorted(int(match[1]) for match in numbers if match)
-        return [step for step in steps if self._file(step).name in names]
+        found = (path.stem[len("step_") :] for path in self.folder.glob("step_*.safetensors"))
+        steps = sorted(int(number) for number in found if number.isdecimal())
+        return [step for step in steps if self._file(step).is_file()]
 
     def _file(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}.safetensors"
 
 
 def _copied(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        return jnp.copy(leaf)
-    return leaf.copy() if is_instance(leaf, np.ndarray) else leaf
+    return leaf.copy() if is_instance(leaf, (jax.Array, np.ndarray)) else leaf

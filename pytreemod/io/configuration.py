@@ -79,6 +79,8 @@ def text_of(value: Any) -> str | None:
         return f"partial{text_of((value.func, value.args, value.keywords))}"
     if is_instance(value, (list, tuple)):
         return f"({', '.join(str(text_of(item)) for item in value)})"
+    if is_instance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(str(text_of(item)) for item in value))}}}"
     if is_instance(value, dict):
         items = (f"{key!r}: {text_of(item)}" for key, item in sorted(value.items(), key=repr))
         return f"{{{', '.join(items)}}}"

@@ -291,11 +291,14 @@ class Fit:
             table: the arrays of the file; None if names differ, and what only one side has does
                 not count.
         """
-        outside = nodes_above(self.others)
         found = differences(configuration_of(self.places), config, self.names, table or ())
+        inside, outside = (nodes_above(x if found else ()) for x in (self.names, self.others))
         for name, mine, other in found:
-            is_inside = name.rpartition(".")[0] not in outside
-            if is_inside and (table is not None or None not in (mine, other)):
+            # A field, or a Module without arrays, is loaded as the next node above that has some.
+            node = name
+            while node and node not in inside and node not in outside:
+                node = node.rpartition(".")[0]
+            if node not in outside and (table is not None or None not in (mine, other)):
                 text = f"expected {mine or 'nothing'}, got {other or 'nothing'}"
                 self.report.configuration.append(f"{name or 'the tree'}: {text}")
 

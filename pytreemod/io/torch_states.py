@@ -180,8 +180,8 @@ def _entry_of(tensor: Any) -> Entry:
     def read() -> np.ndarray:
         plain = tensor.detach().resolve_conj().resolve_neg().cpu()
         # NumPy has no bfloat16, and no floats of 8 bits.
-        is_known = dtype.type.__module__ == "numpy"
-        return np.array(plain.numpy() if is_known else plain.float().numpy(), dtype)
+        plain = plain if dtype.type.__module__ == "numpy" else plain.float()
+        return np.array(plain.numpy(), dtype)
 
     return Entry(tuple(tensor.shape), dtype, read)
 

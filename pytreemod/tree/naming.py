@@ -100,7 +100,8 @@ def _as_kind_of(old: Any, new: Any) -> Any:
         made = np.asarray(new, old.dtype)
         return made[()] if is_instance(old, np.generic) else made
     # A copy, because the caller may still write into the array.
-    return jnp.array(new) if is_instance(new, np.ndarray) and hasattr(old, "dtype") else new
+    is_other = is_instance(new, np.ndarray) and hasattr(old, "dtype")
+    return jnp.array(np.asarray(new, old.dtype)) if is_other else new
 
 
 def check_distinct(names: Iterable[str], where: str) -> None:
