@@ -138,7 +138,8 @@ def description_of(
     about: Any = parsed(texts.get(DESCRIPTION, "{}"), path)
     config, ties = (_texts(about, part, path) for part in ("config", "ties"))
     # As `save` writes them; a longer pattern may take for ever.
-    if any("**" in place or place.count("*") != to.count("*") for place, to in ties.items()):
+    stars = [[x for x in name.split(".") if "*" in x] for pair in ties.items() for name in pair]
+    if stars[::2] != stars[1::2] or any(x != "*" for each in stars for x in each):
         raise FileError(f"{path} is damaged: its description has other ties")
     pairs = ((renaming.name(place), renaming.name(source)) for place, source in ties.items())
     tied = [TiedNames(place, source, None) for place, source in pairs if place and source]
