@@ -77,6 +77,7 @@ def differences(folder, tree, like, **options):
         (ft.partial(max, 1), ft.partial(max, 2), False),
         ({"a": 1}, {"a": 2}, False),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ({1, "a"}, {"b", 1}, False),
         (nn.Dropout(0.1), nn.Dropout(0.2), False),
         # Without a text that lasts.
         (object(), object(), True),
@@ -96,9 +97,10 @@ PROGRAM = """
 import functools as ft
 import jax
 import pytreemod as pm
+sets = frozenset(["a", "b", "c", ("d", 1)])
 fn = ft.partial(jax.nn.gelu, approximate=True)
 tree = [pm.nn.Lambda(fn), pm.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))]
-pm.save(PATH, {"net": tree, "act": jax.nn.relu, "name": "a"})
+pm.save(PATH, {"net": tree, "act": jax.nn.relu, "set": sets})
 """
 
 

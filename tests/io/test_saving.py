@@ -98,7 +98,7 @@ def donated():
         (lambda: OrderedDict([(0, 1), ("0", 2)]), StructureError, "at 0"),
         (lambda: {"a.b": 1, "a": {"b": 2}}, StructureError, r"at a\.b"),
         (lambda: {"__metadata__": 1}, FileError, "__metadata__"),
-        (donated, FileError, "at lost"),
+        (donated, RuntimeError, "deleted"),
     ],
     ids=["0 and '0'", "dots in a key", "the format's own name", "donated"],
 )
