@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from pytreemod.io.names import Place, nodes_above
 from pytreemod.nn.members.layer import Members
@@ -69,7 +70,7 @@ def text_of(value: Any) -> str | None:
     """
     if is_instance(value, np.generic):
         return repr(value.item())
-    if value is None or is_instance(value, (*NUMBERS, str, bytes, range, slice)):
+    if value is None or is_instance(value, (*NUMBERS, str, bytes, range, slice, PartitionSpec)):
         return repr(value)
     if is_instance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
@@ -88,8 +89,7 @@ def text_of(value: Any) -> str | None:
         fields = tuple(getattr(value, each.name, None) for each in dataclasses.fields(value))
         return f"{type(value).__name__}{text_of(fields)}"
     # Classes, functions, ufuncs, jitted functions.
-    name = getattr(value, "__name__", None)
-    return name if isinstance(name, str) else None
+    return getattr(value, "__name__", None)
 
 
 def differences(
