@@ -189,8 +189,9 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
         Checkpoints(tmp_path / "file")
     checkpoints = Checkpoints(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
+    checkpoints.save(1, tree_of(1))
     with pytest.raises(FileNotFoundError, match="gone"):
-        checkpoints.save(1, tree_of(1))
+        checkpoints.wait()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write into a read-only folder")
