@@ -47,7 +47,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     Examples:
         >>> import tempfile
-        >>>         >>> import pytreemod as pm
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
         >>> folder = tempfile.TemporaryDirectory()
         >>> with pm.Checkpoints(folder.name, keep=2, best="loss") as checkpoints:
         ...     for step in range(5):

@@ -149,8 +149,8 @@ def to_torch(model: PyTree) -> dict[str, np.ndarray]:
         >>> import jax
         >>> from pytreemod import nn
         >>> layer = nn.Conv2d(3, 8, 3, key=jax.random.key(0))
-        >>> {name: array.shape for name, array in to_torch(layer).items()}
-        {'weight': (8, 3, 3, 3), 'bias': (8,)}
+        >>> {name: array.shape for name, array in sorted(to_torch(layer).items())}
+        {'bias': (8,), 'weight': (8, 3, 3, 3)}
     """
     # PyTorch has a tied array under both of its names.
     trees = untie(_trees_of(model))

@@ -64,8 +64,7 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".") -> _T:
         StructureError: if names are missing or unknown, or leaves do not fit: all in one table.
 
     Examples:
-        >>> import jax
-    import jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> from_named({"a": [jnp.zeros(2), 1]}, {"a.0": jnp.ones(2), "a.1": 5})
         {'a': [Array([1., 1.], dtype=float32), 5]}
     """
