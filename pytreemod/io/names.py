@@ -43,8 +43,8 @@ class Place(NamedTuple):
 
     def parts(self) -> Iterable[tuple[int, ...]]:
         """Return the numbers of each layer that has a name; an array has an axis for each."""
-        is_array = self.is_leaf and hasattr(self.node, "shape")
-        return np.ndindex(self.node.shape[: len(self.layers)] if is_array else self.sizes)
+        shape: tuple[int, ...] = getattr(self.node, "shape", ())
+        return np.ndindex(shape[: len(self.layers)] if self.is_leaf else self.sizes)
 
 
 def places_of(tree: PyTree) -> Iterator[Place]:

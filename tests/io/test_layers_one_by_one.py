@@ -262,3 +262,18 @@ def test_an_mlp_with_a_scan_comes_back(tmp_path):
     assert_same(pm.load(tmp_path / "file", mlp(1)), mlp(0))
     with pytest.raises(FileError, match="at activation: expected gelu, got relu"):
         pm.load(tmp_path / "file", mlp(1, jax.nn.gelu))
+
+
+REDUCED = {"numbers": lambda x: x.ndim, "sums": jnp.sum, "sums of each": lambda x: x.sum((1, 2))}
+
+
+@pytest.mark.parametrize("reduce", REDUCED.values(), ids=REDUCED.keys())
+def test_what_is_computed_from_layers_need_not_have_their_axis(reduce, tmp_path):
+    """A leaf without it has one name, that of its field."""
+    stack = nn.Stack(ft.partial(nn.Linear, 2, 2, use_bias=False), 3, key=KEY)
+    made = jax.tree.map(reduce, stack)
+    pm.save(tmp_path / "file", made)
+
+    assert_same(pm.load(tmp_path / "file", jax.tree.map(lambda x: 0 * x, made)), made)
+    names = {"weight"} if np.ndim(made.layer.weight) else {"layer.weight"}
+    assert {name.lstrip("0123456789.") for name in pm.load(tmp_path / "file")} == names
