@@ -270,10 +270,8 @@ REDUCED = {"numbers": lambda x: x.ndim, "sums": jnp.sum, "sums of each": lambda 
 @pytest.mark.parametrize("reduce", REDUCED.values(), ids=REDUCED.keys())
 def test_what_is_computed_from_layers_need_not_have_their_axis(reduce, tmp_path):
     """A leaf without it has one name, that of its field."""
-    stack = nn.Stack(ft.partial(nn.Linear, 2, 2, use_bias=False), 3, key=KEY)
-    made = jax.tree.map(reduce, stack)
+    made = jax.tree.map(reduce, nn.Stack(ft.partial(nn.Linear, 2, 2, use_bias=False), 3, key=KEY))
     pm.save(tmp_path / "file", made)
 
     assert_same(pm.load(tmp_path / "file", jax.tree.map(lambda x: 0 * x, made)), made)
-    names = {"weight"} if np.ndim(made.layer.weight) else {"layer.weight"}
-    assert {name.lstrip("0123456789.") for name in pm.load(tmp_path / "file")} == names
+    assert len(pm.load(tmp_path / "file")) == (3 if np.ndim(made.layer.weight) else 1)
