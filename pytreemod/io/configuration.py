@@ -46,7 +46,7 @@ def _texts_of(place: Place) -> dict[str, str]:
     """Return the texts of one node, by field; that of the node itself has no name."""
     node, record = place.node, record_of(place.node)
     values: dict[str, Any] = {}
-    if place.is_leaf and not is_abstract(node) and not is_instance(node, NUMBERS):
+    if place.children is None and not is_abstract(node) and not is_instance(node, NUMBERS):
         # A string, or a function, in the place of an array.
         values = {"": text_of(node)}
     elif record is not None and record.is_hole:

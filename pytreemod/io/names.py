@@ -32,7 +32,8 @@ class Place(NamedTuple):
     # How many layers there are, for each of these.
     sizes: tuple[int, ...]
     node: Any
-    is_leaf: bool
+    # None for a leaf.
+    children: list[tuple[Any, Any]] | None
 
     def name(self, numbers: Iterable[object]) -> str:
         """Return one name."""
@@ -44,25 +45,25 @@ class Place(NamedTuple):
     def parts(self) -> Iterable[tuple[int, ...]]:
         """Return the numbers of each layer that has a name; an array has an axis for each."""
         shape: tuple[int, ...] = getattr(self.node, "shape", ())
-        return np.ndindex(shape[: len(self.layers)] if self.is_leaf else self.sizes)
+        return np.ndindex(shape[: len(self.layers)] if self.children is None else self.sizes)
 
 
 def places_of(tree: PyTree) -> Iterator[Place]:
     """Yield each node of a tree, the leaves in JAX's order."""
-    yield from _places(Place((), (), (), tree, False), ())
+    yield from _places(Place((), (), (), tree, children_of(tree)), ())
 
 
 def _places(here: Place, starts: tuple[tuple[tuple[str, ...], int], ...]) -> Iterator[Place]:
     # A start is what is left of a path below which arrays have a layer axis, and where it begins.
-    words, layers, sizes, node, _ = here
-    children = children_of(node)
-    yield here._replace(is_leaf=children is None)
+    words, layers, sizes, node, children = here
+    yield here
     if isinstance(node, State):
         # A value is at the place of its token, which knows the layers above it.
         for (key, child), fields in zip(children or (), node.__layers__(), strict=True):
             more = tuple(len(words) + i for i in fields)
-            below = (*words, *step_names((key,))), (*layers, *more), sizes, child, False
-            yield from _places(Place(*below), starts)
+            name = (*words, *step_names((key,)))
+            below = Place(name, (*layers, *more), sizes, child, children_of(child))
+            yield from _places(below, starts)
         return
     stacked = getattr(class_of(node), "__stacked__", None)
     if stacked is not None:
@@ -70,10 +71,10 @@ def _places(here: Place, starts: tuple[tuple[tuple[str, ...], int], ...]) -> Ite
     for key, child in children or ():
         word = step_name(key)
         left = [(steps[1:], i) for steps, i in starts if steps[0] == word]
-        begun = tuple(i for steps, i in left if not steps)
-        counts = tuple(len(node) if is_instance(node, Members) else 1 for _ in begun)
-        below = (*words, word), (*layers, *begun), (*sizes, *counts), child, False
-        yield from _places(Place(*below), tuple(item for item in left if item[0]))
+        begun = [i for steps, i in left if not steps]
+        counts = [len(node) if is_instance(node, Members) else 1 for _ in begun]
+        below = (*words, word), (*layers, *begun), (*sizes, *counts), child, children_of(child)
+        yield from _places(Place(*below), tuple([item for item in left if item[0]]))
 
 
 class Part(NamedTuple):
@@ -87,7 +88,7 @@ class Part(NamedTuple):
 
 def parts_of(places: Iterable[Place]) -> list[Part]:
     """Return what has a name in a file, in the order of the leaves."""
-    leaves = (place for place in places if place.is_leaf)
+    leaves = (place for place in places if place.children is None)
     return [Part(place.name(at), i, at) for i, place in enumerate(leaves) for at in place.parts()]
 
 
@@ -116,7 +117,7 @@ def ties_of(places: Iterable[Place]) -> list[TiedNames]:
         # Both are below the node that has the tie.
         above = place.words[: len(place.words) - place.node.depth]
         layers = tuple(i for i in place.layers if i < len(above))
-        source = Place((*above, *parse_pattern(place.node.to)), layers, (), None, True)
+        source = Place((*above, *parse_pattern(place.node.to)), layers, (), None, None)
         stars = "*" * len(layers)
         found.append(TiedNames(place.name(stars), source.name(stars), place.node.through))
     return found

@@ -121,7 +121,7 @@ def table_of(places: Iterable[Place], where: str) -> dict[str, Entry]:
         StructureError: if two leaves have one name.
     """
     places = [*places]
-    leaves = [place.node for place in places if place.is_leaf]
+    leaves = [place.node for place in places if place.children is None]
     forms = [entry_of(leaf) for leaf in leaves]
     faults = [_fault_of(leaf, form) for leaf, form in zip(leaves, forms, strict=True)]
     parts = parts_of(places)
