@@ -72,7 +72,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 if path.stat().st_mtime < time.time() - 600:
                     path.unlink()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="Checkpoints")
-        self._job: Future[None] | None = None
+        self._jobs: list[Future[None]] = []
 
     def save(self, step: int, tree: PyTree, metadata: Any = None) -> None:
         """Save a step in the background.
@@ -89,7 +89,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         if step < newest:
             raise ArgumentError(f"step {step} is below {newest}, the newest of {self.folder}")
         taken = jtu.tree_map(_copied, (tree, metadata))
-        self._job = self._worker.submit(self._write, step, *taken)
+        self._jobs.append(self._worker.submit(self._write, step, *taken))
 
     def restore(self, like: _T, step: int | Literal["best"] | None = None) -> _T:
         """Load a step.
@@ -129,9 +129,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def wait(self) -> None:
         """Wait until the last save is in its file; raise the error of one that failed."""
-        job, self._job = self._job, None
-        if job is not None:
-            job.result()
+        while self._jobs:
+            self._jobs.pop(0).result()
 
     def __exit__(self, *_: object) -> None:
         self.wait()

@@ -80,11 +80,8 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
         if is_instance(x, np.ndarray):
             return array
         made: Any = array[()] if is_instance(x, np.generic) else type(x)(array.item())
-        if (
-            array.shape
-            or made != array
-            or is_instance(x, (bool, np.bool_)) != (array.dtype.kind == "b")
-        ):
+        is_flag = is_instance(x, (bool, np.bool_))
+        if array.shape or made != array or is_flag != (array.dtype.kind == "b"):
             raise ValueError(f"it has {describe(array)}")
         return made
     # Whatever NumPy and Python say of bytes that are no such array.

@@ -124,7 +124,8 @@ def load(
         if lines := fit.differences(strict or not fit.report.loaded):
             hint = "tree, report = pm.load(path, like, strict=False)"
             hint = hint if strict and fit.report.loaded and not fit.wrong else ()
-            fact = f"load: {path} does not fit like: {len(lines)} difference{'s'[: len(lines) - 1]}"
+            count = f"{len(lines)} difference{'s' * (len(lines) > 1)}"
+            fact = f"load: {path} does not fit like: {count}"
             raise FileError(fact, at=lines, hint=hint, most=40)
         made, report = fit.tree(), fit.report
         report.renamed.extend(f"{n} <- {origins[n]}" for n in report.loaded if n in origins)

@@ -8,7 +8,7 @@ with the number in the place of the field. So a file fits a Stack as well as a l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,6 @@ from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import parse_pattern, step_name, step_names
 from pytreemod.typing import PyTree, class_of, is_instance
-
-_T = TypeVar("_T")
 
 
 class Place(NamedTuple):

@@ -116,9 +116,13 @@ def _filled(model: Any, table: Table, rename: NameTable | None) -> Any:
     fit = Fit(ours, trees, cast=AS_LIKE, places=places, names=known)
     missing = {each: None for name in fit.report.missing for each in sources[name].names}
     lines += [*fit.wrong, *(f"{name}: missing" for name in missing if name not in table)]
-    lines += [f"{name}: unexpected" for name in fit.report.unexpected]
+    unexpected = {name: sources.get(name, Source((name,))) for name in fit.report.unexpected}
+    lines += [f"{each}: unexpected" for source in unexpected.values() for each in source.names]
     if lines:
-        raise FileError("from_torch: the tensors do not fit the model", at=lines, most=40)
+        needs_state = len(trees) == 1 and unexpected.keys() & sources.keys()
+        hint = "pm.from_torch((model, state), state_dict)" if needs_state else ()
+        fact = "from_torch: the tensors do not fit the model"
+        raise FileError(fact, at=lines, hint=hint, most=40)
     made = fit.tree()
     return made if len(made) > 1 else made[0]
 

@@ -190,7 +190,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
 class Tied(Module):
     """The node at a tied path: it has no leaves.
 
-    Its fields describe the tie completely, so that a file with them has the tie.
+    Its fields describe the tie completely.
     """
 
     to: str = field(static=True)

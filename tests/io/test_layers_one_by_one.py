@@ -252,18 +252,6 @@ def test_layers_have_leaves_of_any_kind(make, tmp_path):
     assert getattr(one.layer.leaf, "weak_type", None) == getattr(make(0), "weak_type", None)
 
 
-def test_an_mlp_with_a_scan_comes_back(tmp_path):
-    """Its inner layers are one array."""
-
-    def mlp(seed, activation=jax.nn.relu):
-        return nn.MLP(4, 4, 4, 3, activation, scan=True, key=jax.random.key(seed))
-
-    pm.save(tmp_path / "file", mlp(0))
-    assert_same(pm.load(tmp_path / "file", mlp(1)), mlp(0))
-    with pytest.raises(FileError, match="at activation: expected gelu, got relu"):
-        pm.load(tmp_path / "file", mlp(1, jax.nn.gelu))
-
-
 REDUCED = {"numbers": lambda x: x.ndim, "sums": jnp.sum, "sums of each": lambda x: x.sum((1, 2))}
 
 

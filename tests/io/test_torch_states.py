@@ -328,8 +328,11 @@ def test_a_tensor_that_does_not_fit_is_never_cut_or_rounded(model, name, tensor)
 
 def test_statistics_need_their_state():
     """And are those of PyTorch's kind of BatchNorm."""
-    with pytest.raises(ArgumentError, match=r"to_torch\(\(model, state\)\)"):
-        to_torch(pair_of(lambda key: nn.BatchNorm(2))[0])
+    norm, state = pair_of(lambda key: nn.BatchNorm(2))
+    with pytest.raises(ArgumentError, match=r"pm.to_torch\(\(model, state\)\)"):
+        to_torch(norm)
+    with pytest.raises(FileError, match=r"running_var: unexpected\n.*\(\(model, state\), st"):
+        from_torch(norm, to_torch((norm, state)))
     with pytest.raises(ArgumentError, match="mode='ema'"):
         to_torch(pair_of(lambda key: nn.BatchNorm(2, mode="ema")))
 
