@@ -78,6 +78,7 @@ def differences(folder, tree, like, **options):
         ({"a": 1}, {"a": 2}, False),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
         ({1, "a"}, {"b", 1}, False),
+        (jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec("y"), False),
         (nn.Dropout(0.1), nn.Dropout(0.2), False),
         # Without a text that lasts.
         (object(), object(), True),

@@ -149,6 +149,7 @@ def test_a_description_that_is_none_is_refused(path, text):
 
 
 TIES = {
+    "a star from nothing": {"b": "*"},
     "stars from nothing": {"b": "*", "*": "b.*.**"},
     "names from nothing": {"": "a", "b": ""},
     "circles": {"b": "c", "c": "b", "a": "a"},
