@@ -6,6 +6,4 @@ import pytest
 @pytest.fixture
 def torch():
     """PyTorch, or the test is skipped."""
-    return pytest.importorskip(
-        "torch", reason="loads what PyTorch has written: tasks.py install peers"
-    )
+    return pytest.importorskip("torch", reason="compares with PyTorch: tasks.py install peers")

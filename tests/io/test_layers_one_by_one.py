@@ -252,6 +252,15 @@ def test_layers_have_leaves_of_any_kind(make, tmp_path):
     assert getattr(one.layer.leaf, "weak_type", None) == getattr(make(0), "weak_type", None)
 
 
+def test_the_state_of_a_mapped_rule_fits_no_list(tmp_path):
+    """As Adafactor's, whose arrays have another form for layers as one."""
+    one, several = (in_form(form, linear, 3, KEY) for form in ("Stack", "list"))
+    rule = pm.Optimizer(optax.adafactor(0.1))
+    pm.save(tmp_path / "file", rule.init(one))
+    with pytest.raises(FileError, match=r"v_row.0.weight: expected f32\[1\], got f32\[\]"):
+        pm.load(tmp_path / "file", rule.init(several))
+
+
 REDUCED = {"numbers": lambda x: x.ndim, "sums": jnp.sum, "sums of each": lambda x: x.sum((1, 2))}
 
 
