@@ -6,12 +6,13 @@
 
 First it switches off each head of each layer: how many more bits does the held-out text take? Then
 the model reads a prompt, while one layer at one position gets its output for another prompt. How
-far do the scores of the next byte move to the other prompt's? Each table is one compiled program.
-In it, the indices of the layer, the head and the position are data: `pm.intervene` under
-`filter_vmap`. The model is that of `gpt.py`, which needs no change for this.
+far do the scores of the next byte move to the other prompt's? Each table is one compiled program:
+`pm.intervene` under `filter_vmap`, where masks say which head, or which position, of which layer is
+changed. The model is that of `gpt.py`, which needs no change for this.
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import gpt
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 import pytreemod as pm
 
@@ -29,37 +30,37 @@ SHADES = " .:-=+*#%@"
 # --- heads ----------------------------------------------------------------------------------------
 
 
-def cut_head(where: Any, num_heads: int, given: Any, at: Any, value: None) -> Any:
-    """Return the input of attention's last matrix, without one head of one layer."""
-    (layer, head), ((found,), kwargs) = where, given
-    heads = found.reshape(*found.shape[:-1], num_heads, -1)
-    is_off = (at.layer == layer) & (jnp.arange(num_heads) == head)
+def one_each(*sizes: int) -> Bool[Array, "one ..."]:
+    """Return tables of a shape, as many as they have entries; in each another entry is true."""
+    return jnp.eye(math.prod(sizes), dtype=bool).reshape(-1, *sizes)
+
+
+def cut_head(given: Any, is_off: Bool[Array, " heads"]) -> Any:
+    """Return the input of attention's last matrix, without some heads."""
+    (found,), kwargs = given
+    heads = found.reshape(*found.shape[:-1], len(is_off), -1)
     return (jnp.where(is_off[:, None], 0, heads).reshape(found.shape),), kwargs
 
 
 @pm.filter_jit
 def head_effects(model: gpt.Gpt, text: gpt.Bytes) -> Float[Array, "layers heads"]:
     """Return how many bits per byte more the text takes without each head."""
-    num_heads = model.blocks.layer.attention.num_heads
+    sizes = len(model.blocks), model.blocks.layer.attention.num_heads
 
-    def bits_without(layer: Array, head: Array) -> Array:
-        cut = pm.Partial(cut_head, (layer, head), num_heads)
-        rule = pm.by({"blocks.layer.attention.output_proj": cut})
-        return pm.intervene(gpt.bits, rule, inputs=True)(model, text)
+    def bits_without(is_off: Bool[Array, "layers heads"]) -> Array:
+        last = "blocks.layer.attention.output_proj"
+        return gpt.bits(pm.intervene(model, last, cut_head, is_off, inputs=True), text)
 
-    of_layer = pm.filter_vmap(bits_without, in_axes=(None, 0))
-    each = pm.filter_vmap(of_layer, in_axes=(0, None))
-    return each(jnp.arange(len(model.blocks)), jnp.arange(num_heads)) - gpt.bits(model, text)
+    each = pm.filter_vmap(bits_without)(one_each(*sizes))
+    return each.reshape(sizes) - gpt.bits(model, text)
 
 
 # --- layers and positions -------------------------------------------------------------------------
 
 
-def put(where: Any, out: Array, at: Any, value: Array) -> Array:
-    """Return a layer's output, with another run's at one position of one layer."""
-    layer, place = where
-    is_here = (at.layer == layer) & (jnp.arange(out.shape[-2]) == place)
-    return jnp.where(is_here[:, None], value, out)
+def put(out: Array, theirs: Array, is_here: Bool[Array, " places"]) -> Array:
+    """Return a layer's output, with another run's at some positions."""
+    return jnp.where(is_here[:, None], theirs, out)
 
 
 @pm.filter_jit
@@ -70,18 +71,16 @@ def patch_effects(
 
     One layer at one position gets its output for the other prompt.
     """
+    sizes = len(model.blocks), len(prompt)
     theirs, seen = pm.capture(model, "blocks.layer")(other)
     ours = model(prompt)[-1]
     way = theirs[-1] - ours
 
-    def patched(layer: Array, place: Array) -> Array:
-        rule = pm.by({"blocks.layer": pm.Partial(put, (layer, place))})
-        scores = pm.intervene(model, rule, values=seen)(prompt)[-1]
-        return (scores - ours) @ way / (way @ way)
+    def patched(is_here: Bool[Array, "layers places"]) -> Array:
+        changed = pm.intervene(model, "blocks.layer", put, seen["blocks.layer"], is_here)
+        return (changed(prompt)[-1] - ours) @ way / (way @ way)
 
-    of_layer = pm.filter_vmap(patched, in_axes=(None, 0))
-    each = pm.filter_vmap(of_layer, in_axes=(0, None))
-    return each(jnp.arange(len(model.blocks)), jnp.arange(len(prompt)))
+    return pm.filter_vmap(patched)(one_each(*sizes)).reshape(sizes)
 
 
 # --- pictures -------------------------------------------------------------------------------------
@@ -129,6 +128,8 @@ def load(options: argparse.Namespace) -> gpt.Gpt:
         is_new = not checkpoints.steps()
     if is_new:
         words += ["--length", str(options.length), "--minutes", str(options.minutes)]
+        # So that a slow machine saves something in a minute.
+        words += ["--every", "10"]
         gpt.main([str(options.folder), *words])
     # The size of the cache, which is for writing, is not part of the file.
     room = len(gpt.parse(["folder"]).prompt.encode()) + gpt.parse(["folder"]).write

@@ -52,19 +52,20 @@ def test_every_parameter_is_of_the_kind_that_it_was_made_for(report):
         "stack.layer.weight": "nonzero",
         "stack.layer.bias": "nonzero",
         "head.weight": "nonzero",
-        "gate": "cut off",
+        "gate": "zero",
         "spare.zero": "zero",
-        "spare.none": "unused",
+        "spare.none": "zero",
     }
-    assert report.paths("unused", "cut off") == ("gate", "spare.none")
+    assert report.paths("zero", "not finite") == ("gate", "spare.none", "spare.zero")
     assert len(report) == 6
     np.testing.assert_allclose(report.loss, loss(NET, ramp(3)), rtol=1e-6)
 
 
 def test_norms_are_those_of_the_gradient_for_each_layer_too(report):
     """By NumPy, of the gradient of plain JAX."""
-    gradient = pm.filter_grad(loss)(NET, ramp(3))
-    head, stack = np.asarray(gradient.head.weight), np.asarray(gradient.stack.layer.weight)
+    chosen = lambda m: (m.head.weight, m.stack.layer.weight)  # noqa: E731
+    gradient = jax.grad(lambda ws: loss(pm.tree_at(chosen, NET, ws), ramp(3)))(chosen(NET))
+    head, stack = map(np.asarray, gradient)
     row = report["head.weight"]
     np.testing.assert_allclose(row.norm, np.linalg.norm(head), rtol=1e-5)
     np.testing.assert_allclose(
@@ -121,3 +122,14 @@ def test_a_state_can_be_used_afterwards_and_aux_is_left_out():
     report = pm.debug.gradient_report(with_state, has_aux=True)(net, state, jnp.eye(3))
     assert "layers[1].weight" in report.paths("nonzero")
     assert with_state(net, state, jnp.eye(3))[0] == pytest.approx(report.loss, rel=1e-5)
+
+
+def test_chosen_parameters_alone_are_listed():
+    """With `wrt`; the rules of an intervention are among the arrays of a model."""
+    found = pm.debug.gradient_report(loss, wrt="stack.**")(NET, ramp(3))
+    assert [row.path for row in found] == ["stack.layer.weight", "stack.layer.bias"]
+    shifted = pm.intervene(NET, "head", jnp.add, jnp.zeros(2))
+    found = pm.debug.gradient_report(loss)(shifted, ramp(3))
+    by_zeros = jax.grad(lambda z: loss(pm.intervene(NET, "head", jnp.add, z), ramp(3)))
+    norms = [row.norm for row in found if row.ratio == np.inf]
+    np.testing.assert_allclose(norms, [np.linalg.norm(by_zeros(jnp.zeros(2)))], rtol=1e-5)

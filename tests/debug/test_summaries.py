@@ -223,6 +223,14 @@ def test_a_wrapped_model_is_the_model(wrap):
     assert row_of(summary, "layers[1]").calls == 1
 
 
+def test_a_model_with_rules_is_the_model():
+    """With the shapes that the rules give."""
+    changed = pm.intervene(NET, nn.Linear, lambda out: out)
+    assert str(pm.summary(changed, TOKENS)) == str(pm.summary(NET, TOKENS))
+    wider = pm.intervene(NET, "head", lambda out: jnp.concatenate([out, out], 1))
+    assert row_of(pm.summary(wider, TOKENS), "head").shape == STRUCT((6, 20), jnp.float32)
+
+
 LAYER = nn.Linear(2, 2, key=KEY)
 
 

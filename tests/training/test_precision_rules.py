@@ -351,6 +351,54 @@ def test_stacks(norm_first):
     assert pm.tree_equal(again.layer, mixed.layer)
 
 
+def times(out, factor):
+    """In the dtype of the result."""
+    return out * factor.astype(out.dtype)
+
+
+def make_block(key):
+    """Layers of two precisions."""
+    return nn.Sequential([nn.LayerNorm(4), nn.Linear(4, 4, key=key)])
+
+
+FACTORS = jnp.asarray([1.0, 0.5, 2.0])
+
+
+def test_rules_live_with_captures_and_interventions(tmp_path):
+    """Whichever came first; in a Stack, in files; and each can be taken away."""
+    stack = nn.Stack(make_block, 3, key=KEY)
+    rule = pm.by({nn.LayerNorm: "float32", ...: MIXED})
+    mixed = pm.with_precision(stack, rule)
+    one = pm.intervene(mixed, nn.Linear, times, FACTORS)
+    other = pm.with_precision(pm.intervene(stack, nn.Linear, times, FACTORS), rule)
+
+    for model in (one, other):
+        out, values = pm.capture(pm.filter_jit(model), "**")(X)
+        # Of the layers, and of the Sequential, inside; and of the Stack.
+        names = ["float32", "bfloat16", "bfloat16", "float32"]
+        assert [value.dtype.name for value in values.values()] == names
+        np.testing.assert_array_equal(out, pm.filter_jit(one)(X))
+        assert model.layer.layers[1].weight.dtype == out.dtype == jnp.float32
+        assert repr(model) == repr(mixed)
+        pm.save(tmp_path / "model", model)
+        assert pm.load(tmp_path / "model", jax.tree.map(jnp.zeros_like, model)) == model
+        bare = pm.with_precision(model, None)
+        assert bare == pm.intervene(stack, nn.Linear, times, FACTORS)
+    assert not np.allclose(one(X), mixed(X), rtol=0.1)
+
+
+def test_named_methods_live_with_captures_and_interventions():
+    """Which are around `__call__` alone."""
+    model = pm.with_precision(seeing(), MIXED, methods="encode")
+    changed = pm.intervene(model, ..., times, FACTORS[1])
+
+    np.testing.assert_array_equal(changed(X), model(X) * 0.5)
+    np.testing.assert_array_equal(changed.encode(X), model.encode(X))
+    (out, encoded), values = pm.capture(lambda m, x: (m(x), m.encode(x)), Seeing)(changed, X)
+    assert dtypes((out, encoded)) == ["float32"]
+    np.testing.assert_array_equal(values["<root>"], out)
+
+
 def test_computed_leaves_are_computed_in_params():
     """And cast afterwards: the source fields of a weight may need more precision."""
     layer = nn.Linear(4, 4, key=KEY)
