@@ -1,0 +1,364 @@
+"""filter_jit: a compiled call is the call; when it traces again, what it forgets, its stages."""
+
+import contextlib
+import gc
+import re
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, CheckError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import (
+    MODULES,
+    Color,
+    Holder,
+    Pair,
+    Registered,
+    Static,
+    affine,
+    double,
+    ramp,
+)
+
+
+def counting(fn):
+    """The function under filter_jit, and the list of its traces."""
+    traces = []
+
+    def traced(*args, **kwargs):
+        traces.append((args, kwargs))
+        return fn(*args, **kwargs)
+
+    return pm.filter_jit(traced), traces
+
+
+# ---- a compiled call is the call (see tests/laws/test_jit_is_call.py)
+
+STATE = pm.make_with_state(nn.BatchNorm)(2)[1]
+DTYPES = [ramp(2).astype(dtype) for dtype in ("bool", "int8", "bfloat16", "complex64")]
+VALUES = [STATE, DTYPES, jnp.asarray(1.0), np.float32(1), Pair(ramp(2), 1), jax.random.key(0)]
+
+
+def computed(*trees):
+    """The same trees; each of their arrays is a result of the program."""
+
+    def compute(leaf):
+        is_array = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+        return jnp.stack([jnp.asarray(leaf)] * 2)[0] if is_array else leaf
+
+    return jax.tree.map(compute, trees)
+
+
+def test_a_steady_call_is_a_plain_call():
+    """Law: of arguments of any kind, the first call, and the later ones on the fast path."""
+    trees = [*VALUES, *(make() for make in MODULES.values())]
+    calls = [(pm.filter_jit(computed), trees), *((pm.filter_jit(computed), [v]) for v in VALUES)]
+    for jitted, args in calls:
+        expected = computed(*args)
+        for _ in range(3):
+            found = jitted(*args)
+            assert jax.tree.structure(found) == jax.tree.structure(expected)
+            assert_same(jax.tree.leaves(found), jax.tree.leaves(expected))
+
+
+def test_results_do_not_depend_on_what_was_called_before():
+    """1, True, 1.0, -0.0: the result has the type and sign that the call has without jit."""
+
+    def fn(x, n):
+        return jnp.asarray(n), n, [n], Holder(n), Static(x, n), f"{n!r}"
+
+    jitted = pm.filter_jit(fn)
+    for n in (1, True, 0, False, 1.0, 0.0, -0.0, float("nan"), 2, 2.0, 1j, True, -0.0, 1):
+        assert_same(jitted(ramp(1), n), fn(ramp(1), n))
+
+
+def test_arrays_are_traced_and_the_rest_is_static():
+    """Inside the function arrays are tracers and all other values are those of the call."""
+    args = (ramp(2), np.ones(2), np.float32(1), 1, True, "text", None, double, Color.RED)
+    jitted, traces = counting(lambda *args: None)
+    jitted(*args)
+    ((seen, _),) = traces
+
+    assert all(isinstance(x, jax.core.Tracer) for x in seen[:3])
+    assert all(x is y for x, y in zip(seen[3:], args[3:], strict=True))
+    with jax.disable_jit():
+        assert pm.filter_jit(lambda x, n: n * float(x[1]))(ramp(2), 3) == 6.0
+
+
+# ---- when a function is traced again
+
+
+class Awkward:
+    """A static value whose == gives an array, or raises."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __eq__(self, other):
+        return self.answer()
+
+    def __hash__(self):
+        return 7
+
+
+SAME = {
+    "values": (ramp(2), ramp(2, start=5.0)),
+    "NaN": (float("nan"), float("nan")),
+    "Modules": (affine(), affine(start=3.0)),
+    "NumPy for JAX": (ramp(2), np.ones(2, np.float32)),
+    "built and returned": (affine(), pm.filter_jit(lambda m: m)(affine())),
+    "order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "one bound method": (affine().scaled, affine().scaled),
+    "one transform": (pm.filter_jit(double), pm.filter_jit(double)),
+}
+DIFFERENT = {
+    "shape": (ramp(2), ramp(3)),
+    "dtype": (ramp(2), ramp(2).astype(jnp.bfloat16)),
+    "weak type": (jnp.asarray(1.0), jnp.ones(())),
+    "int and float": (1, 1.0),
+    "int and bool": (1, True),
+    "sign of zero": (0.0, -0.0),
+    "static and traced": (1.0, jnp.ones(())),
+    "type of configuration": (Static(1.0, 1), Static(1.0, True)),
+    "sign of zero in configuration": (Static(1.0, 0.0), Static(1.0, -0.0)),
+    "in a tuple in configuration": (Static(1.0, (1, 2)), Static(1.0, (1, 2.0))),
+    "None": (None, 0),
+    "container": ([1], (1,)),
+    "function": (double, lambda x: x),
+    "auxiliary data": (Registered(1, "a"), Registered(1, "b")),
+    "== is an array": (Awkward(lambda: np.ones(2, bool)), Awkward(lambda: np.ones(2, bool))),
+    "== raises": (Awkward(lambda: 1 / 0), Awkward(lambda: 1 / 0)),
+}
+CASES = {
+    **{f"same {name}": (a, b, 1) for name, (a, b) in SAME.items()},
+    **{f"other {name}": (a, b, 2) for name, (a, b) in DIFFERENT.items()},
+}
+
+
+@pytest.mark.parametrize(("a", "b", "count"), CASES.values(), ids=CASES)
+def test_calls_of_one_program_have_one_trace(a, b, count):
+    """Equal static values and types find the trace; others get their own, in either order."""
+    for first, second in ((a, b), (b, a)):
+        fn, traces = counting(lambda x: 0)
+        for x in (first, second, first, second):
+            fn(x)
+        assert len(traces) == count
+
+
+WRAPPED = {
+    "alone": lambda fn: fn,
+    "value_and_grad": pm.filter_value_and_grad,
+    "checkpoint of grad": lambda fn: pm.filter_checkpoint(pm.filter_grad(fn, argnums=0)),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_written_in_a_loop_it_compiles_once(wrap):
+    """filter_jit(f) finds the programs of f, under other transforms, too; not of other options."""
+    traces = []
+
+    def fn(x):
+        traces.append(None)
+        return jnp.sum(x**2)
+
+    for _ in range(3):
+        pm.filter_jit(wrap(fn))(ramp(2))
+    assert len(traces) == 1
+    pm.filter_jit(wrap(fn), inline=True)(ramp(2))
+    assert len(traces) == 2
+
+
+# ---- errors, and threads
+
+
+def test_after_an_exception_the_next_call_works():
+    """The user's error comes out unchanged, without a failed lookup of ours as its context."""
+
+    @pm.filter_jit
+    def fn(x, fail):
+        if fail or x.shape == (3,):
+            raise KeyError("mine")
+        return x
+
+    for _ in range(2):
+        for args in ((ramp(1), True), (ramp(3), False)):
+            with pytest.raises(KeyError, match="mine") as caught:
+                fn(*args)
+            assert caught.value.__context__ is None
+        assert_same(fn(ramp(1), False), ramp(1))
+
+
+HASHLESS = {
+    "x": (({1},), {}),
+    "x['a'][1]": (({"a": [1, {1}]},), {}),
+    "x.content[0]": ((Holder([bytearray(1)]),), {}),
+    "z": ((), {"z": {1}}),
+}
+
+
+@pytest.mark.parametrize("where", HASHLESS)
+def test_a_static_value_without_a_hash_is_refused_by_path(where):
+    """It could change after the program was compiled."""
+    args, kwargs = HASHLESS[where]
+    with pytest.raises(ArgumentError, match=rf"at {re.escape(where)}:"):
+        pm.filter_jit(lambda x=0, **kwargs: x)(*args, **kwargs)
+
+
+@pytest.mark.parametrize("read", [lambda x: 1 if x[0] else 2, np.asarray], ids=["bool", "NumPy"])
+def test_an_error_of_jax_names_the_argument_of_the_user(read):
+    """A value that is known only when the program runs comes from an argument with a name."""
+    with pytest.raises((jax.errors.TracerArrayConversionError, TypeError), match="argument model"):
+        pm.filter_jit(lambda x, model: read(model.bias))(ramp(2), affine())
+
+
+def test_threads_call_and_trace_at_once():
+    """Four threads, with other shapes and static values: each gets its own results."""
+    fn = pm.filter_jit(lambda model, x, n: (model(x) * n, n, jax.tree.map(lambda w: w * n, model)))
+
+    def work(i):
+        calls = [(affine(2 + (i + j) % 3), float((i + j) % 4)) for j in range(8)]
+        return [(model, n, fn(model, ramp(3), n)) for model, n in calls]
+
+    with ThreadPoolExecutor(4) as pool:
+        results = [each for found in pool.map(work, range(4)) for each in found]
+    for model, n, (y, m, scaled) in results:
+        assert m == n
+        assert_close(y, model(ramp(3)) * n)
+        assert_close(scaled.weight, model.weight * n)
+
+
+# ---- what is forgotten
+
+
+@pytest.mark.parametrize("each", [250, pytest.param(2500, marks=pytest.mark.slow)])
+def test_functions_are_forgotten_with_their_programs(each):
+    """Each captures an array, under a transform, in one of four threads; many raise an error."""
+    wraps = [*WRAPPED.values()]
+
+    def work(thread):
+        alive = []
+        for i in range(each):
+            big = np.full(1, i % 5)
+            fn = lambda x, big=big: 1 / 0 if big[0] else jnp.sum(x)  # noqa: E731
+            alive += [weakref.ref(big), weakref.ref(fn)]
+            jitted = pm.filter_jit(wraps[(i + thread) % len(wraps)](fn))
+            if i % 20 < 2:
+                with contextlib.suppress(ZeroDivisionError):
+                    jitted(ramp(1))
+        return alive
+
+    with ThreadPoolExecutor(4) as pool:
+        refs = [ref for found in pool.map(work, range(4)) for ref in found]
+    gc.collect()
+
+    assert len(refs) == 8 * each
+    assert [ref for ref in refs if ref() is not None] == []
+
+
+@pytest.mark.slow
+def test_programs_of_static_values_are_bounded():
+    """The oldest of more than 4096 goes, with its static value, and comes back right."""
+
+    class Value:
+        """A static value that can be watched."""
+
+    value = Value()
+    watched = weakref.ref(value)
+    jitted = pm.filter_jit(lambda x, how: x)
+    with jax.disable_jit():
+        for how in (value, *range(4097)):
+            jitted(ramp(1), how)
+        del value, how
+    gc.collect()
+
+    assert watched() is None
+    assert_same(jitted(ramp(1), 0), ramp(1))
+
+
+@pytest.mark.slow
+def test_clear_caches():
+    """Everything is traced again afterwards, and right; callables that are pytrees, too."""
+    function, traces = counting(double)
+    for jitted in (function, pm.filter_jit(pm.Partial(function.__wrapped__))):
+        for _ in range(2):
+            assert_same(jitted(ramp(2)), ramp(2) * 2)
+            pm.clear_caches()
+
+    assert len(traces) == 4
+
+
+def test_no_cache_keeps_a_models_arrays():
+    """A dropped model's arrays go, while the function, its programs and its log live on."""
+    keep = pm.filter_jit(lambda model: jax.tree.map(lambda x: x + 1, model))
+    for use in (
+        keep,
+        lambda model: pm.filter_jit(model)(ramp(3)),
+        lambda model: keep.trace(model).lower().compile()(model),
+        lambda model: pm.filter_grad(lambda m: jnp.sum(m.weight))(keep(model)),
+        lambda model: pm.debug.explain_retraces(keep)(model),
+    ):
+        model = affine()
+        result = use(model)
+        watched = [weakref.ref(leaf) for leaf in jax.tree.leaves((model, result))]
+        del model, result
+        gc.collect()
+        assert [ref() for ref in watched] == [None] * len(watched)
+
+
+# ---- stages
+
+
+def test_lower_and_compile():
+    """lower(...).compile() returns a function for such arguments; structs count as arrays."""
+
+    @pm.filter_jit
+    def jitted(model, x, *, how="twice"):
+        return jnp.sum(model(x)), jax.tree.map(lambda p: 0.9 * p, model), how
+
+    struct, skeleton = jax.ShapeDtypeStruct((3,), jnp.float32), pm.filter_eval_shape(affine)
+    for args in ((affine(), ramp(3)), (affine(), struct), (skeleton, struct)):
+        compiled = jitted.lower(*args, how="a").compile()
+        found = compiled(affine(), ramp(3), how="a")
+        assert_close(found[:2], jitted.__wrapped__(affine(), ramp(3))[:2])
+        assert found[2] == "a"
+    assert compiled.cost_analysis()["flops"] > 0
+    assert "func" in jitted.lower(affine(), ramp(3)).as_text()
+    assert jitted.eval_shape(skeleton, struct)[0].shape == ()
+
+
+OTHERS = {
+    "number": (affine(), 3.0),
+    "structure": (affine().replace(bias=None), ramp(3)),
+    "count": (affine(),),
+    "static value": (affine(), ramp(3), "other"),
+    "shape": (affine(), ramp(4)),
+}
+
+
+@pytest.mark.parametrize("args", OTHERS.values(), ids=OTHERS)
+def test_a_compiled_function_takes_what_it_was_compiled_for(args):
+    """With another static value it would compute with the old one; nothing is traced again."""
+    jitted, traces = counting(lambda model, x, how="twice": (model(x), how))
+    compiled = jitted.lower(affine(), ramp(3), "twice").compile()
+
+    with pytest.raises((ArgumentError, TypeError), match=r"compiled (for|with)"):
+        compiled(*args)
+    assert len(traces) == 1
+
+
+def test_a_compiled_program_raises_its_checks():
+    """In the call that fails, and in no other; to look for checks, no shape is traced again."""
+    jitted, traces = counting(lambda x: pm.error_if(x, x > 3, "too large") + 1)
+    for call in (jitted, jitted.lower(ramp(3)).compile(), jitted):
+        assert_same(call(ramp(3)), ramp(3) + 1)
+        with pytest.raises(CheckError, match="too large"):
+            call(ramp(3) * 2)
+
+    assert len(traces) == 2

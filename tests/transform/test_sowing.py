@@ -1,0 +1,177 @@
+"""sow: values come out of every filtered transform, and out of nothing else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import CaptureError, CheckError
+from tests.helpers.trees import ramp
+
+X = ramp(3)  # [1, 2, 3]
+TWICE = [2.0, 4.0, 6.0]
+
+
+def f(x):
+    """Shows twice its argument."""
+    return pm.sow("twice", 2 * x) + 1
+
+
+def total(x):
+    """A scalar, which can be differentiated."""
+    return jnp.sum(f(x) ** 2)
+
+
+def captured(fn, *args):
+    """The sown values of `fn`, as NumPy arrays."""
+    seen = pm.capture(fn)(*args)[1]
+    return {name: jax.tree.map(np.asarray, value) for name, value in seen.items()}
+
+
+def scanned(fn, **options):
+    """A scan whose step stays the same; its carry grows."""
+
+    def step(carry, x):
+        return fn(carry), x
+
+    return lambda x: pm.filter_scan(step, 1.0, x, **options)
+
+
+def steps(x):
+    """Two steps from x."""
+    return pm.filter_scan(lambda c, _: (f(c), c), x, length=2)
+
+
+def other(x):
+    """A branch that shows something else."""
+    return pm.sow("twice", x)
+
+
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:3]), ("d",))
+ON_DEVICES = pm.filter_shard_map(f, mesh=MESH, in_specs=jax.P("d"), out_specs=jax.P("d"))
+PASSED = {
+    "nothing": (f, TWICE),
+    "jit": (pm.filter_jit(f), TWICE),
+    "vmap": (pm.filter_vmap(f), TWICE),
+    "vmap onto another axis": (
+        pm.filter_vmap(lambda x: f(x * jnp.ones(2)), out_axes=1),
+        [[2.0, 2.0], [4.0, 4.0], [6.0, 6.0]],
+    ),
+    "vmap of jit of scan": (pm.filter_vmap(pm.filter_jit(steps)), [[2, 6], [4, 10], [6, 14]]),
+    "pmap": (pm.filter_pmap(f), TWICE),
+    "shard_map": (lambda x: ON_DEVICES(ramp(6)), [[2, 4], [6, 8], [10, 12]]),
+    "grad": (pm.filter_grad(total), TWICE),
+    "value_and_grad": (pm.filter_value_and_grad(lambda x: (total(x), "a"), has_aux=True), TWICE),
+    "jvp": (lambda x: pm.filter_jvp(f, (x,), (x,)), TWICE),
+    "vjp": (lambda x: pm.filter_vjp(f, x)[0], TWICE),
+    "linearize": (lambda x: pm.filter_linearize(f, x)[0], TWICE),
+    "jacfwd": (pm.filter_jacfwd(f), TWICE),
+    "jacrev": (pm.filter_jacrev(f), TWICE),
+    "hessian": (pm.filter_hessian(total), TWICE),
+    "checkpoint": (pm.filter_checkpoint(f), TWICE),
+    "checkify": (lambda x: pm.filter_checkify(f)(x)[1], TWICE),
+    "scan": (scanned(f), [2.0, 6.0, 14.0]),
+    "scan, reversed": (scanned(f, reverse=True), [14.0, 6.0, 2.0]),
+    "map": (lambda x: pm.filter_map(f, x), TWICE),
+    "map in batches": (lambda x: pm.filter_map(f, x, batch_size=2), TWICE),
+    "cond": (lambda x: pm.filter_cond(x[0] > 0, f, other, x), TWICE),
+    "switch": (lambda x: pm.filter_switch(1, [other, f], x), TWICE),
+    "jit of vmap of grad": (pm.filter_jit(pm.filter_vmap(pm.filter_grad(total))), TWICE),
+}
+
+
+@pytest.mark.parametrize(("fn", "expected"), PASSED.values(), ids=PASSED)
+@pytest.mark.sampled
+def test_what_is_sown_comes_out(fn, expected):
+    """The values of a plain call, stacked by maps and loops; the result is as without a capture."""
+    out, seen = pm.capture(fn)(X)
+
+    assert list(seen) == ["twice"]
+    np.testing.assert_array_equal(seen["twice"], expected)
+    jax.tree.map(np.testing.assert_array_equal, out, fn(X))
+
+
+@pm.filter_custom_jvp
+def with_rule(x):
+    """A function with a custom derivative, which sows."""
+    return f(x)
+
+
+with_rule.def_jvp(lambda primals, tangents: (primals[0], tangents[0]))
+
+REFUSED = {
+    "jax.jit": jax.jit(f),
+    "jax.vmap": jax.vmap(f),
+    "jax.grad": jax.grad(total),
+    "jax.lax.scan": lambda x: jax.lax.scan(lambda c, x: (f(c), x), 1.0, x),
+    "jax.lax.while_loop": lambda x: jax.lax.while_loop(lambda x: x[0] < 5, f, x),
+    "filter_while_loop": lambda x: pm.filter_while_loop(lambda x: x[0] < 5, f, x),
+    "vmap inside of jit": pm.filter_jit(jax.vmap(f)),
+    "a function with a rule, compiled": pm.filter_jit(with_rule),
+}
+
+
+@pytest.mark.parametrize("fn", REFUSED.values(), ids=REFUSED)
+def test_what_could_not_come_out_is_refused(fn):
+    """Also after a call without a capture, where it may be sown anywhere."""
+    fn(X)
+    with pytest.raises(CaptureError, match="twice"):
+        pm.capture(fn)(X)
+    fn(X)
+
+
+def test_what_is_no_array_comes_out_as_it_is():
+    """Law: sow(name, value) is value. Several members or steps have one value that is no array."""
+    fn = pm.filter_jit(pm.filter_vmap(lambda x: pm.sow("both", {"how": "a", "x": x})["x"]))
+    value = {"a": [X]}
+
+    seen = captured(fn, X)
+    assert seen["both"]["how"] == "a"
+    np.testing.assert_array_equal(seen["both"]["x"], X)
+    assert pm.capture(lambda: pm.sow("value", value))()[0] is pm.sow("value", value) is value
+
+
+NAMES = [
+    (["q#2", "q", "q"], ["q#2", "q", "q#3"]),
+    (["q", "q", "q#2"], ["q", "q#3", "q#2"]),
+    (["q#2", "q#2", "q#2#2"], ["q#2", "q#2#3", "q#2#2"]),
+]
+
+
+@pytest.mark.parametrize(("sown", "shown"), NAMES, ids=str)
+def test_no_value_takes_the_place_of_another(sown, shown):
+    """A number may equal a sown name: each value has its own entry, in the order of the calls."""
+
+    def run(x):
+        return [pm.sow(name, x + i) for i, name in enumerate(sown)]
+
+    for call in (run, pm.filter_jit(run)):
+        found = captured(call, X)
+        assert list(found) == shown
+        for i, value in enumerate(found.values()):
+            np.testing.assert_array_equal(value, X + i)
+
+
+@pytest.mark.parametrize("transform", [pm.filter_jit, pm.filter_checkpoint], ids=["jit", "remat"])
+def test_a_function_is_traced_once_with_and_once_without_a_capture(transform):
+    """However often it is called in turns; and no value is that of an earlier call."""
+    traces = []
+    fn = pm.filter_jit(transform(lambda x: traces.append(1) or f(x)))
+    for number in range(3):
+        x = X + number
+        np.testing.assert_array_equal(fn(x), 2 * x + 1)
+        np.testing.assert_array_equal(captured(fn, x)["twice"], 2 * x)
+
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize("transform", [pm.filter_jit, pm.filter_vmap], ids=["jit", "vmap"])
+def test_a_check_in_a_captured_function_is_one(transform):
+    """A failed check is raised, as without a capture; afterwards nothing is left."""
+    fn = pm.filter_jit(transform(lambda x: f(pm.error_if(x, x < 0, "negative"))))
+
+    np.testing.assert_array_equal(captured(fn, X)["twice"], TWICE)
+    with pytest.raises(CheckError, match="negative"):
+        pm.capture(fn)(-X)
+    assert captured(lambda: None) == {}
