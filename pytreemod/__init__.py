@@ -17,7 +17,6 @@ from pytreemod.errors import LostUpdateWarning as LostUpdateWarning
 from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.errors import SharedParameterWarning as SharedParameterWarning
 from pytreemod.errors import SharedStreamWarning as SharedStreamWarning
-from pytreemod.errors import UnusedParameterWarning as UnusedParameterWarning
 from pytreemod.module.classes import Module as Module
 from pytreemod.module.classes import StrictConfig as StrictConfig
 from pytreemod.module.fields import AbstractClassVar as AbstractClassVar
@@ -35,50 +34,44 @@ from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream
 from pytreemod.state.tokens import StateIndex as StateIndex
 from pytreemod.state.values import State as State
-from pytreemod.transform.boundary.sowing import sow as sow
-from pytreemod.transform.compilation.abstract_calls import (
-    filter_closure_convert as filter_closure_convert,
-)
-from pytreemod.transform.compilation.abstract_calls import filter_eval_shape as filter_eval_shape
-from pytreemod.transform.compilation.abstract_calls import filter_make_jaxpr as filter_make_jaxpr
-from pytreemod.transform.compilation.axis_rules import AxisRules as AxisRules
-from pytreemod.transform.compilation.axis_rules import use_rules as use_rules
-from pytreemod.transform.compilation.jit import clear_caches as clear_caches
-from pytreemod.transform.compilation.jit import filter_jit as filter_jit
-from pytreemod.transform.compilation.placements import filter_shard as filter_shard
-from pytreemod.transform.control_flow.branches import filter_cond as filter_cond
-from pytreemod.transform.control_flow.branches import filter_switch as filter_switch
-from pytreemod.transform.control_flow.loops import filter_fori_loop as filter_fori_loop
-from pytreemod.transform.control_flow.loops import filter_while_loop as filter_while_loop
-from pytreemod.transform.control_flow.scans import (
-    filter_associative_scan as filter_associative_scan,
-)
-from pytreemod.transform.control_flow.scans import filter_map as filter_map
-from pytreemod.transform.control_flow.scans import filter_scan as filter_scan
-from pytreemod.transform.derivatives.checkpoints import filter_checkpoint as filter_checkpoint
-from pytreemod.transform.derivatives.custom_rules import filter_custom_jvp as filter_custom_jvp
-from pytreemod.transform.derivatives.custom_rules import filter_custom_vjp as filter_custom_vjp
-from pytreemod.transform.derivatives.gradients import filter_grad as filter_grad
-from pytreemod.transform.derivatives.gradients import filter_value_and_grad as filter_value_and_grad
-from pytreemod.transform.derivatives.gradients import trainable as trainable
-from pytreemod.transform.derivatives.jacobians import filter_hessian as filter_hessian
-from pytreemod.transform.derivatives.jacobians import filter_jacfwd as filter_jacfwd
-from pytreemod.transform.derivatives.jacobians import filter_jacrev as filter_jacrev
-from pytreemod.transform.derivatives.linear_maps import filter_jvp as filter_jvp
-from pytreemod.transform.derivatives.linear_maps import filter_linearize as filter_linearize
-from pytreemod.transform.derivatives.linear_maps import filter_vjp as filter_vjp
-from pytreemod.transform.host.callbacks import filter_io_callback as filter_io_callback
-from pytreemod.transform.host.callbacks import filter_pure_callback as filter_pure_callback
-from pytreemod.transform.host.enumerations import Enumeration as Enumeration
-from pytreemod.transform.host.functional_checks import filter_checkify as filter_checkify
-from pytreemod.transform.host.runtime_checks import branched_error_if as branched_error_if
-from pytreemod.transform.host.runtime_checks import error_if as error_if
-from pytreemod.transform.maps.pmap import filter_pmap as filter_pmap
-from pytreemod.transform.maps.shard_map import filter_shard_map as filter_shard_map
-from pytreemod.transform.maps.stacking import stack as stack
-from pytreemod.transform.maps.stacking import unstack as unstack
-from pytreemod.transform.maps.vmap import filter_vmap as filter_vmap
-from pytreemod.transform.maps.vmap import if_array as if_array
+from pytreemod.transform.abstract_calls import filter_closure_convert as filter_closure_convert
+from pytreemod.transform.abstract_calls import filter_eval_shape as filter_eval_shape
+from pytreemod.transform.abstract_calls import filter_make_jaxpr as filter_make_jaxpr
+from pytreemod.transform.axes import if_array as if_array
+from pytreemod.transform.axis_rules import AxisRules as AxisRules
+from pytreemod.transform.axis_rules import use_rules as use_rules
+from pytreemod.transform.branches import filter_cond as filter_cond
+from pytreemod.transform.branches import filter_switch as filter_switch
+from pytreemod.transform.callbacks import filter_io_callback as filter_io_callback
+from pytreemod.transform.callbacks import filter_pure_callback as filter_pure_callback
+from pytreemod.transform.checkify import filter_checkify as filter_checkify
+from pytreemod.transform.checkpoints import filter_checkpoint as filter_checkpoint
+from pytreemod.transform.custom_rules import filter_custom_jvp as filter_custom_jvp
+from pytreemod.transform.custom_rules import filter_custom_vjp as filter_custom_vjp
+from pytreemod.transform.enumerations import Enumeration as Enumeration
+from pytreemod.transform.gradients import filter_grad as filter_grad
+from pytreemod.transform.gradients import filter_value_and_grad as filter_value_and_grad
+from pytreemod.transform.gradients import trainable as trainable
+from pytreemod.transform.jacobians import filter_hessian as filter_hessian
+from pytreemod.transform.jacobians import filter_jacfwd as filter_jacfwd
+from pytreemod.transform.jacobians import filter_jacrev as filter_jacrev
+from pytreemod.transform.jit import clear_caches as clear_caches
+from pytreemod.transform.jit import filter_jit as filter_jit
+from pytreemod.transform.linear_maps import filter_jvp as filter_jvp
+from pytreemod.transform.linear_maps import filter_linearize as filter_linearize
+from pytreemod.transform.linear_maps import filter_vjp as filter_vjp
+from pytreemod.transform.loops import filter_fori_loop as filter_fori_loop
+from pytreemod.transform.loops import filter_while_loop as filter_while_loop
+from pytreemod.transform.placements import filter_shard as filter_shard
+from pytreemod.transform.pmap import filter_pmap as filter_pmap
+from pytreemod.transform.runtime_checks import branched_error_if as branched_error_if
+from pytreemod.transform.runtime_checks import error_if as error_if
+from pytreemod.transform.scans import filter_associative_scan as filter_associative_scan
+from pytreemod.transform.scans import filter_map as filter_map
+from pytreemod.transform.scans import filter_scan as filter_scan
+from pytreemod.transform.shard_map import filter_shard_map as filter_shard_map
+from pytreemod.transform.sowing import sow as sow
+from pytreemod.transform.vmap import filter_vmap as filter_vmap
 from pytreemod.tree import selectors as selectors
 from pytreemod.tree.comparison import tree_check as tree_check
 from pytreemod.tree.comparison import tree_equal as tree_equal
@@ -96,6 +89,8 @@ from pytreemod.tree.printing import tree_pformat as tree_pformat
 from pytreemod.tree.printing import tree_pprint as tree_pprint
 from pytreemod.tree.selecting import Selector as Selector
 from pytreemod.tree.selectors import matrices as matrices
+from pytreemod.tree.stacking import stack as stack
+from pytreemod.tree.stacking import unstack as unstack
 from pytreemod.tree.surgery import tree_at as tree_at
 from pytreemod.tree.updating import apply_updates as apply_updates
 from pytreemod.version import __version__ as __version__
@@ -108,7 +103,7 @@ EquinoxTracetimeError = CheckError
 _LATER = {
     "all_finite": "pytreemod.training.loss_scaling:all_finite",
     "axis_names": "pytreemod.module.naming_axes:axis_names",
-    "capture": "pytreemod.debug.capturing:capture",
+    "capture": "pytreemod.transform.capturing:capture",
     "Computed": "pytreemod.module.computed_leaves:Computed",
     "computed": "pytreemod.module.computed_leaves:computed",
     "Checkpoints": "pytreemod.io.checkpoints:Checkpoints",
@@ -121,7 +116,7 @@ _LATER = {
     "from_named": "pytreemod.tree.naming:from_named",
     "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
-    "intervene": "pytreemod.debug.intervening:intervene",
+    "intervene": "pytreemod.transform.capturing:intervene",
     "load": "pytreemod.io.loading:load",
     "LossScale": "pytreemod.training.loss_scaling:LossScale",
     "LoadReport": "pytreemod.io.loading:LoadReport",
@@ -164,8 +159,6 @@ if _typing.TYPE_CHECKING:
     from pytreemod import debug as debug
     from pytreemod import nn as nn
     from pytreemod.debug import testing as testing
-    from pytreemod.debug.capturing import capture as capture
-    from pytreemod.debug.intervening import intervene as intervene
     from pytreemod.debug.summaries import param_count as param_count
     from pytreemod.debug.summaries import summary as summary
     from pytreemod.io.checkpoints import Checkpoints as Checkpoints
@@ -213,6 +206,8 @@ if _typing.TYPE_CHECKING:
     from pytreemod.training.precision_rules import with_precision as with_precision
     from pytreemod.training.quantization import quantization_report as quantization_report
     from pytreemod.training.quantization import quantize as quantize
+    from pytreemod.transform.capturing import capture as capture
+    from pytreemod.transform.capturing import intervene as intervene
     from pytreemod.tree.naming import from_named as from_named
     from pytreemod.tree.naming import named_leaves as named_leaves
 

@@ -147,10 +147,6 @@ class SharedParameterWarning(UserWarning):
     """A model enters training with one parameter at two paths: it becomes two parameters."""
 
 
-class UnusedParameterWarning(UserWarning):
-    """A loss gives no gradient to a parameter: it does not use it, or cuts it off."""
-
-
 class FieldWarning(UserWarning):
     """A Module class, or an instance, is made in a way that is rarely meant."""
 
@@ -260,13 +256,7 @@ def explain_depth(where: str, places: Iterable[str] = ()) -> str:
     )
 
 
-_SHORT_DTYPES = (
-    ("bfloat", "bf"),
-    ("float", "f"),
-    ("uint", "u"),
-    ("int", "i"),
-    ("complex", "c"),
-)
+_SHORT_DTYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
 
 
 def describe(value: Any) -> str:

@@ -6,19 +6,12 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from pytreemod.errors import ArgumentError, RetraceError, describe
-from pytreemod.transform.boundary.signatures import positional_names
-from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
-from pytreemod.transform.compilation.retraces import Trace, explain_change, too_many_text
-from pytreemod.tree.snapshots import divide
+from pytreemod.errors import ArgumentError, describe
+from pytreemod.transform.arguments import Parameters, function_name
+from pytreemod.transform.retraces import TraceLog
+from pytreemod.transform.wrapping import Transformed, check_callable
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-class _Counter:
-    def __init__(self) -> None:
-        self.traces: list[Trace] = []
-        self.count = 0
 
 
 class _Counted(Transformed):
@@ -26,19 +19,12 @@ class _Counted(Transformed):
 
     __slots__ = ()
 
+    options: TraceLog
     transform_name = "assert_max_traces"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        max_traces, counter = self.options
-        arrays, structure = divide(((), args, kwargs))
-        trace = Trace.of(positional_names(self.fn), structure, arrays)
-        if max_traces is not None and counter.count >= max_traces:
-            changes = explain_change(counter.traces, trace) if counter.traces else []
-            raise RetraceError(too_many_text(function_name(self.fn), max_traces, changes))
-        counter.count += 1
-        counter.traces.append(trace)
-        # The latest traces suffice for the error, and bound the memory.
-        del counter.traces[:-16]
+        """Count the call, and make it."""
+        self.options.add(Parameters.of(self.fn).named(args, kwargs))
         return self.fn(*args, **kwargs)
 
 
@@ -82,7 +68,7 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
     if fn is None:
         return ft.partial(assert_max_traces, max_traces=max_traces)
     check_callable("assert_max_traces", fn, "fn")
-    return _Counted(fn, (max_traces, _Counter()))
+    return _Counted(fn, TraceLog(function_name(fn), max_traces))
 
 
 def get_num_traces(fn: Any) -> int:
@@ -116,4 +102,4 @@ def get_num_traces(fn: Any) -> int:
             describe(fn),
             hint=["count without a limit:", "pm.debug.assert_max_traces(fn, max_traces=None)"],
         )
-    return inner.options[1].count
+    return inner.options.count

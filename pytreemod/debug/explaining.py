@@ -8,8 +8,7 @@ from typing import Any
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.methods import BoundMethod
-from pytreemod.transform.boundary.wrapping import function_name
-from pytreemod.transform.compilation.jit import Jitted
+from pytreemod.transform.jit import Jitted
 
 
 def _to_stderr(text: str) -> None:
@@ -22,8 +21,7 @@ class _Explainer:
     def __init__(self, wrapper: Jitted, call: Callable[..., Any], announce: Callable[[str], None]):
         self.reports: list[str] = []
         self._has_listened = False
-        self._log = wrapper.store.log_of(wrapper.fn)
-        self._name = function_name(wrapper.fn)
+        self._log = wrapper.log
         self._call = call
         self._announce = announce
 
@@ -45,7 +43,7 @@ class _Explainer:
 
     def __str__(self) -> str:
         # Printed afterwards, it shows the traces that are stored.
-        reports = self.reports if self._has_listened else self._log.history(self._name)
+        reports = self.reports if self._has_listened else self._log.reports
         return "\n".join(reports) or "no retraces"
 
 

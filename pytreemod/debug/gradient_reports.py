@@ -1,8 +1,4 @@
-"""`gradient_report`: how a loss depends on each parameter, and why a gradient is missing.
-
-The reason follows from the program (see `transform.derivatives.reaching`); the size from the
-gradient.
-"""
+"""`gradient_report`: the gradient of a loss by each parameter: its size, and what is missing."""
 
 from __future__ import annotations
 
@@ -17,20 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
-from pytreemod.transform.compilation.jit import filter_jit
-from pytreemod.transform.derivatives.chosen_leaves import Chosen, choose, refuse_nothing
-from pytreemod.transform.derivatives.gradients import filter_value_and_grad
-from pytreemod.transform.derivatives.reaching import reach_of
-from pytreemod.transform.derivatives.results import explain_loss, pair_of
+from pytreemod.transform.gradients import filter_value_and_grad
+from pytreemod.transform.jit import filter_jit
+from pytreemod.transform.wrapping import Transformed, check_callable
 from pytreemod.tree.members import layer_axes
 from pytreemod.tree.paths import parse_pattern, pattern_text
 from pytreemod.tree.reports import report_text
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import FilterSpec, Tracer, jtu
 
-_Kind = Literal["unused", "cut off", "not finite", "zero", "nonzero"]
-_KINDS: tuple[_Kind, ...] = ("unused", "cut off", "not finite", "zero", "nonzero")
+_Kind = Literal["not finite", "zero", "nonzero"]
+_KINDS: tuple[_Kind, ...] = ("not finite", "zero", "nonzero")
 
 
 class GradientRow(NamedTuple):
@@ -38,9 +31,9 @@ class GradientRow(NamedTuple):
 
     Attributes:
         path: of the parameter, as a selector takes it.
-        kind: `"unused"` if the loss does not depend on it; `"cut off"` if it does, but only
-            without a derivative: behind `stop_gradient`, rounding, comparisons; `"not finite"`
-            if a number of the gradient is NaN or infinite; `"zero"` if all are zero; `"nonzero"`.
+        kind: `"not finite"` if a number of the gradient is NaN or infinite; `"zero"` if all are
+            zero: the loss does not use it, cuts it off, or does not depend on it here;
+            `"nonzero"`.
         norm: of the gradient.
         parameter_norm: of the parameter.
         layers: for a parameter with layer axes, the norm for each layer, an
@@ -85,10 +78,6 @@ def _layers_text(what: str, marks: Any) -> str:
 
 
 _MOST = 8
-_HINT_NOTHING = [
-    "pass the model first, with floating arrays to train:",
-    "pm.debug.gradient_report(loss)(model, batch)",
-]
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,17 +93,12 @@ class GradientReport:
     loss: float
 
     def __getitem__(self, path: str) -> GradientRow:
-        steps = parse_pattern(path) if path != "<root>" else ()
+        wanted = parse_pattern(path)
         for row in self.rows:
-            if row.path == path or (steps and _steps_of(row.path) == steps):
+            if parse_pattern(row.path) == wanted:
                 return row
-        raise SpecError(
-            "GradientReport",
-            "the path of a parameter that is differentiated",
-            repr(path),
-            at=[row.path for row in self.rows],
-            most=10,
-        )
+        fact = f"GradientReport: {path!r} is no parameter that is differentiated"
+        raise SpecError(fact, at=[row.path for row in self.rows], most=10)
 
     def __iter__(self) -> Iterator[GradientRow]:
         return iter(self.rows)
@@ -122,16 +106,8 @@ class GradientReport:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def paths(self, *kinds: str) -> tuple[str, ...]:
-        """Return the paths of the parameters of some kinds; see `GradientRow`.
-
-        Raises:
-            ArgumentError: if there is no such kind.
-        """
-        for kind in kinds:
-            if kind not in _KINDS:
-                expected = ", ".join(map(repr, _KINDS))
-                raise ArgumentError("GradientReport.paths(kinds)", expected, describe(kind))
+    def paths(self, *kinds: _Kind) -> tuple[str, ...]:
+        """Return the paths of the parameters of some kinds; see `GradientRow`."""
         return tuple(row.path for row in self.rows if row.kind in kinds)
 
     def __repr__(self) -> str:
@@ -141,78 +117,44 @@ class GradientReport:
     __str__ = __repr__
 
 
-def _steps_of(path: str) -> tuple[str, ...]:
-    return () if path == "<root>" else parse_pattern(path)
-
-
 class _Options(NamedTuple):
     wrt: FilterSpec | None
     has_aux: bool
 
 
 class _Report(Transformed):
-    """A loss under `gradient_report`."""
-
     __slots__ = ()
 
     options: _Options
-
     transform_name = "gradient_report"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> GradientReport:
         """Report the gradient with respect to the first argument."""
-        fn, (wrt, has_aux) = self.fn, self.options
-        where = f"gradient_report of {function_name(fn)}"
-        self._refuse_traced(where, (fn, args, kwargs))
-        chosen = choose("gradient_report", fn, args, kwargs, wrt, None)
-        refuse_nothing("gradient_report", fn, chosen, wrt, _HINT_NOTHING)
-        again = chosen.apart(fn, kwargs)
-
-        def loss_of(values: list[Any]) -> Any:
-            loss = again(values)[0]
-            if has_aux:
-                loss, _ = pair_of(loss, where, "loss, aux", reason=", for has_aux=True")
-            explain_loss("gradient_report", fn, loss, None, call="debug.gradient_report")
-            return loss
-
-        reach = reach_of(loss_of, chosen.values)
+        wrt, has_aux = self.options
+        arrays, structure = divide((self.fn, args, kwargs))
+        if any(isinstance(x, Tracer) for x in arrays):
+            fact = "gradient_report: the arguments are traced; call it outside compiled code"
+            raise ArgumentError(fact)
         # A copy of the arguments, so that the caller's States are not used up.
-        arrays, structure = divide((fn, args, kwargs))
-        fn, args, kwargs = structure.assemble(arrays)
+        fn, given, named = structure.assemble(arrays)
         differentiate = filter_jit(filter_value_and_grad(fn, wrt=wrt, has_aux=has_aux))
         value: Any
-        value, gradient = differentiate(*args, **kwargs)
-        loss = value[0] if has_aux else value
-        return GradientReport(_rows(chosen, reach, jtu.tree_leaves(gradient)), float(loss))
-
-    def _refuse_traced(self, where: str, tree: Any) -> None:
-        if any(isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(tree)):
-            raise ArgumentError(
-                where,
-                "arrays with values",
-                "traced ones",
-                hint=[
-                    "call it outside compiled code; it compiles the loss itself:",
-                    "pm.debug.gradient_report(loss)(model, batch)",
-                ],
-            )
+        value, gradient = differentiate(*given, **named)
+        rows = _rows(args[0], gradient)
+        return GradientReport(rows, float(value[0] if has_aux else value))
 
 
 def gradient_report(
     loss: Callable[..., Any], *, wrt: FilterSpec | None = None, has_aux: bool = False
 ) -> Callable[..., GradientReport]:
-    """Report for each parameter how a loss depends on it, and why a gradient is missing.
+    """Report the size of a loss's gradient by each parameter.
 
-    A parameter has the first kind that fits: *unused*, *cut off*, *not finite*, *zero*,
-    *nonzero*. The first two follow from the program of the loss, so that they do not depend on
-    the numbers: the gradient of `0 * b` is zero, and neither of them.
-
-    A custom derivative that returns None counts as one that returns zeros. Rows of an embedding
-    that are not looked up are numbers of one parameter, and have no paths.
+    A parameter has the first kind that fits: *not finite*, *zero*, *nonzero*. The gradient by a
+    parameter that the loss does not use is zero, and so is that by one behind `stop_gradient`.
 
     Args:
         loss: as for [`filter_grad`][pytreemod.filter_grad]: differentiated with respect to its
-            first argument. It is compiled, and traced twice.
+            first argument. It is compiled.
         wrt: picks the leaves; as for `filter_grad`.
         has_aux: whether `loss` returns a pair `(loss, aux)`.
 
@@ -222,9 +164,7 @@ def gradient_report(
         State in the arguments.
 
     Raises:
-        ArgumentError: if there is nothing to differentiate, `loss` does not return a loss, or the
-            arguments are traced.
-        ShapeError: if the loss is not a scalar.
+        ArgumentError: if there is nothing to differentiate, or the arguments are traced.
         SpecError: if `wrt` does not fit the first argument.
 
     Examples:
@@ -235,14 +175,13 @@ def gradient_report(
         ...     return jnp.sum(model["w"] * x * jax.lax.stop_gradient(model["scale"]))
         >>> report = pm.debug.gradient_report(loss)(model, jnp.ones(2))
         >>> report
-        GradientReport: 1 unused, 1 cut off, 1 nonzero, loss 2
-          unused
-            steps: f32[]
-          cut off
+        GradientReport: 2 zero, 1 nonzero, loss 2
+          zero
             scale: f32[2]
+            steps: f32[]
           nonzero
             w: f32[2], norm 1.41, ratio 1
-        >>> report["w"].kind, report.paths("unused", "cut off")
+        >>> report["w"].kind, report.paths("zero")
         ('nonzero', ('scale', 'steps'))
     """
     check_callable("gradient_report", loss, "loss")
@@ -252,21 +191,19 @@ def gradient_report(
 # ---- numbers
 
 
-def _rows(chosen: Chosen, reach: list[Any], gradients: list[Any]) -> tuple[GradientRow, ...]:
-    (model,) = chosen.trees()
-    named, axes = jtu.tree_leaves_with_path(model), jtu.tree_leaves(layer_axes(model))
+def _rows(model: Any, gradient: Any) -> tuple[GradientRow, ...]:
     measure: Any = _norms
+    leaves, axes = jtu.tree_leaves_with_path(model), jtu.tree_leaves(layer_axes(model))
+    # Of the structure of the model, with None for what is not differentiated.
+    found = jtu.tree_structure(model).flatten_up_to(gradient)
     rows: list[GradientRow] = []
-    positions = chosen.structure.positions or ()
-    for i, reached, gradient in zip(positions, reach, gradients, strict=True):
-        path, parameter = named[i]
-        norms = np.asarray(measure(gradient, axes[i]), np.float64)
-        whole = float(measure(parameter, 0))
+    for (path, parameter), count, own in zip(leaves, axes, found, strict=True):
+        if own is None:
+            continue
+        norms = np.asarray(measure(own, count), np.float64)
         norm = float(np.sqrt(np.sum(norms * norms)))
-        kind = reached
-        if reached == "reaches":
-            kind = "not finite" if not np.isfinite(norm) else "nonzero" if norm else "zero"
-        layers = norms if axes[i] else None
+        kind: _Kind = "not finite" if not np.isfinite(norm) else "nonzero" if norm else "zero"
+        whole, layers = float(measure(parameter, 0)), norms if count else None
         rows.append(GradientRow(pattern_text(path), kind, norm, whole, layers, describe(parameter)))
     return tuple(rows)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.transform.host.runtime_checks import error_if
+from pytreemod.transform.runtime_checks import error_if
 from pytreemod.tree.partitioning import combine, partition
 from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.tree.printing import tree_pformat

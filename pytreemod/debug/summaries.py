@@ -1,7 +1,7 @@
 """`summary`: a model as a table; nothing is run.
 
 The rows follow from the tree alone: one for each Module. If there is an example, the model is
-traced with it. A rule around the call of each Module (`transform.interception.surrounded_calls`)
+traced with it. A rule around the call of each Module (`transform.call_rules`)
 records the shapes of the results. The output is made in `summary_tables`.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +22,8 @@ from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, ties_of
 from pytreemod.state.tokens import is_token
 from pytreemod.training.optimizers import Optimizer
-from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
-from pytreemod.transform.interception.chosen_modules import unwrapped
-from pytreemod.transform.interception.surrounded_calls import (
-    AbstractCallRule,
-    CallSite,
-    own_rules,
-    surround_all,
-    surrounding,
-)
-from pytreemod.tree.effects import is_state
+from pytreemod.transform.abstract_calls import filter_eval_shape
+from pytreemod.transform.call_rules import CallRule, is_rules, rules_of, unwrapped, wrap_calls
 from pytreemod.tree.members import count_member_axes
 from pytreemod.tree.nodes import (
     DEFAULT_ROLE,
@@ -44,6 +36,7 @@ from pytreemod.tree.nodes import (
 from pytreemod.tree.paths import path_text, pattern_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.snapshots import is_state
 from pytreemod.typing import FilterSpec, KeyPath, PyTree, class_of, jtu
 
 
@@ -129,7 +122,7 @@ def summary(
     """
     if depth is not None and (type(depth) is not int or depth < 0):
         raise ArgumentError("summary(depth)", "a number of levels, or None", describe(depth))
-    _, inner = unwrapped(model)
+    inner = unwrapped(model)
     if children_of(inner) is None and not _has_shape(inner):
         hint = ["pass the model, or a pm.filter_* transform of it; transforms of JAX hide it:"]
         code = ["pm.summary(model, x)", "pm.summary(pm.filter_vmap(model), x)"]
@@ -261,7 +254,7 @@ def _is_row(node: Any) -> bool:
     record = record_of(node)
     if record is None or not isinstance(node, Module) or record.is_hole:
         return False
-    return not is_computed(node) and not is_token(node)
+    return not is_computed(node) and not is_token(node) and not is_rules(node)
 
 
 def _joined(texts: Iterable[str]) -> str:
@@ -269,7 +262,7 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def _precision(node: Any) -> str:
-    texts = (rule.shown() for rule in own_rules(node, AbstractCallRule).values())
+    texts = (rule.shown() for rule in rules_of(node, CallRule).values())
     return _joined(text.strip().removeprefix("in ") for text in texts)
 
 
@@ -349,38 +342,33 @@ _SERIAL = itertools.count()
 _RUNNING: dict[int, _Calls] = {}
 
 
-class _Noting(AbstractCallRule):
+class _Noting(CallRule):
     """Records the result of each Module.
 
     Fields:
+        path: of the Module.
         serial: of the summary; a new one each time, so that a jitted function in the model
             is traced again, and its Modules are called.
     """
 
+    path: str = field(static=True)
     serial: int = field(static=True)
-    uses_layer: ClassVar[bool] = False
 
-    def around(
-        self,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        where: CallSite,
-    ) -> Any:
+    def around(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Make the call, and record the shapes of its result."""
         calls = _RUNNING.get(self.serial)
         if calls is None:
-            return call(*args, **kwargs)
-        calls.open.append(where.path)
+            return call(module, *args, **kwargs)
+        calls.open.append(self.path)
         try:
-            out = call(*args, **kwargs)
+            out = call(module, *args, **kwargs)
         except BaseException:
-            calls.failed = calls.failed or where.path
+            calls.failed = calls.failed or self.path
             raise
         finally:
             calls.open.pop()
-        first, count = calls.outputs.get(where.path, (None, 0))
-        calls.outputs[where.path] = (first if count else _shapes(out), count + 1)
+        first, count = calls.outputs.get(self.path, (None, 0))
+        calls.outputs[self.path] = (first if count else _shapes(out), count + 1)
         return out
 
 
@@ -405,12 +393,12 @@ def _trace(
     serial = next(_SERIAL)
     _RUNNING[serial] = calls
     try:
-        with surrounding() as level:
-            trees = [model]
-            if found.found:
-                trees = surround_all("summary", trees, ..., _Noting(serial), level=level)
-            # The model is an argument: its arrays may be shapes alone.
-            filter_eval_shape(_call, trees[0], example, options)
+        trees = [model]
+        if found.found:
+            every = as_selector(...)
+            trees = wrap_calls("summary", trees, every, lambda path: _Noting(path, serial))
+        # The model is an argument: its arrays may be shapes alone.
+        filter_eval_shape(_call, trees[0], example, options)
     except Exception as error:
         _explain(error, calls, found)
         raise

@@ -16,37 +16,12 @@ from collections.abc import Callable
 from types import BuiltinFunctionType
 from typing import Any, TypeVar, cast, dataclass_transform
 
-from pytreemod.errors import (
-    ArgumentError,
-    FieldError,
-    FieldWarning,
-    describe,
-    explain,
-    warn,
-)
+from pytreemod.errors import ArgumentError, FieldError, FieldWarning, describe, explain, warn
 from pytreemod.module.abstracts import SETS, split_annotations, unmet
-from pytreemod.module.annotations import (
-    FieldCheck,
-    letting_nodes_pass,
-    type_checker_of,
-)
+from pytreemod.module.annotations import FieldCheck, letting_nodes_pass, type_checker_of
 from pytreemod.module.array_shapes import check_array_shapes
-from pytreemod.module.construction import (
-    as_changed,
-    replace_values,
-    write_finish,
-    write_init,
-)
-from pytreemod.module.field_kinds import (
-    array,
-    checked,
-    choice,
-    flag,
-    fraction,
-    number,
-    size,
-    sizes,
-)
+from pytreemod.module.construction import as_changed, replace_values, write_finish, write_init
+from pytreemod.module.field_kinds import array, checked, choice, flag, fraction, number, size, sizes
 from pytreemod.module.fields import (
     buffer,
     field,
@@ -57,23 +32,10 @@ from pytreemod.module.fields import (
 from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, as_method, is_method
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
-from pytreemod.module.pickling import (
-    PickledSchema,
-    deep_copied,
-    fill,
-    is_own,
-    is_skeleton,
-    reduced,
-)
+from pytreemod.module.pickling import PickledSchema, deep_copied, fill, is_own, is_skeleton, reduced
 from pytreemod.module.pickling import restore_state as restore_state
 from pytreemod.module.reading import Read, Reading
-from pytreemod.module.records import (
-    ClassValue,
-    FieldsDict,
-    Record,
-    make_record,
-    write_setattr,
-)
+from pytreemod.module.records import ClassValue, FieldsDict, Record, make_record, write_setattr
 from pytreemod.module.schema import Schema
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import locations
@@ -312,7 +274,7 @@ def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bo
         lacks = ", ".join([*sorted(missing), *(f"{m}()" for m in methods)])
         schema.refusal = explain(
             # As Python says it of its abstract classes.
-            f"Can't instantiate abstract class {name} with abstract attributes {lacks}",
+            f"Can't instantiate abstract class {name} with abstract attributes {lacks}"
         )
 
 

@@ -105,8 +105,5 @@ def _refuse_derivative(new: Any, where: str) -> NoReturn:
         where,
         "no new value, because it is a derivative",
         describe(new),
-        hint=[
-            "name the stored array:",
-            f'pm.tree_at("path.to.{field}.unconstrained", grads, new)',
-        ],
+        hint=["name the stored array:", f'pm.tree_at("path.to.{field}.unconstrained", grads, new)'],
     )

@@ -376,9 +376,7 @@ def write_init(schema: Schema) -> Callable[..., None]:
         [owner, *map(_parameter, normal), *(["*"] if only else []), *map(_parameter, only)]
     )
     stored = ", ".join(filter(None, map(_store, schema.fields.values())))
-    lines = [
-        f"(_storing.add if {owner}.__stored__ else _storing.set)({owner}, {{{stored}}})",
-    ]
+    lines = [f"(_storing.add if {owner}.__stored__ else _storing.set)({owner}, {{{stored}}})"]
     if schema.accepts:
         lines.append(f"_storing.accept({owner})")
     if hasattr(cls, "__post_init__"):

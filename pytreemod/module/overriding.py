@@ -96,11 +96,7 @@ def refuse_properties(cls: type) -> None:
             continue
         name, kind = field.name, field.type if isinstance(field.type, str) else _name(field.type)
         owner = next(b for b in cls.__mro__ if vars(b).get(name) is field.default)
-        hint = [
-            "a property needs no annotation:",
-            "@property",
-            f"def {name}(self) -> {kind}: ...",
-        ]
+        hint = ["a property needs no annotation:", "@property", f"def {name}(self) -> {kind}: ..."]
         if owner is not cls:
             hint = [
                 f"declare it in {owner.__qualname__} for subclasses to provide:",

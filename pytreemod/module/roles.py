@@ -118,10 +118,7 @@ def _check_role(role: Any) -> None:
 
 
 def _refuse_nothing(selector: Any, locs: list[Location]) -> NoReturn:
-    raise SpecError(
-        f"with_role: {selector!r} picks no leaf",
-        hint=leaves_shown(locs),
-    )
+    raise SpecError(f"with_role: {selector!r} picks no leaf", hint=leaves_shown(locs))
 
 
 def _refuse_unheld(picked: list[Location]) -> None:

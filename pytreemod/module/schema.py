@@ -26,21 +26,9 @@ from pytreemod.module.division import (
     may_hide_arrays,
     warn_of_arrays,
 )
-from pytreemod.module.fields import (
-    ACCEPTS,
-    CONSTRAINT,
-    CONVERTER,
-    ROLE,
-    STATIC,
-    AbstractConstraint,
-)
+from pytreemod.module.fields import ACCEPTS, CONSTRAINT, CONVERTER, ROLE, STATIC, AbstractConstraint
 from pytreemod.module.flattening import Layout, layout_in, note_of
-from pytreemod.module.reading import (
-    Reading,
-    is_computed,
-    refuse_untied,
-    traits_of,
-)
+from pytreemod.module.reading import Reading, is_computed, refuse_untied, traits_of
 from pytreemod.module.variants import Trait, make_variant
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
 from pytreemod.tree.pending import FLAT, PRIVATE, AbstractSource, Private, fill_in, is_private
@@ -52,8 +40,6 @@ from pytreemod.typing import class_of
 ROLES = "<roles>"
 # The note of names of axes of an instance (see `naming_axes`).
 AXES = "<axes>"
-# The note of call rules around its methods (see `transform.interception.surrounded_calls`).
-CALL_RULES = "<rings>"
 
 _KEPT_BY_TYPE = 64
 _SCALARS = (type(None), bool, int, float, complex)
@@ -157,10 +143,7 @@ class Schema(AbstractRecord):
         return attributes, {n: values[n] for n in notes}
 
     def layout_for(
-        self,
-        values: dict[str, Any],
-        config: Iterable[str],
-        notes: Mapping[str, Any] = Layout.notes,
+        self, values: dict[str, Any], config: Iterable[str], notes: Mapping[str, Any] = Layout.notes
     ) -> Layout:
         """Return the unique layout for these values, given the names of configuration.
 

@@ -56,11 +56,7 @@ _T = TypeVar("_T")
 
 
 def tie(
-    model: _M,
-    place: str | Where,
-    to: str | Where,
-    *,
-    through: Callable[[Any], Any] | None = None,
+    model: _M, place: str | Where, to: str | Where, *, through: Callable[[Any], Any] | None = None
 ) -> _M:
     """Tie one path of a model to another, so that both have one value.
 
@@ -383,12 +379,7 @@ def _member_axes(model: Any, keeper: KeyPath) -> int:
 
 
 def _check_fit(
-    old: Any,
-    new: Any,
-    through: Callable[[Any], Any] | None,
-    place: str,
-    origin: str,
-    axes: int,
+    old: Any, new: Any, through: Callable[[Any], Any] | None, place: str, origin: str, axes: int
 ) -> Made | None:
     """Refuse a source that does not fit; return the shapes of a tie through a function."""
     if through is not None:

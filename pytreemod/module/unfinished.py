@@ -27,13 +27,7 @@ from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import (
-    ArgumentError,
-    PytreemodError,
-    SpecError,
-    UnfinishedError,
-    describe,
-)
+from pytreemod.errors import ArgumentError, PytreemodError, SpecError, UnfinishedError, describe
 from pytreemod.module.abstracts import AbstractVar
 from pytreemod.module.classes import RULES, Module
 from pytreemod.module.construction import put_together

@@ -52,9 +52,7 @@ from pytreemod.nn.recurrent_cells import RNNCellBase as RNNCellBase
 from pytreemod.nn.recurrent_cells import SimpleCell as SimpleCell
 from pytreemod.nn.resetting_caches import reset_cache as reset_cache
 from pytreemod.nn.rms_normalization import RMSNorm as RMSNorm
-from pytreemod.nn.rotary_positions import (
-    RotaryPositionalEmbedding as RotaryPositionalEmbedding,
-)
+from pytreemod.nn.rotary_positions import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from pytreemod.nn.scaling import Scale as Scale
 from pytreemod.nn.sequential import Identity as Identity
 from pytreemod.nn.sequential import Lambda as Lambda

@@ -31,7 +31,7 @@ from pytreemod.nn.calling import Absence, is_stateful
 from pytreemod.nn.functional.promotion import countable
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
-from pytreemod.transform.host.runtime_checks import error_if
+from pytreemod.transform.runtime_checks import error_if
 from pytreemod.tree.dtypes import available_dtype
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array_like

@@ -359,10 +359,7 @@ class BatchNorm(StatefulLayer, Layer):
             return
         if self._is_on_a_mesh():
             expected = "channel_axis to be set, because each device has a part of a batch"
-            hint = (
-                "set it; 0 if there is no batch axis:",
-                self._with_channels(),
-            )
+            hint = ("set it; 0 if there is no batch axis:", self._with_channels())
             raise ShapeError(where, expected, describe(x), hint=hint)
 
     def _is_on_a_mesh(self) -> bool:

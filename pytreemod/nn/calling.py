@@ -15,8 +15,6 @@ from pytreemod.errors import StateError, describe
 from pytreemod.module.classes import Module
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.signatures import passing_on
-from pytreemod.transform.compilation.weak_functions import WeakTable
 from pytreemod.typing import class_of, jtu
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -107,7 +105,6 @@ def in_scope(name: str) -> Callable[[Call], Call]:
     scope = jax.named_scope(name)
 
     def decorate(call: Call) -> Call:
-        @passing_on
         @ft.wraps(call)
         def scoped(*args: Any, **kwargs: Any) -> Any:
             with scope:
@@ -164,7 +161,7 @@ def wants_key(layer: Any) -> bool:
 
 
 # Cached: reading a signature takes about as long as tracing a small layer.
-_accepting = WeakTable()
+_accepting: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def accepts_key(layer: Any) -> bool:
@@ -181,7 +178,9 @@ def accepts_key(layer: Any) -> bool:
         # Not cached: functions have one class, and different parameters.
         return takes(layer, "key")
     call = type(layer).__call__
-    return _accepting.find(weakref.ref(call), [call], lambda: takes(call, "key"))
+    if call not in _accepting:
+        _accepting[call] = takes(call, "key")
+    return _accepting[call]
 
 
 def takes(call: Any, name: str) -> bool:

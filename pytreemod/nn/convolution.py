@@ -22,12 +22,7 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.dimensions import filled_in
 from pytreemod.nn.functional.convolution import PADDING_MODES, conv
-from pytreemod.nn.functional.windows import (
-    Padding,
-    check_padding,
-    extents,
-    resolve_padding,
-)
+from pytreemod.nn.functional.windows import Padding, check_padding, extents, resolve_padding
 from pytreemod.nn.initializing import Initializer, initial_pair
 from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike

@@ -10,21 +10,9 @@ import jax
 from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.field_kinds import (
-    array,
-    as_integer,
-    as_sequence,
-    assign_fields,
-    flag,
-    sizes,
-)
+from pytreemod.module.field_kinds import array, as_integer, as_sequence, assign_fields, flag, sizes
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import (
-    Title,
-    check_array,
-    named,
-    own_arrays,
-)
+from pytreemod.nn.arguments import Title, check_array, named, own_arrays
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import einsum, linear_general
 from pytreemod.nn.initializing import (

@@ -11,13 +11,7 @@ from jaxtyping import Array, ArrayLike, Inexact, Integer, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.field_kinds import assign_fields, size
-from pytreemod.nn.arguments import (
-    Title,
-    check_array,
-    check_last_axis,
-    named,
-    own_arrays,
-)
+from pytreemod.nn.arguments import Title, check_array, check_last_axis, named, own_arrays
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.embeddings import embedding
 from pytreemod.nn.functional.linear_functions import linear

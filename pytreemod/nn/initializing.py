@@ -119,11 +119,7 @@ def begin(layer: Any, dtype: Any, key: Any, n: int | None = None) -> tuple[Any, 
 
 
 def initial_pair(
-    layer: Any,
-    dtype: Any,
-    key: Any,
-    weight_init: Initializer | None,
-    bias_init: Initializer | None,
+    layer: Any, dtype: Any, key: Any, weight_init: Initializer | None, bias_init: Initializer | None
 ) -> tuple[Array, Any]:
     """Make the initial weight and bias of a layer, with the shapes of its annotations.
 

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe, explain
 from pytreemod.nn.arguments import Title
 from pytreemod.nn.functional.kv_caches import Cache, Extended
-from pytreemod.transform.host.runtime_checks import error_if
+from pytreemod.transform.runtime_checks import error_if
 from pytreemod.typing import Tracer
 
 

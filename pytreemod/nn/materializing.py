@@ -26,8 +26,8 @@ from pytreemod.module.unfinished import (
 )
 from pytreemod.state.tokens import tokens_of
 from pytreemod.state.values import State, joined_states, reduced_state
-from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
-from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.transform.abstract_calls import filter_eval_shape
+from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.surgery import replace_at

@@ -30,13 +30,12 @@ from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.linear import Linear
 from pytreemod.nn.members.resharding import gathered
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.transform.compilation.placements import sharded_as
-from pytreemod.transform.control_flow.scans import filter_scan
-from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.transform.scans import filter_scan
+from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.nodes import record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.split_arrays import explicit_mesh
+from pytreemod.tree.split_arrays import explicit_mesh, sharded_as
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import AnyArray, jtu
 

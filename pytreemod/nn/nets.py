@@ -13,7 +13,7 @@ from pytreemod.nn.calling import ABSENT, Absence, Absent
 from pytreemod.state.making import make_with_state
 from pytreemod.state.tokens import RngStream, is_moved, tokens_of
 from pytreemod.state.values import State
-from pytreemod.transform.derivatives.results import pair_of
+from pytreemod.transform.gradients import pair_of
 from pytreemod.tree.paths import path_text
 from pytreemod.typing import class_of, jtu
 
@@ -331,7 +331,7 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
         StateError: if the State was replaced, and its successor is lost.
     """
     pair = "out, state"
-    out, new = pair_of(result, where, pair, reason=", because the model has State")
+    out, new = pair_of(result, where, pair)
     if not isinstance(new, State):
         got, hint = f"{describe(new)} as the second", ["return it last:", f"return {pair}"]
         raise ArgumentError(where, f"a pair ({pair})", got, hint=hint)

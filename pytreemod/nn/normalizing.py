@@ -48,11 +48,7 @@ class Normalization(Layer, is_abstract=True):
 
     @ignores_key
     def __call__(
-        self,
-        x: AnyArray,
-        state: State | Absent = ABSENT,
-        *,
-        key: KeyLike | None = None,
+        self, x: AnyArray, state: State | Absent = ABSENT, *, key: KeyLike | None = None
     ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
         """Normalize x; `key` is ignored, `state` is returned if given."""
         del key

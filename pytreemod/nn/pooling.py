@@ -10,14 +10,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.field_kinds import (
-    as_number,
-    assign_fields,
-    checked,
-    flag,
-    size,
-    sizes,
-)
+from pytreemod.module.field_kinds import as_number, assign_fields, checked, flag, size, sizes
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import Title, check_array, check_channels, check_window, function
 from pytreemod.nn.calling import ignores_key, in_scope

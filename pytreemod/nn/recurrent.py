@@ -32,7 +32,7 @@ from pytreemod.nn.functional.promotion import widen
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
 from pytreemod.nn.recurrent_cells import RNNCellBase
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.transform.control_flow.scans import filter_scan
+from pytreemod.transform.scans import filter_scan
 from pytreemod.tree.differences import varying_axes
 from pytreemod.tree.predicates import is_array, is_array_like, is_inexact_array
 from pytreemod.tree.split_arrays import explicit_mesh

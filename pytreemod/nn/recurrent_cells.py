@@ -15,14 +15,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.field_kinds import array, flag, size
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
-from pytreemod.nn.arguments import (
-    Title,
-    check_array,
-    check_last_axis,
-    function,
-    named,
-    own_arrays,
-)
+from pytreemod.nn.arguments import Title, check_array, check_last_axis, function, named, own_arrays
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.promotion import wide_dtype
 from pytreemod.nn.functional.recurrent_cells import gru_cell, lstm_cell, simple_cell
@@ -336,11 +329,7 @@ class LSTMCell(GatedCell):
     @ignores_key
     @in_scope("pm.nn.LSTMCell")
     def __call__(
-        self,
-        input: AnyArray,
-        hidden: tuple[AnyArray, AnyArray],
-        *,
-        key: KeyLike | None = None,
+        self, input: AnyArray, hidden: tuple[AnyArray, AnyArray], *, key: KeyLike | None = None
     ) -> tuple[Shaped[Array, ...], Shaped[Array, ...]]:
         """Take one step; `key` is ignored."""
         del key
@@ -484,13 +473,7 @@ class SimpleCell(GatedCell):
 
 
 def initial_gates(
-    cell: Any,
-    init: Initializer | None,
-    key: PRNGKeyArray,
-    dtype: Any,
-    where: str,
-    *,
-    name: str,
+    cell: Any, init: Initializer | None, key: PRNGKeyArray, dtype: Any, where: str, *, name: str
 ) -> Array:
     """Draw a field of a cell, with an initializer that expects (in, out).
 

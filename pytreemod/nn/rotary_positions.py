@@ -21,13 +21,7 @@ from pytreemod.module.field_kinds import (
     checked,
     flag,
 )
-from pytreemod.nn.arguments import (
-    Title,
-    check_array,
-    check_dtype,
-    check_floating,
-    check_last_axis,
-)
+from pytreemod.nn.arguments import Title, check_array, check_dtype, check_floating, check_last_axis
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.rotary_embeddings import (
     Scaling,
@@ -47,12 +41,7 @@ than two axes may count heads or positions, and the shape does not show which.""
 SCALINGS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 """The numbers of each kind of scaling, by their names in `config.json`."""
 

@@ -139,11 +139,7 @@ class Sequential(StatefulLayer):
     @uses_key_if(lambda layer: any(wants_key(inner) for inner in layer.layers))
     @in_scope("pm.nn.Sequential")
     def __call__(
-        self,
-        x: Any,
-        state: State | Absent = ABSENT,
-        *,
-        key: KeyLike | None = None,
+        self, x: Any, state: State | Absent = ABSENT, *, key: KeyLike | None = None
     ) -> Any:
         """Apply the layers.
 

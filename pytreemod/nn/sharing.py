@@ -12,7 +12,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import function, named
 from pytreemod.nn.calling import in_scope
-from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
+from pytreemod.transform.abstract_calls import filter_eval_shape
 from pytreemod.tree.locating import locate
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.surgery import tree_at
@@ -107,11 +107,7 @@ def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
     else:
         hint = ["change the shape in the function:", "lambda pair: jnp.transpose(pair[0].weight)"]
     raise ShapeError(
-        "Shared(get)",
-        f"a value that fits {_shown(picked)}",
-        _shown(given),
-        at=places,
-        hint=hint,
+        "Shared(get)", f"a value that fits {_shown(picked)}", _shown(given), at=places, hint=hint
     )
 
 

@@ -11,12 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.field_kinds import (
-    flag,
-    is_traced,
-    number,
-    size,
-)
+from pytreemod.module.field_kinds import flag, is_traced, number, size
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,

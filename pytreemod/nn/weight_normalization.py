@@ -112,11 +112,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
     @uses_key_if(lambda layer: wants_key(layer.layer))
     @in_scope("pm.nn.WeightNorm")
     def __call__(
-        self,
-        x: AnyArray,
-        state: State | Absent = ABSENT,
-        *,
-        key: KeyLike | None = None,
+        self, x: AnyArray, state: State | Absent = ABSENT, *, key: KeyLike | None = None
     ) -> Any:
         """Call the layer with its weight normalized.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from pytreemod.module.naming_axes import AxisNames
-from pytreemod.parallel.tree_specs import SplitLeaf, check_mesh, rows_of
-from pytreemod.transform.compilation.axis_rules import mesh_axes
+from pytreemod.parallel.tree_specs import rows_of
+from pytreemod.transform.axis_rules import check_is_mesh, mesh_axes
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.reports import aligned
 from pytreemod.typing import PyTree
 
@@ -99,35 +101,21 @@ def sharding_table(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> Shard
         bias    [8]    out_features              ('tensor',)                8
         40 bytes on each device, of 160
     """
-    found = [row for row in rows_of("sharding_table", tree, rules) if _has_bytes(row)]
-    check_mesh("sharding_table", found, mesh)
+    check_is_mesh("sharding_table", mesh)
     sizes: dict[Any, int] = dict(mesh.shape)
-    rows = tuple(_shown(row, sizes) for row in found)
-    whole = sum(_bytes(row) for row in found)
-    return ShardingTable(rows, sum(row.bytes for row in rows), whole)
-
-
-def _shown(row: SplitLeaf, sizes: dict[Any, int]) -> ShardingRow:
-    parts = 1
-    for entry in row.spec:
-        for axis in mesh_axes(entry):
-            parts *= sizes[axis]
-    names = row.names
-    return ShardingRow(
-        row.path, row.shape, names.names, row.spec, _bytes(row) // parts, names.reason
-    )
+    rows: list[ShardingRow] = []
+    whole = 0
+    for loc, names, spec in rows_of(tree, rules, sizes):
+        leaf = loc.leaf
+        if not hasattr(leaf, "dtype"):
+            continue
+        size = math.prod(leaf.shape) * leaf.dtype.itemsize
+        parts = math.prod(sizes[axis] for entry in spec for axis in mesh_axes(entry))
+        own = path_text(loc.path), tuple(leaf.shape), names.names, spec, size // parts
+        rows.append(ShardingRow(*own, names.reason))
+        whole += size
+    return ShardingTable(tuple(rows), sum(row.bytes for row in rows), whole)
 
 
 def _spec_text(spec: PartitionSpec) -> str:
     return repr(tuple(spec)) if any(entry is not None for entry in spec) else "replicated"
-
-
-def _has_bytes(row: SplitLeaf) -> bool:
-    return hasattr(row.loc.leaf, "dtype") and hasattr(row.loc.leaf, "shape")
-
-
-def _bytes(row: SplitLeaf) -> int:
-    count = 1
-    for size in row.shape:
-        count *= size
-    return count * row.loc.leaf.dtype.itemsize

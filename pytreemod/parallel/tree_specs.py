@@ -6,14 +6,15 @@ A model names its axes (`axis_names`); a program says on which axis of a mesh ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, nearest
 from pytreemod.module.naming_axes import LeafNames, fitting_names
-from pytreemod.transform.compilation.axis_rules import AxisRules, check_is_mesh, mesh_axes
+from pytreemod.transform.axis_rules import AxisRules, check_is_mesh, mesh_axes
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By
@@ -52,8 +53,7 @@ def partition_specs(tree: PyTree, rules: Any) -> PyTree:
         >>> specs.weight, specs.bias
         (P('tensor', None), P('tensor',))
     """
-    rows = rows_of("partition_specs", tree, rules)
-    return jtu.tree_structure(tree).unflatten([row.spec for row in rows])
+    return jtu.tree_structure(tree).unflatten([row.spec for row in rows_of(tree, rules)])
 
 
 def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
@@ -87,179 +87,78 @@ def shardings(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
         P('tensor',)
         >>> model = pm.filter_shard(linear, pm.shardings(linear, mesh, rules))
     """
-    return shardings_for("shardings", tree, mesh, rules)
-
-
-def shardings_for(where: str, tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> PyTree:
-    """`shardings`, for a call with another name.
-
-    Raises:
-        ArgumentError, ShapeError, SpecError: as `shardings`.
-    """
-    rows = rows_of(where, tree, rules)
-    check_mesh(where, rows, mesh)
-    made = {spec: NamedSharding(mesh, spec) for spec in {row.spec for row in rows}}
-    return jtu.tree_structure(tree).unflatten([made[row.spec] for row in rows])
-
-
-# ---- one leaf
+    check_is_mesh("shardings", mesh)
+    made = [NamedSharding(mesh, row.spec) for row in rows_of(tree, rules, dict(mesh.shape))]
+    return jtu.tree_structure(tree).unflatten(made)
 
 
 class SplitLeaf(NamedTuple):
-    """A leaf with the names of its axes, and its spec.
-
-    Attributes:
-        loc: the leaf.
-        names: the names of its axes.
-        spec: how it is split.
-    """
+    """A leaf with the names of its axes, and its spec."""
 
     loc: Location
     names: LeafNames
     spec: PartitionSpec
 
-    @property
-    def path(self) -> str:
-        """The path of the leaf."""
-        return path_text(self.loc.path)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the leaf."""
-        return tuple(getattr(self.loc.leaf, "shape", ()))
-
-
-def rows_of(where: str, tree: PyTree, rules: Any) -> list[SplitLeaf]:
+def rows_of(tree: PyTree, rules: Any, sizes: Mapping[Any, int] | None = None) -> list[SplitLeaf]:
     """Return the names of the axes, and the spec, of each leaf of a tree.
 
     Args:
-        where: the name of the call, for errors.
         tree: the tree.
         rules: as for `partition_specs`.
+        sizes: of the axes of the mesh; None if there is no mesh.
 
     Raises:
-        ArgumentError, ShapeError, SpecError: as `partition_specs`.
+        ArgumentError, ShapeError, SpecError: as `shardings`.
     """
-    locs = list(locations(tree))
-    names = fitting_names(where, locs)
+    locs = [*locations(tree)]
+    names = fitting_names("rules", locs)
     each = rules.values(tree) if isinstance(rules, By) else [rules] * len(locs)
-    pairs = list(zip(locs, names, each, strict=True))
-    for _, _, rule in pairs:
-        _check_rule(where, rule)
-    # Most of thousands of leaves share names and rule with another.
-    specs = {(own.names, id(rule)): (own, rule) for _, own, rule in pairs}
-    specs = {key: _spec(own, rule) for key, (own, rule) in specs.items()}
-    rows = [SplitLeaf(loc, own, specs[own.names, id(rule)]) for loc, own, rule in pairs]
-    _refuse_shared(where, rows)
-    _refuse_unused(where, [(own.names, rule) for _, own, rule in pairs])
+    _refuse_unused(names, each)
+    pairs = zip(names, each, strict=True)
+    specs = [_spec(own, rule) for own, rule in pairs]
+    rows = list(map(SplitLeaf, locs, names, specs))
+    wrong = [(fact, at) for row in rows for fact, at in _misfits(row, sizes)]
+    for kind, fact in _FACTS.items():
+        at = [line for own, line in wrong if own == fact]
+        if at:
+            raise kind(f"rules: {fact}", at=at, hint="pm.by({path: P(...), ...: rules})")
     return rows
 
 
 def _spec(names: LeafNames, rule: Any) -> PartitionSpec:
     if isinstance(rule, PartitionSpec):
         return rule
+    if not isinstance(rule, AxisRules):
+        raise ArgumentError(f"rules: {describe(rule)} is neither AxisRules nor a PartitionSpec")
     return PartitionSpec(*(rule[name] for name in names.names))
 
 
-def check_mesh(where: str, rows: Iterable[SplitLeaf], mesh: Any) -> None:
-    """Refuse rules that do not fit a mesh.
-
-    Raises:
-        ArgumentError, ShapeError, SpecError: as `shardings`.
-    """
-    check_is_mesh(where, mesh)
-    sizes: dict[Any, int] = dict(mesh.shape)
-    unknown: dict[str, None] = {}
-    unfit: list[str] = []
-    # Those that fit; the error lists each of the others.
-    seen: set[tuple[Any, ...]] = set()
-    for row in rows:
-        if (row.spec, row.shape) in seen:
-            continue
-        count = len(unfit)
-        for i, entry in enumerate(row.spec):
-            axes = mesh_axes(entry)
-            missing = [axis for axis in axes if axis not in sizes]
-            unknown.update(dict.fromkeys(missing))
-            parts = _product(sizes.get(axis, 1) for axis in axes)
-            if not missing and i < len(row.shape) and row.shape[i] % parts:
-                shown = " x ".join(f"{axis}={sizes[axis]}" for axis in axes)
-                named = "" if row.names.names[i] is None else f" ({row.names.names[i]})"
-                unfit.append(
-                    f"{row.path}: {describe(row.loc.leaf)}, axis {i}{named} of {row.shape[i]}"
-                    f" over {shown}"
-                )
-        if len(unfit) == count:
-            seen.add((row.spec, row.shape))
-    if unknown:
-        got = ", ".join(f"{axis!r}{nearest(axis, map(str, sizes))}" for axis in unknown)
-        known = ", ".join(map(repr, sizes))
-        raise SpecError(f"{where}(rules)", f"axes of the mesh ({known})", got)
-    if unfit:
-        raise ShapeError(
-            where,
-            "axes that the mesh divides evenly",
-            f"{len(unfit)} others",
-            at=unfit,
-            hint=["do not split them, by name or by path:", "pm.by({path: P(), ...: rules})"],
-        )
+_FACTS: dict[Any, str] = {
+    SpecError: "an axis of the mesh is not there, or would split two axes of one leaf",
+    ShapeError: "the mesh does not divide every axis evenly",
+}
 
 
-def _product(sizes: Iterable[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
+def _misfits(row: SplitLeaf, sizes: Mapping[Any, int] | None) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a leaf: the fact, and a line with its path."""
+    axes = [axis for entry in row.spec for axis in mesh_axes(entry)]
+    own = " ".join(name or "_" for name in row.names.names)
+    spec = f"P({', '.join(map(repr, row.spec))})"
+    at = f"{path_text(row.loc.path)}: {describe(row.loc.leaf)} ({own}) as {spec}"
+    if len({*axes}) < len(axes) or (sizes is not None and not {*axes} <= sizes.keys()):
+        yield _FACTS[SpecError], at
+    elif sizes is not None:
+        parts = [math.prod(sizes[axis] for axis in mesh_axes(entry)) for entry in row.spec]
+        if any(n % part for n, part in zip(getattr(row.loc.leaf, "shape", ()), parts)):
+            yield _FACTS[ShapeError], f"{at} on a mesh of {dict(sizes)}"
 
 
-# ---- refusals
-
-
-def _check_rule(where: str, rule: Any) -> None:
-    if not isinstance(rule, (AxisRules, PartitionSpec)):
-        hint = ["for example:", 'pm.AxisRules({"embed": "fsdp", "layers": None})']
-        expected = "AxisRules, or pm.by with AxisRules and PartitionSpecs"
-        raise ArgumentError(f"{where}(rules)", expected, describe(rule), hint=hint)
-
-
-def _refuse_shared(where: str, rows: Sequence[SplitLeaf]) -> None:
-    """Refuse to split two axes of one leaf over one axis of the mesh."""
-    places: list[str] = []
-    for row in rows:
-        used = [axis for entry in row.spec for axis in mesh_axes(entry)]
-        twice = next((axis for axis in used if used.count(axis) > 1), None)
-        if twice is not None:
-            own = [
-                str(name)
-                for name, entry in zip(row.names.names, row.spec, strict=False)
-                if twice in mesh_axes(entry)
-            ]
-            places.append(f"{row.path}: {describe(row.loc.leaf)}, {' and '.join(own)} over {twice}")
-    if places:
-        raise SpecError(
-            f"{where}(rules)",
-            "at most one axis of a leaf for each axis of the mesh",
-            f"two axes in {len(places)}",
-            at=places,
-            hint=["choose the axis by path:", 'pm.by({path: P("fsdp", None), ...: rules})'],
-        )
-
-
-def _refuse_unused(where: str, pairs: Sequence[tuple[Sequence[str | None], Any]]) -> None:
-    """Refuse a name that has an axis of the mesh, if no leaf has this name."""
-    tables: dict[int, AxisRules] = {id(r): r for _, r in pairs if isinstance(r, AxisRules)}
-    known = {name for names, _ in pairs for name in names if name is not None}
-    used = {name for rules in tables.values() for name, axes in rules.rules if axes is not None}
-    unused = sorted(used - known)
-    if unused and pairs:
-        got = ", ".join(f"{name!r}{nearest(name, known)}" for name in unused)
-        shown = ", ".join(sorted(known)) or "none"
-        raise SpecError(
-            f"{where}(rules)",
-            f"names that axes of the tree have ({shown})",
-            got,
-            hint=[
-                "to ignore a name that this model does not have, map it to None:",
-                f"{{{unused[0]!r}: None}}",
-            ],
-        )
+def _refuse_unused(names: Sequence[LeafNames], rules: Sequence[Any]) -> None:
+    """Refuse a name that has an axis of the mesh, if no leaf has this name: it would do nothing."""
+    tables = {id(rule): rule for rule in rules if isinstance(rule, AxisRules)}
+    known = {name for own in names for name in own.names if name is not None}
+    used = {name for table in tables.values() for name, axes in table.rules if axes is not None}
+    for name in sorted(used - known):
+        fact = f"rules: no axis of the tree has the name {name!r}{nearest(name, known)}"
+        raise SpecError(fact, hint=f"pm.AxisRules({{{name!r}: None, ...}})  # to ignore it")

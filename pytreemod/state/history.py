@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
 
 
 class History:
@@ -14,21 +15,34 @@ class History:
     for all values, so a State that a transform returns starts a new history.
     """
 
-    __slots__ = ("__weakref__", "taken")
+    __slots__ = ("__weakref__", "above", "lent", "taken")
 
-    def __init__(self) -> None:
+    def __init__(self, above: tuple[weakref.ref[History], ...] = ()) -> None:
+        # Of the State that a substate was taken from, and of the outermost. Weakly: each of a
+        # long row of substates would keep all before it.
+        self.above = above
+        # The values that a substate has replaced, and that were not put back yet.
+        self.lent: set[Any] = set()
         # By the history of each substate, weakly: its values live only as long as both are in use.
         # Most histories have no substates.
-        self.taken: WeakKeyDictionary[History, dict[Any, Any]] | None = None
+        self.taken: weakref.WeakKeyDictionary[History, dict[Any, Any]] | None = None
 
     def branch(self, values: dict[Any, Any]) -> History:
         """Return the history of a substate that takes these values."""
-        made = History()
+        own: weakref.ref[History] = weakref.ref(self)
+        made = History((own, *self.above[-1:]) if self.above else (own,))
         if self.taken is None:
             with start_lock:
-                self.taken = WeakKeyDictionary() if self.taken is None else self.taken
+                self.taken = weakref.WeakKeyDictionary() if self.taken is None else self.taken
         self.taken[made] = values
         return made
+
+    def note_used(self, values: Iterable[Any]) -> None:
+        """Note that values of a State of this history were replaced."""
+        for reference in self.above:
+            history = reference()
+            if history is not None:
+                history.lent.update(values)
 
     def taken_by(self, branch: History | None) -> dict[Any, Any] | None:
         """The values that a substate took from here; None if it took none, or it is unknown."""

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytreemod.errors import (
-    ArgumentError,
-    RngError,
-    StateError,
-    TokenError,
-    describe,
-    with_article,
-)
+from pytreemod.errors import ArgumentError, RngError, StateError, TokenError, describe, with_article
 from pytreemod.state.rows import Rows
 from pytreemod.state.tokens import AbstractToken, RngStream, Unnamed, tokens_of
 from pytreemod.tree.paths import path_text, some_of
@@ -81,9 +74,7 @@ def foreign(by: str, marker: Any, rows: Rows, places: Sequence[str] = ()) -> Tok
     name = "a token without a name" if is_unnamed else repr(marker)
     known = some_of([row.name for row in rows]) or "none"
     return TokenError(
-        f"State.{by}: this State has no value for {name}, but for {known}",
-        at=places,
-        hint=MAKE,
+        f"State.{by}: this State has no value for {name}, but for {known}", at=places, hint=MAKE
     )
 
 

@@ -13,7 +13,7 @@ and substates in `history`, and the errors in `refusals`.
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeVar, cast
 
 import jax
@@ -36,14 +36,13 @@ from pytreemod.state.tokens import (
     tokens_of,
 )
 from pytreemod.tree.comparison import are_equal
-from pytreemod.tree.effects import note_drawn, note_keyed, note_made, note_part, note_used
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.renewing import EDITABLE
 from pytreemod.tree.rich_printing import rich_rows, rich_text
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.snapshots import AbstractState, Snapshot, Structure, take_snapshot
+from pytreemod.tree.snapshots import AbstractState, Snapshot, Structure, last_use, take_snapshot
 from pytreemod.typing import PyTree, jtu
 
 _M = TypeVar("_M")
@@ -113,7 +112,6 @@ class State(AbstractState):
         for locs in paths_by_marker(found).values():
             if len(locs) > 1:
                 raise refusals.doubled(locs)
-        note_made(self)
 
     def get(self, item: StateIndex[_V]) -> _V:
         """Return the value of a token.
@@ -207,13 +205,7 @@ class State(AbstractState):
             refusals.check_single("substate", paths_by_marker(found), self._rows)
         rows = self._rows.only(wanted)
         values = {row.marker: self._values[row.marker] for row in rows}
-        if self._history is None:
-            # Created on first use: most States have no substates.
-            with start_lock:
-                self._history = self._history or History()
-        part = _make(values, rows, self._history.branch(values))
-        note_part(part)
-        return part
+        return _make(values, rows, self._own_history().branch(values))
 
     def update(self, substate: State) -> State:
         """Return a State with the values of a substate instead of this one's.
@@ -255,8 +247,17 @@ class State(AbstractState):
         changed = self._changed_in(substate)
         fitting = {m: self._fitting(m, substate._values[m], "update") for m in changed}
         # Not earlier: an update that is refused leaves both usable.
-        substate.__use_up__("update")
+        substate._claim("update")
+        if self._history is not None:
+            self._history.lent -= substate._values.keys()
         return self._succeed({**self._values, **fitting}, "update")
+
+    def _own_history(self) -> History:
+        # Created on first use: most States have no substates.
+        if self._history is None:
+            with start_lock:
+                self._history = self._history or History()
+        return self._history
 
     def _changed_in(self, substate: State) -> list[Any]:
         """Return the markers of the values in a substate that are to replace this one's."""
@@ -334,7 +335,6 @@ class State(AbstractState):
         # After all checks: an error must not use up a key.
         key = next(key) if isinstance(key, InitKeys) else key
         seeded = streams.seeded(key, [self._rows[marker].name for marker in chosen])
-        note_keyed(chosen)
         return self._succeed({**self._values, **dict(zip(chosen, seeded, strict=True))}, "seed")
 
     def next_key(self, stream: RngStream) -> tuple[Any, State]:
@@ -362,7 +362,6 @@ class State(AbstractState):
         self._check("next_key", stream)
         marker = self._marker(stream, "next_key", RngStream)
         key, value = streams.use(self._single(marker, "next_key"))
-        note_drawn(marker)
         return key, self._succeed({**self._values, marker: value}, "next_key", marker)
 
     def split(self, n: int, select: Any = None) -> State:
@@ -408,7 +407,6 @@ class State(AbstractState):
                 values[marker] = streams.split(self._single(marker, "split"), n)
             else:
                 values[marker] = streams.repeated(values[marker], n)
-        note_keyed(chosen)
         return self._succeed(values, "split")
 
     def join(self) -> State:
@@ -485,7 +483,6 @@ class State(AbstractState):
             return holding(token, self._values[token.marker]) if known else token
 
         filled = map_tokens(restore, model)
-        # Not recorded as used: the values are in the model, and not lost.
         self._claim("fill")
         return filled
 
@@ -513,7 +510,9 @@ class State(AbstractState):
 
     def _succeed(self, values: dict[Any, Any], by: str, marker: Any = None) -> State:
         self._claim(by, marker)
-        note_used(self)
+        if self._history is not None:
+            self._history.note_used(self._values)
+            self._history.lent = set()
         return _make(values, self._rows, self._history)
 
     def _claim(self, by: str, marker: Any = None) -> None:
@@ -524,6 +523,7 @@ class State(AbstractState):
         except AttributeError:
             raise refusals.used_up(by, self._user(), []) from None
         self._used = by, marker
+        last_use.mark = object()
 
     def _check(self, by: str, item: Any = None) -> None:
         if self._used:
@@ -558,7 +558,6 @@ class State(AbstractState):
         if name != "_values":
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
         cached = cast("Snapshot", self.__cached_snapshot__)
-        cached.take()
         self._values = cached.structure.assemble(cached.arrays)._values
         # It has nodes of unknown classes: the snapshot could not be checked later.
         if cached.paths is None:
@@ -571,9 +570,6 @@ class State(AbstractState):
         if cached is None or (cached.containers and not cached.is_current()):
             cached, may_cache = take_snapshot(self)
             self.__cached_snapshot__ = cached if may_cache else None
-        elif cached.delivery:
-            # As `take`, which this saves a call.
-            cached.delivery.clear()
         return cached
 
     def __usable__(self) -> bool:
@@ -582,9 +578,24 @@ class State(AbstractState):
     def __values__(self) -> Mapping[Any, PyTree]:
         return self._values
 
-    def __use_up__(self, by: str) -> None:
-        self._claim(by)
-        note_used(self)
+    def __replaced__(self) -> Set[Any]:
+        if self._used and self._used[0] != "fill":
+            return self._values.keys()
+        return set() if self._history is None else self._history.lent
+
+    def __note_copy__(self, copy: State) -> None:
+        if copy is not self and copy._rows is self._rows:
+            self._own_history().lent |= copy.__replaced__()
+
+    def __drawn__(self, after: State) -> list[str]:
+        both = [m for m in self._rows.of_kind(RngStream) if m in after._rows]
+        pairs = [(marker, self._values[marker], after._values[marker]) for marker in both]
+        # A stream that got another key was seeded.
+        return [
+            self._rows[marker].name
+            for marker, old, new in pairs
+            if new.key is old.key and new.count is not old.count
+        ]
 
     def __pending__(self) -> Any:
         paths = (
@@ -665,7 +676,6 @@ def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) ->
     state._values, state._rows, state._history = values, rows, history
     state._used, state.__cached_snapshot__ = None, None
     state._fresh = True
-    note_made(state)
     return state
 
 

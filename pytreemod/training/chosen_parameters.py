@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from pytreemod.module.reading import is_computed
-from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.members import count_member_axes
 from pytreemod.tree.nodes import Location, Represents, locations
 from pytreemod.tree.selecting import Selector

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.constrained_leaves import Constraint
-from pytreemod.transform.host.runtime_checks import error_if
+from pytreemod.transform.runtime_checks import error_if
 from pytreemod.tree.nodes import is_node
 from pytreemod.typing import untyped_jax
 
@@ -329,11 +329,7 @@ def _bound(where: str, given: Any) -> float:
     return float(given) + 0.0  # Zero has one sign.
 
 
-_NAMES = {
-    (-math.inf, math.inf): "real",
-    (0.0, math.inf): "positive",
-    (0.0, 1.0): "unit_interval",
-}
+_NAMES = {(-math.inf, math.inf): "real", (0.0, math.inf): "positive", (0.0, 1.0): "unit_interval"}
 
 
 # ---- vectors

@@ -21,8 +21,8 @@ from pytreemod.module.field_kinds import as_number, checked, size
 from pytreemod.module.fields import buffer
 from pytreemod.state.values import State
 from pytreemod.tree.differences import compare
-from pytreemod.tree.effects import is_state
 from pytreemod.tree.predicates import is_array, is_inexact_array
+from pytreemod.tree.snapshots import is_state
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")

@@ -7,13 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import (
-    ArgumentError,
-    ShapeError,
-    SpecError,
-    describe,
-    with_article,
-)
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, with_article
 from pytreemod.module.computed_leaves import computed
 from pytreemod.module.reading import is_computed
 from pytreemod.module.unfinished import refuse_unfinished
@@ -30,10 +24,7 @@ _M = TypeVar("_M")
 
 
 def map_parameters(
-    fn: Callable[[Any], Any],
-    model: _M,
-    selector: Any,
-    inverse: Callable[[Any], Any] | None = None,
+    fn: Callable[[Any], Any], model: _M, selector: Any, inverse: Callable[[Any], Any] | None = None
 ) -> _M:
     """Make chosen parameters a function of trained arrays.
 

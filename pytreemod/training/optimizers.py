@@ -16,13 +16,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax.numpy as jnp
 
-from pytreemod.errors import (
-    ArgumentError,
-    ShapeError,
-    StructureError,
-    describe,
-    with_article,
-)
+from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, with_article
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.reading import are_derivatives
@@ -39,12 +33,12 @@ from pytreemod.training.plans import (
     rules_of,
 )
 from pytreemod.training.rules_on_meshes import init_on_mesh, update_on_mesh
-from pytreemod.transform.boundary.shared_parameters import warn_of_shared
-from pytreemod.transform.compilation.placements import sharded_as
+from pytreemod.transform.chosen_leaves import warn_of_shared
 from pytreemod.tree.differences import compare
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
+from pytreemod.tree.split_arrays import sharded_as
 from pytreemod.tree.updating import apply_updates, refuse_complex
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytreemod.errors import ArgumentError, SpecError, StructureError, describe
-from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
-from pytreemod.transform.interception.surrounded_calls import released
+from pytreemod.transform.capturing import released
+from pytreemod.transform.chosen_leaves import trainable_mask
 from pytreemod.tree.differences import compare
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import Location, locations
@@ -215,7 +215,6 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
     """
     if treedef == plan.structure:
         return
-    model = released(model)
     hint = ["an optimizer is for one model; create another for this one:"]
     hint += ["opt = pm.Optimizer(rules).init(model)"]
     found = [d for d in compare(plan.stand_in(), model, fits_always) if d.of_structure]

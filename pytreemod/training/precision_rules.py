@@ -1,7 +1,7 @@
 """`with_precision`: a model whose chosen Modules store, and compute with, chosen dtypes.
 
 The arrays of the model are cast once, to the dtype of the parameters. And the methods of each
-Module are wrapped (`transform.interception.surrounded_calls`), so that the Module runs with arrays
+Module are wrapped (`transform.call_rules`), so that the Module runs with arrays
 of the dtype of the computation: layers read that dtype, and need not know about it. Because the
 casts are differentiated through, gradients have the dtype of the parameters.
 
@@ -14,7 +14,7 @@ compiled function cannot mistake a call inside the region for one from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,22 +27,26 @@ from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
 from pytreemod.training.dtype_policies import Precision, as_precision
-from pytreemod.transform.interception.chosen_modules import Path, choose_values, rebuilt
-from pytreemod.transform.interception.surrounded_calls import (
-    AbstractCallRule,
-    CallSite,
+from pytreemod.transform.call_rules import (
+    CallRule,
+    explain_none,
     has_method,
-    own_rules,
-    with_own_rules,
+    is_rules,
+    offered,
+    path_unwrapped,
+    rebuilt,
+    refuse_unmatched_modules,
+    rules_of,
+    with_rules,
 )
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.prefixes import By, by
+from pytreemod.tree.prefixes import By, by, decide, refuse_shadowed
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import with_children
-from pytreemod.typing import class_of, jtu
+from pytreemod.typing import KeyPath, class_of, jtu
 
 _T = TypeVar("_T")
 
@@ -124,7 +128,7 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     rule = By([(selector, as_precision(where, value)) for selector, value in rule.items])
     rest = [value for selector, value in rule.items if selector == _ALL]
     special = By([(selector, value) for selector, value in rule.items if selector != _ALL])
-    chosen = choose_values(where, special, bare, _is_offered)
+    chosen = _chosen(where, special, bare)
     giving = _Giving(chosen, names)
     made = giving.visit(bare, (), _Here(rest[0] if rest else _UNDECIDED, None))
     giving.check(where)
@@ -146,15 +150,39 @@ _ALL = as_selector(...)
 
 def precisions_of(node: Any) -> dict[str, Precision | None]:
     """Return the precisions of a Module, by the names of the methods; empty if there are none."""
-    return {name: rule.precision for name, rule in own_rules(node, _Casting).items()}
+    return {name: rule.precision for name, rule in rules_of(node, _Casting).items()}
+
+
+def _chosen(where: str, rule: By, tree: Any) -> dict[KeyPath, Any]:
+    """Return the values that a rule has for Modules themselves, by their paths.
+
+    Args:
+        where: the name of the caller, for errors.
+        rule: from selectors to values; the first selector that picks a Module gives its value.
+        tree: a model, or any tree that contains some.
+
+    Raises:
+        SpecError: if an entry picks none, or none that earlier entries leave.
+    """
+    (prefix, inner), places = path_unwrapped(tree), offered(tree, _is_offered)
+    picks: list[list[bool]] = []
+    for selector in rule.selectors:
+        refuse_unmatched_modules(where, selector, places)
+        picks.append(selector.pick(places, inner, None))
+        if not any(picks[-1]):
+            raise SpecError(explain_none(where, repr(selector), places))
+    entries, shadowed = decide(picks, len(places))
+    refuse_shadowed(where, rule.items, entries, shadowed, places)
+    pairs = zip(places, entries, strict=True)
+    return {(*prefix, *p.path): rule.items[i][1] for p, i in pairs if i is not None}
 
 
 def _is_offered(node: Any) -> bool:
     return not is_token(node) and not is_computed(node)
 
 
-def _without(node: Any, path: Path) -> Any:
-    return with_own_rules(node, _Casting, {}) if own_rules(node, _Casting) else node
+def _without(node: Any, path: KeyPath) -> Any:
+    return with_rules(node, _Casting, {}) if rules_of(node, _Casting) else node
 
 
 # ---- giving
@@ -178,13 +206,13 @@ class _Here(NamedTuple):
 class _Giving:
     """One walk over a model that casts stored arrays, and puts rules around methods."""
 
-    def __init__(self, chosen: dict[Path, Any], methods: Sequence[str]):
+    def __init__(self, chosen: dict[KeyPath, Any], methods: Sequence[str]):
         self.chosen, self.methods = chosen, methods
         self.seen: set[str] = set()
         self.undecided: list[str] = []
         self.uncast: list[str] = []
 
-    def visit(self, node: Any, path: Path, here: _Here) -> Any:
+    def visit(self, node: Any, path: KeyPath, here: _Here) -> Any:
         """Return the tree with its rules, made from the inside out."""
         if _has_floats(node):
             return self._store(node, path, here)
@@ -199,7 +227,7 @@ class _Giving:
         inside = _Here(precision, precision if is_entered else here.entered)
         node = _with_parts(node, lambda child, key: self.visit(child, (*path, key), inside))
         rules = dict.fromkeys(found, _Casting(precision))
-        return with_own_rules(node, _Casting, rules) if is_ruled else node
+        return with_rules(node, _Casting, rules) if is_ruled else node
 
     def _methods_of(self, node: Any) -> list[str]:
         if not isinstance(node, Module) or is_computed(node):
@@ -208,7 +236,7 @@ class _Giving:
         self.seen.update(found)
         return found
 
-    def _store(self, array: Any, path: Path, here: _Here) -> Any:
+    def _store(self, array: Any, path: KeyPath, here: _Here) -> Any:
         precision = here.precision
         if precision is _UNDECIDED:
             self.undecided.append(path_text(path))
@@ -253,8 +281,8 @@ class _Giving:
 # ---- around a call
 
 
-class _Casting(AbstractCallRule):
-    """Casts the arguments and the results of a Module.
+class _Casting(CallRule):
+    """Casts the arrays of a Module, its arguments and its results.
 
     Fields:
         precision: None for a Module without a precision inside others that have one
@@ -263,8 +291,6 @@ class _Casting(AbstractCallRule):
 
     precision: Precision | None = field(static=True)
     is_inside: bool = field(default=False, static=True)
-    # It is the same for all layers of a Stack.
-    uses_layer: ClassVar[bool] = False
 
     def shown(self) -> str:
         """Return the precision, as `with_precision` takes it."""
@@ -275,37 +301,23 @@ class _Casting(AbstractCallRule):
         is_one = precision.params == precision.compute == precision.output
         return f" in {precision.params if is_one else ','.join(parts)}"
 
-    def entering(self, module: Any) -> Any:
-        """Return the Module with its arrays in the dtype of the computation."""
-        if self.precision is None:
-            return module
-        return _Cast(self.precision, self.precision.compute, is_inside=True).visit(module)
-
-    def leaving(self, called: Any, entered: Any, out: Any) -> Any:
-        """The result of the method, with the original arrays for unchanged parts of the Module."""
-        if self.precision is None or self.is_inside:
-            return out
-        return _Restored(self.precision, _originals(called, entered)).visit(out, is_part=False)
-
-    def around(
-        self,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        where: CallSite,
-    ) -> Any:
-        """Make the call, with cast arguments."""
+    def around(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Make the call, in the dtype of the computation."""
         precision = self.precision
         if precision is None:
-            return call(*args, **kwargs)
+            return call(module, *args, **kwargs)
         given = _Cast(precision, precision.compute)
+        entered = _Cast(precision, precision.compute, is_inside=True).visit(module)
         out = call(
+            entered,
             *(given.visit(arg) for arg in args),
             **{name: given.visit(arg) for name, arg in kwargs.items()},
         )
-        # The parts of a region exchange arrays in the dtype of the computation.
-        dtype = precision.compute if self.is_inside else precision.output
-        return _Cast(precision, dtype).visit(out)
+        if self.is_inside:
+            # The parts of a region exchange arrays in the dtype of the computation.
+            return given.visit(out)
+        out = _Restored(precision, _originals(module, entered)).visit(out, is_part=False)
+        return _Cast(precision, precision.output).visit(out)
 
 
 class _Cast(NamedTuple):
@@ -328,7 +340,7 @@ class _Cast(NamedTuple):
             return _as_dtype(node, self.dtype)
         if _is_left_alone(node):
             return node
-        rules = own_rules(node, _Casting)
+        rules = rules_of(node, _Casting)
         is_other = any(rule.precision != self.precision for rule in rules.values())
         if is_other or (rules and self.is_inside is None):
             return node
@@ -361,7 +373,7 @@ class _Restored(NamedTuple):
             return _as_dtype(node, self.precision.params) if is_part else node
         if _is_left_alone(node):
             return node
-        rules = own_rules(node, _Casting)
+        rules = rules_of(node, _Casting)
         if any(rule.precision != self.precision for rule in rules.values()):
             return node
         is_part = is_part or bool(rules)
@@ -370,8 +382,8 @@ class _Restored(NamedTuple):
 
 
 def _with_rules(node: Any, precision: Precision, is_inside: bool) -> Any:
-    rules = dict.fromkeys(own_rules(node, _Casting), _Casting(precision, is_inside))
-    return with_own_rules(node, _Casting, rules)
+    rules = dict.fromkeys(rules_of(node, _Casting), _Casting(precision, is_inside))
+    return with_rules(node, _Casting, rules)
 
 
 def _originals(called: Any, entered: Any) -> dict[int, Any]:
@@ -391,8 +403,8 @@ def _is_whole(node: Any) -> bool:
 
 
 def _is_left_alone(node: Any) -> bool:
-    """Whether nothing inside is cast: parts of a State keep their first dtype."""
-    return is_token(node) or isinstance(node, State)
+    """Whether nothing inside is cast: parts of a State keep their first dtype, rules their own."""
+    return is_token(node) or isinstance(node, State) or is_rules(node)
 
 
 def _with_parts(node: Any, visit: Callable[[Any, Any], Any]) -> Any:

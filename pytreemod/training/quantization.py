@@ -29,7 +29,7 @@ from pytreemod.module.reading import MADE, evaluate_each, is_computed, made_of
 from pytreemod.module.ties import observe_one
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.training.low_rank import LowRank
-from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.members import count_member_axes
 from pytreemod.tree.nodes import (
     DEFAULT_ROLE,

@@ -15,10 +15,9 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from pytreemod.transform.compilation.placements import on_mesh_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
-from pytreemod.tree.split_arrays import explicit_mesh, split_axes
+from pytreemod.tree.split_arrays import explicit_mesh, on_mesh_of, split_axes
 from pytreemod.typing import PyTree, jtu, untyped_jax
 
 

@@ -116,10 +116,7 @@ def kind_of(value: Any) -> Any:
 _PARTS: dict[Any, Callable[[Any], tuple[Any, Sequence[Any]]]] = {
     tuple.__eq__: lambda value: (None, value),
     list.__eq__: lambda value: (None, value),
-    dict.__eq__: lambda value: (
-        getattr(value, "default_factory", None),
-        [*value, *value.values()],
-    ),
+    dict.__eq__: lambda value: (getattr(value, "default_factory", None), [*value, *value.values()]),
     OrderedDict.__eq__: lambda value: (None, [*value, *value.values()]),
     types.MappingProxyType.__eq__: lambda value: (None, [*value, *value.values()]),
     deque.__eq__: lambda value: (value.maxlen, value),

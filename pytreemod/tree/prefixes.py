@@ -314,13 +314,7 @@ def spread(
     values: list[Any] = []
     for part, (key, child) in zip(parts, children, strict=True):
         values += spread(
-            part,
-            child,
-            resolve=resolve,
-            stops=stops,
-            where=where,
-            path=(*path, key),
-            root=root,
+            part, child, resolve=resolve, stops=stops, where=where, path=(*path, key), root=root
         )
     return values
 

@@ -8,26 +8,18 @@ on. Two cases are found: one array of two or more axes at two paths, and any arr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pytreemod.tree.nodes import Location, locations, record_of
 from pytreemod.typing import KeyPath, PyTree
 
 
-def places_of_shared(
-    tree: PyTree,
-    chosen: Sequence[bool],
-    identity: Callable[[Any], int] = id,
-    known: Collection[int] = (),
-) -> list[list[Location]]:
+def places_of_shared(tree: PyTree, chosen: Sequence[bool]) -> list[list[Location]]:
     """Return the locations of each shared leaf.
 
     Args:
         tree: any tree.
         chosen: which of its leaves to look at, in JAX's order.
-        identity: returns equal values for two leaves that are one.
-        known: the identities of leaves that are known to be parameters at several paths.
 
     Returns:
         For each shared leaf its locations: two or more.
@@ -35,9 +27,8 @@ def places_of_shared(
     found: dict[int, list[Location]] = {}
     for loc, is_chosen in zip(locations(tree), chosen, strict=True):
         if is_chosen:
-            found.setdefault(identity(loc.leaf), []).append(loc)
-    several = ((one, group) for one, group in found.items() if len(group) > 1)
-    return [group for one, group in several if one in known or _is_one_parameter(group)]
+            found.setdefault(id(loc.leaf), []).append(loc)
+    return [group for group in found.values() if len(group) > 1 and _is_one_parameter(group)]
 
 
 def _is_one_parameter(group: Sequence[Location]) -> bool:

@@ -15,7 +15,7 @@ import atexit
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from operator import is_
 from typing import Any
 
@@ -94,6 +94,16 @@ class Structure:
         self.positions = positions
         self.statics = statics
         self.count = treedef.num_leaves if positions is None else len(positions)
+
+    @property
+    def key(self) -> Any:
+        """A hashable value that is equal for equal structures, also if they are not one object.
+
+        Raises:
+            TypeError: if a static value cannot be hashed.
+        """
+        statics = tuple((static_kind(x), exact(x)) for x in self.statics)
+        return self.treedef, self.positions, statics, node_kinds(self.treedef)
 
     def assemble(self, arrays: Sequence[Any]) -> PyTree:
         """Build the tree from its arrays."""
@@ -262,21 +272,42 @@ class AbstractState(ABC):
         """Return its values by identity; also those of a used State."""
 
     @abstractmethod
-    def __use_up__(self, by: str) -> None:
-        """Refuse to be flattened, or used, from now on.
+    def __replaced__(self) -> Set[Any]:
+        """The identities of the values that were replaced: all, of a State that was used up."""
 
-        Args:
-            by: the operation that replaced it.
-        """
+    @abstractmethod
+    def __note_copy__(self, copy: Any) -> None:
+        """Note the values that a copy has replaced, which a transform made for its function."""
+
+    @abstractmethod
+    def __drawn__(self, after: Any) -> list[str]:
+        """The names of the random streams that were drawn from until a later State."""
 
 
-def _use_up(state: AbstractState, by: str) -> None:
-    if state.__usable__():
-        state.__use_up__(by)
+class _LastUse:
+    """An object for the last moment at which any State was used up.
+
+    A transform compares it before and after a call: most calls use none up.
+    """
+
+    __slots__ = ("mark",)
+
+    def __init__(self) -> None:
+        self.mark = object()
 
 
-finishing = threading.RLock()
-"""Held while a record's States are used up: by a call, or because the record is built."""
+last_use = _LastUse()
+
+
+def is_state(node: Any) -> bool:
+    """Whether a node of a tree is a State."""
+    return isinstance(node, AbstractState)
+
+
+def states_in(tree: PyTree) -> list[AbstractState]:
+    """Return the States in a tree, including those that were used up."""
+    # Treat them as leaves: a used State refuses to be flattened.
+    return [leaf for leaf in jtu.tree_leaves(tree, is_leaf=is_state) if is_state(leaf)]
 
 
 # The key of a State, instead of a container's keys.
@@ -292,20 +323,9 @@ class Snapshot(AbstractSource):
 
     A pending record has no containers yet: `paths` says where they will be. It is None if the
     record will have nodes of unknown kinds, and so cannot be cached once it is built.
-
-    `deliveries` uses the last three attributes, which are None for most snapshots.
     """
 
-    __slots__ = ("arrays", "containers", "delivery", "passed", "paths", "spent", "structure")
-
-    delivery: list[Any] | None
-    """The delivery that it is part of, if a call returned it. Not None if `spent` is not."""
-
-    passed: list[Any] | dict[Any, list[Any] | None] | None
-    """The delivery of the call that received it; of several, by function, None after a warning."""
-
-    spent: dict[_Path, Any] | None
-    """The paths of the States to use up when the record is built, each with its call."""
+    __slots__ = ("arrays", "containers", "paths", "structure")
 
     def __init__(
         self,
@@ -318,21 +338,13 @@ class Snapshot(AbstractSource):
         self.structure = structure
         self.containers = containers
         self.paths = paths
-        self.delivery = self.passed = self.spent = None
-
-    def take(self) -> bool:
-        """Note that its record is read or passed on, and return whether that is allowed."""
-        if self.delivery is not None:
-            self.delivery.clear()
-        return self.spent is None
 
     def read(self, node: Any, name: str) -> None:
         """Fill `node` in completely: the arrays exist, and one field costs most of the rest."""
         self.fill_in(node)
 
     def fill_in(self, node: Any) -> None:
-        """Build the record's fields from the arrays, and use up the States that a call replaced."""
-        self.take()
+        """Build the record's fields from the arrays."""
         fields = node.__stored__
         # JAX makes a new node; this one takes over its fields.
         built = self.structure.assemble(self.arrays)
@@ -341,14 +353,11 @@ class Snapshot(AbstractSource):
             # A value that another thread has read stays the same object.
             fields.setdefault(name, value)
         if self.paths is not None:
-            found = [reached(node, path) for path in self.paths]
+            found = [_reached(node, path) for path in self.paths]
             containers = tuple(map(_contents, found))
             fields[PRIVATE].snapshot = Snapshot(self.arrays, self.structure, containers)
-        with finishing:
-            for path, call in (self.spent or {}).items():
-                _use_up(reached(node, path), call.name)
-            # Last: a record that is no longer pending must be complete.
-            fields[PRIVATE].source = None
+        # Last: a record that is no longer pending must be complete.
+        fields[PRIVATE].source = None
 
     def is_current(self) -> bool:
         """Whether the stored containers still have the same contents."""
@@ -379,7 +388,7 @@ def snapshot_of(node: Any) -> Snapshot:
     if own is not None:
         source, cached = own.source, own.snapshot
         # A pending record may also be a proxy, whose source has no arrays.
-        if type(source) is Snapshot and (source.delivery is None or source.take()):
+        if type(source) is Snapshot:
             return source
         if cached is not None and (not cached.containers or cached.is_current()):
             return cached
@@ -397,7 +406,7 @@ def _contents(container: Any) -> tuple[Any, Any, Any]:
     return container, None, tuple(container)
 
 
-def reached(node: Any, path: _Path) -> Any:
+def _reached(node: Any, path: _Path) -> Any:
     """Return the node at a path, by Python's own access."""
     for key in path:
         if record_of(node) is not None:

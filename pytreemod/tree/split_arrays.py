@@ -6,13 +6,16 @@ compiler takes care of automatic axes of a mesh, which are in no type.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pytreemod.errors import describe, short_dtype
-from pytreemod.typing import Tracer
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import PyTree, Tracer, jtu, untyped_jax
+
+_T = TypeVar("_T")
 
 
 def explicit_mesh(*arrays: Any) -> Any:
@@ -96,3 +99,30 @@ def _size_text(size: int, names: tuple[str, ...]) -> str:
     if not names:
         return str(size)
     return f"{size}@{names[0]}" if len(names) == 1 else f"{size}@({','.join(names)})"
+
+
+def sharded_as(tree: _T, like: _T) -> _T:
+    """Return a tree whose arrays are split over explicit axes like those of another tree.
+
+    Arrays that are on no mesh count as replicated.
+    """
+
+    def shard(x: Any, other: Any) -> Any:
+        if not is_array(x) or not is_array(other) or split_axes(x) == split_axes(other):
+            return x
+        spec = PartitionSpec(*((None, *at)[-1] if len(at) < 2 else at for at in split_axes(other)))
+        return untyped_jax.sharding.reshard(x, NamedSharding(explicit_mesh(x, other), spec))
+
+    return jtu.tree_map(shard, tree, like)
+
+
+def on_mesh_of(tree: _T, like: PyTree) -> _T:
+    """A tree whose arrays are on the mesh of another tree; replicated if they were on none."""
+    mesh = explicit_mesh(*jtu.tree_leaves(like))
+
+    def shard(x: Any) -> Any:
+        if not is_array(x) or explicit_mesh(x) is not None:
+            return x
+        return untyped_jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec()))
+
+    return tree if mesh is None else jtu.tree_map(shard, tree)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
-import jax.numpy as jnp
-
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.field_kinds import checked, size
 from pytreemod.nn.calling import in_scope, uses_key_if, wants_key
@@ -24,10 +22,9 @@ from pytreemod.nn.members.stacking import split_members, stack_members
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.signatures import positional_names
-from pytreemod.transform.boundary.wrapping import argument_name
-from pytreemod.transform.interception.argument_specs import Terms
-from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_by_argument, filter_vmap, is_axes_spec
+from pytreemod.transform.arguments import Parameters
+from pytreemod.transform.axes import ON_AXIS_0, axes_by_argument
+from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.partitioning import combine
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -134,12 +131,7 @@ class Ensemble(Members[_M]):
     @uses_key_if(lambda nets: wants_key(nets.member))
     @in_scope("pm.nn.Ensemble")
     def __call__(
-        self,
-        /,
-        *args: Any,
-        key: KeyLike | None = None,
-        in_axes: AxesSpec = None,
-        **kwargs: Any,
+        self, /, *args: Any, key: KeyLike | None = None, in_axes: AxesSpec = None, **kwargs: Any
     ) -> Any:
         """Call all members.
 
@@ -164,15 +156,13 @@ class Ensemble(Members[_M]):
         leaves, treedef = jtu.tree_flatten(list(inputs.values()))
         axes: list[int | None] = [None] * len(leaves)
         if in_axes is not None:
-            axes = _axes(title, n, positional_names(self.member), inputs, in_axes)
+            axes = _axes(title, n, Parameters.of(self.member), inputs, in_axes)
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         call, parts, shared, after = self._parts(title, state, key, list(inputs.values()))
 
-        # Call rules around the members, if there are any, get the number of the member.
-        numbers = None if call.outer is None else jnp.arange(n)
-        own, (call, shared), leaves = split_alike((*parts, numbers), (call, shared), leaves, axes)
+        own, (call, shared), leaves = split_alike(parts, (call, shared), leaves, axes)
 
-        def call_one(own: Any, values: Any, key: Any, number: Any, given: list[Any]) -> Any:
+        def call_one(own: Any, values: Any, key: Any, given: list[Any]) -> Any:
             entries = dict(zip(mapped, given, strict=True))
             trees = treedef.unflatten([entries.get(i, x) for i, x in enumerate(leaves)])
 
@@ -181,11 +171,11 @@ class Ensemble(Members[_M]):
                 positional = [each[i] for i in range(len(args))]
                 return member(*positional, **{name: each[name] for name in kwargs}, **options)
 
-            out, values, read = call(invoke, own, values, shared, key, number)
+            out, values, read = call(invoke, own, values, shared, key)
             _check_read(title, shared, read)
             return out, values
 
-        spec = (0, ON_AXIS_0, 0, 0, [axes[i] for i in mapped])
+        spec = (0, ON_AXIS_0, 0, [axes[i] for i in mapped])
         over_members = filter_vmap(call_one, in_axes=spec, axis_size=n)
         out, values = over_members(*own, [leaves[i] for i in mapped])
         if after is None:
@@ -195,11 +185,7 @@ class Ensemble(Members[_M]):
 
     @classmethod
     def from_members(
-        cls,
-        members: Iterable[_M],
-        *,
-        shared: FilterSpec | None = None,
-        axis_name: str = "members",
+        cls, members: Iterable[_M], *, shared: FilterSpec | None = None, axis_name: str = "members"
     ) -> Ensemble[_M]:
         """Make an Ensemble of existing members, which differ only in the values of their arrays.
 
@@ -236,22 +222,20 @@ class Ensemble(Members[_M]):
 
 
 def _axes(
-    title: str, n: int, names: tuple[str, ...], inputs: dict[int | str, Any], in_axes: Any
+    title: str, n: int, parameters: Parameters, inputs: dict[int | str, Any], in_axes: Any
 ) -> list[int | None]:
     """Return the axis of each leaf of the inputs; None if all members share it."""
-    rest = "is the same for all members"
-    terms = Terms(f"{title}, in_axes", is_axes_spec, None, "in_axes", "0", rest)
-    texts = [at if isinstance(at, str) else argument_name(names, at) for at in inputs]
-    trees = list(inputs.values())
+    texts = [at if isinstance(at, str) else parameters.name(at) for at in inputs]
+    named = list(zip(texts, inputs.values(), strict=True))
     positional = sum(isinstance(at, int) for at in inputs)
     # As for `jax.vmap`, an int or a tuple is for positional arguments.
-    count = len(trees) if issubclass(class_of(in_axes), dict) else positional
-    found = axes_by_argument(in_axes, texts[:count], trees[:count], positional, terms)
-    found += [[None] * len(jtu.tree_leaves(tree)) for tree in trees[count:]]
-    axes = [axis for of_tree in found for axis in of_tree]
+    count = len(named) if issubclass(class_of(in_axes), dict) else positional
+    where = f"{title}, in_axes"
+    axes = axes_by_argument(in_axes, named[:count], positional, (), where, None)
+    axes += [None for _, tree in named[count:] for _ in jtu.tree_leaves(tree)]
     leaves = [
         (path_text(path, text), leaf)
-        for text, tree in zip(texts, trees, strict=True)
+        for text, tree in named
         for path, leaf in jtu.tree_leaves_with_path(tree)
     ]
     wrong = [

@@ -12,11 +12,7 @@ from pytreemod.nn.functional.inlining import as_arrays, traced_once
 
 
 def dropout(
-    x: Shaped[Array, ...],
-    p: int | float,
-    *,
-    key: PRNGKeyArray,
-    broadcast_dims: Sequence[int] = (),
+    x: Shaped[Array, ...], p: int | float, *, key: PRNGKeyArray, broadcast_dims: Sequence[int] = ()
 ) -> Shaped[Array, ...]:
     """Set each entry to zero with probability p, and divide the others by 1 - p.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.transform.compilation.placements import manual_axes
+from pytreemod.transform.placements import manual_axes
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu

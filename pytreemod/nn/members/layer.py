@@ -26,9 +26,8 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.making import delete_init_state
 from pytreemod.state.tokens import RngStream, tokens_of
 from pytreemod.state.values import State
-from pytreemod.transform.interception.surrounded_calls import Numbers, with_numbers, without_numbers
-from pytreemod.transform.maps.stacking import unstack
 from pytreemod.tree.partitioning import combine
+from pytreemod.tree.stacking import unstack
 from pytreemod.typing import jtu
 
 _M = TypeVar("_M", bound=Callable[..., Any])
@@ -39,19 +38,11 @@ class MemberCall(Module):
     """Calls one member, with its part of everything."""
 
     rest: Any
-    outer: Numbers | None
     title: str
-    kind: str
     form: Form | None = field(static=True)
 
     def __call__(
-        self,
-        invoke: Callable[..., Any],
-        own: Any,
-        values: Any,
-        shared: Any,
-        key: Any,
-        number: Any = None,
+        self, invoke: Callable[..., Any], own: Any, values: Any, shared: Any, key: Any
     ) -> tuple[Any, Any, Any]:
         """Call the member.
 
@@ -61,13 +52,11 @@ class MemberCall(Module):
             values: its values in State.
             shared: the values that all members share.
             key: its key; None if it uses none.
-            number: its number, for call rules around it.
 
         Returns:
             The output; its values, None if the State is unchanged; and the shared values.
         """
-        outer = self.outer if number is None else (self.outer or Numbers()).add(self.kind, number)
-        member = with_numbers(combine(own, self.rest), outer)
+        member = combine(own, self.rest)
         options = {} if key is None else {"key": key}
         if self.form is None:
             return invoke(member, None, options), values, shared
@@ -130,10 +119,9 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         Raises:
             ShapeError: if an array lacks the leading axis.
         """
-        member, outer = without_numbers(_members_of(self))
-        own, rest = self._split(split_streams(member, len(self)))
+        own, rest = self._split(split_streams(_members_of(self), len(self)))
         each = unstack(own) if jtu.tree_leaves(own) else [own] * len(self)
-        return [with_numbers(renewed(combine(one, rest)), outer) for one in each]
+        return [renewed(combine(one, rest)) for one in each]
 
     @overload
     def __getitem__(self, index: int) -> _M: ...
@@ -143,7 +131,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
 
     def __getitem__(self, index: int | slice) -> Any:
         """Return one member, or several as one by a slice; tokens are new, as in `unstack`."""
-        member, outer = without_numbers(_members_of(self))
+        member = _members_of(self)
         chosen: Any = index
         if isinstance(index, slice):
             # One stream serves any number of members.
@@ -152,7 +140,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
             chosen = self._number(index)
             own, rest = self._split(split_streams(member, len(self)))
         own = jtu.tree_map(operator.itemgetter(chosen), own)
-        part = with_numbers(renewed(combine(own, rest)), outer)
+        part = renewed(combine(own, rest))
         if not isinstance(index, slice):
             return part
         owner, count = self.owner, len(range(len(self))[index])
@@ -211,8 +199,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
             and a function that makes the new State, or None without a State.
         """
         n, keys = getattr(self, self.owner.number), None
-        held = _members_of(self)
-        member, outer = without_numbers(held)
+        member = held = _members_of(self)
         if isinstance(state, State):
             # The State has the values; initial values would be split as the arrays are.
             member = delete_init_state(member)
@@ -221,14 +208,9 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         if key is not None and wants_key(held):
             keys = jax.random.split(check_key(title, key), n)
         if not isinstance(state, State):
-            return (
-                MemberCall(rest, outer, title, self.owner.member, None),
-                (own, (), keys),
-                (),
-                None,
-            )
+            return MemberCall(rest, title, None), (own, (), keys), (), None
         states = MemberStates(self.owner, title, member, n, others, state)
-        call = MemberCall(rest, outer, title, self.owner.member, states.form)
+        call = MemberCall(rest, title, states.form)
         return call, (own, states.own, keys), states.shared, states.after
 
 

@@ -12,7 +12,7 @@ from pytreemod.errors import ArgumentError, RngError, describe
 from pytreemod.nn.arguments import KEY_HINT, check_key
 from pytreemod.nn.members.checks import Owner
 from pytreemod.state.key_sources import InitKeys
-from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.transform.vmap import filter_vmap
 
 
 def make_members(

@@ -15,7 +15,7 @@ from pytreemod.errors import ArgumentError
 from pytreemod.state import streams
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import RngStream, Unnamed, map_tokens, tokens_of, with_fields
-from pytreemod.transform.maps import stacking
+from pytreemod.tree import stacking
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text

@@ -17,9 +17,8 @@ from pytreemod.state import streams
 from pytreemod.state.refusals import split_stream
 from pytreemod.state.tokens import RngStream, tokens_of
 from pytreemod.state.values import State
-from pytreemod.transform.compilation.placements import sharded_as
-from pytreemod.tree.effects import note_divided
 from pytreemod.tree.nodes import children_of, stop_below
+from pytreemod.tree.split_arrays import sharded_as
 from pytreemod.typing import jtu
 
 
@@ -85,9 +84,7 @@ class Form(NamedTuple):
     def state(self, own: Sequence[Any], shared: Sequence[Any]) -> State:
         """Make a State from the values of a member, and those that all members share."""
         mine, others = iter(own), iter(shared)
-        state = self.treedef.unflatten([next(mine if m else others) for m in self.is_own])
-        note_divided(item.name for item, is_own in zip(_items(state), self.is_own) if is_own)
-        return state
+        return self.treedef.unflatten([next(mine if m else others) for m in self.is_own])
 
     def changed(self, title: str, result: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
         """Split the result of a member: its output, its own values, and all shared values."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, cast, overload
 
-import jax.numpy as jnp
-
 from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.field_kinds import check_size, checked, size
@@ -26,11 +24,10 @@ from pytreemod.nn.members.stacking import stack_members
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.agreement import may_be_promoted
-from pytreemod.transform.compilation.placements import sharded_as
-from pytreemod.transform.control_flow.scans import scan_steps
-from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
+from pytreemod.transform.checkpoints import filter_checkpoint
+from pytreemod.transform.scans import filter_scan
 from pytreemod.tree.differences import Difference, aval_of, compare
+from pytreemod.tree.split_arrays import sharded_as
 
 _L = TypeVar("_L", bound=Callable[..., Any])
 
@@ -187,12 +184,10 @@ class Stack(Members[_L]):
         if isinstance(given, Absence) and self.needs_state():
             required_state(title, state)
         call, parts, shared, after = self._parts(title, given, key, same)
-        # Call rules around the layers, if there are any, get the number of the layer.
-        numbers = None if call.outer is None else jnp.arange(depth)
-        (x, shared), values = scan_steps(
+        (x, shared), values = filter_scan(
             self._recomputing(_Step(call, same)),
             (x, shared),
-            (*gathered((*parts, extra)), numbers),
+            gathered((*parts, extra)),
             length=depth,
             unroll=self.unroll,
         )
@@ -267,13 +262,13 @@ class _Step(Module):
     same: dict[str, Any]
 
     def __call__(self, carry: Any, each: Any) -> Any:
-        (x, shared), (own, values, key, extra, number) = carry, each
+        (x, shared), (own, values, key, extra) = carry, each
 
         def invoke(layer: Any, state: Any, options: dict[str, Any]) -> Any:
             args = (x,) if state is None else (x, state)
             return layer(*args, **self.same, **extra, **options)
 
-        out, values, after = self.call(invoke, own, values, shared, key, number)
+        out, values, after = self.call(invoke, own, values, shared, key)
         out = _as_before(self.call.title, x, out)
         # The carry of a scan has one type, which includes the mesh.
         return sharded_as((out, after), (x, shared)), values
@@ -297,8 +292,8 @@ def _agree(before: Any, after: Any) -> bool:
     a, b = aval_of(before), aval_of(after)
     if a.shape != b.shape:
         return False
-    # The scan widens a first carry that the layers would widen, and never narrows one.
-    return a.dtype == b.dtype or may_be_promoted(a, b) not in (None, a.dtype)
+    # The scan widens a first carry of a weak type that the layers would widen.
+    return a.dtype == b.dtype or bool(getattr(a, "weak_type", False))
 
 
 def _hint(found: Sequence[Difference]) -> Sequence[str]:

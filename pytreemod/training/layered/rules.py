@@ -325,10 +325,7 @@ def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Except
             f"Optimizer, {_name(rule)} over stacked layers or members",
             "a state for each of them",
             "another state",
-            hint=[
-                "to use a state for the stacked arrays:",
-                'pm.Optimizer(rule, stacked="as one")',
-            ],
+            hint=["to use a state for the stacked arrays:", 'pm.Optimizer(rule, stacked="as one")'],
         ) from error
 
 
@@ -342,11 +339,7 @@ def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
         f"Optimizer, {_name(rule)} over stacked layers or members",
         "a transformation that can be mapped over their axis",
         "an error",
-        hint=[
-            reason,
-            "to apply it to the stacked arrays:",
-            'pm.Optimizer(rule, stacked="as one")',
-        ],
+        hint=[reason, "to apply it to the stacked arrays:", 'pm.Optimizer(rule, stacked="as one")'],
     ) from error
 
 
