@@ -198,6 +198,7 @@ def test_a_chosen_module_is_what_it_was():
 @pytest.mark.parametrize("inside", [lambda f: f, pm.filter_jit], ids=["as it is", "jit inside"])
 @pytest.mark.parametrize("around", THROUGH.values(), ids=THROUGH)
 @pytest.mark.parametrize("selector", ["head", nn.Linear], ids=["a path", "a class"])
+@pytest.mark.sampled
 def test_nested_captures_get_their_own_values(inside, around, selector):
     """With the same selector too; sown values reach both."""
     inner = inside(lambda net, x: pm.sow("out", net(x)))
@@ -253,7 +254,6 @@ def test_an_exception_leaves_nothing_behind_and_threads_are_apart():
 OPT, HEAD = pm.Optimizer(optax.adam(0.1)).init(NET), pm.select.path("head")
 UPDATE = lambda net, opt: opt.update(net, pm.filter_grad(loss)(net, X))  # noqa: E731
 OPTAX = lambda net, s: optax.adam(0.1).update(pm.filter_grad(loss)(net, X), s, net)  # noqa: E731
-# A function, its arguments, a selector, and what the error names.
 REFUSED = {
     "inside jax.vmap": (lambda net: jax.vmap(net)(XS), (NET,), HEAD, "head"),
     "inside jax.jit": (jax.jit(lambda net: net(X)), (NET,), HEAD, "head"),
