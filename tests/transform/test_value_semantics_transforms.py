@@ -1,8 +1,7 @@
-"""Compiling and several devices under value semantics: scenarios of reference libraries.
+"""Compiling, devices and derivatives under value semantics: scenarios of Flax NNX's own suite.
 
-Each test is a scenario of Flax NNX's own suite (its name is in the docstring) that is written for
-values: a function returns its changes, one array at two paths is two leaves, and programs that NNX
-refuses because of shared objects run.
+Each test names its scenario there, and is written for values: a function returns its changes, one
+array at two paths is two leaves, and programs run that NNX refuses because of shared objects.
 """
 
 import jax
@@ -22,7 +21,7 @@ class Linear(pm.Module):
     kernel: jax.Array
     bias: jax.Array
     count: jax.Array
-    size: int = pm.field(static=True, default=4)
+    axes: tuple[str | None, ...] = pm.field(static=True, default=("data", "model"))
 
     def __call__(self, x):
         return x @ self.kernel + self.bias[None]
@@ -34,31 +33,18 @@ class Linear(pm.Module):
         return jnp.mean(self(x) ** 2)
 
 
-def linear(start=0.1, size=4):
-    return Linear(ramp(size, size) * start, ramp(size) * start, jnp.asarray(0), size)
+def linear(start=0.1):
+    return Linear(ramp(4, 4) * start, ramp(4) * start, jnp.asarray(0))
 
 
 X = ramp(8, 4) / 10
-
-
-def traced(fn, **options):
-    """`filter_jit(fn)`, and a list that grows by one with each trace."""
-    traces = []
-
-    def noting(*args, **kwargs):
-        traces.append(1)
-        return fn(*args, **kwargs)
-
-    return pm.filter_jit(noting, **options), traces
-
 
 # ---- TestJIT
 
 
 def test_what_changes_is_returned():
     """graph_updates: a value that a function sets inside jit is in its result."""
-    step, _ = traced(lambda m, value: m.replace(bias=value))
-
+    step = pm.filter_jit(lambda m, value: m.replace(bias=value))
     assert_close(step(linear(), ramp(4)).bias, ramp(4))
 
 
@@ -76,11 +62,8 @@ def test_shardings_by_path():
 def test_nested_and_staged():
     """jit_wrapped: jit in jit; the compiled function continues to update the counter."""
     inner = pm.filter_jit(lambda m, x: m.counted(x))
-    outer = pm.filter_jit(lambda m, x: inner(m, x))
-
-    lowered = outer.lower(linear(), X)
-    compiled = lowered.compile()
-    model = linear()
+    lowered = pm.filter_jit(lambda m, x: inner(m, x)).lower(linear(), X)
+    compiled, model = lowered.compile(), linear()
     for _ in range(3):
         y, model = compiled(model, X)
 
@@ -102,23 +85,22 @@ def test_one_argument_twice():
         return a.replace(bias=a.bias + 1), b, {**tree, "x": tree["x"] + 1}
 
     first, second, tree = step(model, model, {"x": leaf, "y": leaf})
-
     assert_close(first.bias - second.bias, jnp.ones(4))
     assert_same(tree, {"x": leaf + 1, "y": leaf})
 
 
 def test_a_training_step_of_a_bound_pair():
     """jit_partial_train_step: the loss goes down."""
+    traces, losses = [], []
 
     def sgd(model, momentum, x):
         loss, grads = pm.filter_value_and_grad(lambda m: m.loss(x))(model)
         momentum = jax.tree.map(lambda v, g: 0.5 * v - 0.01 * g, momentum, grads)
         return loss, pm.apply_updates(model, momentum), momentum
 
-    run, traces = traced(lambda step, x: step(x))
+    run = pm.filter_jit(lambda step, x: (traces.append(1), step(x))[1])
     model = linear()
     momentum = jax.tree.map(jnp.zeros_like, pm.filter(model, pm.is_inexact_array))
-    losses = []
     for _ in range(4):
         loss, model, momentum = run(pm.Partial(sgd, model, momentum), X)
         losses.append(float(loss))
@@ -136,42 +118,28 @@ def test_a_training_step_of_a_bound_pair():
     [
         pm.by({"kernel": P("model", "data"), "bias": P("model"), ...: None}),
         Linear(P("model", "data"), P("model"), P()),
-        lambda leaf: P(*["model", "data"][: leaf.ndim]),
     ],
-    ids=["by", "Module", "function"],
+    ids=["by", "Module"],
 )
-@pytest.mark.slow
 def test_a_model_split_by_path(spec):
     """basic by filters, spec from a State tree: in and out by one spec."""
-    fn = pm.filter_shard_map(
-        lambda m: m.replace(kernel=m.kernel * 2), mesh=MESH, in_specs=(spec,), out_specs=spec
-    )
+    double = lambda m: m.replace(kernel=m.kernel * 2)  # noqa: E731
+    fn = pm.filter_shard_map(double, mesh=MESH, in_specs=(spec,), out_specs=spec)
+    out = pm.filter_jit(fn)(linear())
 
-    out = fn(linear())
-
-    assert_same(out, linear().replace(kernel=linear().kernel * 2))
+    assert_same(out, double(linear()))
     assert all_lie(out) == [("model", "data"), ("model",), ()]
 
 
 def test_axis_names_kept_beside_the_data():
     """with sharding-name metadata, metadata + counter update: names are configuration."""
-
-    class Named(Linear):
-        axes: tuple[str | None, ...] = pm.field(static=True, default=("data", "model"))
-
-    def specs_of(model):
-        return Named(P(*model.axes), P(model.axes[1]), P(), model.size, model.axes)
-
-    model = Named(*jax.tree.leaves(linear()))
-    specs = specs_of(model)
+    names = linear().axes
+    specs = Linear(P(*names), P(names[1]), P(), names)
     fn = pm.filter_shard_map(
         lambda m: m.replace(count=m.count + 1), mesh=MESH, in_specs=(specs,), out_specs=specs
     )
-    out = fn(fn(model))
-
-    assert out.axes == ("data", "model")
-    assert int(out.count) == 2
-    assert all_lie(out) == LAID
+    out = pm.filter_jit(lambda m: fn(fn(m)))(linear())
+    assert (out.axes, int(out.count), all_lie(out)) == (names, 2, LAID)
 
 
 # ---- TestPmap
@@ -180,12 +148,76 @@ def test_axis_names_kept_beside_the_data():
 def test_pmap_with_shared_and_own_values():
     """demo, replicate: the same weights for all members, a counter for each."""
     axes = pm.by({"count": 0, ...: None})
-    model = linear().replace(count=jnp.zeros(4, int))
-    fn = pm.filter_pmap(
-        lambda m, x: m.counted(x), in_axes=(axes, 0), out_axes=(0, axes), axis_name="device"
-    )
-    y, model = fn(model, X.reshape(4, 2, 4))
+    fn = pm.filter_pmap(Linear.counted, in_axes=(axes, 0), out_axes=(0, axes), axis_name="device")
+    y, model = fn(linear().replace(count=jnp.zeros(4, int)), X.reshape(4, 2, 4))
 
     assert_close(y.reshape(8, 4), linear()(X))
-    assert_same(model.replace(count=jnp.asarray(0)), linear())
-    assert model.count.tolist() == [1] * 4
+    assert_same(model, linear().replace(count=jnp.ones(4, int)))
+
+
+# ---- TestGrad
+
+
+class Point(pm.Module):
+    """Two numbers, one of them a statistic."""
+
+    x: jax.Array
+    y: jax.Array = pm.buffer()
+
+
+POINT = Point(jnp.asarray(1.0), jnp.asarray(2.0))
+
+
+def test_grad_by_the_other_kind():
+    """grad_with_type_predicate: `wrt` picks the statistics instead."""
+    grads = pm.filter_grad(lambda m: m.x * m.y, wrt=pm.select.role("buffer"))(POINT)
+    assert_close(grads, Point(None, jnp.asarray(1.0)))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["arguments", "containers"])
+@pytest.mark.parametrize("with_value", [False, True])
+def test_grad_by_parts_of_several_models(inside, with_value):
+    """multiple_args, multiple_args_in_pytrees: kernel of the first, bias of the second."""
+    a, b = linear(0.1), linear(0.2)
+    make = pm.filter_value_and_grad if with_value else pm.filter_grad
+    loss = lambda m1, m2: jnp.mean(m2(m1(X)) ** 2)  # noqa: E731
+
+    if inside:
+        wrt = [{"model": "kernel"}, {"model": "bias"}]
+        run = make(lambda ms: loss(ms[0]["model"], ms[1]["model"]), wrt=wrt)
+        result = run([{"model": a}, {"model": b}])
+    else:
+        result = make(loss, argnums=(0, 1), wrt=("kernel", "bias"))(a, b)
+    expected = pm.filter_grad(loss, argnums=(0, 1))(a, b)
+    grads = jax.tree.leaves(
+        result[1] if with_value else result, is_leaf=lambda x: isinstance(x, Linear)
+    )
+
+    assert_close(grads[0], Linear(expected[0].kernel, None, None))
+    assert_close(grads[1], Linear(None, expected[1].bias, None))
+    if with_value:
+        assert_close(result[0], loss(a, b))
+
+
+def test_custom_vjp_by_one_part():
+    """diff_state: a gradient for x alone; the rule learns that y needs none."""
+    log = []
+
+    @pm.filter_custom_vjp
+    def f(m):
+        return jnp.sin(m.x) * m.y, m.replace(x=m.x + 1)
+
+    @f.def_fwd
+    def f_fwd(perturbed, m):
+        log.append(perturbed)
+        return f(m), {"cos": jnp.cos(m.x), "sin": jnp.sin(m.x)}
+
+    @f.def_bwd
+    def f_bwd(residuals, grad_out, perturbed, m):
+        g, of_changed = grad_out
+        log.append(of_changed)
+        return Point(2 * residuals["cos"] * g * m.y, 2 * residuals["sin"] * g)
+
+    grads = pm.filter_grad(lambda m: f(m)[0])(POINT)
+    assert_close(grads, Point(2 * jnp.cos(1.0) * 2.0, None))
+    assert log == [Point(True, False), Point(None, None)]

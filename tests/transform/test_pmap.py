@@ -1,0 +1,102 @@
+"""filter_pmap: filter_vmap, compiled, with the members split over devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, ShapeError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.meshes import DEVICES, lies
+from tests.helpers.trees import Affine, Static, affine, double, ramp
+
+
+def call(model, x):
+    """The model's output."""
+    return model(x)
+
+
+STACKED = pm.stack([affine(start=np.float32(i)) for i in range(8)])
+MIXED = Affine(STACKED.weight, affine().bias)
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "model", "x"),
+    [
+        (0, STACKED, ramp(8, 3)),
+        ((None, -1), affine(), ramp(3, 16)),
+        ({"model": None}, affine(), ramp(3, 3)),
+        ((Affine(0, None), None), MIXED, ramp(3)),
+        ((pm.by({"bias": None, ...: 0}), 0), MIXED, np.asarray(ramp(8, 3))),
+        ((lambda x: 0 if x.ndim == 3 else None, None), MIXED, ramp(3)),
+    ],
+)
+@pytest.mark.parametrize("out_axes", [0, 1])
+def test_pmap_is_vmap(in_axes, out_axes, model, x):
+    """filter_pmap(f)(*args) == filter_vmap(f)(*args); members that divide evenly are split."""
+    axes = {"in_axes": in_axes, "out_axes": out_axes}
+    found = pm.filter_pmap(call, **axes)(model, x)
+
+    assert_close(found, pm.filter_vmap(call, **axes)(model, x))
+    if out_axes == 0 and found.shape[0] % 8 == 0:
+        assert lies(found) == ("devices",)
+
+
+def test_what_is_no_array():
+    """In and out unchanged: strings, functions, configuration."""
+    fn = pm.filter_pmap(lambda x, box, how: (x + 1, box, how, (double, 3, None)))
+    found = fn(ramp(8), Static(ramp(8), size=(1,)), how="how")
+    assert_same(found, (ramp(8) + 1, Static(ramp(8), (1,)), "how", (double, 3, None)))
+
+
+def test_collectives_keys_and_axis_size():
+    """Names of axes, typed keys, members of nothing."""
+    mean = pm.filter_pmap(lambda x: jax.lax.pmean(x, "batch"), axis_name="batch")
+    assert_close(mean(ramp(8)), jnp.full(8, 4.5))
+    keys = jax.random.split(jax.random.key(0), 8)
+    assert_close(pm.filter_pmap(jax.random.normal)(keys), jax.vmap(jax.random.normal)(keys))
+    fn = pm.filter_pmap(lambda x: x * 2, in_axes=None, axis_size=8)
+    assert_close(fn(ramp(2)), jnp.stack([ramp(2) * 2] * 8))
+
+
+def test_chosen_devices():
+    """And what lies there may go to all others."""
+    out = pm.filter_pmap(double, devices=DEVICES[4:])(ramp(8))
+    assert out.devices() == {*DEVICES[4:]}
+    assert_close(pm.filter_pmap(double)(out), 4 * ramp(8))
+
+
+def test_donation_and_compiling_ahead():
+    """Those of filter_jit; where an array was of no use, `all` is quiet."""
+    x = pm.filter_pmap(jnp.copy)(ramp(8, 2))
+    assert_close(pm.filter_pmap(double, donate="x")(x), 2 * ramp(8, 2))
+    assert x.is_deleted()
+    assert_close(pm.filter_pmap(jnp.sum, donate="all")(ramp(8, 2)), jnp.sum(ramp(8, 2), axis=1))
+    compiled = pm.filter_pmap(double).lower(ramp(8)).compile()
+    assert_close(compiled(ramp(8)), 2 * ramp(8))
+
+
+def test_made_anew_it_is_traced_once():
+    """As in a training loop: it is a value, by its function and options."""
+    traces = []
+    loss = lambda weight, x: (traces.append(1), ((weight * x) ** 2).sum())[1]  # noqa: E731
+    for _ in range(3):
+        pm.filter_pmap(pm.filter_grad(loss), in_axes=(None, 0))(jnp.ones(2), ramp(8, 2))
+        pm.filter_pmap(loss, in_axes=(None, 0))(jnp.ones(2), ramp(8, 2))
+    assert len(traces) == 2
+    assert pm.filter_pmap(loss) == pm.filter_pmap(loss) != pm.filter_pmap(loss, in_axes=1)
+
+
+MISTAKES = {
+    "no function": (lambda: pm.filter_pmap(3), "filter_pmap"),
+    "donate": (lambda: pm.filter_pmap(double, donate="y")(ramp(8)), "'y'"),
+    "sizes": (lambda: pm.filter_pmap(call)(ramp(8), {"b": ramp(3)}), r"x\['b'\]"),
+}
+
+
+@pytest.mark.parametrize(("make", "match"), MISTAKES.values(), ids=MISTAKES)
+def test_what_is_wrong_is_named(make, match):
+    """As by the transforms that it is made of."""
+    with pytest.raises((ArgumentError, ShapeError), match=match):
+        make()

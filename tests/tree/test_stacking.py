@@ -1,0 +1,106 @@
+"""stack and unstack: several trees as one with a further axis, and back."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError, StructureError
+from tests.helpers.comparing import assert_same
+from tests.helpers.laws import law, trees
+from tests.helpers.trees import Affine, Static, affine, ramp
+
+
+def arrays(tree):
+    """The arrays of a tree."""
+    return [leaf for leaf in jax.tree.leaves(tree) if pm.is_array(leaf)]
+
+
+@law
+@given(trees.filter(arrays), st.integers(1, 3), st.data())
+def test_unstack_undoes_stack(tree, count, data):
+    """unstack(stack(trees)) == trees, along every axis; members are slices of each array."""
+
+    def changed(i):
+        return jax.tree.map(lambda x: np.roll(x, i) if isinstance(x, np.ndarray) else x, tree)
+
+    rank = min(leaf.ndim for leaf in arrays(tree))
+    axis = data.draw(st.integers(-rank - 1, rank))
+    members = [changed(i) for i in range(count)]
+
+    stacked = pm.stack(members, axis)
+    assert pm.tree_equal(pm.unstack(stacked, axis), members)
+    for i, member in enumerate(members):
+        slices = [np.take(np.asarray(x), i, axis) for x in arrays(stacked)]
+        assert all(map(np.array_equal, slices, arrays(member)))
+
+
+def test_stacked_layers_are_those_that_vmap_builds(key):
+    """stack of layers built one by one == filter_vmap of their constructor."""
+    keys = jax.random.split(key, 3)
+
+    def make(key):
+        return nn.Linear(2, 3, key=key)
+
+    assert_same(pm.stack(make(key) for key in keys), pm.filter_vmap(make)(keys))
+
+
+PAIRS = {
+    "NumPy": (np.float64(1), np.float64(2)),
+    "half": (jnp.ones(2, jnp.float16), jnp.zeros(2, jnp.float16)),
+    "weak": (jnp.asarray(1.0), jnp.asarray(2.0)),
+    "keys": (jax.random.key(0), jax.random.key(1)),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_kinds_of_arrays_stay(pair):
+    """NumPy arrays with dtypes that JAX does not have, weak types, keys."""
+    stacked = pm.stack([{"x": x} for x in pair])["x"]
+
+    assert isinstance(stacked, jax.Array) == isinstance(pair[0], jax.Array)
+    assert stacked.dtype == pair[0].dtype
+    assert getattr(stacked, "weak_type", None) == getattr(pair[0], "weak_type", None)
+    assert pm.tree_equal(pm.unstack(stacked), [*pair])
+
+
+def test_under_jit_and_grad():
+    """Both work on traced arrays, and are linear; a stack of nothing has no members."""
+
+    @pm.filter_jit
+    def first_minus_second(a, b):
+        one, two = pm.unstack(pm.stack([a, b], axis=1), axis=1)
+        return jnp.sum(one.weight - two.weight)
+
+    grad = pm.filter_grad(first_minus_second)(affine(), affine())
+    assert_same(grad, Affine(jnp.ones((2, 3)), jnp.zeros(2)))
+    assert pm.unstack(jnp.zeros((0, 2))) == []
+
+
+MISTAKES = {
+    "configuration": (lambda: pm.stack([Static(ramp(1), 1), Static(ramp(1), 2)]), r"tree\.size"),
+    "number": (
+        lambda: pm.stack([[1.0, ramp(1)], [2.0, ramp(1)]]),
+        r"tree\[0\]: 1\.0 in trees\[0\]",
+    ),
+    "dtype": (lambda: pm.stack([{"x": ramp(2)}, {"x": jnp.arange(2)}]), r"tree\['x'\](.*)i32\[2\]"),
+    "shape": (lambda: pm.stack([ramp(2), ramp(2), ramp(3)]), r"f32\[3\] in trees\[2\]"),
+    "key": (lambda: pm.stack([{"x": ramp(2)}, {"y": ramp(2)}]), r"tree\['x'\]"),
+    "no trees": (lambda: pm.stack([]), "no tree"),
+    "one tree": (lambda: pm.stack({"a": ramp(2)}), "several trees"),
+    "axis": (lambda: pm.stack([{"a": ramp(2)}], axis=2), r"tree\['a'\]: f32\[2\]"),
+    "no array": (lambda: pm.unstack({"a": 1}), "no array"),
+    "no axis": (lambda: pm.unstack({"a": ramp(2), "b": ramp(2, 2)}, axis=1), r"\['a'\]: f32\[2\]"),
+    "sizes": (lambda: pm.unstack({"a": ramp(2), "b": ramp(3)}), r"\['b'\]: f32\[3\]"),
+}
+
+
+@pytest.mark.parametrize(("run", "match"), MISTAKES.values(), ids=MISTAKES)
+def test_what_cannot_be_stacked_is_named(run, match):
+    """Trees that differ in more than values, as the result has one for all; axes, sizes."""
+    with pytest.raises((ArgumentError, ShapeError, StructureError), match=match):
+        run()
