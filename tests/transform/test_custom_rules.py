@@ -94,6 +94,7 @@ AROUND = {
 
 @kinds
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.sampled
 def test_the_rule_is_the_derivative(kind, around):
     """Plain, compiled, mapped, scanned, nested: all of it comes from the rule."""
     f = lambda x: jnp.sum(make_scaled(kind)(with_x(x), jnp.asarray(3.0))["out"])  # noqa: E731

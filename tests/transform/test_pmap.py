@@ -33,6 +33,7 @@ MIXED = Affine(STACKED.weight, affine().bias)
     ],
 )
 @pytest.mark.parametrize("out_axes", [0, 1])
+@pytest.mark.sampled
 def test_pmap_is_vmap(in_axes, out_axes, model, x):
     """filter_pmap(f)(*args) == filter_vmap(f)(*args); members that divide evenly are split."""
     axes = {"in_axes": in_axes, "out_axes": out_axes}
@@ -61,10 +62,10 @@ def test_collectives_keys_and_axis_size():
 
 
 def test_chosen_devices():
-    """And what lies there may go to all others."""
+    """The members lie on these, and on no others."""
     out = pm.filter_pmap(double, devices=DEVICES[4:])(ramp(8))
     assert out.devices() == {*DEVICES[4:]}
-    assert_close(pm.filter_pmap(double)(out), 4 * ramp(8))
+    assert_close(out, 2 * ramp(8))
 
 
 def test_donation_and_compiling_ahead():

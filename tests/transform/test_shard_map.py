@@ -165,6 +165,7 @@ class Noise(pm.Module):
         return x + jax.random.normal(key, x.shape), state
 
 
+@pytest.mark.slow
 def test_a_split_stream_is_one_on_each_device():
     """A device's shard of the streams draws the same as a member of a map."""
     model, state = pm.make_with_state(Noise)()

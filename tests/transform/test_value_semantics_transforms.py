@@ -39,8 +39,6 @@ def linear(start=0.1):
 
 X = ramp(8, 4) / 10
 
-# ---- TestJIT
-
 
 def test_what_changes_is_returned():
     """graph_updates: a value that a function sets inside jit is in its result."""
@@ -71,9 +69,6 @@ def test_nested_and_staged():
     assert_close(y, linear()(X))
     assert "dot" in lowered.as_text()
     assert compiled.cost_analysis() is not None
-
-
-# ---- TestTreeJIT
 
 
 def test_one_argument_twice():
@@ -110,9 +105,6 @@ def test_a_training_step_of_a_bound_pair():
     assert len(traces) == 1
 
 
-# ---- TestShardMap
-
-
 @pytest.mark.parametrize(
     "spec",
     [
@@ -142,9 +134,6 @@ def test_axis_names_kept_beside_the_data():
     assert (out.axes, int(out.count), all_lie(out)) == (names, 2, LAID)
 
 
-# ---- TestPmap
-
-
 def test_pmap_with_shared_and_own_values():
     """demo, replicate: the same weights for all members, a counter for each."""
     axes = pm.by({"count": 0, ...: None})
@@ -153,9 +142,6 @@ def test_pmap_with_shared_and_own_values():
 
     assert_close(y.reshape(8, 4), linear()(X))
     assert_same(model, linear().replace(count=jnp.ones(4, int)))
-
-
-# ---- TestGrad
 
 
 class Point(pm.Module):
