@@ -37,7 +37,7 @@ class FirstBad:
         path: of the Module, as in `capture`, or of the array.
         index: the number of the layer, step or member, on each of the axes along which calls of
             the Module are stacked.
-        checked: the number of Modules' calls that were checked.
+        checked: how many calls of Modules were checked; the layers of a Stack count once.
     """
 
     kind: Literal["argument", "output", "result"] | None = None

@@ -163,8 +163,8 @@ class Specs(NamedTuple):
     ) -> list[Any]:
         """Return one spec for each argument of a call."""
         names = [name for name, _ in named]
-        by_name: dict[Any, Any] = spec if class_of(spec) is dict else {}
-        if by_name and all(type(name) is str for name in by_name):
+        by_name: Any = spec
+        if class_of(spec) is dict and all(type(name) is str for name in by_name):
             unknown = [name for name in by_name if name not in names and name not in known]
             if not unknown:
                 return [by_name.get(name, default) for name in names]

@@ -11,7 +11,6 @@ import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from pytreemod.errors import ArgumentError
 from pytreemod.transform.arguments import function_name
 from pytreemod.transform.chosen_leaves import as_derivatives, choose
 from pytreemod.transform.gradients import DerivativeOptions, differentiating
@@ -36,12 +35,10 @@ class _Forward(Transformed):
         where = f"{self.transform_name} of {function_name(self.fn)}"
         chosen = choose(self.transform_name, self.fn, args, wrt, argnums)
 
-        run = of_arrays(self.fn, chosen, kwargs, where, has_aux, is_differentiable)
+        run = of_arrays(self.fn, chosen, kwargs, where, has_aux, is_differentiable, True)
         jacobians, packed = self.differentiate(run, has_aux=True, **dict(options))(chosen.values)
         result, aux = unpack(packed)
         structure = divide(result, is_differentiable)[1]
-        if not jacobians:
-            raise ArgumentError(f"{where}: the result has no floating array")
         found = structure.place([chosen.place(jacobian) for jacobian in jacobians])
         as_derivatives(found, structure.treedef)
         return (found, aux) if has_aux else found

@@ -108,6 +108,7 @@ def of_arrays(
     where: str,
     has_aux: bool,
     counts: Callable[[Any], bool] = is_inexact_array,
+    is_needed: bool = False,
 ) -> Callable[[list[Any]], Any]:
     """Return the function of the chosen arrays: to those of the result that count, and all of it.
 
@@ -118,12 +119,16 @@ def of_arrays(
         where: its name in errors.
         has_aux: whether it returns a pair `(result, aux)`.
         counts: which leaves of the result have a derivative.
+        is_needed: whether there must be one.
     """
 
     def run(values: list[Any]) -> tuple[Any, Any]:
         result, with_sown = split_sown(collecting(fn)(*chosen.args(values), **kwargs))
         result, aux = pair_of(result, where, "result, aux") if has_aux else (result, None)
-        return divide(result, counts)[0], pack(with_sown((result, aux)))
+        outs, _ = divide(result, counts)
+        if is_needed and not outs:
+            raise ArgumentError(f"{where}: the result has no floating array")
+        return outs, pack(with_sown((result, aux)))
 
     return run
 

@@ -99,7 +99,8 @@ def _why(old: Any, new: Any) -> str:
     if type(old) is not type(new) or leaf_text(old) != leaf_text(new):
         return ""
     if isinstance(old, Slot):
-        return f"sharded as {old.sharding.spec} -> {new.sharding.spec}"
+        places = [f"{x.sharding.spec} on {dict(x.sharding.mesh.shape)}" for x in (old, new)]
+        return f"sharded as {' -> '.join(places)}"
     # It looks alike and is not equal: one source line made it twice.
     if callable(old):
         return "an equal function, created again: create it once, outside the loop"

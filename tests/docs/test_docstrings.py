@@ -70,7 +70,7 @@ def test_examples_are_found_behind_decorators_and_in_classes():
         "pytreemod.tree.surgery.tree_at",
         "pytreemod.module.classes.Module",
         "pytreemod.module.classes.Module.replace",
-        "pytreemod.transform.compilation.jit.filter_jit",
+        "pytreemod.transform.jit.filter_jit",
         "pytreemod.nn.pooling.MaxPool2d",
         "pytreemod.state.values.State.set",
     } <= names

@@ -10,61 +10,6 @@ from tests.parity.helpers import ramp, same_under_both_imports
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated")
 
 
-def scaled(tree, y):
-    return {"a": tree["x"] * y, "b": tree["x"] + 1, "name": tree["name"], "i": jnp.arange(2)}
-
-
-@same_under_both_imports
-def test_defvjp(eqx):
-    """Both rules at once; an unused result has a gradient of zeros, as an array."""
-    log = []
-
-    def fwd(tree, y):
-        return scaled(tree, y), y
-
-    def bwd(y, g, tree, _):
-        log.append((isinstance(g["b"], jax.Array), g["name"], g["i"]))
-        return {"x": 10 * g["a"] * y + g["b"], "name": None}
-
-    fn = eqx.filter_custom_vjp(scaled)
-    fn.defvjp(fwd, bwd)
-    tree = {"x": ramp(3), "name": "s"}
-    return fn(tree, 3.0)["a"], eqx.filter_grad(lambda t: fn(t, 3.0)["a"].sum())(tree), log
-
-
-@same_under_both_imports
-def test_defvjp_by_keyword(eqx):
-    """The rules by name, and a function with an argument by keyword."""
-
-    @eqx.filter_custom_vjp
-    def fn(x, *, power):
-        return x**power
-
-    fn.defvjp(
-        fn_fwd=lambda x, *, power: (x**power, None), fn_bwd=lambda _, g, x, *, power: power * g
-    )
-    return jax.jit(jax.grad(lambda x: fn(x, power=2).sum()))(ramp(3))
-
-
-@same_under_both_imports
-def test_defjvp(eqx):
-    """An argument without derivative has a tangent of zeros, as an array; a number has None."""
-    log = []
-
-    @eqx.filter_custom_jvp
-    def fn(x, y, n):
-        return x * y * n
-
-    def rule(primals, tangents):
-        (x, y, n), (dx, dy, dn) = primals, tangents
-        log.append((isinstance(dx, jax.Array), isinstance(dy, jax.Array), dn))
-        return fn(x, y, n), 10 * dx * y + dy
-
-    fn.defjvp(fn_jvp=rule)
-    x, y = ramp(3), ramp(3) + 2
-    return jax.jvp(lambda x: fn(x, y, 3), (x,), (x,)), jax.grad(lambda x: fn(x, y, 3).sum())(x), log
-
-
 @same_under_both_imports
 def test_rules_by_keyword(eqx):
     """`def_jvp`, `def_fwd` and `def_bwd` accept their argument by keyword, too."""
