@@ -125,6 +125,14 @@ def test_arguments_are_named(calls, text):
     assert changes(*calls) == text
 
 
+def test_another_mesh_is_named():
+    """An array that moves onto a mesh has another type, also if its axes are not explicit."""
+    (line,) = changes({"x": ramp(8)}, {"x": jax.device_put(ramp(8), on("data"))})
+
+    assert line.startswith("x: f32[8] ")
+    assert "'data': 4" in line
+
+
 def test_a_change_outside_of_the_arguments():
     """If no argument changed, the report says where else to look."""
     jitted, found = pm.filter_jit(lambda x: x @ x), []

@@ -57,8 +57,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize(
+    ("kind", "way"), [("one layer", way) for way in WAYS] + [(kind, "trainable") for kind in SHARED]
+)
 def test_a_shared_parameter_is_told(kind, way):
     """Once, in the user's line; in silence it would be two from the first step on."""
     with pytest.warns(SharedParameterWarning, match="weight") as told:
