@@ -66,6 +66,16 @@ def test_results_lie_as_the_spec_says(spec, expected):
         assert out[2] == "done"
 
 
+def test_what_is_sown_stays_where_it_is():
+    """A tree of specs is for the result; a value that is sown need not fit it."""
+    spec = {"y": on("data")}
+    fn = pm.filter_jit(lambda x: {"y": pm.sow("sum", x.sum()) + x}, out_shardings=spec)
+    out, seen = pm.capture(fn)(ramp(4))
+
+    assert lies(out["y"]) == SPLIT
+    assert_close(seen, {"sum": ramp(4).sum()})
+
+
 def test_no_equation_is_added():
     """The program is the one that jax.jit has with a tree of shardings."""
 

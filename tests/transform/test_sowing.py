@@ -1,5 +1,7 @@
 """sow: values come out of every filtered transform, and out of nothing else."""
 
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,6 +166,12 @@ def test_a_function_is_traced_once_with_and_once_without_a_capture(transform):
         np.testing.assert_array_equal(captured(fn, x)["twice"], 2 * x)
 
     assert len(traces) == 2
+
+
+def test_shapes_show_nothing():
+    """Where nothing runs, there is no value."""
+    for shape in (ft.partial(pm.filter_eval_shape, f), pm.filter_jit(f).eval_shape):
+        assert pm.capture(shape)(X) == (jax.ShapeDtypeStruct((3,), "float32"), {})
 
 
 @pytest.mark.parametrize("transform", [pm.filter_jit, pm.filter_vmap], ids=["jit", "vmap"])
