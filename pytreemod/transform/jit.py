@@ -27,7 +27,7 @@ from pytreemod.transform.packing import handlers, split_other, unpack
 from pytreemod.transform.retraces import TraceLog
 from pytreemod.transform.runtime_checks import call_checked, checks_in
 from pytreemod.transform.shardings import ArgumentShardings, ResultShardings
-from pytreemod.transform.sowing import collecting
+from pytreemod.transform.sowing import collecting, unseen
 from pytreemod.transform.steps import forget_steps
 from pytreemod.transform.tracebacks import shortened
 from pytreemod.transform.wrapping import Transformed, check_callable
@@ -229,36 +229,38 @@ class Jitted(Transformed, is_fast=True):
 
         See `lower` of `jax.jit`. Arguments may be arrays or `jax.ShapeDtypeStruct`s.
         """
-        return self._stage("lower", args, kwargs)
+        return self._stage("lower", (), args, kwargs)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Trace the function for these arguments; see `trace` of `jax.jit`."""
-        return self._stage("trace", args, kwargs)
+        return self._stage("trace", (), args, kwargs)
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the tree of the result, with a `jax.ShapeDtypeStruct` for each array."""
-        return self._stage("eval_shape", args, kwargs)
+        return self._stage("eval_shape", (), args, kwargs)
 
     def stage_bound(self, what: str, instance: Any) -> Callable[..., Any]:
         """`lower`, `trace` or `eval_shape` of the method bound to an instance."""
-        return ft.partial(getattr(self, what), instance)
+        return lambda *args, **kwargs: self._stage(what, (instance,), args, kwargs)
 
-    def _stage(self, what: str, args: Any, kwargs: Any) -> Any:
-        args, kwargs = self._placed(args, kwargs)
-        entry = self._make(args, kwargs, is_abstract)
-        lists, structures = self._divided(args, kwargs)
+    def _stage(self, what: str, bound: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+        def split(args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
+            named = self._named(*self._placed((*bound, *args), kwargs))
+            pairs = [divide(tree, is_abstract) for _, tree in named]
+            return [arrays for arrays, _ in pairs], [structure for _, structure in pairs]
+
+        lists, structures = split(args, kwargs)
+        entry = self._make(*self._placed((*bound, *args), kwargs), is_abstract)
         try:
             if what == "eval_shape":
-                return packing.unpack_structs(entry.jitted.eval_shape(*lists))
+                with unseen():
+                    return packing.unpack_structs(entry.jitted.eval_shape(*lists))
             traced = entry.jitted.trace(*lists)
             made = traced if what == "trace" else traced.lower()
-            return Lowered(self, checks_in(traced.jaxpr), made, structures)
+            of = function_name(self.fn), split, structures, checks_in(traced.jaxpr)
+            return Lowered(made, of)
         except Exception as error:
             raise shortened(error)  # noqa: B904  (the same error)
-
-    def _divided(self, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
-        pairs = [divide(tree, is_abstract) for _, tree in self._named(args, kwargs)]
-        return [arrays for arrays, _ in pairs], [structure for _, structure in pairs]
 
 
 class Lowered:
@@ -267,17 +269,16 @@ class Lowered:
     A compiled one is called with arguments like those that it was made for.
     """
 
-    def __init__(self, jitted: Jitted, checks: frozenset[str], made: Any, structures: list[Any]):
-        self.jitted, self.checks, self.made, self.structures = jitted, checks, made, structures
+    def __init__(self, made: Any, of: tuple[Any, ...]):
+        self.made, self.of = made, of
 
     def lower(self, **options: Any) -> Lowered:
         """Lower the traced function."""
-        return Lowered(self.jitted, self.checks, self.made.lower(**options), self.structures)
+        return Lowered(self.made.lower(**options), self.of)
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> Lowered:
         """Compile the lowered function: the result is a function."""
-        made = self.made.compile(compiler_options=compiler_options)
-        return Lowered(self.jitted, self.checks, made, self.structures)
+        return Lowered(self.made.compile(compiler_options=compiler_options), self.of)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function.
@@ -286,16 +287,14 @@ class Lowered:
             ArgumentError: if the arguments have another structure, or other static values.
             CheckError: if a check failed.
         """
-        jitted = self.jitted
-        args, kwargs = jitted._placed(args, kwargs)  # pyright: ignore[reportPrivateUsage]  (ours)
-        lists, structures = jitted._divided(args, kwargs)  # pyright: ignore[reportPrivateUsage]  (ours)
-        pairs = zip(structures, self.structures, strict=False)
-        if len(structures) != len(self.structures) or not all(a.matches(b) for a, b in pairs):
-            name = function_name(jitted.fn)
+        name, split, expected, checks = self.of
+        lists, structures = split(args, kwargs)
+        pairs = zip(structures, expected, strict=False)
+        if len(structures) != len(expected) or not all(a.matches(b) for a, b in pairs):
             raise ArgumentError(f"{name} was compiled for another structure or static values")
-        if not self.checks:
+        if not checks:
             return unpack(self.made(*lists))
-        return unpack(call_checked(self.checks, lambda: self.made(*lists)))
+        return unpack(call_checked(checks, lambda: self.made(*lists)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["made"], name)

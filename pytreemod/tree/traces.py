@@ -8,6 +8,7 @@ uses.
 from __future__ import annotations
 
 import functools as ft
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -78,8 +79,12 @@ def current_trace() -> Any:
 
 @ft.cache
 def _no_trace() -> Any:
-    with jax.ensure_compile_time_eval():
-        return current_trace()
+    # In a thread of its own, because the first call may be inside a trace.
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(current_trace()))
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 def is_tracing() -> bool:
