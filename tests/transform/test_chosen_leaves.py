@@ -46,6 +46,7 @@ SELECTORS = {
     "everything": (..., lambda p: True),
     "predicate": (lambda x: getattr(x, "ndim", 0) == 2, lambda p: "layers" in p and "weight" in p),
     "prefix": (PREFIX, lambda p: "layers.0" in p),
+    "inside": ({**PREFIX, "layers": ["bias", False]}, lambda p: p == "layers.0.bias"),
     "default": (None, lambda p: p != "head.mean"),
 }
 

@@ -38,11 +38,8 @@ def make_scaled(kind, log=None):
             log.append((d, y, dd, dy))
             terms = [10 * dd["x"] * y] if dd["x"] is not None else []
             terms += [d["x"] * dy] if dy is not None else []
-            return scale(d, y, shift=shift), {
-                "out": sum(terms[1:], terms[0]),
-                "name": None,
-                "n": None,
-            }
+            tangent = {"out": sum(terms[1:], terms[0]), "name": None, "n": None}
+            return scale(d, y, shift=shift), tangent
     else:
 
         @scaled.def_fwd
@@ -128,6 +125,10 @@ def test_what_the_rules_are_given():
     assert perturbed == {"x": True, "name": False, "n": False}
     assert residuals == {"y": 2.0, "word": "kept"}
     assert_close(grad_out, {"out": jnp.ones(2), "name": None, "n": None})
+
+    f = with_rules(KINDS[1], lambda x: (x, -x), None, lambda g: (log.append(g), g[0])[1])
+    assert float(jax.grad(lambda x: f(x)[0])(2.0)) == 1.0
+    assert log[-1][1] is None
 
 
 def test_each_forward_pass_has_its_own_residuals():
@@ -237,16 +238,6 @@ OTHERS = {
     "key": lambda x: {"x": x["x"]},
     "shape": lambda x: {**own(x), "x": x["x"][:2]},
 }
-
-
-@kinds
-@pytest.mark.parametrize("out", OTHERS.values(), ids=OTHERS)
-def test_a_rule_gives_the_function_s_own_result(kind, out):
-    """A rule with another result would decide what the function returns."""
-    with pytest.raises((DerivativeError, TypeError), match=r"def_|Custom JVP rule|Custom VJP fwd"):
-        differentiate(with_rules(kind, own, out, lambda g: None))
-
-
 MISFITS = {
     "node": (lambda g: g, ""),
     "shape": (lambda g: {"x": g[:2], "n": None}, r"\['x'\]: f32\[2\]"),
@@ -254,15 +245,22 @@ MISFITS = {
     "key": (lambda g: {"z": g, "n": None}, r"\['x'\]"),
     "dtype": (lambda g: {"x": g.astype(jnp.float16), "n": None}, r"\['x'\]: f16\[3\]"),
 }
+RULE = r"def_(jvp|bwd) of own(?s:.*)(tangent_out|gradient)"
+WRONG = {
+    **{f"result: {name}": (out, lambda g: None, "def_|Custom") for name, out in OTHERS.items()},
+    **{
+        f"derivative: {name}": (own, lambda g, misfit=misfit: misfit(g["x"]), RULE + where)
+        for name, (misfit, where) in MISFITS.items()
+    },
+}
 
 
 @kinds
-@pytest.mark.parametrize(("misfit", "where"), MISFITS.values(), ids=MISFITS)
-def test_a_derivative_of_a_rule_that_does_not_fit_is_refused(kind, misfit, where):
-    """By the rule's name and by path: it would be broadcast, or belong to another leaf."""
-    match = rf"def_(jvp|bwd) of own(?s:.*)(tangent_out|gradient){where}"
-    with pytest.raises(DerivativeError, match=match):
-        differentiate(with_rules(kind, own, None, lambda g: misfit(g["x"])))
+@pytest.mark.parametrize(("out", "derivative", "match"), WRONG.values(), ids=WRONG)
+def test_what_a_rule_gives_fits_the_function(kind, out, derivative, match):
+    """Another result would be what the function returns; a misfit would be broadcast, or lost."""
+    with pytest.raises((DerivativeError, TypeError), match=match):
+        differentiate(with_rules(kind, own, out, derivative))
 
 
 @kinds

@@ -1,4 +1,4 @@
-"""filter_grad, filter_value_and_grad, trainable."""
+"""filter_grad, filter_value_and_grad, trainable; filter_jacfwd, filter_jacrev, filter_hessian."""
 
 import jax
 import jax.numpy as jnp
@@ -31,20 +31,37 @@ def test_shape_of_what_comes_back():
     assert_same(found, ((value, aux), gradient))
     listed = pm.filter_grad(lambda m, x: [loss(m, x), "aux"], has_aux=True)(model, x)
     assert_same(listed, (gradient, "aux"))
-    by_keyword = pm.filter_grad(loss)(model, x=x, power=1)
-    assert_close(by_keyword, Affine(jnp.stack([x, x]), jnp.ones(2)))
 
 
+JACOBIANS = {"jacfwd": jax.jacfwd, "jacrev": jax.jacrev}
+ALL = {"grad": jax.grad, **JACOBIANS, "hessian": jax.hessian}
+every = pytest.mark.parametrize("name", ALL)
+
+
+@every
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0, 2), [2, 0], (1,), np.int32(2)], ids=repr)
-def test_argnums(argnums):
+def test_argnums(name, argnums):
     """One argument gives a tree, several a tuple of trees in the order asked for."""
-    fn = lambda a, b, c: jnp.sum(a["x"]) * jnp.sum(b["x"]) * jnp.sum(c["x"])  # noqa: E731
+    fn = lambda a, b, c: jnp.sum(a["x"] ** 2) * jnp.sum(b["x"]) * jnp.sum(c["x"])  # noqa: E731
     args = [{"x": ramp(n)} for n in (2, 3, 4)]
-    found = pm.filter_grad(fn, argnums=argnums)(*({**arg, "n": 3} for arg in args))
-    expected = jax.grad(fn, argnums=argnums)(*args)
+    found = getattr(pm, f"filter_{name}")(fn, argnums=argnums)(*({**a, "n": 3} for a in args))
+    # Jacobians of JAX take a NumPy number for a tuple.
+    argnums = int(argnums) if isinstance(argnums, np.integer) else argnums
+    expected = ALL[name](fn, argnums=argnums)(*args)
 
     assert type(found) is type(expected)
-    assert_close([*jax.tree.leaves(found)], [*jax.tree.leaves(expected)])
+    assert_close(jax.tree.leaves(found), jax.tree.leaves(expected))
+
+
+@every
+def test_aux_keywords_and_options(name):
+    """aux is returned beside, keywords are constant, `holomorphic` passes."""
+    make, z = getattr(pm, f"filter_{name}"), jnp.asarray(1.0 + 2.0j)
+    fn = lambda x, *, power: (jnp.sum(x**power), "aux")  # noqa: E731
+    expected = ALL[name](lambda x: jnp.sum(x**3))(ramp(2))
+
+    assert_same(make(fn, has_aux=True)(ramp(2), power=3), (expected, "aux"))
+    assert_close(make(jnp.sin, holomorphic=True)(z), ALL[name](jnp.sin, holomorphic=True)(z))
 
 
 def test_a_buffer_stays_a_buffer_where_it_is():
@@ -55,21 +72,32 @@ def test_a_buffer_stays_a_buffer_where_it_is():
     assert_close(outer, Buffered(one, None, Buffered(one, None, one)))
 
 
-def test_options_of_jax():
-    """`holomorphic` and `allow_int` pass; integers keep None."""
-    z = jnp.asarray([1.0 + 2.0j])
-    assert_close(pm.filter_grad(lambda z: jnp.sum(z**2), holomorphic=True)(z), 2 * z)
+def test_integers_have_no_gradient():
+    """Also with `allow_int` of JAX."""
     f = lambda d: jnp.sum(d["x"] * d["n"].astype(jnp.float32))  # noqa: E731
     found = pm.filter_grad(f, allow_int=True)({"x": jnp.ones(2), "n": jnp.arange(2)})
     assert_close(found, {"x": jnp.arange(2.0), "n": None})
 
 
-def test_a_state_in_what_is_differentiated():
-    """It is differentiated with it, and its successor is returned as aux."""
-    count = pm.StateIndex(jnp.asarray(1.0))
-    f = lambda d: (d["x"] * d["s"].get(count) ** 2, d["s"].set(count, d["x"]))  # noqa: E731
-    grads, after = pm.filter_grad(f, has_aux=True)({"x": jnp.asarray(3.0), "s": pm.State(count)})
-    assert [float(x) for x in jax.tree.leaves((grads, after))] == [6.0, 1.0, 3.0]
+@pytest.mark.parametrize("name", JACOBIANS)
+def test_results_of_jacobians(name):
+    """Floating arrays and numbers of the result have a tree of the argument, the rest has None."""
+    rest = [jnp.arange(2), "text", None, double]
+
+    def f(d):
+        return {"y": d["x"] * 2, "z": [jnp.sum(d["x"]), np.ones(1, np.float32), 1.5], "rest": rest}
+
+    make = getattr(pm, f"filter_{name}")
+    like = {"x": jnp.ones(2), "s": None}
+    expected = {
+        "y": {**like, "x": 2 * jnp.eye(2)},
+        "z": [like, {**like, "x": jnp.zeros((1, 2))}, {**like, "x": jnp.zeros(2)}],
+        "rest": [None, None, None, None],
+    }
+    assert_close(make(f)({"x": jnp.ones(2), "s": "a"}), expected)
+    made = make(lambda x: Affine(jnp.outer(x, x), x))(jnp.ones(2))
+    assert isinstance(made, Affine)
+    assert (made.weight.shape, made.bias.shape) == ((2, 2, 2), (2, 2))
 
 
 def test_trainable_is_for_the_optimizer():
@@ -132,11 +160,20 @@ MISTAKES = {
 }
 
 
+@every
 @pytest.mark.parametrize(("options", "call", "match"), MISTAKES.values(), ids=MISTAKES)
-def test_what_cannot_be_differentiated_is_named(options, call, match):
+def test_what_cannot_be_differentiated_is_named(name, options, call, match):
     """By argument and path: an empty gradient would train nothing, in silence."""
+    fn = lambda x, y=0: (0.0, 1, 2) if options else jnp.zeros(())  # noqa: E731
     with pytest.raises((ArgumentError, UnfinishedError), match=match):
-        call(pm.filter_grad(lambda x, y=0: (0.0, 1, 2) if options else 0.0, **options))
+        call(getattr(pm, f"filter_{name}")(fn, **options))
+
+
+@pytest.mark.parametrize("name", JACOBIANS)
+def test_a_jacobian_of_nothing_is_refused(name):
+    """A result without floating arrays would give an empty one."""
+    with pytest.raises(ArgumentError, match="no floating array"):
+        getattr(pm, f"filter_{name}")(lambda x: [jnp.arange(2), "a"])(ramp(2))
 
 
 @pytest.mark.parametrize("wrt", ["wieght", ~pm.select.path("wieght"), pm.select.path("bias.x")])

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, ShapeError
-from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.comparing import assert_close
 from tests.helpers.meshes import DEVICES, lies
-from tests.helpers.trees import Affine, Static, affine, double, ramp
+from tests.helpers.trees import Affine, affine, double, ramp
 
 
 def call(model, x):
@@ -42,13 +41,6 @@ def test_pmap_is_vmap(in_axes, out_axes, model, x):
     assert_close(found, pm.filter_vmap(call, **axes)(model, x))
     if out_axes == 0 and found.shape[0] % 8 == 0:
         assert lies(found) == ("devices",)
-
-
-def test_what_is_no_array():
-    """In and out unchanged: strings, functions, configuration."""
-    fn = pm.filter_pmap(lambda x, box, how: (x + 1, box, how, (double, 3, None)))
-    found = fn(ramp(8), Static(ramp(8), size=(1,)), how="how")
-    assert_same(found, (ramp(8) + 1, Static(ramp(8), (1,)), "how", (double, 3, None)))
 
 
 def test_collectives_keys_and_axis_size():
@@ -87,17 +79,3 @@ def test_made_anew_it_is_traced_once():
         pm.filter_pmap(loss, in_axes=(None, 0))(jnp.ones(2), ramp(8, 2))
     assert len(traces) == 2
     assert pm.filter_pmap(loss) == pm.filter_pmap(loss) != pm.filter_pmap(loss, in_axes=1)
-
-
-MISTAKES = {
-    "no function": (lambda: pm.filter_pmap(3), "filter_pmap"),
-    "donate": (lambda: pm.filter_pmap(double, donate="y")(ramp(8)), "'y'"),
-    "sizes": (lambda: pm.filter_pmap(call)(ramp(8), {"b": ramp(3)}), r"x\['b'\]"),
-}
-
-
-@pytest.mark.parametrize(("make", "match"), MISTAKES.values(), ids=MISTAKES)
-def test_what_is_wrong_is_named(make, match):
-    """As by the transforms that it is made of."""
-    with pytest.raises((ArgumentError, ShapeError), match=match):
-        make()

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
+from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError, SpecError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
@@ -152,30 +153,18 @@ def test_no_equation_is_added():
     assert equations(filtered, *arrays) == equations(by_hand, *arrays)
 
 
-class Noise(pm.Module):
-    """A layer with a stream."""
-
-    noise: pm.RngStream
-
-    def __init__(self):
-        self.noise = pm.RngStream()
-
-    def __call__(self, x, state):
-        key, state = state.next_key(self.noise)
-        return x + jax.random.normal(key, x.shape), state
-
-
 @pytest.mark.slow
 def test_a_split_stream_is_one_on_each_device():
     """A device's shard of the streams draws the same as a member of a map."""
-    model, state = pm.make_with_state(Noise)()
+    model, state = pm.make_with_state(nn.Dropout)(0.5, stream=pm.RngStream())
     state = state.seed(jax.random.key(0)).split(4)
     specs = P("data"), pm.by({pm.RngStream: P("data"), ...: P()})
     axes = 0, pm.by({pm.RngStream: 0, ...: None})
     fn = pm.filter_jit(pm.filter_shard_map(model, mesh=MESH, in_specs=specs, out_specs=specs))
 
-    out, after = fn(jnp.ones((4, 3)), state)
-    expected, then = pm.filter_vmap(model, in_axes=axes, out_axes=axes)(jnp.ones((4, 3)), state)
+    x = jnp.ones((4, 64))
+    out, after = fn(x, state)
+    expected, then = pm.filter_vmap(model, in_axes=axes, out_axes=axes)(x, state)
     assert_close(out, expected)
     assert len({tuple(row) for row in out.tolist()}) == 4
     assert after.join() == then.join()

@@ -29,7 +29,6 @@ TREE = {"a": [ramp(3, 2), ramp(2, 3)], "b": ramp(3), "n": 2.0}
         ({"a": [0, 1], "b": pm.if_array(0), "n": pm.if_array(0)},),
         pm.by({"a.1": 1, pm.is_array: 0, ...: None}),
         {"a": pm.by({"0": 0, "1": 1}), "b": 0, "n": None},
-        {"tree": {"a": [0, 1], "b": 0, "n": None}},
         {"tree": pm.by({"a.1": 1, ...: pm.if_array(0)})},
     ],
 )
@@ -87,17 +86,6 @@ def test_a_number_with_an_axis_is_repeated_for_each_member(number):
     assert pm.filter_vmap(lambda x: (x, number))(ramp(3))[1] is number
 
 
-def test_keys_and_a_state_are_mapped():
-    """Typed and legacy keys; each member has its own State."""
-    count = pm.StateIndex(jnp.asarray(0.0))
-    states = pm.filter_vmap(lambda x: pm.State(count))(ramp(3))
-    for make in (jax.random.key, jax.random.PRNGKey):
-        keys = jax.random.split(make(0), 3)
-        fn = lambda key, state: state.set(count, jax.random.normal(key))  # noqa: E731
-        found = pm.filter_vmap(fn)(keys, states.restored()).get(count)
-        assert_close(found, jax.vmap(jax.random.normal)(keys))
-
-
 # ---- mistakes
 
 MISTAKES = {
@@ -132,15 +120,3 @@ def test_a_result_that_differs_by_member_needs_an_axis(around):
     run = lambda y: pm.filter_vmap(fn, in_axes=(0, None), out_axes=None)(ramp(3), y)  # noqa: E731
     with pytest.raises(SpecError, match=r"result\['b'\]"):
         around(run)(ramp(2, 2))
-
-
-def test_errors_inside_are_the_users():
-    """None of them is taken for ours."""
-    mine = ValueError("mine, about out_axes")
-
-    def fn(x):
-        raise mine
-
-    with pytest.raises(ValueError, match=r"^mine, about out_axes") as caught:
-        pm.filter_vmap(fn, out_axes=None)(ramp(3))
-    assert caught.value is mine
