@@ -74,7 +74,6 @@ MISTAKES = {
     "no such name": ({"out_feature": "fsdp"}, "out_feature"),
     "one axis twice": ({"out_features": "fsdp", "in_features": "fsdp"}, "weight"),
     "no such axis": ({"out_features": "data"}, "data"),
-    "size": ({"out_features": ("fsdp", "tensor")}, "weight: f32"),
 }
 
 
@@ -92,12 +91,8 @@ def test_a_table(key: jax.Array):
     placed = jax.device_put(net, pm.shardings(net, _mesh(), RULES))
 
     assert str(table).endswith("\n136 bytes on each device, of 880")
-    assert (table.bytes, table.bytes_whole) == (136, 880)
-    assert table.rows[0][:3] == (
-        "['stack'].layer.weight",
-        (3, 8, 8),
-        ("layers", "out_features", "in_features"),
-    )
+    assert table.rows[0][:2] == ("['stack'].layer.weight", (3, 8, 8))
+    assert table.rows[0][2] == ("layers", "out_features", "in_features")
     assert table.rows[0].spec == P(None, "tensor", "fsdp")
     sizes = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed)]
     assert [row.bytes for row in table.rows] == sizes

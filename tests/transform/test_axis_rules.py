@@ -21,7 +21,6 @@ RULES = pm.AxisRules({"batch": "data", "batch_too": "data", "embed": "model", "s
 OTHERS = pm.AxisRules({"batch": "model", "embed": None, "seq": None})
 MIXED = Mesh(np.array(DEVICES).reshape(4, 2), ("data", "model"), (AxisType.Explicit, AxisType.Auto))
 MESHES = {"auto": MESH, "explicit": EXPLICIT, "mixed": MIXED}
-every_mesh = pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 
 
 def named(x: Any, names: Any, mesh: Any = MESH) -> Any:
@@ -36,11 +35,10 @@ def test_rules_are_values():
 
     assert pickle.loads(pickle.dumps(RULES)) == RULES == again
     assert hash(RULES) == hash(again)
-    assert pm.AxisRules({}) != RULES
     assert eval(repr(RULES), {"AxisRules": pm.AxisRules}) == RULES
 
 
-@every_mesh
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_names_are_laid_out_by_the_rules(mesh: Mesh):
     """Outside compiled code, inside, and in a map, whatever the types of the mesh's axes."""
     x = pm.filter_shard(ramp(8, 3, 2), on(mesh=mesh))
@@ -84,29 +82,23 @@ def test_the_context_is_part_of_a_program_s_key(name: str):
     assert len(traces) == 3 or "jit" not in name
 
 
-def named_only(x: Any) -> Any:
-    """`x` laid out by the rules in context."""
-    return pm.filter_shard(x, "batch embed")
-
-
 def test_contexts_nest():
     """The innermost counts, whatever ends it; another thread has none."""
-    x, run = pm.filter_shard(ramp(8, 4), on()), pm.filter_jit(lambda x: named_only(2 * x))
+    x, shard = pm.filter_shard(ramp(8, 4), on()), lambda x: pm.filter_shard(x, "batch embed")
     with pm.use_rules(MESH, RULES), ThreadPoolExecutor(1) as pool:
-        for call in (named_only, run):
+        for call in (shard, pm.filter_jit(lambda x: shard(2 * x))):
             with contextlib.suppress(ZeroDivisionError), pm.use_rules(MESH, OTHERS):
                 assert lies(call(x)) == ("model",)
                 raise ZeroDivisionError
             assert lies(call(x)) == ("data", "model")
             assert pool.submit(lambda call=call: lies(call(x))).result() == ()
-    assert named_only(x) is x
+    assert shard(x) is x
 
 
 MISTAKES = {
     "rank": ({"b": [ramp(8)]}, "batch embed", ShapeError, r"\['b'\]\[0\]"),
     "no rule": (ramp(8, 4), "bach embed", SpecError, "bach"),
     "twice": (ramp(8, 8), "batch batch_too", SpecError, "batch_too"),
-    "size": ({"a": ramp(6, 4)}, "batch embed", ShapeError, r"\['a'\]"),
 }
 
 
@@ -116,8 +108,3 @@ def test_names_that_would_split_nothing_are_refused(x, names, error, where):
     for call in (named, pm.filter_jit(named)):
         with pytest.raises(error, match=where):
             call(x, names)
-    with (
-        pytest.raises(SpecError, match="no axis 'date'"),
-        pm.use_rules(MESH, OTHERS | {"a": "date"}),
-    ):
-        pass

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import re
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,53 +14,31 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, CheckError
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.trees import (
-    MODULES,
-    Color,
-    Holder,
-    Pair,
-    Registered,
-    Static,
-    affine,
-    double,
-    ramp,
-)
+from tests.helpers.trees import MODULES, Holder, Pair, Registered, Static, affine, double, ramp
 
 
 def counting(fn):
     """The function under filter_jit, and the list of its traces."""
     traces = []
-
-    def traced(*args, **kwargs):
-        traces.append((args, kwargs))
-        return fn(*args, **kwargs)
-
-    return pm.filter_jit(traced), traces
+    return pm.filter_jit(lambda *args, **named: traces.append(1) or fn(*args, **named)), traces
 
 
 # ---- a compiled call is the call (see tests/laws/test_jit_is_call.py)
 
-STATE = pm.make_with_state(nn.BatchNorm)(2)[1]
-DTYPES = [ramp(2).astype(dtype) for dtype in ("bool", "int8", "bfloat16", "complex64")]
-VALUES = [STATE, DTYPES, jnp.asarray(1.0), np.float32(1), Pair(ramp(2), 1), jax.random.key(0)]
+VALUES = [ramp(2).astype(dtype) for dtype in ("bool", "int8", "bfloat16", "complex64")]
+VALUES += [jnp.asarray(1.0), np.float32(1), Pair(ramp(2), 1), jax.random.key(0)]
+VALUES.append(pm.make_with_state(nn.BatchNorm)(2)[1])
 
 
 def computed(*trees):
     """The same trees; each of their arrays is a result of the program."""
-
-    def compute(leaf):
-        is_array = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
-        return jnp.stack([jnp.asarray(leaf)] * 2)[0] if is_array else leaf
-
-    return jax.tree.map(compute, trees)
+    return jax.tree.map(lambda x: jnp.stack([x])[0] if pm.is_array(x) else x, trees)
 
 
 def test_a_steady_call_is_a_plain_call():
     """Law: of arguments of any kind, the first call, and the later ones on the fast path."""
-    trees = [*VALUES, *(make() for make in MODULES.values())]
-    calls = [(pm.filter_jit(computed), trees), *((pm.filter_jit(computed), [v]) for v in VALUES)]
-    for jitted, args in calls:
-        expected = computed(*args)
+    for args in ([*VALUES, *(make() for make in MODULES.values())], *([v] for v in VALUES)):
+        jitted, expected = pm.filter_jit(computed), computed(*args)
         for _ in range(3):
             found = jitted(*args)
             assert jax.tree.structure(found) == jax.tree.structure(expected)
@@ -79,15 +56,8 @@ def test_results_do_not_depend_on_what_was_called_before():
         assert_same(jitted(ramp(1), n), fn(ramp(1), n))
 
 
-def test_arrays_are_traced_and_the_rest_is_static():
-    """Inside the function arrays are tracers and all other values are those of the call."""
-    args = (ramp(2), np.ones(2), np.float32(1), 1, True, "text", None, double, Color.RED)
-    jitted, traces = counting(lambda *args: None)
-    jitted(*args)
-    ((seen, _),) = traces
-
-    assert all(isinstance(x, jax.core.Tracer) for x in seen[:3])
-    assert all(x is y for x, y in zip(seen[3:], args[3:], strict=True))
+def test_without_jit_values_can_be_read():
+    """Under `jax.disable_jit` the function is called as it is."""
     with jax.disable_jit():
         assert pm.filter_jit(lambda x, n: n * float(x[1]))(ramp(2), 3) == 6.0
 
@@ -113,18 +83,14 @@ SAME = {
     "NaN": (float("nan"), float("nan")),
     "Modules": (affine(), affine(start=3.0)),
     "NumPy for JAX": (ramp(2), np.ones(2, np.float32)),
+    "NumPy scalars": (np.float32(1), np.float32(2)),
     "built and returned": (affine(), pm.filter_jit(lambda m: m)(affine())),
     "order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     "one bound method": (affine().scaled, affine().scaled),
     "one transform": (pm.filter_jit(double), pm.filter_jit(double)),
 }
 DIFFERENT = {
-    "shape": (ramp(2), ramp(3)),
-    "dtype": (ramp(2), ramp(2).astype(jnp.bfloat16)),
     "weak type": (jnp.asarray(1.0), jnp.ones(())),
-    "int and float": (1, 1.0),
-    "int and bool": (1, True),
-    "sign of zero": (0.0, -0.0),
     "static and traced": (1.0, jnp.ones(())),
     "type of configuration": (Static(1.0, 1), Static(1.0, True)),
     "sign of zero in configuration": (Static(1.0, 0.0), Static(1.0, -0.0)),
@@ -195,27 +161,10 @@ def test_after_an_exception_the_next_call_works():
         assert_same(fn(ramp(1), False), ramp(1))
 
 
-HASHLESS = {
-    "x": (({1},), {}),
-    "x['a'][1]": (({"a": [1, {1}]},), {}),
-    "x.content[0]": ((Holder([bytearray(1)]),), {}),
-    "z": ((), {"z": {1}}),
-}
-
-
-@pytest.mark.parametrize("where", HASHLESS)
-def test_a_static_value_without_a_hash_is_refused_by_path(where):
-    """It could change after the program was compiled."""
-    args, kwargs = HASHLESS[where]
-    with pytest.raises(ArgumentError, match=rf"at {re.escape(where)}:"):
-        pm.filter_jit(lambda x=0, **kwargs: x)(*args, **kwargs)
-
-
-@pytest.mark.parametrize("read", [lambda x: 1 if x[0] else 2, np.asarray], ids=["bool", "NumPy"])
-def test_an_error_of_jax_names_the_argument_of_the_user(read):
+def test_an_error_of_jax_names_the_argument_of_the_user():
     """A value that is known only when the program runs comes from an argument with a name."""
-    with pytest.raises((jax.errors.TracerArrayConversionError, TypeError), match="argument model"):
-        pm.filter_jit(lambda x, model: read(model.bias))(ramp(2), affine())
+    with pytest.raises(jax.errors.TracerArrayConversionError, match="argument model"):
+        pm.filter_jit(lambda x, model: np.asarray(model.bias))(ramp(2), affine())
 
 
 def test_threads_call_and_trace_at_once():
@@ -266,10 +215,7 @@ def test_functions_are_forgotten_with_their_programs(each):
 def test_programs_of_static_values_are_bounded():
     """The oldest of more than 4096 goes, with its static value, and comes back right."""
 
-    class Value:
-        """A static value that can be watched."""
-
-    value = Value()
+    value = lambda: "a static value"  # noqa: E731
     watched = weakref.ref(value)
     jitted = pm.filter_jit(lambda x, how: x)
     with jax.disable_jit():
@@ -334,9 +280,7 @@ def test_lower_and_compile():
 
 
 OTHERS = {
-    "number": (affine(), 3.0),
     "structure": (affine().replace(bias=None), ramp(3)),
-    "count": (affine(),),
     "static value": (affine(), ramp(3), "other"),
     "shape": (affine(), ramp(4)),
 }

@@ -21,7 +21,6 @@ def model():
 DEFAULT = DEVICES[0]
 SPECS = {
     "one": (on("data"), [("data",), ("data",)]),
-    "whole": (on(), [(), ()]),
     "device": (DEVICES[3], [DEVICES[3], DEVICES[3]]),
     "None": (None, [DEFAULT, DEFAULT]),
     "Module": (Affine(on("data", "model"), on("model")), [("data", "model"), ("model",)]),
@@ -72,20 +71,9 @@ def test_arrays_move_from_wherever_they_lie():
 
 
 @pytest.mark.parametrize("mesh", [MESH, EXPLICIT], ids=["auto", "explicit"])
-def test_partition_specs_mean_the_mesh_in_context(mesh):
-    """Inside jit and outside, whatever the type of the mesh's axes."""
-    with jax.set_mesh(mesh):
-        assert lies(pm.filter_shard(ramp(8), P("data"))) == ("data",)
-        assert lies(pm.filter_jit(lambda x: pm.filter_shard(x, P("data")))(ramp(8))) == ("data",)
-
-
-@pytest.mark.parametrize("mesh", [MESH, EXPLICIT], ids=["auto", "explicit"])
 @pytest.mark.parametrize("axis_names", [{"data"}, {"data", "model"}], ids=["one", "both"])
 def test_manual_axes_of_the_mesh_fall_away(mesh, axis_names):
-    """In `filter_shard_map` an array is a shard; other axes of the mesh have their usual meaning.
-
-    A constant of the function is laid out as its arguments are; and so is it by names.
-    """
+    """In `filter_shard_map` an array is a shard, also a constant; other axes mean what they do."""
     of_x, of_constant = on("data", "model", mesh=mesh), on(("data", "model"), mesh=mesh)
     types = []
 
@@ -109,7 +97,6 @@ def test_manual_axes_of_the_mesh_fall_away(mesh, axis_names):
 MISFITS = {
     "path of an array": ({"m": [ramp(4)]}, on(None, "data"), ShapeError, r"\['m'\]\[0\]"),
     "structure": (model(), (on(), on()), SpecError, "filter_shard"),
-    "path of a rule": (model(), pm.by({"wight": on(), ...: None}), SpecError, "wight"),
 }
 
 

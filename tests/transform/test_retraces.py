@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -11,34 +10,18 @@ from tests.helpers.meshes import EXPLICIT, on
 from tests.helpers.trees import Holder, Pair, Registered, Static, affine, ramp
 
 
-def first(x):
-    return x
-
-
-def second(x):
-    return x
-
-
 def fresh():
     return lambda x: x
 
 
-def line(fn):
-    """A function as reports name it."""
-    return f"{fn.__qualname__} (test_retraces.py:{fn.__code__.co_firstlineno})"
-
-
-FIRST, SECOND, FRESH = line(first), line(second), line(fresh())
+FRESH = f"{fresh().__qualname__} (test_retraces.py:{fresh().__code__.co_firstlineno})"
 
 
 class Awkward:
-    """A class whose == gives an array, or raises."""
-
-    def __init__(self, answer):
-        self.answer = answer
+    """A class whose == raises."""
 
     def __eq__(self, other):
-        return self.answer()
+        raise ZeroDivisionError
 
     __hash__ = object.__hash__
 
@@ -58,46 +41,27 @@ def changes(*calls):
     return [line.removeprefix("  ") for line in lines]
 
 
-X = ramp(2)
+X, Y = ramp(2), ramp(1)
 SHARDINGS = on("data", mesh=EXPLICIT), on(mesh=EXPLICIT)
-AGAIN = "created again"
-AWKWARD = f"x: <{__name__}.Awkward object>"
-
-
-def two(make):
-    """Two values that are made alike."""
-    return make(), make()
-
-
 CHANGES = {
-    "shape": (X, ramp(3), "x: f32[2] -> f32[3]"),
-    "dtype": (X, X.astype(jnp.int32), "x: f32[2] -> i32[2]"),
     "weak type": (jnp.float32(1.0), jnp.asarray(1.0), "x: f32[] -> f32[] (weak)"),
     # Of explicit axes, the sharding is part of an array's type.
     "sharding": (*(jax.device_put(ramp(8), s) for s in SHARDINGS), "x: f32[8@data] -> f32[8]"),
-    "deep inside": ([{"a": (X,)}], [{"a": (ramp(1),)}], "x[0]['a'][0]: f32[2] -> f32[1]"),
-    "in a Module": (Holder([X]), Holder([ramp(1)]), "x.content[0]: f32[2] -> f32[1]"),
+    "another mesh": (ramp(8), jax.device_put(ramp(8), on("data")), "'data': 4"),
+    "in a Module": ([Holder([X])], [Holder([Y])], "x[0].content[0]: f32[2] -> f32[1]"),
     "array or not": (1, X, "x: 1 -> f32[2]"),
-    "one item more": ([X], [X, X], "x[1]: nothing -> f32[2]"),
     "new key": ([{"a": X}], [{"a": X, "b": X}], "x[0]['b']: nothing -> f32[2]"),
     "container": ([[X]], [(X,)], "x[0]: list of 1 -> tuple of 1"),
     "class": (affine(), Pair(X, X), "x: Affine -> Pair"),
-    "division": (Holder(first), Holder(X), f"x.content: {FIRST} -> f32[2]"),
-    "number": ([1], [2], "x[0]: 1 -> 2"),
-    "type of a number": ([1], [1.0], "x[0]: 1 -> 1.0"),
     "sign of zero": ([0.0], [-0.0], "x[0]: 0.0 -> -0.0"),
-    "function": (first, second, f"x: {FIRST} -> {SECOND}"),
     "in configuration": (Static(X, (1, 2)), Static(X, (1, 2.0)), "x.size: (1, 2) -> (1, 2.0)"),
-    "partial's function": (pm.Partial(first), pm.Partial(second), f"x.func: {FIRST} -> {SECOND}"),
     "node": (Registered(X, "a"), Registered(X, "b"), "x (auxiliary data): 'a' -> 'b'"),
     # Made anew for each call, and never equal.
-    "lambda": (fresh(), fresh(), f"x: {FRESH} -> {FRESH} (an equal function, {AGAIN}"),
-    "object": (object(), object(), f"x: <object object> -> <object object> ({AGAIN}"),
-    "== is an array": (*two(lambda: Awkward(lambda: np.ones(2, bool))), AWKWARD),
-    "== raises": (*two(lambda: Awkward(lambda: 1 / 0)), AWKWARD),
+    "lambda": (fresh(), fresh(), f"x: {FRESH} -> {FRESH} (an equal function, created again"),
+    "== raises": (Awkward(), Awkward(), f"x: <{__name__}.Awkward object>"),
     "token": (pm.StateIndex(X), pm.StateIndex(X), "x.marker: "),
     # As a transformation of optax is, in a static field.
-    "lambda in a static tuple": (*two(lambda: Static(X, (first, fresh()))), "x.size"),
+    "lambda in a static tuple": (Static(X, (max, fresh())), Static(X, (max, fresh())), "x.size"),
 }
 
 
@@ -106,31 +70,15 @@ def test_each_kind_of_change_is_named(old, new, text):
     """The report has the path, the old value and the new value."""
     (line,) = changes({"x": old}, {"x": new})
 
-    assert line.startswith(text)
+    assert text in line
 
 
-Y = ramp(1)
-CALLS = {
-    "given": ([{"x": X}, {"x": X, "how": 1}], ["how: not given before"]),
-    "not given": ([{"x": X, "how": 1}, {"x": X}], ["how: not given now"]),
-    "keyword": ([{"x": X, "flag": 1}, {"x": X, "flag": 2}], ["flag: 1 -> 2"]),
-    "two": ([{"x": X, "how": 1}, {"x": Y, "how": 2}], ["x: f32[2] -> f32[1]", "how: 1 -> 2"]),
-    "last": ([{"x": X}, {"x": X, "how": 1}, {"x": X, "how": 2}], ["how: 1 -> 2"]),
-}
-
-
-@pytest.mark.parametrize(("calls", "text"), CALLS.values(), ids=CALLS)
-def test_arguments_are_named(calls, text):
+def test_arguments_are_named():
     """Present or absent, by keyword, several at once; compared with the last trace."""
-    assert changes(*calls) == text
+    calls = [{"x": X}, {"x": X, "how": 1, "flag": 1}, {"x": Y, "flag": 2}]
 
-
-def test_another_mesh_is_named():
-    """An array that moves onto a mesh has another type, also if its axes are not explicit."""
-    (line,) = changes({"x": ramp(8)}, {"x": jax.device_put(ramp(8), on("data"))})
-
-    assert line.startswith("x: f32[8] ")
-    assert "'data': 4" in line
+    assert changes(*calls[:2]) == ["how: not given before", "flag: not given before"]
+    assert changes(*calls) == ["how: not given now", "x: f32[2] -> f32[1]", "flag: 1 -> 2"]
 
 
 def test_a_change_outside_of_the_arguments():
@@ -156,8 +104,6 @@ def test_methods():
 
 
 class Shift(pm.Module):
-    """A Module to call, of any size."""
-
     by: jax.Array
     mode: str = pm.field(static=True)
 
@@ -170,10 +116,7 @@ class Shift(pm.Module):
 
 
 def test_one_trace_too_many_raises_each_time():
-    """With the reason. Earlier traces can be called as before; equal calls need none.
-
-    Each Module has its own count, by structure and shapes: another one is another function.
-    """
+    """With the reason; earlier traces can be called as before. Each Module has its own count."""
     own = pm.filter_jit(lambda x: x, max_traces=1)
     models = [Shift(X, "a"), Shift(X, "b"), Shift(ramp(3), "b"), Shift(2 * X, "a")]
     for f in (own, *(pm.filter_jit(model, max_traces=1) for model in models[:-1])):
