@@ -1,5 +1,7 @@
 """Programs that contain a function, such as a check, in every place where one may be."""
 
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 
@@ -30,10 +32,7 @@ def _with_vjp_rule(check):
     return made
 
 
-def _on_devices(check):
-    on_data = jax.sharding.PartitionSpec("data")
-    return pm.filter_shard_map(check, mesh=MESH, in_specs=on_data, out_specs=on_data)
-
+ON_DATA = jax.sharding.PartitionSpec("data")
 
 # Outside `filter_jit` they raise the error of a check, too, because JAX waits on a CPU.
 FILTERED = {
@@ -61,7 +60,7 @@ PROGRAMS = {
     "hessian": lambda check: jax.hessian(lambda x: jnp.sum(check(x) ** 3)),
     "custom jvp": lambda check: jax.grad(lambda x: jnp.sum(_with_jvp_rule(check)(x))),
     "custom vjp": lambda check: jax.grad(lambda x: jnp.sum(_with_vjp_rule(check)(x))),
-    "shard_map": _on_devices,
+    "shard_map": pm.filter_shard_map(mesh=MESH, in_specs=ON_DATA, out_specs=ON_DATA),
 }
 
 
@@ -70,15 +69,14 @@ def _over_jit(check):
     return lambda x, scale: inner(x) * scale
 
 
-def _over_scan(check):
+def _over_scan(scan, check):
     body = lambda carry, y: (carry, check(y))  # noqa: E731
-    return lambda x, scale: jax.lax.scan(body, 0, x)[1] * scale
-
-
-def _over_filter_scan(check):
-    body = lambda carry, y: (carry, check(y))  # noqa: E731
-    return lambda x, scale: pm.filter_scan(body, 0, x)[1] * scale
+    return lambda x, scale: scan(body, 0, x)[1] * scale
 
 
 # Functions whose inner function JAX has traced after the first call.
-TRACED_BEFORE = {"jit": _over_jit, "scan": _over_scan, "filter_scan": _over_filter_scan}
+TRACED_BEFORE = {
+    "jit": _over_jit,
+    "scan": ft.partial(_over_scan, jax.lax.scan),
+    "filter_scan": ft.partial(_over_scan, pm.filter_scan),
+}
