@@ -296,12 +296,7 @@ def rows(quick: bool) -> Iterator[Row]:
             yield part_row(folder, arrays)
 
 
-BENCHMARK = Benchmark(
-    "Files: 1 GB of arrays in 400 leaves",
-    SAFETENSORS,
-    rows,
-    (EQUINOX, OURS),
-)
+BENCHMARK = Benchmark("Files: 1 GB of arrays in 400 leaves", SAFETENSORS, rows, (EQUINOX, OURS))
 
 if __name__ == "__main__":
     BENCHMARK.main()

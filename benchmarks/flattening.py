@@ -58,10 +58,7 @@ def rebuilding(tree: Any) -> Burst:
     return burst
 
 
-HALVES: dict[str, Callable[[Any], Burst]] = {
-    "flatten": flattening,
-    "unflatten": unflattening,
-}
+HALVES: dict[str, Callable[[Any], Burst]] = {"flatten": flattening, "unflatten": unflattening}
 LIMIT = 1.4
 
 

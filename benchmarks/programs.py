@@ -370,12 +370,7 @@ def stateless_cases(key: jax.Array) -> list[Case]:
     return [
         Case("Linear", nn.Linear(8, 4, key=key), linear, (wave(8),)),
         Case("Linear, a batch", nn.Linear(8, 4, key=key), linear, (wave(5, 8),)),
-        Case(
-            "Linear without bias",
-            nn.Linear(8, 4, use_bias=False, key=key),
-            linear,
-            (wave(8),),
-        ),
+        Case("Linear without bias", nn.Linear(8, 4, use_bias=False, key=key), linear, (wave(8),)),
         Case("MLP", nn.MLP(8, 3, 16, 2, key=key), perceptron, (wave(8),)),
         Case("MLP, a batch", nn.MLP(8, 3, 16, 2, key=key), perceptron, (wave(5, 8),)),
         Case(

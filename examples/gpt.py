@@ -128,10 +128,7 @@ muon = optax.contrib.muon(
     weight_decay=0.1,
     muon_weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(1, 0),
 )
-RULES = {
-    "adamw": adamw,
-    "muon": pm.by({pm.matrices & pm.select.path("blocks"): muon, ...: adamw}),
-}
+RULES = {"adamw": adamw, "muon": pm.by({pm.matrices & pm.select.path("blocks"): muon, ...: adamw})}
 
 
 def make_optimizer(name: str, model: Gpt) -> pm.Optimizer:

@@ -109,38 +109,45 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTre
     return _MakeJaxpr(fun, ())
 
 
-class _Program:
-    """A jaxpr as auxiliary data of a node: compared by identity."""
+class _Types:
+    """The arguments and the result of a program, with structs for arrays; equal by value."""
 
-    def __init__(self, jaxpr: Any, takes: tuple[list[Any], Structure], gives: Structure, out: Any):
-        self.jaxpr, self.takes, self.gives, self.out_struct = jaxpr, takes, gives, out
+    def __init__(self, takes: tuple[list[Any], Structure], gives: Structure, out_struct: PyTree):
+        self.takes, self.gives, self.out_struct = takes, gives, out_struct
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Types) and not compare(self.trees, other.trees)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.takes[0]))
+
+    @property
+    def trees(self) -> tuple[PyTree, PyTree]:
+        """The arguments `(args, kwargs)`, and the result."""
+        structs, structure = self.takes
+        return structure.assemble(structs), self.out_struct
 
 
 class ClosureConverted:
     """A function whose captured arrays are data: the result of `filter_closure_convert`.
 
     Attributes:
+        jaxpr: the function as a jaxpr.
         consts: the arrays that the function captured.
     """
 
-    def __init__(self, name: str, program: _Program, consts: Sequence[Any]):
-        self.name, self.program, self.consts = name, program, consts
-
-    @property
-    def jaxpr(self) -> Any:
-        """The function as a jaxpr."""
-        return self.program.jaxpr
+    def __init__(self, name: str, types: _Types, consts: Sequence[Any], jaxpr: Any):
+        self.name, self.types, self.consts, self.jaxpr = name, types, consts, jaxpr
 
     @property
     def in_struct(self) -> PyTree:
         """The arguments `(args, kwargs)`, with `jax.ShapeDtypeStruct`s for arrays."""
-        structs, structure = self.program.takes
-        return structure.assemble(structs)
+        return self.types.trees[0]
 
     @property
     def out_struct(self) -> PyTree:
         """The result, with `jax.ShapeDtypeStruct`s for arrays."""
-        return self.program.out_struct
+        return self.types.out_struct
 
     def __repr__(self) -> str:
         return f"<filter_closure_convert of {self.name}>"
@@ -154,7 +161,7 @@ class ClosureConverted:
                 shape, dtype or static values.
         """
         arrays, structure = divide((args, kwargs), is_abstract)
-        structs, converted = self.program.takes
+        structs, converted = self.types.takes
         # Trees of types, so that differences are reported by path.
         found = compare(
             converted.assemble(list(map(_slot, structs))),
@@ -164,7 +171,7 @@ class ClosureConverted:
             fact = f"{self.name} was closure-converted for other arguments"
             at = [f"{path_text(each.path[1:])}: {' -> '.join(each.texts)}" for each in found]
             raise StructureError(fact, at=at)
-        return self.program.gives.assemble(run_again(self.jaxpr, self.consts, arrays))
+        return self.types.gives.assemble(run_again(self.jaxpr, self.consts, arrays))
 
 
 def _slot(x: Any) -> Slot:
@@ -172,11 +179,13 @@ def _slot(x: Any) -> Slot:
 
 
 def _flatten_with_keys(node: ClosureConverted) -> Any:
-    return ((jtu.GetAttrKey("consts"), node.consts),), (node.name, node.program)
+    # The jaxpr is a leaf, which the caller may leave out: two of one function are never equal.
+    children = ((jtu.GetAttrKey(name), getattr(node, name)) for name in ("consts", "jaxpr"))
+    return tuple(children), (node.name, node.types)
 
 
 def _unflatten(aux: Any, children: Any) -> ClosureConverted:
-    return ClosureConverted(aux[0], aux[1], children[0])
+    return ClosureConverted(*aux, *children)
 
 
 jtu.register_pytree_with_keys(ClosureConverted, _flatten_with_keys, _unflatten)
@@ -188,9 +197,9 @@ def filter_closure_convert(
 ) -> ClosureConverted:
     """Turn the arrays that a function captured into data that a transform can see.
 
-    The result is a pytree whose leaves are these arrays. You can pass it into a transform as an
-    argument, where the arrays of the function itself would be invisible. Everything else is
-    structure, which only the same conversion shares.
+    The result is a pytree whose leaves are these arrays and the jaxpr, which is static. You can
+    pass it into a filtered transform as an argument, where the arrays of the function itself would
+    be invisible.
 
     Args:
         fn: the function.
@@ -222,5 +231,5 @@ def filter_closure_convert(
     closed, out_struct = _trace(fn, args, kwargs, finish)
     arrays, structure = divide((args, kwargs), is_abstract)
     structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    program = _Program(closed.jaxpr, (structs, structure), found[-1], out_struct)
-    return ClosureConverted(function_name(fn), program, list(closed.consts))
+    types = _Types((structs, structure), found[-1], out_struct)
+    return ClosureConverted(function_name(fn), types, list(closed.consts), closed.jaxpr)

@@ -41,9 +41,12 @@ def warn_of_lost_updates(
     for name, place in _places(fn, args, kwargs):
         old = place.leaf
         lost = old.__replaced__()
-        for outer in states_in(around) if lost else ():
-            outer.__note_copy__(old)
-        if not lost or any(lost & new.__values__().keys() for new in after if new is not old):
+        if any(lost & new.__values__().keys() for new in after if new is not old):
+            # Now it is the function around that may drop it. Otherwise one warning is enough.
+            for outer in states_in(around):
+                outer.__note_copy__(old)
+            continue
+        if not lost:
             continue
         at = [path_text(place.path, name)]
         if any(getattr(node, "__keeps_state__", False) for node in place.nodes):

@@ -19,10 +19,7 @@ def counted(max_traces=None):
     return f
 
 
-TRANSFORMS = {
-    "filter_jit": pm.filter_jit,
-    "jax.jit": lambda f: jax.jit(f, static_argnames="how"),
-}
+TRANSFORMS = {"filter_jit": pm.filter_jit, "jax.jit": lambda f: jax.jit(f, static_argnames="how")}
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())

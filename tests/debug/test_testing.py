@@ -30,10 +30,7 @@ def test_nan_equals_nan():
     pm.testing.assert_trees_close(tree, {"a": np.array([1.0, np.nan], np.float32)})
 
 
-@given(
-    dtype=st.sampled_from(["float16", "bfloat16", "float32"]),
-    exponent=st.floats(-6, 1),
-)
+@given(dtype=st.sampled_from(["float16", "bfloat16", "float32"]), exponent=st.floats(-6, 1))
 def test_tolerances_by_dtype(dtype, exponent):
     """Close by default is close by NumPy's rule with the tolerance of the dtype."""
     near = {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-5}[dtype]

@@ -34,13 +34,7 @@ def public(module):
 
 @pytest.mark.parametrize(
     "module",
-    [
-        pytreemod,
-        pytreemod.select,
-        pytreemod.constraints,
-        pytreemod.debug,
-        pytreemod.nn,
-    ],
+    [pytreemod, pytreemod.select, pytreemod.constraints, pytreemod.debug, pytreemod.nn],
     ids=lambda module: module.__name__,
 )
 def test_every_public_name_has_an_entry(module):

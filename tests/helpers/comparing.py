@@ -8,7 +8,7 @@ import numpy as np
 
 from pytreemod import BoundMethod, Module
 from pytreemod.state.tokens import Unnamed
-from pytreemod.transform.boundary.wrapping import Transformed
+from pytreemod.transform.wrapping import Transformed
 from tests.helpers.trees import Registered
 
 

@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from tests.helpers.trees import (
-    MODULES,
-    Affine,
-    Defaults,
-    Holder,
-    Static,
-    affine,
-    double,
-    ramp,
-)
+from tests.helpers.trees import MODULES, Affine, Defaults, Holder, Static, affine, double, ramp
 
 
 class Given(pm.Module):

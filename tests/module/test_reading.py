@@ -11,14 +11,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError, ShapeError
-from tests.helpers.computing import (
-    STYLES,
-    Converting,
-    Generated,
-    Own,
-    Scaled,
-    scaled,
-)
+from tests.helpers.computing import STYLES, Converting, Generated, Own, Scaled, scaled
 from tests.helpers.trees import ramp
 
 

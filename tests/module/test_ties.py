@@ -365,10 +365,7 @@ def test_a_pattern_that_names_a_tied_place_alone_does_nothing():
     model = tied_language()
 
     for rule in (pm.select.path("head.weight"), pm.by({"head.weight": 0, ...: 1})):
-        with pytest.raises(
-            SpecError,
-            match=r"(?s)head\.weight.*embed\.weight",
-        ):
+        with pytest.raises(SpecError, match=r"(?s)head\.weight.*embed\.weight"):
             rule(model)
     assert jax.tree.leaves(pm.select.path("head.**")(model)) == [False, True]
 

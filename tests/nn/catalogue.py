@@ -90,9 +90,7 @@ CATALOGUE = [
         wave(3, 5, 2),
     ),
     Entry(
-        "Einsum",
-        lambda key: nn.Einsum("...hi,hio->...ho", (2, 3, 4), (2, 1), key=key),
-        wave(2, 3),
+        "Einsum", lambda key: nn.Einsum("...hi,hio->...ho", (2, 3, 4), (2, 1), key=key), wave(2, 3)
     ),
     Entry("Scale", lambda key: nn.Scale((2, 1)), wave(2, 3)),
     Entry("MLP", lambda key: nn.MLP(3, 2, 4, 2, key=key), wave(3)),
@@ -141,11 +139,7 @@ CATALOGUE = [
     Entry("PReLU", lambda key: nn.PReLU(), wave(3)),
     Entry("PReLU for each channel", lambda key: nn.PReLU(jnp.full((2, 1), 0.1)), wave(2, 3)),
     Entry("GroupNorm", lambda key: nn.GroupNorm(2, 4), wave(4, 3), batches=False),
-    Entry(
-        "GroupNorm of batches",
-        lambda key: nn.GroupNorm(2, 4, num_spatial_dims=1),
-        wave(4, 3),
-    ),
+    Entry("GroupNorm of batches", lambda key: nn.GroupNorm(2, 4, num_spatial_dims=1), wave(4, 3)),
     Entry("InstanceNorm", lambda key: nn.InstanceNorm(2), wave(2, 3), batches=False),
     Entry(
         "InstanceNorm of batches",

@@ -243,10 +243,7 @@ EVEN_CATALOGUE = [
         stacked="",
     ),
     EvenEntry(
-        "Stack",
-        lambda key: nn.Stack(ft.partial(nn.Linear, 8, 8), 2, key=key),
-        VECTORS,
-        stacked="",
+        "Stack", lambda key: nn.Stack(ft.partial(nn.Linear, 8, 8), 2, key=key), VECTORS, stacked=""
     ),
     EvenEntry("Sequential", small_net, wave(4, 4, 4, 4), features=1),
 ]

@@ -46,10 +46,7 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         lambda s, k: nn.MultiheadAttention(2, s(4), qk_norm="rms", key=k),
         (ones((5, 4)),),
     ),
-    "Stack": (
-        lambda s, k: nn.Stack(lambda key: nn.Linear(s(3), 3, key=key), 2, key=k),
-        (ones(3),),
-    ),
+    "Stack": (lambda s, k: nn.Stack(lambda key: nn.Linear(s(3), 3, key=key), 2, key=k), (ones(3),)),
     "Ensemble": (
         lambda s, k: nn.Ensemble(lambda key: nn.Linear(s(3), 2, key=key), 2, key=k),
         (ones(3),),

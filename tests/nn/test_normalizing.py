@@ -96,9 +96,7 @@ def test_group_norm_without_weights_takes_any_number_of_channels():
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [nn.LayerNorm(2, 0.0), nn.GroupNorm(1, 2, 0.0), nn.InstanceNorm(1, 0.0)],
-    ids=label,
+    "layer", [nn.LayerNorm(2, 0.0), nn.GroupNorm(1, 2, 0.0), nn.InstanceNorm(1, 0.0)], ids=label
 )
 def test_the_variance_does_not_cancel(layer):
     """A large mean costs no accuracy: 1e4 + (-1, 1) becomes (-1, 1)."""

@@ -57,15 +57,14 @@ def test_jvp(eqx):
 
 @same_under_both_imports
 def test_jvp_with_zero_tangents(eqx):
-    """None for a floating array is zero, and so is None in the result."""
+    """None for a floating array is zero."""
 
     def f(x, y, n):
-        return x * y, 2 * y, jax.lax.stop_gradient(x), jnp.arange(2), n, jnp.ones(2), np.ones(2)
+        return x * y, jnp.arange(2), n
 
     return [
         eqx.filter_jvp(f, (ramp(2), ramp(2), 3), (ramp(2), None, None)),
         eqx.filter_jvp(f, [ramp(2), ramp(2), "a"], [None, ramp(2), None]),
-        eqx.filter_jvp(f, (ramp(2), ramp(2), None), (None, None, None)),
         eqx.filter_jvp(jax.jit(f), (ramp(2), ramp(2), 3), (ramp(2), None, None)),
     ]
 

@@ -42,8 +42,7 @@ def result_over(library: str, program: str, folder: Path) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "package",
-    ["diffrax", "lineax", pytest.param("optimistix", marks=SEES_NO_RULES)],
+    "package", ["diffrax", "lineax", pytest.param("optimistix", marks=SEES_NO_RULES)]
 )
 def test_a_library_gives_the_same_numbers(package, tmp_path):
     """Values, statistics and results by name, use by use."""

@@ -116,12 +116,7 @@ LAYERS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] 
         {"activation": lambda x: x**2, "final_activation": jax.nn.softplus},
         (2,),
     ),
-    "MLP without biases": (
-        "MLP",
-        (2, 3, 4, 2),
-        {"use_bias": False, "use_final_bias": False},
-        (2,),
-    ),
+    "MLP without biases": ("MLP", (2, 3, 4, 2), {"use_bias": False, "use_final_bias": False}, (2,)),
     "MLP of scalars": ("MLP", ("scalar", "scalar", 4, 1), {}, ()),
     "MLP in half precision": ("MLP", (2, 3, 4, 1), F16, (2,)),
     "MLP that scans": ("MLP", (2, 3, 4, 3), {"scan": True}, (2,)),
@@ -385,11 +380,7 @@ def test_embedding(eqx):
         layer(jnp.int32(2)),
         many,
         given(jnp.int32(1)),
-        [
-            described(layer, names),
-            described(given, names),
-            layer(jnp.int32(3)),
-        ],
+        [described(layer, names), described(given, names), layer(jnp.int32(3))],
     )
 
 

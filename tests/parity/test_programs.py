@@ -20,13 +20,7 @@ IMPORT = "import equinox as eqx"
 NOT_YET: dict[str, str] = {}
 # A few for every run; the others are in the slow one, for each compiles for a second.
 ALWAYS = frozenset(
-    {
-        "attribute_hooks",
-        "gaussian_process",
-        "levenberg_marquardt",
-        "quantity",
-        "static_callables",
-    }
+    {"attribute_hooks", "gaussian_process", "levenberg_marquardt", "quantity", "static_callables"}
 )
 
 

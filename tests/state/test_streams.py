@@ -340,11 +340,7 @@ def test_split_chooses_entries_by_kind_and_path(select, shapes):
 
 UNSEEDED = pm.make_with_state(Layers)()[1]
 REFUSED = {
-    "no key": (
-        lambda model: UNSEEDED.next_key(model.first.stream),
-        RngError,
-        r"first\.stream",
-    ),
+    "no key": (lambda model: UNSEEDED.next_key(model.first.stream), RngError, r"first\.stream"),
     "no key, split": (lambda _: UNSEEDED.split(2), RngError, r"first\.stream"),
     "a split stream, used as one": (
         lambda model: make()[1].split(4).next_key(model.first.stream),

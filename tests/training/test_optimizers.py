@@ -70,11 +70,7 @@ def loss(model):
 def three_rules():
     """By class, by path and by default."""
     return pm.by(
-        {
-            nn.LayerNorm: optax.adam(1e-2),
-            "backbone.**": None,
-            ...: optax.sgd(1e-2, momentum=0.9),
-        }
+        {nn.LayerNorm: optax.adam(1e-2), "backbone.**": None, ...: optax.sgd(1e-2, momentum=0.9)}
     )
 
 

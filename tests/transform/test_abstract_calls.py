@@ -62,7 +62,7 @@ def test_closure_convert_makes_captured_arrays_data():
     model, y = affine(), ramp(2)
     converted = pm.filter_closure_convert(lambda x, how: (model(x) * y, how), ramp(3), "text")
 
-    assert len(jax.tree.leaves(converted)) == len(converted.consts) == 3
+    assert len(jax.tree.leaves(pm.filter(converted, pm.is_array))) == len(converted.consts) == 3
     assert_same(converted(ramp(3, start=2.0), "text"), (model(ramp(3, start=2.0)) * y, "text"))
 
     scalar = pm.filter_closure_convert(lambda x: jnp.sum(x * y), y)

@@ -7,15 +7,7 @@ import optax
 import pytest
 
 import pytreemod as pm
-from tests.helpers.trees import (
-    Affine,
-    Holder,
-    OwnInit,
-    Pair,
-    affine,
-    double,
-    ramp,
-)
+from tests.helpers.trees import Affine, Holder, OwnInit, Pair, affine, double, ramp
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,7 @@ def test_an_update_is_of_the_shape_of_what_it_is_for(shape):
     """Nothing is broadcast: neither the update nor the model."""
     model = {"weight": jnp.ones((3, 2))}
     update = {"weight": jnp.ones(shape)}
-    with (
-        jax.numpy_rank_promotion("allow"),
-        pytest.raises(ShapeError, match=r"model\['weight'\]"),
-    ):
+    with jax.numpy_rank_promotion("allow"), pytest.raises(ShapeError, match=r"model\['weight'\]"):
         pm.apply_updates(model, update)
 
 

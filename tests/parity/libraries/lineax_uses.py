@@ -15,10 +15,7 @@ def direct():
     values = [lx.linear_solve(POSITIVE, B, solver).value for solver in solvers]
     banded = lx.TridiagonalLinearOperator(jnp.full(3, 4.0), jnp.ones(2), jnp.ones(2))
     values.append(lx.linear_solve(lx.DiagonalLinearOperator(B), B).value)
-    return (
-        values,
-        lx.linear_solve(banded, jnp.arange(3.0)).value,
-    )
+    return (values, lx.linear_solve(banded, jnp.arange(3.0)).value)
 
 
 def iterative():

@@ -508,10 +508,7 @@ def as_one_then_per_layer(model):
 
 
 REFUSED = {
-    "an `if` on a number": (
-        lambda: pm.Optimizer(BRANCHING).init(together(listed)),
-        "_branching",
-    ),
+    "an `if` on a number": (lambda: pm.Optimizer(BRANCHING).init(together(listed)), "_branching"),
     "a state that changes its structure": (
         lambda: pm.Optimizer(optax.monitor({"norm": optax.tree.norm})).init(together(listed)),
         "monitor",
