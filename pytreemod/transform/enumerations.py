@@ -123,14 +123,12 @@ class _EnumerationMeta(type):
     def __iter__(cls) -> Iterator[EnumerationItem]:
         return (getattr(cls, name) for name in cls._names)
 
-    def __contains__(cls, item: object) -> bool:
-        of: Any = item._enumeration if isinstance(item, EnumerationItem) else None  # pyright: ignore[reportPrivateUsage]  (ours)
-        return of is cls
-
     def __instancecheck__(cls, instance: object) -> bool:
         # An item of a derived class is not one of this class: its number means another item, or
         # none.
-        return instance in cls
+        return getattr(instance, "_enumeration", None) is cls
+
+    __contains__ = __instancecheck__
 
     def __repr__(cls) -> str:
         return f"<enumeration {cls.__qualname__}: {', '.join(cls._names)}>"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -15,6 +15,8 @@ from pytreemod.transform.placements import filter_shard
 from pytreemod.transform.vmap import filter_vmap
 from pytreemod.transform.wrapping import Transformed, check_callable
 from pytreemod.typing import Names
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _Divided(Transformed):
@@ -36,6 +38,10 @@ class _Divided(Transformed):
         return filter_shard(self.fn(*args, **kwargs), place)
 
 
+@overload
+def filter_pmap(fun: _F, **options: Any) -> _F: ...
+@overload
+def filter_pmap(**options: Any) -> Callable[[_F], _F]: ...
 def filter_pmap(
     fun: Any = None,
     *,

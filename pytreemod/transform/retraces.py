@@ -104,7 +104,5 @@ def _why(old: Any, new: Any) -> str:
     # It looks alike and is not equal: one source line made it twice.
     if callable(old):
         return "an equal function, created again: create it once, outside the loop"
-    hint = getattr(class_of(old), "__retrace_hint__", None)
-    if hint is not None:
-        return hint
-    return "created again: create it once, outside the loop" * (type(old).__eq__ is object.__eq__)
+    hint = "created again: create it once, outside the loop" * (type(old).__eq__ is object.__eq__)
+    return getattr(class_of(old), "__retrace_hint__", hint)
