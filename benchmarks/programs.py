@@ -323,7 +323,7 @@ def spectral_norm(arrays: Arrays, running: Arrays, x: jax.Array) -> tuple[jax.Ar
 
 def weight_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
     """A linear layer whose rows have the lengths `g`."""
-    v, bias, g = arrays
+    v, g, bias = arrays
     return linear([v * (g / jnp.sqrt(jnp.sum(jnp.square(v), 1, keepdims=True))), bias], x)
 
 
@@ -446,7 +446,6 @@ def stateless_cases(key: jax.Array) -> list[Case]:
             partial(summed, equation="bhi,hio->bho"),
             (wave(7, 2, 3),),
         ),
-        Case("Scale", nn.Scale(8), lambda arrays, x: x * arrays[0], (wave(8),)),
         Case(
             "Dropout",
             nn.Dropout(0.5),

@@ -28,7 +28,6 @@ from pytreemod.module.methods import BoundMethod as BoundMethod
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
 from pytreemod.module.roles import with_role as with_role
-from pytreemod.module.unfinished import sizes_follow as sizes_follow
 from pytreemod.state.key_sources import init_keys as init_keys
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream
@@ -122,7 +121,7 @@ _LATER = {
     "LoadReport": "pytreemod.io.loading:LoadReport",
     "lora": "pytreemod.training.low_rank:lora",
     "make_sharded": "pytreemod.parallel.making:make_sharded",
-    "materialize": "pytreemod.nn.materializing:materialize",
+    "materialize": "pytreemod.nn.lazy:materialize",
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
     "named_leaves": "pytreemod.tree.naming:named_leaves",
     "nn": "pytreemod.nn:",
@@ -140,7 +139,7 @@ _LATER = {
     "ShardingTable": "pytreemod.parallel.sharding_tables:ShardingTable",
     "sharding_table": "pytreemod.parallel.sharding_tables:sharding_table",
     "shardings": "pytreemod.parallel.tree_specs:shardings",
-    "stateful": "pytreemod.nn.nets:stateful",
+    "stateful": "pytreemod.nn.stateful_models:stateful",
     "summary": "pytreemod.debug.summaries:summary",
     "testing": "pytreemod.debug.testing:",
     "tie": "pytreemod.module.ties:tie",
@@ -185,10 +184,10 @@ if _typing.TYPE_CHECKING:
     from pytreemod.module.resolving import resolve as resolve
     from pytreemod.module.ties import tie as tie
     from pytreemod.module.ties import untie as untie
-    from pytreemod.nn.materializing import materialize as materialize
+    from pytreemod.nn.lazy import materialize as materialize
     from pytreemod.nn.modes import inference_mode as inference_mode
     from pytreemod.nn.modes import with_mode as with_mode
-    from pytreemod.nn.nets import stateful as stateful
+    from pytreemod.nn.stateful_models import stateful as stateful
     from pytreemod.parallel.making import make_sharded as make_sharded
     from pytreemod.parallel.sharding_tables import ShardingTable as ShardingTable
     from pytreemod.parallel.sharding_tables import sharding_table as sharding_table

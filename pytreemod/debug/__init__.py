@@ -11,9 +11,6 @@ Promises: nothing here changes what a program computes.
 
 from pytreemod.debug.bad_values import FirstBad as FirstBad
 from pytreemod.debug.bad_values import first_bad as first_bad
-from pytreemod.debug.counting import assert_max_traces as assert_max_traces
-from pytreemod.debug.counting import get_num_traces as get_num_traces
-from pytreemod.debug.explaining import explain_retraces as explain_retraces
 from pytreemod.debug.gradient_reports import GradientReport as GradientReport
 from pytreemod.debug.gradient_reports import GradientRow as GradientRow
 from pytreemod.debug.gradient_reports import gradient_report as gradient_report
@@ -22,7 +19,10 @@ from pytreemod.debug.probing import backward_nan as backward_nan
 from pytreemod.debug.probing import breakpoint_if as breakpoint_if
 from pytreemod.debug.probing import inspect_dce as inspect_dce
 from pytreemod.debug.probing import store_dce as store_dce
-from pytreemod.debug.summary_tables import Summary as Summary
-from pytreemod.debug.summary_tables import SummaryRow as SummaryRow
+from pytreemod.debug.summaries import Summary as Summary
+from pytreemod.debug.summaries import SummaryRow as SummaryRow
+from pytreemod.debug.traces import assert_max_traces as assert_max_traces
+from pytreemod.debug.traces import explain_retraces as explain_retraces
+from pytreemod.debug.traces import get_num_traces as get_num_traces
 from pytreemod.transform.capturing import capture as capture
 from pytreemod.transform.capturing import intervene as intervene

@@ -14,17 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError
 from pytreemod.transform.arguments import Parameters, function_name
 from pytreemod.transform.call_rules import has_method, offered
 from pytreemod.transform.capturing import call_captured, without_state
 from pytreemod.transform.sowing import Label
-from pytreemod.transform.wrapping import Transformed, check_callable
+from pytreemod.transform.wrapping import check_callable
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import PyTree, Tracer, jtu
+from pytreemod.typing import PyTree, jtu
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,10 +51,8 @@ class FirstBad:
         if self.kind is None:
             return f"FirstBad: none in {self.checked} calls of Modules"
         what = {"argument": "the argument ", "output": "the output of "}.get(self.kind, "")
-        number = self.index[0] if len(self.index) == 1 else self.index
-        return f"FirstBad: {what}{self.path}{f', number {number}' if self.index else ''}"
-
-    __str__ = __repr__
+        number = f", number {', '.join(map(str, self.index))}" if self.index else ""
+        return f"FirstBad: {what}{self.path}{number}"
 
 
 def first_bad(fn: Callable[..., Any]) -> Callable[..., FirstBad]:
@@ -63,20 +60,21 @@ def first_bad(fn: Callable[..., Any]) -> Callable[..., FirstBad]:
 
     It searches in this order: an argument, or a parameter in one; the output of a Module, of the
     one called first, and of nested Modules the innermost; the result. Of the members of a map the
-    first counts. All calls of Modules in the
-    arguments are checked: inside compiled code, too, and in a [`Stack`][pytreemod.nn.Stack],
-    [`filter_scan`][pytreemod.filter_scan] and [`filter_vmap`][pytreemod.filter_vmap]. For the
-    backward pass, use [`backward_nan`][pytreemod.debug.backward_nan].
+    first counts. All calls of Modules in the arguments are checked: inside compiled code, too, and
+    in a [`Stack`][pytreemod.nn.Stack], [`filter_scan`][pytreemod.filter_scan] and
+    [`filter_vmap`][pytreemod.filter_vmap]. For the backward pass, use
+    [`backward_nan`][pytreemod.debug.backward_nan].
 
     Args:
         fn: the function, which may be a Module.
 
     Returns:
         A function of the same arguments that returns a `FirstBad`: false if everything is finite.
-        It works on a copy of the arguments: it uses up no State, and donates nothing.
+        It works on a copy of the arguments: it uses up no State, and donates nothing. It can't be
+        called in compiled code.
 
     Raises:
-        ArgumentError: if `fn` is not callable; or the arguments are traced.
+        ArgumentError: if `fn` is not callable.
         CaptureError: if a Module is called in a transform that cannot return captured values.
 
     Examples:
@@ -90,45 +88,31 @@ def first_bad(fn: Callable[..., Any]) -> Callable[..., FirstBad]:
         False
     """
     check_callable("first_bad", fn, "fn")
-    return _FirstBad(fn, ())
 
-
-class _FirstBad(Transformed):
-    __slots__ = ()
-
-    transform_name = "first_bad"
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> FirstBad:
-        """Call the function, and report the first value that is not finite."""
-        named = [(function_name(self.fn), self.fn), *Parameters.of(self.fn).named(args, kwargs)]
-        arrays, structure = divide((self.fn, args, kwargs))
-        if any(isinstance(x, Tracer) for x in arrays):
-            raise ArgumentError(
-                "first_bad: the arguments are traced; call it outside compiled code"
-            )
-        bad = [place for name, tree in named for place in _bad_places(name, tree)]
-        if bad:
-            return FirstBad("argument", bad[0])
+    def find(*args: Any, **kwargs: Any) -> FirstBad:
+        named = [(function_name(fn), fn), *Parameters.of(fn).named(args, kwargs)]
+        for path in (path for name, tree in named for path in _bad_places(name, tree)):
+            return FirstBad("argument", path)
         # A copy, so that the caller's States are not used up, and nothing of theirs is donated.
-        fn, args, kwargs = structure.assemble([_copied(x) for x in arrays])
+        arrays, structure = divide((fn, args, kwargs))
+        copies = [jnp.array(x, copy=True) if isinstance(x, jax.Array) else x for x in arrays]
         has_modules = any(offered(tree, has_method) for _, tree in named)
         selector = as_selector(...) if has_modules else None
-        out, flags = call_captured("first_bad", fn, args, kwargs, selector, _is_finite, False)
+        again, given, by_name = structure.assemble(copies)
+        out, flags = call_captured("first_bad", again, given, by_name, selector, _is_finite, False)
         labels = [label for label, _ in flags]
-        found = [
+        found: list[Any] = [
             (_moment(labels, i, index), labels[i].name, index)
             for i, (_, flag) in enumerate(flags)
             for index in map(tuple, np.argwhere(~np.asarray(flag)).tolist())
         ]
         if found:
-            _, name, index = min(found)
-            return FirstBad("output", name, index, len(flags))
-        bad = _bad_places("result", out)
-        return FirstBad("result" if bad else None, bad[0] if bad else "", (), len(flags))
+            return FirstBad("output", min(found)[1], min(found)[2], len(flags))
+        for path in _bad_places("result", out):
+            return FirstBad("result", path, (), len(flags))
+        return FirstBad(checked=len(flags))
 
-
-def _copied(x: Any) -> Any:
-    return jnp.array(x, copy=True) if isinstance(x, jax.Array) else x
+    return find
 
 
 def _is_finite(out: PyTree) -> jax.Array:
@@ -147,9 +131,9 @@ def _moment(labels: Sequence[Label], i: int, index: tuple[int, ...]) -> list[tup
     A loop runs at the position of the first Module in it.
     """
     found: list[tuple[int, int]] = []
-    loops = [(axis, kind) for axis, (kind, _) in enumerate(labels[i].stacked) if kind != "map"]
-    for axis, kind in loops:
-        inside = labels[i].stacked[: axis + 1]
-        start = next(j for j, label in enumerate(labels) if label.stacked[: axis + 1] == inside)
-        found.append((start, index[axis] if kind == "loop" else -index[axis]))
+    for axis, (kind, _) in enumerate(labels[i].stacked):
+        if kind != "map":
+            inside = labels[i].stacked[: axis + 1]
+            start = next(j for j, label in enumerate(labels) if label.stacked[: axis + 1] == inside)
+            found.append((start, index[axis] if kind == "loop" else -index[axis]))
     return [*found, (i, 0)]

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import functools as ft
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, SpecError, describe
+from pytreemod.errors import describe
 from pytreemod.transform.gradients import filter_value_and_grad
 from pytreemod.transform.jit import filter_jit
-from pytreemod.transform.wrapping import Transformed, check_callable
+from pytreemod.transform.wrapping import check_callable
 from pytreemod.tree.members import layer_axes
 from pytreemod.tree.paths import parse_pattern, pattern_text
 from pytreemod.tree.reports import report_text
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import FilterSpec, Tracer, jtu
+from pytreemod.typing import FilterSpec, jtu
 
 _Kind = Literal["not finite", "zero", "nonzero"]
-_KINDS: tuple[_Kind, ...] = ("not finite", "zero", "nonzero")
 
 
 class GradientRow(NamedTuple):
@@ -53,31 +49,16 @@ class GradientRow(NamedTuple):
         """The gradient's norm, divided by the parameter's; infinite for a parameter of zeros."""
         if self.parameter_norm:
             return self.norm / self.parameter_norm
-        return math.inf if self.norm else 0.0
+        return np.inf if self.norm else 0.0
 
     def __str__(self) -> str:
-        text = f"{self.path}: {self.shape}"
-        if self.kind == "nonzero":
-            of_zeros = "" if self.parameter_norm else ", of a parameter of zeros"
-            ratio = f", ratio {self.ratio:.3g}" if self.parameter_norm else of_zeros
-            text += f", norm {self.norm:.3g}{ratio}"
-        if self.kind in ("nonzero", "not finite") and self.layers is not None:
-            text += _layers_text("not finite", ~np.isfinite(self.layers))
-            text += _layers_text("zero", self.layers == 0)
+        size = f", norm {self.norm:.3g}, ratio {self.ratio:.3g}" if self.kind == "nonzero" else ""
+        text = f"{self.path}: {self.shape}{size}"
+        layers = np.ones(0) if self.kind == "zero" or self.layers is None else self.layers
+        for what, marks in ("not finite", ~np.isfinite(layers)), ("zero", layers == 0):
+            found = [",".join(map(str, index)) for index in np.argwhere(marks).tolist()]
+            text += f"; {what} in layer{'s' * (len(found) > 1)} {', '.join(found)}" if found else ""
         return text
-
-
-def _layers_text(what: str, marks: Any) -> str:
-    found = [tuple(map(int, index)) for index in np.argwhere(marks)]
-    names = [str(index[0]) if len(index) == 1 else str(index) for index in found]
-    if len(names) in (0, marks.size):
-        return f"; {what} in all layers" if names else ""
-    rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    several = "s" * (len(names) > 1)
-    return f"; {what} in layer{several} {', '.join(names[:_MOST])}{rest}"
-
-
-_MOST = 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,55 +74,15 @@ class GradientReport:
     loss: float
 
     def __getitem__(self, path: str) -> GradientRow:
-        wanted = parse_pattern(path)
-        for row in self.rows:
-            if parse_pattern(row.path) == wanted:
-                return row
-        fact = f"GradientReport: {path!r} is no parameter that is differentiated"
-        raise SpecError(fact, at=[row.path for row in self.rows], most=10)
-
-    def __iter__(self) -> Iterator[GradientRow]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        return {parse_pattern(row.path): row for row in self.rows}[parse_pattern(path)]
 
     def paths(self, *kinds: _Kind) -> tuple[str, ...]:
         """Return the paths of the parameters of some kinds; see `GradientRow`."""
         return tuple(row.path for row in self.rows if row.kind in kinds)
 
     def __repr__(self) -> str:
-        rows = {kind: [str(row) for row in self.rows if row.kind == kind] for kind in _KINDS}
+        rows = {kind: [str(r) for r in self.rows if r.kind == kind] for kind in get_args(_Kind)}
         return report_text("GradientReport", rows, [f"loss {self.loss:.6g}"], most=None)
-
-    __str__ = __repr__
-
-
-class _Options(NamedTuple):
-    wrt: FilterSpec | None
-    has_aux: bool
-
-
-class _Report(Transformed):
-    __slots__ = ()
-
-    options: _Options
-    transform_name = "gradient_report"
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> GradientReport:
-        """Report the gradient with respect to the first argument."""
-        wrt, has_aux = self.options
-        arrays, structure = divide((self.fn, args, kwargs))
-        if any(isinstance(x, Tracer) for x in arrays):
-            fact = "gradient_report: the arguments are traced; call it outside compiled code"
-            raise ArgumentError(fact)
-        # A copy of the arguments, so that the caller's States are not used up.
-        fn, given, named = structure.assemble(arrays)
-        differentiate = filter_jit(filter_value_and_grad(fn, wrt=wrt, has_aux=has_aux))
-        value: Any
-        value, gradient = differentiate(*given, **named)
-        rows = _rows(args[0], gradient)
-        return GradientReport(rows, float(value[0] if has_aux else value))
 
 
 def gradient_report(
@@ -161,10 +102,10 @@ def gradient_report(
     Returns:
         A function of the same arguments that returns a `GradientReport`. Printed, it has a line for
         each parameter; `report["head.bias"]` is the `GradientRow` of one. It does not use up a
-        State in the arguments.
+        State in the arguments. It can't be called in compiled code.
 
     Raises:
-        ArgumentError: if there is nothing to differentiate, or the arguments are traced.
+        ArgumentError: if there is nothing to differentiate.
         SpecError: if `wrt` does not fit the first argument.
 
     Examples:
@@ -185,36 +126,40 @@ def gradient_report(
         ('nonzero', ('scale', 'steps'))
     """
     check_callable("gradient_report", loss, "loss")
-    return _Report(loss, _Options(wrt, has_aux))
+
+    def report(*args: Any, **kwargs: Any) -> GradientReport:
+        # A copy of the arguments, so that the caller's States are not used up.
+        arrays, structure = divide((loss, args, kwargs))
+        fn, given, named = structure.assemble(arrays)
+        differentiate: Any = filter_value_and_grad(fn, wrt=wrt, has_aux=has_aux)
+        value, gradient = filter_jit(differentiate)(*given, **named)
+        leaves, axes = jtu.tree_leaves_with_path(args[0]), jtu.tree_leaves(layer_axes(args[0]))
+        # Of the structure of the model, with None for what is not differentiated.
+        found = jtu.tree_structure(args[0]).flatten_up_to(gradient)
+        rows = [
+            _row(pattern_text(path), parameter, own, count)
+            for (path, parameter), own, count in zip(leaves, found, axes, strict=True)
+            if own is not None
+        ]
+        return GradientReport(tuple(rows), float(value[0] if has_aux else value))
+
+    return report
 
 
-# ---- numbers
+def _row(path: str, parameter: Any, gradient: Any, axes: int) -> GradientRow:
+    norms = _norms(gradient, axes)
+    norm = float(np.sqrt(np.sum(norms**2)))
+    kind = "not finite" if not np.isfinite(norm) else "nonzero" if norm else "zero"
+    whole, layers = float(_norms(parameter, 0)), norms if axes else None
+    return GradientRow(path, kind, norm, whole, layers, describe(parameter))
 
 
-def _rows(model: Any, gradient: Any) -> tuple[GradientRow, ...]:
-    measure: Any = _norms
-    leaves, axes = jtu.tree_leaves_with_path(model), jtu.tree_leaves(layer_axes(model))
-    # Of the structure of the model, with None for what is not differentiated.
-    found = jtu.tree_structure(model).flatten_up_to(gradient)
-    rows: list[GradientRow] = []
-    for (path, parameter), count, own in zip(leaves, axes, found, strict=True):
-        if own is None:
-            continue
-        norms = np.asarray(measure(own, count), np.float64)
-        norm = float(np.sqrt(np.sum(norms * norms)))
-        kind: _Kind = "not finite" if not np.isfinite(norm) else "nonzero" if norm else "zero"
-        whole, layers = float(measure(parameter, 0)), norms if count else None
-        rows.append(GradientRow(pattern_text(path), kind, norm, whole, layers, describe(parameter)))
-    return tuple(rows)
-
-
-@ft.partial(jax.jit, static_argnums=1)
-def _norms(array: Any, axes: int) -> jax.Array:
+def _norms(array: Any, axes: int) -> Any:
     """The norm of an array, for each index of its first axes; not finite where a number is not."""
     rest = tuple(range(axes, array.ndim))
     size = jnp.abs(array)
-    size = size.astype(jnp.float64 if size.dtype == jnp.float64 else jnp.float32)
+    size = size if size.dtype == jnp.float64 else size.astype(jnp.float32)
     # Large numbers have no square, and small ones a square of zero.
-    largest = jnp.max(size, rest, initial=0.0, keepdims=True)
-    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-    return jnp.squeeze(unit, rest) * jnp.sqrt(jnp.sum((size / unit) ** 2, rest))
+    unit = jnp.max(size, rest, initial=np.finfo(size.dtype).tiny, keepdims=True)
+    norms = jnp.squeeze(unit, rest) * jnp.sqrt(jnp.sum((size / unit) ** 2, rest))
+    return np.asarray(norms, np.float64)

@@ -1,21 +1,18 @@
-"""Functions that return their argument, and report the operations on it.
+"""Temporary tools for finding bugs.
 
-Put them into a program while you look for a bug, as a `print`.
+Put them into a program as a `print`: they say what JAX does with a value, or stop.
 """
 
 from __future__ import annotations
 
 import functools as ft
-import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.runtime_checks import error_if
 from pytreemod.tree.partitioning import combine, partition
 from pytreemod.tree.predicates import is_array, is_inexact_array
@@ -54,29 +51,14 @@ def announce_transform(
         vmap:abstract
         vmap:mlir
     """
-    return _with_watched(x, _Announcing(name, intermediates, announce))
-
-
-@dataclass(frozen=True)
-class _Announcing:
-    """Compared by its fields, so that JAX does not evaluate the same thing twice.
-
-    Not a tuple: JAX 0.8 makes weak references to it.
-    """
-
-    name: str | None
-    intermediates: bool
-    announce: Callable[[str], Any]
-
-    def __call__(self, steps: tuple[str, ...], is_end: bool) -> None:
-        if is_end or self.intermediates:
-            start = "" if self.name is None else f"({self.name}) "
-            self.announce(start + ":".join(steps))
-
-
-def _with_watched(x: Any, report: Callable[[tuple[str, ...], bool], object]) -> Any:
     arrays, rest = partition(x, is_array)
     leaves, treedef = jtu.tree_flatten(arrays)
+    start = "" if name is None else f"({name}) "
+
+    def report(steps: tuple[str, ...], is_end: bool) -> None:
+        if is_end or intermediates:
+            announce(start + ":".join(steps))
+
     return combine(treedef.unflatten(watched(leaves, report)), rest)
 
 
@@ -105,34 +87,29 @@ def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
            primals=Array(4., dtype=float32, weak_type=True)
         cotangents=Array(0.25, dtype=float32, weak_type=True)
     """
-    floating, rest = partition(x, is_inexact_array)
-    return combine(_backward_nan(name, terminate, floating), rest)
 
-
-@ft.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _backward_nan(name: str | None, terminate: bool, x: Any) -> Any:
-    return x
-
-
-def _forward(name: str | None, terminate: bool, x: Any) -> tuple[Any, Any]:
-    return x, x
-
-
-def _backward(name: str | None, terminate: bool, x: Any, cotangents: Any) -> tuple[Any]:
-    def show(x: Any, cotangents: Any) -> None:
+    def show(*trees: Any) -> None:
+        x, cotangents = (tree_pformat(tree, short_arrays=False) for tree in trees)
         title = "" if name is None else f"{name}:\n"
-        texts = (tree_pformat(tree, short_arrays=False) for tree in (x, cotangents))
-        print("{}   primals={}\ncotangents={}".format(title, *texts))
+        print(f"{title}   primals={x}\ncotangents={cotangents}")
 
-    jax.debug.callback(show, x, cotangents, ordered=False)
-    if terminate:
-        flags = [jnp.isnan(leaf).any() for leaf in jtu.tree_leaves(cotangents)]
-        bad = jnp.stack(flags).any() if flags else False
-        cotangents = error_if(cotangents, bad, "backward_nan: a cotangent has a NaN")
-    return (cotangents,)
+    def same(x: Any) -> Any:
+        return x
 
+    def backward(x: Any, cotangents: Any) -> tuple[Any]:
+        jax.debug.callback(show, x, cotangents)
+        if terminate:
+            bad = jnp.stack([jnp.isnan(leaf).any() for leaf in jtu.tree_leaves(cotangents)]).any()
+            cotangents = error_if(cotangents, bad, "backward_nan: a cotangent has a NaN")
+        return (cotangents,)
 
-_backward_nan.defvjp(_forward, _backward)
+    def forward(x: Any) -> Any:
+        return x, x
+
+    checked = jax.custom_vjp[Any](same)
+    checked.defvjp(forward, backward)
+    floating, rest = partition(x, is_inexact_array)
+    return combine(checked(floating), rest)
 
 
 def breakpoint_if(pred: Any, **kwargs: Any) -> None:
@@ -150,17 +127,14 @@ def breakpoint_if(pred: Any, **kwargs: Any) -> None:
         >>> pm.debug.breakpoint_if(jnp.isnan(jnp.ones(3)))
     """
 
-    def stop() -> None:
-        jax.debug.breakpoint(**kwargs)
-
     # Under a map the condition is that of the whole batch: it must not become a selection.
     @custom_vmap
     def stop_if(pred: Any) -> Any:
-        jax.lax.cond(jnp.any(pred), stop, lambda: None)
+        jax.lax.cond(jnp.any(pred), lambda: jax.debug.breakpoint(**kwargs), lambda: None)
         return jnp.zeros(())
 
     @stop_if.def_vmap
-    def _(axis_size: int, in_batched: list[bool], pred: Any) -> tuple[Any, bool]:
+    def _(axis_size: int, in_batched: Any, pred: Any) -> tuple[Any, bool]:
         return stop_if(pred), False
 
     stop_if(jax.lax.stop_gradient(pred))
@@ -169,18 +143,13 @@ def breakpoint_if(pred: Any, **kwargs: Any) -> None:
 # ---- dead code
 
 
-class _Entry(NamedTuple):
-    """One call of `store_dce`."""
-
-    name: Hashable
-    treedef: Any
-    rest: Any
-    texts: tuple[Any, ...]
-    is_alive: list[bool]
+class _Dead:
+    def __repr__(self) -> str:
+        return "<DCE'd>"
 
 
-_entries: list[_Entry] = []
-_entries_lock = threading.Lock()
+# For each call of `store_dce`: its name, what is known of its arrays, and the tree from them.
+_stored: list[tuple[Hashable, list[Any], Callable[[list[Any]], Any]]] = []
 
 
 def store_dce(x: _T, name: Hashable = None) -> _T:
@@ -209,38 +178,20 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
         Entry 0:
         (i32[], <DCE'd>)
     """
-    try:
-        hash(name)
-    except TypeError as error:
-        raise ArgumentError("store_dce(name)", "a value with a hash", describe(name)) from error
     arrays, rest = partition(x, is_array)
     leaves, treedef = jtu.tree_flatten(arrays)
-    if not leaves:
-        return x
-    is_alive = [False] * len(leaves)
-    structs = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    with _entries_lock:
-        _entries.append(_Entry(name, treedef, rest, structs, is_alive))
-    # Each by itself: if one result of a primitive is needed, all of its inputs are.
-    alive = [watched([leaf], _Alive(is_alive, i))[0] for i, leaf in enumerate(leaves)]
-    return combine(treedef.unflatten(alive), rest)
+    found: list[Any] = [_Dead() for _ in leaves]
+    _stored.append((name, found, lambda leaves: combine(treedef.unflatten(leaves), rest)))
 
-
-class _Alive:
-    """Records that a value is part of a program, or was computed."""
-
-    def __init__(self, is_alive: list[bool], index: int):
-        self.is_alive, self.index = is_alive, index
-
-    def __call__(self, steps: tuple[str, ...], is_end: bool) -> None:
-        """Record it."""
+    def record(i: int, struct: Any, steps: tuple[str, ...], is_end: bool) -> None:
         if steps[-1] in ("mlir", "impl"):
-            self.is_alive[self.index] = True
+            found[i] = struct
 
-
-class _Dead:
-    def __repr__(self) -> str:
-        return "<DCE'd>"
+    # Each by itself: if one result of a primitive is needed, all of its inputs are.
+    for i, leaf in enumerate(leaves):
+        struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        (leaves[i],) = watched([leaf], ft.partial(record, i, struct))
+    return combine(treedef.unflatten(leaves), rest)
 
 
 def inspect_dce(name: Hashable = None) -> None:
@@ -252,11 +203,7 @@ def inspect_dce(name: Hashable = None) -> None:
     Examples:
         See [`store_dce`][pytreemod.debug.store_dce].
     """
-    with _entries_lock:
-        found = [entry for entry in _entries if entry.name == name]
-    print(f"Found {len(found)} call{'s' * (len(found) != 1)} to `store_dce`.")
-    for number, entry in enumerate(found):
-        pairs = zip(entry.texts, entry.is_alive, strict=True)
-        leaves = [struct if is_alive else _Dead() for struct, is_alive in pairs]
-        tree = combine(entry.treedef.unflatten(leaves), entry.rest)
-        print(f"Entry {number}:\n{tree_pformat(tree, struct_as_array=True)}")
+    own = [(found, tree) for stored, found, tree in _stored if stored == name]
+    print(f"Found {len(own)} call{'s' * (len(own) != 1)} to `store_dce`.")
+    for number, (found, tree) in enumerate(own):
+        print(f"Entry {number}:\n{tree_pformat(tree(found), struct_as_array=True)}")

@@ -1,43 +1,36 @@
 """`summary`: a model as a table; nothing is run.
 
 The rows follow from the tree alone: one for each Module. If there is an example, the model is
-traced with it. A rule around the call of each Module (`transform.call_rules`)
-records the shapes of the results. The output is made in `summary_tables`.
+traced with it, and a rule around the call of each Module records the shapes of the result.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pytreemod.debug.summary_tables import Summary, SummaryRow
-from pytreemod.errors import ArgumentError, PytreemodError, describe, short_dtype
-from pytreemod.module.classes import Module
+from pytreemod.errors import describe, short_dtype
 from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, ties_of
 from pytreemod.state.tokens import is_token
-from pytreemod.training.optimizers import Optimizer
 from pytreemod.transform.abstract_calls import filter_eval_shape
-from pytreemod.transform.call_rules import CallRule, is_rules, rules_of, unwrapped, wrap_calls
-from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import (
-    DEFAULT_ROLE,
-    Location,
-    children_of,
-    locations,
-    own_class,
-    record_of,
-)
+from pytreemod.transform.call_rules import CallRule, offered, unwrapped, wrap_calls
+from pytreemod.transform.capturing import without_state
+from pytreemod.tree.members import holds_of
+from pytreemod.tree.nodes import Location, locations, own_class, record_of
 from pytreemod.tree.paths import path_text, pattern_text
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.printing import tree_pformat
+from pytreemod.tree.reports import aligned
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import is_state
-from pytreemod.typing import FilterSpec, KeyPath, PyTree, class_of, jtu
+from pytreemod.typing import FilterSpec, KeyPath, PyTree, jtu
 
 
 def param_count(model: PyTree, selector: FilterSpec | None = None) -> int:
@@ -62,51 +55,122 @@ def param_count(model: PyTree, selector: FilterSpec | None = None) -> int:
         (50, 32, 10)
     """
     locs = list(locations(model))
-    if selector is None:
-        chosen = [_is_trained(loc) for loc in locs]
-    else:
-        chosen = as_selector(selector).mask(model)
+    chosen = map(_is_trained, locs) if selector is None else as_selector(selector).mask(model)
     pairs = zip(locs, chosen, strict=True)
-    arrays = [loc.leaf for loc, is_chosen in pairs if is_chosen and _has_shape(loc.leaf)]
-    return sum(math.prod(array.shape) for array in arrays)
+    return sum(loc.leaf.size for loc, is_chosen in pairs if is_chosen and _has_shape(loc.leaf))
 
 
-def summary(
-    model: PyTree,
-    *example: Any,
-    depth: int | None = None,
-    opt: Optimizer | None = None,
-    **options: Any,
-) -> Summary:
+class SummaryRow(NamedTuple):
+    """One Module of a model.
+
+    Attributes:
+        path: as a selector takes it; `<root>` for the model itself.
+        cls: the name of its class.
+        shape: the first result, `jax.ShapeDtypeStruct`s for arrays, without State; None
+            if it was not called.
+        params: the number of trained numbers in it, and in the Modules in it.
+        bytes: of all arrays in it, trained or not.
+        dtype: of its own arrays: `f32`, or several.
+        depth: the number of Modules around it.
+        layers: the number of layers, or members, if it is the stacked part of a `Stack` or an
+            `Ensemble`; otherwise 1.
+        calls: the number of its calls.
+    """
+
+    path: str
+    cls: str
+    shape: Any = None
+    params: int = 0
+    bytes: int = 0
+    dtype: str = ""
+    depth: int = 0
+    layers: int = 1
+    calls: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """The result of [`summary`][pytreemod.summary]: printed, it is a table.
+
+    Fields:
+        rows: one for each Module, outer Modules first.
+        params: the number of trained numbers.
+        bytes: of all arrays.
+        state: a line for each value of the State in the example, including streams.
+        ties: a line for each tied path.
+    """
+
+    rows: tuple[SummaryRow, ...]
+    params: int
+    bytes: int
+    state: tuple[str, ...] = ()
+    ties: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        lines = [["path", "class", "output", "params", "bytes", "dtype"]]
+        for row, count in _folded(self.rows):
+            path, *cells = _cells(row)
+            lines.append(["  " * row.depth + _times(count) + path, *cells])
+        if not any(row.calls for row in self.rows):
+            lines = [[*line[:2], *line[3:]] for line in lines]
+        table = aligned(lines, [name in ("params", "bytes") for name in lines[0]])
+        below = [*(f"tied: {x}" for x in self.ties), *(f"state: {x}" for x in self.state)]
+        return "\n".join([*table, f"{self.params:,} parameters, {self.bytes:,} bytes", *below])
+
+
+def _cells(row: SummaryRow) -> list[str]:
+    output = tree_pformat(row.shape, struct_as_array=True, width=10_000) if row.calls else ""
+    output += f" (1 of {row.calls} calls)" if row.calls > 1 else ""
+    numbers = f"{row.params:,}", f"{row.bytes:,}"
+    return [row.path, _times(row.layers) + row.cls, output, *numbers, row.dtype]
+
+
+def _times(count: int) -> str:
+    return f"{count} \N{MULTIPLICATION SIGN} " if count > 1 else ""
+
+
+def _folded(rows: Sequence[SummaryRow]) -> Iterator[tuple[SummaryRow, int]]:
+    """Yield the rows, with equal neighbors in a list as one, and their number."""
+    starts = [i for i, row in enumerate(rows) if row.depth == rows[0].depth]
+    blocks = [rows[i:end] for i, end in itertools.pairwise([*starts, len(rows)])]
+    for _, equal in itertools.groupby(blocks, _form):
+        block, *others = equal
+        yield block[0], 1 + len(others)
+        yield from _folded(block[1:])
+
+
+def _form(block: Sequence[SummaryRow]) -> Any:
+    """Return what two blocks in a list have in common if they are equal."""
+    path = block[0].path
+    container = path.rpartition("[")[0] if path.endswith("]") else path
+    return container, [(row.path[len(path) :], *_cells(row)[1:]) for row in block]
+
+
+def summary(model: PyTree, *example: Any, depth: int | None = None, **options: Any) -> Summary:
     """A table of a model: each Module with its class, output shape, parameters, bytes and dtype.
 
     Nothing is run and nothing is allocated: the model is traced with the shapes of the example.
     Without an example there are no output shapes.
 
     Layers that repeat are printed as one row: `4 x blocks[0]`. A `Stack` traces its layers once, so
-    that they have one row. Further columns appear if they are not empty: the precision of
-    [`with_precision`][pytreemod.with_precision], roles, ties, computed leaves, the optimizer rule
-    of an array (with `opt`), shardings and the bytes on one device. Values of a State in the
-    example follow below.
+    that they have one row. Ties, and values of a State in the example, follow below.
 
     Args:
         model: a Module, or any tree that has some; arrays may be `jax.ShapeDtypeStruct`s.
         *example: the arguments of the model; arrays may be `jax.ShapeDtypeStruct`s.
         depth: the number of levels of Modules to show, the model itself being level 0; None for
             all.
-        opt: an optimizer that was initialized for the model.
-        **options: keyword arguments of the model. Pass one with a name from above
-            by `pm.Partial(model, depth=...)`.
+        **options: keyword arguments of the model. Pass one named `depth` by
+            `pm.Partial(model, depth=...)`.
 
     Returns:
         A value that prints as the table; `.rows` has its records, `.params` and `.bytes` its
         totals.
 
     Raises:
-        ArgumentError: if an option is invalid, or there is an example and the model is not
-            callable.
-        Exception: any error that a layer raises for the example; its path, and the table so far,
-            are appended to the message.
+        SpecError: if there is an example, and no Module can be seen in the model, because a
+            transform of JAX hides it.
+        Exception: any error that a layer raises for the example; a note has its path.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -120,181 +184,53 @@ def summary(
           layers[1]  Linear  f32[16,2]      18     72  f32
         50 parameters, 200 bytes
     """
-    if depth is not None and (type(depth) is not int or depth < 0):
-        raise ArgumentError("summary(depth)", "a number of levels, or None", describe(depth))
     inner = unwrapped(model)
-    if children_of(inner) is None and not _has_shape(inner):
-        hint = ["pass the model, or a pm.filter_* transform of it; transforms of JAX hide it:"]
-        code = ["pm.summary(model, x)", "pm.summary(pm.filter_vmap(model), x)"]
-        raise ArgumentError("summary(model)", "a model", describe(inner), hint=hint + code)
-    found = _Rows(inner, opt)
-    calls = _Calls()
+    modules = {place.path: place.leaf for place in offered(inner, _is_row)}
+    rows = _rows(inner, modules)
     if example or options:
-        if not callable(model):
-            expected = "a model that can be called with the example"
-            hint = ["without an example, it lists the parameters:", "pm.summary(model)"]
-            raise ArgumentError("summary(model)", expected, describe(model), hint=hint)
-        _trace(model, example, options, calls, found)
-    rows = [row for row in found.rows(calls) if depth is None or row.depth <= depth]
-    top = found.total
+        _call(model, example, options, rows)
     states = filter(is_state, jtu.tree_leaves((example, options), is_leaf=is_state))
-    lines = [line for state in states for line in _state_lines(state)]
-    return Summary(tuple(rows), top.params, top.bytes, tuple(lines))
+    values = [pair for state in states for pair in jtu.tree_leaves_with_path(state)]
+    ties = [(path, tie) for path, module in modules.items() for tie in ties_of(module)]
+    return Summary(
+        tuple(row for row in rows.values() if depth is None or row.depth <= depth),
+        param_count(inner),
+        sum(_bytes(loc) for loc in locations(inner) if _has_shape(loc.leaf)),
+        tuple(f"{pattern_text(path)}  {describe(leaf)}" for path, leaf in values),
+        tuple(f"{pattern_text(p + t.place)} = {pattern_text(p + t.source)}" for p, t in ties),
+    )
 
 
-# ---- rows of the tree
-
-
-class _Sums(NamedTuple):
-    """Sums over all arrays below a node."""
-
-    params: int = 0
-    bytes: int = 0
-    device_bytes: int = 0
-
-    def plus(self, other: _Sums) -> _Sums:
-        return _Sums(*(a + b for a, b in zip(self, other, strict=True)))
-
-
-class _Outer(NamedTuple):
-    """Properties of the Module around a Module."""
-
-    depth: int = -1
-    axes: int = 0
-    precision: str = ""
-    nodes: tuple[Any, ...] = ()
-
-
-class _Rows:
-    """The rows of a model, by the paths that call rules use."""
-
-    def __init__(self, model: PyTree, opt: Optimizer | None):
-        self.found: list[tuple[str, SummaryRow]] = []
-        self.rules = _rules_by_path(model, opt)
-        self.leaves = {loc.path: loc for loc in locations(model)}
-        # Ties that no row has yet; the innermost Module around one takes it.
-        self.ties: list[tuple[KeyPath, KeyPath]] = []
-        self.total = self._visit(model, (), _Outer())
-
-    def rows(self, calls: _Calls) -> Iterator[SummaryRow]:
-        """Yield the rows, with the results of the model's calls."""
-        for path, row in self.found:
-            shape, count = calls.outputs.get(path, (None, 0))
-            yield row._replace(shape=shape, calls=count)
-
-    def _visit(self, node: Any, path: KeyPath, outer: _Outer) -> _Sums:
-        children = children_of(node)
-        if children is None:
-            return self._sums_of_leaf(path, node)
-        for tie in ties_of(node):
-            self.ties.append(((*path, *tie.place), (*path, *tie.source)))
-        nodes = (*outer.nodes, node)
-        if not _is_row(node):
-            return self._sums_of(children, path, outer._replace(nodes=nodes))
-        at, text = len(self.found), path_text(path)
-        self.found.append((text, SummaryRow("", "")))
-        axes = count_member_axes(outer.nodes, path)
-        precision = _precision(node) or outer.precision
-        here = _Outer(outer.depth + 1, axes, precision, nodes)
-        sums = self._sums_of(children, path, here)
-        row = self._row(node, path, sums)
-        if axes > outer.axes:
-            sizes = next((x.shape for x in jtu.tree_leaves(node) if _has_shape(x)), ())
-            row = row._replace(layers=math.prod(sizes[outer.axes : axes]))
-        is_new = precision != outer.precision
-        row = row._replace(depth=here.depth, precision=precision if is_new else "")
-        self.found[at] = (text, row)
-        return sums
-
-    def _sums_of(self, children: Any, path: KeyPath, outer: _Outer) -> _Sums:
-        sums = _Sums()
-        for key, child in children:
-            sums = sums.plus(self._visit(child, (*path, key), outer))
-        return sums
-
-    def _sums_of_leaf(self, path: KeyPath, leaf: Any) -> _Sums:
-        if not _has_shape(leaf):
-            return _Sums()
-        size = math.prod(leaf.shape)
-        number = size if _is_trained(self.leaves[path]) else 0
-        return _Sums(number, size * leaf.dtype.itemsize, _bytes_on_device(leaf))
-
-    def _row(self, node: Any, path: KeyPath, sums: _Sums) -> SummaryRow:
-        own, computed = list[Location](), list[str]()
-        for place, child in _own_children(node, path):
-            inside = [place]
-            if is_computed(child):
-                computed.append(f"{pattern_text(place[len(path) :])}: {class_of(child).__name__}")
-                inside = [(*place, *below) for below, _ in jtu.tree_leaves_with_path(child)]
-            own += [self.leaves[each] for each in inside if each in self.leaves]
-        ties = [tie for tie in self.ties if tie[0][: len(path)] == path]
-        self.ties = [tie for tie in self.ties if tie not in ties]
-        arrays = [loc for loc in own if _has_shape(loc.leaf)]
-        roles = _joined(loc.role for loc in arrays)
-        return SummaryRow(
+def _rows(model: PyTree, modules: dict[KeyPath, Any]) -> dict[str, SummaryRow]:
+    """Return a row for each Module, by its path as call rules name it."""
+    inside = {path: list[Location]() for path in modules}
+    own = {path: list[Location]() for path in modules}
+    for loc in locations(model):
+        around = [p for n in range(len(loc.path) + 1) if (p := loc.path[:n]) in modules]
+        if around and _has_shape(loc.leaf):
+            own[around[-1]].append(loc)
+            for path in around:
+                inside[path].append(loc)
+    rows: dict[str, SummaryRow] = {}
+    for path, module in modules.items():
+        outer = [p for n in range(len(path)) if (p := path[:n]) in modules]
+        start, first = len(outer[-1]) if outer else 0, inside[path][:1]
+        axes = [(loc.leaf.shape[i], hold) for loc in first for i, hold in enumerate(holds_of(loc))]
+        rows[path_text(path)] = SummaryRow(
             pattern_text(path),
-            own_class(node).__name__,
-            params=sums.params,
-            bytes=sums.bytes,
-            dtype=_joined(short_dtype(loc.leaf.dtype) for loc in arrays),
-            roles="" if roles == DEFAULT_ROLE else roles,
-            trained_by=_joined(self.rules.get(loc.path, "") for loc in arrays),
-            ties=tuple(
-                f"{pattern_text(place[len(path) :])} = {pattern_text(source)}"
-                for place, source in ties
-            ),
-            computed=tuple(computed),
-            sharding=_joined(_spec(loc.leaf) for loc in arrays),
-            device_bytes=sums.device_bytes,
+            own_class(module).__name__,
+            params=sum(loc.leaf.size for loc in inside[path] if _is_trained(loc)),
+            bytes=sum(map(_bytes, inside[path])),
+            dtype=", ".join(dict.fromkeys(short_dtype(loc.leaf.dtype) for loc in own[path])),
+            depth=len(outer),
+            layers=math.prod(n for n, hold in axes if start < len(hold.whole) <= len(path)),
         )
+    return rows
 
 
 def _is_row(node: Any) -> bool:
-    """Whether it is a Module with a row, and not part of the form in which an array is stored."""
-    record = record_of(node)
-    if record is None or not isinstance(node, Module) or record.is_hole:
-        return False
-    return not is_computed(node) and not is_token(node) and not is_rules(node)
-
-
-def _joined(texts: Iterable[str]) -> str:
-    return ", ".join(filter(None, dict.fromkeys(texts)))
-
-
-def _precision(node: Any) -> str:
-    texts = (rule.shown() for rule in rules_of(node, CallRule).values())
-    return _joined(text.strip().removeprefix("in ") for text in texts)
-
-
-def _own_children(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield a Module's own children, through containers, without the Modules in it."""
-    for key, child in children_of(node) or ():
-        place = (*path, key)
-        if isinstance(child, Module):
-            if is_computed(child):
-                yield place, child
-        elif children_of(child) is None:
-            yield place, child
-        else:
-            yield from _own_children(child, place)
-
-
-def _rules_by_path(model: PyTree, opt: Optimizer | None) -> dict[KeyPath, str]:
-    """Return the rule of an optimizer for each leaf."""
-    if opt is None:
-        return {}
-    given: Any = opt  # callers may be unchecked
-    if not isinstance(given, Optimizer) or opt.plan is None:
-        hint = ["initialize one for the model:", "opt = pm.Optimizer(rules).init(model)"]
-        got = "an optimizer without state" if isinstance(given, Optimizer) else describe(given)
-        raise ArgumentError("summary(opt)", "an optimizer of the model", got, hint=hint)
-    plan = opt.plan
-    if plan.structure.num_leaves != len(jtu.tree_leaves(model)):
-        got = f"the optimizer of a model with {plan.structure.num_leaves} leaves"
-        raise ArgumentError("summary(opt)", "an optimizer of the model", got)
-    names = ["..." if repr(each) == "True" else repr(each) for each in plan.selectors]
-    pairs = zip(jtu.tree_leaves_with_path(model), plan.labels, plan.is_trained, strict=True)
-    return {path: names[i] if trained else "nothing" for (path, _), i, trained in pairs}
+    """Whether a Module has a row, and is not part of the form in which an array is stored."""
+    return not (getattr(record_of(node), "is_hole", True) or is_computed(node) or is_token(node))
 
 
 def _has_shape(leaf: Any) -> bool:
@@ -302,127 +238,50 @@ def _has_shape(leaf: Any) -> bool:
 
 
 def _is_trained(loc: Location) -> bool:
-    leaf = loc.leaf
-    is_inexact = _has_shape(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    is_inexact = _has_shape(loc.leaf) and jnp.issubdtype(loc.leaf.dtype, jnp.inexact)
     return is_inexact and loc.role != "buffer"
 
 
-def _bytes_on_device(leaf: Any) -> int:
-    sharding = getattr(leaf, "sharding", None)
-    shape = leaf.shape if sharding is None else sharding.shard_shape(tuple(leaf.shape))
-    return math.prod(shape) * leaf.dtype.itemsize
-
-
-def _spec(leaf: Any) -> str:
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None or sharding.num_devices == 1:
-        return ""
-    spec = getattr(sharding, "spec", None)
-    return type(sharding).__name__ if spec is None else f"P{tuple(spec)!r}"
-
-
-def _state_lines(state: Any) -> list[str]:
-    pairs = jtu.tree_leaves_with_path(state)
-    return [f"{pattern_text(path)}  {describe(leaf)}" for path, leaf in pairs]
+def _bytes(loc: Location) -> int:
+    return loc.leaf.size * loc.leaf.dtype.itemsize
 
 
 # ---- calls
 
 
-class _Calls:
-    """The calls, by path: the first result, and their number."""
-
-    def __init__(self) -> None:
-        self.outputs: dict[str, tuple[Any, int]] = {}
-        self.open: list[str] = []
-        self.failed: str | None = None
-
-
-_SERIAL = itertools.count()
-_RUNNING: dict[int, _Calls] = {}
-
-
 class _Noting(CallRule):
-    """Records the result of each Module.
+    """Notes the result of a Module."""
 
-    Fields:
-        path: of the Module.
-        serial: of the summary; a new one each time, so that a jitted function in the model
-            is traced again, and its Modules are called.
-    """
-
-    path: str = field(static=True)
-    serial: int = field(static=True)
+    # A new function for each summary, so that a jitted function in the model is traced for it.
+    noted: Callable[[Any], Any] = field(static=True)
 
     def around(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Make the call, and record the shapes of its result."""
-        calls = _RUNNING.get(self.serial)
-        if calls is None:
-            return call(module, *args, **kwargs)
-        calls.open.append(self.path)
-        try:
-            out = call(module, *args, **kwargs)
-        except BaseException:
-            calls.failed = calls.failed or self.path
-            raise
-        finally:
-            calls.open.pop()
-        first, count = calls.outputs.get(self.path, (None, 0))
-        calls.outputs[self.path] = (first if count else _shapes(out), count + 1)
-        return out
+        """Make the call, and note its result."""
+        return self.noted(lambda: call(module, *args, **kwargs))
 
 
-def _shapes(out: Any) -> Any:
-    """Return a result without State, with shapes for arrays."""
-    if class_of(out) is tuple and any(map(is_state, out)):
-        rest = tuple(x for x in out if not is_state(x))
-        return _shapes(rest[0] if len(rest) == 1 else rest)
+def _call(model: Any, example: Any, options: Any, rows: dict[str, SummaryRow]) -> None:
+    """Trace a call of the model, and add the results of its Modules to their rows."""
 
-    def shape_of(leaf: Any) -> Any:
-        if is_state(leaf):
-            return None
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
+    def rule_for(path: str) -> _Noting:
+        def noted(make: Callable[[], Any]) -> Any:
+            try:
+                out = make()
+            except Exception as error:
+                # The innermost Module that fails adds its path.
+                if not any("in summary, at" in note for note in getattr(error, "__notes__", [])):
+                    error.add_note(f"in summary, at {path}")
+                raise
+            if row := rows.get(path):
+                shape = row.shape if row.calls else jtu.tree_map(_shape, without_state(out))
+                rows[path] = row._replace(shape=shape, calls=row.calls + 1)
+            return out
 
-    return jtu.tree_map(shape_of, out, is_leaf=is_state)
+        return _Noting(noted)
 
-
-def _trace(
-    model: Any, example: tuple[Any, ...], options: dict[str, Any], calls: _Calls, found: _Rows
-) -> None:
-    """Trace a call of the model, and record the shapes of its Modules' results."""
-    serial = next(_SERIAL)
-    _RUNNING[serial] = calls
-    try:
-        trees = [model]
-        if found.found:
-            every = as_selector(...)
-            trees = wrap_calls("summary", trees, every, lambda path: _Noting(path, serial))
-        # The model is an argument: its arrays may be shapes alone.
-        filter_eval_shape(_call, trees[0], example, options)
-    except Exception as error:
-        _explain(error, calls, found)
-        raise
-    finally:
-        del _RUNNING[serial]
+    (model,) = wrap_calls("summary", [model], as_selector(...), rule_for)
+    filter_eval_shape(model, *example, **options)
 
 
-def _call(model: Any, example: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return model(*example, **options)
-
-
-def _explain(error: Exception, calls: _Calls, found: _Rows) -> None:
-    """Append the path of the layer that raised, and the table so far, to the message."""
-    done = [row for row in found.rows(calls) if row.calls]
-    path = calls.failed
-    text = f"In summary(model, ...), at {path or '<root>'}"
-    if done:
-        table = repr(Summary(tuple(row._replace(depth=0) for row in done), 0, 0)).split("\n")[:-1]
-        text = "\n  ".join([f"{text}, after:", *table[-_SHOWN:]])
-    if isinstance(error, PytreemodError) and error.args and isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]}\n  {text}", *error.args[1:])
-    else:
-        error.add_note(text)
-
-
-_SHOWN = 20
-"""Lines of a table in an error."""
+def _shape(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf

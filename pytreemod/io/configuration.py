@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from pytreemod.io.names import Place, nodes_above
-from pytreemod.nn.members.layer import Members
+from pytreemod.nn.stacked_layers import Stacked
 from pytreemod.state.tokens import is_token
 from pytreemod.training.precision_rules import precisions_of
 from pytreemod.tree.kinds import dtype_of
@@ -51,7 +51,7 @@ def _texts_of(place: Place) -> dict[str, str]:
         values = {"": text_of(node)}
     elif record is not None and record.is_hole:
         values = {"": f"tied through {text_of(node.through)}"}
-    elif record is not None and not is_token(node) and not is_instance(node, Members):
+    elif record is not None and not is_token(node) and not is_instance(node, Stacked):
         data = {*record.data_names(node)}
         fields = (each for each in record.names(node) if each not in data)
         values = {"": f"{_CLASS}{own_class(node).__name__}"}

@@ -22,7 +22,6 @@ from pytreemod.io.container import Entry, StrPath, Table, empty, opened
 from pytreemod.io.names import Part, Place, TiedNames, nodes_above, parts_of, places_of, ties_of
 from pytreemod.io.renaming import NameTable, Renaming, Rule
 from pytreemod.io.saving import DESCRIPTION, entry_of, parsed
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.tree.predicates import NUMBERS
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.reports import report_text
@@ -116,7 +115,6 @@ def load(
         renaming.refuse_unused(given)
         if like is _NOTHING:
             return {name: entry.read() for name, entry in table.items()}
-        refuse_unfinished("load", like)
         fit = Fit(table, like, ties, only, cast)
         if DESCRIPTION in texts:
             fit.compare(config, None if rename else given)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.nn.members.layer import Members
+from pytreemod.nn.stacked_layers import Stacked
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import parse_pattern, step_name, step_names
@@ -70,7 +70,7 @@ def _places(here: Place, starts: tuple[tuple[tuple[str, ...], int], ...]) -> Ite
         word = step_name(key)
         left = [(steps[1:], i) for steps, i in starts if steps[0] == word]
         begun = [i for steps, i in left if not steps]
-        counts = [len(node) if is_instance(node, Members) else 1 for _ in begun]
+        counts = [len(node) if is_instance(node, Stacked) else 1 for _ in begun]
         below = (*words, word), (*layers, *begun), (*sizes, *counts), child, children_of(child)
         yield from _places(Place(*below), tuple([item for item in left if item[0]]))
 

@@ -17,7 +17,6 @@ from pytreemod.io.configuration import configuration_of, text_of
 from pytreemod.io.container import KNOWN, Entry, StrPath, opened, write_table
 from pytreemod.io.names import Place, generator_of, is_key, parts_of, places_of, ties_of
 from pytreemod.io.renaming import NameTable, Renaming
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.tree.naming import check_distinct
 from pytreemod.tree.predicates import NUMBERS, is_abstract, is_array
 from pytreemod.typing import PyTree, Tracer
@@ -61,7 +60,6 @@ def save(
         >>> pm.read_metadata("model.safetensors")
         {'step': 100}
     """
-    refuse_unfinished("save", tree)
     places = [*places_of(tree)]
     table = table_of(places, "save")
     renaming = Renaming(rename)

@@ -24,7 +24,7 @@ from pytreemod.io.names import is_key, places_of
 from pytreemod.io.renaming import NameTable, Renaming, mapped
 from pytreemod.io.saving import table_of
 from pytreemod.module.ties import untie
-from pytreemod.nn.members.layer import Members
+from pytreemod.nn.stacked_layers import Stacked
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of, record_of
@@ -222,7 +222,7 @@ def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[s
     for key, child in children:
         name = step_name(key)
         # The layers of a Stack have numbers on both sides.
-        words = [str(i) for i in range(len(node))] if is_instance(node, Members) else [name]
+        words = [str(i) for i in range(len(node))] if is_instance(node, Stacked) else [name]
         for word in words:
             rule = layout.get(name, word)
             there = _join(theirs, rule) if isinstance(rule, str) else ""

@@ -19,9 +19,7 @@ from typing import Any, TypeVar, cast, dataclass_transform
 from pytreemod.errors import ArgumentError, FieldError, FieldWarning, describe, explain, warn
 from pytreemod.module.abstracts import SETS, split_annotations, unmet
 from pytreemod.module.annotations import FieldCheck, letting_nodes_pass, type_checker_of
-from pytreemod.module.array_shapes import check_array_shapes
 from pytreemod.module.construction import as_changed, replace_values, write_finish, write_init
-from pytreemod.module.field_kinds import array, checked, choice, flag, fraction, number, size, sizes
 from pytreemod.module.fields import (
     buffer,
     field,
@@ -61,7 +59,6 @@ _M = TypeVar("_M", bound="Module")
 @dataclass_transform(
     field_specifiers=(
         dataclasses.field, field, buffer, static_field,
-        array, checked, choice, flag, fraction, number, size, sizes,
     )
 )  # fmt: skip
 class ModuleMeta(abc.ABCMeta):
@@ -97,7 +94,6 @@ class ModuleMeta(abc.ABCMeta):
         _note_abstract(schema, own_abstract, is_abstract or strict is None)
         _choose_init(schema, namespace)
         _write(schema)
-        _note_rules(cls)
         _note_waiting(schema)
         # The next `__call__` after this metaclass, looked up once (saves 0.1 us for each instance).
         schema.build = super(ModuleMeta, cls).__call__
@@ -150,7 +146,6 @@ class ModuleMeta(abc.ABCMeta):
             stored = ClassValue(name, stored)
         super().__setattr__(name, stored)
         if name in ("__init__", "__check_init__"):
-            _note_rules(cls)
             _note_checks(cls.__record__)
 
     @property
@@ -336,29 +331,6 @@ def _warn_of_post_init(cls: type, own: bool) -> None:
     )
 
 
-RULES = "__sizes_follow__"
-"""The mark of an `__init__` whose sizes may be None (see `unfinished`)."""
-
-
-def _note_rules(cls: Any) -> None:
-    """Give a class whose sizes may be None a `__new__` that checks for them; others need none."""
-    if not hasattr(cls.__init__, RULES) or hasattr(cls.__new__, "is_written"):
-        return
-    own = cls.__new__
-
-    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # A subclass's `__new__` has decided, and need not pass its arguments on.
-        is_first = cls.__new__ is __new__
-        rules = getattr(cls.__init__, RULES, None) if is_first else None
-        made = None if rules is None else rules.begin(cls, args, kwargs)
-        if made is not None:
-            return made
-        return own(cls) if own is object.__new__ else own(cls, *args, **kwargs)
-
-    __new__.is_written = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark of ours)
-    type.__setattr__(cls, "__new__", staticmethod(__new__))
-
-
 def _note_checks(schema: Schema) -> None:
     """Collect the checks of a finished instance."""
     cls = schema.cls
@@ -526,7 +498,6 @@ class Module(Record, metaclass=ModuleMeta):
                 check.check_copy(made, self)
             else:
                 check(made)
-        check_array_shapes(made, self, changes)
         return as_changed(made, before)
 
     def __replace__(self: _M, /, **changes: Any) -> _M:

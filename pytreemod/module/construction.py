@@ -24,14 +24,7 @@ from pytreemod.module.fields import declares, refuse_declaration
 from pytreemod.module.flattening import Layout
 from pytreemod.module.overriding import drop_overridden, is_bound
 from pytreemod.module.reading import ASKED, MADE, is_computed, observe
-from pytreemod.module.records import (
-    ClassValue,
-    accept_fields,
-    add_fields,
-    make_record,
-    refuse_itself,
-    set_fields,
-)
+from pytreemod.module.records import ClassValue, add_fields, make_record, refuse_itself, set_fields
 from pytreemod.module.schema import Schema
 from pytreemod.tree.pending import FLAT, PRIVATE
 from pytreemod.tree.stored_fields import stored
@@ -53,7 +46,6 @@ class _Storing:
     # A generated `__init__` calls these. It reads them here because it may be pickled by value, and
     # Python's own setter of a dict cannot be.
     add, set = staticmethod(add_fields), staticmethod(set_fields)
-    accept = staticmethod(accept_fields)
 
 
 _MISSING = dataclasses.MISSING
@@ -242,20 +234,8 @@ def _fill(schema: Schema, values: dict[str, Any], unset: Container[str]) -> list
         if name not in values and name not in unset
     }
     added = [name for name, value in found.items() if value is not _MISSING]
-    for name in added:
-        accept = schema.accepts.get(name)
-        values[name] = accept(found[name], _Seen(values)) if accept else found[name]
+    values |= {name: found[name] for name in added}
     return added
-
-
-class _Seen:
-    """Shows values as the attributes of an instance that does not exist yet."""
-
-    def __init__(self, values: Mapping[str, Any], node: Any = None):
-        self._values, self._node = values, node
-
-    def __getattr__(self, name: str) -> Any:
-        return self._values[name] if name in self._values else getattr(self._node, name)
 
 
 def fill_restored(schema: Schema, values: dict[str, Any], unset: Container[str] = ()) -> None:
@@ -377,8 +357,6 @@ def write_init(schema: Schema) -> Callable[..., None]:
     )
     stored = ", ".join(filter(None, map(_store, schema.fields.values())))
     lines = [f"(_storing.add if {owner}.__stored__ else _storing.set)({owner}, {{{stored}}})"]
-    if schema.accepts:
-        lines.append(f"_storing.accept({owner})")
     if hasattr(cls, "__post_init__"):
         extra = ", ".join(f.name for f in params if f.name not in schema.fields)
         lines.append(f"{owner}.__post_init__({extra})")
@@ -483,14 +461,6 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
             f"{schema.cls.__qualname__}.replace: no field "
             + ", ".join(f"{name!r}{nearest(name, schema.fields)}" for name in unknown)
         )
-    if not schema.accepts.keys().isdisjoint(changes):
-        changes = dict(changes)
-        seen = _Seen(changes, node)
-        for name, accept in schema.accepts.items():
-            if name in changes:
-                changes[name] = accept(changes[name], seen)
-            elif name in schema.static:
-                accept(getattr(node, name), seen)
     return {name: _converted(schema, name, new) for name, new in changes.items()}
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar, overload
+from typing import Annotated, Any, NoReturn, TypeVar, overload
 
 from pytreemod.errors import FieldError, describe, warn
 from pytreemod.tree.nodes import DECLARED_ROLES, DEFAULT_ROLE
@@ -23,11 +23,6 @@ STATIC = "static"
 CONVERTER = "converter"
 ROLE = "role"
 CONSTRAINT = "constraint"
-ACCEPTS = "accepts"
-GIVEN = "given"
-
-Accepts: TypeAlias = Callable[[str, Any, Any], Any]
-"""A check of a field: from its name in errors, a value, and the instance, to the stored value."""
 
 
 class AbstractConstraint(ABC):
@@ -56,8 +51,6 @@ def field(
     default: _T,
     static: bool = ...,
     role: str = ...,
-    accepts: Accepts | None = ...,
-    given: str | None = ...,
     init: bool = ...,
     repr: bool = ...,
     hash: bool | None = ...,
@@ -72,8 +65,6 @@ def field(
     static: bool = ...,
     role: str = ...,
     constraint: AbstractConstraint | None = ...,
-    accepts: Accepts | None = ...,
-    given: str | None = ...,
     **kwargs: Any,
 ) -> Any: ...
 def field(
@@ -82,8 +73,6 @@ def field(
     static: bool = False,
     role: str = DEFAULT_ROLE,
     constraint: AbstractConstraint | None = None,
-    accepts: Accepts | None = None,
-    given: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Declare a field of a Module.
@@ -98,11 +87,6 @@ def field(
             `positive`. The constructor, `replace` and `tree_at` take the constrained value, and
             reading the field returns it. Training changes an array without bounds, under
             `"name.unconstrained"`. Applied after the converter.
-        accepts: `(where, value, model) -> value`, called when the field is assigned in `__init__`,
-            and by `replace` and `with_mode`: it returns the value to store, or raises. `where`
-            names the field, as in `"Conv(stride)"`; of `model`, the fields declared before are set.
-        given: for an array that may be None in a [`Layer`][pytreemod.nn.Layer]: the name of the
-            field that says whether the array exists.
         **kwargs: as for `dataclasses.field` (`default`, `default_factory`, `init`, `kw_only`,
             `metadata`, ...).
 
@@ -111,7 +95,7 @@ def field(
 
     Raises:
         FieldError: if `metadata` already uses one of the names `static`, `converter`, `role`,
-            `constraint`, `accepts`, `given`; or an argument has the wrong type.
+            `constraint`; or an argument has the wrong type.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -132,8 +116,6 @@ def field(
         CONVERTER: converter,
         ROLE: None if role == DEFAULT_ROLE else role,
         CONSTRAINT: constraint,
-        ACCEPTS: accepts,
-        GIVEN: given,
     }
     clash = sorted(ours.keys() & metadata.keys())
     if clash:
@@ -143,9 +125,8 @@ def field(
             f"metadata with it. Cannot use metadata with `{clash[0]}` already set",
             hint=["pass it to field itself:", f"pm.field({clash[0]}=...)"],
         )
-    for name in (CONVERTER, ACCEPTS):
-        if ours[name] is not None and not callable(ours[name]):
-            raise FieldError(f"field({name})", "a function", describe(ours[name]))
+    if converter is not None and not callable(converter):
+        raise FieldError("field(converter)", "a function", describe(converter))
     if not isinstance(role, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise FieldError("field(role)", "a string", describe(role))
     if static and role != DEFAULT_ROLE:

@@ -199,7 +199,7 @@ _PLAIN_NAMES = (
     " __set_name__ __repr__ __str__ __format__ __sizeof__ __hash__ __eq__ __ne__ __bool__"
     " __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__ __getnewargs_ex__"
     " __copy__ __deepcopy__ __replace__ __instancecheck__ __subclasscheck__ __subclasshook__"
-    " __tree_flatten__ __pdoc__ __treescope_repr__ __array_shapes__"
+    " __tree_flatten__ __pdoc__ __treescope_repr__"
 )
 _PLAIN = frozenset(_PLAIN_NAMES.split())
 

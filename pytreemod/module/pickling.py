@@ -127,8 +127,6 @@ def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
         node = make_record(cls, {})
         schema.early_instances.append((node, values, config))
         return node
-    if schema.for_values(values).is_unfinished:
-        return put_together(cls, values, config)
     if hasattr(cls, "__setstate__"):
         # The class had no such method when this was pickled.
         return restore_state(cls, *schema.apart(values))
@@ -170,9 +168,6 @@ _DEFAULT_GETTER = object.__getstate__
 
 def _has_own_state(cls: Any) -> bool:
     """Whether a user's class defines how it is pickled or restored."""
-    # That code refers to fields, which do not exist yet.
-    if cls.__record__.is_unfinished:
-        return False
     return cls.__getstate__ is not _DEFAULT_GETTER or hasattr(cls, "__setstate__")
 
 

@@ -81,9 +81,6 @@ class Record(_HasDict):
                 set_fields(self, value)
                 return
             refuse_undeclared(self, name, value)
-        schema = self.__record__
-        if schema.written_setattr is None and name in schema.accepts:
-            value = schema.accepts[name](value, self)
         if type(value) in _MAY_HOLD_SELF or isinstance(value, Record):
             refuse_itself(self, name, value)
         values[name] = value
@@ -158,14 +155,6 @@ def add_fields(node: Any, values: dict[str, Any]) -> None:
     node.__stored__.update(values)
 
 
-def accept_fields(node: Any) -> None:
-    """Check the values that a generated `__init__` has stored, and store the accepted ones."""
-    values = node.__stored__
-    for name, accept in class_of(node).__record__.accepts.items():
-        if name in values:
-            values[name] = accept(values[name], node)
-
-
 def write_setattr(schema: Schema) -> None:
     """Give a class whose own `__init__` assigns to its fields its own `__setattr__`.
 
@@ -181,13 +170,11 @@ def write_setattr(schema: Schema) -> None:
     cls = schema.cls
     if _setattr_owner(cls) is not Record:
         return
-    names, kinds, accepts = frozenset(schema.fields), schema.simple_types, schema.accepts
+    names, kinds = frozenset(schema.fields), schema.simple_types
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         values = self.__stored__
         is_own = type(self) is cls and FLAT not in values and PRIVATE not in values
-        if is_own and name in accepts:
-            value = accepts[name](value, self)
         kind = class_of(value)
         is_simple = kind in kinds or (kind is tuple and kinds.issuperset(map(type, value)))
         if is_own and name in names and is_simple:

@@ -7,7 +7,6 @@ It is computed once when the class is made, and caches the layouts of instances.
 from __future__ import annotations
 
 import dataclasses
-import functools as ft
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from pytreemod.module.division import (
     may_hide_arrays,
     warn_of_arrays,
 )
-from pytreemod.module.fields import ACCEPTS, CONSTRAINT, CONVERTER, ROLE, STATIC, AbstractConstraint
+from pytreemod.module.fields import CONSTRAINT, CONVERTER, ROLE, STATIC, AbstractConstraint
 from pytreemod.module.flattening import Layout, layout_in, note_of
 from pytreemod.module.reading import Reading, is_computed, refuse_untied, traits_of
 from pytreemod.module.variants import Trait, make_variant
@@ -89,7 +88,6 @@ class Schema(AbstractRecord):
         self._variants: dict[frozenset[Trait], Schema] = {}
         self.custom_init = False
         self.computes, self.is_hole = hasattr(cls, "__computes__"), hasattr(cls, "__is_hole__")
-        self.is_unfinished = hasattr(cls, "__is_unfinished__")
         self.written_setattr: Callable[..., None] | None = None
         self.checks: tuple[Callable[[Any], Any], ...] = ()
         self.can_wait = False
@@ -110,13 +108,6 @@ class Schema(AbstractRecord):
         self.fields = {f.name: f for f in fields}
         self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
         self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}
-        # The checks of assigned values, by the field's name in errors.
-        where = f"{self.cls.__name__}({{}})"
-        self.accepts: dict[str, Callable[[Any, Any], Any]] = {
-            f.name: ft.partial(f.metadata[ACCEPTS], where.format(f.name))
-            for f in fields
-            if ACCEPTS in f.metadata
-        }
         # The shapes of arrays according to annotations, read on first request.
         self.contract: Any = None
         self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}

@@ -10,7 +10,7 @@ JAX's flattening preserves the tie; nothing is looked up by identity.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax
@@ -21,7 +21,6 @@ from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.construction import put_together, with_notes
 from pytreemod.module.fields import field
-from pytreemod.module.flattening import note_of
 from pytreemod.module.reading import (
     ASKED,
     MADE,
@@ -38,7 +37,6 @@ from pytreemod.module.reading import (
     refuse_tied_place,
     ties_of,
 )
-from pytreemod.module.unfinished import is_unfinished
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.locating import Target, locate
 from pytreemod.tree.members import count_member_axes
@@ -251,8 +249,6 @@ def _tie_of(
 
 class _Asked(AbstractAsked):
     def tied(self, node: Any) -> Any:
-        if found_in(node, is_unfinished):
-            return with_notes(node, {ASKED: self})
         for place, to, through in self:
             node = tie(node, place, to, through=through)
         return node
@@ -291,28 +287,13 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
 
 def _asked_of(model: Any) -> Any:
     """Return the ties that the `__init__` of an instance has asked for, while none is made."""
-    return model.__stored__.get(ASKED) or note_of(model, ASKED)
+    return model.__stored__.get(ASKED)
 
 
 def _is_method_of(frame: Any, node: Any, names: tuple[str, ...]) -> bool:
     """Whether a frame runs a method with one of these names, called for this instance."""
     code = frame.f_code
     return code.co_name in names and frame.f_locals.get(code.co_varnames[0]) is node
-
-
-def waiting_ties(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the paths of Modules whose ties wait until sizes are known, innermost first."""
-    if is_unfinished(tree):
-        return
-    for key, child in children_of(tree) or ():
-        yield from waiting_ties(child, (*path, key))
-    if record_of(tree) is not None and note_of(tree, ASKED):
-        yield path
-
-
-def tie_waiting(node: Any) -> Any:
-    """Make the waiting ties of a Module; return it unchanged if they still have to wait."""
-    return note_of(node, ASKED).tied(with_notes(node, {ASKED: None}))
 
 
 def _tie_one(

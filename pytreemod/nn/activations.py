@@ -1,33 +1,20 @@
-"""Layers for activations with parameters."""
+"""Activations with parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.field_kinds import sizes
-from pytreemod.nn.arguments import (
-    Title,
-    check_array,
-    check_floating,
-    check_spread,
-    named,
-    own_arrays,
-    shape_of,
-)
-from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.functional.activation_functions import prelu
-from pytreemod.nn.layer import Layer
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.base import check_shape, layer_call, scale_shared, wide_dtype
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import AnyArray
 
 
-class PReLU(Layer):
+class PReLU(Module):
     r"""An activation with a learned negative slope: $x > 0 \mathbin{?} x : a x$.
 
     Computes in float32 or wider, and returns the dtype of x, or floats if x is integer. The
@@ -48,7 +35,6 @@ class PReLU(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: if init_alpha or x is not of real numbers; or init_alpha is not floating.
         ShapeError: if init_alpha cannot be broadcast to the trailing axes of x; or negative_slope
             does not have the shape above.
 
@@ -67,34 +53,21 @@ class PReLU(Layer):
     """
 
     negative_slope: Inexact[Array, "*shape"]
-    shape: tuple[int, ...] = sizes()
+    shape: tuple[int, ...] = field(static=True)
 
     def __init__(self, init_alpha: float | Inexact[Array, "*shape"] | None = 0.25):
-        self.negative_slope = _initial_slope(
-            named(self, "init_alpha"), 0.25 if init_alpha is None else init_alpha
-        )
+        slope: Any = 0.25 if init_alpha is None else init_alpha
+        # With a dtype: the weak type of a number would take that of any update.
+        self.negative_slope = jnp.asarray(slope, jnp.result_type(slope, float))
         self.shape = self.negative_slope.shape
 
-    @ignores_key
-    @in_scope("pm.nn.PReLU")
+    @layer_call()
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the activation to each number of x; `key` is ignored."""
-        del key
-        where = Title(self, "shape")
-        (slope,) = own_arrays(where, "negative_slope")
-        x = check_array(where, x)
-        if not jnp.issubdtype(x.dtype, jnp.integer):
-            check_floating(where, x)
-        check_spread(where, x, self.shape)
-        return prelu(x, slope)
-
-
-def _initial_slope(where: str, value: Any) -> Array:
-    if is_array_like(value) and shape_of(value) is not None:
-        dtype = jnp.result_type(value)
-        if jnp.issubdtype(dtype, jnp.floating):
-            # A number would make a weak type, whose dtype updates decide; JAX converts it slowly.
-            value = np.asarray(value, dtype) if isinstance(value, float) else value
-            return jnp.asarray(value, dtype)
-    expected = "a floating number, or an array of them"
-    raise ArgumentError(where, expected, describe(value))
+        given = check_shape(self, x, ..., *("any" if n == 1 else n for n in self.shape))
+        is_float = jnp.issubdtype(given.dtype, jnp.inexact)
+        dtype = given.dtype if is_float else jnp.result_type(float)
+        # The gradient of the slope is a sum over all of x.
+        wide = given.astype(wide_dtype(dtype))
+        slope = self.negative_slope.astype(wide.dtype)
+        return jnp.where(wide > 0, wide, scale_shared(wide, slope)).astype(dtype)

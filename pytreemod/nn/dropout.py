@@ -2,62 +2,31 @@
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Sequence
 from typing import Any, overload
 
-from jaxtyping import Array, PRNGKeyArray, Shaped
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
-from pytreemod.module.field_kinds import (
-    as_integer,
-    as_sequence,
-    assign_fields,
-    checked,
-    flag,
-    fraction,
-)
+from pytreemod.errors import ArgumentError
+from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import (
-    Title,
-    check_array,
-    check_state,
-    in_inference,
-    instance,
-    renamed,
-    required_key,
-)
-from pytreemod.nn.calling import ABSENT, Absence, Absent, StatefulLayer, in_scope, uses_key_if
-from pytreemod.nn.functional.dropout_masks import dropout
+from pytreemod.nn.base import key_for_call, layer_call
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State
-from pytreemod.typing import AnyArray
+from pytreemod.typing import AnyArray, untyped_jax
 
 
-def _check_dims(where: str, dims: Any) -> tuple[int, ...]:
-    given = as_sequence([dims] if as_integer(dims) is not None else dims)
-    axes = [None] if given is None else [as_integer(axis) for axis in given]
-    if None in axes or len({*axes}) < len(axes):
-        expected = "the number of an axis, or a sequence of different ones"
-        raise ArgumentError(where, expected, describe(dims))
-    return tuple(axis for axis in axes if axis is not None)
-
-
-_STREAM = instance(
-    RngStream,
-    "an RngStream or None",
-    "Pass a stream, and its key to the State:",
-    "Dropout(p, stream=pm.RngStream())",
-)
-
-
-class Dropout(StatefulLayer):
+class Dropout(Module):
     """Sets entries to zero with probability p in training, and divides the others by 1 - p.
 
     $y = m x / (1 - p)$, where each m is 1 with probability $1 - p$, and 0 otherwise.
 
-    The random key is an argument of the call, or comes from the layer's stream. With a stream the
-    layer is stateful: each call takes a new key from State.
+    The random key is an argument of the call, or comes from the layer's stream: then each call
+    takes a new key from State.
 
     Shapes:
         x: any
@@ -72,19 +41,15 @@ class Dropout(StatefulLayer):
         inference: whether to do nothing, see `inference_mode`.
         broadcast_dims: axes along which all entries are dropped together: with
             `broadcast_dims=(0,)` the same entries in all examples of a batch.
-        stream: `RngStream()`, to make the layer stateful. Layers with the same `stream` draw
+        stream: `RngStream()`, to take keys from State. Layers with the same `stream` draw
             different keys, because their paths in the model differ.
-        deterministic: an older name of `inference`, with a warning.
 
     State and randomness: uses one key in training, unless p is 0: `key` if given, otherwise the
         next key of its stream. In inference, State is unchanged.
 
     Raises:
-        ArgumentError: if p is not a number from 0 to 1, or another argument is invalid, such as a
-            key instead of the State.
-        RngError: if training has no key.
-        ShapeError: if x lacks an axis of broadcast_dims.
-        StateError: if training has a stream, but neither State nor key.
+        ArgumentError: if p is not from 0 to 1.
+        RngError: if training has neither a key, nor a stream and its State.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -110,11 +75,11 @@ class Dropout(StatefulLayer):
         scales in training.
     """
 
-    p: float = fraction()
-    inference: bool = flag()
+    p: float = field(static=True)
+    inference: bool = field(static=True)
     # Defaults, although __init__ sets them: a value equal to its default is not printed.
-    broadcast_dims: tuple[int, ...] = checked(_check_dims, default=())
-    stream: RngStream | None = field(default=None, accepts=_STREAM)
+    broadcast_dims: tuple[int, ...] = field(static=True, default=())
+    stream: RngStream | None = None
 
     def __init__(
         self,
@@ -123,22 +88,23 @@ class Dropout(StatefulLayer):
         *,
         broadcast_dims: int | Sequence[int] = (),
         stream: RngStream | None = None,
-        deterministic: bool | None = None,
     ):
-        if deterministic is not None:
-            inference = renamed("Dropout(...)", "deterministic", deterministic, "inference")
-        self.p, self.inference = p, inference
-        assign_fields(self, broadcast_dims=broadcast_dims)
-        self.stream = stream
+        self.p, self.inference, self.stream = float(p), inference, stream
+        is_several = isinstance(broadcast_dims, Sequence)
+        self.broadcast_dims = tuple(broadcast_dims) if is_several else (broadcast_dims,)
+
+    def __check_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise ArgumentError("Dropout(p)", "a number from 0 to 1", str(self.p))
 
     @overload
     def __call__(
         self,
         x: AnyArray,
+        state: None = None,
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
-        deterministic: bool | None = None,
     ) -> Shaped[Array, ...]: ...
 
     @overload
@@ -149,20 +115,17 @@ class Dropout(StatefulLayer):
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
-        deterministic: bool | None = None,
     ) -> tuple[Shaped[Array, ...], State]: ...
 
-    @uses_key_if(lambda layer: layer.p > 0 and not layer.inference)
-    @in_scope("pm.nn.Dropout")
+    @layer_call()
     def __call__(
         self,
         x: AnyArray,
-        state: State | Absent = ABSENT,
+        state: State | None = None,
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
-        deterministic: bool | None = None,
-    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
+    ) -> Any:
         """Drop entries of x.
 
         Args:
@@ -170,54 +133,28 @@ class Dropout(StatefulLayer):
             state: has the keys of the layer's stream, if it has one.
             key: decides which entries to drop, instead of the stream.
             inference: overrides the field of that name if not None.
-            deterministic: an older name of `inference`, with a warning.
 
         Returns:
             An array of the same shape; with `state`, the pair of it and the new State.
         """
-        where = Title(self, "p")
-        if deterministic is not None:
-            inference = renamed(str(where), "deterministic", deterministic, "inference")
-        check_state(where, state)
-        out = check_array(where, x)
-        if self.p > 0 and not in_inference(where, self.inference, inference):
-            _check_axes(where, out, self.broadcast_dims)
-            own_key, state = self._key(where, key, state)
-            out = dropout(out, self.p, key=own_key, broadcast_dims=self.broadcast_dims)
-        return out if isinstance(state, Absence) else (out, state)
-
-    @property
-    def deterministic(self) -> bool:
-        """An older name of `inference`."""
-        return self.inference
-
-    def _key(
-        self, where: Title, key: KeyLike | None, state: State | Absent
-    ) -> tuple[PRNGKeyArray, State | Absent]:
-        """Return the key to use, and the new State."""
-        # A given key takes precedence, and the stream does not advance.
-        if key is not None or self.stream is None:
-            return required_key(where, key, "layer(x, key=jax.random.key(0))"), state
-        if isinstance(state, Absence):
-            hint = (
-                "The layer's keys are in the State that was made with the model:",
-                "x, state = layer(x, state)",
-            )
-            expected = "a State, or a key, when training"
-            raise StateError(where, expected, "neither", hint=hint)
-        return state.next_key(self.stream)
-
-    def is_stateful(self) -> bool:
-        """Whether the layer has a stream.
-
-        Returns:
-            True or False.
-        """
-        return self.stream is not None
+        out: Any = jnp.asarray(x)
+        after = state
+        if self.p > 0 and not (self.inference if inference is None else inference):
+            key, after = key_for_call(self, self.stream, key, state)
+            out = dropped(out, self.p, key, self.broadcast_dims)
+        return out if state is None else (out, after)
 
 
-def _check_axes(where: Title, x: Array, dims: tuple[int, ...]) -> None:
-    if all(-x.ndim <= axis < x.ndim for axis in dims):
-        return
-    expected = f"x with the axes that broadcast_dims={dims} names"
-    raise ShapeError(where, expected, describe(x))
+# Compiled with a constant probability, so that the last bit is the same in a larger program.
+@ft.partial(untyped_jax.jit, static_argnums=(1, 3), inline=True)
+def dropped(x: Array, p: float, key: Any, broadcast_dims: tuple[int, ...] = ()) -> Array:
+    """Drop entries of x with probability p, and divide the others by 1 - p."""
+    if p == 1:
+        # x / 0 would be inf, and its gradient NaN even where it is masked.
+        return jnp.zeros_like(x)
+    shape = list(x.shape)
+    for axis in broadcast_dims:
+        shape[axis] = 1
+    mask = jax.random.bernoulli(key, 1 - p, shape)
+    # Not a product with the mask: a dropped infinity would become NaN.
+    return jnp.where(mask, x / (1 - p), 0)

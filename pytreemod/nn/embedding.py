@@ -9,19 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Inexact, Integer, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.field_kinds import assign_fields, size
-from pytreemod.nn.arguments import Title, check_array, check_last_axis, named, own_arrays
-from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.functional.embeddings import embedding
-from pytreemod.nn.functional.linear_functions import linear
-from pytreemod.nn.initializing import Initializer, begin, initialize
-from pytreemod.nn.layer import Layer
-from pytreemod.state.key_sources import KeyLike
+from pytreemod.errors import ArgumentError, describe
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.base import Initializer, check_shape, float_dtype, layer_call, title, wide_dtype
+from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.typing import AnyArray
 
 
-class Embedding(Layer):
+class Embedding(Module):
     """A table of vectors, read by row number.
 
     $y_i = W_{x_i}$.
@@ -34,8 +30,8 @@ class Embedding(Layer):
         weight: (num_embeddings, embedding_size)
 
     Args:
-        num_embeddings: number of rows, >= 0; taken from weight if None.
-        embedding_size: size of each row, >= 0; taken from weight if None.
+        num_embeddings: number of rows; taken from weight if None.
+        embedding_size: size of each row; taken from weight if None.
         weight: the table; drawn from a normal distribution if None.
         dtype: of the drawn table; JAX's default float if None.
         key: used once, for the initial table; not needed with weight.
@@ -45,9 +41,8 @@ class Embedding(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: if neither sizes nor weight are given, they disagree, or x is not integer.
-        RngError: if key is not a random key.
-        ShapeError: if weight does not have two axes; or, in a call, the shape above.
+        ArgumentError: in the call, if x is not integer.
+        ShapeError: in the call, if weight does not have the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -63,8 +58,8 @@ class Embedding(Layer):
         never another row.
     """
 
-    num_embeddings: int = size()
-    embedding_size: int = size()
+    num_embeddings: int = field(static=True)
+    embedding_size: int = field(static=True)
     weight: Inexact[Array, "num_embeddings embedding_size"]
 
     def __init__(
@@ -78,32 +73,32 @@ class Embedding(Layer):
         weight_init: Initializer | None = None,
     ):
         if weight is None:
-            self._check_sizes_given(num_embeddings, embedding_size)
-            assign_fields(self, num_embeddings=num_embeddings, embedding_size=embedding_size)
-            dtype, first = begin(self, dtype, key)
-            shape = (self.num_embeddings, self.embedding_size)
-            start = jax.random.normal if weight_init is None else weight_init
-            weight = initialize(named(self, "weight_init"), start, first, shape, dtype)
-        self.weight = self._check_weight(weight, num_embeddings, embedding_size)
-        # From the table: the sizes are optional if it is given.
-        self.num_embeddings, self.embedding_size = self.weight.shape
+            own_key: Any = next(key) if isinstance(key, InitKeys) else key
+            shape: Any = (num_embeddings, embedding_size)
+            weight = (weight_init or jax.random.normal)(own_key, shape, float_dtype(dtype))
+        self.weight = jnp.asarray(weight)
+        rows, size = self.weight.shape
+        self.num_embeddings = rows if num_embeddings is None else num_embeddings
+        self.embedding_size = size if embedding_size is None else embedding_size
 
-    @ignores_key
-    @in_scope("pm.nn.Embedding")
+    @layer_call(features=("weight", 1, -1))
     def __call__(
         self, x: Integer[ArrayLike, ...], *, key: KeyLike | None = None
     ) -> Shaped[Array, ...]:
         """Read the rows with the numbers in x; `key` is ignored."""
-        del key
-        where = Title(self, "num_embeddings", "embedding_size")
-        (weight,) = own_arrays(where, "weight")
-        # NumPy arrays are not converted: 64 bits would become 32, which may select another row.
-        rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else check_array(where, x)
+        # JAX would cut NumPy's 64 bits to 32, which may be the number of another row.
+        rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else jnp.asarray(x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
-            raise ArgumentError(where, "x of an integer dtype", describe(rows))
-        return embedding(rows, weight)
+            raise ArgumentError(title(self), "x of an integer dtype", describe(rows))
+        limits = jnp.iinfo(rows.dtype)
+        if limits.bits > 32:
+            rows = rows.clip(max(-self.num_embeddings - 1, int(limits.min)), self.num_embeddings)
+        # JAX adds num_embeddings to negative numbers in their own dtype, in which it may overflow.
+        rows = jnp.asarray(rows, jnp.int32 if limits.bits < 32 else None)
+        narrow = wide_dtype(self.weight.dtype) != self.weight.dtype
+        return (_read_narrow if narrow else _read)(self.weight, rows)
 
-    @in_scope("pm.nn.Embedding.attend")
+    @layer_call(features=("weight", 0, -1))
     def attend(self, x: AnyArray) -> Shaped[Array, ...]:
         """Compute the product of x with each row, such as the logits of tied weights.
 
@@ -124,27 +119,22 @@ class Embedding(Layer):
             >>> layer.attend(jnp.array([2.0, 1.0]))
             Array([2., 3.], dtype=float32)
         """
-        where = Title(self, "num_embeddings", "embedding_size")
-        (weight,) = own_arrays(where, "weight")
-        x = check_array(where, x)
-        check_last_axis(where, x, self.embedding_size, "embedding_size")
-        return linear(x, weight)
+        return jnp.inner(check_shape(self, x, ..., self.embedding_size), self.weight)
 
-    def _check_sizes_given(self, num_embeddings: Any, embedding_size: Any) -> None:
-        if num_embeddings is None or embedding_size is None:
-            hint = ("Write", "Embedding(num_embeddings, embedding_size, key=key)")
-            where = f"{type(self).__name__}(num_embeddings, embedding_size)"
-            got = f"{num_embeddings} and {embedding_size}"
-            raise ArgumentError(where, "both, or weight=", got, hint=hint)
 
-    def _check_weight(self, weight: Any, num_embeddings: Any, embedding_size: Any) -> Array:
-        where = named(self, "weight")
-        weight = check_array(where, weight)
-        if weight.ndim != 2:
-            expected = "shape (num_embeddings, embedding_size)"
-            raise ShapeError(where, expected, describe(weight))
-        given = (num_embeddings, embedding_size)
-        if any(size not in (None, n) for size, n in zip(given, weight.shape, strict=True)):
-            expected = f"num_embeddings={given[0]} rows of embedding_size={given[1]}"
-            raise ArgumentError(where, expected, describe(weight))
-        return weight
+def _read(weight: Array, rows: Array, fill: Any = None) -> Array:
+    # Not `weight[rows]`, which clips a number out of range to the last row.
+    return jnp.take(weight, rows, axis=0, mode="fill", fill_value=fill)
+
+
+@jax.custom_jvp
+def _read_narrow(weight: Array, rows: Array) -> Array:
+    return _read(weight, rows)
+
+
+@_read_narrow.defjvp
+def _tangent_of_narrow(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> Any:
+    """Compute in float32, so that the gradient of a row is summed over its uses in float32."""
+    weight, rows = primals
+    change = _read(tangents[0].astype(wide_dtype(weight.dtype)), rows, 0)
+    return _read(weight, rows), change.astype(weight.dtype)

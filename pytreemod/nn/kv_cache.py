@@ -1,121 +1,135 @@
-"""Checks of the caches of keys and values that attention uses."""
+"""Caches of keys and values for later queries: writing to them, and reading them.
+
+A cache is `(keys, values, length)`. In a layer, positions come before heads. In a cache, heads come
+first, as the products with queries need them, so that a step copies only new entries.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax import lax
+from jaxtyping import Array, Bool, Int, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, StateError, describe, explain
-from pytreemod.nn.arguments import Title
-from pytreemod.nn.functional.kv_caches import Cache, Extended
-from pytreemod.transform.runtime_checks import error_if
-from pytreemod.typing import Tracer
-
-
-def check_ring(where: str, window: int | None, size: int, hint: Sequence[str]) -> None:
-    """Require a cache that is at least as large as the window: a smaller one is no ring.
-
-    Raises:
-        ArgumentError: if the cache is smaller.
-    """
-    if window is not None and size < window:
-        expected = f"a cache of at least window={window} positions"
-        raise ArgumentError(where, expected, f"{size} positions", hint=hint)
+Cache: TypeAlias = tuple[
+    Shaped[Array, "*batch heads slots size"],
+    Shaped[Array, "*batch heads slots v_size"],
+    Int[Array, "*batch"],
+]
+"""Keys, values, and the number of positions seen so far."""
 
 
-def refuse_uncachable(
-    where: Title, token: Any, mask: Any, bias: Any, is_causal: bool, query: Array, key_: Array
-) -> None:
-    """Refuse a State where there is no cache, and arguments that a cache does not support."""
-    if token is None:
-        hint = "pm.make_with_state(nn.MultiheadAttention)(..., cache_size=size, key=key)"
-        raise StateError(f"{where} got a State, but has no cache", hint=hint)
-    if mask is not None:
-        fact = f"{where} takes no mask with a State: the cache masks by position"
-        raise ArgumentError(fact, hint="lengths=lengths")
-    if bias is not None and not callable(bias):
-        hint = ("Pass a function of the positions of queries and keys:", "bias=lambda q, k: ...")
-        expected = "a function as bias, with a State"
-        raise ArgumentError(where, expected, describe(bias), hint=hint)
-    if not is_causal:
-        raise ArgumentError(where, "is_causal=True with a State", "False")
-    # A query has the position of its own key: the number of positions seen determines both.
-    if query.shape[-2] != key_.shape[-2]:
-        expected = "queries and keys at the same positions, with a State"
-        got = f"query {describe(query)} and key_ {describe(key_)}"
-        raise ShapeError(where, expected, got)
+class Extended(NamedTuple):
+    """A cache with new positions, and what queries at these positions may see."""
+
+    cache: Cache
+    keys: Shaped[Array, "*batch kv_seq heads size"]
+    values: Shaped[Array, "*batch kv_seq heads v_size"]
+    key_positions: Int[Array, "*batch kv_seq"]
+    """Those of the keys; negative if there is none yet."""
+    is_lost: Bool[Array, "*batch seq"] | None
+    """Where a new position had no room; None for a ring."""
 
 
-def check_fits(
-    where: Title,
+def next_positions(length: Int[Array, "*batch"], count: int) -> Int[Array, "*batch seq"]:
+    """The next positions of each sequence."""
+    return length[..., None] + _indices(length, count)
+
+
+def is_valid(lengths: Int[Array, "*batch"], count: int) -> Bool[Array, "*batch seq"]:
+    """Which of a number of positions are within the lengths."""
+    return _indices(lengths, count) < lengths[..., None]
+
+
+def extend_cache(
     cache: Cache,
-    make: Callable[..., Cache],
-    batch: tuple[int, ...],
+    key: Shaped[Array, "*batch seq heads size"],
+    value: Shaped[Array, "*batch seq heads v_size"],
+    lengths: Int[Array, "*batch"] | None,
     window: int | None,
-) -> None:
-    """Require a cache for these sequences: of any size, or a ring of the size of the window."""
-    keys, values, length = cache
-    slots = keys.shape[-2]
-    if length.shape != batch:
-        expected, got = f"a cache for batch axes {batch}", f"one for {length.shape}"
-    elif window not in (None, slots):
-        expected, got = f"a cache of window={window} positions in the State", f"{slots} positions"
-    else:
-        # Only for its shapes: no second cache is allocated.
-        wanted = jax.eval_shape(lambda: make(batch, slots))
-        if [array.shape for array in cache] == [array.shape for array in wanted]:
-            return
-        expected = f"keys {describe(wanted[0])} and values {describe(wanted[1])} in the State"
-        got = f"{describe(keys)} and {describe(values)}"
-    size = f", size={window}" if window is not None and slots < window else ""
-    hint = f"state = nn.reset_cache(model, state, batch={batch}{size})"
-    raise ShapeError(where, expected, got, hint=hint)
+) -> Extended:
+    """Write keys and values at the positions after those in the cache.
 
+    A cache with as many slots as the window is a ring: each position overwrites one that no later
+    query sees, so it is never full. In any other cache, positions beyond the slots are lost.
 
-def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, check: bool) -> Cache:
-    """Refuse more positions than the cache has room for; in compiled code only if asked."""
-    keys, values, length = cache
-    slots = keys.shape[-2]
-    # The shapes alone show this, so it is known while tracing.
-    if count > slots and lengths is None:
-        raise StateError(_full(where, slots, f"{count} positions at once"))
-    later = length + (count if lengths is None else lengths.astype(length.dtype))
-    if not isinstance(later, Tracer):
-        # An empty batch has no longest sequence.
-        most = int(jnp.max(later, initial=0))
-        if most > slots:
-            raise StateError(_full(where, slots, f"a sequence of {most}"))
-        return cache
-    if not check:
-        return cache
-    text = _full(where, slots, "a longer sequence")
-    # Attached to the length, which everything later depends on: a check of an unused value is lost.
-    return keys, values, error_if(length, later > slots, text)
+    Args:
+        cache: keys and values of earlier positions.
+        key: one key for each new position.
+        value: one value for each new position.
+        lengths: number of valid new positions in each sequence; all if None. The others are not
+            written. Negative lengths count as zero, and larger ones as all.
+        window: number of positions that a query sees, itself included; all before it if None.
 
+    Returns:
+        The new cache, and what the queries at the new positions may see.
 
-def nan_where_full(found: Array, seen: Extended, lengths: Array | None) -> Array:
-    """Replace results by NaN where the cache had no room for the keys of a query.
-
-    Compiled code cannot raise an error, and a result there would be meaningless. Results have the
-    shape (..., seq, heads, size).
+    Examples:
+        >>> cache = jnp.zeros((1, 4, 2)), jnp.zeros((1, 4, 2)), jnp.asarray(0)
+        >>> seen = extend_cache(cache, jnp.ones((2, 1, 2)), jnp.ones((2, 1, 2)), None, None)
+        >>> int(seen.cache[2]), seen.key_positions.tolist()
+        (2, [0, 1, 2, 3])
     """
-    positions, slots = seen.query_positions, seen.cache[0].shape[-2]
-    if not isinstance(positions, Tracer):
-        return found
-    full = positions >= slots
+    keys, values, length = cache
+    count, slots, is_ring = key.shape[-3], keys.shape[-2], window == keys.shape[-2]
+    positions = next_positions(length, count)
+    counted: Any = count if lengths is None else jnp.clip(lengths, 0, count).astype(length.dtype)
+    slot = positions % slots if is_ring else positions
+    is_lost = None if is_ring else positions >= slots
+    # What gets a slot that does not exist is not written.
     if lengths is not None:
-        # Positions beyond the lengths may be part of sums later, so they do not become NaN.
-        index = jax.lax.broadcasted_iota(lengths.dtype, positions.shape, positions.ndim - 1)
-        full &= index < jax.lax.broadcast_in_dim(lengths, positions.shape, range(lengths.ndim))
-    return jnp.where(full[..., None, None], jnp.nan, found)
+        valid = is_valid(counted, count)
+        slot = jnp.where(valid, slot, slots)
+        # Padding is not stored, so it cannot be lost.
+        is_lost = None if is_lost is None else is_lost & valid
+    if is_ring and count > slots:
+        # If several positions share a slot, only the last is written: a scatter has no order.
+        slot = jnp.where(positions >= (length + counted)[..., None] - slots, slot, slots)
+    # A single position of a single sequence needs no scatter.
+    write = _write_one if positions.shape == (1,) and lengths is None else _write
+    # Heads before positions; a cache may have a narrower dtype than the computation.
+    pairs = [
+        (x, jnp.swapaxes(y, -2, -3).astype(x.dtype)) for x, y in ((keys, key), (values, value))
+    ]
+    new_keys, new_values = seen = [write(old, new, slot) for old, new in pairs]
+    if not is_ring:
+        key_positions = jnp.broadcast_to(_indices(length, slots), (*length.shape, slots))
+    elif count == 1:
+        key_positions = _ring_positions(length, slots)
+    else:
+        # The last new positions may overwrite positions that the first new queries see.
+        key_positions = jnp.concatenate([_ring_positions(length - 1, slots), positions], axis=-1)
+        seen = [jnp.concatenate(pair, axis=-2) for pair in pairs]
+    dtypes = key.dtype, value.dtype
+    seen = [jnp.swapaxes(x, -2, -3).astype(to) for x, to in zip(seen, dtypes, strict=True)]
+    new_cache = new_keys, new_values, length + counted
+    return Extended(new_cache, seen[0], seen[1], key_positions, is_lost)
 
 
-def _full(where: Title, slots: int, got: str) -> str:
-    return explain(
-        f"{where}: the cache has {slots} positions, too few for {got}",
-        hint="state = nn.reset_cache(model, state, size=size)",
-    )
+def _write_one(old: Array, new: Array, slot: Array) -> Array:
+    return lax.dynamic_update_slice_in_dim(old, new, slot[0], -2)
+
+
+def _write(old: Array, new: Array, slot: Array) -> Array:
+    """Write (*batch, heads, seq, size) into the slots of (*batch, heads, slots, size)."""
+
+    def write(old: Array, new: Array, slot: Array) -> Array:
+        return old.at[:, slot].set(new, mode="drop")
+
+    for _ in range(slot.ndim - 1):
+        write = jax.vmap(write)
+    return write(old, new, slot)
+
+
+def _ring_positions(last: Array, slots: int) -> Array:
+    """The position in each slot of a ring after the position `last`; negative if there is none."""
+    # The latest position that has this slot and is not after `last`.
+    return last[..., None] - (last[..., None] - _indices(last, slots)) % slots
+
+
+def _indices(lengths: Array, count: int) -> Array:
+    """From 0 to count - 1, for the axis after those of the lengths."""
+    shape = (1,) * lengths.ndim + (count,)
+    return lax.broadcasted_iota(lengths.dtype, shape, lengths.ndim)

@@ -1,50 +1,37 @@
-"""The pooling layers."""
+"""The pooling layers: reductions of windows of a given size, or of a given number of windows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.field_kinds import as_number, assign_fields, checked, flag, size, sizes
+from pytreemod.errors import ArgumentError, ShapeError, describe
+from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import Title, check_array, check_channels, check_window, function
-from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.dimensions import filled_in
-from pytreemod.nn.functional.pooling import avg_pool, pool
-from pytreemod.nn.functional.windows import Pads, check_padding, cover
-from pytreemod.nn.layer import Layer
+from pytreemod.nn.base import check_shape, layer_call, title, wide_dtype
+from pytreemod.nn.convolution import (
+    Amounts,
+    Pads,
+    Sizes,
+    any_sizes,
+    check_padding,
+    check_sizes,
+    check_window,
+    filled_in,
+    pads_per_axis,
+    per_axis,
+)
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 
-def _check_init(where: str, init: Any) -> int | float:
-    """Accept a Python number: an array would be a leaf that no optimizer should see."""
-    number = as_number(init)
-    if number is None:
-        raise ArgumentError(where, "a number", describe(init))
-    return number
-
-
-def _accept_pads(where: str, padding: Any, layer: Pool) -> Pads:
-    window = layer.kernel_size
-    pads = check_padding(where, padding, len(window), words=False)
-    assert not isinstance(pads, str)
-    # A window of padding alone would give the neutral element, -inf for a maximum.
-    if any(max(pair) >= extent for pair, extent in zip(pads, window, strict=True)):
-        expected = f"less than kernel_size={window} on each side"
-        raise ArgumentError(where, expected, describe(padding))
-    return pads
-
-
-_OPERATION = function("a function", "Pass a function of two arguments:", "operation=jax.lax.max")
-
-
-class Pool(Layer):
+class Pool(Module):
     r"""Reduces windows over the spatial axes with any associative operation.
 
     $y_i = x_{s i} \circ x_{s i + 1} \circ \dots \circ x_{s i + k - 1}$, where x is padded with
@@ -65,7 +52,7 @@ class Pool(Layer):
             extreme value of the dtype of x.
         operation: an associative function of two arguments such as `jax.lax.add`. Only JAX's own
             `add`, `max` and `min` can be differentiated.
-        num_spatial_dims: number of spatial axes, >= 1.
+        num_spatial_dims: number of spatial axes.
         kernel_size: size of the window, for all axes or for each.
         stride: step of the window, for all axes or for each.
         padding: an amount, one per axis, or (low, high) per axis; each less than the window.
@@ -74,7 +61,7 @@ class Pool(Layer):
     State and randomness: none.
 
     Raises:
-        ArgumentError: if an argument is negative, not an integer, or does not fit the others.
+        ArgumentError: if a size or the padding is none of the above.
         ShapeError: if x lacks an axis, or is smaller than the window.
 
     Examples:
@@ -88,69 +75,128 @@ class Pool(Layer):
         `use_ceil` is PyTorch's `ceil_mode`. The default stride is 1, as in Equinox.
     """
 
-    init: int | float = checked(_check_init)
-    operation: Callable[[Any, Any], Any] = field(static=True, accepts=_OPERATION)
-    num_spatial_dims: int = size(1)
-    kernel_size: tuple[int, ...] = sizes(1, count="num_spatial_dims")
-    stride: tuple[int, ...] = sizes(1, count="num_spatial_dims")
-    padding: tuple[tuple[int, int], ...] = field(static=True, accepts=_accept_pads)
-    use_ceil: bool = flag()
+    init: int | float = field(static=True)
+    operation: Callable[[Any, Any], Any] = field(static=True)
+    num_spatial_dims: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: Pads = field(static=True)
+    use_ceil: bool = field(static=True)
 
     def __init__(
         self,
         init: int | float | Array,
         operation: Callable[[Any, Any], Any],
         num_spatial_dims: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Amounts = 0,
         use_ceil: bool = False,
     ):
-        self.num_spatial_dims, self.operation, self.use_ceil = num_spatial_dims, operation, use_ceil
-        assign_fields(self, init=init, kernel_size=kernel_size, stride=stride, padding=padding)
+        # A Python number: an array would be a leaf that no optimizer should see.
+        self.init, self.operation = np.asarray(init).item(), operation
+        self.num_spatial_dims, self.use_ceil = num_spatial_dims, use_ceil
+        self.kernel_size = per_axis(kernel_size, num_spatial_dims)
+        self.stride = per_axis(stride, num_spatial_dims)
+        self.padding = pads_per_axis(padding, num_spatial_dims)
 
-    @ignores_key
-    @in_scope("pm.nn.Pool")
+    def __check_init__(self) -> None:
+        dims, window = self.num_spatial_dims, self.kernel_size
+        check_sizes(self, dims, kernel_size=window, stride=self.stride)
+        check_padding(self, self.padding, dims)
+        # A window of padding alone would give the neutral element, -inf for a maximum.
+        if any(max(pair) >= extent for pair, extent in zip(self.padding, window, strict=True)):
+            where, expected = f"{type(self).__name__}(padding)", f"less than kernel_size={window}"
+            raise ArgumentError(where, expected, str(self.padding))
+
+    @layer_call()
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Reduce the windows over the spatial axes of x; `key` is ignored."""
-        del key
-        x, pads = self._check(x)
-        return pool(
-            x, self.init, self.operation, self.kernel_size, stride=self.stride, padding=pads
-        )
+        return self._reduce(x)
 
-    def _check(self, x: AnyArray) -> tuple[Array, Pads]:
-        """Return the input as an array, and the padding of its spatial axes."""
-        where = Title(self, "kernel_size")
-        x, dims, pads = check_array(where, x), self.num_spatial_dims, self.padding
-        check_channels(where, x, None, dims)
+    def _reduce(self, x: Any) -> Array:
+        x = check_shape(self, x, ..., "channels", *any_sizes(self.num_spatial_dims))
+        window, stride, pads = self.kernel_size, self.stride, self.padding
         # Here, because the overhang of the last window depends on the size of x.
         if self.use_ceil:
-            pads = cover(pads, x.shape[-dims:], self.kernel_size, self.stride)
-        check_window(where, x, self.kernel_size, pads)
-        return x, pads
+            axes = zip(x.shape[-len(window) :], window, stride, pads, strict=True)
+            pads = tuple(_with_overhang(*axis) for axis in axes)
+        check_window(self, x, window, pads)
+        # A maximum needs no wider dtype, but its gradient is a sum if windows overlap.
+        wide = x.astype(wide_dtype(x.dtype))
+        # Along axes before the spatial ones each entry is a window.
+        n = x.ndim - self.num_spatial_dims
+        window, stride, pads = (1,) * n + window, (1,) * n + stride, ((0, 0),) * n + pads
+        init = _neutral(self.init, wide.dtype)
+        return lax.reduce_window(wide, init, self.operation, window, stride, pads).astype(x.dtype)
+
+
+def _with_overhang(size: int, extent: int, step: int, pads: tuple[int, int]) -> tuple[int, int]:
+    """Padding that is larger at the end, so that the last, overhanging window counts, too.
+
+    A window that would start beyond the input and its lower padding does not count, as in PyTorch.
+    """
+    low, high = pads
+    total = low + size + high
+    last_start = -(-(total - extent) // step) * step
+    # Such a window has only padding: its maximum would be -inf.
+    if last_start >= low + size:
+        last_start -= step
+    return low, high + max(last_start + extent - total, 0)
+
+
+def _neutral(value: Any, dtype: Any) -> Any:
+    """A constant of a dtype; an infinity becomes the extreme of a dtype that has none.
+
+    A NumPy scalar: JAX recognizes `max` with its neutral element only in a known constant.
+    """
+    if value in (math.inf, -math.inf) and not jnp.issubdtype(dtype, jnp.inexact):
+        if jnp.issubdtype(dtype, jnp.bool_):
+            return np.bool_(value > 0)
+        limits = jnp.iinfo(dtype)
+        value = limits.max if value > 0 else limits.min
+    return np.asarray(value, dtype)[()]
 
 
 class MaxPool(Pool):
     """Takes the largest entry of each window, over any number of spatial axes; see `MaxPool2d`."""
 
-    @filled_in(Pool.__init__, -math.inf, lax.max)
-    def __init__(self): ...
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Amounts = 0,
+        use_ceil: bool = False,
+    ):
+        super().__init__(
+            -math.inf, lax.max, num_spatial_dims, kernel_size, stride, padding, use_ceil
+        )
 
 
 class AvgPool(Pool):
     """Takes the mean of each window, over any number of spatial axes; see `AvgPool2d`."""
 
-    @filled_in(Pool.__init__, 0, lax.add)
-    def __init__(self): ...
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Amounts = 0,
+        use_ceil: bool = False,
+    ):
+        super().__init__(0, lax.add, num_spatial_dims, kernel_size, stride, padding, use_ceil)
 
-    @ignores_key
-    @in_scope("pm.nn.AvgPool")
+    @layer_call()
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Average the windows over the spatial axes of x; `key` is ignored."""
-        del key
-        x, pads = self._check(x)
-        return avg_pool(x, self.kernel_size, stride=self.stride, padding=pads)
+        values = jnp.asarray(x)
+        # Integers become floats before they are added: in int8 the sum of a window would overflow.
+        is_exact = not jnp.issubdtype(values.dtype, jnp.inexact)
+        dtype = jnp.result_type(float) if is_exact else values.dtype
+        total = self._reduce(values.astype(wide_dtype(dtype)))
+        # Divided by the whole window, padding included, as in PyTorch by default, and in Equinox.
+        return (total / math.prod(self.kernel_size)).astype(dtype)
 
 
 class MaxPool1d(MaxPool):
@@ -277,3 +323,234 @@ class AvgPool3d(AvgPool):
 
     @filled_in(AvgPool.__init__, 3)
     def __init__(self): ...
+
+
+# ---- a given number of windows
+
+
+class AdaptivePool(Module):
+    r"""Reduces spatial axes of any size to a given size.
+
+    $y_i = \mathrm{operation}(x_{a_i}, \dots, x_{a_{i+1} - 1})$ with
+    $a_i = i \lfloor n / t \rfloor + \min(i, n \bmod t)$.
+
+    An axis of n entries is divided into t windows that do not overlap. As in Equinox, the first
+    n % t of them have one entry more than the others. PyTorch's windows differ if t does not divide
+    n: window i goes from floor(i n / t) to ceil((i + 1) n / t), so its windows overlap. PyTorch
+    also repeats entries if n is smaller than t, which is an error here.
+
+    `AdaptiveAvgPool1d` and similar layers are the common cases. Floats narrower than float32 are
+    reduced in float32, and returned in the dtype of x.
+
+    Shapes:
+        x: (..., channels, *spatial)
+        return: (..., channels, *target_shape)
+
+    Fields:
+        no arrays
+
+    Args:
+        target_shape: size of the output's spatial axes, for all axes or for each.
+        num_spatial_dims: number of spatial axes.
+        operation: from an array of one axis to one number, such as `jax.numpy.mean`; applied axis
+            after axis.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: if target_shape has no sizes, or operation does not return a number.
+        ShapeError: if x lacks an axis, or an axis is smaller than in target_shape.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptivePool(3, 1, jnp.max)(jnp.arange(7.0)[None]).tolist()
+        [[2.0, 4.0, 6.0]]
+
+    Source:
+        `equinox.nn.AdaptivePool`.
+    """
+
+    target_shape: tuple[int, ...] = field(static=True)
+    operation: Callable[[Any], Any] = field(static=True)
+
+    def __init__(self, target_shape: Sizes, num_spatial_dims: int, operation: Callable[[Any], Any]):
+        self.target_shape = per_axis(target_shape, num_spatial_dims)
+        self.operation = operation
+        check_sizes(self, num_spatial_dims, target_shape=self.target_shape)
+
+    @property
+    def num_spatial_dims(self) -> int:
+        """The number of spatial axes."""
+        return len(self.target_shape)
+
+    @layer_call()
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
+        """Reduce the spatial axes of x; `key` is ignored."""
+        values: Array = check_shape(self, x, ..., "channels", *any_sizes(self.num_spatial_dims))
+        wide = out = values.astype(wide_dtype(values.dtype))
+        first = values.ndim - self.num_spatial_dims
+        for axis, count in enumerate(self.target_shape, first):
+            if out.shape[axis] < count:
+                expected = f"x with at least {self.target_shape} entries on its last axes"
+                raise ShapeError(title(self), expected, describe(values))
+            out = self._reduce(out, axis, count)
+        # Results of another dtype, such as positions, are unchanged.
+        return out.astype(values.dtype) if out.dtype == wide.dtype else out
+
+    def _reduce(self, x: Array, axis: int, count: int) -> Array:
+        """Reduce the windows of one axis: first those that are larger by one, then the others."""
+        width, larger = divmod(x.shape[axis], count)
+        middle, parts = larger * (width + 1), list[Array]()
+        for start, n, size in ((0, larger, width + 1), (middle, count - larger, width)):
+            if n:
+                part = lax.slice_in_dim(x, start, start + n * size, axis=axis)
+                windows = part.reshape(*x.shape[:axis], n, size, *x.shape[axis + 1 :])
+                parts.append(jnp.apply_along_axis(self._to_number, axis + 1, windows))
+        return parts[0] if len(parts) == 1 else lax.concatenate(parts, axis)
+
+    def _to_number(self, window: Array) -> Array:
+        number = self.operation(window)
+        # Several numbers would add axes.
+        if getattr(number, "shape", None) != ():
+            where, got = f"{type(self).__name__}(operation)", describe(number)
+            raise ArgumentError(where, "a function that returns one number", got)
+        return number
+
+
+class AdaptiveAvgPool1d(AdaptivePool):
+    """Takes the mean of each window over one spatial axis, for a given number of windows.
+
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
+
+    Shapes:
+        x: (..., channels, length)
+        return: (..., channels, length_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveAvgPool1d(3)(jnp.arange(6.0)[None]).tolist()
+        [[0.5, 2.5, 4.5]]
+    """
+
+    def __init__(self, target_shape: Sizes):
+        super().__init__(target_shape, 1, jnp.mean)
+
+
+class AdaptiveAvgPool2d(AdaptivePool):
+    """Takes the mean of each window over two spatial axes, for a given number of windows.
+
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
+
+    Shapes:
+        x: (..., channels, height, width)
+        return: (..., channels, height_out, width_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveAvgPool2d(1)(jnp.ones((7, 3, 8, 5))).shape
+        (7, 3, 1, 1)
+    """
+
+    def __init__(self, target_shape: Sizes):
+        super().__init__(target_shape, 2, jnp.mean)
+
+
+class AdaptiveAvgPool3d(AdaptivePool):
+    """Takes the mean of each window over three spatial axes, for a given number of windows.
+
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
+
+    Shapes:
+        x: (..., channels, depth, height, width)
+        return: (..., channels, depth_out, height_out, width_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveAvgPool3d((2, 1, 2))(jnp.ones((3, 4, 4, 5))).shape
+        (3, 2, 1, 2)
+    """
+
+    def __init__(self, target_shape: Sizes):
+        super().__init__(target_shape, 3, jnp.mean)
+
+
+class AdaptiveMaxPool1d(AdaptivePool):
+    """Takes the largest entry of each window over one spatial axis, for a given number of windows.
+
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
+
+    Shapes:
+        x: (..., channels, length)
+        return: (..., channels, length_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveMaxPool1d(3)(jnp.arange(6.0)[None]).tolist()
+        [[1.0, 3.0, 5.0]]
+    """
+
+    def __init__(self, target_shape: Sizes):
+        super().__init__(target_shape, 1, jnp.max)
+
+
+class AdaptiveMaxPool2d(AdaptivePool):
+    """Takes the largest entry of each window over two spatial axes, for a given number of windows.
+
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
+
+    Shapes:
+        x: (..., channels, height, width)
+        return: (..., channels, height_out, width_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveMaxPool2d(2)(jnp.ones((7, 3, 8, 5))).shape
+        (7, 3, 2, 2)
+    """
+
+    def __init__(self, target_shape: Sizes):
+        super().__init__(target_shape, 2, jnp.max)
+
+
+class AdaptiveMaxPool3d(AdaptivePool):
+    """Takes the largest entry of each window over three spatial axes, for a number of windows.
+
+    If the sizes do not divide, the windows are those of `AdaptivePool`, not PyTorch's.
+
+    Shapes:
+        x: (..., channels, depth, height, width)
+        return: (..., channels, depth_out, height_out, width_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveMaxPool3d((2, 1, 2))(jnp.ones((3, 4, 4, 5))).shape
+        (3, 2, 1, 2)
+    """
+
+    def __init__(self, target_shape: Sizes):
+        super().__init__(target_shape, 3, jnp.max)

@@ -9,27 +9,12 @@ import jax
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.fields import field
-from pytreemod.nn.arguments import check_key, check_state, function, named
-from pytreemod.nn.calling import (
-    ABSENT,
-    Absence,
-    Absent,
-    StatefulLayer,
-    call_layer,
-    ignores_key,
-    in_scope,
-    is_stateful,
-    refuse_no_state,
-    requires_state,
-    uses_key_if,
-    wants_key,
-)
-from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.nn.base import StatefulLayer, call_layer, divide_key, takes_state
+from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import jtu
 
-Value = TypeVar("Value")
+_T = TypeVar("_T")
 
 
 class Identity(Module):
@@ -49,11 +34,8 @@ class Identity(Module):
     def __init__(self, *args: Any, **kwargs: Any):
         del args, kwargs
 
-    @ignores_key
-    @in_scope("pm.nn.Identity")
-    def __call__(self, x: Value, *, key: KeyLike | None = None) -> Value:
+    def __call__(self, x: _T, *, key: KeyLike | None = None) -> _T:
         """Return x; `key` is ignored."""
-        del key
         return x
 
 
@@ -70,9 +52,6 @@ class Lambda(Module):
     Args:
         fn: called with x alone.
 
-    Raises:
-        ArgumentError: if fn is not callable.
-
     Examples:
         >>> import jax, jax.numpy as jnp
         >>> from pytreemod import nn
@@ -80,14 +59,12 @@ class Lambda(Module):
         Array([0., 1.], dtype=float32)
     """
 
-    fn: Callable[[Any], Any] = field(accepts=function())
+    fn: Callable[[Any], Any]
 
-    @ignores_key
-    @in_scope("pm.nn.Lambda")
     def __call__(self, x: Any, *, key: KeyLike | None = None) -> Any:
         """Call the function; `key` is ignored."""
-        del key
-        return self.fn(x)
+        with jax.named_scope("pm.nn.Lambda"):
+            return self.fn(x)
 
 
 class Sequential(StatefulLayer):
@@ -105,14 +82,13 @@ class Sequential(StatefulLayer):
     Args:
         layers: callable Modules. Wrap functions: `Lambda(jax.nn.relu)`.
 
-    State and randomness: passes State to the layers that are stateful. A key is split between
-        the layers, unless none of them uses one. A layer that does not use its key gets none,
-        and need not have a parameter `key`.
+    State and randomness: passes the State to each layer that is a
+        [`StatefulLayer`][pytreemod.nn.StatefulLayer], or has a parameter named `state`. A key is
+        split between the layers; those without a parameter `key` get none.
 
     Raises:
-        ArgumentError: if a layer is not a callable Module, or state is not a State.
-        RngError: if key is not a random key.
-        StateError: if a layer needs State and none was passed in, or it does not return it.
+        ArgumentError: if a layer is not a callable Module.
+        StateError: if a layer that got a State does not return it.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -124,54 +100,44 @@ class Sequential(StatefulLayer):
 
     layers: tuple[Callable[..., Any], ...]
 
-    def __init__(self, layers: Sequence[Callable[..., Any]], *more: Absent):
-        # Type checkers refuse any `more`; it is there for an error that shows the right call.
-        self.layers = _check_layers(named(self, "layers"), layers, more)
+    def __init__(self, layers: Sequence[Callable[..., Any]]):
+        self.layers = tuple(layers)
+        for number, layer in enumerate(self.layers):
+            # In a tuple a function would be a leaf that is not an array, which plain JAX refuses.
+            # `Lambda` makes it configuration, in a field.
+            if not callable(layer) or jtu.all_leaves([layer]):
+                fact = f"Sequential(layers)[{number}] is not a layer, but {describe(layer)}"
+                raise ArgumentError(fact, hint="nn.Lambda(f)" if callable(layer) else ())
 
     @overload
-    def __call__(self, x: Any, *, key: KeyLike | None = None) -> Any: ...
+    def __call__(self, x: Any, state: None = None, *, key: KeyLike | None = None) -> Any: ...
 
     @overload
     def __call__(
         self, x: Any, state: State, *, key: KeyLike | None = None
     ) -> tuple[Any, State]: ...
 
-    @uses_key_if(lambda layer: any(wants_key(inner) for inner in layer.layers))
-    @in_scope("pm.nn.Sequential")
-    def __call__(
-        self, x: Any, state: State | Absent = ABSENT, *, key: KeyLike | None = None
-    ) -> Any:
+    def __call__(self, x: Any, state: State | None = None, *, key: KeyLike | None = None) -> Any:
         """Apply the layers.
 
         Args:
             x: the first layer's input.
-            state: for the layers that are stateful.
-            key: split between the layers that use one.
+            state: for the layers that take one.
+            key: split between the layers.
 
         Returns:
             The last layer's output; with `state`, the pair of it and the new State.
         """
-        check_state("Sequential(...)", state)
-        for number, (layer, layer_key) in enumerate(zip(self.layers, self._keys(key), strict=True)):
-            if isinstance(state, Absence) and requires_state(layer):
-                refuse_no_state("Sequential(...)", f"layers[{number}]: {type(layer).__name__}")
-            x, state = call_layer(layer, x, state, layer_key)
-        return x if isinstance(state, Absence) else (x, state)
-
-    def _keys(self, key: KeyLike | None) -> Sequence[Any]:
-        """Return a key for each layer that uses one."""
-        if key is None:
-            return [None] * len(self.layers)
-        wanted = [wants_key(layer) for layer in self.layers]
-        if not any(wanted):
-            if not isinstance(key, InitKeys):  # A check would take an unused key from it.
-                check_key("Sequential(...)", key)
-            return [None] * len(self.layers)
-        if isinstance(key, InitKeys):
-            return [key if wants else None for wants in wanted]
-        # Split by the number of all layers, so that a layer's key does not depend on the others.
-        keys = jax.random.split(check_key("Sequential(...)", key), len(self.layers))
-        return [keys[number] if wants else None for number, wants in enumerate(wanted)]
+        given = state
+        keys = [None] * len(self) if key is None else divide_key(key, len(self))
+        with jax.named_scope("pm.nn.Sequential"):
+            for number, layer in enumerate(self.layers):
+                try:
+                    x, state = call_layer(layer, x, state, keys[number])
+                except Exception as error:
+                    error.add_note(f"in layers[{number}]: {type(layer).__name__}")
+                    raise
+        return x if given is None else (x, state)
 
     @overload
     def __getitem__(self, index: int) -> Callable[..., Any]: ...
@@ -181,13 +147,8 @@ class Sequential(StatefulLayer):
 
     def __getitem__(self, index: int | slice) -> Callable[..., Any] | Sequential:
         """Return a layer by number, or several as a `Sequential`."""
-        if isinstance(index, slice):
-            return Sequential(self.layers[index])
-        try:
-            return self.layers[index]
-        except TypeError as error:
-            expected = "an integer or a slice"
-            raise ArgumentError("Sequential[...]", expected, describe(index)) from error
+        chosen: Any = self.layers[index]
+        return Sequential(chosen) if isinstance(index, slice) else chosen
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         yield from self.layers
@@ -196,37 +157,5 @@ class Sequential(StatefulLayer):
         return len(self.layers)
 
     def is_stateful(self) -> bool:
-        """Whether any of the layers needs State.
-
-        Returns:
-            True or False.
-        """
-        return any(is_stateful(layer) for layer in self.layers)
-
-    def needs_state(self) -> bool:
-        """Whether any of the layers must be called with State.
-
-        Returns:
-            True or False.
-        """
-        return any(requires_state(layer) for layer in self.layers)
-
-
-def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callable[..., Any], ...]:
-    if more or isinstance(layers, (str, bytes)) or not hasattr(layers, "__iter__"):
-        got = f"{1 + len(more)} arguments" if more else describe(layers)
-        fact = f"Sequential takes one list of layers, not {got}"
-        raise ArgumentError(fact, hint="Sequential([layer1, layer2])")
-    layers = tuple(layers)
-    for number, layer in enumerate(layers):
-        if not callable(layer) or isinstance(layer, type):
-            raise ArgumentError(f"{where}[{number}] cannot be called: {describe(layer)}")
-        # In a tuple a function would be a leaf that is not an array, which plain JAX refuses.
-        # `Lambda` makes it configuration, in a field.
-        if jtu.all_leaves([layer]):
-            name = getattr(layer, "__name__", "f")
-            raise ArgumentError(
-                f"{where}[{number}] is not a Module, but {describe(layer)}",
-                hint=f"nn.Lambda({name if name.isidentifier() else 'f'})",
-            )
-    return layers
+        """Whether any of the layers is called with a State, if there is one."""
+        return any(map(takes_state, self.layers))

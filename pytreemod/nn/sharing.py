@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from pytreemod.errors import ShapeError, SpecError, describe, explain
+from pytreemod.errors import ShapeError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import function, named
-from pytreemod.nn.calling import in_scope
 from pytreemod.transform.abstract_calls import filter_eval_shape
-from pytreemod.tree.locating import locate
-from pytreemod.tree.paths import path_text
 from pytreemod.tree.surgery import tree_at
-from pytreemod.typing import PyTree, class_of, jtu
+from pytreemod.typing import PyTree
 
 
 class Shared(Module):
@@ -42,9 +36,8 @@ class Shared(Module):
         get: from the tree to the replacements: as many nodes, computed or not.
 
     Raises:
-        ArgumentError: if `where` or `get` is not callable.
         ShapeError: if a replacement has another structure, shape or dtype than the node.
-        SpecError: if `where` picks a node that is not in the tree; or `get` uses a removed node.
+        SpecError: if `where` picks a node that is not in the tree.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -60,22 +53,19 @@ class Shared(Module):
     """
 
     pytree: PyTree
-    where: Callable[[Any], Any] = field(accepts=function("a function of the tree"))
-    get: Callable[[Any], Any] = field(accepts=function("a function of the tree"))
+    where: Callable[[Any], Any] = field(static=True)
+    get: Callable[[Any], Any] = field(static=True)
 
     def __init__(
         self, pytree: PyTree, where: Callable[[Any], Any], get: Callable[[Any], Any]
     ) -> None:
         self.where, self.get = where, get
-        targets = locate(where, pytree, None, named(self, "where")).targets
-        places = [path_text(target.path) for target in targets]
-        picked = where(pytree)
         # By shapes alone: `get` may compute, and its current result is not stored.
-        _check_alike(places, picked, filter_eval_shape(get, pytree))
-        self.pytree = tree_at(where, pytree, replace_fn=_take_out)
-        _check_apart(places, self.pytree, get)
+        wanted, found = (str(filter_eval_shape(pick, pytree)) for pick in (where, get))
+        if wanted != found:
+            raise ShapeError("Shared(get)", f"a value that fits {wanted}", found)
+        self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
 
-    @in_scope("pm.nn.Shared")
     def __call__(self) -> PyTree:
         """Return the tree, with all its nodes."""
         return tree_at(self.where, self.pytree, self.get(self.pytree))
@@ -83,59 +73,3 @@ class Shared(Module):
 
 class SharedNode(Module):
     """Marks the path of a removed node; it has no leaves."""
-
-
-def _take_out(node: Any) -> SharedNode:
-    del node
-    return SharedNode()
-
-
-def _is_taken_out(node: Any) -> bool:
-    return isinstance(node, SharedNode)
-
-
-def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
-    """Refuse replacements that do not fit the removed nodes."""
-    wanted, found = _outline(picked), _outline(given)
-    if wanted == found:
-        return
-    if len(places) > 1 and jtu.tree_structure(picked) != jtu.tree_structure(given):
-        hint = [
-            "return a node for each, in the same kind of sequence:",
-            "lambda tree: (tree.a, tree.b)",
-        ]
-    else:
-        hint = ["change the shape in the function:", "lambda pair: jnp.transpose(pair[0].weight)"]
-    raise ShapeError(
-        "Shared(get)", f"a value that fits {_shown(picked)}", _shown(given), at=places, hint=hint
-    )
-
-
-def _outline(tree: Any) -> tuple[Any, ...]:
-    leaves, structure = jtu.tree_flatten(tree)
-    return structure, [
-        (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else ((), class_of(leaf))
-        for leaf in leaves
-    ]
-
-
-def _shown(tree: Any) -> str:
-    leaves = jtu.tree_leaves_with_path(tree)
-    named_leaves = [(path_text(path) if path else "", describe(leaf)) for path, leaf in leaves]
-    return ", ".join(f"{name} {shape}".strip() for name, shape in named_leaves) or "no array"
-
-
-def _check_apart(places: Sequence[str], rest: Any, get: Callable[[Any], Any]) -> None:
-    """Refuse replacements that use removed nodes."""
-    try:
-        given = filter_eval_shape(get, rest)
-    except (AttributeError, TypeError) as error:
-        # It worked with these nodes, so it computes with one of them.
-        raise SpecError(_circle(places)) from error
-    if any(map(_is_taken_out, jax.tree.leaves(given, is_leaf=_is_taken_out))):
-        raise SpecError(_circle(places))
-
-
-def _circle(places: Sequence[str]) -> str:
-    found = "a node that `where` removes"
-    return explain("Shared(get)", "nodes that stay in the tree", found, at=places)

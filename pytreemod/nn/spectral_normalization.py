@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jax import lax
+from jaxtyping import Array, Float
 
-from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.field_kinds import flag, is_traced, number, size
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import (
-    Title,
-    check_key,
-    in_inference,
-    mapped_hint,
-    named,
-    refuse_label,
-    required_state,
-    shape_of,
-)
-from pytreemod.nn.calling import (
-    ABSENT,
-    Absent,
-    StatefulLayer,
-    call_layer,
-    in_scope,
-    uses_key_if,
-    wants_key,
-)
-from pytreemod.nn.functional.promotion import computing_dtype
-from pytreemod.nn.functional.spectral_normalization import divide_by_spectral_norm, power_iteration
-from pytreemod.nn.weights_by_name import accept_weight_name, weight_by_name, with_weight
-from pytreemod.state.key_sources import KeyLike
+from pytreemod.module.ties import untie
+from pytreemod.nn.base import StatefulLayer, call_layer, layer_call, title, wide_dtype
+from pytreemod.nn.meshes import call_on_mesh
+from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
-from pytreemod.typing import AnyArray
+from pytreemod.tree.surgery import tree_at
+from pytreemod.typing import AnyArray, Tracer
 
-_L = TypeVar("_L", bound=Callable[..., Any])
+_L = TypeVar("_L")
 
 INITIAL_ITERATIONS = 15
 
@@ -50,8 +31,8 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
 
     The weight is $W / \sigma$ with $\sigma = u^\top W v$, where u and v approximate the first
     singular vectors. This bounds how much the layer can stretch its input, as in the discriminator
-    of a generative adversarial network. Power iteration estimates the singular value. It continues
-    from call to call in training, and stops in inference mode.
+    of a generative adversarial network. Each call in training improves u and v by power iteration;
+    in inference mode they stay.
 
     Shapes:
         x: any input of the layer
@@ -63,10 +44,10 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
 
     Args:
         layer: a Module that can be called, such as `Linear` or `Conv2d`.
-        weight_name: the field to rescale, an array of two axes or more. All axes but the first
-            are merged.
-        num_power_iterations: number of power iterations at each call in training, >= 0.
-        eps: a norm smaller than this is replaced by it, >= 0.
+        weight_name: the field to divide, or a path of fields such as `"query_proj.weight"`. All
+            axes of the weight but the first are merged.
+        num_power_iterations: number of power iterations at each call in training.
+        eps: a norm smaller than this is replaced by it.
         inference: whether to leave the singular vectors unchanged, see `inference_mode`.
         key: used once, for the vectors from which 15 power iterations start.
 
@@ -74,9 +55,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         the layer if it takes them.
 
     Raises:
-        ArgumentError: if an argument is invalid, or the weight is complex or all zero.
-        RngError: if key is not a random key.
-        ShapeError: if the weight has fewer than two axes, or does not fit its singular vectors.
+        ArgumentError: if the weight is complex or all zero.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -94,11 +73,11 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
     """
 
     layer: _L
-    weight_name: str = field(static=True, accepts=accept_weight_name)
+    weight_name: str = field(static=True)
     uv_index: StateIndex[tuple[Float[Array, " out"], Float[Array, " in"]]]
-    num_power_iterations: int = size()
-    eps: float = number(0.0)
-    inference: bool = flag()
+    num_power_iterations: int = field(static=True)
+    eps: float = field(static=True)
+    inference: bool = field(static=True)
 
     def __init__(
         self,
@@ -110,76 +89,73 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         *,
         key: KeyLike,
     ):
-        weight = _check_weight(named(self, "weight_name"), layer, weight_name)
         self.layer, self.weight_name = layer, weight_name
         self.num_power_iterations, self.eps, self.inference = num_power_iterations, eps, inference
-        key = check_key(named(self, "key"), key)
-        # In the State, not as buffers: each call in training changes them.
-        self.uv_index = StateIndex(_initial_vectors(named(self, "layer"), weight, self.eps, key))
+        weight: Array = attrgetter(weight_name)(layer)
+        if jnp.iscomplexobj(weight):
+            raise ArgumentError(title(self), "real weights", describe(weight))
+        keys = jax.random.split(next(key) if isinstance(key, InitKeys) else key)
+        sizes = (weight.shape[0], weight.size // max(weight.shape[0], 1))
+        dtype = wide_dtype(weight.dtype)
+        u, v = (jax.random.normal(k, (n,), dtype) for k, n in zip(keys, sizes, strict=True))
+        u, v = call_on_mesh(_power_iteration, weight, (u, v, INITIAL_ITERATIONS, eps), {}, None)
+        if not isinstance(u, Tracer) and not u.any():
+            raise ArgumentError(f"{title(self)}: a weight of zeros cannot be normalized")
+        self.uv_index = StateIndex((u, v))
 
-    @uses_key_if(lambda layer: wants_key(layer.layer))
-    @in_scope("pm.nn.SpectralNorm")
     def __call__(
         self,
         x: AnyArray,
-        state: State | Absent = ABSENT,
+        state: State,
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
     ) -> tuple[Any, State]:
-        """Call the layer with its weight rescaled.
+        """Call the layer with its weight divided.
 
         Args:
             x: the layer's input.
-            state: has the singular vectors; required.
+            state: has the singular vectors.
             key: passed on to the layer.
             inference: overrides the field of that name if not None.
 
         Returns:
             The layer's output, and the new State.
         """
-        where, weight = Title(self, "weight_name"), getattr(self.layer, self.weight_name)
-        refuse_label(where, f"{self.weight_name} to be an array", weight)
-        state = required_state(where, state)
-        u, v = self._vectors(weight, state)
-        if self.num_power_iterations and not in_inference(where, self.inference, inference):
-            u, v = power_iteration(
-                weight, u, v, num_iterations=self.num_power_iterations, eps=self.eps
-            )
-            state = state.set(self.uv_index, (u, v))
-        # Also without a step: inference divides by the last estimate.
-        normed = divide_by_spectral_norm(weight, u, v)
-        return call_layer(with_weight(self.layer, self.weight_name, normed), x, state, key)
+        inference = self.inference if inference is None else inference
+        weight, state = self._normed(attrgetter(self.weight_name)(self.layer), state, inference)
+        # A tied weight reads as any other, but only without its tie can it be another here.
+        layer = tree_at(self.weight_name, untie(self.layer), weight)
+        return call_layer(layer, x, state, key)
 
-    def _vectors(self, weight: Array, state: State) -> tuple[Array, Array]:
-        """Return the singular vectors, after a check that they fit the shape of the weight."""
+    @layer_call()
+    def _normed(self, weight: Array, state: State, inference: bool) -> tuple[Array, State]:
         u, v = state.get(self.uv_index)
-        shape = shape_of(weight)
-        if shape is not None and (u.shape, v.shape) == (shape[:1], (math.prod(shape[1:]),)):
-            return u, v
-        where, hint = str(Title(self, "weight_name")), mapped_hint(self)
-        expected = f"a weight whose singular vectors have the shapes {u.shape} and {v.shape}"
-        raise ShapeError(where, expected, describe(weight), hint=hint)
+        if not inference:
+            u, v = _power_iteration(weight, u, v, self.num_power_iterations, self.eps)
+            state = state.set(self.uv_index, (u, v))
+        matrix = _matrix(weight)
+        normed = matrix / jnp.vdot(u, matrix @ v)
+        return normed.reshape(weight.shape).astype(weight.dtype), state
 
 
-def _check_weight(where: str, layer: Any, name: Any) -> Array:
-    """Return the array of that name, after checks."""
-    weight = weight_by_name(where, layer, name)
-    if weight.ndim < 2:
-        raise ShapeError(where, "a weight of two axes or more", describe(weight))
-    return weight
-
-
-def _initial_vectors(
-    where: str, weight: Array, eps: float, key: PRNGKeyArray
+def _power_iteration(
+    weight: Array, u: Array, v: Array, num_iterations: int, eps: float
 ) -> tuple[Array, Array]:
-    dtype = computing_dtype(weight.dtype)
-    left, right = jax.random.split(key)
-    u = jax.random.normal(left, weight.shape[:1], dtype)
-    # Also for a weight without rows, whose columns cannot be counted.
-    v = jax.random.normal(right, (weight.size // max(weight.shape[0], 1),), dtype)
-    u, v = power_iteration(weight, u, v, num_iterations=INITIAL_ITERATIONS, eps=eps)
-    # Zero vectors never change by iteration, and the result of the layer would always be NaN.
-    if not is_traced(u) and not bool(jnp.any(u)):
-        raise ArgumentError(where, "a weight to normalize", "a weight of zeros")
+    """Move u and v towards the first singular vectors."""
+    # They are constants, so that the gradient of the singular value is u v^T.
+    matrix = lax.stop_gradient(_matrix(weight))
+    for _ in range(num_iterations):
+        u = _unit(matrix @ v, eps)
+        v = _unit(matrix.T @ u, eps)
     return u, v
+
+
+def _matrix(weight: Array) -> Array:
+    columns = weight.size // max(weight.shape[0], 1)
+    return weight.astype(wide_dtype(weight.dtype)).reshape(weight.shape[0], columns)
+
+
+def _unit(vector: Array, eps: float) -> Array:
+    # Not plus eps: then no vector would have length one, and the singular value would be too small.
+    return vector / jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(vector))), eps)

@@ -12,8 +12,6 @@ from jax import lax
 from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, RngError, describe
-from pytreemod.module.fields import field
-from pytreemod.module.unfinished import AbstractKeys, AbstractReservedKeys
 from pytreemod.state.streams import check_seed, like, numbers_of
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import Keys, Tracer
@@ -51,7 +49,7 @@ def hashes(counts: np.ndarray, words: int) -> np.ndarray:
     return h ^ (h >> 16)
 
 
-class InitKeys(AbstractKeys):
+class InitKeys:
     """An iterator over new keys; made by [`init_keys`][pytreemod.init_keys].
 
     Examples:
@@ -113,13 +111,6 @@ class InitKeys(AbstractKeys):
         """Return the number of keys returned so far."""
         return self._count
 
-    def reserve(self, n: int) -> ReservedKeys:
-        """Reserve the next n keys, to be made later."""
-        with self._lock:
-            start = self._advance(n)
-            self._ready = []
-        return ReservedKeys(key=self._key, start=start, n=n)
-
     def __jax_array__(self) -> Any:
         return self.ndim
 
@@ -174,21 +165,6 @@ class InitKeys(AbstractKeys):
         self._count += n
         return start
 
-
-class ReservedKeys(AbstractReservedKeys):
-    """Keys of an `InitKeys` that are not made yet."""
-
-    key: PRNGKeyArray
-    start: int = field(static=True)
-    n: int = field(static=True)
-
-    def open(self) -> InitKeys:
-        """Return an iterator over these keys."""
-        return InitKeys(self.key, self.start)
-
-
-# Pickles of version 0.1 use this name.
-KeysAside = ReservedKeys
 
 KeyLike: TypeAlias = PRNGKeyArray | InitKeys
 """The type of a layer's `key`."""

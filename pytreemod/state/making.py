@@ -8,7 +8,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from pytreemod.errors import ArgumentError, describe, explain, with_article
 from pytreemod.module.classes import Module
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.tokens import map_tokens, tokens_of, with_fields
 from pytreemod.state.values import State, named_by_path
 from pytreemod.tree.predicates import is_array
@@ -54,7 +53,6 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         ArgumentError: if `make_model` is a model, or cannot be called.
         StateError: if a token's initial value is already in another State; or two tokens have the
             same path.
-        UnfinishedError: if the model lacks sizes: `make_model` has to finish it.
 
     Examples:
         >>> import jax
@@ -68,7 +66,6 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         model = make_model(*args, **kwargs)
         if isinstance(make_model, Module) and is_array(model):
             raise ArgumentError(_no_maker(make_model))
-        refuse_unfinished("make_with_state", model)
         # First: it refuses equal names before any token gets one.
         state, names = named_by_path(model)
         # In order, and not by marker: a token at two paths becomes two.

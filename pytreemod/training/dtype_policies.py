@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import checked
+from pytreemod.module.fields import field
 from pytreemod.tree.dtypes import available_dtype
 
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
@@ -69,14 +69,14 @@ class Precision(Module):
         The policies of jmp, https://github.com/google-deepmind/jmp.
     """
 
-    params: str = checked(_name_of)
-    compute: str = checked(_name_of)
-    output: str = checked(_name_of)
+    params: str = field(static=True)
+    compute: str = field(static=True)
+    output: str = field(static=True)
 
     def __init__(self, params: Any = "float32", compute: Any = None, output: Any = None):
-        self.params = params
-        self.compute = self.params if compute is None else compute
-        self.output = self.compute if output is None else output
+        self.params = _name_of("Precision(params)", params)
+        self.compute = self.params if compute is None else _name_of("Precision(compute)", compute)
+        self.output = self.compute if output is None else _name_of("Precision(output)", output)
 
 
 def as_precision(where: str, spec: Any) -> Precision | None:

@@ -17,11 +17,10 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import as_number, checked, size
-from pytreemod.module.fields import buffer
+from pytreemod.module.fields import buffer, field
 from pytreemod.state.values import State
 from pytreemod.tree.differences import compare
-from pytreemod.tree.predicates import is_array, is_inexact_array
+from pytreemod.tree.predicates import as_number, is_array, is_inexact_array
 from pytreemod.tree.snapshots import is_state
 from pytreemod.typing import PyTree, jtu
 
@@ -95,9 +94,9 @@ class LossScale(Module):
 
     loss_scale: jax.Array = buffer()
     counter: jax.Array = buffer()
-    period: int | None = size(1, optional=True)
-    growth: float = checked(_check_factor, 1.0)
-    minimum: float = checked(_check_factor)
+    period: int | None = field(static=True)
+    growth: float = field(static=True)
+    minimum: float = field(static=True)
 
     def __init__(
         self,
@@ -108,9 +107,11 @@ class LossScale(Module):
         minimum: float = 1.0,
     ):
         first = _check_factor("LossScale(initial)", initial)
+        if period is not None and period < 1:
+            raise ArgumentError("LossScale(period)", "at least 1 step, or None", str(period))
         self.period = period
-        self.growth = growth
-        self.minimum = minimum
+        self.growth = _check_factor("LossScale(growth)", growth, 1.0)
+        self.minimum = _check_factor("LossScale(minimum)", minimum)
         # At an overflow, `minimum` would raise the factor.
         if period is not None and first < self.minimum:
             raise ArgumentError(

@@ -18,17 +18,15 @@ from jaxtyping import Array, Inexact
 
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
-from pytreemod.module.field_kinds import as_number, check_size
 from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, made_of
 from pytreemod.module.ties import Tied
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import check_seed, hashes_of
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text, pattern_text, plain_name, some_of
-from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.predicates import as_number, is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Selector, as_selector
 from pytreemod.tree.surgery import replace_at
@@ -89,7 +87,7 @@ def lora(
     more matrices, or adding layers, does not change the numbers of the others.
 
     **Adapted leaves** are the matrices among the chosen leaves: floating arrays of two axes. In a
-    `Stack`, or an `MLP` that scans, each layer's matrix has its own update. Other chosen leaves are
+    `Stack`, each layer's matrix has its own update. Other chosen leaves are
     unchanged: biases, convolutions. A computed leaf that reads as a matrix becomes the
     base unchanged. If a path is tied to a matrix, both read as the sum.
 
@@ -109,7 +107,6 @@ def lora(
         ArgumentError: if rank or alpha is invalid.
         RngError: if key is not a random key.
         SpecError: if there is no matrix among the chosen leaves, or one that already has an update.
-        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -128,11 +125,11 @@ def lora(
         Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
         https://arxiv.org/abs/2106.09685, section 4.1.
     """
-    rank = check_size("lora(rank)", rank, 1)
+    if not isinstance(rank, int) or rank < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+        raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
     scale = 1.0 if alpha is None else _check_alpha(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key
     check_seed("lora(key)", seed)
-    refuse_unfinished("lora", model)
     chosen = as_selector(selector)
     model = with_new_containers(model)
     parameters = choose_parameters(model, chosen)

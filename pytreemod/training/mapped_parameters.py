@@ -10,7 +10,6 @@ import jax
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, with_article
 from pytreemod.module.computed_leaves import computed
 from pytreemod.module.reading import is_computed
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
@@ -35,7 +34,7 @@ def map_parameters(
     form. **Without** it the leaf itself is trained, and from now on the model reads as
     `fn(leaf)`: another number than before, unless `fn` does not change it.
 
-    In a `Stack`, or an `MLP` that scans, `fn` gets the array of one layer.
+    In a `Stack`, `fn` gets the array of one layer.
 
     Args:
         fn: from the trained array to the parameter that is read: one array.
@@ -53,7 +52,6 @@ def map_parameters(
         FieldError: if `fn` does not return an array.
         ShapeError: if `fn(inverse(leaf))` does not have the shape of the leaf.
         SpecError: if nothing is chosen.
-        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -77,7 +75,6 @@ def map_parameters(
     if inverse is not None and not callable(inverse):
         expected = "a function, or None"
         raise ArgumentError("map_parameters(inverse)", expected, describe(inverse))
-    refuse_unfinished("map_parameters", model)
     model = with_new_containers(model)
     chosen = choose_parameters(model, as_selector(selector))
     _check_chosen(chosen)

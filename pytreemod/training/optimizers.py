@@ -20,7 +20,6 @@ from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.reading import are_derivatives
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.training.hyperparameters import chosen_rules, with_value
 from pytreemod.training.layered.rules import per_layer
 from pytreemod.training.plans import (
@@ -161,12 +160,10 @@ class Optimizer(Module):
                 that earlier ones pick.
             ArgumentError: if nothing is to be trained, or a rule cannot be mapped over layers or
                 members.
-            UnfinishedError: if the model lacks sizes.
 
         Warns:
             SharedParameterWarning: if one parameter has two paths in the model.
         """
-        refuse_unfinished("Optimizer.init", model)
         plan = make_plan(self.rules, model)
         before, *rules = self._transformations(plan)
         leaves = jtu.tree_leaves(model)

@@ -23,7 +23,6 @@ from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.reading import evaluate_each, is_computed
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
 from pytreemod.training.dtype_policies import Precision, as_precision
@@ -118,7 +117,6 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     Source:
         The policies of jmp, https://github.com/google-deepmind/jmp.
     """
-    refuse_unfinished("with_precision", model)
     where = "with_precision(precision)"
     bare = rebuilt(with_new_containers(model), _without)
     names = ("__call__", *_names_of(methods))

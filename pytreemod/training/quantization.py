@@ -27,7 +27,6 @@ from pytreemod.module.construction import with_notes
 from pytreemod.module.fields import buffer, field
 from pytreemod.module.reading import MADE, evaluate_each, is_computed, made_of
 from pytreemod.module.ties import observe_one
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.training.low_rank import LowRank
 from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.members import count_member_axes
@@ -155,7 +154,6 @@ def quantize(model: _M, form: Any) -> _M:
         ArgumentError: if `form` is invalid; a group does not divide a row; or an array has numbers
             that are not finite. Traced numbers are not checked: such a row reads as nan.
         SpecError: if a rule picks no matrix, or names another leaf; or some are already computed.
-        UnfinishedError: if the model lacks sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -181,7 +179,6 @@ def quantize(model: _M, form: Any) -> _M:
         INT4.
     """
     where = "quantize"
-    refuse_unfinished(where, model)
     model = with_new_containers(model)
     chosen = choose_matrices(model, form, where)
     leaves = jtu.tree_leaves(model)

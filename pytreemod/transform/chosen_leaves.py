@@ -11,7 +11,6 @@ from typing import Any
 
 from pytreemod.errors import ArgumentError, SharedParameterWarning, SpecError, describe, warn
 from pytreemod.module.reading import mark_derivatives
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.arguments import Parameters, function_name
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
@@ -176,8 +175,6 @@ def _refuse_nothing(
     where: str, fn: Callable[..., Any], wrt: Any, named: list[tuple[str, PyTree]]
 ) -> None:
     title = f"{where} of {function_name(fn)}"
-    for _, tree in named:
-        refuse_unfinished(title, tree)
     at = [
         f"{path_text(path, name)}: {describe(leaf)}"
         for name, tree in named

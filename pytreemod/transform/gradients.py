@@ -15,7 +15,6 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, 
 import jax
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.arguments import function_name
 from pytreemod.transform.chosen_leaves import choose, trainable_mask, warn_of_shared
 from pytreemod.transform.packing import pack, unpack
@@ -51,9 +50,6 @@ def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
     Returns:
         Two trees of the model's structure, with None for each leaf that is in the other.
 
-    Raises:
-        UnfinishedError: if a layer lacks a size.
-
     Warns:
         SharedParameterWarning: if one parameter is at two paths of the model.
 
@@ -63,7 +59,6 @@ def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
         ({'n': None, 'w': Array([1., 1.], dtype=float32)}, {'n': 3, 'w': None})
     """
     leaves, treedef = jtu.tree_flatten(model)
-    refuse_unfinished("trainable", model)
     mask = trainable_mask(model, wrt, "trainable(wrt)")
     warn_of_shared("trainable", "model", model, mask)
     pairs = list(zip(leaves, mask, strict=True))

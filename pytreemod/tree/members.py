@@ -18,9 +18,8 @@ from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 def layer_axes(tree: PyTree) -> PyTree:
     """Return the number of leading axes of each leaf that are layer axes.
 
-    [`nn.Stack`][pytreemod.nn.Stack], [`nn.Ensemble`][pytreemod.nn.Ensemble] and an `MLP` with
-    `scan=True` add one such axis to their arrays; nested, each adds one. Arrays that the members of
-    an Ensemble share have none. Layers stacked by `filter_vmap` alone count as plain arrays: 0;
+    [`nn.Stack`][pytreemod.nn.Stack] and [`nn.Ensemble`][pytreemod.nn.Ensemble] add one such axis to
+    their arrays; nested, each adds one. Layers stacked by `filter_vmap` alone are plain arrays: 0;
     `nn.Stack.from_layers(pm.unstack(layers))` makes a Stack of them.
 
     Args:

@@ -34,8 +34,6 @@ class AbstractRecord(ABC):
     # Whether an instance reads as an array computed from it, or as the value at another path.
     computes = False
     is_hole = False
-    # Whether the nodes and leaves of an instance will change when it is finished.
-    is_unfinished = False
 
     @abstractmethod
     def names(self, node: Any) -> tuple[str, ...]:
@@ -233,13 +231,8 @@ class InheritedRole(NamedTuple):
 
 
 def leaves_shown(locs: Sequence[Location]) -> list[str]:
-    """Return the leaves of a tree, for an error, with a hint if a layer is unfinished."""
-    shown = [f"the tree has: {some_of([pattern_text(s.path) for s in locs]) or 'no leaves'}"]
-    above = [record_of(node) for loc in locs for node in loc.nodes]
-    if any(record is not None and record.is_unfinished for record in above):
-        hint = "a layer has no size: pass it, or materialize the model first:"
-        shown = [f"{shown[0]}; {hint}", "model = pm.materialize(model, x)"]
-    return shown
+    """Return the leaves of a tree, for an error."""
+    return [f"the tree has: {some_of([pattern_text(s.path) for s in locs]) or 'no leaves'}"]
 
 
 def nearest_path(steps: Iterable[str], locs: Sequence[Location]) -> str:

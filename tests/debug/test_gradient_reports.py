@@ -33,22 +33,18 @@ class Net(pm.Module):
 
 
 def loss(model, x):
-    """Of a Net."""
     return jnp.sum(model(x) ** 2)
 
 
 NET = Net(jax.random.key(0))
 
 
-@pytest.fixture(scope="module")
-def report():
-    """Of a Net."""
-    return pm.debug.gradient_report(loss)(NET, ramp(3))
+REPORT = pm.debug.gradient_report(loss)(NET, ramp(3))
 
 
-def test_every_parameter_is_of_the_kind_that_it_was_made_for(report):
+def test_every_parameter_is_of_the_kind_that_it_was_made_for():
     """In the order of the model; buffers are not included."""
-    assert {row.path: row.kind for row in report} == {
+    assert {row.path: row.kind for row in REPORT.rows} == {
         "stack.layer.weight": "nonzero",
         "stack.layer.bias": "nonzero",
         "head.weight": "nonzero",
@@ -56,23 +52,24 @@ def test_every_parameter_is_of_the_kind_that_it_was_made_for(report):
         "spare.zero": "zero",
         "spare.none": "zero",
     }
-    assert report.paths("zero", "not finite") == ("gate", "spare.none", "spare.zero")
-    assert len(report) == 6
-    np.testing.assert_allclose(report.loss, loss(NET, ramp(3)), rtol=1e-6)
+    assert REPORT.paths("zero", "not finite") == ("gate", "spare.none", "spare.zero")
+    with pytest.raises(KeyError, match="mean"):
+        REPORT["mean"]
+    np.testing.assert_allclose(REPORT.loss, loss(NET, ramp(3)), rtol=1e-6)
 
 
-def test_norms_are_those_of_the_gradient_for_each_layer_too(report):
+def test_norms_are_those_of_the_gradient_for_each_layer_too():
     """By NumPy, of the gradient of plain JAX."""
     chosen = lambda m: (m.head.weight, m.stack.layer.weight)  # noqa: E731
     gradient = jax.grad(lambda ws: loss(pm.tree_at(chosen, NET, ws), ramp(3)))(chosen(NET))
     head, stack = map(np.asarray, gradient)
-    row = report["head.weight"]
+    row = REPORT["head.weight"]
     np.testing.assert_allclose(row.norm, np.linalg.norm(head), rtol=1e-5)
     np.testing.assert_allclose(
         row.ratio, np.linalg.norm(head) / np.linalg.norm(np.asarray(NET.head.weight)), rtol=1e-5
     )
     assert row.layers is None
-    row = report["stack.layer.weight"]
+    row = REPORT["stack.layer.weight"]
     by_layer = [np.linalg.norm(layer) for layer in stack]
     np.testing.assert_allclose(row.layers, by_layer, rtol=1e-5)
     np.testing.assert_allclose(row.norm, np.linalg.norm(stack), rtol=1e-5)
@@ -91,10 +88,7 @@ def test_layers_without_a_gradient_and_with_a_bad_one_are_named():
     found = str(pm.debug.gradient_report(dead)(NET, 0)["stack.layer.bias"])
     assert found.endswith("; zero in layer 2")
     row = pm.debug.gradient_report(bad)(NET, 0)["stack.layer.bias"]
-    assert (row.kind, str(row)) == (
-        "not finite",
-        "stack.layer.bias: f32[4,3]; not finite in layer 1",
-    )
+    assert str(row) == "stack.layer.bias: f32[4,3]; not finite in layer 1"
     np.testing.assert_array_equal(np.isfinite(row.layers), [True, False, True, True])
 
 
@@ -127,9 +121,9 @@ def test_a_state_can_be_used_afterwards_and_aux_is_left_out():
 def test_chosen_parameters_alone_are_listed():
     """With `wrt`; the rules of an intervention are among the arrays of a model."""
     found = pm.debug.gradient_report(loss, wrt="stack.**")(NET, ramp(3))
-    assert [row.path for row in found] == ["stack.layer.weight", "stack.layer.bias"]
+    assert [row.path for row in found.rows] == ["stack.layer.weight", "stack.layer.bias"]
     shifted = pm.intervene(NET, "head", jnp.add, jnp.zeros(2))
     found = pm.debug.gradient_report(loss)(shifted, ramp(3))
     by_zeros = jax.grad(lambda z: loss(pm.intervene(NET, "head", jnp.add, z), ramp(3)))
-    norms = [row.norm for row in found if row.ratio == np.inf]
+    norms = [row.norm for row in found.rows if row.ratio == np.inf]
     np.testing.assert_allclose(norms, [np.linalg.norm(by_zeros(jnp.zeros(2)))], rtol=1e-5)

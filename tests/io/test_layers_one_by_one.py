@@ -167,19 +167,6 @@ def test_a_stream_is_one_for_all_layers_of_a_stack(tmp_path):
         assert all("stream" in line for line in lines if line.startswith("  at "))
 
 
-def test_shared_arrays_are_one_for_all_members(tmp_path):
-    """They have the name that they have in memory."""
-    members = [linear(jax.random.key(0)), linear(jax.random.key(1))]
-    members[1] = members[1].replace(bias=members[0].bias)
-    nets = nn.Ensemble.from_members(members, shared="bias")
-    pm.save(tmp_path / "file", nets)
-
-    assert sorted(pm.load(tmp_path / "file")) == ["0.weight", "1.weight", "member.bias"]
-    assert_same(pm.load(tmp_path / "file", jax.tree.map(jnp.zeros_like, nets)), nets)
-    with pytest.raises(FileError, match=r"at 0\.bias: missing"):
-        pm.load(tmp_path / "file", members)
-
-
 def test_a_sequential_loads_into_a_stack_by_one_line(tmp_path):
     """Its field is in the names; and the other way round."""
     layers = [linear(jax.random.key(i)) for i in range(2)]

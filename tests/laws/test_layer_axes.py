@@ -36,16 +36,16 @@ def stack(make, depth=2):
     return lambda key: nn.Stack(make, depth, key=key)
 
 
-def ensemble(make, n=2, **options):
-    return lambda key: nn.Ensemble(make, n, key=key, **options)
+def ensemble(make, n=2):
+    return lambda key: nn.Ensemble(make, n, key=key)
 
 
 FORMS = {
     "Stack": stack(linear),
     "Ensemble": ensemble(linear),
     "Stacks in a Stack": stack(stack(linear)),
-    "Ensemble of Stacks": ensemble(stack(linear), shared="layer.bias"),
-    "Ensembles in a Stack": stack(ensemble(linear, shared="weight")),
+    "Ensemble of Stacks": ensemble(stack(linear)),
+    "Ensembles in a Stack": stack(ensemble(linear)),
 }
 
 

@@ -93,14 +93,12 @@ def test_layers_and_members_are_axes_of_their_own(key: jax.Array):
     def stack(key: Any) -> Any:
         return nn.Stack(lambda key: nn.Linear(2, 2, key=key), 3, key=key, axis_name="depth")
 
-    nets = nn.Ensemble(stack, 2, key=key, shared="layer.bias")
+    nets = nn.Ensemble(stack, 2, key=key)
     names = pm.axis_names(nets).member.layer
 
     assert names.weight == ("members", "depth", "out_features", "in_features")
-    assert names.bias == ("depth", "out_features")
+    assert names.bias == ("members", "depth", "out_features")
     assert pm.axis_names(nets[0]).layer.weight == ("depth", "out_features", "in_features")
-    scanned = pm.axis_names(nn.MLP(2, 2, 2, 3, scan=True, key=key))
-    assert scanned.layers[1].weight == ("layers", "out_features", "in_features")
     again = nn.Stack.from_layers(nets[0].unstack(), axis_name="d")
     assert pm.axis_names(again).layer.bias == ("d", "out_features")
 

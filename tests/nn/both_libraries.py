@@ -52,7 +52,6 @@ LAYERS = [
         lambda lib, key: lib.nn.MLP(3, 2, 4, 2, scaled(lib), jnp.tanh, key=key),
         (VECTOR,),
     ),
-    Both("MLP that scans", lambda lib, key: lib.nn.MLP(3, 2, 4, 3, scan=True, key=key), (VECTOR,)),
     Both("Conv", lambda lib, key: lib.nn.Conv(1, 2, 3, 2, key=key), (LINE,)),
     Both("Conv1d", lambda lib, key: lib.nn.Conv1d(2, 3, 2, key=key), (LINE,)),
     Both(
@@ -112,12 +111,6 @@ LAYERS = [
     Both(
         "SpectralNorm",
         lambda lib, key: lib.nn.SpectralNorm(lib.nn.Linear(3, 4, key=key), "weight", key=key),
-    ),
-    Both("WeightNorm", lambda lib, key: lib.nn.WeightNorm(lib.nn.Linear(3, 4, key=key)), (VECTOR,)),
-    Both(
-        "WeightNorm of a convolution",
-        lambda lib, key: lib.nn.WeightNorm(lib.nn.Conv2d(2, 3, 2, key=key), "weight", None),
-        (IMAGE,),
     ),
     Both(
         "Shared",

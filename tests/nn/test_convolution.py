@@ -1,33 +1,43 @@
-"""`Conv`, `Conv1d`, `Conv2d` and `Conv3d`."""
+"""The convolutional layers, and the transposed ones."""
 
-import dataclasses
 import inspect
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError
+from tests.helpers.meshes import EXPLICIT, on
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
-def test_the_layers_for_each_dimension_are_the_general_one(key):
-    """Conv2d(...) has the fields and values of Conv(2, ...), and is one."""
-    general, special = nn.Conv(2, 3, 4, (3, 2), key=key), nn.Conv2d(3, 4, (3, 2), key=key)
-
-    assert isinstance(special, nn.Conv)
-    assert special.num_spatial_dims == 2
-    for field in dataclasses.fields(general):
-        assert np.all(getattr(special, field.name) == getattr(general, field.name))
-
-
 def test_signatures_lack_the_dimension_only():
-    """help() and inspect show Conv's arguments without num_spatial_dims."""
-    general = list(inspect.signature(nn.Conv).parameters.values())
+    """And two arguments of transposed layers are in Equinox's order."""
+    general = [*inspect.signature(nn.Conv).parameters.values()]
+    transposed = [*inspect.signature(nn.ConvTranspose).parameters.values()]
+    transposed[5:7] = transposed[6], transposed[5]
 
     for layer in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        assert list(inspect.signature(layer).parameters.values()) == general[1:]
+        assert [*inspect.signature(layer).parameters.values()] == general[1:]
+    for layer in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
+        assert [*inspect.signature(layer).parameters.values()] == transposed[1:]
+
+
+def test_initializers_keep_the_axes_apart(key):
+    """Entry (height, width, in, out) of the initializer is entry (out, in, height, width)."""
+
+    def numbered(key, shape, dtype):
+        return jnp.arange(np.prod(shape), dtype=dtype).reshape(shape)
+
+    for kind in (nn.Conv2d, nn.ConvTranspose2d):
+        layer = kind(4, 5, (2, 3), key=key, weight_init=numbered, bias_init=numbered)
+        assert_close(layer.weight, np.arange(120).reshape(2, 3, 4, 5).transpose(3, 2, 0, 1))
+        assert_close(layer.bias, np.arange(5).reshape(5, 1, 1))
+
+
+# ---- formulas
 
 
 def test_four_spatial_axes_are_as_good_as_two(key):
@@ -39,91 +49,116 @@ def test_four_spatial_axes_are_as_good_as_two(key):
     assert_close(layer(jnp.asarray(x)), expected)
 
 
-def test_initial_values_are_uniform_within_one_over_root_fan_in(key):
-    """fan_in is the channels of a group times the taps of the kernel."""
-    layer = nn.Conv2d(8, 64, (2, 4), groups=2, key=key)
-    bound = (4 * 8) ** -0.5
-
-    assert layer.weight.shape == (64, 4, 2, 4)
-    assert layer.bias.shape == (64, 1, 1)
-    for values in (layer.weight, layer.bias):
-        assert float(jnp.abs(values).max()) <= bound
-        assert abs(float(jnp.std(values)) / bound - 3**-0.5) < 0.06
-
-
-def test_weight_init_keeps_the_axes_apart(key):
-    """Entry (height, width, in, out) of the initializer is entry (out, in, height, width)."""
-
-    def numbered(key, shape, dtype):
-        return jnp.arange(np.prod(shape), dtype=dtype).reshape(shape)
-
-    weight = nn.Conv2d(4, 5, (2, 3), key=key, weight_init=numbered).weight
-
-    assert_close(weight, np.arange(120).reshape(2, 3, 4, 5).transpose(3, 2, 0, 1))
-
-
-def test_groups_that_do_not_divide_the_output_are_refused_when_it_is_called(key):
-    """A layer that is only held need not work; its weight has a shape, as in Equinox."""
-    layer = nn.Conv2d(4, 3, 2, groups=2, key=key)
-
-    assert layer.weight.shape == (3, 2, 2, 2)
-    with pytest.raises(ArgumentError, match=r"groups.*out_channels"):
-        layer(jnp.ones((4, 5, 5)))
-
-
-@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
-def test_what_a_mode_changes_is_stored_as_the_constructor_stores_it(kind, key):
-    """One stride becomes one for each axis; a value that contradicts the arrays is refused."""
-    layer = kind(2, 4, 3, key=key)
-
-    assert nn.with_mode(layer, stride=2) == layer.replace(stride=(2, 2))
-    assert layer.replace(stride=2, padding="same").padding == "SAME"
-    for changes in ({"groups": 2}, {"kernel_size": 5}, {"out_channels": 3}):
-        with pytest.raises(ShapeError, match=next(iter(changes))):
-            nn.with_mode(layer, **changes)
-
-
-# ---- formulas
-
-
-def by_loops(x, kernel, low, high, stride):
-    """A convolution of one channel, restated with loops."""
-    padded = np.concatenate([np.zeros(low), x, np.zeros(high)])
-    starts = range(0, len(padded) - len(kernel) + 1, stride)
-    return np.array([padded[start : start + len(kernel)] @ kernel for start in starts])
-
-
 @pytest.mark.parametrize(
     ("padding", "size", "stride", "pads"),
     [
         ("VALID", 5, 1, (0, 0)),
         ("SAME", 5, 1, (1, 2)),
-        ("SAME_LOWER", 5, 1, (2, 1)),
+        ("same_lower", 5, 1, (2, 1)),
         ("SAME", 5, 2, (1, 2)),
         ("SAME", 6, 3, (0, 1)),
         ([(0, 3)], 5, 2, (0, 3)),
+        (np.int64(2), 5, 2, (2, 2)),
     ],
 )
-def test_named_and_uneven_paddings(key, padding, size, stride, pads):
+def test_paddings(key, padding, size, stride, pads):
     """ "SAME" gives ceil(size / stride) outputs; odd amounts go above, or below for SAME_LOWER."""
     layer = nn.Conv1d(1, 1, 4, stride, padding, use_bias=False, key=key)
-    x = wave(size)
+    x, kernel = np.pad(wave(size), pads), np.asarray(layer.weight)[0, 0]
 
-    found = layer(jnp.asarray(x)[None])[0]
+    expected = [x[start : start + 4] @ kernel for start in range(0, len(x) - 3, stride)]
+    assert_close(layer(jnp.asarray(wave(size))[None])[0], np.array(expected))
 
-    assert_close(found, by_loops(x, np.asarray(layer.weight)[0, 0], *pads, stride))
+
+@pytest.mark.parametrize(("stride", "taps"), [(1, 4), (3, 1), (3, 9)])
+@pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER"])
+def test_around_a_circle_nothing_is_cut_off(key, padding, stride, taps):
+    """Entries beyond one end are added at the other, as often as needed."""
+    options = {"padding": padding, "padding_mode": "circular", "use_bias": False}
+    layer = nn.ConvTranspose1d(1, 1, taps, stride, **options, key=key)
+    x, size = wave(3), 3 * stride
+    beyond = max(2 * stride + taps - size, 0)
+    low = beyond // 2 if padding == "SAME" else -(-beyond // 2)
+    expected = np.zeros(size)
+    # Every entry is spread over a window; the first entry is multiplied by the last tap.
+    for i, k in np.ndindex(3, taps):
+        expected[(i * stride + k - low) % size] += x[i] * layer.weight[0, 0, taps - 1 - k]
+
+    assert_close(layer(jnp.asarray(x)[None])[0], expected)
 
 
-@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
-def test_padding_modes_are_numpys(key, mode):
-    """NumPy pads first, and the layer then needs no padding of its own."""
-    options = {"stride": 2, "key": key}
-    layer = nn.Conv2d(2, 3, (3, 2), padding=(2, 1), padding_mode=mode, **options)
-    numpys = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode]
-    x = wave(2, 5, 6)
+@pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER", "VALID", ((1, 2),)], ids=str)
+def test_it_is_the_transpose_of_a_convolution(key, padding):
+    """With channels and taps swapped, it equals JAX's transpose of the other layer."""
+    down = nn.Conv1d(2, 3, 4, 2, padding, use_bias=False, key=key)
+    up = nn.ConvTranspose1d(3, 2, 4, 2, padding=padding, use_bias=False, key=key)
+    up = up.replace(weight=jnp.flip(jnp.swapaxes(down.weight, 0, 1), 2))
+    size = 10 if "SAME" in padding else 12 if padding == "VALID" else 9
+    y = jnp.asarray(wave(3, 5))
 
-    padded = np.pad(x, ((0, 0), (2, 2), (1, 1)), mode=numpys)
-    assert_close(layer(jnp.asarray(x)), nn.Conv2d(2, 3, (3, 2), **options)(jnp.asarray(padded)))
+    transpose = jax.linear_transpose(down, jnp.zeros((2, size)))
+    assert_close(up(y), transpose(y)[0])
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("batch", "spec", "over"),
+    [
+        ((4,), ("data",), lambda layer: layer),
+        ((3, 4), (None, "data", "model"), lambda layer: layer),
+        ((4,), ("data",), jax.vmap),
+    ],
+    ids=["batch", "two axes and channels", "vmap"],
+)
+def test_gradients_on_a_mesh_are_those_of_one_device(key, groups, batch, spec, over):
+    """XLA multiplies those of grouped weights by the size of a mesh axis without a batch."""
+    layer, x = nn.Conv1d(8, 8, 3, groups=groups, key=key), jnp.asarray(wave(*batch, 8, 4))
+
+    def loss(layer, x):
+        return jnp.sum(jnp.sin(over(layer)(x)))
+
+    split = jax.device_put((layer, x), (on(mesh=EXPLICIT), on(*spec, mesh=EXPLICIT)))
+    found, expected = jax.jit(jax.grad(loss))(*split), jax.grad(loss)(layer, x)
+    jax.tree.map(assert_close, found, expected)
+
+
+# ---- what is refused: it would compute something else than it says
+
+
+@pytest.mark.parametrize(
+    ("kinds", "options", "word"),
+    [
+        ("both", {"kernel_size": 0}, "kernel_size"),
+        ("both", {"stride": (1, 2)}, "stride"),
+        ("both", {"padding": -1}, "padding"),
+        ("both", {"padding": "FULL"}, "padding"),
+        ("both", {"groups": 2}, "groups"),
+        ("both", {"groups": 3}, "groups"),
+        ("both", {"padding_mode": "MIRROR"}, "padding_mode"),
+        ("transposed", {"output_padding": 1}, "output_padding"),
+        ("transposed", {"padding_mode": "REFLECT", "padding": "SAME"}, "padding_mode"),
+        ("transposed", {"padding_mode": "CIRCULAR"}, "padding_mode"),
+    ],
+)
+def test_arguments(key, kinds, options, word):
+    """Once, when the layer is made."""
+    for kind in [nn.ConvTranspose1d, nn.Conv1d][: 1 + (kinds == "both")]:
+        with pytest.raises(ArgumentError, match=rf"{kind.__name__}\({word}\)"):
+            kind(3, 2, **({"kernel_size": 3} | options), key=key)
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_changes_are_checked_like_arguments(kind, key):
+    """Also by `with_mode`; what contradicts the arrays is an error when the layer is called."""
+    layer = kind(2, 4, 3, key=key)
+
+    assert nn.with_mode([layer], stride=(2, 2))[0].stride == (2, 2)
+    with pytest.raises(ArgumentError, match="stride"):
+        nn.with_mode(layer, stride=2)
+    with pytest.raises(ArgumentError, match="padding"):
+        layer.replace(padding="same")
+    with pytest.raises(ShapeError, match="weight of shape"):
+        layer.replace(kernel_size=(5, 5))(jnp.ones((2, 9, 9)))
 
 
 @pytest.mark.parametrize(
@@ -132,9 +167,11 @@ def test_padding_modes_are_numpys(key, mode):
         (lambda key: nn.Conv2d(3, 4, 3, key=key), (9, 9, 3)),
         (lambda key: nn.Conv2d(1, 4, 3, key=key), (9, 9)),
         (lambda key: nn.ConvTranspose1d(3, 2, 3, key=key), (3,)),
+        (lambda key: nn.Conv1d(3, 2, 5, dilation=2, key=key), (3, 8)),
+        (lambda key: nn.ConvTranspose1d(3, 2, 3, padding=4, key=key), (3, 5)),
     ],
 )
-def test_channels_that_stand_elsewhere_are_refused(key, layer, shape):
-    """A missing axis of channels would be taken from the batch, or from the image."""
-    with pytest.raises(ShapeError, match=r"Conv.*channels"):
+def test_inputs(key, layer, shape):
+    """Channels that stand elsewhere, a kernel that is larger than x, and an empty result."""
+    with pytest.raises(ShapeError, match="Conv"):
         layer(key)(jnp.ones(shape))

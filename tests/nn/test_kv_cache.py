@@ -1,4 +1,4 @@
-"""Attention that continues a sequence, with a cache in the State."""
+"""Attention that continues a sequence, with a cache in the State; and `reset_cache`."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, CheckError, ShapeError, StateError
+from pytreemod.errors import ArgumentError, ShapeError, StateError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -52,17 +52,18 @@ LAYERS = {
     },
     "window": {"window": 3, "rotary": nn.RotaryPositionalEmbedding(2)},
     "window of all that there is room for": {"window": 6},
+    "window of more than there is room for": {"window": 8},
 }
 
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("batch", [(), (2, 1)], ids=str)
+@pytest.mark.parametrize("bias", [None, alibi], ids=["", "alibi"])
 @pytest.mark.sampled
-def test_what_goes_on_finds_what_the_whole_finds(name, batch):
+def test_what_goes_on_finds_what_the_whole_finds(name, batch, bias):
     """At every position: read at once, then one at a time; with a bias by positions."""
     layer, state = make(batch, **LAYERS[name])
     x = jnp.asarray(wave(*batch, 6, 8))
-    bias = alibi if name == "plain" else None
 
     found, _ = by_parts(layer, state, x, (3, 1, 2), bias=bias)
     assert_close(found, layer(x, bias=bias))
@@ -89,58 +90,16 @@ def test_sequences_of_different_lengths_go_on_each_by_itself(window):
         assert_close(jnp.stack(row), layer(sequence[: len(row)]))
 
 
-@pytest.mark.slow
-def test_lengths_without_state_hide_what_fills_up():
-    """The padding has no effect."""
-    layer = nn.MultiheadAttention(4, 8, num_kv_heads=2, key=KEY)
-    x = jnp.asarray(wave(2, 4, 8))
-    found = layer(x, lengths=jnp.array([2, 4]))
-
-    assert_close(found[0, :2], layer(x[0, :2]))
-    assert_close(found[1], layer(x[1]))
-    mask = jnp.ones((4, 4), bool)
-    assert_close(layer(x, mask=mask, lengths=jnp.array([2, 4])), found)
-
-
-@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
-@pytest.mark.sampled
-def test_lengths_may_be_of_any_integers(dtype):
-    """Positions had the dtype of lengths: some after the end were seen, or 3 was refused."""
-    layer = nn.MultiheadAttention(1, 2, key=KEY)
-    x, lengths = jnp.asarray(wave(2, 300, 2)), jnp.array([3, 100])
-
-    assert_close(layer(x, lengths=lengths.astype(dtype)), layer(x, lengths=lengths))
-
-
-def by_hand(query, key, value, positions):
-    """Heads that are turned by their positions."""
-    rope = nn.RotaryPositionalEmbedding(2)
-    turned = [rope(x, positions=positions, axis=-3) for x in (query, key)]
-    return *turned, value
-
-
-@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
-@pytest.mark.sampled
-def test_processed_heads_know_their_positions(batch):
-    """In each chunk, where they would start at 0; as `rotary` does it."""
-    layer, state = make(batch)
-    x = jnp.asarray(wave(*batch, 5, 8))
-    whole = layer.replace(rotary=nn.RotaryPositionalEmbedding(2))(x)
-    found = []
-    for first, end in ((0, 3), (3, 4), (4, 5)):
-        out, state = layer(x[..., first:end, :], state=state, process_heads=by_hand)
-        found.append(out)
-
-    assert_close(layer(x, process_heads=by_hand), whole)
-    assert_close(jnp.concatenate(found, -2), whole)
+# ---- a full cache
 
 
 @pytest.mark.parametrize("counts", [(4, 4, 1), (5, 1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.parametrize("window", [None, 8])
 @pytest.mark.sampled
-def test_a_full_cache_gives_nan_from_where_there_is_no_room(batch, counts):
+def test_a_full_cache_gives_nan_from_where_there_is_no_room(batch, counts, window):
     """In compiled code, which cannot raise an error; earlier positions are correct."""
-    layer, state = make(batch, use_output_bias=True)
+    layer, state = make(batch, use_output_bias=True, window=window)
     x = jnp.asarray(wave(*batch, 9, 8))
     found, _ = by_parts(layer, state, x, counts)
 
@@ -148,31 +107,44 @@ def test_a_full_cache_gives_nan_from_where_there_is_no_room(batch, counts):
     assert np.isnan(found[..., 6:, :]).all()
 
 
-def test_a_full_cache_gives_no_nan_where_nothing_counts():
-    """Padding is not stored, so it cannot be out of range."""
-    layer, state = make((2,))
-    x = jnp.asarray(wave(2, 8, 8))
-    _, state = go_on(layer, x[:, :5], state, jnp.array([5, 1]))
-    found, state = go_on(layer, x[:, 5:], state, jnp.array([1, 3]))
-    assert np.isfinite(found).all()
-
-    found, _ = go_on(layer, x[:, 5:], state, jnp.array([1, 3]))
-    assert np.isnan(found).all((1, 2)).tolist() == [False, False]
-    assert np.isnan(found[:, :, 0]).tolist() == [[True, False, False], [False, False, True]]
-
-
-@pytest.mark.parametrize(("lengths", "counted"), [(5, 2), (-2, 0), (-1, 0), (2, 2)])
-def test_traced_lengths_beyond_the_chunk_count_as_its_ends(lengths, counted):
-    """As if they were clipped; otherwise the cache counts positions that were never written."""
+def test_a_full_cache_is_an_error_where_that_is_known():
+    """Outside of compiled code, and for a chunk that is longer than any cache."""
     layer, state = make()
-    x = jnp.asarray(wave(6, 8))
-    _, state = go_on(layer, x[:2], state, jnp.asarray(2))
-    _, state = go_on(layer, x[2:4], state, jnp.asarray(lengths))
-    assert int(state.get(layer.cache)[2]) == 2 + counted
+    _, state = layer(jnp.ones((5, 8)), state=state)
+    with pytest.raises(StateError, match="6 positions"):
+        layer(jnp.ones((2, 8)), state=state.restored())
+    with pytest.raises(StateError, match="6 positions"):
+        go_on(layer, jnp.ones((7, 8)), state.restored())
+    layer(jnp.ones((2, 8)), state=state, lengths=jnp.asarray(1))
 
-    out, _ = go_on(layer, x[4:5], state, jnp.asarray(1))
-    seen = jnp.concatenate([x[: 2 + counted], x[4:5]])
-    assert_close(out[0], layer(seen)[-1])
+
+@pytest.mark.parametrize("counts", [(4, 4, 1), (9,), (1, 7, 1)], ids=str)
+def test_a_window_never_is_full(counts):
+    """The cache has the size of the window, however long the sequence is, and its parts."""
+    layer, state = make(window=3)
+    x = jnp.asarray(wave(9, 8))
+    found, state = by_parts(layer, state, x, counts)
+
+    assert_close(found, layer(x))
+    assert state.get(layer.cache)[0].shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize(("was", "window"), [(None, 3), (3, 2), (3, 7), (3, None)])
+def test_a_window_that_is_changed_on_a_cache_gives_no_wrong_answer(window, was):
+    """What is cached goes on to be right, or there is no room."""
+    layer, state = make(window=was)
+    x = jnp.asarray(wave(9, 8))
+    _, state = by_parts(layer, state, x[:2], (2,))
+    layer = nn.with_mode(layer, window=window)
+    found, _ = by_parts(layer, state, x[2:], (1,) * 7)
+    right = ~np.isnan(found[:, 0])
+
+    assert right.any()
+    # The first two positions were seen as they are, so one layer is the whole of it.
+    assert_close(found[right], layer(x)[2:][right])
+
+
+# ---- loops, containers, dtypes
 
 
 def test_a_loop_of_steps_is_one_trace():
@@ -194,79 +166,71 @@ def test_a_loop_of_steps_is_one_trace():
     assert len(traces) == 1
 
 
-class Block(pm.Module):
-    """Attention with or without State, and its arguments."""
-
-    attention: nn.MultiheadAttention
-
-    def __init__(self, *, key):
-        self.attention = nn.MultiheadAttention(
-            4, 8, num_kv_heads=2, is_causal=True, cache_size=6, key=key
-        )
-
-    def __call__(self, x, state=None):
-        if state is None:
-            return x + self.attention(x)
-        out, state = self.attention(x, state=state)
-        return x + out, state
-
-
-@pytest.mark.slow
-def test_each_layer_of_a_stack_has_a_cache():
-    """With State it goes on, and without it is trained; both find the same."""
-    stack, state = nn.make_with_state(nn.Stack)(Block, 3, key=KEY)
+@pytest.mark.parametrize("change", [None, "lora", "quantize", "tie"])
+def test_each_layer_of_a_stack_has_a_cache(change):
+    """With State it goes on, without it is trained; its weights may be computed."""
+    stack, state = nn.make_with_state(nn.Stack)(lambda key: make_cached(key), 3, key=KEY)
+    if change == "tie":
+        stack = pm.tie(stack, "layer.key_proj", to="layer.query_proj")
+    elif change == "lora":
+        stack = pm.lora(stack, nn.Linear, 1, key=KEY)
+    elif change == "quantize":
+        stack = pm.quantize(stack, "int8")
     x = jnp.asarray(wave(2, 5, 8))
     whole = stack(x)
     state = nn.reset_cache(stack, state, batch=2)
-    out, state = stack(x[:, :4], state)
-    assert_close(out, whole[:, :4], rtol=1e-4)
-    out, state = stack(x[:, 4:], state)
+    first, state = stack(x[:, :4], state)
+    second, state = stack(x[:, 4:], state)
 
-    assert_close(out, whole[:, 4:], rtol=1e-4)
-    assert state.get(stack.layer.attention.cache)[0].shape == (3, 2, 2, 6, 2)
-    loop = x
-    for block in stack:
-        loop = block(loop)
-    assert_close(loop, whole, rtol=1e-4)
+    assert_close(jnp.concatenate([first, second], 1), whole, rtol=1e-4)
+    assert state.get(stack.layer.cache)[0].shape == (3, 2, 4, 6, 2)
 
 
-def test_half_precision_is_kept_in_half_precision():
-    """By default in the dtype of the weights; the output has the dtype of x."""
-    layer, state = make(dtype=jnp.bfloat16)
-    out, state = layer(jnp.ones((3, 8), jnp.bfloat16), state=state)
-    assert out.dtype == state.get(layer.cache)[0].dtype == jnp.bfloat16
-
-    layer, state = make()
-    x, state = jnp.asarray(wave(3, 8)), nn.reset_cache(layer, state, dtype=jnp.bfloat16)
-    out, state = layer(x, state=state)
-    assert (out.dtype, state.get(layer.cache)[0].dtype) == (jnp.float32, jnp.bfloat16)
-    assert_close(out, layer(x), rtol=3e-2, atol=3e-2)
+def make_cached(key):
+    """Attention that continues, or not."""
+    return nn.MultiheadAttention(4, 8, is_causal=True, cache_size=6, key=key)
 
 
-@pytest.mark.parametrize("counts", [(4, 4, 1), (9,), (1, 7, 1)], ids=str)
-def test_a_window_never_is_full(counts):
-    """The cache has the size of the window, however long the sequence is, and its parts."""
-    layer, state = make(window=3)
-    x = jnp.asarray(wave(9, 8))
-    found, state = by_parts(layer, state, x, counts)
+def test_a_call_that_drops_weights_leaves_the_cache_alone():
+    """It is training, with sequences of its own; in inference the layer goes on."""
+    layer, state = make(dropout_p=0.5, stream=pm.RngStream())
+    state, x = state.seed(KEY), jnp.asarray(wave(2, 5, 8))
+    out, state = layer(x, state)
+    assert out.shape == x.shape
+    layer = nn.inference_mode(layer)
 
-    assert_close(found, layer(x))
-    assert state.get(layer.cache)[0].shape == (2, 3, 2)
+    found, state = by_parts(layer, state, x[0], (3, 2))
+    assert_close(found, layer(x[0]))
+    assert int(state.get(layer.cache)[2]) == 5
 
 
-def test_in_compiled_code_too_much_is_refused_if_asked():
-    """While it runs, with check=True: positions beyond the cache, and lengths beyond the chunk."""
-    layer, state = make()
-    _, state = layer(jnp.ones((5, 8)), state=state)
-    call = pm.filter_jit(lambda x, state, n: layer(x, state=state, lengths=n, check=True))
+# ---- `reset_cache`
 
-    with pytest.raises(CheckError, match="query"):
-        call(jnp.ones((2, 8)), state.restored(), jnp.asarray(2))
-    with pytest.raises(CheckError, match="lengths"):
-        call(jnp.ones((1, 8)), state.restored(), jnp.asarray(3))
-    out, _ = call(jnp.ones((2, 8)), state.restored(), jnp.asarray(1))
-    assert out.shape == (2, 8)
 
+def test_caches_are_empty_and_the_rest_stays():
+    """For other sequences, in another size and dtype; the model goes on with it."""
+
+    class Net(pm.Module):
+        attention: nn.MultiheadAttention
+        count: pm.StateIndex
+
+    net, state = pm.make_with_state(lambda: Net(make_cached(KEY), pm.StateIndex(jnp.asarray(3))))()
+    _, state = net.attention(jnp.ones((5, 8)), state=state)
+    state = nn.reset_cache(net, state)
+    keys, _, length = state.get(net.attention.cache)
+    assert (keys.shape, int(length), bool(keys.any())) == ((4, 6, 2), 0, False)
+
+    state = state.set(net.count, jnp.asarray(4))
+    state = nn.reset_cache(net, state, batch=(3, 1), size=5, dtype=jnp.bfloat16)
+    keys, values, length = state.get(net.attention.cache)
+    assert keys.shape == values.shape == (3, 1, 4, 5, 2)
+    assert (keys.dtype, length.tolist()) == (jnp.bfloat16, [[0]] * 3)
+    assert int(state.get(net.count)) == 4
+    with pytest.raises(ArgumentError, match="cache_size"):
+        nn.reset_cache(nn.Identity(), state)
+
+
+# ---- refusals
 
 X = jnp.ones((3, 8))
 BATCH = X[None].repeat(4, 0)
@@ -280,13 +244,11 @@ def by_distance(query, key):
 @pytest.mark.parametrize(
     ("x", "options", "error", "word"),
     [
-        (jnp.ones((7, 8)), {}, StateError, "query"),
         (X, {"mask": jnp.ones((3, 3), bool)}, ArgumentError, "mask"),
         (X, {"bias": jnp.ones((3, 3))}, ArgumentError, "bias"),
         (X, {"is_causal": False}, ArgumentError, "is_causal"),
-        (X, {"key_": jnp.ones((2, 8))}, ShapeError, "key_"),
-        (X, {"lengths": jnp.asarray(4)}, ArgumentError, "lengths"),
-        (X, {"process_heads": lambda q, k, v: (q, k, v)}, ArgumentError, "positions"),
+        (X, {"key_": jnp.ones((2, 8))}, ShapeError, "as many keys"),
+        (X, {"process_heads": lambda q, k, v: (q, k, v)}, ArgumentError, "rotary"),
         (BATCH, {}, ShapeError, r"\(4,\)"),
         (BATCH, {"bias": by_distance}, ShapeError, "bias"),
     ],
@@ -297,23 +259,3 @@ def test_what_does_not_go_with_a_cache_is_refused(x, options, error, word):
 
     with pytest.raises(error, match=word):
         layer(x, state=state, **options)
-
-
-@pytest.mark.parametrize("window", [3, 7])
-def test_a_window_that_was_changed_on_a_cache_is_refused(window):
-    """Its slots would hold other positions; with an empty cache it goes on."""
-    layer, state = make()
-    layer = nn.with_mode(layer, window=window)
-    with pytest.raises(ShapeError, match="window"):
-        layer(X, state=state.restored())
-
-    state = nn.reset_cache(layer, state, size=window)
-    assert_close(layer(X, state=state)[0], layer(X))
-
-
-def test_a_cache_that_is_smaller_than_its_window_is_not_made():
-    """It would be no ring, and fill up."""
-    with pytest.raises(ArgumentError, match="window"):
-        make(window=5, cache_size=3)
-    with pytest.raises(ArgumentError, match="is_causal"):
-        make(is_causal=False)

@@ -1,4 +1,4 @@
-"""`Linear`."""
+"""`Linear`, `LinearGeneral` and `Einsum`."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ShapeError
+from pytreemod.errors import ArgumentError, ShapeError
+from tests.helpers.meshes import EXPLICIT, lies, on
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -25,26 +26,14 @@ from tests.nn.numbers_to_compare import assert_close, wave
     ],
     ids=label,
 )
-def test_shapes(key, sizes, x, shape):
-    """The last axis is mapped; "scalar" is no axis; sizes may be zero."""
-    assert nn.Linear(*sizes, key=key)(jnp.ones(x)).shape == shape
+def test_it_is_a_product_with_the_transposed_matrix(key, sizes, x, shape):
+    """x W^T + b of the last axis; "scalar" is no axis; sizes may be zero."""
+    layer, x = nn.Linear(*sizes, key=key), np.asarray(wave(*x))
+    found = layer(x)
 
-
-def test_a_scalar_layer_takes_python_numbers(key):
-    """A number is an array without axes."""
-    layer = nn.Linear("scalar", 2, key=key)
-
-    assert_close(layer(2.0), 2 * layer.weight[:, 0] + layer.bias)
-
-
-@pytest.mark.parametrize("dtype", [None, jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
-def test_dtype_is_that_of_weights_and_output(key, dtype):
-    """None is JAX's default float."""
-    expected = jnp.dtype(dtype or jnp.float32)
-    layer = nn.Linear(3, 4, dtype=dtype, key=key)
-
-    assert layer.weight.dtype == layer.bias.dtype == expected
-    assert layer(jnp.ones(3, expected)).dtype == expected
+    rows = x[..., None] if sizes[0] == "scalar" else x
+    assert found.shape == shape
+    assert_close(found, (rows @ np.asarray(layer.weight).T + np.asarray(layer.bias)).reshape(shape))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64], ids=label)
@@ -59,21 +48,6 @@ def test_initial_values_are_uniform_within_one_over_root_fan_in(key, dtype):
         assert abs(float(jnp.std(values.astype(jnp.float32))) - 0.25 / 3**0.5) < 0.02
 
 
-def test_a_bias_that_is_put_in_later_counts(key):
-    """Together with the flag; where the two disagree, neither is taken for right."""
-    layer = nn.Linear(2, 2, use_bias=False, key=key)
-    biased = layer.replace(bias=jnp.ones(2), use_bias=True)
-
-    assert_close(biased(jnp.ones(2)), layer(jnp.ones(2)) + 1)
-
-
-def test_it_is_a_product_with_the_transposed_matrix(key):
-    """x W^T + b, restated in NumPy; NumPy arrays are arrays."""
-    layer, x = nn.Linear(3, 4, key=key), wave(2, 5, 3)
-
-    assert_close(layer(x), x @ np.asarray(layer.weight).T + np.asarray(layer.bias))
-
-
 def test_weight_init_is_called_with_inputs_first(key):
     """So JAX's initializers count the inputs: lecun_normal() gives variance 1 / in_features."""
     init = jax.nn.initializers.lecun_normal()
@@ -84,18 +58,100 @@ def test_weight_init_is_called_with_inputs_first(key):
     assert (layer.bias == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("use_bias", "changes"), [(False, {"bias": jnp.ones(2)}), (False, {"use_bias": True})]
-)
-def test_a_bias_that_its_flag_denies_is_refused(key, use_bias, changes):
-    """It would be ignored, or missed."""
-    layer = nn.Linear(2, 2, use_bias, key=key)
-
-    with pytest.raises(ShapeError, match="bias"):
-        layer.replace(**changes)(jnp.ones(2))
-
-
 def test_a_last_axis_of_another_size_is_refused(key):
     """Whatever JAX would say, the error names the layer and the shape."""
     with pytest.raises(ShapeError, match=r"Linear.*f32\[3,7\]"):
         nn.Linear(3, 4, key=key)(jnp.ones((3, 7)))
+
+
+# ---- LinearGeneral, Einsum
+
+
+@pytest.mark.parametrize("axis", [(-2, -1), (1, 2), (-1, 1)], ids=label)
+@pytest.mark.sampled
+def test_linear_general_is_flaxs(key, axis):
+    """The same sums in NumPy and in Flax, with Flax's names; the new axes are last."""
+    nnx = pytest.importorskip(
+        "flax.nnx", reason="compares numbers with Flax: tasks.py install peers"
+    )
+    x = wave(5, 2, 3)
+    sizes = tuple(x.shape[i] for i in axis)
+    layer = nn.LinearGeneral(sizes, (4, 2), axis=axis, key=key)
+
+    out = layer(jnp.asarray(x))
+
+    letters = [("a", "b", "c")[i] for i in axis]
+    by_hand = np.einsum(f"abc,{''.join(letters)}yz->ayz", x, layer.weight) + np.asarray(layer.bias)
+    assert_close(out, by_hand)
+    # It sorts the axes, but not the sizes that belong to them.
+    if axis != (-1, 1):
+        theirs = nnx.LinearGeneral(sizes, (4, 2), axis=axis, rngs=nnx.Rngs(0))
+        theirs.kernel[...], theirs.bias[...] = layer.weight, layer.bias
+        assert_close(out, theirs(jnp.asarray(x)))
+
+
+@pytest.mark.parametrize("make", ["LinearGeneral", "Einsum"])
+@pytest.mark.sampled
+def test_fan_in_is_all_that_is_summed_over(key, make):
+    """lecun_normal() gives variance 1 / fan_in, for several axes, and for matrices side by side."""
+    init = jax.nn.initializers.lecun_normal()
+    if make == "LinearGeneral":
+        layer = nn.LinearGeneral((16, 8), (4, 8), (-2, -1), key=key, weight_init=init)
+    else:
+        layer = nn.Einsum("...hij,jhoi->...ho", (8, 6, 16, 16), key=key, weight_init=init)
+
+    assert abs(float(jnp.var(layer.weight)) * 128 - 1) < 0.1
+
+
+def test_einsum_keeps_the_axes_apart(key):
+    """An initializer that expects (in, out) is applied to these axes of the equation."""
+
+    def numbered(key, shape, dtype):
+        return jnp.arange(np.prod(shape), dtype=dtype).reshape(shape)
+
+    layer = nn.Einsum("...hi,ohi->...ho", (4, 2, 3), key=key, weight_init=numbered)
+
+    assert_close(layer.weight, np.stack([np.arange(12).reshape(3, 4).T] * 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("equation", "weight", "bias", "x"),
+    [
+        ("...i,io->...o", (3, 2), (2,), (5, 4, 3)),
+        ("bi, io -> ob", (3, 2), None, (5, 3)),
+        ("b...i,ij->b...j", (3, 2), (1,), (5, 2, 2, 3)),
+        ("i,o->io", (2,), (3, 1), (3,)),
+    ],
+)
+def test_einsum_is_numpys(key, equation, weight, bias, x):
+    """With the bias on the last axes."""
+    ones = jax.nn.initializers.ones
+    layer = nn.Einsum(equation, weight, bias, key=key, bias_init=ones)
+    x = wave(*x)
+
+    expected = np.einsum(equation, x, layer.weight) + (0 if bias is None else 1)
+    assert_close(layer(jnp.asarray(x)), expected)
+    assert (layer.bias is None) == (bias is None)
+
+
+def test_a_general_product_on_a_mesh_is_split_as_its_operands(key):
+    """Batch axes as x, features as the weight."""
+    x = jnp.asarray(wave(4, 2, 2, 3))
+    layer = nn.LinearGeneral((2, 3), 4, axis=(1, 3), use_bias=False, key=key)
+    weight = jax.device_put(layer.weight, on(None, None, "model", mesh=EXPLICIT))
+    found = layer.replace(weight=weight)(jax.device_put(x, on("data", mesh=EXPLICIT)))
+
+    assert lies(found) == ("data", None, "model")
+    assert_close(found, layer(x))
+
+
+def test_axes_that_do_not_fit_are_refused(key):
+    """JAX refuses other sizes, but not an axis of size 1, or a bias with an axis more."""
+    with pytest.raises(TypeError, match="contracting"):
+        nn.LinearGeneral((2, 3), 2, (-2, -1), key=key)(jnp.ones((3, 2)))
+    with pytest.raises(ArgumentError, match="2 axes"):
+        nn.LinearGeneral((2, 2), 2, key=key)
+    with pytest.raises(ShapeError, match=r"Einsum.*shape \(\.\.\., 3\), got f32\[7,1\]"):
+        nn.Einsum("...i,io->...o", (3, 2), key=key)(jnp.ones((7, 1)))
+    with pytest.raises(ShapeError, match=r"Einsum.*bias_shape"):
+        nn.Einsum("...i,io->...o", (3, 2), (1, 2), key=key)(jnp.ones(3))

@@ -2,12 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
 from pytreemod.module.classes import Module
 from tests.nn.catalogue import Slope
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -68,29 +65,6 @@ def test_a_copy_sees_one_number_and_may_branch_on_it(key):
     assert_close(scalar[0](x), scalar[1](x))
 
 
-@pytest.mark.parametrize("activation", [jnp.tanh, Slope(jnp.array(0.1))], ids=["tanh", "slope"])
-@pytest.mark.parametrize("depth", [0, 1, 4])
-@pytest.mark.sampled
-def test_a_scan_gives_the_same_numbers(key, depth, activation):
-    """`scan=True` keeps the inner layers as one; initial values, results and gradients agree."""
-    plain = nn.MLP(3, 2, 4, depth, activation, activation, key=key)
-    scanned = nn.MLP(3, 2, 4, depth, activation, activation, scan=True, key=key)
-    x = jnp.asarray(wave(5, 3))
-
-    assert len(scanned.layers) == (3 if depth else 1)
-    if depth:
-        assert scanned.layers[1].weight.shape == (depth - 1, 4, 4)
-    assert_close(scanned(x), plain(x))
-    expected, found = (
-        jax.jit(jax.grad(lambda m: jnp.sum(m(x) ** 2)))(mlp) for mlp in (plain, scanned)
-    )
-    assert_close(found.layers[-1].weight, expected.layers[-1].weight)
-    assert_close(found.layers[0].weight, expected.layers[0].weight)
-    if depth > 1:
-        inner = jnp.stack([layer.weight for layer in expected.layers[1:-1]])
-        assert_close(found.layers[1].weight, inner)
-
-
 def test_initializers_and_dtype_reach_every_layer(key):
     """weight_init, bias_init and dtype are those of the Linear layers."""
     ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
@@ -100,27 +74,3 @@ def test_initializers_and_dtype_reach_every_layer(key):
         assert layer.weight.dtype == layer.bias.dtype == jnp.bfloat16
         assert (layer.weight == 1).all()
         assert (layer.bias == 0).all()
-
-
-@pytest.mark.slow
-def test_several_as_one_with_computed_weights_may_be_reconfigured(key):
-    """The check of the sizes read a weight, which of several as one cannot be."""
-
-    def adapted(key):
-        return pm.lora(nn.MLP(2, 2, 3, 1, key=key), "layers[0].weight", 1, key=key)
-
-    many = pm.filter_vmap(adapted)(jax.random.split(key, 2))
-    linear = many.replace(activation=jnp.negative)
-
-    found = pm.filter_vmap(lambda mlp: mlp(jnp.ones(2)))(linear)
-    expected = adapted(jax.random.split(key, 2)[1]).replace(activation=jnp.negative)
-    np.testing.assert_allclose(found[1], expected(jnp.ones(2)), rtol=1e-6)
-
-
-@pytest.mark.parametrize("changes", [{"activation": Slope(jnp.array(0.1))}, {"depth": 3}])
-def test_what_does_not_fit_the_layers_is_refused(key, changes):
-    """One copy of an activation would be used for all neurons; another depth has no layers."""
-    mlp = nn.MLP(3, 2, 4, 2, key=key)
-
-    with pytest.raises((ShapeError, ArgumentError), match="MLP"):
-        mlp.replace(**changes)(jnp.ones(3))

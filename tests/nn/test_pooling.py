@@ -1,6 +1,4 @@
-"""The pooling layers."""
-
-import inspect
+"""The pooling layers, with windows of a given size and of a given number."""
 
 import jax
 import jax.numpy as jnp
@@ -8,30 +6,9 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ShapeError
+from pytreemod.errors import ArgumentError, ShapeError
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
-
-LAYERS = [
-    (nn.MaxPool1d, (7,)),
-    (nn.MaxPool2d, (5, 6)),
-    (nn.MaxPool3d, (4, 5, 4)),
-    (nn.AvgPool1d, (7,)),
-    (nn.AvgPool2d, (5, 6)),
-    (nn.AvgPool3d, (4, 5, 4)),
-]
-
-
-@pytest.mark.parametrize(("make", "spatial"), LAYERS)
-def test_signatures_and_kinship(make, spatial):
-    """Each takes (kernel_size, stride, padding, use_ceil), and is a Pool of its dimension."""
-    layer = make(2, 1, 0, use_ceil=True)
-
-    names = ["kernel_size", "stride", "padding", "use_ceil"]
-    assert list(inspect.signature(make).parameters) == names
-    assert isinstance(layer, nn.Pool)
-    assert layer.num_spatial_dims == len(spatial)
-
 
 # ---- formulas
 
@@ -72,18 +49,14 @@ def test_use_ceil_counts_what_overhangs(size, window, stride, padding, expected)
     assert layer(jnp.arange(1.0, size + 1)[None]).tolist() == [expected]
 
 
-def test_what_overhangs_counts_as_zeros_in_an_average():
-    """The last window of 1, 2, 3 by twos is (3 + 0) / 2; so is a window larger than the input."""
-    assert_close(nn.AvgPool1d(2, 2, use_ceil=True)(jnp.array([[1.0, 2.0, 3.0]])), [[1.5, 1.5]])
-    assert_close(nn.AvgPool1d(4, 4, use_ceil=True)(jnp.ones((1, 2))), [[0.5]])
-
-
-def test_uneven_padding():
-    """(low, high) pads below and above; a maximum never takes the padding."""
+def test_padding_and_overhang_count_as_zeros_in_an_average():
+    """Also if a window is larger than the input; a maximum never takes the padding."""
     x = jnp.array([[-1.0, -2.0, -3.0]])
 
-    assert_close(nn.MaxPool1d(2, padding=[(1, 0)])(x), [[-1.0, -1.0, -2.0]])
+    assert_close(nn.AvgPool1d(2, 2, use_ceil=True)(x), [[-1.5, -1.5]])
+    assert_close(nn.AvgPool1d(4, 4, use_ceil=True)(x), [[-1.5]])
     assert_close(nn.AvgPool1d(2, padding=[(1, 0)])(x), [[-0.5, -1.5, -2.5]])
+    assert_close(nn.MaxPool1d(2, padding=[(1, 0)])(x), [[-1.0, -1.0, -2.0]])
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.bfloat16, jnp.bool_], ids=label)
@@ -161,9 +134,68 @@ def test_wide_inputs_cost_nothing_more():
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape"), [(nn.MaxPool2d(2), (9, 9)), (nn.AvgPool1d(5), (1, 4))], ids=label
+    ("make", "word"),
+    [
+        (lambda: nn.MaxPool1d(2, padding=2), "padding"),
+        (lambda: nn.AvgPool1d(2, padding="SAME"), "padding"),
+        (lambda: nn.MaxPool2d(2, (1, 2, 3)), "stride"),
+        (lambda: nn.MaxPool2d(2).replace(kernel_size=3), "kernel_size"),
+        (lambda: nn.AdaptiveMaxPool1d(0), "target_shape"),
+        (lambda: nn.AdaptivePool(2, 1, jnp.sort)(jnp.ones((1, 4))), "operation"),
+        (lambda: nn.AdaptivePool(2, 1, lambda window: None)(jnp.ones((1, 4))), "operation"),
+    ],
 )
-def test_what_has_too_few_axes_or_numbers_is_refused(layer, shape):
-    """A missing axis of channels, and a window that is larger than the input."""
+def test_arguments_that_are_refused(make, word):
+    """A window of padding alone has no maximum, and several numbers would add axes."""
+    with pytest.raises(ArgumentError, match=rf"Pool.*\({word}\)"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.MaxPool2d(2), (9, 9)),
+        (nn.AvgPool1d(5), (1, 4)),
+        (nn.AdaptiveAvgPool2d((2, 3)), (1, 1, 4)),
+    ],
+    ids=label,
+)
+def test_inputs_that_are_refused(layer, shape):
+    """A missing axis of channels, and windows that are larger than the input."""
     with pytest.raises(ShapeError, match="Pool"):
         layer(jnp.ones(shape))
+
+
+# ---- a given number of windows
+
+
+def by_parts(x, target_shape, operation):
+    """NumPy's way to divide an axis into parts, the larger ones first."""
+    first = x.ndim - len(target_shape)
+    for axis, count in enumerate(target_shape, first):
+        parts = np.array_split(x, count, axis)
+        x = np.stack([np.apply_along_axis(operation, axis, part) for part in parts], axis)
+    return x
+
+
+@pytest.mark.parametrize("target", [(1, 1), (3, 2), (2, 3)])
+@pytest.mark.parametrize(("ours", "numpys"), [(jnp.mean, np.mean), (jnp.median, np.median)])
+def test_windows_are_numpys_parts(target, ours, numpys):
+    """Sizes that divide, and sizes that do not; axis after axis, which a median shows."""
+    x = wave(2, 3, 4, 5)
+    layer = nn.AdaptivePool(target, 2, ours)
+
+    assert_close(layer(jnp.asarray(x)), by_parts(x, target, numpys))
+    assert layer(jnp.ones((0, 3, 4, 5))).shape == (0, 3, *target)
+
+
+def test_given_windows_of_half_precision_are_reduced_in_single():
+    """Rounded once, not after each axis; an index and a mean of integers keep their dtype."""
+    x = jnp.asarray(wave(1, 8, 6), jnp.bfloat16)
+
+    found = nn.AdaptiveAvgPool2d(1)(x)
+
+    assert found.dtype == jnp.bfloat16
+    assert float(found[0, 0, 0]) == float(jnp.mean(x.astype("f4")).astype(jnp.bfloat16))
+    assert nn.AdaptivePool(2, 1, jnp.argmax)(x[0]).dtype == jnp.int32
+    assert nn.AdaptiveAvgPool1d(2)(jnp.arange(4)[None]).tolist() == [[0.5, 2.5]]

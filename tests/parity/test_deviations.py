@@ -283,13 +283,6 @@ def test_batch_norm_does_not_count_batches(eqx):
     return type(eqx.nn.BatchNorm(3, "batch", **mode).batch_counter).__name__
 
 
-@deviation(theirs=raises(NameError, "batch"), ours=raises(ValueError, "batch"))
-def test_an_axis_of_batch_norm_that_is_not_mapped_is_a_value_error(eqx):
-    """Equinox passes on JAX's NameError; ours names the layer and the axis."""
-    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
-    return layer(ramp(3), state)
-
-
 @deviation(theirs=raises(TypeError, "axis_name"), ours=True)
 def test_batch_norm_applies_to_a_batch(eqx):
     """Outside `vmap` Equinox's has no axis to average over; pytreemod's takes the batch itself."""

@@ -245,13 +245,23 @@ def test_l16_a_lifted_class_is_called():
 
 def test_l16_parameters_for_all_members():
     """`variable_axes={"params": None}` for a part: held once, and its gradient is the sum."""
-    make = ft.partial(nn.MLP, 4, 1, width_size=4, depth=1)
-    nets = nn.Ensemble(make, 3, key=jax.random.key(0), shared="layers[0]")
-    grads = pm.filter_grad(lambda nets: jnp.sum(nets(ramp(4))))(nets)
+    trunk = nn.Linear(4, 4, key=jax.random.key(0))
+    heads = nn.Ensemble(ft.partial(nn.Linear, 4, 1), 3, key=jax.random.key(1)).member
+    axes = pm.by({"trunk": None, "heads": 0})
 
-    assert [leaf.shape for leaf in jax.tree.leaves(nets)] == [(4, 4), (4,), (3, 1, 4), (3, 1)]
-    alone = [pm.filter_grad(lambda net: jnp.sum(net(ramp(4))))(net) for net in nets]
-    assert_close(grads.member.layers[0].weight, sum(g.layers[0].weight for g in alone), rtol=1e-5)
+    @pm.filter_vmap(in_axes=(axes,))
+    def each(net):
+        return net["heads"](jnp.tanh(net["trunk"](ramp(4))))
+
+    net = {"trunk": trunk, "heads": heads}
+    grads = pm.filter_grad(lambda net: jnp.sum(each(net)))(net)
+
+    assert [leaf.shape for leaf in jax.tree.leaves(net)] == [(3, 1, 4), (3, 1), (4, 4), (4,)]
+    alone = [
+        pm.filter_grad(lambda trunk, head=head: jnp.sum(head(jnp.tanh(trunk(ramp(4))))))(trunk)
+        for head in pm.unstack(heads)
+    ]
+    assert_close(grads["trunk"].weight, sum(g.weight for g in alone), rtol=1e-5)
 
 
 def test_l17_an_ensemble_of_batchnorm_networks_is_called():

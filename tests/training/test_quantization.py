@@ -188,7 +188,7 @@ def test_the_program_is_the_hand_written_one(form):
         if form == "int4":
             halves = jnp.stack([numbers & 15, numbers >> 4], -1).reshape(6, 8)
             numbers = (halves ^ 8).astype(jnp.int8) - 8
-        return nn.functional.linear(x, numbers.astype(jnp.float32) * scales, bias)
+        return jnp.inner(x, numbers.astype(jnp.float32) * scales) + bias[None]
 
     x = jnp.ones((3, 8))
     assert operations(ours, leaves, x) == operations(by_hand, leaves, x)
@@ -229,20 +229,15 @@ def test_each_layer_of_a_stack_has_scales_of_its_own(form):
     np.testing.assert_allclose(pm.resolve(made)(X), y, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shared", ["layers[0]", None])
-@pytest.mark.sampled
-def test_members_of_an_ensemble_and_a_network_that_scans(shared):
-    """One axis for each; shared leaves have none."""
-    nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY, shared=shared)
+def test_members_of_an_ensemble():
+    """One axis for each."""
+    nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY)
     made = small(nets)
     shapes = {name: leaf.shape for name, leaf in pm.named_leaves(made).items()}
 
-    assert shapes["member.layers.0.weight.scales"] == ((4, 1) if shared else (2, 4, 1))
+    assert shapes["member.layers.0.weight.scales"] == (2, 4, 1)
     assert shapes["member.layers.1.weight.scales"] == (2, 2, 1)
     np.testing.assert_allclose(made(X), jnp.stack([member(X) for member in made]), rtol=1e-6)
-    scanning = small(nn.MLP(3, 2, 4, 4, scan=True, key=KEY), "int4")
-    assert pm.named_leaves(scanning)["layers.1.weight.numbers"].shape == (3, 4, 2)
-    np.testing.assert_allclose(scanning(X), pm.resolve(scanning)(X), rtol=1e-6)
 
 
 def test_in_a_traced_function_rows_that_are_not_finite_read_as_nan():

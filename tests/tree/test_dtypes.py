@@ -13,10 +13,9 @@ KEY = jax.random.key(0)
 
 @pytest.mark.parametrize("dtype", ["float64", np.dtype("float64")], ids=repr)
 def test_64_bits_that_are_not_there_are_warned_of(dtype):
-    """By layers and precisions, at the line that asks; the class of Python is what JAX has."""
-    with pytest.warns(UserWarning, match=r"(?s)Linear\(dtype\).*float64") as caught:
+    """By JAX and by precisions; the class of Python is what JAX has."""
+    with pytest.warns(UserWarning, match="float64"):
         assert nn.Linear(2, 2, dtype=dtype, key=KEY).weight.dtype == jnp.float32
-    assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match=r"(?s)with_precision.*float64"):
         pm.with_precision(nn.Linear(2, 2, key=KEY), dtype)
     assert nn.Linear(2, 2, dtype=float, key=KEY).weight.dtype == jnp.float32

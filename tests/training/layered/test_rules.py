@@ -283,19 +283,6 @@ def test_per_layer_is_the_same_for_plain_optax():
     jax.tree.map(_assert_close, again.update(model, grads)[0], expected)
 
 
-def test_what_members_share_and_what_stands_outside_is_a_group():
-    """Each group is clipped by its own norm."""
-    make = ft.partial(nn.MLP, 2, 2, 2, 1)
-    nets = nn.Ensemble(make, 2, key=jax.random.key(0), shared="layers[0]")
-    opt = pm.Optimizer(optax.clip_by_global_norm(1.0)).init(nets)
-    updates, _ = opt.update(nets, jax.tree.map(lambda x: 5 * jnp.ones_like(x), nets))
-    moved = jax.tree.map(jnp.subtract, updates, nets)
-
-    norms = [optax.tree.norm(moved.member.layers[0])]
-    norms += [optax.tree.norm(one.layers[1]) for one in moved.unstack()]
-    np.testing.assert_allclose(norms, 1.0, rtol=1e-5)
-
-
 def _arrays_changed(change):
     """A rule that changes each array, given its number and all of them."""
 

@@ -1,0 +1,304 @@
+"""`Ensemble`: its results, as a sequence and as a value, with State and with keys."""
+
+import functools as ft
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, StateError
+from tests.helpers.equations import operations
+from tests.helpers.laws import law
+from tests.nn.numbers_to_compare import assert_close, wave
+
+N = 3
+X = jnp.asarray(wave(5, 2))
+XS = jnp.asarray(wave(N, 5, 2))
+KEY = jax.random.key(0)
+make_mlp = ft.partial(nn.MLP, 2, 2, 4, 1)
+
+
+@ft.cache
+def nets():
+    """Small networks, made once."""
+    return nn.Ensemble(make_mlp, N, key=KEY)
+
+
+class Noisy(pm.Module):
+    """A member with statistics, a stream, and a layer that uses a key."""
+
+    linear: nn.Linear
+    norm: nn.BatchNorm
+    dropout: nn.Dropout
+    noise: pm.RngStream
+
+    def __init__(self, axis_name=None, *, key):
+        self.linear = nn.Linear(2, 2, key=key)
+        self.norm = nn.BatchNorm(2, axis_name)
+        self.dropout = nn.Dropout(0.5)
+        self.noise = pm.RngStream()
+
+    def __call__(self, x, state, *, key=None, scale=1.0):
+        drawn, state = state.next_key(self.noise)
+        x, state = self.norm(self.linear(x), state)
+        x = x if key is None else self.dropout(x, key=key)
+        return scale * x + jax.random.normal(drawn), state
+
+
+class Pair(pm.Module):
+    """Takes two inputs by position, and one by name."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key):
+        self.weight = jax.random.normal(key, (1, 2))
+
+    def __call__(self, a, b, *, mask=None):
+        out = self.weight * a["x"] + b
+        return out if mask is None else jnp.where(mask, out, 0)
+
+
+# ---- results
+
+
+@settings(law, max_examples=12)
+@given(st.sampled_from([1, 3]), st.sampled_from([None, 0, 1, -1]), st.integers(0, 2**31 - 1))
+def test_law_of_the_members(n, axis, seed):
+    """`nets(xs, in_axes=a)[i] == nets[i](take(xs, i, a))`, and without an axis all get `xs`."""
+    ensemble = nn.Ensemble(ft.partial(nn.Linear, 2, 3), n, key=jax.random.key(seed))
+    xs = jnp.asarray(wave(n, 2)) if axis is not None else X
+    xs = xs if axis is None else jnp.moveaxis(xs, 0, axis)
+    ys = ensemble(xs, in_axes=axis)
+
+    assert len(ys) == n
+    for i, y in enumerate(ys):
+        assert_close(y, ensemble[i](xs if axis is None else jnp.take(xs, i, axis)))
+
+
+def test_members_are_made_with_keys_of_their_own():
+    """As `filter_vmap` over the constructor makes them."""
+    keys = jax.random.split(KEY, N)
+    alone = [make_mlp(key=key) for key in keys]
+    mapped = pm.filter_vmap(lambda key: make_mlp(key=key))(keys)
+
+    assert nets().member == mapped
+    assert_close(nets()[1].layers[0].weight, alone[1].layers[0].weight)
+    assert nn.Ensemble(make_mlp, N, key=pm.init_keys(KEY)).n == N
+
+
+def test_several_arguments_have_an_axis_or_none():
+    """One for each by position; State and key have no say in it. By name, all get the same."""
+    pair = nn.Ensemble(Pair, N, key=KEY)
+    a, mask = {"x": XS}, jnp.asarray([True, False])
+    expected = jnp.stack([m({"x": XS[i]}, X, mask=mask) for i, m in enumerate(pair)])
+
+    assert_close(pair(a, X, mask=mask, in_axes=(0, None)), expected)
+    assert_close(pair(a, X, mask=mask, in_axes=({"x": 0}, None)), expected)
+    ys = pair(a, XS, in_axes=0)
+    assert_close(ys[2], pair[2]({"x": XS[2]}, XS[2]))
+
+
+def test_a_key_is_split_between_the_members():
+    """Each as if it were called with its own."""
+    dropouts = nn.Ensemble(lambda: nn.Dropout(0.5), N)
+    ys = dropouts(X, key=KEY)
+
+    for y, key in zip(ys, jax.random.split(KEY, N), strict=True):
+        assert_close(y, nn.Dropout(0.5)(X, key=key))
+
+
+class Headed(pm.Module):
+    """A trunk that several heads share."""
+
+    trunk: nn.Linear
+    heads: nn.Ensemble
+
+    def __call__(self, x):
+        return self.heads(jax.nn.relu(self.trunk(x)))
+
+
+def test_what_members_share_is_beside_them():
+    """Its gradient is the sum over the members; `filter_vmap` with `by` says it without a class."""
+    trunk, heads = nn.Linear(2, 2, key=KEY), nets()
+
+    def loss(net):
+        return jnp.sum(net(X) ** 2)
+
+    def one(pair):
+        trunk, head = pair
+        return jnp.sum(head(jax.nn.relu(trunk(X))) ** 2)
+
+    grads = pm.filter_jit(pm.filter_grad(loss))(Headed(trunk, heads))
+    alone = [pm.filter_grad(one)((trunk, head)) for head in heads]
+    mapped = pm.filter_vmap(one, in_axes=(pm.by({"[0]": None, "[1]": 0}),))
+
+    assert_close(grads.trunk.weight, sum(g[0].weight for g in alone), rtol=1e-4)
+    for i, (_, grad) in enumerate(alone):
+        assert_close(grads.heads.member.layers[1].weight[i], grad.layers[1].weight, rtol=1e-4)
+    by_map = pm.filter_grad(lambda pair: jnp.sum(mapped(pair)))((trunk, heads.member))
+    assert_close(by_map[0].weight, grads.trunk.weight, rtol=1e-4)
+
+
+# ---- as a sequence
+
+
+def test_members_are_taken_by_number_and_by_slice():
+    """One member is a plain Module; several are an Ensemble."""
+    ensemble = nets()
+
+    assert (len(ensemble), ensemble.n) == (N, N)
+    assert isinstance(ensemble[0], nn.MLP)
+    assert ensemble[-1] == ensemble[2] == ensemble.unstack()[2] == list(ensemble)[2]
+    assert ensemble[np.int64(1)] == ensemble[1]
+    part = ensemble[1:]
+    assert (type(part), part.n) == (nn.Ensemble, 2)
+    assert_close(part(X), ensemble(X)[1:])
+
+
+def test_members_and_ensemble_become_one_another():
+    """Under jit, too."""
+    ensemble = nets()
+
+    assert nn.Ensemble.from_members(ensemble.unstack()) == ensemble
+
+    @pm.filter_jit
+    def again(ensemble):
+        return nn.Ensemble.from_members(iter(ensemble))
+
+    assert again(ensemble) == ensemble
+
+
+# ---- as a value
+
+
+@pytest.mark.slow
+def test_it_stands_inside_of_other_models():
+    """In a Sequential, in an Ensemble, mapped, scanned and in a Stack."""
+    ensemble = nets()
+    net = nn.Sequential([ensemble, nn.Lambda(lambda ys: ys.mean(0))])
+    assert_close(net(X, key=KEY), ensemble(X).mean(0))
+
+    nested = nn.Ensemble(lambda key: nn.Ensemble(make_mlp, 2, key=key), N, key=KEY)
+    assert_close(nested(X)[1, 0], nested[1][0](X))
+    several = pm.stack([ensemble, nn.Ensemble(make_mlp, N, key=jax.random.key(1))])
+    mapped = pm.filter_vmap(lambda nets, x: nets(x), in_axes=(0, None))(several, X)
+    assert_close(mapped[0], ensemble(X))
+    with pytest.raises(ShapeError, match="leading axis"):
+        several(X)
+    _, ys = pm.filter_scan(lambda carry, x: (carry, ensemble(x)), None, XS)
+    assert_close(ys[1], ensemble(XS[1]))
+    stack = nn.Stack(lambda key: nn.Ensemble(make_mlp, N, key=key), 2, key=KEY)
+    assert_close(stack(XS, in_axes=0)[2], stack[1][2](stack[0][2](XS[2])))
+    stacks = nn.Ensemble(lambda key: nn.Stack(make_mlp, 2, key=key), N, key=KEY)
+    assert_close(stacks(X)[2], stacks[2](X))
+
+
+# ---- State and random streams
+
+
+def make_noisy(axis_name=None):
+    """Members with State, seeded."""
+    make = pm.make_with_state(nn.Ensemble)
+    ensemble, state = make(ft.partial(Noisy, axis_name), N, key=KEY)
+    return ensemble, state.seed(jax.random.key(1))
+
+
+@pytest.mark.slow
+def test_each_member_has_state_and_streams_of_its_own():
+    """As each has that is filled with its part, and called alone."""
+    ensemble, state = make_noisy()
+    members = state.restored().fill(ensemble).unstack()
+    keys = jax.random.split(KEY, N)
+    ys, after = pm.filter_jit(ensemble)(X, state, key=KEY, scale=2.0)
+    mean, _ = after.get(ensemble.member.norm.state_index)
+
+    assert len({float(y[0, 0]) for y in ys}) == N
+    for i, member in enumerate(members):
+        alone, own = pm.make_with_state(lambda member=member: member)()
+        y, own = alone(X, own, key=keys[i], scale=2.0)
+        assert_close(ys[i], y)
+        assert_close(mean[i], own.get(alone.norm.state_index)[0])
+    # The next call draws anew.
+    again, _ = ensemble(X, after, key=KEY, scale=2.0)
+    assert not np.allclose(again, ys)
+
+
+# ---- the program
+
+
+def by_hand(arrays, x):
+    """The map that one would write without the library."""
+
+    def linear(x, w, b):
+        product = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
+        return product + jnp.broadcast_to(b, product.shape)
+
+    def member(first, second):
+        return linear(jax.nn.relu(linear(x, *first)), *second)
+
+    return jax.vmap(member)(*arrays)
+
+
+def by_ensemble(arrays, x):
+    """The same by an Ensemble of these arrays."""
+    structure = jax.tree.structure(nets())
+    return jax.tree.unflatten(structure, jax.tree.leaves(arrays))(x)
+
+
+def as_pairs(ensemble):
+    """The arrays of the two layers."""
+    leaves = jax.tree.leaves(ensemble)
+    return (leaves[0], leaves[1]), (leaves[2], leaves[3])
+
+
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.parametrize("of", ["forward", "gradient"])
+def test_the_program_is_that_of_a_map_by_hand(of):
+    """The same operations once compiled, forward and backward."""
+
+    def program(f):
+        return f if of == "forward" else jax.grad(lambda a, x: jnp.mean(f(a, x) ** 2))
+
+    arrays = as_pairs(nets())
+    assert operations(program(by_ensemble), arrays, X) == operations(program(by_hand), arrays, X)
+
+
+# ---- refusals
+
+
+class Forgetting(pm.Module):
+    """Gives back its output alone."""
+
+    count: pm.StateIndex
+
+    def __call__(self, x, state):
+        return x
+
+
+def forgetting():
+    """Members with State, called with it."""
+    make = pm.make_with_state(nn.Ensemble)
+    ensemble, state = make(lambda: Forgetting(pm.StateIndex(jnp.asarray(0))), 2)
+    return ensemble(X, state)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "word"),
+    [
+        (forgetting, StateError, "state"),
+        (lambda: nets()(XS.T, in_axes=0), ShapeError, "x"),
+        (lambda: nets()(XS, in_axes=(0, 0)), SpecError, "in_axes"),
+        (lambda: nets().replace(n=4)(X), ShapeError, "leading axis of 4"),
+        (lambda: nn.Ensemble.from_members([]), ArgumentError, "at least one"),
+        (lambda: nets()[N], IndexError, "range"),
+    ],
+)
+def test_what_is_refused(use, error, word):
+    """Lost State, axes that do not fit, no members, another number."""
+    with pytest.raises(error, match=word):
+        use()

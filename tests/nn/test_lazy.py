@@ -1,0 +1,143 @@
+"""`Lazy` and `materialize`: the result is the model written out."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ShapeError, UnfinishedError
+
+KEY = jax.random.key(0)
+X = jnp.ones((2, 3))
+
+
+def lazy(n_out, key):
+    """A Linear of an unknown input."""
+    return nn.Lazy(lambda n, key: nn.Linear(n, n_out, key=key), key=key)
+
+
+def conv(n, key):
+    """A convolution from n channels."""
+    return nn.Conv2d(n, 4, 2, key=key)
+
+
+PAIRS = {
+    "Linear": (lambda key: lazy(4, key), lambda key: nn.Linear(3, 4, key=key), X),
+    "Conv2d": (
+        lambda key: nn.Lazy(conv, key=key, axis=-3),
+        ft.partial(conv, 6),
+        jnp.ones((2, 6, 3, 3)),
+    ),
+    "without a key": (lambda key: nn.Lazy(nn.LayerNorm), lambda key: nn.LayerNorm(3), X),
+    "Stack": (
+        lambda key: nn.Stack(ft.partial(lazy, 3), 2, key=key),
+        lambda key: nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=key),
+        X,
+    ),
+    "Stack without a key": (
+        lambda key: nn.Stack(lambda: nn.Lazy(nn.LayerNorm), 2),
+        lambda key: nn.Stack(lambda: nn.LayerNorm(3), 2),
+        X,
+    ),
+    "Ensemble of Stacks": (
+        lambda key: nn.Ensemble(lambda key: nn.Stack(ft.partial(lazy, 3), 2, key=key), 2, key=key),
+        lambda key: nn.Ensemble(
+            lambda key: nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=key), 2, key=key
+        ),
+        X,
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "written", "x"), PAIRS.values(), ids=PAIRS.keys())
+def test_the_model_is_that_written_out(make, written, x):
+    """To the last bit, also inside of filter_jit, and a second time."""
+    expected = written(KEY)
+
+    assert pm.materialize(make(KEY), x) == expected
+    assert pm.filter_jit(lambda key: pm.materialize(make(key), x))(KEY) == expected
+    assert pm.materialize(expected, x) is expected
+
+
+def test_a_later_layer_follows_an_earlier_one():
+    """Also through a jitted part, whose trace of an earlier call is not used again."""
+    inner = pm.filter_jit(lambda layer, x: layer(x))
+
+    class Net(pm.Module):
+        first: nn.Lazy
+        second: nn.Lazy
+
+        def __call__(self, x):
+            return self.second(jax.nn.relu(inner(self.first, x)))
+
+    one, two = jax.random.split(KEY)
+    net = Net(lazy(4, one), lazy(5, two))
+    for _ in range(2):
+        made = pm.materialize(net, X)
+        assert (made.first, made.second) == (nn.Linear(3, 4, key=one), nn.Linear(4, 5, key=two))
+
+
+def test_a_stateful_layer_runs_on_a_state_of_its_own():
+    """`materialize` is inside the function that makes the model with its State."""
+
+    def make(key):
+        dropout = nn.Lazy(lambda n: nn.Dropout(0.5, stream=pm.RngStream()))
+        model = nn.Sequential([lazy(4, key), nn.Lazy(nn.BatchNorm), dropout, nn.BatchNorm(4)])
+        return pm.materialize(model, X, pm.State(model).seed(key))
+
+    model, state = pm.make_with_state(make)(KEY)
+    out, _ = model(X, state.seed(KEY))
+
+    assert out.shape == (2, 4)
+    assert model[1].input_size == 4
+
+
+def test_a_method_is_called():
+    """By its name, or a function."""
+
+    class Coder(pm.Module):
+        layer: nn.Lazy
+
+        def encode(self, x):
+            return self.layer(x)
+
+    coder = Coder(lazy(4, KEY))
+    expected = Coder(nn.Linear(3, 4, key=KEY))
+    assert pm.materialize(coder, X, method="encode") == expected
+    assert pm.materialize(coder, X, method=lambda coder, x: coder.encode(x)) == expected
+
+
+def test_it_trains_when_it_is_made():
+    """An optimizer of the finished model."""
+    model = pm.materialize(nn.Sequential([lazy(4, KEY)]), X)
+    state = optax.sgd(0.1).init(pm.filter(model, pm.is_inexact_array))
+    grads = pm.filter_grad(lambda model: jnp.mean(model(X) ** 2))(model)
+    updates, _ = optax.sgd(0.1).update(grads, state)
+    assert pm.apply_updates(model, updates)(X).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "word"),
+    [
+        (lambda: lazy(4, KEY)(X), UnfinishedError, "before materialize"),
+        (
+            lambda: pm.materialize([lazy(4, KEY), lazy(4, KEY)], X, method=lambda m, x: m[0](x)),
+            UnfinishedError,
+            r"\[1\]",
+        ),
+        (
+            lambda: pm.materialize(lazy(4, KEY), X, method=lambda m, x: m(m(x))),
+            ShapeError,
+            "size 3, as before",
+        ),
+        (lambda: pm.materialize(nn.Lazy(conv, key=KEY, axis=-3), X), ShapeError, "axis -3"),
+    ],
+)
+def test_what_is_refused(use, error, word):
+    """A call before, one that misses a layer, two sizes at one place, an axis that is not there."""
+    with pytest.raises(error, match=word):
+        use()

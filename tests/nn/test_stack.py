@@ -1,0 +1,363 @@
+"""`Stack`: its results, its behavior as a sequence, and its use of State and keys."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError, StructureError
+from tests.helpers.equations import equations, operations
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+DEPTH = 3
+
+
+class Block(pm.Module):
+    """A residual layer without State: a Linear, and a gate that is given by name."""
+
+    linear: nn.Linear
+    dropout: nn.Dropout
+
+    def __init__(self, *, key):
+        self.linear = nn.Linear(2, 2, key=key)
+        self.dropout = nn.Dropout(0.5, inference=True)
+
+    def __call__(self, x, *, gate=1.0, key=None):
+        return x + gate * jnp.tanh(self.dropout(self.linear(x), key=key))
+
+
+@ft.cache
+def make_blocks(depth):
+    """A Stack is made once for each depth."""
+    return nn.Stack(Block, depth, key=jax.random.key(0))
+
+
+def blocks(depth=DEPTH, **options):
+    """A Stack without State."""
+    return make_blocks(depth).replace(**options)
+
+
+def one_by_one(layers, x):
+    """The definition of a Stack."""
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def mean_square(layer, x):
+    """A scalar to differentiate."""
+    return jnp.mean(layer(x) ** 2)
+
+
+X = jnp.asarray(wave(5, 2))
+
+
+# ---- results
+
+
+@pytest.mark.parametrize(
+    ("unroll", "remat"),
+    [(1, False), (2, True), (True, False), (1, True), (2, jax.checkpoint_policies.dots_saveable)],
+    ids=label,
+)
+@pytest.mark.sampled
+def test_stack_is_its_layers_one_after_the_other(unroll, remat):
+    """Value and gradient are those of the loop, however it is unrolled and recomputed."""
+    stack = blocks(unroll=unroll, remat=remat)
+
+    value, grads = pm.filter_jit(pm.filter_value_and_grad(mean_square))(stack, X)
+
+    def by_loop(layers, x):
+        return jnp.mean(one_by_one(layers, x) ** 2)
+
+    expected, by_layer = pm.filter_jit(pm.filter_value_and_grad(by_loop))(list(stack), X)
+    assert_close(value, expected)
+    for i in range(DEPTH):
+        assert_close(grads.layer.linear.weight[i], by_layer[i].linear.weight)
+        assert_close(grads.layer.linear.bias[i], by_layer[i].linear.bias)
+
+
+def test_each_layer_is_made_with_a_key_of_its_own(key):
+    """The keys are those of one split: the layers are those that a list would hold."""
+    stack = nn.Stack(ft.partial(nn.Linear, 2, 2), DEPTH, key=key)
+
+    for layer, own in zip(stack, jax.random.split(key, DEPTH), strict=True):
+        assert_close(layer.weight, nn.Linear(2, 2, key=own).weight)
+
+
+def test_no_layers_are_the_identity():
+    """With depth 0, the output is the input."""
+    stack = blocks(0)
+
+    assert_close(stack(X), X)
+    assert list(stack) == []
+    assert stack.layer.linear.weight.shape == (0, 2, 2)
+
+
+# ---- arguments
+
+
+def test_each_layer_gets_a_key_of_its_own(key):
+    """One split of the key for all layers; without a key, they are called without one."""
+
+    class Drawing(pm.Module):
+        def __call__(self, x, *, key=None):
+            return x if key is None else jnp.roll(x, 1).at[0].set(jax.random.uniform(key))
+
+    stack = nn.Stack(Drawing, DEPTH)
+    drawn = stack(jnp.zeros(DEPTH), key=key)
+
+    expected = [jax.random.uniform(own) for own in jax.random.split(key, DEPTH)]
+    assert_close(drawn, jnp.stack(expected[::-1]))
+    assert_close(stack(jnp.ones(DEPTH)), jnp.ones(DEPTH))
+
+
+def test_arguments_by_name_are_the_same_for_all_layers():
+    """Arrays are closed over, anything else is part of the program."""
+    stack, gate = blocks(), jnp.asarray(0.5)
+
+    expected = one_by_one([ft.partial(layer, gate=gate) for layer in stack], X)
+    assert_close(stack(X, gate=gate), expected)
+    assert_close(stack(X, gate=0.5), expected)
+
+
+def test_arguments_for_each_layer_have_a_leading_axis():
+    """`per_layer` is taken apart as the layers are."""
+    stack, gates = blocks(), jnp.arange(1.0, DEPTH + 1)
+
+    expected = one_by_one([ft.partial(f, gate=g) for f, g in zip(stack, gates, strict=True)], X)
+    assert_close(stack(X, per_layer={"gate": gates}), expected)
+
+
+# ---- a sequence
+
+
+def test_stack_is_a_sequence():
+    """Length, iteration, index and slice."""
+    stack = blocks(4)
+
+    assert len(stack) == 4
+    assert [type(layer) for layer in stack] == [Block] * 4
+    assert_close(stack[1].linear.weight, stack.layer.linear.weight[1])
+    assert pm.tree_equal(stack[-1], stack[3])
+    assert pm.tree_equal(list(stack)[2], stack[np.int64(2)])
+
+
+@pytest.mark.parametrize("part", [slice(1, 3), slice(None), slice(None, None, -1), slice(2, 2)])
+def test_a_slice_is_a_stack(part):
+    """stack[part] has the layers that list(stack)[part] has, and the same options."""
+    stack = blocks(4, remat=True)
+
+    assert stack[part].remat is True
+    assert pm.tree_equal(list(stack[part]), list(stack)[part])
+    assert_close(stack[part](X), one_by_one(list(stack)[part], X))
+
+
+def test_list_and_stack_become_one_another():
+    """from_layers(unstack()) gives the Stack back, and the other way round, for plain layers."""
+    stack = blocks(remat=True, unroll=2)
+
+    again = nn.Stack.from_layers(stack.unstack(), remat=True, unroll=2)
+
+    assert pm.tree_equal(again, stack)
+    assert pm.tree_equal(nn.Stack.from_layers(iter(stack)).unstack(), stack.unstack())
+
+
+def test_weakly_typed_inputs_are_promoted():
+    """A Python number is a valid first input: the output of the layers has the type."""
+    stack = nn.Stack(lambda: nn.Lambda(lambda x: x * jnp.asarray(2.0, jnp.float32)), DEPTH)
+
+    assert float(stack(1.0)) == 2**DEPTH
+
+
+# ---- as part of a model
+
+
+def test_modes_reach_the_layers():
+    """inference_mode sets the flags inside, for all layers at once."""
+    training = nn.inference_mode(blocks(), False)
+
+    assert not training.layer.dropout.inference
+    assert not pm.tree_equal(training(X, key=jax.random.key(1)), blocks()(X))
+    assert pm.tree_equal(nn.inference_mode(training), blocks())
+
+
+@ft.cache
+def make_nested():
+    """A Stack of Stacks, both of which recompute."""
+    return nn.Stack(
+        lambda key: nn.Stack(Block, 2, key=key, remat=True),
+        DEPTH,
+        key=jax.random.key(0),
+        remat=True,
+    )
+
+
+def test_stacks_nest():
+    """A Stack of Stacks, in a Sequential: two leading axes, applied outer by outer."""
+    stack = make_nested().replace(remat=False)
+    net = nn.Sequential([nn.Lambda(jnp.sin), stack, nn.Identity()])
+
+    assert stack.layer.layer.linear.weight.shape == (DEPTH, 2, 2, 2)
+    layers = [layer for inner in stack for layer in inner]
+    assert_close(net(X, key=jax.random.key(1)), one_by_one(layers, jnp.sin(X)))
+
+
+# ---- the program
+
+
+def layer_by_hand(params, x):
+    """A Block as a function of a tuple of arrays."""
+    weight, bias = params
+    product = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
+    return x + 0.5 * jnp.tanh(product + bias[None])
+
+
+def by_hand(arrays, x, wrap=lambda f: f, **options):
+    """The scan that one would write without the library."""
+    step = wrap(lambda x, params: (layer_by_hand(params, x), None))
+    return jax.lax.scan(step, x, tuple(arrays), **options)[0]
+
+
+STRUCTURE = jax.tree.structure(blocks())
+
+
+def by_stack(arrays, x, **options):
+    """The same by a Stack of these arrays."""
+    return jax.tree.unflatten(STRUCTURE, arrays).replace(**options)(x, gate=0.5)
+
+
+remat_by_hand = ft.partial(jax.checkpoint, prevent_cse=False)
+PROGRAMS = {
+    "plain": ({}, {}),
+    "unrolled": ({"unroll": 2}, {"unroll": 2}),
+    "remat": ({"remat": True}, {"wrap": remat_by_hand}),
+}
+
+
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
+def test_the_program_is_that_of_a_scan_by_hand(name):
+    """Forward and gradient have the same equations, and the same operations once compiled."""
+    ours, hands = (
+        ft.partial(f, **options)
+        for f, options in zip((by_stack, by_hand), PROGRAMS[name], strict=True)
+    )
+    arrays = jax.tree.leaves(blocks())
+
+    for of in (
+        lambda f: f,
+        lambda f: jax.grad(lambda a, x: jnp.mean(f(a, x) ** 2), argnums=(0, 1)),
+    ):
+        assert equations(of(ours), arrays, X) == equations(of(hands), arrays, X)
+        assert operations(of(ours), arrays, X) == operations(of(hands), arrays, X)
+
+
+def test_the_program_does_not_grow_with_the_depth():
+    """Depth 100 has the equations of depth 2."""
+
+    def gradient(depth):
+        structure = jax.tree.structure(blocks(depth))
+        grad = jax.grad(lambda arrays: mean_square(jax.tree.unflatten(structure, arrays), X))
+        return equations(grad, jax.tree.leaves(blocks(depth)))
+
+    assert gradient(2) == gradient(100)
+
+
+def test_a_recomputing_stack_stores_less():
+    """remat lowers the temporary memory of the gradient, and a policy gives it back in part."""
+    x = jnp.ones((64, 2))
+
+    def memory(remat):
+        grad = pm.filter_jit(pm.filter_grad(mean_square))
+        compiled = grad.lower(blocks(100, remat=remat), x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    all_of_it, none, policy = map(
+        memory, (False, True, jax.checkpoint_policies.everything_saveable)
+    )
+    assert none < 0.7 * all_of_it
+    assert policy > none
+
+
+def test_a_stack_that_is_written_out_recomputes_nevertheless():
+    """Without a loop, XLA would notice that the same is computed twice, and undo it."""
+
+    def barriers(**options):
+        jaxpr = jax.make_jaxpr(lambda x: blocks(remat=True, **options)(x))(X)
+        return "prevent_cse=True" in str(jaxpr)
+
+    def tanhs(**options):
+        grad = pm.filter_jit(pm.filter_grad(mean_square))
+        return grad.lower(blocks(**options), X).compile().as_text().count(" tanh(")
+
+    assert tanhs(unroll=True, remat=True) > tanhs(unroll=True)
+    assert [barriers(unroll=n) for n in (1, 2, DEPTH, True)] == [False, False, True, True]
+
+
+# ---- refusals
+
+
+STACKED = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), blocks())
+GROWING = nn.Stack(lambda: nn.Lambda(lambda x: jnp.concatenate([x, x])), DEPTH)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "word"),
+    [
+        (lambda: STACKED(X), ShapeError, r"layer\.linear\.weight"),
+        (lambda: STACKED[0], ShapeError, r"layer\.linear\.weight"),
+        (lambda: blocks()(X, per_layer={"gate": jnp.ones(2)}), ShapeError, "gate"),
+        (lambda: GROWING(X), StructureError, "carry"),
+        (lambda: blocks()[DEPTH], IndexError, "range"),
+        (lambda: blocks().replace(depth=4)(X), ShapeError, "leading axis of 4"),
+        (lambda: nn.Stack.from_layers([]), ArgumentError, "at least one"),
+    ],
+)
+def test_what_is_refused(use, error, word):
+    """Arrays without the axis of the layers, layers that change shapes, another depth, none."""
+    with pytest.raises(error, match=word):
+        use()
+
+
+def test_an_error_in_a_layer_says_so():
+    """Where it is in a deep model: by number in a Sequential; a scan has no numbers."""
+    net = nn.Sequential([nn.Identity(), blocks()])
+
+    with pytest.raises(ShapeError, match="in_features=2") as info:
+        net(jnp.ones(3))
+    notes = [note for note in info.value.__notes__ if note.startswith("in ")]
+    assert notes == ["in layer: Block of a Stack", "in layers[1]: Stack"]
+
+
+class Optional(pm.Module):
+    """Takes a State, and has no token if it has no norm; its number is data."""
+
+    norm: nn.BatchNorm | None = None
+    size: int = 2
+
+    def __call__(self, x, state):
+        return (x * self.size, state) if self.norm is None else self.norm(x, state)
+
+
+def test_a_layer_that_takes_a_state_gets_it_without_tokens():
+    """By the name of the parameter, in a Stack as in a Sequential."""
+    stack = nn.Stack(Optional, DEPTH)
+    state = pm.State(stack)
+
+    assert_close(stack(X, state)[0], X * 2**DEPTH)
+    assert_close(nn.Sequential([Optional(), Optional()])(X, state)[0], X * 4)
+
+
+def test_a_number_as_data_is_the_same_for_all_layers():
+    """Also where a plain transform has made an array of it, without an axis for layers."""
+    stack = nn.Stack(Optional, DEPTH)
+    call = jax.jit(lambda stack, x: stack(x, pm.State(stack))[0])
+
+    assert_close(call(stack, X), X * 2**DEPTH)

@@ -1,0 +1,320 @@
+"""`Stack` of layers with tokens: values and random streams, one by one and as one."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import RngError, StateError, TokenError
+from tests.helpers.equations import operations
+from tests.nn.numbers_to_compare import assert_close, wave
+
+DEPTH = 3
+X = jnp.asarray(wave(5, 2))
+
+
+class Normed(pm.Module):
+    """A layer with tokens in it, which does not say that it is stateful."""
+
+    linear: nn.Linear
+    norm: nn.BatchNorm
+
+    def __init__(self, axis_name=None, *, key):
+        self.linear = nn.Linear(2, 2, key=key)
+        self.norm = nn.BatchNorm(2, axis_name)
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.linear(x), state)
+        return jnp.tanh(x), state
+
+
+class Noise(nn.StatefulLayer):
+    """Adds a random number from a stream, and notes it; does nothing in inference mode."""
+
+    stream: pm.RngStream
+    drawn: pm.StateIndex
+    inference: bool = pm.field(static=True)
+
+    def __init__(self):
+        self.stream = pm.RngStream()
+        self.drawn = pm.StateIndex(jnp.zeros(()))
+        self.inference = False
+
+    def __call__(self, x, state, *, key=None):
+        if self.inference:
+            return x, state
+        key, state = state.next_key(self.stream)
+        drawn = jax.random.uniform(key)
+        return x + drawn, state.set(self.drawn, drawn)
+
+
+class Net(pm.Module):
+    """A model with a Stack in it, beside other tokens."""
+
+    first: nn.BatchNorm
+    blocks: nn.Stack
+
+    def __init__(self, make_layer, *, key=None):
+        self.first = nn.BatchNorm(2)
+        self.blocks = nn.Stack(make_layer, DEPTH, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.first(x, state)
+        if isinstance(self.blocks, nn.Stack):
+            return self.blocks(x, state)
+        for block in self.blocks:
+            x, state = block(x, state)
+        return x, state
+
+
+def normed():
+    """A Stack with running statistics, and its State."""
+    return pm.make_with_state(nn.Stack)(Normed, DEPTH, key=jax.random.key(0))
+
+
+def noisy(depth=DEPTH):
+    """A Stack with a stream, and its State."""
+    stack, state = pm.make_with_state(nn.Stack)(Noise, depth)
+    return stack, state.seed(jax.random.key(1))
+
+
+call = pm.filter_jit(lambda layer, x, state: layer(x, state))
+
+
+def as_list(model, state):
+    """The same model with a list instead of the Stack."""
+    model = state.fill(model)
+    model = pm.tree_at(lambda m: m.blocks, model, replace_fn=lambda stack: stack.unstack())
+    return pm.make_with_state(lambda: model)()
+
+
+def as_stack(model, state):
+    """The inverse."""
+    model = pm.tree_at(lambda m: m.blocks, state.fill(model), replace_fn=nn.Stack.from_layers)
+    return pm.make_with_state(lambda: model)()
+
+
+# ---- values
+
+
+def test_each_layer_has_values_of_its_own():
+    """One token, whose value has a leading axis; numbers are those of layers one by one."""
+    stack, state = normed()
+    layers = [
+        pm.make_with_state(Normed)(key=key) for key in jax.random.split(jax.random.key(0), DEPTH)
+    ]
+
+    assert str(state) == "State(layer.norm.state_index=(f32[3,2], f32[3,2]))"
+    out, expected = X, X
+    for _ in range(2):
+        out, state = call(stack, out, state)
+        for i, (layer, own) in enumerate(layers):
+            expected, own = call(layer, expected, own)
+            layers[i] = layer, own
+    assert_close(out, expected)
+    running = state.get(stack.layer.norm.state_index)
+    for i, (layer, own) in enumerate(layers):
+        for found, statistic in zip(running, own.get(layer.norm.state_index), strict=True):
+            assert_close(found[i], statistic)
+
+
+# ---- random streams
+
+
+def test_the_stream_is_one_and_each_layer_draws_its_own():
+    """The State has one stream; noise differs from layer to layer and from call to call."""
+    stack, state = noisy()
+    drawn = []
+    for _ in range(3):
+        _, state = call(stack, X, state)
+        drawn += state.get(stack.layer.drawn).tolist()
+
+    assert len(set(drawn)) == 3 * DEPTH
+    assert [leaf.shape for leaf in jax.tree.leaves(state.substate(stack.layer.stream))] == [(), ()]
+
+
+def test_streams_of_nested_stacks_are_all_different():
+    """A stream in a Stack of Stacks is split twice."""
+    make = pm.make_with_state(lambda: nn.Stack(lambda: nn.Stack(Noise, 2), DEPTH))
+    stack, state = make()
+    state = state.seed(jax.random.key(0))
+    drawn = []
+    for _ in range(2):
+        _, state = call(stack, X, state)
+        found = state.get(stack.layer.layer.drawn)
+        assert found.shape == (DEPTH, 2)
+        drawn += found.ravel().tolist()
+
+    assert len(set(drawn)) == 2 * 2 * DEPTH
+
+
+# ---- as a list
+
+
+def test_a_model_with_a_list_computes_the_same():
+    """fill, unstack, make_with_state: values and streams are those of the Stack's next call."""
+
+    class Layer(Normed):
+        noise: Noise
+
+        def __init__(self, *, key):
+            super().__init__(key=key)
+            self.noise = Noise()
+
+        def __call__(self, x, state):
+            x, state = self.noise(x, state)
+            return super().__call__(x, state)
+
+    net, state = pm.make_with_state(Net)(Layer, key=jax.random.key(0))
+    _, state = call(net, X, state.seed(jax.random.key(1)))
+    listed, list_state = as_list(net, jax.tree.map(jnp.copy, state))
+
+    assert type(listed.blocks) is list
+    assert_close(call(listed, X, list_state)[0], call(net, X, state)[0])
+
+
+def test_a_list_becomes_a_stack_with_its_state():
+    """There and back again is the identity, for model and State."""
+    net, state = pm.make_with_state(Net)(Normed, key=jax.random.key(0))
+    _, state = call(net, X, state)
+    kept = jax.tree.map(jnp.copy, state)
+
+    again, state = as_stack(*as_list(net, state))
+
+    assert pm.tree_equal(again, net)
+    assert state == kept
+
+
+def test_the_first_stream_of_a_list_goes_on_for_all():
+    """Layers of a list have a stream each; the Stack has one, which draws nothing twice."""
+    net, state = pm.make_with_state(Net)(Noise)
+    listed, state = as_list(net, state.seed(jax.random.key(0)))
+    _, state = call(listed, X, state)
+    before = [state.get(layer.drawn).item() for layer in listed.blocks]
+    first = jax.tree.leaves(state.substate(listed.blocks[0].stream))
+
+    again, state = as_stack(listed, state)
+    for pair in zip(jax.tree.leaves(state.substate(again.blocks.layer.stream)), first, strict=True):
+        assert pm.tree_equal(*pair)
+    _, state = call(again, X, state)
+
+    assert len({*before, *state.get(again.blocks.layer.drawn).tolist()}) == 2 * DEPTH
+
+
+@pytest.mark.parametrize("part", [0, slice(1, 3)])
+def test_a_part_of_a_stack_has_the_values_of_its_layers(part):
+    """Taken from a filled Stack, a layer or a slice is made with its own State."""
+    stack, state = normed()
+    _, state = stack(X, state)
+    mean, _ = state.get(stack.layer.norm.state_index)
+
+    taken, own = pm.make_with_state(lambda: state.fill(stack)[part])()
+
+    norm = taken.norm if part == 0 else taken.layer.norm
+    assert_close(own.get(norm.state_index)[0], mean[part])
+    assert taken(X, own)[0].shape == X.shape
+
+
+def test_a_split_state_goes_through_a_map():
+    """It belongs under a map over its members, where the Stack takes it; outside, it is refused."""
+    stack, state = noisy()
+    state = state.split(2)
+    with pytest.raises(RngError, match="stream"):
+        stack(X, state.restored())
+
+    axes = pm.by({"layer.stream": 0, ...: None})
+    mapped = pm.filter_vmap(
+        lambda state: stack(X, state)[1], in_axes=(axes,), out_axes=pm.by({...: 0})
+    )
+    drawn = mapped(state).get(stack.layer.drawn)
+    assert len(set(drawn.ravel().tolist())) == 2 * DEPTH
+
+
+# ---- the program
+
+
+def test_the_program_with_state_is_that_of_a_scan_by_hand():
+    """Values are taken apart and stacked by the scan; a stream is one use and a fold for each."""
+    stack, state = pm.make_with_state(nn.Stack)(Noise, DEPTH)
+    state = state.seed(jax.random.key(0))
+    leaves, structure = jax.tree.flatten(state)
+
+    def ours(leaves, x):
+        out, state = stack(x, jax.tree.unflatten(structure, leaves))
+        return out, jax.tree.leaves(state)
+
+    def by_hand(leaves, x):
+        key, count, drawn = leaves
+        base = jax.random.fold_in(key, count)
+        keys = jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.arange(DEPTH, dtype=jnp.uint32))
+        counts = jnp.zeros(DEPTH, jnp.uint32)
+
+        def step(x, each):
+            key, count, _ = each
+            number = jax.random.uniform(jax.random.fold_in(key, count))
+            return x + number, number
+
+        x, drawn = jax.lax.scan(step, x, (keys, counts, drawn))
+        return x, (key, count + 1, drawn)
+
+    counted = operations(ours, leaves, X)
+    assert sum(counted.values()) > 100
+    assert counted == operations(by_hand, leaves, X)
+
+
+def test_a_stack_in_inference_mode_leaves_its_state_usable():
+    """Nothing changed, so the State that was given comes back, and serves a second call."""
+
+    def make(key):
+        parts = [nn.Linear(3, 3, key=key), nn.BatchNorm(3), nn.Dropout(0.5, stream=pm.RngStream())]
+        return nn.Sequential(parts)
+
+    stack, state = pm.make_with_state(nn.Stack)(make, 2, key=jax.random.key(0))
+    x = jnp.arange(6.0).reshape(2, 3)
+    ready = nn.inference_mode(stack)
+
+    first, after = ready(x, state)
+    second, _ = ready(x, state)
+
+    assert after is state
+    assert_close(first, second)
+    _, after = stack(x, state.seed(jax.random.key(1)))
+    assert after is not state
+
+
+# ---- refusals
+
+
+class Wrong(nn.StatefulLayer):
+    """Returns a wrong result."""
+
+    norm: nn.BatchNorm
+    kind: str
+
+    def __init__(self, kind):
+        self.norm = nn.BatchNorm(2)
+        self.kind = kind
+
+    def __call__(self, x, state, *, key=None):
+        out, state = self.norm(x, state)
+        return {"alone": out, "swapped": (state, out)}[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["alone", "swapped"])
+def test_a_layer_has_to_return_its_state(kind):
+    """Its update would be lost."""
+    stack, state = pm.make_with_state(nn.Stack)(lambda: Wrong(kind), DEPTH)
+
+    with pytest.raises(StateError, match="Wrong"):
+        stack(X, state)
+
+
+def test_a_part_of_a_stack_is_refused_by_its_state():
+    """The values in there are those of all layers: a layer must not take them for its own."""
+    stack, state = normed()
+
+    for part in (stack[0], stack[:2], stack.unstack()[1]):
+        with pytest.raises(TokenError, match="token"):
+            part(X, state)
+        state = state.restored()

@@ -1,0 +1,310 @@
+"""`stateful`: a model and its State as one value."""
+
+import copy
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import RngError, StateError, TokenError
+from tests.helpers.equations import equations
+
+X = jnp.asarray([[1.0, 2.0], [3.0, 5.0], [2.0, 4.0]])
+EACH = pm.by({pm.RngStream: 0, ...: None})
+
+
+class Noise(nn.StatefulLayer):
+    """Adds noise from its own stream to its input."""
+
+    stream: pm.RngStream
+
+    def __init__(self):
+        self.stream = pm.RngStream()
+
+    def __call__(self, x, state, *, key=None):
+        noise_key, state = state.next_key(self.stream)
+        return x + jax.random.normal(noise_key, x.shape), state
+
+
+class Coder(pm.Module):
+    """A model with methods and no `__call__`; one of them needs no State."""
+
+    norm: nn.BatchNorm
+    scale: jax.Array
+
+    def __init__(self):
+        self.norm = nn.BatchNorm(2)
+        self.scale = jnp.asarray(2.0)
+
+    def encode(self, x, state):
+        out, state = self.norm(x, state)
+        return self.scale * out, state
+
+
+def linear():
+    return nn.Linear(2, 2, key=jax.random.key(0))
+
+
+def plain():
+    """A model without State and streams."""
+    return nn.Sequential([linear(), nn.Lambda(jnp.tanh)])
+
+
+def normed():
+    """Statistics only."""
+    return nn.Sequential([linear(), nn.BatchNorm(2)])
+
+
+def noisy():
+    """Statistics and a stream."""
+    return nn.Sequential([nn.BatchNorm(2), Noise(), linear()])
+
+
+def seeded(model):
+    return pm.stateful(model).seed(jax.random.key(1))
+
+
+def loss(net, x):
+    out, net = net(x)
+    return jnp.mean(jnp.square(out)), net
+
+
+def update(net, x):
+    """A step of plain gradient descent: nothing in it speaks of State."""
+    (value, net), grads = pm.filter_value_and_grad(loss, has_aux=True)(net, x)
+    return pm.apply_updates(net, jax.tree.map(lambda g: -0.1 * g, grads)), value
+
+
+def assert_equal(a, b):
+    """Two trees with the same arrays, or nearly so."""
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+# --- calling ------------------------------------------------------------------------------------
+
+
+def test_a_call_is_the_models_call_with_its_state():
+    """The output, and the State afterwards, are those of the model called by hand."""
+    model, state = pm.make_with_state(noisy)()
+    state = state.seed(jax.random.key(1))
+    expected, after = model(X, state)
+
+    out, net = seeded(noisy())(X)
+
+    assert_equal(out, expected)
+    assert_equal(net.state, after)
+    assert pm.tree_equal(net.model, model)
+
+
+@pytest.mark.parametrize("make", [plain, normed, noisy])
+def test_one_training_code_serves_all_models(make):
+    """With statistics, with streams, with neither; compiled, with the old net donated."""
+    traces = []
+
+    @pm.filter_jit(donate=("net",))
+    def step(net, x):
+        traces.append(net)
+        return update(net, x)
+
+    net = seeded(make())
+    values = []
+    for _ in range(20):
+        net, value = step(net, X)
+        values.append(float(value))
+
+    assert pm.inference_mode(net)(X)[0].shape == X.shape
+    assert len(traces) == 1
+    assert len(set(values)) == 20
+    assert make is noisy or values[-1] < values[0]
+
+
+def test_state_is_no_parameter():
+    """Gradients and trainable leaves leave statistics and streams out."""
+    net = seeded(noisy())
+
+    grads, net = pm.filter_grad(loss, has_aux=True)(net, X)
+    params, rest = pm.trainable(net)
+
+    assert jax.tree.leaves(grads.state) == jax.tree.leaves(params.state) == []
+    assert len(jax.tree.leaves(grads.model)) == len(jax.tree.leaves(net.model)) == 4
+    assert pm.tree_equal(pm.combine(params, rest), net)
+
+
+def test_inference_returns_the_pair_and_the_same_net():
+    """Nothing changed, so the net may be called again, and training goes on from it."""
+    _, net = pm.stateful(nn.BatchNorm(2))(X)
+    ready = pm.inference_mode(net)
+
+    first, again = ready(X)
+    second, _ = ready(X)
+
+    assert again is ready
+    assert_equal(first, second)
+    assert update(net, X)[0].state != net.state
+
+
+class Compiled(nn.StatefulLayer):
+    """Hands back a new State even where nothing in it has changed, as all compiled code does."""
+
+    layer: nn.BatchNorm
+
+    def __call__(self, x, state, *, key=None):
+        return pm.filter_jit(self.layer)(x, state)
+
+
+def test_a_net_in_another_mode_does_not_use_up_this_one():
+    """An evaluation leaves the net unchanged, ready for further training."""
+    net = pm.stateful(Compiled(nn.BatchNorm(2)))
+
+    out, ready = pm.inference_mode(net)(X)
+
+    assert_equal(out, ready(X)[0])
+    update(net, X)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [Coder.encode, lambda model, x, state: model.encode(x, state), ft.partial(Coder.encode)],
+    ids=["method", "lambda", "partial"],
+)
+def test_other_methods_are_applied(call):
+    """`net.apply(Model.method, ...)` gives the output and the net, as a call does."""
+    model, state = pm.make_with_state(Coder)()
+    expected, after = model.encode(X, state)
+
+    out, net = pm.stateful(Coder()).apply(call, X)
+
+    assert_equal(out, expected)
+    assert net.state == after
+
+
+# --- random streams -----------------------------------------------------------------------------
+
+
+def test_seed_split_and_join_are_those_of_the_state():
+    """Members draw different noise from one net, and afterwards there is one stream again."""
+    net = pm.stateful(Noise()).seed(jax.random.key(1))
+    state = net.state.substate(net.model)
+
+    call = pm.filter_vmap(lambda net: net(X), in_axes=(EACH,), out_axes=(0, EACH))
+    out, split = call(net.split(4))
+    joined = split.join()
+
+    assert len(np.unique(np.asarray(out[:, 0, 0]))) == 4
+    assert_equal(joined.state, state.split(4).join())
+
+
+# --- transforms ---------------------------------------------------------------------------------
+
+
+def ensemble(n):
+    return pm.filter_vmap(lambda key: pm.stateful(noisy()).seed(key))(
+        jax.random.split(jax.random.key(2), n)
+    )
+
+
+@pytest.mark.slow
+def test_members_of_an_ensemble_train_as_they_would_alone():
+    """Made, called and updated under `filter_vmap`: each member is the net trained by itself."""
+    nets, values = pm.filter_vmap(update, in_axes=(0, None))(ensemble(3), X)
+
+    for number, key in enumerate(jax.random.split(jax.random.key(2), 3)):
+        alone, value = update(pm.stateful(noisy()).seed(key), X)
+        member = jax.tree.map(lambda leaf, i=number: leaf[i], nets)
+        assert_equal(member, alone)
+        np.testing.assert_allclose(values[number], value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [pm.filter_scan, jax.lax.scan], ids=["filtered", "plain"])
+@pytest.mark.sampled
+def test_a_net_is_carried_through_scan(scan):
+    """As in a loop: its structure does not change from call to call."""
+
+    def body(net, x):
+        out, net = net(x)
+        return net, out
+
+    xs = jnp.stack([X, X + 1, 2 * X])
+    carried, outs = scan(body, seeded(noisy()), xs)
+
+    net = seeded(noisy())
+    for x, out in zip(xs, outs, strict=True):
+        expected, net = net(x)
+        assert_equal(out, expected)
+    assert_equal(carried, net)
+
+
+@pytest.mark.usefixtures("optimized")
+def test_the_program_is_the_one_with_state_passed_by_hand():
+    """Not one operation more in a training step."""
+    model, state = pm.make_with_state(noisy)()
+    state = state.seed(jax.random.key(1))
+
+    def by_hand(model, state, x):
+        def loss_of(model, state):
+            out, state = model(x, state)
+            return jnp.mean(jnp.square(out)), state
+
+        (value, state), grads = pm.filter_value_and_grad(loss_of, has_aux=True)(model, state)
+        return pm.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), state, value
+
+    assert equations(update, seeded(noisy()), X) == equations(by_hand, model, state, X)
+
+
+def test_copies_of_a_layer_in_a_net_are_layers_of_their_own():
+    """Stateful names tokens by path, as make_with_state does."""
+    norm = nn.BatchNorm(2)
+    net = pm.stateful(nn.Sequential([norm, copy.deepcopy(norm), norm]))
+
+    assert len(jax.tree.leaves(net.state)) == 6
+
+
+def test_an_old_net_is_refused_and_may_be_restored():
+    """By calls, methods and transforms: an update would be lost."""
+    net = pm.stateful(nn.BatchNorm(2))
+    before = copy.deepcopy(net)
+    _, after = net(X)
+
+    uses = [
+        lambda: net(X),
+        lambda: net.seed(jax.random.key(0)),
+        lambda: net.split(2),
+        net.join,
+        lambda: pm.filter_jit(update)(net, X),
+    ]
+    for use in uses:
+        with pytest.raises(StateError, match=r"net|State"):
+            use()
+    assert net.restored() == before
+    assert net.restored()(X)[1] == after
+
+
+def of_another():
+    """A model with the State of another."""
+    return pm.stateful(normed(), pm.make_with_state(nn.BatchNorm)(2)[1])
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "word"),
+    [
+        (of_another, TokenError, "token"),
+        (lambda: pm.stateful(pm.make_with_state(nn.BatchNorm)(2)[0]), StateError, "model"),
+        (lambda: pm.stateful(noisy())(X), RngError, "stream"),
+        (
+            lambda: pm.stateful(Coder()).apply(lambda model, x, state: (state, x), X),
+            StateError,
+            "state",
+        ),
+    ],
+)
+def test_what_is_refused(use, error, word):
+    """Another State, two of them, none; a stream without a key; a result in the wrong order."""
+    with pytest.raises(error, match=word):
+        use()
