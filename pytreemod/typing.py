@@ -65,6 +65,3 @@ AnyArray: TypeAlias = Shaped[ArrayLike, "..."]
 
 Keys: TypeAlias = Key[Array, "_"] | UInt32[Array, "_ _"]
 """Several random keys, new style or old, on one leading axis."""
-
-TracedNumber: TypeAlias = int | float | Array
-"""A number, or its tracer while a function is traced."""

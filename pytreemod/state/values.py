@@ -679,18 +679,6 @@ def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) ->
     return state
 
 
-def joined_states(state: State, other: State) -> State:
-    """Return a State that also has those tokens of another one that it lacks."""
-    more = [row for row in other._rows if row.marker not in state._values]
-    values = {**state._values, **{row.marker: other._values[row.marker] for row in more}}
-    return _make(values, Rows([*state._rows, *more]))
-
-
-def reduced_state(state: State, like: State) -> State:
-    """Return a State with only the tokens of another one."""
-    return _make({marker: state._values[marker] for marker in like._values}, like._rows)
-
-
 def _make_again(values: dict[Any, Any], rows: Rows, used: Any) -> State:
     state = _make(values, rows)
     state._used = used

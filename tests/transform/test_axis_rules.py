@@ -108,3 +108,12 @@ def test_names_that_would_split_nothing_are_refused(x, names, error, where):
     for call in (named, pm.filter_jit(named)):
         with pytest.raises(error, match=where):
             call(x, names)
+
+
+def test_a_rule_for_an_axis_that_the_mesh_has_not_is_refused():
+    """At the context, not where an array is constrained."""
+    with (
+        pytest.raises(SpecError, match="no axis 'modle'"),
+        pm.use_rules(MESH, pm.AxisRules({"embed": "modle"})),
+    ):
+        pass

@@ -172,3 +172,14 @@ def test_nothing_waits():
     assert waiting(pm.filter_jit(long(unchanged)), x) < 0.25
     assert waiting(checked(long(ok)), x) < 0.25
     assert waiting(pm.filter_jit(long(ok)), x) > 0.5
+
+
+def test_one_member_of_a_map_may_fail():
+    """The outputs are those of all members."""
+    error, out = pm.filter_vmap(pm.filter_checkify(lambda x: pm.error_if(x, x > 2, "too large")))(
+        jnp.arange(4.0)
+    )
+
+    assert out.tolist() == [0, 1, 2, 3]
+    with pytest.raises(Exception, match="too large"):
+        error.throw()

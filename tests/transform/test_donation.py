@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import DonatedError
+from pytreemod.errors import ArgumentError, DonatedError
 from tests.helpers.training import adam, batch, network, step
 from tests.helpers.trees import Buffered, affine, ramp
 
@@ -107,3 +107,9 @@ def test_a_training_loop_holds_one_model():
 
     assert all(array.is_deleted() for array in given)
     assert {*map(id, new)} == {*map(id, jax.tree.leaves((model, state, loss)))}
+
+
+def test_a_misspelt_name_is_refused():
+    """In a tuple, too, where the other name is right."""
+    with pytest.raises(ArgumentError, match="no argument 'opt_stat'"):
+        pm.filter_jit(update, donate=("model", "opt_stat"))

@@ -79,3 +79,9 @@ def test_made_anew_it_is_traced_once():
         pm.filter_pmap(loss, in_axes=(None, 0))(jnp.ones(2), ramp(8, 2))
     assert len(traces) == 2
     assert pm.filter_pmap(loss) == pm.filter_pmap(loss) != pm.filter_pmap(loss, in_axes=1)
+
+
+def test_an_error_of_the_function_comes_through():
+    """As from a call."""
+    with pytest.raises(TypeError, match="reshape"):
+        pm.filter_pmap(lambda x: x.reshape(3))(jnp.ones((8, 2)))
