@@ -312,7 +312,7 @@ def initial_bias(
 
 def uniform(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, fan_in: int) -> Array:
     """Draw from U[-1/sqrt(fan_in), 1/sqrt(fan_in)]; of complex numbers, both parts."""
-    limit, dtype = 1 / math.sqrt(fan_in) if fan_in else 0.0, float_dtype(dtype)
+    limit, dtype = 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0, float_dtype(dtype)
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return jax.random.uniform(key, shape, dtype, -limit, limit)
     # JAX draws no uniform complex numbers.

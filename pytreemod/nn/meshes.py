@@ -37,7 +37,7 @@ def call_on_mesh(
     features: Features,
 ) -> Any:
     """Call a layer; if an array is on a mesh with explicit axes, by the rule above."""
-    mesh = explicit_mesh(*jtu.tree_leaves(layer), *args)
+    mesh = explicit_mesh(*jtu.tree_leaves(layer), *args, *kwargs.values())
     if mesh is None:
         return call(layer, *args, **kwargs)
     leaves, treedef = jtu.tree_flatten((layer, args, kwargs))
