@@ -78,6 +78,8 @@ def write_at_once(path, write, read, count):
 
 
 if __name__ == "__main__":
+    # Ignored by a program that a shell has started in the background: the writers would never end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder, count, *jobs = sys.argv[1:]
     for name, (write, read) in WRITERS.items():
         path = os.path.join(folder, name)
