@@ -17,6 +17,7 @@ from pytreemod.module.fields import field
 from pytreemod.module.resolving import resolve
 from pytreemod.nn.base import (
     Initializer,
+    add_shared,
     check_shape,
     divide_key,
     key_for_call,
@@ -33,9 +34,11 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.making import make_with_state
 from pytreemod.state.tokens import RngStream, StateIndex, holding
 from pytreemod.state.values import State
+from pytreemod.transform.call_rules import CallRule, rules_of
 from pytreemod.typing import AnyArray, PyTree, Tracer, jtu
 
-Heads: TypeAlias = Shaped[Array, "*batch seq heads size"]
+Heads: TypeAlias = Shaped[Array, "..."]
+"""Of shape (..., seq, heads, size)."""
 AllHeads: TypeAlias = tuple[Heads, Heads, Heads]
 """Those of queries, keys and values."""
 
@@ -335,9 +338,13 @@ class MultiheadAttention(Module):
 
     def _project(self, query: Array, key: Array, value: Array) -> AllHeads:
         heads, kv_heads = self.num_heads, self.num_kv_heads or self.num_heads
-        q = self.query_proj(query).reshape(*query.shape[:-1], heads, self.qk_size)
-        k = self.key_proj(key).reshape(*key.shape[:-1], kv_heads, self.qk_size)
-        v = self.value_proj(value).reshape(*value.shape[:-1], kv_heads, self.vo_size)
+        layers, inputs = (self.query_proj, self.key_proj, self.value_proj), (query, key, value)
+        is_one = query is key is value and _may_be_one(layers)
+        found = _as_one(layers, query) if is_one else map(_called, layers, inputs)
+        q, k, v = found
+        q = q.reshape(*query.shape[:-1], heads, self.qk_size)
+        k = k.reshape(*key.shape[:-1], kv_heads, self.qk_size)
+        v = v.reshape(*value.shape[:-1], kv_heads, self.vo_size)
         # Before the rotation: the weight of a norm would scale the two numbers of a pair apart.
         q = q if self.query_norm is None else self.query_norm(q)
         return q, k if self.key_norm is None else self.key_norm(k), v
@@ -471,6 +478,25 @@ class MultiheadAttention(Module):
 
 
 # ---- the formula
+
+
+def _called(layer: Any, x: Array) -> Array:
+    return layer(x)
+
+
+def _may_be_one(layers: tuple[Linear, ...]) -> bool:
+    """Whether projections of one sequence are made by one product: on a mesh, to send less."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return False
+    # Each must be called for itself if something looks at its calls.
+    plain = [isinstance(layer, Linear) and not rules_of(layer, CallRule) for layer in layers]  # pyright: ignore[reportUnnecessaryIsInstance]  (a user may put in another layer)
+    return all(plain) and len({layer.weight.shape for layer in layers}) == 1
+
+
+def _as_one(layers: tuple[Linear, ...], x: Array) -> list[Array]:
+    """Project x for all, so that devices add up its gradient once, instead of once for each."""
+    y = jnp.einsum("...i,poi->p...o", x, jnp.stack([layer.weight for layer in layers]))
+    return [add_shared(y[i], layer.bias) for i, layer in enumerate(layers)]
 
 
 def _visible(queries: Array, keys: Array, is_causal: bool, window: int | None) -> Array:

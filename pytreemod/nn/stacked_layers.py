@@ -255,7 +255,7 @@ class Stack(Stacked[_M]):
             The last layer's output; with `state`, the pair of it and the new State.
         """
         rest, *each = self._inputs(key, state)
-        step: Any = _Step(rest, same)
+        step: Any = _StackStep(rest, same)
         if self.remat is not False:
             # Inside a loop XLA cannot undo the recomputation; without a loop it would.
             no_loop = self.unroll is True or self.unroll >= self.depth
@@ -300,7 +300,7 @@ class Stack(Stacked[_M]):
         return blank.replace(layer=_stacked(layers), depth=len(layers))
 
 
-class _Step(Module):
+class _StackStep(Module):
     """One step of the scan: a layer, applied to the output of the previous one."""
 
     rest: Any

@@ -136,7 +136,11 @@ class Stateful(Module, Generic[_M]):
         """Return the State, if it was not used up."""
         if not self.state.__usable__():
             fact = "a call has already replaced this net; its State would lose an update"
-            hint = ("out, net = net(x)", "net = net.restored()  # if the result is lost")
+            hint = (
+                "use the new net:",
+                "out, net = net(x)",
+                "net = net.restored()  # if it is lost",
+            )
             raise StateError(fact, hint=hint)
         return self.state
 
