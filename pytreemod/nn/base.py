@@ -68,8 +68,8 @@ def layer_call(features: Features = None) -> Callable[[_Call], _Call]:
         ...     @nn.layer_call()
         ...     def __call__(self, x, *, key=None):
         ...         return self.factor * nn.check_shape(self, x, ..., self.size)
-        >>> Gain(jnp.ones(3), 3)(jnp.ones((2, 3))).shape
-        (2, 3)
+        >>> Gain(jnp.ones(3), 3)(jnp.ones(3)).shape
+        (3,)
         >>> Gain(jnp.ones((5, 3)), 3)(jnp.ones(3))
         Traceback (most recent call last):
         pytreemod.errors.ShapeError: Gain(size=3): expected factor of shape (3,), got f32[5,3].
