@@ -237,7 +237,7 @@ BY_HEADS = pm.by(
 
 
 def test_attention_sends_no_more_than_by_hand():
-    """Where the compiler chooses for both: forward, and the gradient of what is projected."""
+    """Where the compiler chooses for both; the gradient of what is projected thrice is one sum."""
     layer = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
     x = jnp.cos(jnp.arange(4.0 * 3 * 8)).reshape(4, 3, 8)
     leaves = jax.tree.leaves(layer)
@@ -252,7 +252,7 @@ def test_attention_sends_no_more_than_by_hand():
         return (layer(jnp.tanh(x)) ** 2).sum()
 
     def sent(f, x, weights):
-        return collectives(jax.jit(jax.grad(f)).lower(x, weights).compile().as_text()).elements
+        return collectives(jax.jit(jax.grad(f)).lower(x, weights).compile().as_text()).size
 
     explicit = jax.device_put(layer, pm.shardings(layer, EXPLICIT, BY_HEADS))
     automatic = jax.tree.leaves(jax.device_put(layer, pm.shardings(layer, MESH, BY_HEADS)))
@@ -260,7 +260,8 @@ def test_attention_sends_no_more_than_by_hand():
     found = jax.jit(jax.grad(ours))(put_x, explicit)
 
     np.testing.assert_allclose(found, jax.grad(by_hand)(x, leaves), atol=1e-5)
-    assert sent(ours, put_x, explicit) == sent(by_hand, jax.device_put(x, on("data")), automatic)
+    # By hand each of the three projections has a sum over devices in the backward pass.
+    assert sent(ours, put_x, explicit) < sent(by_hand, jax.device_put(x, on("data")), automatic)
 
 
 def test_a_weight_that_was_gathered_is_not_kept_for_the_backward_pass():
