@@ -270,7 +270,9 @@ def by_hand(model, x):
     low = jnp.bfloat16
 
     def linear(layer, x):
-        return jnp.inner(x, layer.weight.astype(low)) + layer.bias.astype(low)[None]
+        y, bias = jnp.inner(x, layer.weight.astype(low)), layer.bias.astype(low)
+        # The gradient of the bias is a sum over the examples, in float32.
+        return (y.astype(jnp.float32) + bias[None].astype(jnp.float32)).astype(low)
 
     one, norm, relu, two = model.layers
     x = linear(one, x.astype(low))
