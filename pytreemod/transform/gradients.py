@@ -17,6 +17,7 @@ import jax
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.arguments import function_name
 from pytreemod.transform.chosen_leaves import choose, trainable_mask, warn_of_shared
+from pytreemod.transform.microbatches import in_microbatches
 from pytreemod.transform.packing import pack, unpack
 from pytreemod.transform.sowing import collecting, split_sown
 from pytreemod.transform.wrapping import Transformed, check_callable
@@ -75,6 +76,8 @@ class DerivativeOptions(NamedTuple):
     argnums: int | tuple[int, ...] | None
     has_aux: bool
     jax: tuple[tuple[str, Any], ...]
+    microbatches: int = 1
+    reduce: str = "mean"
 
 
 class _ValueAndGrad(Transformed):
@@ -85,8 +88,18 @@ class _ValueAndGrad(Transformed):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the value of the function and the gradient."""
-        wrt, argnums, has_aux, options = self.options
-        where = f"{self.transform_name} of {function_name(self.fn)}"
+        options, where = self.options, f"{self.transform_name} of {function_name(self.fn)}"
+        once = ft.partial(self._differentiate, where)
+        if options.microbatches == 1:
+            loss, grads, aux = once(args, kwargs)
+        else:
+            loss, grads, aux = in_microbatches(where, once, args, kwargs, options)
+        return self.result((loss, aux) if options.has_aux else loss, aux, grads)
+
+    def _differentiate(
+        self, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        wrt, argnums, has_aux, options, *_ = self.options
         chosen = choose(self.transform_name, self.fn, args, wrt, argnums)
 
         def run(values: list[Any]) -> tuple[Any, Any]:
@@ -100,8 +113,7 @@ class _ValueAndGrad(Transformed):
 
         differentiate = jax.value_and_grad(run, has_aux=True, **dict(options))
         (loss, packed), grads = differentiate(chosen.values)
-        aux = unpack(packed)
-        return self.result((loss, aux) if has_aux else loss, aux, chosen.place(grads))
+        return loss, chosen.place(grads), unpack(packed)
 
     def result(self, value: Any, aux: Any, grads: Any) -> Any:
         """Return the result for the caller."""
@@ -135,7 +147,13 @@ def pair_of(result: Any, where: str, pair: str = "loss, aux") -> tuple[Any, Any]
 
 
 def differentiating(
-    cls: type[Transformed], fun: Any, wrt: Any, argnums: Any, has_aux: bool, options: dict[str, Any]
+    cls: type[Transformed],
+    fun: Any,
+    wrt: Any,
+    argnums: Any,
+    has_aux: bool,
+    options: dict[str, Any],
+    **batch: Any,
 ) -> Any:
     """Put a function under a transform with these options; without one, return a decorator.
 
@@ -143,16 +161,16 @@ def differentiating(
         ArgumentError: if the function is not callable.
     """
     if fun is None:
-        return ft.partial(
-            differentiating, cls, wrt=wrt, argnums=argnums, has_aux=has_aux, options=options
-        )
+        given = {"wrt": wrt, "argnums": argnums, "has_aux": has_aux, "options": options, **batch}
+        return ft.partial(differentiating, cls, **given)
     check_callable(cls.transform_name, fun)
     # As an option, which must have a hash.
     if is_instance(argnums, Iterable):
         argnums = tuple(map(operator.index, argnums))
     elif argnums is not None:
         argnums = operator.index(argnums)
-    return cls(fun, DerivativeOptions(wrt, argnums, has_aux, tuple(sorted(options.items()))))
+    jax_options = tuple(sorted(options.items()))
+    return cls(fun, DerivativeOptions(wrt, argnums, has_aux, jax_options, **batch))
 
 
 @overload
@@ -185,6 +203,8 @@ def filter_value_and_grad(
     wrt: FilterSpec | None = None,
     argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
+    microbatches: int = 1,
+    reduce: Literal["mean", "sum"] = "mean",
     **gradkwargs: Any,
 ) -> Any:
     """Like [`filter_grad`][pytreemod.filter_grad], but returns the value as well.
@@ -194,6 +214,8 @@ def filter_value_and_grad(
         wrt: the leaves to differentiate; see `filter_grad`.
         argnums: the arguments to differentiate; see `filter_grad`.
         has_aux: whether `fun` returns a pair `(loss, aux)`.
+        microbatches: the number of parts of the batch; see `filter_grad`.
+        reduce: `"mean"` or `"sum"`; see `filter_grad`.
         **gradkwargs: options of `jax.value_and_grad` (`holomorphic`, `allow_int`, ...).
 
     Returns:
@@ -210,7 +232,8 @@ def filter_value_and_grad(
         (Array(6., dtype=float32, weak_type=True),
          {'name': None, 'w': Array(3., dtype=float32, weak_type=True)})
     """
-    return differentiating(_ValueAndGrad, fun, wrt, argnums, has_aux, gradkwargs)
+    batch = {"microbatches": microbatches, "reduce": reduce}
+    return differentiating(_ValueAndGrad, fun, wrt, argnums, has_aux, gradkwargs, **batch)
 
 
 @overload
@@ -243,6 +266,8 @@ def filter_grad(
     wrt: FilterSpec | None = None,
     argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
+    microbatches: int = 1,
+    reduce: Literal["mean", "sum"] = "mean",
     **gradkwargs: Any,
 ) -> Any:
     """Return the gradient of a scalar function of any trees.
@@ -263,6 +288,11 @@ def filter_grad(
         argnums: the arguments to differentiate: an int (the gradient is a tree), or several (a
             tuple of trees).
         has_aux: whether `fun` returns a pair `(loss, aux)`; `aux` may be any tree.
+        microbatches: the number of parts in which the batch is computed, one after the other, to
+            save memory. Arrays after the first argument are split along axis 0 (close over one
+            that is not to be split), a key `()` is split, a State goes from part to part. `aux` is
+            that of the whole batch: joined along axis 0, or reduced as the loss.
+        reduce: `"mean"` if the loss is a mean over examples, each treated alone; or `"sum"`.
         **gradkwargs: options of `jax.grad` (`holomorphic`, `allow_int`, ...).
 
     Returns:
@@ -270,7 +300,9 @@ def filter_grad(
 
     Raises:
         ArgumentError: if the differentiated argument is passed by keyword, or has nothing to
-            differentiate, or if `fun` returns no pair with `has_aux`.
+            differentiate, or if `fun` returns no pair with `has_aux`; or a part of `aux` has no
+            axis of examples, and no mean.
+        ShapeError: if the arrays to split have not one size that is a multiple of `microbatches`.
         SpecError: if `wrt` does not fit the arguments.
 
     Warns:
@@ -284,4 +316,5 @@ def filter_grad(
         >>> grad({"w": jnp.asarray(2.0), "name": "a"}, 3.0)
         {'name': None, 'w': Array(3., dtype=float32, weak_type=True)}
     """
-    return differentiating(_Grad, fun, wrt, argnums, has_aux, gradkwargs)
+    batch = {"microbatches": microbatches, "reduce": reduce}
+    return differentiating(_Grad, fun, wrt, argnums, has_aux, gradkwargs, **batch)

@@ -31,7 +31,7 @@ class _Forward(Transformed):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the Jacobian."""
-        wrt, argnums, has_aux, options = self.options
+        wrt, argnums, has_aux, options, *_ = self.options
         where = f"{self.transform_name} of {function_name(self.fn)}"
         chosen = choose(self.transform_name, self.fn, args, wrt, argnums)
 
