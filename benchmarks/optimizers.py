@@ -149,7 +149,7 @@ def ours(depth: int) -> Step:
     @pytreemod.filter_jit(donate=("model", "opt"))
     def work(model: Any, opt: Any, x: jax.Array, y: jax.Array) -> tuple[Any, Any, jax.Array]:
         loss, grads = pytreemod.filter_value_and_grad(model_loss)(model, x, y)
-        model, opt = opt.update(model, grads)
+        model, opt = opt.update(model, grads=grads)
         return model, opt, loss
 
     def step(x: np.ndarray, y: np.ndarray) -> jax.Array:

@@ -155,7 +155,7 @@ def advance(run: Run, cart: CartPole) -> tuple[Run, tuple[Float[Array, " carts"]
 
     recalled = memory.recall(BATCH, recall)
     loss, grads = pm.filter_value_and_grad(surprise)(run.net, run.target, recalled)
-    net, optimizer = run.optimizer.update(run.net, grads)
+    net, optimizer = run.optimizer.update(run.net, grads=grads)
     # A slower copy, a little nearer to the network.
     target = optax.incremental_update(net, run.target, FOLLOW)
     age = jnp.where(ends, 0, run.age + 1)

@@ -67,7 +67,7 @@ def step(
     """Take a training step."""
     value_and_grad = pm.filter_value_and_grad(loss_fn, has_aux=True)
     (loss, net), grads = value_and_grad(net, images, labels)
-    return *optimizer.update(net, grads), loss
+    return *optimizer.update(net, grads=grads), loss
 
 
 def predict(net: Net, images: Images) -> Float[Array, "batch 10"]:

@@ -128,7 +128,8 @@ muon = optax.contrib.muon(
     weight_decay=0.1,
     muon_weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(1, 0),
 )
-RULES = {"adamw": adamw, "muon": pm.by({pm.matrices & pm.select.path("blocks"): muon, ...: adamw})}
+matrices = pm.matrices & pm.select.path("blocks")
+RULES = {"adamw": adamw, "muon": pm.by({matrices: pm.per_layer(muon), ...: adamw})}
 
 
 def make_optimizer(name: str, model: Gpt) -> pm.Optimizer:
@@ -151,7 +152,7 @@ def step(model: Gpt, opt: pm.Optimizer, text: Bytes, dtype: Any) -> tuple[Any, .
         return bits(jax.tree.map(lambda leaf: leaf.astype(dtype), model), text)
 
     loss, grads = pm.filter_value_and_grad(loss_fn)(model)
-    return *opt.update(model, grads), loss
+    return *opt.update(model, grads=grads), loss
 
 
 class Run(NamedTuple):

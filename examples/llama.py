@@ -142,7 +142,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.quantize:
         exact, model = model, pm.quantize(model, options.quantize)
         error = jnp.abs(model(prompt) - exact(prompt)).max()
-        print(pm.quantization_report(exact, model), f"scores differ by {error:.3f}", sep="\n")
+        print(f"{pm.param_count(exact):,} parameters as {options.quantize}: ", end="")
+        print(f"scores differ by {error:.3f}")
     print(*prompt[0].tolist(), "->", *generate(model, state, prompt, options.count)[0][0].tolist())
 
 

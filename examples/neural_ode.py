@@ -98,7 +98,7 @@ def step(
 ) -> tuple[Neuron, pm.Optimizer, Array]:
     """Take one training step."""
     loss, grads = pm.filter_value_and_grad(loss_fn)(model, past, future, times)
-    model, opt = opt.update(model, grads)
+    model, opt = opt.update(model, grads=grads)
     return model, opt, loss
 
 

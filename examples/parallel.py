@@ -195,7 +195,7 @@ def loss_fn(model: Transformer, text: Bytes) -> Float[Array, ""]:
 def step(model: Transformer, opt: pm.Optimizer, text: Bytes) -> tuple[Any, ...]:
     """A step of training, on any number of devices."""
     loss, grads = pm.filter_value_and_grad(loss_fn)(model, text)
-    return *opt.update(model, grads), loss
+    return *opt.update(model, grads=grads), loss
 
 
 class Trained(NamedTuple):

@@ -139,7 +139,7 @@ def loss_fn(net: Net, images: Images) -> tuple[Float[Array, ""], Net]:
 def step(net: Net, opt: pm.Optimizer, images: Images) -> tuple[Net, pm.Optimizer, Array]:
     """Take one training step."""
     (loss, net), grads = pm.filter_value_and_grad(loss_fn, has_aux=True)(net, images)
-    net, opt = opt.update(net, grads)
+    net, opt = opt.update(net, grads=grads)
     return net, opt, loss
 
 

@@ -128,9 +128,9 @@ _LATER = {
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "param_count": "pytreemod.debug.summaries:param_count",
     "partition_specs": "pytreemod.parallel.tree_specs:partition_specs",
-    "per_layer": "pytreemod.training.layered.rules:per_layer",
-    "Precision": "pytreemod.training.dtype_policies:Precision",
-    "quantization_report": "pytreemod.training.quantization:quantization_report",
+    "per_layer": "pytreemod.training.per_layer:per_layer",
+    "per_member": "pytreemod.training.per_layer:per_member",
+    "Precision": "pytreemod.training.precision_rules:Precision",
     "quantize": "pytreemod.training.quantization:quantize",
     "read_metadata": "pytreemod.io.saving:read_metadata",
     "resolve": "pytreemod.module.resolving:resolve",
@@ -194,16 +194,16 @@ if _typing.TYPE_CHECKING:
     from pytreemod.parallel.tree_specs import partition_specs as partition_specs
     from pytreemod.parallel.tree_specs import shardings as shardings
     from pytreemod.training import constraints as constraints
-    from pytreemod.training.dtype_policies import Precision as Precision
-    from pytreemod.training.layered.rules import per_layer as per_layer
     from pytreemod.training.loss_scaling import LossScale as LossScale
     from pytreemod.training.loss_scaling import all_finite as all_finite
     from pytreemod.training.loss_scaling import select_tree as select_tree
     from pytreemod.training.low_rank import lora as lora
     from pytreemod.training.mapped_parameters import map_parameters as map_parameters
     from pytreemod.training.optimizers import Optimizer as Optimizer
+    from pytreemod.training.per_layer import per_layer as per_layer
+    from pytreemod.training.per_layer import per_member as per_member
+    from pytreemod.training.precision_rules import Precision as Precision
     from pytreemod.training.precision_rules import with_precision as with_precision
-    from pytreemod.training.quantization import quantization_report as quantization_report
     from pytreemod.training.quantization import quantize as quantize
     from pytreemod.transform.capturing import capture as capture
     from pytreemod.transform.capturing import intervene as intervene

@@ -52,7 +52,8 @@ def _texts_of(place: Place) -> dict[str, str]:
     elif record is not None and record.is_hole:
         values = {"": f"tied through {text_of(node.through)}"}
     elif record is not None and not is_token(node) and not is_instance(node, Stacked):
-        data = {*record.data_names(node)}
+        # What follows from the rest is compared with it.
+        data = {*record.data_names(node), *getattr(node, "__derived__", ())}
         fields = (each for each in record.names(node) if each not in data)
         values = {"": f"{_CLASS}{own_class(node).__name__}"}
         values |= {each: text_of(stored(node, each)) for each in fields}
@@ -86,7 +87,8 @@ def text_of(value: Any) -> str | None:
         items = (f"{key!r}: {text_of(item)}" for key, item in sorted(value.items(), key=repr))
         return f"{{{', '.join(items)}}}"
     if dataclasses.is_dataclass(value) and not is_instance(value, type):
-        fields = tuple(getattr(value, each.name, None) for each in dataclasses.fields(value))
+        compared = [each.name for each in dataclasses.fields(value) if each.compare]
+        fields = tuple(getattr(value, name, None) for name in compared)
         return f"{type(value).__name__}{text_of(fields)}"
     # Classes, functions, ufuncs, jitted functions.
     return getattr(value, "__name__", None)

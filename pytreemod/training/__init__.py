@@ -4,6 +4,10 @@ Owns: the optimizer, which applies optax by selector, and other forms of chosen 
 updates, parameters through a function). The constraints of fields, the dtypes of a model's
 parameters and computation, and the loss scale for float16 belong here, too.
 
+A story of one file each: `optimizers.py`, and `per_layer.py` for layers that are stacked;
+`constraints.py`; `precision_rules.py` and `loss_scaling.py`; `low_rank.py`, `mapped_parameters.py`
+and `quantization.py`.
+
 May import `transform`, `state` and the rooms below them, but not optax: any object with `init` and
 `update` is a transformation.
 

@@ -20,7 +20,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
 from pytreemod.state.values import State
 from pytreemod.tree.differences import compare
-from pytreemod.tree.predicates import as_number, is_array, is_inexact_array
+from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.tree.snapshots import is_state
 from pytreemod.typing import PyTree, jtu
 
@@ -28,49 +28,31 @@ _T = TypeVar("_T")
 # Not `Self`, which runtime type checkers (beartype) refuse in single methods.
 _L = TypeVar("_L", bound="LossScale")
 
-
+# In this range a factor and its inverse are normal numbers of float32: XLA takes others for 0.
 _LEAST, _MOST = 2.0**-126, 2.0**126
-"""In this range a factor and its inverse are normal numbers of float32: XLA takes others for 0."""
-
-
-def _check_factor(where: str, value: Any, above: float = 0.0) -> float:
-    given = as_number(value)
-    # As the computation will round it: 1 + 1e-9 is 1.
-    factor = 0.0 if given is None else float(np.float32(min(max(given, -1.0), _MOST * 2)))
-    if given is None or not max(_LEAST, above) <= factor <= _MOST or factor == above:
-        least = f"more than {above:g}" if above else "from 2**-126"
-        expected = f"a number of float32, {least} and up to 2**126"
-        raise ArgumentError(where, expected, describe(value))
-    return float(given)
 
 
 class LossScale(Module):
     """The factor by which a loss is multiplied before it is differentiated.
 
-    **Form.** A value with two arrays: pass it through `filter_jit`, `filter_scan`, files and
-    pickles together with the model.
+    `LossScale()` adapts itself: after `period` finite steps the factor is multiplied by `growth`,
+    up to 2**126. At a step that is not finite it is divided by `growth`, down to `minimum`. With
+    `period=None` it never changes. It is a value with two arrays: pass it through `filter_jit` and
+    files together with the model.
 
-    **Make.** `LossScale()`, which adapts itself: after `period` finite steps the factor is
-    multiplied by `growth`, up to 2**126. At a step that is not finite it is divided by `growth`,
-    down to `minimum`. With `period=None` it never changes.
-
-    **Use.** Differentiate `scale.scale(loss)`; `grads = scale.unscale(grads)`; then
+    Differentiate `scale.scale(loss)`; `grads = scale.unscale(grads)`; then
     `finite = pm.all_finite(grads)` decides whether the step is made, by
     [`select_tree`][pytreemod.select_tree], and `scale = scale.adjust(finite)`.
-
-    **Laws.** `scale.unscale(scale.scale(x))` equals `x`, where neither overflows nor underflows: to
-    the last bit if the factor is a power of two.
 
     Fields:
         loss_scale: the factor, a float32
         counter: the number of finite steps since it changed, an int32
 
     Args:
-        initial: the first factor, from 2**-126 to 2**126; not below `minimum` if it
-            adapts.
+        initial: the first factor, from 2**-126 to 2**126; not below `minimum` if it adapts.
         period: the number of finite steps after which the factor grows, >= 1; None for never.
-        growth: the number to multiply or divide by, > 1 as a float32, up to 2**126.
-        minimum: the smallest factor, from 2**-126 to 2**126.
+        growth: the number to multiply or divide by, > 1 as a float32.
+        minimum: the smallest factor.
 
     Raises:
         ArgumentError: if an argument is unusable.
@@ -106,43 +88,24 @@ class LossScale(Module):
         growth: float = 2.0,
         minimum: float = 1.0,
     ):
-        first = _check_factor("LossScale(initial)", initial)
-        if period is not None and period < 1:
-            raise ArgumentError("LossScale(period)", "at least 1 step, or None", str(period))
-        self.period = period
-        self.growth = _check_factor("LossScale(growth)", growth, 1.0)
-        self.minimum = _check_factor("LossScale(minimum)", minimum)
-        # At an overflow, `minimum` would raise the factor.
-        if period is not None and first < self.minimum:
+        is_right = _LEAST <= minimum <= _MOST and _LEAST <= initial <= _MOST
+        # As a float32: 1 + 1e-9 is 1.
+        is_right = is_right and 1 < np.float32(growth) <= _MOST
+        if not is_right or (period is not None and (period < 1 or initial < minimum)):
             raise ArgumentError(
-                "LossScale(initial)",
-                f"an initial scale of at least minimum, {self.minimum:g}",
-                f"{first:g}",
-                hint=("lower the minimum:", f"LossScale({first!r}, minimum={first!r})"),
+                "LossScale: initial and minimum are from 2**-126 to 2**126, growth is more than 1, "
+                "period at least 1 step, and then initial not below minimum"
             )
-        self.loss_scale = jnp.asarray(first, jnp.float32)
+        self.period, self.growth, self.minimum = period, float(growth), float(minimum)
+        self.loss_scale = jnp.asarray(initial, jnp.float32)
         self.counter = jnp.asarray(0, jnp.int32)
 
     def scale(self, loss: _T) -> _T:
-        """Multiply a loss by the factor.
-
-        Args:
-            loss: a floating array, or any tree of them.
-
-        Returns:
-            The same, in the same dtypes.
-        """
+        """Multiply a loss, or any tree of floating arrays, by the factor; dtypes are unchanged."""
         return jtu.tree_map(ft.partial(_times, factor=self.loss_scale), loss)
 
     def unscale(self, grads: _T) -> _T:
-        """Divide gradients by the factor.
-
-        Args:
-            grads: any tree of arrays; only floating and complex arrays are changed.
-
-        Returns:
-            The same, in the same dtypes. The division itself is done in float32 or wider.
-        """
+        """Divide the floating arrays of a tree by the factor, in float32 or wider numbers."""
         return jtu.tree_map(ft.partial(_times, factor=1 / self.loss_scale), grads)
 
     def adjust(self: _L, grads_finite: Any) -> _L:
@@ -163,7 +126,6 @@ class LossScale(Module):
         counter = self.counter + 1
         is_due = counter >= self.period
         grown = self.loss_scale * self.growth
-        # A larger factor would have an inverse of 0, and all finite gradients would become 0.
         up = jnp.where(is_due & (grown <= _MOST), grown, self.loss_scale)
         # Otherwise a loss that is never finite would bring the factor, and all gradients, to zero.
         down = jnp.maximum(self.loss_scale / self.growth, self.minimum)
@@ -174,10 +136,10 @@ class LossScale(Module):
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Whether no array in a tree has an infinity or a NaN.
+    """Whether no floating or complex array in a tree has an infinity or a NaN.
 
     Args:
-        tree: any tree, such as gradients; only floating and complex arrays are read.
+        tree: any tree, such as gradients.
 
     Returns:
         One True or False, as an array; True if there are no such arrays.
@@ -196,9 +158,8 @@ def all_finite(tree: PyTree) -> jax.Array:
 def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
     """Return one of two trees, depending on a single bool that may be traced.
 
-    Use it to skip a step that is not finite: `select_tree(finite, new, old)`. If the step has used
-        up
-    a State in `old`, that is restored, as by `State.restored`.
+    Use it to skip a step that is not finite: `select_tree(finite, new, old)`. A State in `old` that
+    the step has used up is restored.
 
     Args:
         pred: True or False.
@@ -220,21 +181,19 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
         2.0
     """
     pred = _check_bool("select_tree(pred)", pred)
-    # Skipping a step means going back to a State that the step has used up.
-    on_true, on_false = _restored(on_true), _restored(on_false)
-    leaves, treedef = jtu.tree_flatten(on_true)
-    others = jtu.tree_leaves(on_false)
+    on_true, on_false = (
+        jtu.tree_map(_restored, tree, is_leaf=is_state) for tree in (on_true, on_false)
+    )
     found = compare(on_true, on_false, _fits)
     if found:
-        raise StructureError(
-            "select_tree",
-            "two trees of one structure, with arrays of the same shapes and dtypes",
-            "trees that differ",
-            at=[each.line(form="{} and {}") for each in found],
-        )
-    pairs = zip(leaves, others, strict=True)
-    # `where`, and no branch: both trees exist already, and vmap would turn a branch into this.
-    return treedef.unflatten([jnp.where(pred, a, b) if is_array(a) else a for a, b in pairs])
+        at = [each.line(form="{} and {}") for each in found]
+        raise StructureError("select_tree: the two trees differ", at=at)
+
+    def select(a: Any, b: Any) -> Any:
+        # `where`, and no branch: both exist already, and vmap would turn a branch into this.
+        return jnp.where(pred, a, b) if is_array(a) else a
+
+    return jtu.tree_map(select, on_true, on_false)
 
 
 def _times(x: Any, factor: jax.Array) -> Any:
@@ -245,11 +204,8 @@ def _times(x: Any, factor: jax.Array) -> Any:
     return (x.astype(wide) * factor.astype(wide)).astype(x.dtype)
 
 
-def _restored(tree: Any) -> Any:
-    def restore(node: Any) -> Any:
-        return node.restored() if isinstance(node, State) else node
-
-    return jtu.tree_map(restore, tree, is_leaf=is_state)
+def _restored(node: Any) -> Any:
+    return node.restored() if isinstance(node, State) else node
 
 
 def _fits(a: Any, b: Any) -> bool:
@@ -263,5 +219,4 @@ def _check_bool(where: str, value: Any) -> Any:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(value, bool) or (shape == () and dtype == np.dtype(bool)):
         return value
-    hint = ["for a tree of gradients, write:", "pm.all_finite(grads)"]
-    raise ArgumentError(where, "a single bool", describe(value), hint=hint)
+    raise ArgumentError(where, "a single bool", describe(value), hint="pm.all_finite(grads)")

@@ -1,15 +1,12 @@
 """Low-rank updates: `lora` adds one to each chosen matrix.
 
 The matrix becomes a *computed leaf*, so that no layer has to know of it: reading the attribute
-    gives
-the sum. A role decides what to train, as everywhere.
+gives the sum. A role decides what to train, as everywhere.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +17,13 @@ from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, made_of
-from pytreemod.module.ties import Tied
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import check_seed, hashes_of
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
-from pytreemod.tree.nodes import Location, locations
-from pytreemod.tree.paths import path_text, pattern_text, plain_name, some_of
-from pytreemod.tree.predicates import as_number, is_inexact_array
+from pytreemod.tree.paths import path_text, plain_name
+from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.selecting import Selector, as_selector
+from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import Tracer, untyped_jax
 
@@ -59,16 +54,12 @@ class LowRank(Computed):
 
 def _sharded_product(b: Array, a: Array, base: Array) -> Array:
     """The update, split as the matrix is: of its factors each device has the part that it needs."""
-    is_traced = isinstance(base, Tracer)
-    to = cast("NamedSharding", jax.typeof(base).sharding if is_traced else base.sharding)
+    sharding = jax.typeof(base).sharding if isinstance(base, Tracer) else base.sharding
+    to = cast("NamedSharding", sharding)
     rows, columns = (*to.spec, None, None)[:2]
-    b, a = (
-        cast(
-            "Array",
-            untyped_jax.sharding.reshard(factor, NamedSharding(to.mesh, PartitionSpec(*spec))),
-        )
-        for factor, spec in ((b, (rows, None)), (a, (None, columns)))
-    )
+    factors = ((b, PartitionSpec(rows, None)), (a, PartitionSpec(None, columns)))
+    reshard = untyped_jax.sharding.reshard
+    b, a = (reshard(factor, NamedSharding(to.mesh, spec)) for factor, spec in factors)
     return jnp.matmul(b, a, out_sharding=to)
 
 
@@ -79,22 +70,21 @@ def lora(
 
     Each matrix $W$ (m, n) becomes $W_0 + \frac{\alpha}{r} B A$, with `base` (m, n), `a` (r, n) and
     `b` (m, r) at its path: `"weight.a"`. The attribute reads as the sum. `a` and `b` have the role
-    `"lora"`, so that `wrt=pm.select.role("lora")` trains them alone, and the base does not change
-    by a bit. [`pm.resolve`][pytreemod.resolve] merges the trained update into the matrix.
+    `"lora"`, so that `wrt=pm.select.role("lora")` trains them alone.
+    [`pm.resolve`][pytreemod.resolve] merges the trained update into the matrix.
 
-    **First values.** `b` is zero, so that each matrix reads as before, number for number. `a` is
-    normal with variance 1 / n. Each has its own key, folded from the path: choosing
-    more matrices, or adding layers, does not change the numbers of the others.
+    **First values.** `b` is zero, so that each matrix reads as before. `a` is normal with variance
+    1 / n. Each has its own key, folded from the path: choosing more matrices, or adding layers,
+    does not change the numbers of the others.
 
-    **Adapted leaves** are the matrices among the chosen leaves: floating arrays of two axes. In a
-    `Stack`, each layer's matrix has its own update. Other chosen leaves are
-    unchanged: biases, convolutions. A computed leaf that reads as a matrix becomes the
-    base unchanged. If a path is tied to a matrix, both read as the sum.
+    **Adapted leaves** are the floating arrays of two axes among the chosen leaves; others are
+    unchanged. In a `Stack`, each layer's matrix has its own update. A computed leaf that reads as a
+    matrix becomes the base unchanged. If a path is tied to a matrix, both read as the sum.
 
     Args:
         model: any tree. For models that were made at once by a map, map `lora` over them.
         selector: picks the matrices: a path (`"blocks.*.attention.**.weight"`), a class
-            (`pm.nn.Linear`), a selector.
+            (`pm.nn.Linear`), a selector. Of a tie, pick the source.
         rank: of the update, >= 1.
         key: a random key; see above.
         alpha: the update is multiplied by `alpha / rank`; by 1 if None. With it, you can change
@@ -104,7 +94,7 @@ def lora(
         A new model; all other leaves are shared with the old one.
 
     Raises:
-        ArgumentError: if rank or alpha is invalid.
+        ArgumentError: if rank is not a positive integer.
         RngError: if key is not a random key.
         SpecError: if there is no matrix among the chosen leaves, or one that already has an update.
 
@@ -127,24 +117,19 @@ def lora(
     """
     if not isinstance(rank, int) or rank < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
-    scale = 1.0 if alpha is None else _check_alpha(alpha) / rank
+    scale = 1.0 if alpha is None else float(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key
     check_seed("lora(key)", seed)
-    chosen = as_selector(selector)
     model = with_new_containers(model)
-    parameters = choose_parameters(model, chosen)
-    matrices = [parameter for parameter in parameters if _is_matrix(parameter)]
+    chosen = choose_parameters(model, as_selector(selector).mask(model))
+    matrices = [one for one in chosen if _is_matrix(one)]
     if not matrices:
-        _refuse_none(model, chosen, parameters)
+        at = [f"{path_text(one.path)}: {describe(one.node)}" for one in chosen]
+        raise SpecError(f"lora: {selector!r} picks no matrix", at=at)
     adapted = [path_text(one.path) for one in matrices if isinstance(one.node, LowRank)]
     if adapted:
-        raise SpecError(
-            "lora(selector)",
-            "matrices without an update",
-            "matrices with an update",
-            at=adapted,
-            hint=["merge the update first:", f"model = pm.resolve(model, {adapted[0]!r})"],
-        )
+        hint = f"model = pm.resolve(model, {adapted[0]!r})"
+        raise SpecError("lora: matrices that have an update", at=adapted, hint=hint)
     # One by one: taking many keys out of one array would compile a longer program.
     names = hashes_of([plain_name(one.path) for one in matrices])
     keys = [jax.random.fold_in(seed, number) for number in names]
@@ -156,8 +141,7 @@ def _is_matrix(parameter: Parameter) -> bool:
     """Whether it is a matrix in each layer."""
     node = parameter.node
     if is_computed(node):
-        shape = made_of(node).shape
-        return shape is not None and len(shape) == 2
+        return len(made_of(node).shape or ()) == 2
     return is_inexact_array(node) and node.ndim == 2 + parameter.members
 
 
@@ -173,47 +157,3 @@ def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
     sizes = parameter.sizes()
     keys = jax.random.split(key, sizes) if sizes else key
     return parameter.each(adapt)(parameter.node, keys)
-
-
-# ---- refusals
-
-
-def _check_alpha(alpha: Any) -> float:
-    number = as_number(alpha)
-    if number is None or not 0 < number < math.inf:
-        raise ArgumentError("lora(alpha)", "a number > 0, or None", describe(alpha))
-    return float(number)
-
-
-def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]) -> NoReturn:
-    """Raise the error for a selector that picks no matrix."""
-    locs = list(locations(model, _is_tied))
-    chosen = zip(locs, selector.mask(model, _is_tied), strict=True)
-    tied = [loc for loc, hit in chosen if hit and _is_tied(loc.leaf)]
-    shown = [f"{pattern_text(one.path)}: {describe(one.node)}" for one in parameters]
-    shown += [f"{pattern_text(loc.path)}: tied to {_source_of(loc)}" for loc in tied]
-    known = [
-        pattern_text(one.path)
-        for one in choose_parameters(model, as_selector(...))
-        if _is_matrix(one)
-    ]
-    hint = [f"Matrices of the model are: {some_of(known)}." if known else "The model has none."]
-    if tied:
-        code = f"pm.lora(model, {_source_of(tied[0])!r}, key=key)"
-        hint = ["adapt the source of the tie, which both paths read:", code]
-    got = "none among the chosen leaves" if shown else "nothing"
-    raise SpecError("lora(selector)", "some matrices", got, at=shown, hint=hint)
-
-
-def _is_tied(node: Any) -> bool:
-    return isinstance(node, Tied)
-
-
-def _source_of(loc: Location) -> str:
-    """Return the source of a tie, as a path from the root of the model."""
-    # The tie's own path begins at the node that has it.
-    keeper = path_text(loc.path[: len(loc.path) - loc.leaf.depth])
-    to = loc.leaf.to
-    if len(loc.path) == loc.leaf.depth:
-        return to
-    return keeper + to if to.startswith("[") else f"{keeper}.{to}"

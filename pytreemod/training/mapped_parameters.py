@@ -7,17 +7,15 @@ from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, with_article
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.module.computed_leaves import computed
-from pytreemod.module.reading import is_computed
-from pytreemod.training.chosen_parameters import Parameter, choose_parameters
+from pytreemod.training.chosen_parameters import choose_parameters
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import class_of
 
 _M = TypeVar("_M")
 
@@ -47,8 +45,8 @@ def map_parameters(
         A new model; all other leaves are shared with the old one.
 
     Raises:
-        ArgumentError: if `fn` or `inverse` cannot be called; or a chosen leaf is not a floating
-            array, or is already computed.
+        ArgumentError: if `fn` is not a function; or a chosen leaf is not a floating array, or is
+            already computed.
         FieldError: if `fn` does not return an array.
         ShapeError: if `fn(inverse(leaf))` does not have the shape of the leaf.
         SpecError: if nothing is chosen.
@@ -68,51 +66,22 @@ def map_parameters(
     """
     # A model may be callable, too.
     if not callable(fn) or is_node(fn):
-        hint = ["pass the function first, as for jax.tree.map:"]
-        hint += ['pm.map_parameters(fn, model, "**.weight")']
-        got = with_article(class_of(fn).__qualname__) if is_node(fn) else describe(fn)
-        raise ArgumentError("map_parameters(fn)", "a function", got, hint=hint)
-    if inverse is not None and not callable(inverse):
-        expected = "a function, or None"
-        raise ArgumentError("map_parameters(inverse)", expected, describe(inverse))
+        raise ArgumentError("map_parameters(fn)", "a function", describe(fn))
     model = with_new_containers(model)
-    chosen = choose_parameters(model, as_selector(selector))
-    _check_chosen(chosen)
+    chosen = choose_parameters(model, as_selector(selector).mask(model))
+    if not chosen:
+        raise SpecError("map_parameters: the selector picks no parameter", at=[repr(selector)])
+    others = [one for one in chosen if not is_inexact_array(one.node)]
+    if others:
+        at = [f"{path_text(one.path)}: {describe(one.node)}" for one in others]
+        raise ArgumentError("map_parameters: only floating arrays can be mapped", at=at)
 
     def mapped(leaf: Any) -> Any:
         made = computed(fn, leaf if inverse is None else inverse(leaf))
-        if inverse is not None:
-            # Otherwise two functions that do not fit would fail at the first matrix product.
-            value = jax.eval_shape(made.value)
-            if value.shape != leaf.shape:
-                raise ShapeError(
-                    "map_parameters(inverse)",
-                    f"fn(inverse(leaf)) to have the shape of the leaf, {leaf.shape}",
-                    describe(value),
-                )
+        shape = leaf.shape if inverse is None else jax.eval_shape(made.value).shape
+        # Otherwise two functions that do not fit would fail at the first matrix product.
+        if shape != leaf.shape:
+            raise ShapeError("map_parameters: fn(inverse(leaf))", str(leaf.shape), str(shape))
         return made
 
     return replace_at(model, [(one.path, one.each(mapped)(one.node)) for one in chosen])
-
-
-def _check_chosen(chosen: list[Parameter]) -> None:
-    if not chosen:
-        raise SpecError("map_parameters(selector)", "some parameters of the model", "none")
-    known = [one for one in chosen if is_computed(one.node)]
-    if known:
-        path = path_text(known[0].path)
-        raise ArgumentError(
-            "map_parameters(selector)",
-            "arrays",
-            "computed leaves",
-            at=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
-            hint=["resolve it to an array first:", f"model = pm.resolve(model, {path!r})"],
-        )
-    others = [one for one in chosen if not is_inexact_array(one.node)]
-    if others:
-        raise ArgumentError(
-            "map_parameters(selector)",
-            "only floating arrays to be chosen",
-            "something else",
-            at=[f"{path_text(one.path)}: {describe(one.node)}" for one in others],
-        )

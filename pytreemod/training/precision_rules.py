@@ -1,20 +1,19 @@
 """`with_precision`: a model whose chosen Modules store, and compute with, chosen dtypes.
 
-The arrays of the model are cast once, to the dtype of the parameters. And the methods of each
-Module are wrapped (`transform.call_rules`), so that the Module runs with arrays
+The arrays of the model are cast once, to the dtype of the parameters. And the calls of each chosen
+Module are wrapped (`transform.call_rules`), so that it, and all that is inside, runs with arrays
 of the dtype of the computation: layers read that dtype, and need not know about it. Because the
 casts are differentiated through, gradients have the dtype of the parameters.
 
-Nested Modules of one precision are a region. Arrays are cast where the region is entered, and
-results stay in the dtype of the computation until the region is left, as in code written by hand.
-A Module's rule says whether it is inside a region that was entered. The rule is configuration, so a
-compiled function cannot mistake a call inside the region for one from outside.
+A Module with a rule, and what is inside it, are a region. Where a region is entered, its arrays and
+the arguments are cast, and where it is left, the result. The rule of a region inside another one
+says so while that one runs: then its result has the dtype in which the other computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ from pytreemod.module.fields import field
 from pytreemod.module.reading import evaluate_each, is_computed
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
-from pytreemod.training.dtype_policies import Precision, as_precision
 from pytreemod.transform.call_rules import (
     CallRule,
     explain_none,
@@ -38,6 +36,7 @@ from pytreemod.transform.call_rules import (
     rules_of,
     with_rules,
 )
+from pytreemod.tree.dtypes import available_dtype
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -48,6 +47,71 @@ from pytreemod.tree.surgery import with_children
 from pytreemod.typing import KeyPath, class_of, jtu
 
 _T = TypeVar("_T")
+
+_SHORT = {"bf16": "bfloat16"} | {f"{f}{n}": f"float{n}" for f in ("f", "fp") for n in (16, 32, 64)}
+
+
+class Precision(Module):
+    """Three dtypes: of the parameters, of the computation, and of the outputs.
+
+    Write it as `Precision("float32", "bfloat16", "float32")`, or in
+    [`with_precision`][pytreemod.with_precision] as a string: `"params=float32,compute=bfloat16"`,
+    or one dtype for all three, `"bfloat16"`. Short names are `bf16`, `f16`, `f32` and `f64`.
+
+    Fields:
+        params: of the arrays in the model, and so of their gradients
+        compute: of these arrays, and of arguments, while a method runs
+        output: of the method's results
+
+    Args:
+        params: a floating dtype, or its name.
+        compute: the same; `params` if None.
+        output: the same; `compute` if None.
+
+    Raises:
+        ArgumentError: if one is not a floating dtype.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.Precision("f32", "bf16")
+        Precision(compute='bfloat16', output='bfloat16')
+
+    Source:
+        The policies of jmp, https://github.com/google-deepmind/jmp.
+    """
+
+    params: str = field(static=True)
+    compute: str = field(static=True)
+    output: str = field(static=True)
+
+    def __init__(self, params: Any = "float32", compute: Any = None, output: Any = None):
+        self.params = _name_of(params)
+        self.compute = self.params if compute is None else _name_of(compute)
+        self.output = self.compute if output is None else _name_of(output)
+
+
+def _name_of(dtype: Any) -> str:
+    try:
+        found = jnp.dtype(_SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+    except (TypeError, ValueError):
+        found = jnp.dtype(bool)
+    # NumPy reads None as float64.
+    if dtype is None or not jnp.issubdtype(found, jnp.floating):
+        fact = f"with_precision: {describe(dtype)} is no floating dtype"
+        raise ArgumentError(fact, hint='"params=float32,compute=bfloat16,output=float32"')
+    return available_dtype("Precision", dtype if dtype is float else found).name
+
+
+def _as_precision(spec: Any) -> Precision | None:
+    if spec is None or isinstance(spec, Precision):
+        return spec
+    if not isinstance(spec, str) or "=" not in spec:
+        return Precision(spec)
+    pairs = [[text.strip() for text in part.partition("=")] for part in spec.split(",")]
+    given = {role: name for role, _, name in pairs}
+    if len(given) < len(pairs) or not given.keys() <= {"params", "compute", "output"}:
+        _name_of(spec)
+    return Precision(**given)
 
 
 def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ()) -> _T:
@@ -61,24 +125,23 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     - `params` is the dtype to which the floating arrays are cast, immediately;
     - `compute` is the dtype to which these and the floating arrays in the arguments are cast when
       `__call__`, or another named method, is called;
-    - `output` is the dtype to which the floating arrays in the result are cast, when the outermost
-      of Modules of one precision returns. Inside, such Modules exchange arrays in `compute`. If a
-      Module returns itself, as a net with its State does, its arrays are in
-      `params` again, and the unchanged ones are the original arrays.
+    - `output` is the dtype to which the floating arrays in the result are cast. Inside another
+      chosen Module it is the dtype in which that one computes. If a Module returns itself, as a net
+      with its State does, its arrays are in `params` again, and the unchanged ones are the original
+      arrays.
 
     Gradients are in `params`, because the stored arrays are differentiated. State (running
     statistics, for instance), keys, integers, complex numbers and fields declared as
-    [`buffer`][pytreemod.buffer] are unchanged. A computed leaf is stored in `params`; its
-    value is computed in that, and then cast. For a tied array, the path of the source
-    decides how it is stored, and the Module that reads it how it is used.
+    [`buffer`][pytreemod.buffer] are unchanged. A computed leaf is stored in `params`; its value is
+    computed in that, and then cast. For a tied array, the path of the source decides how it is
+    stored, and the Module that reads it how it is used. A part that you take out of a chosen Module
+    computes in the dtype that it is stored in, unless it is chosen, too.
 
-    A precision is configuration of the model, printed behind the outermost Modules that have it.
-    Transforms, `tree_at`, copies, pickles and files preserve it. A model that is
-    loaded `like` another one computes as that does, whatever the file says.
+    A precision is configuration of the model, printed behind the Modules that have it. Transforms,
+    `tree_at`, copies, pickles and files preserve it.
 
     **Laws.** `with_precision(with_precision(m, p), q)` equals `with_precision(m, q)`, if `p` stores
-    arrays without loss. With None, every Module has its own class again; the arrays stay in the
-    dtype that they were cast to. The casts in a compiled program are those of code written by hand.
+    arrays without loss. The casts in a compiled program are those of code written by hand.
 
     Args:
         model: a model, or any tree that contains some.
@@ -110,40 +173,62 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
         ... )
         >>> out, seen = pm.capture(model, "layers.*")(jnp.ones(4))
         >>> out.dtype, [y.dtype.name for y in seen.values()]
-        (dtype('float32'), ['bfloat16', 'float32', 'bfloat16'])
+        (dtype('float32'), ['bfloat16', 'bfloat16', 'bfloat16'])
         >>> model.layers[0].weight.dtype
         dtype('float32')
 
     Source:
         The policies of jmp, https://github.com/google-deepmind/jmp.
     """
-    where = "with_precision(precision)"
-    bare = rebuilt(with_new_containers(model), _without)
-    names = ("__call__", *_names_of(methods))
+    bare = rebuilt(with_new_containers(model), lambda node, path: _with_rule(node, None))
     if precision is None:
         return bare
-    rule = precision if isinstance(precision, By) else by({...: precision})
-    rule = By([(selector, as_precision(where, value)) for selector, value in rule.items])
-    rest = [value for selector, value in rule.items if selector == _ALL]
-    special = By([(selector, value) for selector, value in rule.items if selector != _ALL])
-    chosen = _chosen(where, special, bare)
-    giving = _Giving(chosen, names)
-    made = giving.visit(bare, (), _Here(rest[0] if rest else _UNDECIDED, None))
-    giving.check(where)
+    given = precision if isinstance(precision, By) else by({...: precision})
+    items = [(selector, _as_precision(value)) for selector, value in given.items]
+    rest = [value for selector, value in items if selector == _ALL]
+    chosen = _chosen([item for item in items if item[0] != _ALL], bare)
+    names = ("__call__", *([methods] if isinstance(methods, str) else methods))
+    seen: set[str] = set()
+    undecided: list[str] = []
+    uncast: list[str] = []
+
+    def visit(node: Any, path: KeyPath, want: Any, entered: Any) -> Any:
+        """Cast the arrays of a tree to be stored, and put rules around methods, inside out."""
+        if _has_floats(node):
+            undecided.extend([path_text(path)] * (want is _UNDECIDED))
+            if want in (None, _UNDECIDED):
+                return node
+            # An array that no method casts must be stored in the dtype of the computation.
+            uncast.extend([path_text(path)] * (want != entered and want.params != want.compute))
+            return _as_dtype(node, want.params)
+        if _is_left_alone(node):
+            return node
+        want = chosen.get(path, want)
+        is_called = isinstance(node, Module) and not is_computed(node)
+        found = [name for name in names if has_method(node, name)] if is_called else []
+        seen.update(found)
+        is_region = bool(found) and want is not _UNDECIDED and want != entered
+        inside = want if is_region else entered
+        node = _with_parts(node, lambda child, key: visit(child, (*path, key), want, inside))
+        return _with_rule(node, _Casting(want), found) if is_region else node
+
+    made = visit(bare, (), rest[0] if rest else _UNDECIDED, None)
+    for problem, places, hint in (
+        ("no method has the name", [name for name in names[1:] if name not in seen], ""),
+        ("arrays without a precision", undecided, "pm.by({..., ...: None})"),
+        (
+            "no method that is called casts these arrays",
+            uncast,
+            'pm.with_precision(model, precision, methods="encode")',
+        ),
+    ):
+        if places:
+            raise SpecError(f"with_precision: {problem}", at=places, hint=hint)
     return made
 
 
-def _names_of(methods: Any) -> Sequence[str]:
-    are_several = isinstance(methods, Sequence) and not isinstance(methods, str)
-    names = cast("Sequence[Any]", methods if are_several else [methods])
-    if not all(isinstance(name, str) for name in names):
-        hint = ["for example:", 'pm.with_precision(model, "bfloat16", ["encode", "decode"])']
-        expected = "the names of methods"
-        raise ArgumentError("with_precision(methods)", expected, describe(methods), hint=hint)
-    return names
-
-
 _ALL = as_selector(...)
+_UNDECIDED: Any = object()
 
 
 def precisions_of(node: Any) -> dict[str, Precision | None]:
@@ -151,129 +236,24 @@ def precisions_of(node: Any) -> dict[str, Precision | None]:
     return {name: rule.precision for name, rule in rules_of(node, _Casting).items()}
 
 
-def _chosen(where: str, rule: By, tree: Any) -> dict[KeyPath, Any]:
-    """Return the values that a rule has for Modules themselves, by their paths.
-
-    Args:
-        where: the name of the caller, for errors.
-        rule: from selectors to values; the first selector that picks a Module gives its value.
-        tree: a model, or any tree that contains some.
-
-    Raises:
-        SpecError: if an entry picks none, or none that earlier entries leave.
-    """
+def _chosen(items: list[tuple[Any, Any]], tree: Any) -> dict[KeyPath, Any]:
+    """Return the values of the Modules that selectors pick, by path; the first selector wins."""
+    where = "with_precision"
     (prefix, inner), places = path_unwrapped(tree), offered(tree, _is_offered)
     picks: list[list[bool]] = []
-    for selector in rule.selectors:
+    for selector, _ in items:
         refuse_unmatched_modules(where, selector, places)
         picks.append(selector.pick(places, inner, None))
         if not any(picks[-1]):
             raise SpecError(explain_none(where, repr(selector), places))
     entries, shadowed = decide(picks, len(places))
-    refuse_shadowed(where, rule.items, entries, shadowed, places)
+    refuse_shadowed(where, items, entries, shadowed, places)
     pairs = zip(places, entries, strict=True)
-    return {(*prefix, *p.path): rule.items[i][1] for p, i in pairs if i is not None}
+    return {(*prefix, *p.path): items[i][1] for p, i in pairs if i is not None}
 
 
 def _is_offered(node: Any) -> bool:
     return not is_token(node) and not is_computed(node)
-
-
-def _without(node: Any, path: KeyPath) -> Any:
-    return with_rules(node, _Casting, {}) if rules_of(node, _Casting) else node
-
-
-# ---- giving
-
-
-class _Undecided:
-    """The precision of a Module that no selector picks."""
-
-
-_UNDECIDED: Any = _Undecided()
-
-
-class _Here(NamedTuple):
-    """The precision at a path of the model, and the precision that casts its arrays."""
-
-    precision: Any
-    # That of the innermost Module above with a method at which arrays are cast.
-    entered: Any
-
-
-class _Giving:
-    """One walk over a model that casts stored arrays, and puts rules around methods."""
-
-    def __init__(self, chosen: dict[KeyPath, Any], methods: Sequence[str]):
-        self.chosen, self.methods = chosen, methods
-        self.seen: set[str] = set()
-        self.undecided: list[str] = []
-        self.uncast: list[str] = []
-
-    def visit(self, node: Any, path: KeyPath, here: _Here) -> Any:
-        """Return the tree with its rules, made from the inside out."""
-        if _has_floats(node):
-            return self._store(node, path, here)
-        if _is_left_alone(node):
-            return node
-        precision = self.chosen.get(path, here.precision)
-        found = self._methods_of(node)
-        is_entered = bool(found) and precision is not _UNDECIDED
-        # Inside another one, a Module without a precision needs a rule.
-        is_ruled = is_entered and (precision is not None or here.entered is not None)
-        # A Module without a method at which arrays are cast is part of the one around it.
-        inside = _Here(precision, precision if is_entered else here.entered)
-        node = _with_parts(node, lambda child, key: self.visit(child, (*path, key), inside))
-        rules = dict.fromkeys(found, _Casting(precision))
-        return with_rules(node, _Casting, rules) if is_ruled else node
-
-    def _methods_of(self, node: Any) -> list[str]:
-        if not isinstance(node, Module) or is_computed(node):
-            return []
-        found = [name for name in self.methods if has_method(node, name)]
-        self.seen.update(found)
-        return found
-
-    def _store(self, array: Any, path: KeyPath, here: _Here) -> Any:
-        precision = here.precision
-        if precision is _UNDECIDED:
-            self.undecided.append(path_text(path))
-            return array
-        is_stored = precision is None or precision.params == precision.compute
-        # An array that no method casts must be stored in the dtype of the computation.
-        if precision != here.entered and not (is_stored and here.entered is None):
-            self.uncast.append(path_text(path))
-        return array if precision is None else _as_dtype(array, precision.params)
-
-    def check(self, where: str) -> None:
-        """Refuse the problems that were found.
-
-        Raises:
-            SpecError: if there is one.
-        """
-        # Without the first, `__call__`, which is the default.
-        missing = [name for name in self.methods[1:] if name not in self.seen]
-        if missing:
-            _refuse_methods(missing)
-        if self.undecided:
-            raise SpecError(
-                where,
-                "a precision for every floating array",
-                f"none for {len(self.undecided)}",
-                at=self.undecided,
-                hint=["add a default, which may be None:", "pm.by({..., ...: None})"],
-            )
-        if self.uncast:
-            raise SpecError(
-                where,
-                "arrays of Modules with a method that casts them",
-                "arrays in other Modules, or outside any Module",
-                at=self.uncast,
-                hint=[
-                    "name the method of the Module that you call, or choose a surrounding Module:",
-                    'pm.with_precision(model, precision, methods="encode")',
-                ],
-            )
 
 
 # ---- around a call
@@ -284,110 +264,69 @@ class _Casting(CallRule):
 
     Fields:
         precision: None for a Module without a precision inside others that have one
-        is_inside: whether the Module is part of one of the same precision that has been entered
+        within: the dtype of the region in which it is called; None outside of any
+        is_entered: whether it is running: a method that it calls itself changes nothing more
     """
 
     precision: Precision | None = field(static=True)
-    is_inside: bool = field(default=False, static=True)
+    within: str | None = field(default=None, static=True)
+    is_entered: bool = field(default=False, static=True)
 
     def shown(self) -> str:
         """Return the precision, as `with_precision` takes it."""
-        precision = self.precision
-        if precision is None:
+        p = self.precision
+        if p is None:
             return " in no precision"
-        parts = [f"{role}={getattr(precision, role)}" for role in ("params", "compute", "output")]
-        is_one = precision.params == precision.compute == precision.output
-        return f" in {precision.params if is_one else ','.join(parts)}"
+        is_one = p.params == p.compute == p.output
+        text = f"params={p.params},compute={p.compute},output={p.output}"
+        return f" in {p.params if is_one else text}"
 
     def around(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Make the call, in the dtype of the computation."""
-        precision = self.precision
-        if precision is None:
+        p = self.precision
+        if self.is_entered:
             return call(module, *args, **kwargs)
-        given = _Cast(precision, precision.compute)
-        entered = _Cast(precision, precision.compute, is_inside=True).visit(module)
-        out = call(
-            entered,
-            *(given.visit(arg) for arg in args),
-            **{name: given.visit(arg) for name, arg in kwargs.items()},
-        )
-        if self.is_inside:
-            # The parts of a region exchange arrays in the dtype of the computation.
-            return given.visit(out)
-        out = _Restored(precision, _originals(module, entered)).visit(out, is_part=False)
-        return _Cast(precision, precision.output).visit(out)
+        if p is None:
+            out = call(module, *args, **kwargs)
+            return out if self.within is None else _cast(out, self.within)
+        entered = _with_parts(module, lambda child, key: _cast(child, p.compute, p.compute))
+        entered = _with_rule(entered, _Casting(p, self.within, is_entered=True))
+        args, kwargs = _cast((args, kwargs), p.compute)
+        out = _left(call(entered, *args, **kwargs), p, _originals(module, entered))
+        return _cast(out, self.within or p.output)
 
 
-class _Cast(NamedTuple):
-    """Casts the floating arrays of a tree, except for Modules in it that have another precision.
+def _with_rule(node: Any, rule: _Casting | None, methods: Sequence[str] = ()) -> Any:
+    """Return a Module with this rule around methods, or around those that have one."""
+    found = methods or rules_of(node, _Casting)
+    rules = {} if rule is None else dict.fromkeys(found, rule)
+    return with_rules(node, _Casting, rules) if found else node
+
+
+def _cast(node: Any, dtype: str, within: str | None = None) -> Any:
+    """Cast the floating arrays of a tree, except for Modules in it that have a precision.
 
     Args:
-        precision: that of the Module that is called.
+        node: the tree.
         dtype: to cast to.
-        is_inside: the value for the rules of Modules of this precision; None to leave Modules
-            with a precision unchanged.
+        within: what the rules of these Modules are told.
     """
-
-    precision: Precision
-    dtype: str
-    is_inside: bool | None = None
-
-    def visit(self, node: Any) -> Any:
-        """Return the tree with its arrays cast."""
-        if _has_floats(node):
-            return _as_dtype(node, self.dtype)
-        if _is_left_alone(node):
-            return node
-        rules = rules_of(node, _Casting)
-        is_other = any(rule.precision != self.precision for rule in rules.values())
-        if is_other or (rules and self.is_inside is None):
-            return node
-        if is_computed(node):
-            # Cast the value: the arrays that it is computed from may need more precision.
-            return self.visit(evaluate_each(node, class_of(node).__qualname__))
-        node = _with_parts(node, lambda child, key: self.visit(child))
-        return _with_rules(node, self.precision, bool(self.is_inside)) if rules else node
-
-
-class _Restored(NamedTuple):
-    """Casts the results of a region back to the stored dtypes.
-
-    A net with its State returns itself: casting its arrays once more would leave them
-    rounded.
-
-    Args:
-        precision: that of the region.
-        originals: the stored arrays, by the identity of those made from them for the call.
-    """
-
-    precision: Precision
-    originals: dict[int, Any]
-
-    def visit(self, node: Any, is_part: bool) -> Any:
-        """Return the tree, where `is_part` says whether it is inside of a Module of the region."""
-        if is_part and id(node) in self.originals:
-            return self.originals[id(node)]
-        if _has_floats(node):
-            return _as_dtype(node, self.precision.params) if is_part else node
-        if _is_left_alone(node):
-            return node
-        rules = rules_of(node, _Casting)
-        if any(rule.precision != self.precision for rule in rules.values()):
-            return node
-        is_part = is_part or bool(rules)
-        node = _with_parts(node, lambda child, key: self.visit(child, is_part))
-        return _with_rules(node, self.precision, is_inside=False) if rules else node
-
-
-def _with_rules(node: Any, precision: Precision, is_inside: bool) -> Any:
-    rules = dict.fromkeys(rules_of(node, _Casting), _Casting(precision, is_inside))
-    return with_rules(node, _Casting, rules)
+    if _has_floats(node):
+        return _as_dtype(node, dtype)
+    if _is_left_alone(node):
+        return node
+    rules = rules_of(node, _Casting)
+    if rules:
+        (rule, *_) = rules.values()
+        return node if within is None else _with_rule(node, rule.replace(within=within))
+    if is_computed(node):
+        # The arrays that it is computed from may need more precision.
+        return _cast(evaluate_each(node, class_of(node).__qualname__), dtype)
+    return _with_parts(node, lambda child, key: _cast(child, dtype, within))
 
 
 def _originals(called: Any, entered: Any) -> dict[int, Any]:
     """Return the stored arrays, by the identity of those that are computed with."""
-    if called is entered:
-        return {}
     # By identity: two arrays at different paths may be equal.
     old, new = (jtu.tree_leaves(one, is_leaf=_is_whole) for one in (called, entered))
     return {id(each): stored for stored, each in zip(old, new, strict=True)}
@@ -395,6 +334,36 @@ def _originals(called: Any, entered: Any) -> dict[int, Any]:
 
 def _is_whole(node: Any) -> bool:
     return is_computed(node) or _is_left_alone(node)
+
+
+def _left(node: Any, p: Precision, originals: dict[int, Any], where: str = "result") -> Any:
+    """Return a result with the stored arrays again in the Modules in it.
+
+    A net with its State returns itself: casting its arrays once more would leave them rounded. A
+    Module with a rule is returned as it is outside.
+
+    Args:
+        node: the result.
+        p: the precision of the region.
+        originals: the stored arrays.
+        where: `"result"`; `"module"` inside any Module; `"region"` inside the one that was called.
+    """
+    if where != "result" and id(node) in originals:
+        return originals[id(node)]
+    if _has_floats(node):
+        return _as_dtype(node, p.params) if where == "region" else node
+    if _is_left_alone(node):
+        return node
+    rules = rules_of(node, _Casting)
+    if rules:
+        (rule, *_) = rules.values()
+        node = _with_rule(node, _Casting(rule.precision))
+        if not rule.is_entered:
+            return node
+        where = "region"
+    elif isinstance(node, Module) and where == "result":
+        where = "module"
+    return _with_parts(node, lambda child, key: _left(child, p, originals, where))
 
 
 # ---- arrays
@@ -430,14 +399,3 @@ def _as_dtype(array: Any, dtype: str) -> Any:
     if isinstance(array, jax.ShapeDtypeStruct):
         return array.update(dtype=jnp.dtype(dtype))
     return array.astype(dtype)
-
-
-# ---- refusals
-
-
-def _refuse_methods(missing: Sequence[str]) -> NoReturn:
-    raise SpecError(
-        "with_precision(methods)",
-        "names of methods of Modules in the model",
-        ", ".join(map(repr, missing)),
-    )

@@ -156,7 +156,7 @@ def call_captured(
 
 def _explain(where: str, fn: Any, error: Exception) -> None:
     # The errors of JAX have no class.
-    text = str(error).lower()
+    text = f"{error} {error.__cause__}".lower()
     if any(words in text for words in ("custom node", "different type", "<rules>")):
         call = "pm.capture(loss, selector)" if where == "capture" else "pm.debug.first_bad(loss)"
         raise CaptureError(

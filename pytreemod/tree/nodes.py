@@ -219,6 +219,8 @@ class InheritedRole(NamedTuple):
         """Return the role of a child of this node."""
         record = record_of(node)
         own = DEFAULT_ROLE if record is None else record.role(key.name)
+        # A State is no parameter, whatever holds it. This room does not know State.
+        own = "buffer" if hasattr(class_of(node), "__child_kinds__") else own
         role = self.role if own == DEFAULT_ROLE else own
         # An instance gives roles to its own fields and the containers in them, no further.
         given = self.given if record is None else record.given_roles(node)

@@ -192,7 +192,7 @@ def test_a_loss_may_have_a_state_in_its_closure():
 
 
 def with_optimizer(model, opt):
-    return opt.update(model, pm.filter_grad(total)(model, X))
+    return opt.update(model, grads=pm.filter_grad(total)(model, X))
 
 
 TRACED = jax.errors.TracerBoolConversionError

@@ -108,14 +108,15 @@ def adapted(model):
     model = pm.lora(model, WEIGHTS, 1, key=KEY, alpha=2.0)
     factors = pm.select.role("lora")
     model = pm.tree_at(factors, model, replace_fn=jnp.ones_like)
-    opt = pm.Optimizer(pm.by({factors: optax.lars(0.1), ...: None})).init(model)
-    return pm.resolve(opt.update(model, model)[0])
+    lars = pm.per_layer(optax.lars(0.1))
+    opt = pm.Optimizer(pm.by({factors: lars, ...: None})).init(model)
+    return pm.resolve(opt.update(model, grads=model)[0])
 
 
 def trained(model):
     model = pm.map_parameters(of_length_one, model, WEIGHTS)
-    opt = pm.Optimizer(optax.lars(0.1)).init(model)
-    return opt.update(model, jax.tree.map(jnp.sin, model))[0]
+    opt = pm.Optimizer(pm.per_layer(optax.lars(0.1))).init(model)
+    return opt.update(model, grads=jax.tree.map(jnp.sin, model))[0]
 
 
 CHANGES = {

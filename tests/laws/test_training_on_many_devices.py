@@ -87,7 +87,7 @@ def step(model: Any, opt: Any, state: Any, x: Any) -> Any:
         return ((out.astype(jnp.float32) - x[:, ::-1]) ** 2).mean(), new
 
     (value, state), grads = pm.filter_value_and_grad(loss, has_aux=True)(model)
-    return *opt.update(model, grads), state, value
+    return *opt.update(model, grads=grads), state, value
 
 
 def start(case: str) -> Any:

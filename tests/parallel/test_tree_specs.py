@@ -57,7 +57,7 @@ def test_a_step_runs_as_on_one_device(kind: AxisType, key: jax.Array):
     opt = pm.Optimizer(optax.sgd(0.1, momentum=0.9)).init(net)
 
     def step(net: Any, opt: Any, x: Any) -> Any:
-        return opt.update(net, pm.filter_grad(lambda m, x: (m(x) ** 2).sum())(net, x))
+        return opt.update(net, grads=pm.filter_grad(lambda m, x: (m(x) ** 2).sum())(net, x))
 
     alone, _ = step(net, opt, x)
     with jax.set_mesh(mesh):

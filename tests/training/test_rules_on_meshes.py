@@ -50,16 +50,17 @@ def gradients(model):
     return jax.tree.map(lambda x: 0.5 * x + 1, model)
 
 
+MUON = optax.contrib.muon(1e-2)
 RULES = {
-    "adamw": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
-    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2),
-    "muon": optax.contrib.muon(1e-2),
-    "by selector": pm.by({"stack": optax.contrib.muon(1e-2), "nets": None, ...: optax.sgd(0.1)}),
+    "adamw": optax.chain(pm.per_member(optax.clip_by_global_norm(1.0)), optax.adamw(1e-2)),
+    "adafactor": pm.per_layer(optax.adafactor(1e-2, min_dim_size_to_factor=2)),
+    "muon": pm.per_layer(MUON),
+    "by selector": pm.by({"stack": pm.per_layer(MUON), "nets": None, ...: optax.sgd(0.1)}),
 }
 
 
 def step(opt, model, grads):
-    return opt.update(model, grads)
+    return opt.update(model, grads=grads)
 
 
 @pytest.fixture(scope="module", params=RULES)
@@ -91,9 +92,11 @@ def test_outside_of_jit():
     """A step that is traced once more runs eagerly, too."""
     model = laid({"first": MODEL["first"]}, "column")
     opt = pm.Optimizer(RULES["muon"]).init(model)
-    new, after = opt.update(model, gradients(model))
+    new, after = opt.update(model, grads=gradients(model))
 
     plain = pm.Optimizer(RULES["muon"]).init({"first": MODEL["first"]})
-    expected, _ = plain.update({"first": MODEL["first"]}, gradients({"first": MODEL["first"]}))
+    expected, _ = plain.update(
+        {"first": MODEL["first"]}, grads=gradients({"first": MODEL["first"]})
+    )
     assert_close(new, expected, atol=1e-5)
     assert all_lie(after) == all_lie(opt)

@@ -246,7 +246,7 @@ def test_an_exception_leaves_nothing_behind_and_threads_are_apart():
 
 
 OPT, HEAD = pm.Optimizer(optax.adam(0.1)).init(NET), pm.select.path("head")
-UPDATE = lambda net, opt: opt.update(net, pm.filter_grad(loss)(net, X))  # noqa: E731
+UPDATE = lambda net, opt: opt.update(net, grads=pm.filter_grad(loss)(net, X))  # noqa: E731
 OPTAX = lambda net, s: optax.adam(0.1).update(pm.filter_grad(loss)(net, X), s, net)  # noqa: E731
 REFUSED = {
     "inside jax.jit": (jax.jit(lambda net: net(X)), (NET,), HEAD, "head"),

@@ -16,7 +16,7 @@ def test_64_bits_that_are_not_there_are_warned_of(dtype):
     """By JAX and by precisions; the class of Python is what JAX has."""
     with pytest.warns(UserWarning, match="float64"):
         assert nn.Linear(2, 2, dtype=dtype, key=KEY).weight.dtype == jnp.float32
-    with pytest.warns(UserWarning, match=r"(?s)with_precision.*float64"):
+    with pytest.warns(UserWarning, match=r"(?s)Precision.*float64"):
         pm.with_precision(nn.Linear(2, 2, key=KEY), dtype)
     assert nn.Linear(2, 2, dtype=float, key=KEY).weight.dtype == jnp.float32
     with jax.enable_x64(True):

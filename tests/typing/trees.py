@@ -50,8 +50,7 @@ def train(layer: Layer, gradients: Layer, rule: Any) -> None:
     """An optimizer is another of its kind after each step, and gives the model's own type."""
     opt = pm.Optimizer(pm.by({"weight": rule, ...: None}), before=rule).init(layer)
     assert_type(opt, pm.Optimizer)
-    assert_type(opt.update(layer, gradients, value=1.0), tuple[Layer, pm.Optimizer])
-    assert_type(opt.with_hyperparams("weight", learning_rate=0.1), pm.Optimizer)
+    assert_type(opt.update(layer, grads=gradients, value=1.0), tuple[Layer, pm.Optimizer])
 
 
 def ask(layer: Layer) -> None:

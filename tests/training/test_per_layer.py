@@ -1,0 +1,395 @@
+"""Rules over stacked arrays: the same as for each layer and member by itself, or refused."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError
+from tests.helpers.comparing import assert_same
+from tests.helpers.equations import equations
+
+contrib = optax.contrib
+
+
+@pytest.fixture(autouse=True)
+def _standard_promotion():
+    """As JAX does by default: optax divides floats by counts, and broadcasts across ranks."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+class Layer(pm.Module):
+    """A matrix, a vector and a number."""
+
+    weight: jax.Array
+    bias: jax.Array
+    scale: jax.Array
+
+    def __init__(self, key):
+        self.weight, self.bias, self.scale = (
+            jax.random.normal(k, shape)
+            for k, shape in zip(jax.random.split(key, 3), ((3, 4), (4,), ()), strict=True)
+        )
+
+    def __call__(self, x):
+        return x
+
+
+class Held(pm.Module):
+    """A model as a member; it is never called."""
+
+    tree: dict[str, object]
+
+    def __call__(self, x):
+        return x
+
+
+@ft.cache
+def listed(seed=0):
+    """Four layers in two lists, and a matrix."""
+    *keys, last = jax.random.split(jax.random.key(seed), 5)
+    layers = [Layer(key) for key in keys]
+    return {"blocks": [layers[:2], layers[2:]], "head": jax.random.normal(last, (4, 3))}
+
+
+@ft.cache
+def stacked(seed=0):
+    model = listed(seed)
+    return {**model, "blocks": [nn.Stack.from_layers(each) for each in model["blocks"]]}
+
+
+@ft.cache
+def nested(seed=0):
+    model = stacked(seed)
+    return {**model, "blocks": nn.Stack.from_layers(model["blocks"])}
+
+
+def ensemble(make):
+    return {
+        "nets": nn.Ensemble.from_members([Held(make(seed)) for seed in range(2)]),
+        "other": jnp.ones((2, 2)),
+    }
+
+
+def in_lists(model):
+    """The same, with lists instead of Stacks and Ensembles."""
+    if isinstance(model, (nn.Stack, nn.Ensemble)):
+        return [in_lists(layer) for layer in model.unstack()]
+    if isinstance(model, Held):
+        return in_lists(model.tree)
+    if isinstance(model, dict):
+        return {name: in_lists(part) for name, part in model.items()}
+    return [in_lists(part) for part in model] if isinstance(model, list) else model
+
+
+def slopes(model, number):
+    """Gradients that depend on the model."""
+    return jax.tree.map(lambda x: jnp.sin(3 * x + number), model)
+
+
+@ft.partial(jax.jit, static_argnums=0)
+def by_hand(rule, model):
+    """Three steps of plain optax."""
+
+    def step(carry, number):
+        model, state = carry
+        updates, state = rule.update(slopes(model, number), state, model)
+        return (optax.apply_updates(model, updates), state), None
+
+    return jax.lax.scan(step, (model, rule.init(model)), jnp.arange(3.0))[0][0]
+
+
+@pm.filter_jit
+def _trained(opt, model):
+    def step(carry, number):
+        model, opt = carry
+        return opt.update(model, grads=slopes(model, number)), None
+
+    return pm.filter_scan(step, (model, opt), jnp.arange(3.0))[0][0]
+
+
+def trained(rule, model):
+    """The same three steps of an optimizer."""
+    return _trained(pm.Optimizer(rule).init(model), model)
+
+
+@ft.cache
+def expected(name):
+    """Two members in lists, each trained alone, and the array outside of them."""
+    rule, _ = RULES[name]
+    members = [by_hand(rule, listed(seed)) for seed in range(2)]
+    return members, by_hand(rule, {"other": jnp.ones((2, 2))})["other"]
+
+
+def _has_axes(tree):
+    return jax.tree.map(lambda x, n: jnp.ndim(x) > n, tree, pm.layer_axes(tree))
+
+
+def _each(change):
+    """A rule that changes each array, given its number and all of them."""
+
+    def update(updates, params):
+        leaves, structure = jax.tree.flatten(updates)
+        return structure.unflatten([change(i, x, leaves) for i, x in enumerate(leaves)])
+
+    return optax.chain(optax.stateless(update), optax.sgd(0.1))
+
+
+def _branching(updates, state, params=None):
+    if sum(jnp.sum(x) for x in jax.tree.leaves(updates)) > 0:
+        return updates, state
+    return jax.tree.map(jnp.negative, updates), state
+
+
+def _decided_at_first():
+    def init(params):
+        return jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), params)
+
+    def update(updates, state, params=None):
+        return jax.tree.map(jnp.multiply, updates, state), state
+
+    return optax.GradientTransformation(init, update)
+
+
+CLIP = optax.clip_by_global_norm(0.5)
+HALF = optax.scale(-0.5)
+# In a list of Stacks, in a Stack of Stacks, in an Ensemble, in an Ensemble of these: the same,
+# right with per_layer, right with per_member, or refused.
+RULES = {
+    "adam": (optax.adam(0.1), "ssss"),
+    "adamw, schedule": (optax.adamw(optax.linear_schedule(0.1, 0, 4), weight_decay=0.1), "ssss"),
+    "sgd": (optax.sgd(0.1, momentum=0.9), "ssss"),
+    "lion": (optax.lion(0.1), "ssss"),
+    "adagrad": (optax.adagrad(0.1), "ssss"),
+    "rmsprop": (optax.rmsprop(0.1), "ssss"),
+    "adadelta": (optax.adadelta(0.1), "ssss"),
+    "radam": (optax.radam(0.1), "ssss"),
+    "yogi": (optax.yogi(0.1), "ssss"),
+    "flatten": (optax.flatten(optax.adam(0.1)), "ssss"),
+    "injected": (optax.inject_hyperparams(optax.adam)(0.1), "ssss"),
+    "finite": (optax.apply_if_finite(optax.adam(0.1), 2), "ssss"),
+    "some steps": (optax.MultiSteps(optax.adam(0.1), 2), "ssss"),
+    "schedule-free": (contrib.schedule_free_sgd(0.1), "ssss"),
+    "clipped adam": (optax.chain(CLIP, optax.adam(0.1)), "ssmm"),
+    "prodigy": (contrib.prodigy(), "ssmm"),
+    "dadapt": (contrib.dadapt_adamw(), "ssmm"),
+    "mechanize": (contrib.mechanize(optax.adam(0.1), s_init=0.1), "ssmm"),
+    "muon": (contrib.muon(0.1), "llml"),
+    "muon, injected": (optax.inject_hyperparams(contrib.muon)(0.1), "llml"),
+    "lamb": (optax.lamb(0.1), "llml"),
+    "lars": (optax.lars(0.1), "llml"),
+    "adafactor": (optax.adafactor(0.1, min_dim_size_to_factor=2), "llml"),
+    "novograd": (optax.novograd(0.1), "llml"),
+    "adaptive clipping": (optax.chain(optax.adaptive_grad_clip(0.01), HALF), "llml"),
+    "block norm": (optax.chain(optax.scale_by_param_block_norm(), HALF), "llml"),
+    "normalize": (optax.chain(contrib.normalize(), HALF), "ssmm"),
+    "lamb, some steps": (optax.MultiSteps(optax.lamb(0.1), 2), "llml"),
+    "masked": (optax.masked(contrib.muon(0.1), pm.select.type(Layer)), "llml"),
+    "sm3": (optax.masked(optax.sm3(0.1), lambda tree: _has_axes(tree)), "llml"),
+    "clip, muon": (optax.chain(CLIP, contrib.muon(0.1)), "--m-"),
+    "clip, mapped muon": (optax.chain(CLIP, pm.per_layer(contrib.muon(0.1))), "ssmm"),
+    "many steps": (optax.MultiSteps(optax.adam(0.1), 9), "----"),
+    "their number": (_each(lambda i, x, leaves: x / len(leaves)), "--m-"),
+    "the sum of an array": (_each(lambda i, x, leaves: jnp.full_like(x, x.sum())), "llml"),
+    "an `if` on a number": (
+        optax.GradientTransformation(optax.init_empty_state, _branching),
+        "----",
+    ),
+    "decided at first": (_decided_at_first(), "llml"),
+}
+FORMS = {
+    "stacked": stacked,
+    "nested": nested,
+    "ensemble": lambda: ensemble(listed),
+    "ensemble of stacks": lambda: ensemble(nested),
+}
+CURES = {"l": "per_layer", "m": "per_member"}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", RULES)
+def test_layers_train_as_in_a_list_and_members_as_alone_or_the_rule_is_refused(name, form):
+    """However they are stored, and whatever the rule reads; what is to be written is right."""
+    (rule, outcomes), model = RULES[name], FORMS[form]()
+    outcome = outcomes[[*FORMS].index(form)]
+    if outcome != "s":
+        with pytest.raises(ArgumentError, match="does not do the same") as caught:
+            pm.Optimizer(rule).init(model)
+        named = [cure for cure in CURES if f"\n  pm.{CURES[cure]}(" in str(caught.value)]
+        assert (named or ["-"])[0] == outcome
+        if outcome == "-":
+            return
+        rule = getattr(pm, CURES[outcome])(rule)
+
+    found, (members, other) = in_lists(trained(rule, model)), expected(name)
+    right = {"nets": members, "other": other} if "nets" in model else members[0]
+    jax.tree.map(_assert_close, found, right)
+    assert not np.allclose(jax.tree.leaves(found)[0], jax.tree.leaves(in_lists(model))[0])
+
+
+def _assert_close(one, two):
+    np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rule_that_keeps_less_for_long_axes_is_tried_at_their_length():
+    """Adafactor's rows may be the layers, if there are many."""
+    rule = optax.scale_by_factored_rms(min_dim_size_to_factor=8)
+    for depth, size in ((8, 4), (16, 8)):
+        stack = nn.Stack(ft.partial(nn.Linear, size, 16), depth, key=jax.random.key(0))
+        with pytest.raises(ArgumentError, match="per_layer"):
+            pm.Optimizer(rule).init(stack)
+
+
+def test_masks_of_the_model_fit_what_a_rule_is_shown():
+    """A tree of the model's structure, tried with it, and mapped with it."""
+    for make in (stacked, nested):
+        model = make()
+        mask = jax.tree.map(lambda x, n: x.ndim - n == 2, model, pm.layer_axes(model))
+        rule = optax.masked(optax.lars(0.1), mask)
+        with pytest.raises(ArgumentError, match="per_layer"):
+            pm.Optimizer(rule).init(model)
+        flat = jax.tree.map(lambda x: x.ndim == 2, listed())
+        right = by_hand(optax.masked(optax.lars(0.1), flat), listed())
+        jax.tree.map(_assert_close, in_lists(trained(pm.per_layer(rule), model)), right)
+
+
+def test_a_mask_that_picks_by_selector_is_never_taken_for_elementwise():
+    """On arrays in a plain list it would pick nothing, and train the layers wrongly."""
+    stack = nn.Stack(ft.partial(nn.Linear, 4, 4), 3, key=jax.random.key(0))
+    for rule in (
+        optax.masked(contrib.muon(0.1), pm.select.type(nn.Linear)),
+        optax.lamb(0.1, mask=pm.select.path("layer.weight")),
+    ):
+        with pytest.raises(ArgumentError, match="does not do the same"):
+            pm.Optimizer(rule).init(stack)
+
+
+@pytest.mark.parametrize("map_rule", [pm.per_layer, pm.per_member])
+def test_one_key_for_all_layers_is_refused(map_rule):
+    """Each would get the same noise."""
+    model = stacked() if map_rule is pm.per_layer else ensemble(listed)
+    for rule in (optax.add_noise(0.1, 0.5, key=0), optax.noisy_sgd(0.1, key=jax.random.key(0))):
+        with pytest.raises(ArgumentError, match="the same random numbers"):
+            map_rule(rule).init(model)
+        with pytest.raises(ArgumentError, match="as one"):
+            pm.Optimizer(rule).init(model)
+    # There is one for arrays without layers.
+    new, _ = pm.Optimizer(map_rule(rule)).init(listed()).update(listed(), grads=listed())
+    assert not np.allclose(new["head"], listed()["head"])
+
+
+def test_stacked_as_one_is_plain_optax():
+    """Nothing is tried."""
+    model, rule = stacked(), optax.scale_by_trust_ratio()
+    new, _ = pm.Optimizer(rule, stacked="as one").init(model).update(model, grads=model)
+    updates, _ = rule.update(model, rule.init(model), model)
+    assert_same(new, optax.apply_updates(model, updates))
+
+
+def test_programs_do_not_grow_with_the_number_of_layers():
+    """Of mapped rules."""
+
+    def count(depth):
+        model = nn.Stack(Layer, depth, key=jax.random.key(0))
+        opt = pm.Optimizer(pm.per_layer(contrib.muon(0.1))).init(model)
+        return equations(lambda opt, m: opt.update(m, grads=m), opt, model)
+
+    assert count(2) == count(9)
+
+
+def test_plain_optax_takes_them():
+    """In a chain, with extra arguments, and inside of themselves."""
+    model = nested()
+    for lars in (
+        pm.per_layer(optax.lars(0.1)),
+        pm.per_layer(pm.per_layer(optax.lars(0.1))),
+        pm.per_member(pm.per_layer(optax.lars(0.1))),
+        pm.per_layer(pm.per_member(optax.lars(0.1))),
+    ):
+        rule = optax.chain(lars, contrib.reduce_on_plateau())
+        updates, _ = rule.update(model, rule.init(model), model, value=jnp.ones(()))
+        right, _ = optax.lars(0.1).update(listed(), optax.lars(0.1).init(listed()), listed())
+        jax.tree.map(_assert_close, in_lists(updates), right)
+
+
+def test_arguments_for_the_whole_model_are_refused_by_mapped_rules():
+    """A number is the same for each layer; a tree, or a function of the model, is not."""
+    rule = pm.per_layer(optax.contrib.reduce_on_plateau())
+    state = rule.init(stacked())
+    updates, _ = rule.update(stacked(), state, value=jnp.ones(()))
+    assert_same(updates, stacked())
+    for value in (jnp.ones(4), stacked(), jnp.sum):
+        with pytest.raises(ArgumentError, match="'value'"):
+            rule.update(stacked(), state, value=value)
+
+
+def test_members_of_two_ensembles_are_not_one_model():
+    """Though they are as many: the norm is that of one member of one of them."""
+    one = ensemble(listed)["nets"]
+    model = {"a": one, "b": jax.tree.map(lambda x: 5 * x, one)}
+    updates, _ = pm.per_member(CLIP).update(model, pm.per_member(CLIP).init(model))
+    for name in "ab":
+        for member in updates[name].unstack():
+            assert float(optax.tree.norm(member)) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_rates_may_be_traced():
+    """Any number is tried; nothing of the trace is kept."""
+    model = stacked()
+
+    @jax.jit
+    def run(rate):
+        opt = pm.Optimizer(optax.adam(rate)).init(model)
+        with pytest.raises(ArgumentError, match="per_layer"):
+            pm.Optimizer(optax.lamb(rate)).init(model)
+        return opt.update(model, grads=model)[0]["head"]
+
+    with jax.checking_leaks():
+        new = run(0.1)
+    right = pm.Optimizer(optax.adam(0.1)).init(model).update(model, grads=model)[0]["head"]
+    _assert_close(new, right)
+    several = pm.filter_vmap(lambda r: pm.Optimizer(optax.adam(r)).init(model).states)
+    assert several(jnp.asarray([0.1, 0.2]))[0][0].count.shape == (2,)
+
+
+def test_rules_by_selector_and_before():
+    """Each rule is tried on its own part of the model."""
+    muon = contrib.muon(0.1, ns_steps=1)
+    rules = {"head": None, pm.matrices: pm.per_layer(muon), ...: optax.sgd(0.1)}
+    opt = pm.Optimizer(pm.by(rules), before=CLIP).init(nested())
+    new, _ = opt.update(nested(), grads=nested())
+    plain = pm.Optimizer(pm.by({**rules, pm.matrices: muon}), before=CLIP).init(listed())
+    right, _ = plain.update(listed(), grads=listed())
+
+    assert new["head"] is nested()["head"]
+    jax.tree.map(_assert_close, in_lists(new), right)
+    with pytest.raises(ArgumentError, match=r"select\.type|matrices"):
+        pm.Optimizer(pm.by({**rules, pm.matrices: muon})).init(nested())
+    with pytest.raises(ArgumentError, match="`before`"):
+        pm.Optimizer(optax.sgd(0.1), before=CLIP).init(ensemble(listed))
+
+
+def test_a_learning_rate_of_mapped_layers_is_changed_by_tree_at():
+    """One for each group; a scalar elsewhere."""
+    rule = optax.inject_hyperparams(optax.lars)(0.1)
+    opt = pm.Optimizer(pm.per_layer(rule)).init(nested())
+    rates = pm.select.path("**.hyperparams['learning_rate']")
+    still = pm.tree_at(rates, opt, replace_fn=jnp.zeros_like)
+
+    assert_same(pm.filter_jit(still.update)(nested(), grads=nested())[0], nested())
+
+
+def test_what_is_tried_is_not_kept():
+    """Neither arrays nor programs, over many."""
+    model = nn.Stack(ft.partial(nn.LayerNorm, 2), 2)
+    before = len(jax.live_arrays())
+    for rate in range(1, 6):
+        pm.Optimizer(optax.sgd(0.1 * rate)).init(model)
+    assert len(jax.live_arrays()) <= before
