@@ -44,6 +44,7 @@ def make_all(key: jax.Array) -> Any:
 
 
 @every_mesh
+@pytest.mark.sampled
 def test_the_parts_are_those_of_the_model(mesh: Mesh, key: jax.Array):
     """Bit for bit, with State and Optimizer; each leaf is where the rules say, by path or name."""
     rules = pm.by({"[0].lin.bias": P(), ...: RULES})
@@ -61,6 +62,7 @@ def test_the_parts_are_those_of_the_model(mesh: Mesh, key: jax.Array):
 
 
 @every_mesh
+@pytest.mark.sampled
 def test_inside_compiled_code_and_lowered(mesh: Mesh, key: jax.Array):
     """It is a function as any other, also for a mesh without devices under one with devices."""
     make = pm.make_sharded(nn.Linear, mesh, RULES)
@@ -98,6 +100,7 @@ def test_shapes_with_shardings(key: jax.Array):
 
 @every_mesh
 @pytest.mark.usefixtures("optimized")
+@pytest.mark.sampled
 def test_nothing_is_whole_on_a_device(mesh: Mesh, key: jax.Array):
     """Temporary memory: at most four shards of the largest leaf, and less than half of it."""
     init, shard = jax.nn.initializers.truncated_normal(), 256 * 256 * 4 // 8

@@ -64,6 +64,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.sampled
 def test_the_context_is_part_of_a_program_s_key(name: str):
     """A program for each mesh and rules, and one without; equal rules are the same."""
     traces: list[Any] = []

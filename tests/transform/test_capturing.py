@@ -153,6 +153,7 @@ WITH_STATE = {
 
 
 @pytest.mark.parametrize("way", WITH_STATE.values(), ids=WITH_STATE)
+@pytest.mark.sampled
 def test_state_goes_on_and_is_not_shown(way):
     """Law: results and States are those without capture or intervention."""
     net, state = pm.make_with_state(make_stateful)()
@@ -310,6 +311,7 @@ def penalized(call, *args):
 
 
 @pytest.mark.parametrize("around", THROUGH.values(), ids=THROUGH)
+@pytest.mark.sampled
 def test_a_cotangent_is_the_gradient_by_zeros(around):
     """Of all layers and calls, as `jax.grad` finds it; also of values that a loss captures."""
     zeros = jnp.zeros((DEPTH, 4)), jnp.zeros(4)

@@ -71,6 +71,7 @@ def test_error_if_becomes_a_value_under_every_transform(program):
 
 @pytest.mark.parametrize("inner", ["filter_jit", *TRACED_BEFORE])
 @pytest.mark.parametrize("before", [True, False], ids=["outside first", "inside first"])
+@pytest.mark.sampled
 def test_functions_that_were_traced_elsewhere(inner, before):
     """A trace from outside has no value for the error, and one from inside raises nothing."""
     jitted = pm.filter_jit(lambda x: small(x))

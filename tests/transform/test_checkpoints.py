@@ -19,6 +19,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("transform", [lambda f: f, pm.filter_jit, jax.jit])
+@pytest.mark.sampled
 def test_values_and_gradients_are_those_of_the_function(transform, form):
     """filter_checkpoint(f) == f, in value and gradient, jitted or not, inside a scan."""
 

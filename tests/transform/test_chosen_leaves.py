@@ -103,6 +103,7 @@ SAME = [None, pm.select.role("lora"), {"m": pm.select.role("buffer")}]
 
 
 @pytest.mark.parametrize("wrt", SAME, ids=["default", "role", "by name"])
+@pytest.mark.sampled
 def test_jacobians_and_linear_maps_choose_as_gradients_do(wrt):
     """Buffers are left out, unless `wrt` says otherwise; it may differ by argument."""
     f = lambda m, n: jnp.sum(m.weight * m.mean * m.low_rank * n.weight * n.low_rank)  # noqa: E731
@@ -167,6 +168,7 @@ DERIVATIVES = {
 
 
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+@pytest.mark.sampled
 def test_what_would_be_computed_of_derivatives_is_refused(derivative):
     """The exponential of a gradient has no meaning."""
     tree = derivative(Bounded(jnp.asarray([1.0, 2.0])))

@@ -40,6 +40,7 @@ every = pytest.mark.parametrize("name", ALL)
 
 @every
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0, 2), [2, 0], (1,), np.int32(2)], ids=repr)
+@pytest.mark.sampled
 def test_argnums(name, argnums):
     """One argument gives a tree, several a tuple of trees in the order asked for."""
     fn = lambda a, b, c: jnp.sum(a["x"] ** 2) * jnp.sum(b["x"]) * jnp.sum(c["x"])  # noqa: E731
@@ -80,6 +81,7 @@ def test_integers_have_no_gradient():
 
 
 @pytest.mark.parametrize("name", JACOBIANS)
+@pytest.mark.sampled
 def test_results_of_jacobians(name):
     """Floating arrays and numbers of the result have a tree of the argument, the rest has None."""
     rest = [jnp.arange(2), "text", None, double]

@@ -73,6 +73,7 @@ def test_static_values_are_carried(loop, static):
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("init", [0, 0.0, 1j, True, np.int16(2), jnp.float32(1)], ids=repr)
+@pytest.mark.sampled
 def test_weak_types_are_those_of_jax(name, init):
     """A number takes the dtype that the step returns, as in jax.lax."""
     steps = [lambda c: c, lambda c: c + c]

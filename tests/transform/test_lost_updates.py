@@ -86,6 +86,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.sampled
 def test_a_forgotten_state_is_told(transform, counter):
     """In silence, the count would stay at 0 for ever; whatever the transform."""
     with pytest.warns(LostUpdateWarning, match=r"(?m)^  at (state|s)$") as told:

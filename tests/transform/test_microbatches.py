@@ -33,6 +33,7 @@ def mean(model, x, y, scale=1.0):
 
 @pytest.mark.parametrize("n", [1, 2, 8, 32])
 @pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.sampled
 def test_value_and_gradient_are_those_of_the_batch(n, jit):
     """For a mean, and for a sum; with arrays by keyword, and numbers."""
 
@@ -94,6 +95,7 @@ def make_stateful():
 
 
 @pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.sampled
 def test_a_state_goes_from_part_to_part(jit):
     """As an argument, or in a net that comes back; streams and statistics move n times."""
     model, state = pm.make_with_state(make_stateful)()

@@ -47,6 +47,7 @@ def test_scan_is_the_loop(first, second, out, total, reverse):
 
 @pytest.mark.parametrize("length", [0, 3])
 @pytest.mark.parametrize("unroll", [1, 2, True])
+@pytest.mark.sampled
 def test_results_have_the_types_that_jax_gives_them(length, unroll):
     """Values, dtypes and weak types are those of jax.lax.scan, without `xs`, too."""
     for init in (1, 1.5, np.int16(2), jnp.float32(1)):
@@ -99,6 +100,7 @@ def test_an_old_state_is_refused_inside_a_step():
 
 
 @pytest.mark.parametrize("batch_size", [None, 2, 3, 4])
+@pytest.mark.sampled
 def test_map_is_vmap(batch_size):
     """filter_map(f, xs) == filter_vmap(f)(xs), whatever the size of batches."""
     xs, axes, last = (stacked(), ramp(2, 3), "double"), (0, 1, None), pm.if_array(-1)
@@ -119,6 +121,7 @@ def test_map_is_vmap(batch_size):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.sampled
 def test_associative_scan_is_that_of_jax(axis, reverse):
     """On the arrays it is jax.lax.associative_scan; other leaves are unchanged."""
     elems = Affine(ramp(2, 2) * 0.5, [ramp(2), "text", 3])

@@ -70,6 +70,7 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize(("axes", "split"), CHOSEN.values(), ids=CHOSEN)
+@pytest.mark.sampled
 def test_what_is_mapped_or_chosen_not_to_be_is_not_told(axes, split):
     """By a rule that names the stream, or maps another one of the State."""
     run = over_x(LAYER, in_axes=(0, axes), out_axes=(0, axes))
