@@ -118,6 +118,7 @@ def test_every_finite_number_gives_one_inside(constraint, u):
 
 
 @simple
+@pytest.mark.sampled
 def test_half_precision_stays_inside(constraint):
     """And its dtype is unchanged."""
     for dtype in (jnp.bfloat16, jnp.float16):
@@ -272,6 +273,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("constraint", "value"), BAD)
+@pytest.mark.sampled
 def test_a_value_outside_is_refused(constraint, value):
     """With the field; where it is traced, when the program runs."""
     value = jnp.asarray(value, jnp.float32)

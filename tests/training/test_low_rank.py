@@ -58,6 +58,7 @@ def test_it_is_the_formula_of_the_paper():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=label)
+@pytest.mark.sampled
 def test_at_first_the_model_reads_as_it_did(dtype):
     """Number for number, under jit as well, whatever alpha; in the dtype of the matrix."""
     linear = nn.Linear(3, 4, dtype=dtype, key=KEY)
@@ -111,6 +112,7 @@ def test_the_matrices_among_what_is_chosen_are_adapted(make, selector, adapted):
     assert [name[:-2] for name in found if name.endswith(".a")] == adapted
 
 
+@pytest.mark.slow
 def test_each_layer_of_a_stack_has_an_update_of_its_own():
     """And reads as it did; trained and merged, it is the list of its layers, adapted."""
     stack = nn.Stack(ft.partial(nn.Linear, 3, 3), 4, key=KEY)
@@ -135,6 +137,7 @@ def test_each_layer_of_a_stack_has_an_update_of_its_own():
     np.testing.assert_allclose(pm.resolve(moved, "layer.weight")(x), y, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_member_of_an_ensemble_has_an_update_of_its_own():
     """As each layer of a Stack has."""
     nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY)
@@ -213,6 +216,7 @@ def test_a_file_has_the_update(tmp_path):
 
 
 @pytest.mark.parametrize("base", [("model",), ("data", "model"), ()], ids=str)
+@pytest.mark.sampled
 def test_on_a_mesh_the_update_lies_as_the_matrix(base):
     """However its factors are split: with explicit axes JAX would refuse to multiply them."""
     low = pm.lora(nn.Linear(16, 8, key=KEY), "weight", 4, key=KEY)

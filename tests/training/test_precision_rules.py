@@ -320,6 +320,7 @@ TRANSFORMED = {
 
 
 @pytest.mark.parametrize("call", TRANSFORMED.values(), ids=TRANSFORMED)
+@pytest.mark.sampled
 def test_it_goes_through_transforms_and_copies(call):
     """With the same result, except where XLA does not round intermediate values."""
     model, xs = pm.with_precision(nn.Linear(4, 2, key=KEY), MIXED), ramp(3, 4)
@@ -332,6 +333,7 @@ def test_it_goes_through_transforms_and_copies(call):
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.sampled
 def test_stacks(norm_first):
     """Carries keep their dtype, whichever of two precisions a layer ends with."""
 

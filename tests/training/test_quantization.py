@@ -146,6 +146,7 @@ def test_what_is_tiny_in_half_precision_is_not_clipped(form):
     ],
     ids=label,
 )
+@pytest.mark.sampled
 def test_the_matrices_among_what_is_chosen_are_quantised(form, quantized):
     """By each kind of selector; other leaves are unchanged, and shared."""
     keys = jax.random.split(KEY, 3)
@@ -184,6 +185,7 @@ def test_a_model_reads_as_its_resolved_one():
 
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.sampled
 def test_the_program_is_the_hand_written_one(form):
     """The operations of a call are those of the formula."""
     leaves, treedef = jax.tree.flatten(small(nn.Linear(8, 6, key=KEY), form))
@@ -237,6 +239,7 @@ def test_each_layer_of_a_stack_has_scales_of_its_own(form):
     np.testing.assert_allclose(pm.resolve(made)(X), y, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_members_of_an_ensemble():
     """One axis for each."""
     nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY)
@@ -263,6 +266,7 @@ def make_stack():
 
 @pytest.mark.parametrize("make", [make_stack, mlp], ids=["stack", "mlp"])
 @pytest.mark.sampled
+@pytest.mark.slow
 def test_updates_of_low_rank_are_trained_on_a_quantised_base(make):
     """Whichever comes first; the same numbers, and nothing else changes."""
     adapt = ft.partial(pm.lora, selector="**.weight", rank=2, key=KEY)

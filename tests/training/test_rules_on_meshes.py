@@ -88,6 +88,7 @@ def test_equal_to_one_device(rule, way):
     assert pm.debug.get_num_traces(counted) == 1
 
 
+@pytest.mark.slow
 def test_outside_of_jit():
     """A step that is traced once more runs eagerly, too."""
     model = laid({"first": MODEL["first"]}, "column")
