@@ -308,6 +308,11 @@ REFUSED = {
         ShapeError,
         r"f32\[2,3\]",
     ),
+    "a wide matrix": (
+        lambda: constraints.orthogonal.constrain(jnp.ones((2, 3)), "M.x"),
+        ShapeError,
+        r"f32\[2,3\]",
+    ),
     "complex numbers": (
         lambda: constraints.positive.constrain(jnp.ones((), complex), "M.x"),
         FieldError,

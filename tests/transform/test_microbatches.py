@@ -56,13 +56,16 @@ def test_one_part_is_the_same_program_as_none():
 def test_what_is_returned_beside_the_loss_is_that_of_the_batch():
     """Examples in their order; means; unchanged arguments and texts."""
 
-    def loss(model, x, y):
+    count = jnp.asarray(3)
+
+    def loss(model, x, y, count):
         each = errors(model, x, y)
         aux = {"each": each, "mean": each.mean(), "model": model, "x": x, "name": "a"}
-        return each.mean(), aux
+        return each.mean(), {**aux, "count": count}
 
     parts, whole = (
-        pm.filter_value_and_grad(loss, has_aux=True, microbatches=n)(MODEL, X, Y) for n in (4, 1)
+        pm.filter_value_and_grad(loss, has_aux=True, microbatches=n)(MODEL, X, Y, count)
+        for n in (4, 1)
     )
     aux = parts[0][1]
     assert_close(numbers(parts), numbers(whole), rtol=1e-5, atol=1e-6)
