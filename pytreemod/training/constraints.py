@@ -125,7 +125,9 @@ class _Range(_Checked):
         else:
             # From the nearer end: near an end that is zero, a number has more digits. Not in
             # float16, in which the powers of small numbers would underflow.
-            low, high = (jax.nn.sigmoid(_wide(end)).astype(u.dtype) for end in (u, -u))
+            low, high = (jax.nn.sigmoid(_wide(end)) for end in (u, -u))
+            if low.dtype != u.dtype:
+                low, high = low.astype(u.dtype), high.astype(u.dtype)
             width = self.upper - self.lower
             x = jnp.where(u < 0, self.lower + width * low, self.upper - width * high)
         return jnp.clip(x, *self._inside(u.dtype))
