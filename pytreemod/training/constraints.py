@@ -180,12 +180,10 @@ def _next_to(bound: float, towards: float, dtype: Any) -> float:
         return float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
 
 
-def _least(dtype: Any) -> float:
-    return _next_to(0.0, 1.0, dtype)
-
-
 def _softplus(u: Any) -> Any:
-    return jnp.clip(jax.nn.softplus(u), _least(u.dtype), _next_to(math.inf, -1.0, u.dtype))
+    return jnp.clip(
+        jax.nn.softplus(u), _next_to(0.0, 1.0, u.dtype), _next_to(math.inf, -1.0, u.dtype)
+    )
 
 
 def _softplus_inverse(x: Any) -> Any:
@@ -296,7 +294,7 @@ def _shares(u: Any) -> Any:
     # unique. A share that underflows to zero would have no inverse.
     last = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
     shares = jax.nn.softmax(jnp.concatenate([u, last], axis=-1), axis=-1)
-    return jnp.maximum(shares, _least(u.dtype))
+    return jnp.maximum(shares, _next_to(0.0, 1.0, u.dtype))
 
 
 def _shares_inverse(x: Any) -> Any:
