@@ -306,3 +306,13 @@ def test_a_compiled_program_raises_its_checks():
             call(ramp(3) * 2)
 
     assert len(traces) == 2
+
+
+def test_keywords_without_a_place_are_arguments():
+    """A call with them is not that without them."""
+    f = pm.filter_jit(lambda x, **more: x + sum(more.values()))
+    x = jnp.asarray(1.0)
+    for _ in range(2):
+        assert f(x) == 1
+        assert f(x, a=jnp.asarray(2.0)) == 3
+        assert f(x, b=jnp.asarray(2.0), a=jnp.asarray(3.0)) == 6
