@@ -75,6 +75,9 @@ def in_microbatches(
     outvars = zip(own, map(id, closed.jaxpr.outvars), strict=True)
     given = {i: inputs[v] for i, v in outvars if v in inputs}
     states = [i for i in own if _is_in_state(places[i])]
+    if not states:
+        # None comes back: each part reads the same.
+        kinds = ["whole" if kind == "state" else kind for kind in kinds]
     summed = [i for i in own if places[i].path[0].idx < 2]
     others = [i for i in own if i not in {*given, *states, *summed}]
     # Sums of half precision would lose what is small; a zero is split as its parameter.

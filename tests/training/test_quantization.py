@@ -92,16 +92,6 @@ def test_it_is_the_formula(form, group, shape, dtype):
     assert bool((error <= (0.5 + rounding) * scales[..., None].astype("f4")).all())
 
 
-def test_two_numbers_are_in_each_byte():
-    """The first one in the lower bits; a row of odd length ends in zero."""
-    rows = jnp.asarray([[7.0, -7.0, 3.0], [0.0, -14.0, 2.0]])
-    numbers, scales = parts(small({"w": rows}, "int4")["w"])
-
-    assert numbers.tolist() == [[0x97, 0x03], [0x90, 0x01]]
-    assert scales.tolist() == [[1.0], [2.0]]
-    assert small({"w": rows}, "int4")["w"].value().tolist() == rows.tolist()
-
-
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_rows_of_zeros_and_rows_without_numbers(form):
     """They are unchanged; and so are rows whose scale would be too small for a number."""

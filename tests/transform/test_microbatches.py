@@ -123,6 +123,19 @@ def test_a_state_goes_from_part_to_part(jit):
     assert_close(numbers(mine), numbers(grads), rtol=1e-5, atol=1e-6)
 
 
+def test_a_state_that_does_not_come_back_is_the_same_for_all_parts():
+    """As the running statistics that inference reads."""
+    model, state = pm.make_with_state(make_stateful)()
+    model = pm.inference_mode(model)
+
+    def loss(model, state, x):
+        return (model(x, state)[0] ** 2).mean()
+
+    found = pm.filter_value_and_grad(loss, microbatches=4)(model, state.restored(), X)
+    right = pm.filter_value_and_grad(loss)(model, state.restored(), X)
+    assert_close(numbers(found), numbers(right), rtol=1e-5, atol=1e-6)
+
+
 def test_a_key_is_split():
     """Each part has its own."""
 
