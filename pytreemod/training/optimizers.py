@@ -43,6 +43,10 @@ _STACKED = ("per layer", "as one")
 _INIT = "opt = pm.Optimizer(rules).init(model)"
 
 
+def _as_by(rules: Any) -> By:
+    return rules if isinstance(rules, By) else by({...: rules})
+
+
 class Optimizer(Module):
     """An optax optimizer together with its state; each part of a model may have its own rule.
 
@@ -99,7 +103,7 @@ class Optimizer(Module):
     # It follows from the model and the rules: no configuration in a file.
     __derived__: ClassVar[tuple[str, ...]] = ("labels",)
 
-    rules: By = field(static=True)
+    rules: By = field(static=True, converter=_as_by)
     before: Any = field(static=True)
     stacked: str = field(static=True)
     labels: tuple[int | None, ...] = field(static=True, repr=False)
@@ -108,16 +112,16 @@ class Optimizer(Module):
     before_state: Any
 
     def __init__(self, rules: Any, *, before: Any = None, stacked: str = "per layer"):
-        self.rules = rules if isinstance(rules, By) else by({...: rules})
-        self.before, self.stacked = before, stacked
+        self.rules, self.before, self.stacked = rules, before, stacked
         self.labels, self.states, self.before_state = (), (), None
-        for rule in self._transformations():
-            if rule is not None:
-                check_transformation("Optimizer(rules)", rule)
-        if before is not None:
-            check_transformation("Optimizer(before)", before)
-        if stacked not in _STACKED:
-            raise ArgumentError("Optimizer(stacked)", " or ".join(_STACKED), describe(stacked))
+
+    def __check_init__(self) -> None:
+        for where, rules in (("rules", self._transformations()), ("before", [self.before])):
+            for rule in rules:
+                if rule is not None:
+                    check_transformation(f"Optimizer({where})", rule)
+        if self.stacked not in _STACKED:
+            raise ArgumentError("Optimizer(stacked)", " or ".join(_STACKED), describe(self.stacked))
 
     def init(self: _O, model: PyTree) -> _O:
         """Decide for each leaf of a model, and make the state.

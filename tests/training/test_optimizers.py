@@ -500,6 +500,18 @@ def test_a_learning_rate_is_changed_by_tree_at():
     assert len(traces) == 1
 
 
+def test_rules_are_replaced_and_moments_stay():
+    """By a rule as it would be given."""
+    model = affine()
+    opt = pm.Optimizer(optax.adam(0.1)).init(model)
+    model, opt = opt.update(model, grads=model)
+    new = opt.replace(rules=optax.adam(0.0))
+    assert_same(new.states, opt.states)
+    assert_same(new.update(model, grads=model)[0], model)
+    with pytest.raises(ArgumentError, match="transformation"):
+        opt.replace(rules=3)
+
+
 def test_an_argument_that_no_rule_takes_is_refused():
     """It would be dropped in silence."""
     opt = pm.Optimizer(pm.by({...: DOUBLING})).init(affine())

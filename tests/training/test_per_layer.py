@@ -389,17 +389,6 @@ def test_rules_by_selector_and_before():
         pm.Optimizer(optax.sgd(0.1), before=CLIP).init(ensemble(listed))
 
 
-@pytest.mark.slow
-def test_a_learning_rate_of_mapped_layers_is_changed_by_tree_at():
-    """One for each group; a scalar elsewhere."""
-    rule = optax.inject_hyperparams(optax.lars)(0.1)
-    opt = pm.Optimizer(pm.per_layer(rule)).init(nested())
-    rates = pm.select.path("**.hyperparams['learning_rate']")
-    still = pm.tree_at(rates, opt, replace_fn=jnp.zeros_like)
-
-    assert_same(pm.filter_jit(still.update)(nested(), grads=nested())[0], nested())
-
-
 def test_what_is_tried_is_not_kept():
     """Neither arrays nor programs, over many."""
     model = nn.Stack(ft.partial(nn.LayerNorm, 2), 2)
