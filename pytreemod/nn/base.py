@@ -258,7 +258,7 @@ def split_key(key: KeyLike, n: int) -> Any:
 
 def divide_key(key: KeyLike, n: int) -> Any:
     """Keys for the layers of a layer; from `init_keys`, each takes as many as it needs."""
-    return [key] * n if isinstance(key, InitKeys) else jax.random.split(key, n)
+    return [key] * n if isinstance(key, InitKeys) else [*jax.random.split(key, n)]
 
 
 def initial_weight(

@@ -7,7 +7,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeAlias
+from typing import Any, Concatenate, ParamSpec, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ MODES = {"ZEROS": "constant", "REFLECT": "reflect", "REPLICATE": "edge", "CIRCUL
 
 def per_axis(value: Any, dims: int) -> tuple[int, ...]:
     """A size for each axis, from one for all or one for each."""
-    sizes = [value] * dims if isinstance(value, SupportsIndex) else value
+    sizes = [value] * dims if hasattr(value, "__index__") else value
     return tuple(operator.index(size) for size in sizes)
 
 
@@ -60,7 +60,7 @@ def pads_per_axis(padding: Any, dims: int) -> Any:
     """(low, high) for each axis; or a word, in upper case."""
     if isinstance(padding, str):
         return padding.upper()
-    amounts = [padding] * dims if isinstance(padding, SupportsIndex) else padding
+    amounts = [padding] * dims if hasattr(padding, "__index__") else padding
     return tuple(per_axis(amount, 2) for amount in amounts)
 
 
