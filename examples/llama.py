@@ -142,8 +142,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.quantize:
         exact, model = model, pm.quantize(model, options.quantize)
         error = jnp.abs(model(prompt) - exact(prompt)).max()
-        print(f"{pm.param_count(exact):,} parameters as {options.quantize}: ", end="")
-        print(f"scores differ by {error:.3f}")
+        before, after = (sum(x.nbytes for x in jax.tree.leaves(m)) for m in (exact, model))
+        print(f"{before:,} bytes before, {after:,} after; scores differ by {error:.3f}")
     print(*prompt[0].tolist(), "->", *generate(model, state, prompt, options.count)[0][0].tolist())
 
 

@@ -291,5 +291,5 @@ def test_a_program_runs_alone(programs, capsys, name):
     assert re.search(r"^3 1 4 1 5 ->( \d+){3}$" if name in options else "^image 0: ", printed, re.M)
     if name == "llama":
         # Its bytes, and how far its scores are off.
-        assert "575232 bytes before" in printed
+        assert "575,232 bytes before" in printed
         assert 0 < float(re.search("scores differ by ([0-9.]+)", printed)[1]) < 0.05
