@@ -268,12 +268,6 @@ def is_derivative(node: Any) -> bool:
     return own is not None and own.is_derivative
 
 
-def are_derivatives(tree: Any) -> bool:
-    """Whether a tree has Modules that are derivatives, as transforms return them."""
-    nodes = jtu.tree_leaves(tree, is_leaf=_is_record)
-    return any(_is_record(node) and is_derivative(node) for node in nodes)
-
-
 def _is_record(node: Any) -> bool:
     return record_of(node) is not None
 

@@ -445,19 +445,6 @@ def _one_of(node: Any, axes: int) -> Any:
     return jtu.tree_map(one, node) if axes else node
 
 
-def observe_one(cls: Any, values: dict[str, Any], config: Iterable[str], axes: int) -> Made:
-    """Return the shapes of a single computed leaf, from values with layer axes.
-
-    Args:
-        cls: its class.
-        values: all of its fields, with layer axes.
-        config: the names of configuration.
-        axes: the number of layer axes.
-    """
-    one = {name: v if name in config else _one_of(v, axes) for name, v in values.items()}
-    return made_of(put_together(cls, one, config))
-
-
 def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
     """Return the shapes of a function's result, as a computed leaf with a single array."""
     given: Any = put_together(Through, {"fn": through, "source": source}, ("fn",))

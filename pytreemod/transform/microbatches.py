@@ -73,12 +73,12 @@ def in_microbatches(
     invars = map(id, closed.jaxpr.invars)
     inputs = dict(zip(invars, (x for x in leaves if is_array(x)), strict=True))
     outvars = zip(own, map(id, closed.jaxpr.outvars), strict=True)
-    given = {i: inputs[v] for i, v in outvars if v in inputs}
     states = [i for i in own if _is_in_state(places[i])]
     if not states:
         # None comes back: each part reads the same.
         kinds = ["whole" if kind == "state" else kind for kind in kinds]
     summed = [i for i in own if places[i].path[0].idx < 2]
+    given = {i: inputs[v] for i, v in outvars if v in inputs and i not in summed}
     others = [i for i in own if i not in {*given, *states, *summed}]
     # Sums of half precision would lose what is small; a zero is split as its parameter.
     params = jtu.tree_structure(args[0]).flatten_up_to(structure.unflatten(found)[1])

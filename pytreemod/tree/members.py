@@ -75,11 +75,6 @@ def holds_of(loc: Location) -> list[Hold]:
 _LEFT_OUT: ContextVar[Literal["members", "all"] | None] = ContextVar("left_out", default=None)
 
 
-def axes_left_out() -> Literal["members", "all"] | None:
-    """Return which layer axes trees lack at the moment; see `without_axes`."""
-    return _LEFT_OUT.get()
-
-
 @contextlib.contextmanager
 def without_axes(which: Literal["members", "all"] | None) -> Generator[None]:
     """Declare that trees lack layer axes at the moment, although their nodes have them.

@@ -104,11 +104,3 @@ def is_inexact_array_like(element: Any) -> bool:
     if not isinstance(element, _ARRAYS) and _converts(element):
         element = element.__jax_array__()
     return is_inexact_array(element) or isinstance(element, (float, complex))
-
-
-def as_number(value: Any) -> int | float | None:
-    """Return a Python number if `value` is a concrete real number; None otherwise."""
-    if not is_array_like(value) or isinstance(value, Tracer) or np.ndim(value) != 0:
-        return None
-    number = np.asarray(value).item()
-    return number if isinstance(number, (int, float)) and not isinstance(number, bool) else None

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 
 from pytreemod.errors import describe, short_dtype
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import PyTree, Tracer, jtu, untyped_jax
+from pytreemod.typing import Tracer, jtu, untyped_jax
 
 _T = TypeVar("_T")
 
@@ -114,15 +114,3 @@ def sharded_as(tree: _T, like: _T) -> _T:
         return untyped_jax.sharding.reshard(x, NamedSharding(explicit_mesh(x, other), spec))
 
     return jtu.tree_map(shard, tree, like)
-
-
-def on_mesh_of(tree: _T, like: PyTree) -> _T:
-    """A tree whose arrays are on the mesh of another tree; replicated if they were on none."""
-    mesh = explicit_mesh(*jtu.tree_leaves(like))
-
-    def shard(x: Any) -> Any:
-        if not is_array(x) or explicit_mesh(x) is not None:
-            return x
-        return untyped_jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec()))
-
-    return tree if mesh is None else jtu.tree_map(shard, tree)
