@@ -9,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
+from pytreemod.errors import ArgumentError, ShapeError, SpecError
 from tests.helpers.comparing import assert_same
 
 KEY = jax.random.key(0)
@@ -138,6 +138,7 @@ REFUSED = {
         ArgumentError,
         "weight",
     ),
+    "nothing": (lambda: pm.map_parameters(jnp.exp, NORM, nn.Conv2d), SpecError, "Conv2d"),
     "an inverse that is none": (
         lambda: pm.map_parameters(lambda x: x[None], NORM, "weight", lambda x: x),
         ShapeError,

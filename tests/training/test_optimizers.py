@@ -402,6 +402,17 @@ REFUSED = {
         SpecError,
         "bias",
     ),
+    "nothing to train": (
+        lambda: pm.Optimizer(pm.by({...: None})).init(AFFINE),
+        ArgumentError,
+        "no floating array",
+    ),
+    "before init": (
+        lambda: pm.Optimizer(SGD).update(AFFINE, grads=AFFINE),
+        StructureError,
+        "not initialized",
+    ),
+    "another word": (lambda: pm.Optimizer(SGD, stacked="one"), ArgumentError, "as one"),
     "no gradient for a part": (
         lambda: updated(AFFINE, AFFINE.replace(bias=None)),
         StructureError,
@@ -474,6 +485,13 @@ def test_a_state_is_no_parameter():
             assert_same(change(run)[part], run[part])
 
 
+def test_an_optimizer_may_be_made_inside_of_a_capture():
+    """Its state is for all calls, and not for the wrapped model of that one."""
+    net = nn.Linear(2, 2, key=jax.random.key(0))
+    opt, _ = pm.capture(lambda m, x: (pm.Optimizer(MOMENTUM).init(m), m(x))[0], ...)(net, ramp(2))
+    assert_same(opt, pm.Optimizer(MOMENTUM).init(net))
+
+
 def test_gradients_are_named():
     """In optax's order, the gradients were trained, and nothing could tell."""
     model = affine()
@@ -517,11 +535,6 @@ def test_an_argument_that_no_rule_takes_is_refused():
     opt = pm.Optimizer(pm.by({...: DOUBLING})).init(affine())
     with pytest.raises(ArgumentError, match="'valeu'"):
         opt.update(affine(), grads=affine(), valeu=1)
-
-
-def test_an_optimizer_is_used_after_init():
-    with pytest.raises(StructureError, match="not initialized"):
-        pm.Optimizer(SGD).update(affine(), grads=affine())
 
 
 def test_a_parameter_at_two_paths_is_a_warning():

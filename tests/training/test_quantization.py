@@ -318,6 +318,11 @@ REFUSED = {
         SpecError,
         "weight",
     ),
+    "what is computed beside a matrix": (
+        lambda: small([small(nn.Linear(3, 4, key=KEY)), nn.Linear(3, 4, key=KEY)]),
+        SpecError,
+        "computed leaf already",
+    ),
     "numbers that are not finite": (lambda: small(WITH_NAN), ArgumentError, "w"),
 }
 
