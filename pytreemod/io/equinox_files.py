@@ -21,10 +21,10 @@ import numpy as np
 from pytreemod import nn
 from pytreemod.errors import EquinoxFileError, describe
 from pytreemod.io.container import StrPath, replacement
+from pytreemod.tree.instances import stored
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import pattern_text
 from pytreemod.tree.predicates import NUMBERS, is_abstract
-from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, is_instance, jtu
 
 _T = TypeVar("_T")

@@ -32,10 +32,8 @@ class Computed(Module, is_abstract=True):
     **Laws.** Reading never changes the tree. [`resolve`][pytreemod.resolve] of a model reads as
     the model does. A model without computed leaves has no extra cost.
 
-    **Refused.** A computed leaf remembers the shapes of its arrays when it was made, and that of
-    its value. Reading it on several models at once (made by `filter_vmap`), or with the wrong rank,
-    raises an error instead of broadcasting. `value()` must always return an array of the same
-    shape.
+    **Refused.** A computed leaf remembers the ranks of its arrays when it was made. Reading it on
+    several models at once (made by `filter_vmap`) raises an error instead of broadcasting.
 
     **Gradients** have the structure of the model. `grads.weight`, computed from gradients, would
     mean nothing, and raises an error for the results of `filter_grad`. (Trees that other functions
@@ -44,8 +42,8 @@ class Computed(Module, is_abstract=True):
 
     Raises:
         FieldError: if `value()` does not return an array.
-        ShapeError: when the attribute is read: if its arrays, or its value, have other shapes than
-            when it was made.
+        ShapeError: when the attribute is read: if its arrays have other ranks than when it was
+            made, or are derivatives.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -76,10 +74,6 @@ class Computed(Module, is_abstract=True):
     @abstractmethod
     def value(self) -> Any:
         """Return the array, computed from the fields."""
-
-    def __value_shape__(self) -> tuple[int, ...] | None:
-        """Return the shape of the value, where it is known without tracing `value`."""
-        return None
 
     def __jax_array__(self) -> Any:
         return evaluate(self, class_of(self).__qualname__)

@@ -20,12 +20,11 @@ from jaxtyping import AbstractArray
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.module.array_shapes import evaluated, options_of
-from pytreemod.module.flattening import note_of
-from pytreemod.module.leaf_notes import depth_of_holder, with_leaf_notes
-from pytreemod.module.reading import is_computed, made_of
-from pytreemod.module.schema import AXES
+from pytreemod.module.reading import is_computed, shape_of_one
+from pytreemod.module.roles import depth_of_holder, with_leaf_notes
+from pytreemod.tree.instances import notes_of, record_of
 from pytreemod.tree.members import holds_of
-from pytreemod.tree.nodes import Location, Represents, locations, record_of
+from pytreemod.tree.nodes import Location, Represents, locations
 from pytreemod.tree.paths import path_text, step_name
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.renewing import with_new_containers
@@ -124,7 +123,7 @@ def with_axis_names(model: _T, names: By) -> _T:
     said = [text and _checked(text) for text in names.values(model, root="model")]
     pairs = [(loc, each) for loc, each in zip(locs, said, strict=True) if each is not None]
     _refuse_unheld([loc for loc, _ in pairs])
-    made = with_leaf_notes(model, AXES, pairs)
+    made = with_leaf_notes(model, "axes", pairs)
     _refuse_unfit(made, [each is not None for each in said])
     return made
 
@@ -197,7 +196,7 @@ class _Leaf:
 
     def said(self) -> AxisNames | None:
         """The names from `with_axis_names`; None if there are none, or they do not fit the rank."""
-        text: str | None = dict(note_of(self.nodes[self.depth], AXES)).get(self.steps)
+        text: str | None = dict(notes_of(self.nodes[self.depth]).axes).get(self.steps)
         if text is None:
             return None
         said: tuple[Any, ...] = tuple(_WORDS.get(word, word) for word in text.split())
@@ -231,7 +230,7 @@ class _Leaf:
     def _of_part(self, holder: Any, shape: tuple[int, ...]) -> AxisNames | None:
         """Return the names of the field that reads as the array of which the leaf is a part."""
         above = max((i for i in range(self.depth) if record_of(self.nodes[i])), default=-1)
-        value = made_of(holder).shape
+        value = shape_of_one(holder)
         if above < 0 or value is None:
             return None
         steps = tuple(map(step_name, self.path[above : self.depth]))

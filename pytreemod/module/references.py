@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytreemod.module.division import WRAPPERS
 from pytreemod.tree.nodes import is_node
 from pytreemod.typing import class_of
 
@@ -59,19 +58,6 @@ def referring(value: Any) -> Any:
 def referred(value: Any) -> Any:
     """Return the value that was passed to `referring`."""
     return value.value if class_of(value) is Reference else value
-
-
-def share_functions(value: Any, memo: dict[int, Any]) -> None:
-    """Let a deep copy of a value share its functions, because a copied function is another one.
-
-    Args:
-        value: the value to be copied.
-        memo: the objects that `copy.deepcopy` has copied already, and so will not copy.
-    """
-    if class_of(value) in WRAPPERS:
-        memo[id(value)] = value
-    for part in _parts(value):
-        share_functions(part, memo)
 
 
 def _has_reference(value: Any) -> bool:

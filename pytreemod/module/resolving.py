@@ -8,9 +8,8 @@ from pytreemod.module.reading import evaluate_each, is_computed
 from pytreemod.module.ties import untie
 from pytreemod.tree.nodes import children_of, locations
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.renewing import with_new_containers
+from pytreemod.tree.renewing import with_children, with_new_containers
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.surgery import with_children
 from pytreemod.typing import KeyPath, class_of
 
 _T = TypeVar("_T")

@@ -22,7 +22,7 @@ from jaxtyping import Array, PRNGKeyArray
 from pytreemod.errors import RngError, ShapeError, StateError, describe
 from pytreemod.module.array_shapes import contract_of
 from pytreemod.module.classes import Module
-from pytreemod.module.reading import Reading
+from pytreemod.module.reading import computed_once
 from pytreemod.nn.meshes import Features, call_on_mesh
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import RngStream
@@ -101,7 +101,7 @@ def _with_own_arrays(layer: Any) -> Any:
             hint = "Several layers as one are called by pm.filter_vmap, or in an nn.Ensemble"
             expected = f"{name} of shape {shape}"
             raise ShapeError(title(layer), expected, describe(value), hint=hint)
-    return layer.replace(**arrays) if is_instance(layer, Reading) else layer
+    return computed_once(layer, arrays)
 
 
 def check_shape(layer: Any, x: AnyArray, *shape: Any) -> Any:

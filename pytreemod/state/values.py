@@ -559,8 +559,8 @@ class State(AbstractState):
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
         cached = cast("Snapshot", self.__cached_snapshot__)
         self._values = cached.structure.assemble(cached.arrays)._values
-        # It has nodes of unknown classes: the snapshot could not be checked later.
-        if cached.paths is None:
+        # Its containers are not known.
+        if cached.containers is None:
             self.__cached_snapshot__ = None
         return self._values
 
@@ -598,10 +598,9 @@ class State(AbstractState):
         ]
 
     def __pending__(self) -> Any:
-        paths = (
-            None if self.__cached_snapshot__ is None or self.__cached_snapshot__.containers else ()
-        )
-        return ft.partial(_make_pending, self._rows, paths)
+        cached = self.__cached_snapshot__
+        containers = None if cached is None or cached.containers else ()
+        return ft.partial(_make_pending, self._rows, containers)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State) or list(other._values) != list(self._values):
@@ -685,12 +684,12 @@ def _make_again(values: dict[Any, Any], rows: Rows, used: Any) -> State:
     return state
 
 
-def _make_pending(rows: Rows, paths: Any, structure: Structure, arrays: Any) -> State:
+def _make_pending(rows: Rows, containers: Any, structure: Structure, arrays: Any) -> State:
     # `_values` stays unset: `__getattr__` computes it at the first read.
     state = object.__new__(State)
     state._rows, state._used, state._history = rows, None, None
     state._fresh = True
-    state.__cached_snapshot__ = Snapshot(arrays, structure, (), paths)
+    state.__cached_snapshot__ = Snapshot(arrays, structure, containers)
     return state
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Inexact
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import field
-from pytreemod.module.reading import is_computed, made_of
+from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import check_seed, hashes_of
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
@@ -141,7 +141,7 @@ def _is_matrix(parameter: Parameter) -> bool:
     """Whether it is a matrix in each layer."""
     node = parameter.node
     if is_computed(node):
-        return len(made_of(node).shape or ()) == 2
+        return len(shape_of_one(node) or ()) == 2
     return is_inexact_array(node) and node.ndim == 2 + parameter.members
 
 

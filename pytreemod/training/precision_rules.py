@@ -41,9 +41,8 @@ from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, by, decide, refuse_shadowed
-from pytreemod.tree.renewing import with_new_containers
+from pytreemod.tree.renewing import with_children, with_new_containers
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.surgery import with_children
 from pytreemod.typing import KeyPath, class_of, jtu
 
 _T = TypeVar("_T")

@@ -15,13 +15,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 
 from pytreemod.errors import describe
+from pytreemod.tree.instances import stored
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array
-from pytreemod.tree.snapshots import are_one_treedef
 from pytreemod.tree.split_arrays import split_text
-from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
 Kind: TypeAlias = Literal["same", "value", "class", "missing", "surplus", "static", "node"]
@@ -242,7 +241,7 @@ def _bare(node: Any) -> Any:
 
 def _are_one(treedef: Any, other: Any) -> bool | None:
     try:
-        return are_one_treedef(treedef, other)
+        return operator.eq(treedef, other)
     except Exception:  # Of a class of the user's, which keeps what cannot be compared.
         return None
 
@@ -273,9 +272,6 @@ def side_text(value: Any) -> str:
     children = children_of(value)
     if value is None or children is None:
         return leaf_text(value)
-    record = record_of(value)
-    if record is not None and record.is_hole:
-        return f"a tie to {stored(value, 'to')}"
     name = class_of(value).__qualname__
     return f"{name} of {len(children)}" if isinstance(value, (tuple, list, dict)) else name
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pytreemod.errors import SpecError, describe
 from pytreemod.tree.differences import side_text
+from pytreemod.tree.instances import reading_stored
 from pytreemod.tree.nodes import Location, children_of, locations, own_class, record_of
 from pytreemod.tree.paths import path_text, pattern_text
 from pytreemod.tree.selecting import (
@@ -23,7 +24,6 @@ from pytreemod.tree.selecting import (
     ask,
     refuse_unmatched,
 )
-from pytreemod.tree.stored_fields import reading_stored
 from pytreemod.typing import FilterSpec, IsLeaf, PyTree, class_of, jtu
 
 Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]

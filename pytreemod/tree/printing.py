@@ -12,10 +12,9 @@ import jax
 import numpy as np
 
 from pytreemod.errors import short_dtype
+from pytreemod.tree.instances import reading_stored, stored
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, InheritedRole, own_class, record_of
-from pytreemod.tree.pending import is_private
-from pytreemod.tree.stored_fields import reading_stored, stored
+from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class, record_of
 from pytreemod.typing import PyTree, class_of, jtu
 
 _WRAPPERS: tuple[type, ...] = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
@@ -153,15 +152,13 @@ class _Short:
             return self._doc_of_dict(node) if node else None
         if record is None:
             return None
-        if record.is_hole:
-            return wl.TextDoc(f"tied to {stored(node, 'to')}")
         if self._is_counted:
             count = len(jtu.tree_leaves(node))
             return wl.TextDoc(f"{own_class(node).__name__}({count} leaves)")
         # A Module that prints itself, or that the user has given a text.
         return None if hasattr(kind, "__pdoc__") else self._doc_of_record(node, record)
 
-    def _doc_of_record(self, node: Any, record: AbstractRecord) -> Any:
+    def _doc_of_record(self, node: Any, record: Any) -> Any:
         import wadler_lindig as wl
 
         was, self._is_counted = self._is_counted, hasattr(own_class(node), "__holds_values__")
@@ -249,12 +246,12 @@ def _in_a_row(docs: list[Any]) -> list[Any]:
     return [row]
 
 
-def printed_names(node: Any, record: AbstractRecord) -> list[str]:
+def printed_names(node: Any, record: Any) -> list[str]:
     """Return the fields that are printed."""
     hidden = {
         field.name for field in getattr(node, "__dataclass_fields__", {}).values() if not field.repr
     }
-    return [name for name in record.names(node) if name not in hidden and not is_private(name)]
+    return [name for name in record.names(node) if name not in hidden]
 
 
 def _defaults_of(cls: Any) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pytreemod.tree.instances import reading_stored, stored
 from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class, record_of
 from pytreemod.tree.printing import printed_names
-from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import jtu
 
 
@@ -27,8 +27,6 @@ def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: st
     """
     record = record_of(node)
     assert record is not None
-    if record.is_hole:
-        return rich_text(f"tied to {stored(node, 'to')}")
     rows: list[tuple[str, Any, str]] = []
     data = {*record.data_names(node)}
     for name in printed_names(node, record):

@@ -17,11 +17,10 @@ from typing import Any, ClassVar, NoReturn
 import jax
 import numpy as np
 
-from pytreemod.errors import FrozenError, SpecError, describe, nearest
+from pytreemod.errors import FrozenError, SpecError, describe
 from pytreemod.tree.locating import locate, refuse_model
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import (
-    DECLARED_ROLES,
     Location,
     children_of,
     is_of,
@@ -153,17 +152,9 @@ def refuse_unmatched(
         SpecError: if there is one; the error lists the leaves of the trees.
     """
     patterns = [path for selector in selectors for path in selector.paths()]
-    terms = [term for selector in selectors for term in selector.terms()]
-    roles = [role for term in terms if isinstance(term, RoleSelector) for role in term.roles]
-    unknown = [role for role in roles if role not in DECLARED_ROLES]
-    if not patterns and not unknown:
+    if not patterns:
         return
     locs = Locations(loc for tree in trees for loc in locations(tree, is_leaf))
-    known = DECLARED_ROLES | {loc.role for loc in locs}
-    for role in unknown:
-        # Another role may match nothing: a rule for many models names what some of them lack.
-        if role not in known and (near := nearest(role, known)):
-            raise SpecError(f"select.role({role!r}): no field has this role{near}")
     for pattern in patterns:
         # A pattern depends on nothing but paths.
         if any(pattern.pick(locs, None, is_leaf)):
@@ -183,8 +174,13 @@ def refuse_unmatched(
 
 
 def _is_tied(loc: Location) -> bool:
-    record = record_of(loc.leaf)
-    return record is not None and record.is_hole
+    """Whether a node without children is a path that has its value from another one."""
+    return any(
+        tie.place == loc.path[i:]
+        for i, node in enumerate(loc.nodes)
+        if record_of(node) is not None
+        for tie in notes_of(node).ties
+    )
 
 
 def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[Location]:

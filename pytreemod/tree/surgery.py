@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, SpecError, describe
+from pytreemod.tree.instances import record_of, stored
 from pytreemod.tree.locating import Found, Target, locate
-from pytreemod.tree.nodes import children_of, locations, record_of, stop_below
+from pytreemod.tree.nodes import children_of, locations, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Rule, Selector
-from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
 _T = TypeVar("_T")
@@ -175,26 +175,6 @@ def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> 
     """
     trie = _trie_of([path for path, _ in changes])
     return _rebuild(tree, trie, [new for _, new in changes], is_given=False)
-
-
-def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequence[Any]) -> Any:
-    """Copy a node with other children.
-
-    Args:
-        node: the node. It is returned itself if no child changes: its snapshot stays valid.
-        children: its present children, with their keys.
-        parts: the new ones, in that order.
-    """
-    pairs = zip(children, parts, strict=True)
-    changes = {key: part for (key, old), part in pairs if part is not old}
-    if not changes:
-        return node
-    record = record_of(node)
-    if record is not None:
-        return record.rebuild(node, {key.name: part for key, part in changes.items()})
-    if class_of(node) is list:
-        return [*parts]
-    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
 
 
 def _trie_of(paths: Sequence[tuple[Any, ...]]) -> Any:
