@@ -41,6 +41,7 @@ from pytreemod.tree.instances import (
     flat_of,
     get_split,
     is_finished,
+    reading_stored,
     register,
     set_split,
     with_notes,
@@ -56,7 +57,8 @@ _M = TypeVar("_M", bound="Module")
 _R = TypeVar("_R", bound="_Assignable")
 _new: Any = object.__new__
 
-_REPLACING = (property, ft.cached_property, types.FunctionType, Method)
+_PROPERTIES = (property, ft.cached_property)
+_REPLACING = (*_PROPERTIES, types.FunctionType, Method)
 """What replaces a field of a base, if a class defines it in the field's place."""
 
 
@@ -80,7 +82,7 @@ class _Assignable(Stored):
         if name not in self.__record__.fields:
             _assign_other(self, name, value)
             return
-        if value is self or (class_of(value) is BoundMethod and value.args[0] is self):
+        if _is_or_holds(value, self):
             cls = type(self).__qualname__
             raise FieldError(f"{cls}.{name}: an instance cannot contain itself, or its own method")
         self.__stored__[name] = value
@@ -89,6 +91,29 @@ class _Assignable(Stored):
         if is_finished(self):
             _refuse_change(self, name, f"model = model.replace({name}=None)")
         object.__delattr__(self, name)
+
+
+def _is_or_holds(value: Any, node: Any) -> bool:
+    """Whether a value is an instance, its method, or a container or Module with one of these.
+
+    Flattening it would never end. Deeper down, it could only be inside another Module, which was
+    checked when that was built.
+    """
+    kind = class_of(value)
+    if kind is BoundMethod or value is node:
+        return value is node or value.args[0] is node
+    if kind is list or kind is tuple:
+        inside: Any = value
+    elif kind is dict:
+        inside = value.values()
+    elif isinstance(value, Stored):
+        inside = all_stored(value).values()
+    else:
+        inside = (getattr(value, "__wrapped__", None),) if callable(value) else ()
+    for each in inside:
+        if each is node or (class_of(each) is BoundMethod and each.args[0] is node):
+            return True
+    return False
 
 
 def _refuse_change(node: Any, name: str, hint: str) -> None:
@@ -142,11 +167,17 @@ class ModuleMeta(abc.ABCMeta):
             # Before that of a plain base, which does not fill instances in.
             namespace.setdefault("__dict__", vars(Stored)["__dict__"])
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
-        if "__init__" in namespace and "__post_init__" in namespace:
+        code = getattr(namespace.get("__init__"), "__code__", None)
+        called = {"__init__", "__post_init__"}
+        if code is not None and hasattr(cls, "__post_init__") and called.isdisjoint(code.co_names):
             fact = f"{name} has both an `__init__` method and a `__post_init__`, which does not run"
             warn(FieldWarning, fact, hint="def __check_init__(self): ...")
         register(cls)
-        _complete(cls, kw_only, is_abstract or strict is None)
+        if namespace.keys() - {"__orig_bases__", "__slots__", "__dict__"} == {"__module__"}:
+            # Only cloudpickle makes such a class; a class statement defines a `__qualname__`, too.
+            type.__setattr__(cls, "__record__", _Later(cls))
+        else:
+            _complete(cls, kw_only, is_abstract or strict is None)
         return cls
 
     # Typed so that type checkers find the parameters in `__init__`.
@@ -188,11 +219,17 @@ class ModuleMeta(abc.ABCMeta):
     def __setattr__(cls, name: str, value: Any) -> None:
         schema = vars(cls).get("__record__")  # None while the class is being made.
         if name == "__record__":
-            value = _Later(cls)
+            return  # A class makes its own.
         is_field = class_of(schema) is Schema and name in schema.fields
-        if is_field and not isinstance(value, (LazyField, *_REPLACING)):
+        if is_field and not hasattr(value, "__set__") and class_of(value) is not LazyField:
             value = LazyField(name, value)
         super().__setattr__(name, as_method(name, value))
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        schema = vars(cls).get("__record__")
+        if class_of(schema) is Schema and name in schema.fields:
+            type.__setattr__(cls, name, LazyField(name, _class_value(cls, name)))
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -210,6 +247,11 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
     _as_dataclass(cls, abstract, has_init, kw_only)
     put("__has_written_init__", not has_init)
     schema = Schema(cls, has_init)
+    for name, each in schema.fields.items():
+        is_declaration = any(each.default is declare for declare in (field, buffer, static_field))
+        if is_declaration or isinstance(each.default, _PROPERTIES):
+            fact = f"{cls.__qualname__}.{name} is a field, and has {each.default!r} as its value"
+            raise FieldError(fact, hint=f"{name}: ... = pm.field()")
     # The call that follows this metaclass's, looked up once (saves 0.1 us for each instance).
     schema.build = super(ModuleMeta, cls).__call__
     is_plain = cls.__new__ is _new and schema.build == type.__call__.__get__(cls)
@@ -219,9 +261,8 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
         if name not in schema.fields and as_method(name, value) is not value:
             put(name, as_method(name, value))
     for name in schema.fields:
-        found = inspect.getattr_static(cls, name, MISSING)
-        if not isinstance(found, LazyField):
-            put(name, LazyField(name, found))
+        if class_of(vars(cls).get(name)) is not LazyField:
+            put(name, LazyField(name, _class_value(cls, name)))
     if not has_init:
         _annotate_init(cls, schema)
     put("__record__", schema)
@@ -297,7 +338,9 @@ def _abstract_attributes(cls: type) -> set[str]:
 def _refusal(cls: Any, schema: Schema, abstract: set[str], is_abstract: bool) -> str | None:
     """Note the abstract attributes that a class lacks; return why it has no instances."""
     inherited: set[str] = {n for base in cls.__mro__ for n in vars(base).get("__lacks__", ())}
-    lacks = abstract | {n for n in inherited if n not in schema.fields and not _has(cls, n)}
+    lacks = abstract | {
+        n for n in inherited if n not in schema.fields and _class_value(cls, n) is MISSING
+    }
     type.__setattr__(cls, "__lacks__", frozenset(lacks))
     lacks |= {f"{method}()" for method in getattr(cls, "__abstractmethods__", ())}
     name = cls.__qualname__
@@ -311,9 +354,14 @@ def _refusal(cls: Any, schema: Schema, abstract: set[str], is_abstract: bool) ->
     return "made at run time" if "__passes_for__" in vars(cls) else None
 
 
-def _has(cls: type, name: str) -> bool:
-    found = inspect.getattr_static(cls, name, MISSING)
-    return found is not MISSING and not (isinstance(found, LazyField) and found.default is MISSING)
+def _class_value(cls: type, name: str) -> Any:
+    """The value that a class, or a base, has for a field, such as a default; MISSING for none."""
+    for own in map(vars, cls.__mro__):
+        found = own.get(name, MISSING)
+        found = found.default if class_of(found) is LazyField else found
+        if found is not MISSING:
+            return found
+    return MISSING
 
 
 # ---- classes that are pickled by value, those of a script or a notebook
@@ -335,20 +383,21 @@ class _Later:
         cls = self.cls
         if vars(cls)["__record__"] is self:
             _declare_again(cls)
-            _complete(cls, False, vars(cls)["__is_abstract__"])
+            _complete(cls, False, vars(cls).get("__is_abstract__", False))
         return getattr(vars(cls)["__record__"], name)
 
 
 def _declare_again(cls: Any) -> None:
     """Put the fields of a pickled class where `dataclasses` looks for them."""
-    for name in inspect.get_annotations(cls).keys() & vars(cls)["__dataclass_fields__"].keys():
-        declared = vars(cls)["__dataclass_fields__"][name]
+    fields: dict[str, Any] = vars(cls).get("__dataclass_fields__", {})
+    for name in inspect.get_annotations(cls).keys() & fields.keys():
+        declared = fields[name]
         for option in ("default", "default_factory", "kw_only"):
             # The mark for no value is recognized by identity, which a pickle does not preserve.
             if class_of(getattr(declared, option)) is class_of(MISSING):
                 setattr(declared, option, MISSING)
         type.__setattr__(cls, name, declared)
-    if vars(cls)["__has_written_init__"]:
+    if vars(cls).get("__has_written_init__", False):
         type.__delattr__(cls, "__init__")
 
 
@@ -478,12 +527,12 @@ class Module(_Assignable, metaclass=ModuleMeta):
     def __reduce__(self) -> Any:
         cls, (_, (split, notes, *_)) = own_class(self), flat_of(self)
         if _has_own_state(cls):
-            return _restore_state, (cls, referring(self.__getstate__()), notes)
+            return _restore_state, (cls, referring(_own_state(self)), notes)
         return _restore, (cls, referring(all_stored(self)), split.config, notes)
 
     def __deepcopy__(self: _M, memo: Any) -> _M:
         if _has_own_state(type(self)):
-            state = copy.deepcopy(self.__getstate__(), memo)
+            state = copy.deepcopy(_own_state(self), memo)
             return _restore_state(type(self), state, flat_of(self)[1][1])
         # Configuration is shared: a copied jitted function would be another function.
         return jtu.tree_map(lambda leaf: copy.deepcopy(leaf, memo), self)
@@ -492,6 +541,15 @@ class Module(_Assignable, metaclass=ModuleMeta):
 def _has_own_state(cls: Any) -> bool:
     """Whether a user's class defines how it is pickled or restored."""
     return hasattr(cls, "__setstate__") or cls.__getstate__ is not Stored.__getstate__
+
+
+def _own_state(node: Any) -> Any:
+    """Return what a class's own method says is its state, with fields in their stored form."""
+    with reading_stored():
+        state = node.__getstate__()
+    # Fields that read as something else are not in `vars(self)`.
+    rest = {n: x for n, x in all_stored(node).items() if n not in node.__stored__}
+    return {**rest, **state} if isinstance(state, dict) else state
 
 
 def _restore(cls: Any, values: Any, config: tuple[str, ...], notes: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from pytreemod.module.references import referred, referring
-from pytreemod.tree.comparison import are_equal
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import own_class
 from pytreemod.typing import jtu
 
@@ -59,7 +59,8 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
     def __eq__(self, other: object) -> bool:
         if type(other) is not BoundMethod:
             return NotImplemented
-        return self.func == other.func and are_equal(self.args[0], other.args[0])
+        one, two = self.args[0], other.args[0]
+        return self.func == other.func and (one is two or _are_one(one, two))
 
     def __hash__(self) -> int:
         # Arrays have no hash; a method of a model can be a key nevertheless, as Python's can.
@@ -81,6 +82,16 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
 
     def __repr__(self) -> str:
         return f"<bound method {self.__qualname__} of {self.args[0]!r}>"
+
+
+def _are_one(one: Any, two: Any) -> bool:
+    """Whether a program that was traced for a method of one is valid for that of the other.
+
+    JAX remembers the functions that it has traced.
+    """
+    leaves, treedef = jtu.tree_flatten(one)
+    others, structure = jtu.tree_flatten(two)
+    return treedef == structure and all(map(are_one, leaves, others))
 
 
 def bind(function: Callable[..., Any], owner: Any) -> BoundMethod:

@@ -17,7 +17,7 @@ wrong. So a computed leaf remembers the *ranks* of its arrays when it was made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from pytreemod.tree.instances import (
     stored,
 )
 from pytreemod.tree.nodes import children_of
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, class_of, jtu
@@ -83,39 +84,51 @@ class Tie:
 def read(node: Any, name: str) -> Any:
     """Return the value of a field that reads as something else than it stores."""
     value = stored(node, name)
-    if is_computed(value):
-        value = evaluate(value, f"{class_of(node).__qualname__}.{name}")
-    changes = [
-        (tie.place[1:], _source_of(node, name, tie))
-        for tie in notes_of(node).ties
-        if tie.place[0].name == name
-    ]
-    if changes and not changes[0][0]:
-        return changes[0][1]  # The field itself is tied, not a path inside it.
-    return replace_at(value, changes) if changes else value
+    ties = [tie for tie in notes_of(node).ties if tie.place[0].name == name]
+    while ties:
+        # A source with a tied path inside it waits for that one.
+        tied = {tie.place[:i] for tie in ties for i in range(1, len(tie.place) + 1)}
+        changes: list[tuple[KeyPath, Any]] = []
+        for tie in [tie for tie in ties if tie.source not in tied]:
+            first, *rest = tie.source
+            # Where both paths start with the same field, it is the one which is being read.
+            found = follow(value, rest) if first.name == name else follow(node, tie.source)
+            changes.append((tie.place[1:], pass_through(tie, found)))
+        value = replace_at(value, changes)
+        ties = [tie for tie in ties if tie.source in tied]
+    where = f"{class_of(node).__qualname__}.{name}"
+    return evaluate(value, where) if is_computed(value) else value
 
 
-def _source_of(node: Any, name: str, tie: Tie) -> Any:
-    """Return the value that a tie in this field reads."""
-    first, *rest = tie.source
-    # By attributes, which compute. Where both paths start with the same field, that is the one
-    # which is being read, so the rest is followed in its stored value.
-    found = stored(node, name) if first.name == name else getattr(node, first.name)
-    for key in rest:
-        found = child_read(found, key)
+def follow(node: Any, path: Iterable[Any], is_evaluated: bool = True) -> Any:
+    """Return what reading along a path gives.
+
+    Args:
+        node: where it starts.
+        path: the keys; they may lead into a computed leaf.
+        is_evaluated: whether a computed leaf at the end is computed, one for each layer.
+    """
+    keys = [*path]
+    for i, key in enumerate(keys):
+        held = stored(node, key.name) if record_of(node) is not None else None
+        if is_computed(held):
+            is_end = i + 1 == len(keys) and is_evaluated
+            node = evaluate_each(held, path_text(tuple(keys))) if is_end else held
+        elif isinstance(key, jtu.GetAttrKey):
+            node = getattr(node, key.name)
+        elif isinstance(node, (list, tuple, dict)):
+            node = node[key.idx if isinstance(key, jtu.SequenceKey) else key.key]
+        else:
+            node = dict(children_of(node) or ())[key]
+    return node
+
+
+def pass_through(tie: Tie, found: Any) -> Any:
+    """Return the value at a tied path, from that at the source."""
     # A part of a model has None there.
     if tie.through is None or found is None:
         return found
     return mapped(tie.through, found.ndim - tie.rank)(found)
-
-
-def child_read(node: Any, key: Any) -> Any:
-    """Return a child of a node, as reading gives it."""
-    if isinstance(key, jtu.GetAttrKey):
-        return getattr(node, key.name)
-    if isinstance(node, (list, tuple, dict)):
-        return node[key.idx if isinstance(key, jtu.SequenceKey) else key.key]
-    return dict(children_of(node) or ())[key]
 
 
 def computed_once(node: Any, values: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pytreemod.errors import AccessError, FieldError, FieldWarning, describe, warn
 from pytreemod.module.fields import AbstractConstraint
-from pytreemod.module.reading import is_computed, ranks_of, read
+from pytreemod.module.reading import follow, is_computed, pass_through, ranks_of, read
 from pytreemod.tree.instances import (
     MISSING,
     NO_NOTES,
@@ -119,11 +119,16 @@ class Schema:
         """Return the value of a field that reads as something else than it stores."""
         return read(node, name)
 
+    def tied_value(self, node: Any, tie: Any) -> Any:
+        """Return the value at a tied path."""
+        return pass_through(tie, follow(node, tie.source))
+
     def flatten_unfinished(self, values: dict[str, Any]) -> Any:
-        """Return the flattened form of an instance that was built by hand."""
-        values = dict(values)
-        self.fill_defaults(values)
-        split = self.split_of(values)
+        """Flatten an instance that is being built, or was built by hand, with what it has."""
+        found = {name: getattr(self.cls, name, MISSING) for name in self.fields} | values
+        values = {name: found[name] for name in self.fields if found[name] is not MISSING}
+        config = [n for n in values if n in self.static or is_configuration(values[n])]
+        split = self.split_with(values, config)
         return split.take_data(values), (split, NO_NOTES, *split.take_config(values))
 
     # ---- dividing fields
@@ -158,16 +163,16 @@ class Schema:
         The types of these values are a part of it: 1, 1.0 and True are three programs, and so are
         (1,), (1.0,) and (True,).
         """
-        config = set(config)
-        data = tuple([n for n in self.fields if n not in config])
-        rest = tuple([n for n in self.fields if n in config])
+        config, names = set(config), [name for name in self.fields if name in values]
+        data = tuple([n for n in names if n not in config])
+        rest = tuple([n for n in names if n in config])
         computed = frozenset(n for n in data if is_computed(values[n]))
-        key = data, computed, tuple([_kind(values[n]) for n in rest])
+        key = data, rest, computed, tuple([_kind(values[n]) for n in rest])
         split = self._splits_by_names.get(key)
         if split is None:
             tuples = tuple([(n, _kind(values[n])) for n in rest if class_of(values[n]) is tuple])
             name = self.cls.__qualname__
-            split = FieldSplit(name, data, rest, (*self.fields,), computed, tuples)
+            split = FieldSplit(name, data, rest, (*names,), computed, tuples)
         return self._splits_by_names.setdefault(key, split)
 
     # ---- the end of construction
@@ -272,7 +277,7 @@ class Schema:
         # Mostly arrays for arrays: they are never configuration, nor computed leaves.
         plain = [n for n, new in changes.items() if isinstance(new, jax.Array) and n in split.data]
         if len(plain) != len(changes) or not split.computed.isdisjoint(plain):
-            config = [n for n in self.fields if self._is_config(n, values, changes, split, decide)]
+            config = [n for n in values if self._is_config(n, values, changes, split, decide)]
             self.warn_of_arrays({n: new for n, new in changes.items() if n in config})
             split = self.split_with(values, config)
         return make(self.cls, split, values, notes)
@@ -294,9 +299,12 @@ class Schema:
         if name not in self.constraints or is_computed(new):
             return new
         # A tree of specs, or of axes, has the structure of a model, and is edited like one.
-        is_model = old is None or all(map(is_abstract, jtu.tree_leaves(old)))
-        is_value = class_of(new) is float or (class_of(new) is int and is_computed(old))
-        is_value = is_model and (is_value or is_abstract(new))
+        leaves = jtu.tree_leaves(old)
+        is_model = all(map(is_abstract, leaves))
+        if is_computed(old) and not (leaves and is_model):
+            return new
+        is_number = class_of(new) is float or (class_of(new) is int and is_computed(old))
+        is_value = is_model and (is_number or is_abstract(new))
         if is_value and (is_derivative(node) or (is_computed(old) and is_derivative(old))):
             where = f"{self.cls.__qualname__}.{name}"
             hint = f'pm.tree_at("{name}.unconstrained", grads, new)'

@@ -8,16 +8,23 @@ flattening preserves the tie; nothing is looked up by identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
 
 from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe
 from pytreemod.module.constrained_leaves import Constrained
-from pytreemod.module.reading import Tie, child_read, is_computed, mapped, shape_of_one
+from pytreemod.module.reading import Tie, evaluate_each, follow, is_computed, mapped, pass_through
 from pytreemod.module.schema import refuse_tied
-from pytreemod.tree.instances import is_finished, notes_of, reading_stored, record_of, with_notes
+from pytreemod.tree.instances import (
+    is_finished,
+    notes_of,
+    reading_stored,
+    record_of,
+    stored,
+    with_notes,
+)
 from pytreemod.tree.locating import locate
 from pytreemod.tree.members import count_member_axes
 from pytreemod.tree.nodes import all_ties, children_of
@@ -99,7 +106,8 @@ def tie(
     model = with_new_containers(model)
     sources = locate(to, model, None, "tie(to)").targets
     if len(sources) != 1:
-        raise SpecError("tie(to)", "one node", f"{len(sources)}")
+        shown = ", ".join(path_text(target.path) for target in sources)
+        raise SpecError("tie(to)", "one node", shown or "none")
     for target in locate(place, model, None, "tie(place)").targets:
         model = _tied(model, target.path, sources[0].path, through)
     return model
@@ -111,9 +119,16 @@ def _tied(model: Any, place: KeyPath, source: KeyPath, through: Callable[[Any], 
     if shared in (len(place), len(source)):
         raise SpecError(f"{where}: one contains the other")
     for path, known in all_ties(model):
+        if _is_within(path, place):
+            continue  # It goes with the node that keeps it.
         there, from_there = (*path, *known.place), (*path, *known.source)
-        # Chains of ties, and circles, start with one of these.
-        if _overlap(there, source) or _overlap(there, place) or _overlap(from_there, place):
+        # Chains of ties, and circles, start with one of these. A tie that lies inside the source of
+        # another one as a whole is no chain.
+        is_chain = _is_within(source, there) or _is_within(from_there, place)
+        is_partly = _is_within(there, source) and not _is_within(from_there, source)
+        is_partly |= _is_within(place, from_there) and not _is_within(source, from_there)
+        is_tied = _is_within(place, there) or _is_within(there, place)
+        if is_tied or is_chain or is_partly:
             refuse_tied(Tie(there, from_there))
     above = [i for i in range(shared + 1) if record_of(_node_at(model, place[:i])) is not None]
     if not above:
@@ -134,25 +149,23 @@ def _count_shared(one: KeyPath, other: KeyPath) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _overlap(one: KeyPath, other: KeyPath) -> bool:
-    return _count_shared(one, other) in (len(one), len(other))
+def _is_within(inner: KeyPath, outer: KeyPath) -> bool:
+    return inner[: len(outer)] == outer
 
 
 def _node_at(node: Any, path: KeyPath) -> Any:
     with reading_stored():
-        for key in path:
-            node = child_read(node, key)
-    return node
+        return follow(node, path, is_evaluated=False)
 
 
 def _check_fit(
     old: Any, new: Any, through: Callable[[Any], Any] | None, axes: int, where: str
 ) -> int:
     """Refuse a source that does not fit a place; return its rank in one layer, for `through`."""
-    forms = [_form_of(old), _form_of(new)]
+    forms = [_form_of(untie(old)), _form_of(untie(new))]
     rank = 0
     if through is not None:
-        array = new if not is_computed(new) else jax.ShapeDtypeStruct(forms[1][""][0], float)
+        array = jax.eval_shape(lambda: evaluate_each(new, where)) if is_computed(new) else new
         result = jax.eval_shape(mapped(through, axes), array)
         forms = [{"": forms[0].get("", (None,))[0]}, {"": tuple(result.shape)}]
         rank = array.ndim - axes
@@ -169,8 +182,11 @@ def _form_of(node: Any) -> dict[str, tuple[Any, ...]]:
     """Return what is read below a node, by path: shapes, and the constraints of arrays."""
     form: dict[str, tuple[Any, ...]] = {}
     for path, leaf in jtu.tree_leaves_with_path(node, is_leaf=is_computed):
-        shape = shape_of_one(leaf) if is_computed(leaf) else tuple(getattr(leaf, "shape", ()))
+        value = (
+            jax.eval_shape(lambda x: evaluate_each(x, "tie"), leaf) if is_computed(leaf) else leaf
+        )
         bound = (leaf.constraint,) if isinstance(leaf, Constrained) else ()
+        shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))
         form[path_text(path) if path else ""] = (shape, *bound)
     return form
 
@@ -214,15 +230,25 @@ def _untied(node: Any, chosen: set[KeyPath], path: KeyPath) -> Any:
     ties = () if record_of(node) is None else notes_of(node).ties
     gone = [tie for tie in ties if (*path, *tie.place) in chosen]
     if gone:
-        values = [(tie.place, with_new_containers(_value_at(node, tie.place))) for tie in gone]
-        node = with_notes(node, ties=tuple(tie for tie in ties if tie not in gone))
+        values = [(tie.place, value) for tie, value in _values_of(node, gone)]
+        left = [tie for tie in ties if (*path, *tie.place) not in chosen]
+        node = with_notes(node, ties=tuple(left))
         node = replace_at(node, values)
     children = children_of(node) or []
     parts = [_untied(child, chosen, (*path, key)) for key, child in children]
     return with_children(node, children, parts)
 
 
-def _value_at(node: Any, path: KeyPath) -> Any:
-    for key in path:
-        node = child_read(node, key)
-    return node
+def _values_of(node: Any, ties: list[Tie]) -> Iterator[tuple[Tie, Any]]:
+    """Yield the values at tied paths; a computed leaf is the value itself, without a function."""
+    read: dict[str, Any] = {}
+    for tie in ties:
+        first, *rest = tie.source
+        path, within = tie.source, node
+        if rest and not is_computed(stored(node, first.name)):
+            # Once for all ties, because reading a field follows all of them.
+            if first.name not in read:
+                read[first.name] = getattr(node, first.name)
+            path, within = tuple(rest), read[first.name]
+        found = follow(within, path, is_evaluated=tie.through is not None)
+        yield tie, with_new_containers(pass_through(tie, found))

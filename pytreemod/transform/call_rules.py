@@ -2,9 +2,9 @@
 
 There are no hooks. A Module with a rule around a method is of a subclass of its class, whose method
 calls the rule. It is made once for the class and the methods. The rule is *data* of the instance, a
-Module in one more field. So the arrays of a rule go wherever the Module goes: through every transform,
-layer by layer through a Stack, into gradients. A Module without rules is of its own class, and its
-calls cost nothing more.
+Module in one more field. So the arrays of a rule go wherever the Module goes: through every
+transform, layer by layer through a Stack, into gradients. A Module without rules is of its own
+class, and its calls cost nothing more.
 
 Elsewhere a selector picks leaves. Here each Module that has the method is offered as if it were a
 leaf: a path is that of the Module itself, and a class means its instances.

@@ -159,11 +159,13 @@ class LazyField:
 
     def __get__(self, node: Any, owner: Any = None) -> Any:
         if node is not None and fill_in(node):
-            fields = node.__stored__
-            if self.name in fields:
-                return fields[self.name]
-            schema = record_of(node)
-            return stored(node, self.name) if is_reading_stored() else schema.read(node, self.name)
+            fields, name = node.__stored__, self.name
+            if name in fields:
+                return fields[name]
+            if name in get_split(node).names:
+                return (
+                    stored(node, name) if is_reading_stored() else record_of(node).read(node, name)
+                )
         if self.default is not MISSING:
             return self.default
         what = f"type object {owner.__name__!r}" if node is None else f"{owner.__name__!r} object"

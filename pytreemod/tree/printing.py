@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 import jax
 import numpy as np
 
-from pytreemod.errors import short_dtype
-from pytreemod.tree.instances import reading_stored, stored
+from pytreemod.errors import describe, short_dtype
+from pytreemod.tree.instances import all_stored, notes_of, reading_stored, record_of
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class, record_of
+from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class
+from pytreemod.tree.paths import pattern_text
+from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import PyTree, class_of, jtu
 
 _WRAPPERS: tuple[type, ...] = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
@@ -165,8 +167,9 @@ class _Short:
         data, defaults = {*record.data_names(node)}, _defaults_of(own_class(node))
         rows: list[Any] = []
         beside: list[Any] = []
+        values = printed_values(node)
         for name in printed_names(node, record):
-            value = stored(node, name)
+            value = values[name]
             if value is None and (_may_be_none(node, name) or defaults.get(name, 0) is None):
                 continue
             if name not in data and _is_default(value, name, defaults):
@@ -252,6 +255,30 @@ def printed_names(node: Any, record: Any) -> list[str]:
         field.name for field in getattr(node, "__dataclass_fields__", {}).values() if not field.repr
     }
     return [name for name in record.names(node) if name not in hidden]
+
+
+class _TiedTo:
+    """Stands for the value at a tied path."""
+
+    def __init__(self, value: Any, source: str):
+        self._text = f"{describe(value)} tied to {source}"
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def printed_values(node: Any) -> dict[str, Any]:
+    """Return the stored fields of a Module, with texts at tied paths."""
+    values = all_stored(node)
+    for tie in notes_of(node).ties:
+        (first, *below), value = tie.place, "?"
+        # Of a tree that is no model, such as one of gradients.
+        with suppress(Exception):
+            value = record_of(node).tied_value(node, tie)
+        shown = _TiedTo(value, pattern_text(tie.source))
+        old = values[first.name]
+        values[first.name] = replace_at(old, [(tuple(below), shown)]) if below else shown
+    return values
 
 
 def _defaults_of(cls: Any) -> dict[str, Any]:

@@ -18,17 +18,10 @@ import jax
 import numpy as np
 
 from pytreemod.errors import FrozenError, SpecError, describe
+from pytreemod.tree.instances import notes_of, record_of
 from pytreemod.tree.locating import locate, refuse_model
 from pytreemod.tree.members import holds_of
-from pytreemod.tree.nodes import (
-    Location,
-    children_of,
-    is_of,
-    leaves_shown,
-    locations,
-    nearest_path,
-    record_of,
-)
+from pytreemod.tree.nodes import Location, children_of, is_of, leaves_shown, locations, nearest_path
 from pytreemod.tree.paths import matches, parse_pattern, pattern_text, step_names
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.typing import IsLeaf, PyTree, Tracer, Where, jtu
