@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 
-from pytreemod.errors import AccessError, FieldError, describe
+from pytreemod.errors import FieldError, SpecError, describe
 from pytreemod.module.fields import AbstractConstraint
 from pytreemod.module.reading import is_computed, is_derivative
 from pytreemod.tree.nodes import is_node
@@ -60,7 +60,7 @@ def take_in_change(
     Raises:
         FieldError: as for `take_in`.
         ShapeError: as for `take_in`.
-        AccessError: if the instance is a tree of derivatives, which do not refer to the field's
+        SpecError: if the instance is a tree of derivatives, which do not refer to the field's
             value.
     """
     if is_computed(old):
@@ -101,7 +101,7 @@ def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoRe
 
 def _refuse_derivative(new: Any, where: str) -> NoReturn:
     field = where.rpartition(".")[2]
-    raise AccessError(
+    raise SpecError(
         where,
         "no new value, because it is a derivative",
         describe(new),

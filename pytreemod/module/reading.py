@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, describe
+from pytreemod.errors import FieldError, ShapeError, SpecError, describe
 from pytreemod.module.flattening import note_of
 from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.tree.nodes import children_of, record_of
@@ -459,7 +459,7 @@ def refuse_untied(node: Any, changes: dict[str, Any]) -> None:
     """Refuse new values for fields that lack a tie that the instance has.
 
     Raises:
-        AccessError: if there is one.
+        SpecError: if there is one.
     """
     for tie in ties_of(node):
         name = tie.place[0].name
@@ -470,7 +470,7 @@ def refuse_untied(node: Any, changes: dict[str, Any]) -> None:
 def refuse_tied_place(tie: Tie) -> NoReturn:
     """Raise the error for an edit of a tied path."""
     place, source = path_text(tie.place), path_text(tie.source)
-    raise AccessError(
+    raise SpecError(
         place,
         f"no edit, because the path is tied to {source}",
         "a new value",

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax
 
-from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.constrained_leaves import Constrained
@@ -92,7 +92,7 @@ def tie(
         A new model; in `__init__`, `self`.
 
     Raises:
-        AccessError: if it is called in `__check_init__`, where `self` can no longer change.
+        SpecError: if it is called in `__check_init__`, where `self` can no longer change.
         SpecError: if a path is not in the model, or is tied already. Or one path contains the
             other; ties form a circle; there is no Module above both; only one of the two is
             constrained; or their layers have different configuration.
@@ -148,7 +148,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
 
     Raises:
         SpecError: if a path is not tied.
-        AccessError: if the ties of the model are not made yet.
+        SpecError: if the ties of the model are not made yet.
 
     Examples:
         >>> import jax
@@ -160,7 +160,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
     """
     if record_of(model) is not None and _asked_of(model):
         cls = class_of(model).__qualname__
-        raise AccessError(
+        raise SpecError(
             f"untie({cls})",
             "a finished model, because ties are made when construction ends",
             "a model under construction",
@@ -198,7 +198,7 @@ class Tied(Module):
         # Python and JAX look up dunder names.
         if name.startswith("__"):
             raise AttributeError(name)
-        raise AccessError(
+        raise SpecError(
             f"a path that is tied to {self.to}",
             "access at its source",
             f"{name!r} of the tied path",
@@ -258,13 +258,13 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
     """Whether the `__init__` of an instance is calling `tie`, which then notes the tie.
 
     Raises:
-        AccessError: if `__check_init__` is calling it, and cannot return the new model.
+        SpecError: if `__check_init__` is calling it, and cannot return the new model.
     """
     caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  (public in effect)
     if not is_being_built(model):
         if _is_method_of(caller, model, ("__check_init__",)):
             cls = class_of(model).__qualname__
-            raise AccessError(
+            raise SpecError(
                 f"{cls}.__check_init__",
                 "no tie, because the instance is finished",
                 "pm.tie(self, ...), which returns a new instance",

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
-from pytreemod.errors import AccessError, SpecError, describe, explain_depth
+from pytreemod.errors import SpecError, describe
 from pytreemod.tree.nodes import (
     AbstractRecord,
     children_of,
@@ -72,7 +72,7 @@ class _Mark:
 
 def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
     """Raise the error for a `where` that looks inside a leaf or computes with it."""
-    raise AccessError(
+    raise SpecError(
         "`where` may only pick nodes, but it computes with a leaf, or looks inside it",
         at=[path_text(path)],
         hint="tree_at(where, tree, replace_fn=f)",
@@ -310,7 +310,7 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
                 raise
         except Exception as error:
             if is_first and isinstance(error, RecursionError):
-                raise SpecError(explain_depth(name)) from error
+                raise SpecError(f"{name}: the tree is too deep for Python: {error}") from error
             if is_first:
                 raise SpecError(
                     name,
@@ -348,7 +348,7 @@ def _refuse_made(target: Target, made: Any, name: str, above: KeyPath | None) ->
         hint = ["pick the complete leaf, and change a part of it in replace_fn:", call]
     else:
         hint = ["a selector picks complete leaves:", f"select.path({pattern!r})"]
-    raise AccessError(
+    raise SpecError(
         name,
         "a function that only picks nodes of the tree",
         f"one that computes {describe(made)} from a leaf",
