@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from pytreemod.errors import AccessError, FieldError, FieldWarning, describe, warn
+from pytreemod.errors import FieldError, FieldWarning, SpecError, describe, warn
 from pytreemod.module.fields import AbstractConstraint
 from pytreemod.module.reading import follow, is_computed, pass_through, ranks_of, read
 from pytreemod.tree.instances import (
@@ -263,7 +263,7 @@ class Schema:
                 string instead of data is data: a tree of specs has the structure of a model.
 
         Raises:
-            AccessError: if a path is changed that has its value from another one.
+            SpecError: if a path is changed that has its value from another one.
         """
         _, (split, notes, *_) = flat_of(node)
         for tie in notes.ties:
@@ -308,7 +308,7 @@ class Schema:
         if is_value and (is_derivative(node) or (is_computed(old) and is_derivative(old))):
             where = f"{self.cls.__qualname__}.{name}"
             hint = f'pm.tree_at("{name}.unconstrained", grads, new)'
-            raise AccessError(f"{where} is a derivative, which has no constrained value", hint=hint)
+            raise SpecError(f"{where} is a derivative, which has no constrained value", hint=hint)
         return self._constrained(name, new, old) if is_value or decide else new
 
 
@@ -326,7 +326,7 @@ def _refuse_tied(tie: Any, changes: dict[str, Any]) -> None:
     """Refuse changes that would put a value at a tied path.
 
     Raises:
-        AccessError: if one does.
+        SpecError: if one does.
     """
     name, *below = tie.place
     node = changes.get(name.name)
@@ -347,4 +347,4 @@ def refuse_tied(tie: Any) -> NoReturn:
     """Raise the error for an edit of a tied path."""
     place, source = path_text(tie.place), path_text(tie.source)
     hint = f"pm.untie(model, {place!r}), or edit {source}"
-    raise AccessError(f"{place} is tied to {source}, and has no value of its own", hint=hint)
+    raise SpecError(f"{place} is tied to {source}, and has no value of its own", hint=hint)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.reading import Tie, evaluate_each, follow, is_computed, mapped, pass_through
 from pytreemod.module.schema import refuse_tied
@@ -72,7 +72,7 @@ def tie(
         A new model.
 
     Raises:
-        AccessError: if the model is still being built, or a path is tied already.
+        SpecError: if the model is still being built, or a path is tied already.
         SpecError: if a path is not in the model; one path contains the other; there is no Module
             above both; or only one of the two is constrained.
         ShapeError: if the source does not have the shape, or the structure, of the tied node.
@@ -102,7 +102,7 @@ def tie(
         raise ArgumentError("tie(through)", "a function of an array", describe(through))
     if record_of(model) is not None and not is_finished(model):
         hint = f"model = pm.tie({type(model).__name__}(...), {place!r}, to={to!r})"
-        raise AccessError("tie returns a new model: `self` is still being built", hint=hint)
+        raise SpecError("tie returns a new model: `self` is still being built", hint=hint)
     model = with_new_containers(model)
     sources = locate(to, model, None, "tie(to)").targets
     if len(sources) != 1:

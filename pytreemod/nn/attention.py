@@ -129,7 +129,7 @@ class MultiheadAttention(Module):
     Raises:
         ArgumentError: if query_size or num_kv_heads does not fit num_heads, or window is less than
             1; in the call if mask is not boolean, or an argument is not supported with a cache.
-        RngError: if training has neither a key, nor a stream and its State.
+        ArgumentError: if training has neither a key, nor a stream and its State.
         ShapeError: if a sequence does not have the size above; keys and values, or batch axes,
             differ in number; mask, bias, lengths or the result of process_heads has another shape;
             or the cache is for other batch axes.
@@ -595,7 +595,7 @@ def reset_cache(
     Raises:
         ArgumentError: if no layer of the model has a cache.
         StateError: if the State was used up.
-        TokenError: if the State belongs to another model.
+        StateError: if the State belongs to another model.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from pytreemod.errors import RngError, ShapeError, StateError, describe
+from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.array_shapes import contract_of
 from pytreemod.module.classes import Module
 from pytreemod.module.reading import computed_once
@@ -224,14 +224,14 @@ def key_for_call(layer: Any, stream: RngStream | None, key: Any, state: Any) -> 
     """The key of a call, and the State after it: a given key, or the next one of the stream.
 
     Raises:
-        RngError: if there is neither.
+        ArgumentError: if there is neither.
     """
     if key is not None:
         return next(key) if isinstance(key, InitKeys) else key, state
     if stream is not None and state is not None:
         return state.next_key(stream)
     expected = "key=, or a State with its stream" if stream is not None else "key="
-    raise RngError(title(layer), f"{expected} in training", "neither" if stream else "none")
+    raise ArgumentError(title(layer), f"{expected} in training", "neither" if stream else "none")
 
 
 # ---- initial values

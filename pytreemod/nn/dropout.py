@@ -49,7 +49,7 @@ class Dropout(Module):
 
     Raises:
         ArgumentError: if p is not from 0 to 1.
-        RngError: if training has neither a key, nor a stream and its State.
+        ArgumentError: if training has neither a key, nor a stream and its State.
 
     Examples:
         >>> import jax, jax.numpy as jnp

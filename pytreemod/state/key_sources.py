@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import PRNGKeyArray
 
-from pytreemod.errors import ArgumentError, RngError, describe
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.state.streams import check_seed, like, numbers_of
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import Keys, Tracer
@@ -95,7 +95,7 @@ class InitKeys:
 
         Raises:
             ArgumentError: if `n` is not a count.
-            RngError: if the keys were made outside the transform in which they are used.
+            ArgumentError: if the keys were made outside the transform in which they are used.
         """
         if type(n) is not int or n < 0:
             raise ArgumentError("init_keys(...).take(n)", "a count", describe(n))
@@ -117,7 +117,7 @@ class InitKeys:
     @property
     def ndim(self) -> int:
         """JAX reads it where it needs a key: raise an error that says how to get one."""
-        raise RngError(
+        raise ArgumentError(
             "init_keys",
             "one key",
             "the object that returns keys",
@@ -125,7 +125,7 @@ class InitKeys:
         )
 
     def __reduce__(self) -> Any:
-        raise RngError(
+        raise ArgumentError(
             "init_keys",
             "no copy",
             "a copy, which would return the same keys",
@@ -152,7 +152,7 @@ class InitKeys:
         # Inside another transform, all members of a map would get the same key, and so would all
         # calls of a compiled function.
         if self._trace != current_trace():
-            raise RngError(
+            raise ArgumentError(
                 "init_keys",
                 "use in the transform that created it",
                 "a use inside another transform",
@@ -189,7 +189,7 @@ def init_keys(key: KeyLike) -> InitKeys:
         An iterator over keys. `next(keys)` is one, `keys.take(n)` an array of several.
 
     Raises:
-        RngError: if `key` is not a random key.
+        ArgumentError: if `key` is not a random key.
 
     Source:
         A counter-based generator needs keys that differ, and nothing more: Salmon et al. 2011,

@@ -6,7 +6,7 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from pytreemod.errors import ArgumentError, describe, explain, with_article
+from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.state.tokens import map_tokens, tokens_of, with_fields
 from pytreemod.state.values import State, named_by_path
@@ -89,7 +89,7 @@ def _check_maker(make_model: Any) -> None:
 
 def _no_maker(make_model: Any) -> str:
     is_module = isinstance(make_model, Module)
-    got = with_article(type(make_model).__qualname__) if is_module else describe(make_model)
+    got = f"a {type(make_model).__qualname__}" if is_module else describe(make_model)
     return explain(
         f"make_with_state takes a class or a function that returns a model, not {got}",
         hint="model, state = pm.make_with_state(Model)(...)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytreemod.errors import ArgumentError, RngError, StateError, TokenError, describe, with_article
+from pytreemod.errors import ArgumentError, SpecError, StateError, describe
 from pytreemod.state.rows import Rows
 from pytreemod.state.tokens import AbstractToken, RngStream, Unnamed, tokens_of
 from pytreemod.tree.paths import path_text, some_of
@@ -49,7 +49,7 @@ def no_token(by: str, item: Any, kind: type) -> ArgumentError:
         got = f"a token of another kind: {type(item).__name__}"
         hint = ("read its value with", _USES[isinstance(item, RngStream)])
     elif found := tokens_of(item):
-        got = with_article(type(item).__name__)
+        got = f"a {type(item).__name__}"
         places = [path_text(path) for path, _ in found]
         code = [
             f"state.{by}(layer{'' if place.startswith('[') else '.'}{place})" for place in places
@@ -60,7 +60,7 @@ def no_token(by: str, item: Any, kind: type) -> ArgumentError:
             "a value is identified by its token, not by its name:",
             "value = state.get(model.path.to.token)",
         )
-    expected = "a token" if kind is AbstractToken else with_article(kind.__name__)
+    expected = "a token" if kind is AbstractToken else f"a {kind.__name__}"
     return ArgumentError(f"State.{by}(item)", expected, got, hint=hint)
 
 
@@ -68,12 +68,12 @@ def no_token(by: str, item: Any, kind: type) -> ArgumentError:
 _USES = {False: "value = state.get(token)", True: "key, state = state.next_key(stream)"}
 
 
-def foreign(by: str, marker: Any, rows: Rows, places: Sequence[str] = ()) -> TokenError:
+def foreign(by: str, marker: Any, rows: Rows, places: Sequence[str] = ()) -> StateError:
     """Return the error for a token that has no value in this State."""
     is_unnamed = isinstance(marker, Unnamed)
     name = "a token without a name" if is_unnamed else repr(marker)
     known = some_of([row.name for row in rows]) or "none"
-    return TokenError(
+    return StateError(
         f"State.{by}: this State has no value for {name}, but for {known}", at=places, hint=MAKE
     )
 
@@ -163,23 +163,23 @@ def changed_in_whole(names: Iterable[str]) -> StateError:
     )
 
 
-def unseeded(by: str, name: str) -> RngError:
+def unseeded(by: str, name: str) -> StateError:
     """Return the error for a stream that has no key yet."""
-    return RngError(
+    return StateError(
         f"State.{by}({name}): the stream was not seeded",
         hint="state = state.seed(jax.random.key(0))",
     )
 
 
-def nothing_to_seed(select: Any) -> RngError:
+def nothing_to_seed(select: Any) -> SpecError:
     """Return the error for a selector that picks no stream."""
     expected = "a selector that picks a random stream"
-    return RngError("State.seed(select)", expected, f"{select!r}, which picks none")
+    return SpecError("State.seed(select)", expected, f"{select!r}, which picks none")
 
 
-def split_stream(name: str, members: int, by: str = "next_key") -> RngError:
+def split_stream(name: str, members: int, by: str = "next_key") -> StateError:
     """Return the error for a stream that was split for several members."""
-    return RngError(
+    return StateError(
         f"State.{by}({name})",
         "one stream",
         f"{members} streams, because the State was split",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pytreemod.errors import RngError, describe
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.tree.split_arrays import split_axes
 from pytreemod.typing import PyTree, Tracer, untyped_jax
 
@@ -30,7 +30,7 @@ def check_seed(where: str, key: Any) -> None:
     """Refuse anything but a single random key.
 
     Raises:
-        RngError: if `key` is something else.
+        ArgumentError: if `key` is something else.
     """
     dtype = getattr(key, "dtype", None)
     typed = dtype is not None and _is_typed(key)
@@ -38,7 +38,9 @@ def check_seed(where: str, key: Any) -> None:
     old = dtype == jnp.uint32 and shape is not None and len(shape) == 1
     if (typed and shape == ()) or old:
         return
-    raise RngError(where, "one random key", describe(key), hint=["make one:", "jax.random.key(0)"])
+    raise ArgumentError(
+        where, "one random key", describe(key), hint=["make one:", "jax.random.key(0)"]
+    )
 
 
 def fold_each(key: Any, numbers: Any) -> Any:

@@ -125,7 +125,7 @@ class State(AbstractState):
 
         Raises:
             StateError: if the State was used up.
-            TokenError: if it has no such token.
+            StateError: if it has no such token.
             ArgumentError: if `item` is not a token.
 
         Examples:
@@ -158,7 +158,7 @@ class State(AbstractState):
             StateError: if the State was used up, or the value does not fit. Or the present value
                 has more axes than it was made with, because of a map: it can only be set inside the
                 map.
-            TokenError: if it has no such token.
+            StateError: if it has no such token.
             ArgumentError: if `item` is not a token.
 
         Examples:
@@ -186,7 +186,7 @@ class State(AbstractState):
 
         Raises:
             StateError: if the State was used up, or a token is at two paths of the tree.
-            TokenError: if it lacks one of the tokens.
+            StateError: if it lacks one of the tokens.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -224,7 +224,7 @@ class State(AbstractState):
             StateError: if one of the States was used up; or a value does not fit, or was changed in
                 both since the substate was taken. Or this State has changed, and the substate has
                 not.
-            TokenError: if `substate` has a token that this one lacks.
+            StateError: if `substate` has a token that this one lacks.
             ArgumentError: if `substate` is not a State.
 
         Examples:
@@ -313,8 +313,8 @@ class State(AbstractState):
             The new State.
 
         Raises:
-            RngError: if `key` is not a random key, or `select` picks no stream.
-            SpecError: if `select` names something that is not in the State.
+            ArgumentError: if `key` is not a random key.
+            SpecError: if `select` picks no stream, or names something that is not in the State.
             StateError: if the State was used up.
 
         Examples:
@@ -347,10 +347,8 @@ class State(AbstractState):
             The key, and the new State.
 
         Raises:
-            RngError: if the streams were not seeded, or this one was split and must be used under a
-                map.
-            StateError: if the State was used up.
-            TokenError: if it has no such token.
+            StateError: if the streams were not seeded, this one was split and must be used under a
+                map, or the State was used up or has no such token.
 
         Examples:
             >>> import jax
@@ -381,9 +379,9 @@ class State(AbstractState):
 
         Raises:
             ArgumentError: if `n` is not such a count.
-            RngError: if a chosen stream was not seeded, or is already split.
+            StateError: if a chosen stream was not seeded or is already split, or the State was used
+                up.
             SpecError: if `select` names something that is not in the State.
-            StateError: if the State was used up.
 
         Examples:
             >>> import jax
@@ -456,7 +454,7 @@ class State(AbstractState):
             A copy of the model.
 
         Raises:
-            TokenError: if a token of the model has its value in another State.
+            StateError: if a token of the model has its value in another State.
             StateError: if two tokens of the model have one name, because a layer is at two paths,
                 or because they are from two models; or the State was used up.
 

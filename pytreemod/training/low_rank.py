@@ -95,7 +95,7 @@ def lora(
 
     Raises:
         ArgumentError: if rank is not a positive integer.
-        RngError: if key is not a random key.
+        ArgumentError: if key is not a random key.
         SpecError: if there is no matrix among the chosen leaves, or one that already has an update.
 
     Examples:

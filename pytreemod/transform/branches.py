@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import ArgumentError, CaptureError, StructureError
+from pytreemod.errors import ArgumentError, StructureError
 from pytreemod.transform.packing import pack, unpack
 from pytreemod.transform.sowing import WithSown, collecting
 from pytreemod.transform.steps import Functions
@@ -154,7 +154,7 @@ def _explain(where: str, results: dict[str, PyTree], error: TypeError) -> None:
         if first_names != names:
             at = [f"{name}: {', '.join(first_names)}", f"{other}: {', '.join(names)}"]
             fact = f"{where}: the branches show different values to the capture"
-            raise CaptureError(fact, at=at) from error
+            raise StructureError(fact, at=at) from error
         form = f"{{}} from {name}, {{}} from {other}"
         at = [each.line("result", form) for each in compare(own, theirs)]
         at += [each.line("shown", form) for each in compare(shown, values)]

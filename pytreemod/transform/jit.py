@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 
-from pytreemod.errors import ArgumentError, DonatedError, describe, nearest
+from pytreemod.errors import ArgumentError, StateError, describe, nearest
 from pytreemod.transform import packing
 from pytreemod.transform.arguments import Parameters, function_name
 from pytreemod.transform.packing import handlers, split_other, unpack
@@ -218,7 +218,7 @@ class Jitted(Transformed, is_fast=True):
             ids = [id(leaf) for _, leaf in leaves]
             at = [place for place, leaf in leaves if ids.count(id(leaf)) > 1]
             fact = f"{name}: an array that is donated is passed twice"
-        better = DonatedError(fact, at=at)
+        better = StateError(fact, at=at)
         better.__cause__ = error
         return better if at else error
 
@@ -409,9 +409,8 @@ def filter_jit(
         ArgumentError: if `fun` is not callable, or a name in `donate` is not an argument. When
             called: if a static value is not hashable.
         SpecError: when called: if `in_shardings` or `out_shardings` is not a prefix of the tree.
-        RetraceError: when called: if it needs one trace more than `max_traces`.
-        DonatedError: when called: if the memory of an argument was donated to an earlier call.
-        CheckError: when called: if a check failed.
+        StateError: when called: if the memory of an argument was donated to an earlier call.
+        CheckError: when called: if a check failed, or it needs more than `max_traces` traces.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from pytreemod.errors import RetraceError
+from pytreemod.errors import CheckError
 from pytreemod.tree.differences import Difference, Slot, compare, leaf_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, class_of, jtu
@@ -43,7 +43,7 @@ class TraceLog:
             named: the arguments by name; arrays may be tracers.
 
         Raises:
-            RetraceError: if there were `max_traces` already.
+            CheckError: if there were `max_traces` already.
         """
         new: dict[str, PyTree] = {}
         # A node of another library may accept only arrays: then nothing is explained.
@@ -53,7 +53,7 @@ class TraceLog:
         changes = _changes(self._last, new) if self.count else []
         if is_too_many:
             several = "trace" if self.max_traces == 1 else "traces"
-            raise RetraceError(
+            raise CheckError(
                 f"{self.name}: this call needs more than {self.max_traces} {several} (max_traces)",
                 at=changes,
                 hint="jnp.asarray(number)  # an array is no part of the program",

@@ -19,7 +19,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from pytreemod.errors import AccessError, SpecError, describe
+from pytreemod.errors import SpecError, describe
 from pytreemod.tree.instances import (
     flat_of,
     reading_stored,
@@ -100,7 +100,7 @@ class _Mark:
         self.target_ = target
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise AccessError(
+        raise SpecError(
             "`where` may only pick nodes, but it computes with a leaf, or looks inside it",
             at=[path_text(self.target_.path)],
             hint="tree_at(where, tree, replace_fn=f)",
@@ -179,8 +179,8 @@ class _Copy:
         except Exception as error:
             if self.everything:
                 return None
-            if isinstance(error, AccessError):
-                raise
+            if isinstance(error, SpecError):
+                raise  # Of a mark.
             kind = type(error).__name__
             raise SpecError(
                 f"{name} may only pick nodes, but it needs the values of leaves ({kind})",

@@ -436,6 +436,8 @@ def ask(predicate: Any, leaves: Sequence[Any]) -> list[Any]:
     try:
         return [predicate(leaf) for leaf in leaves]
     except AttributeError as error:
+        if isinstance(error, SpecError):
+            raise
         named = f", {error.name!r}" if error.name else ""
         raise SpecError(
             f"predicate {getattr(predicate, '__qualname__', repr(predicate))}",

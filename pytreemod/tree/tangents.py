@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import DerivativeError, describe
+from pytreemod.errors import StructureError, describe
 from pytreemod.tree.differences import walk
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array_like
@@ -44,7 +44,7 @@ def match_derivative(
         strict: whether a value for a leaf that has no derivative is an error, or ignored.
 
     Raises:
-        DerivativeError: if a structure, shape or dtype differs; the error names all paths.
+        StructureError: if a structure, shape or dtype differs; the error names all paths.
     """
     (leaves, treedef), (values, other) = map(jtu.tree_flatten, (tree, derivative))
     wrong: list[str] = []
@@ -66,7 +66,7 @@ def match_derivative(
         wrong += [f"{path_text(each.path, root)}: {fact}"] if fact else []
     if wrong:
         hint = "None is zero, and stands for leaves that have no derivative"
-        raise DerivativeError(f"{where}: a derivative does not fit", at=wrong, hint=hint)
+        raise StructureError(f"{where}: a derivative does not fit", at=wrong, hint=hint)
     return found
 
 

@@ -7,14 +7,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import (
-    ArgumentError,
-    PytreemodError,
-    ShapeError,
-    StructureError,
-    describe,
-    with_article,
-)
+from pytreemod.errors import ArgumentError, PytreemodError, ShapeError, StructureError, describe
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like, is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
@@ -111,7 +104,7 @@ def refuse_complex(where: str, path: str, what: str, given: Any) -> NoReturn:
 
 
 def _misfit(path: Any, update: Any, leaf: Any) -> StructureError:
-    kind = describe(leaf) if jtu.all_leaves([leaf]) else with_article(class_of(leaf).__qualname__)
+    kind = describe(leaf) if jtu.all_leaves([leaf]) else f"a {class_of(leaf).__qualname__}"
     return StructureError(
         f"apply_updates at {path_text(path, 'model')}",
         "an update for each leaf, or None",

@@ -15,7 +15,7 @@ LAYERS = [
     {"transform", "state"},
     {"nn", "training"},
     {"io", "debug", "parallel"},
-    {""},
+    {"", "constraints", "select", "testing"},
 ]
 """From the ground up; rooms of one layer are peers, which may not import each other."""
 

@@ -11,7 +11,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import AccessError, ShapeError, SpecError
+from pytreemod.errors import ShapeError, SpecError
 from tests.helpers.computing import Scaled
 from tests.helpers.counting_calls import is_linear
 from tests.helpers.equations import operations
@@ -460,7 +460,7 @@ EDITS = [
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_tied_place_is_not_edited(edit):
     """The new value would be lost: the source is the place to change."""
-    with pytest.raises(AccessError, match=r"(?s)head\.weight.*embed\.weight"):
+    with pytest.raises(SpecError, match=r"(?s)head\.weight.*embed\.weight"):
         edit()
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import FieldWarning, RngError, ShapeError, StateError
+from pytreemod.errors import ArgumentError, FieldWarning, ShapeError, StateError
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -203,9 +203,9 @@ def test_a_stateful_layer_that_does_not_give_back_its_state_is_refused(result):
 
 def test_a_call_in_training_needs_a_key():
     """The error says which sources there are."""
-    with pytest.raises(RngError, match=r"Dropout.*key= in training"):
+    with pytest.raises(ArgumentError, match=r"Dropout.*key= in training"):
         nn.Dropout()(jnp.ones(3))
-    with pytest.raises(RngError, match="or a State with its stream"):
+    with pytest.raises(ArgumentError, match="or a State with its stream"):
         nn.Dropout(stream=pm.RngStream())(jnp.ones(3))
 
 

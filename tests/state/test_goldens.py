@@ -12,7 +12,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import RngError, SpecError
+from pytreemod.errors import SpecError, StateError
 from tests.helpers.comparing import assert_close
 from tests.helpers.trees import ramp
 
@@ -156,7 +156,7 @@ def test_g14_seeds_that_were_split_before_construction():
 
     assert not jnp.allclose(y1, y2)
     assert states.get(models.count).tolist() == [2] * 10
-    with pytest.raises(RngError, match="noise"):
+    with pytest.raises(StateError, match="noise"):
         states.next_key(models.noise)
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, StateError
+from pytreemod.errors import ArgumentError, SpecError, StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.laws import law
@@ -340,26 +340,26 @@ def test_split_chooses_entries_by_kind_and_path(select, shapes):
 
 UNSEEDED = pm.make_with_state(Layers)()[1]
 REFUSED = {
-    "no key": (lambda model: UNSEEDED.next_key(model.first.stream), RngError, r"first\.stream"),
-    "no key, split": (lambda _: UNSEEDED.split(2), RngError, r"first\.stream"),
+    "no key": (lambda model: UNSEEDED.next_key(model.first.stream), StateError, r"first\.stream"),
+    "no key, split": (lambda _: UNSEEDED.split(2), StateError, r"first\.stream"),
     "a split stream, used as one": (
         lambda model: make()[1].split(4).next_key(model.first.stream),
-        RngError,
+        StateError,
         r"first\.stream",
     ),
     "a split stream, split again": (
         lambda _: make()[1].split(3, "rest[1]").split(4),
-        RngError,
+        StateError,
         r"rest\[1\]\.stream",
     ),
     "several keys": (
         lambda _: make()[1].seed(jax.random.split(jax.random.key(0))),
-        RngError,
+        ArgumentError,
         "key<fry>",
     ),
     "a selector of no stream": (
         lambda _: make()[1].seed(jax.random.key(0), "mean"),
-        RngError,
+        SpecError,
         "mean",
     ),
     "a join without a split": (lambda _: make()[1].join(), StateError, "join"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StateError, TokenError
+from pytreemod.errors import StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.trees import Pair, ramp
@@ -144,7 +144,7 @@ def test_a_value_keeps_its_form(token, value, match):
 def test_a_token_of_another_model_is_refused(name):
     """By its name, and before anything is changed."""
     model, other = make()[0], pm.make_with_state(Other)()[1]
-    with pytest.raises(TokenError, match="mean"):
+    with pytest.raises(StateError, match="mean"):
         USES[name](other, model)
 
 

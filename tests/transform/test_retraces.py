@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import RetraceError
+from pytreemod.errors import CheckError
 from tests.helpers.meshes import EXPLICIT, on
 from tests.helpers.trees import Holder, Pair, Registered, Static, affine, ramp
 
@@ -122,7 +122,7 @@ def test_one_trace_too_many_raises_each_time():
     for f in (own, *(pm.filter_jit(model, max_traces=1) for model in models[:-1])):
         f(X)
         for _ in range(2):
-            with pytest.raises(RetraceError, match=r"x: f32\[2\] -> f32\[3\]"):
+            with pytest.raises(CheckError, match=r"x: f32\[2\] -> f32\[3\]"):
                 f(ramp(3))
             f(2 * X)
     pm.filter_jit(models[-1], max_traces=1)(X)
