@@ -18,7 +18,7 @@ from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.state.streams import check_seed, hashes_of
+from pytreemod.state.streams import hashes_of
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.paths import path_text, plain_name
 from pytreemod.tree.predicates import is_inexact_array
@@ -95,7 +95,6 @@ def lora(
 
     Raises:
         ArgumentError: if rank is not a positive integer.
-        ArgumentError: if key is not a random key.
         SpecError: if there is no matrix among the chosen leaves, or one that already has an update.
 
     Examples:
@@ -119,7 +118,6 @@ def lora(
         raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
     scale = 1.0 if alpha is None else float(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key
-    check_seed("lora(key)", seed)
     model = with_new_containers(model)
     chosen = choose_parameters(model, as_selector(selector).mask(model))
     matrices = [one for one in chosen if _is_matrix(one)]

@@ -196,8 +196,8 @@ def updated(eqx, in_state, in_part):
     return [float(state.get(token)) for token in tokens]
 
 
-@deviation(theirs=[[0.0, 1.0], [1.0, 0.0]], ours=[[2.0, 1.0], "refused"])
-def test_update_keeps_what_the_substate_left_alone(eqx):
+@deviation(theirs=[[0.0, 1.0], [1.0, 0.0]], ours=["refused", "refused"])
+def test_update_refuses_a_substate_of_an_older_state(eqx):
     """Equinox's update goes back to the value that the substate took."""
     return [outcome(lambda part=part: updated(eqx, 0, part), ValueError) for part in (1, 0)]
 
