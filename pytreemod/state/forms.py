@@ -88,5 +88,5 @@ def _fits(old: Any, new: Any) -> bool:
 
 def _is_other_text(each: Difference) -> bool:
     """Whether two non-array leaves are of one class: such a value may change."""
-    is_leaf = each.kind == "value" and not each.of_arrays
+    is_leaf = not each.is_static and jtu.all_leaves([each.old]) and not is_array_like(each.old)
     return is_leaf and class_of(each.old) is class_of(each.new)
