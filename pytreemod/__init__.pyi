@@ -119,7 +119,6 @@ from pytreemod.transform.scans import filter_map as filter_map
 from pytreemod.transform.scans import filter_scan as filter_scan
 from pytreemod.transform.shard_map import filter_shard_map as filter_shard_map
 from pytreemod.transform.sowing import sow as sow
-from pytreemod.tree.comparison import tree_check as tree_check
 from pytreemod.tree.comparison import tree_equal as tree_equal
 from pytreemod.tree.comparison import tree_flatten_one_level as tree_flatten_one_level
 from pytreemod.tree.members import layer_axes as layer_axes
@@ -133,6 +132,7 @@ from pytreemod.tree.printing import tree_pformat as tree_pformat
 from pytreemod.tree.printing import tree_pprint as tree_pprint
 from pytreemod.tree.selecting import Selector as Selector
 from pytreemod.tree.selectors import matrices as matrices
+from pytreemod.tree.sharing import tree_check as tree_check
 from pytreemod.tree.stacking import stack as stack
 from pytreemod.tree.stacking import unstack as unstack
 from pytreemod.tree.updating import apply_updates as apply_updates

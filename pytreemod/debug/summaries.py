@@ -113,7 +113,7 @@ class Summary:
             lines.append(["  " * row.depth + _times(count) + path, *cells])
         if not any(row.calls for row in self.rows):
             lines = [[*line[:2], *line[3:]] for line in lines]
-        table = aligned(lines, [name in ("params", "bytes") for name in lines[0]])
+        table = aligned(lines, "".join("<>"[x in ("params", "bytes")] for x in lines[0]))
         below = [*(f"tied: {x}" for x in self.ties), *(f"state: {x}" for x in self.state)]
         return "\n".join([*table, f"{self.params:,} parameters, {self.bytes:,} bytes", *below])
 

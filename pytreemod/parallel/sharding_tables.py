@@ -67,7 +67,7 @@ class ShardingTable:
             shape = ",".join(map(str, row.shape))
             lines.append([row.path, f"[{shape}]", shown, _spec_text(row.spec), f"{row.bytes:,}"])
         end = f"{self.bytes:,} bytes on each device, of {self.bytes_whole:,}"
-        return "\n".join([*aligned(lines, [False] * 4 + [True]), end])
+        return "\n".join([*aligned(lines, "<<<<>"), end])
 
     __repr__ = __str__
 

@@ -332,9 +332,8 @@ class State(AbstractState):
             The key, and the new State.
 
         Raises:
-            StateError: if the streams were not seeded, or this one was split and must be used under a
-                map.
-            StateError: if the State was used up.
+            StateError: if the State was used up, its streams were not seeded, or this one was split
+                and must be used under a map.
             StateError: if it has no such token.
 
         Examples:

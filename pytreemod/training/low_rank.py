@@ -20,7 +20,7 @@ from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import hashes_of
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
-from pytreemod.tree.paths import path_text, plain_name
+from pytreemod.tree.paths import path_text, step_names
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
@@ -129,7 +129,7 @@ def lora(
         hint = f"model = pm.resolve(model, {adapted[0]!r})"
         raise SpecError("lora: matrices that have an update", at=adapted, hint=hint)
     # One by one: taking many keys out of one array would compile a longer program.
-    names = hashes_of([plain_name(one.path) for one in matrices])
+    names = hashes_of([".".join(step_names(one.path)) for one in matrices])
     keys = [jax.random.fold_in(seed, number) for number in names]
     pairs = zip(matrices, keys, strict=True)
     return replace_at(model, [(one.path, _adapted(one, rank, scale, k)) for one, k in pairs])

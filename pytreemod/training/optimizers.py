@@ -29,7 +29,7 @@ from pytreemod.transform.chosen_leaves import trainable_mask, warn_of_shared
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.prefixes import By, by, decide, refuse_shadowed
+from pytreemod.tree.prefixes import By, by, first_of
 from pytreemod.tree.selecting import Locations, as_selector, refuse_unmatched
 from pytreemod.tree.split_arrays import sharded_as
 from pytreemod.tree.updating import apply_updates
@@ -146,8 +146,7 @@ class Optimizer(Module):
         refuse_unmatched(selectors, [model])
         locs = Locations(locations(model))
         picks = [selector.pick(locs, model, None) for selector in selectors]
-        entries, shadowed = decide(picks, len(locs))
-        refuse_shadowed("Optimizer.init", self.rules.items, entries, shadowed, locs)
+        entries = first_of(picks, len(locs))
         trained = trainable_mask(model, None, "Optimizer.init")
         rows = list(zip(locs, entries, trained, strict=True))
         lost = [

@@ -28,7 +28,7 @@ from jax.custom_batching import custom_vmap
 
 from pytreemod.errors import ArgumentError, CheckError, describe
 from pytreemod.tree.snapshots import Structure, divide
-from pytreemod.tree.traces import decided_late, value_apart
+from pytreemod.tree.traces import value_apart
 from pytreemod.typing import PyTree, Tracer, untyped_jax
 
 _T = TypeVar("_T")
@@ -334,8 +334,26 @@ def _stop(pred: Any, x: PyTree) -> Any:
 
 @ft.cache
 def _is_several() -> Any:
-    """Return whether a program runs on several devices, which is known when it is lowered."""
-    return decided_late("is_several", np.bool_(False), lambda is_several: np.bool_(is_several))
+    """Return the primitive that says whether a program runs on several devices.
+
+    This is decided when the program is lowered. Without a primitive, checks would have to know it
+    while they are traced, and each program would be traced again for other devices.
+    """
+    # Here, because JAX loads Pallas with `jax.extend.core`.
+    from jax.extend.core import Primitive
+    from jax.interpreters import mlir
+
+    def lower(context: Any) -> Any:
+        axes = getattr(context.module_context, "axis_context", None)
+        mesh_size = getattr(getattr(axes, "mesh", None), "size", 1)
+        answer = np.bool_(getattr(axes, "num_devices", mesh_size) != 1)
+        return cast("Any", mlir).lower_fun(lambda: answer, multiple_results=False)(context)
+
+    primitive: Any = Primitive("is_several")
+    primitive.def_impl(lambda: np.bool_(False))
+    primitive.def_abstract_eval(lambda: jax.typeof(np.bool_(False)))
+    mlir.register_lowering(primitive, lower)
+    return primitive.bind
 
 
 # ---- the caller that waits

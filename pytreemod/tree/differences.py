@@ -1,8 +1,8 @@
-"""One walk over two trees: where they differ, and how.
+"""Where two trees differ, and how.
 
-Containers are compared key by key and Modules field by field. The walk compares data; `are_one`
-compares configuration. Every comparison of two trees that names paths is built on this: carries,
-branches, gradients, traces, the values of a State.
+Containers are compared key by key, Modules field by field, leaves and configuration by `are_one`.
+Every comparison of two trees that names paths is built on this: carries, branches, traces, the
+values of a State.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 
@@ -23,16 +23,8 @@ from pytreemod.tree.predicates import NUMBERS, is_array
 from pytreemod.tree.split_arrays import split_text
 from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
-Kind: TypeAlias = Literal["same", "value", "class", "missing", "surplus", "static", "node"]
-"""How two trees differ at a path:
-
-- `"same"`: not at all;
-- `"value"`: two leaves;
-- `"class"`: nodes of two classes, or a node and a leaf;
-- `"missing"`, `"surplus"`: only the old, or only the new tree has it;
-- `"static"`: configuration, or other auxiliary data of a node;
-- `"node"`: nodes that differ in something without a name.
-"""
+_TYPES = (class_of(jax.typeof(0)), jax.ShapeDtypeStruct)
+"""What describes an array: its shape, dtype and, if JAX made it, weak type and sharding."""
 
 
 def is_number(leaf: Any) -> bool:
@@ -45,35 +37,21 @@ def is_value(leaf: Any) -> bool:
     return is_array(leaf) or is_number(leaf)
 
 
-class Slot:
-    """A leaf that describes an array: shape, dtype, weak type, sharding."""
-
-    __slots__ = ("aval",)
-
-    def __init__(self, aval: Any):
-        self.aval = aval
-
-    def __getattr__(self, name: str) -> Any:
-        # Nodes of other libraries may read the shape when they are built.
-        return getattr(object.__getattribute__(self, "aval"), name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Slot) and self.aval == other.aval
-
-    def __hash__(self) -> int:
-        return hash(self.aval)
+def is_type(leaf: Any) -> bool:
+    """Whether `leaf` is the type of an array, which may stand in a tree in the array's place."""
+    return isinstance(leaf, _TYPES)
 
 
-class Missing:
-    """An entry that one of two trees does not have."""
-
-
-MISSING = Missing()
+def have_one_type(a: Any, b: Any) -> bool:
+    """Whether two arrays have one shape and dtype; other leaves have to be equal."""
+    if is_array(a) and is_array(b):
+        return a.shape == b.shape and a.dtype == b.dtype
+    return not is_array(a) and not is_array(b) and are_one(a, b)
 
 
 def aval_of(value: Any) -> Any:
-    """Shape, dtype and weak type of an array, a number or a `Slot`."""
-    return value.aval if isinstance(value, Slot) else jax.typeof(value)
+    """Shape, dtype and weak type of an array, a number or the type of an array."""
+    return value if is_type(value) else jax.typeof(value)
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:
@@ -83,50 +61,37 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return frozenset(getattr(aval, "vma", None) or getattr(manual, "varying", ()))
 
 
+_MISSING: Any = object()
+"""What a tree has where the other has an entry, and it has none."""
+
+
 class Difference(NamedTuple):
     """One difference between two trees.
 
     Attributes:
         path: its location.
-        old: the value in the first tree; `MISSING` if there is none.
-        new: the value in the second tree.
-        kind: how they differ.
-        note: a remark to append to the path.
+        old: what the first tree has there.
+        new: what the second tree has there.
+        is_static: whether it is in the configuration.
     """
 
     path: KeyPath
     old: Any
     new: Any
-    kind: Kind
-    note: str = ""
-
-    @property
-    def of_arrays(self) -> bool:
-        """Whether both sides are arrays or numbers."""
-        return self.kind == "value" and _is_typed(self.old) and _is_typed(self.new)
+    is_static: bool = False
 
     @property
     def of_dtypes(self) -> bool:
         """Whether two arrays differ in their dtypes alone."""
-        if not self.of_arrays:
+        if self.is_static or not _is_typed(self.old) or not _is_typed(self.new):
             return False
         old, new = aval_of(self.old), aval_of(self.new)
         return old.shape == new.shape and old.dtype != new.dtype
 
     @property
-    def of_structure(self) -> bool:
-        """Whether one side is a node, or missing."""
-        return self.kind in ("class", "missing", "surplus")
-
-    def where(self, root: str = "") -> str:
-        """Return the path as a string."""
-        return path_text(self.path, root) + self.note
-
-    @property
     def texts(self) -> tuple[str, str]:
         """Both sides in short form."""
-        text = _static_text if self.kind == "static" else side_text
-        return text(self.old), text(self.new)
+        return side_text(self.old, self.is_static), side_text(self.new, self.is_static)
 
     def line(self, root: str = "", form: str = "{} -> {}") -> str:
         """Return the path, and both sides in short form.
@@ -137,8 +102,8 @@ class Difference(NamedTuple):
         """
         old, new = self.texts
         if old == new:
-            new += ", with other configuration" if self.kind == "node" else ", not equal"
-        return f"{self.where(root)}: {form.format(old, new)}"
+            new += ", not equal" if children_of(self.new) is None else ", with other configuration"
+        return f"{path_text(self.path, root)}: {form.format(old, new)}"
 
 
 def compare(
@@ -149,89 +114,54 @@ def compare(
     Args:
         old: a tree.
         new: another.
-        fits: whether two arrays, or numbers, count as the same.
+        fits: whether two arrays, or numbers, or types of arrays, count as the same.
 
     Returns:
         The differences in order; empty if the trees agree.
     """
     (leaves, treedef), (others, other) = map(jtu.tree_flatten, (old, new))
     # Compare flat first: most trees agree, and the walk takes a hundred times as long.
-    is_same = _are_one(treedef, other)
-    if is_same and all(_agree(a, b, fits) for a, b in zip(leaves, others, strict=True)):
+    is_one = _are_one(treedef, other)
+    if is_one and all(_agree(a, b, fits) for a, b in zip(leaves, others, strict=True)):
         return []
-    found = [each for each in walk(old, new, fits) if each.kind != "same"]
-    return found or ([Difference((), old, new, "node")] if is_same is False else [])
+    found = [*_walk(old, new, fits, ())]
+    return found or ([] if is_one else [Difference((), old, new)])
 
 
-def walk(
-    old: PyTree,
-    new: PyTree,
-    fits: Callable[[Any, Any], bool] = are_one,
-    stops: Callable[[Any], bool] = lambda new: False,
-    path: KeyPath = (),
+def _walk(
+    old: Any, new: Any, fits: Callable[[Any, Any], bool], path: KeyPath
 ) -> Iterator[Difference]:
-    """Walk two trees side by side: each pair of leaves, and each difference in structure.
-
-    Args:
-        old: a tree.
-        new: another.
-        fits: whether two arrays, or numbers, count as the same.
-        stops: the nodes and leaves of the new tree at which a pair counts as the same.
-        path: of both trees.
-    """
-    if stops(new):
-        yield Difference(path, old, new, "same")
-        return
     mine, others = children_of(old), children_of(new)
     if mine is None and others is None:
-        yield Difference(path, old, new, "same" if _agree(old, new, fits) else "value")
+        yield from [] if _agree(old, new, fits) else [Difference(path, old, new)]
         return
     if mine is None or others is None or own_class(old) is not own_class(new):
-        yield Difference(path, old, new, "class")
+        yield Difference(path, old, new)
         return
     before, after = _entries(old, mine), _entries(new, others)
-    found = list(_beside(old, new, path))
+    found: list[Difference] = []
     for key in before | after:
-        (a, in_old), (b, in_new) = before.get(key, _ABSENT), after.get(key, _ABSENT)
-        below = (*path, key)
-        if in_old and in_new:
-            found += walk(a, b, fits, stops, below)
-        # On one side the field may be configuration, or absent.
+        (a, a_static), (b, b_static) = before.get(key, _ABSENT), after.get(key, _ABSENT)
+        if not a_static and not b_static:
+            found += _walk(a, b, fits, (*path, key))
         elif not are_one(a, b):
-            kind = "missing" if b is MISSING else "surplus" if a is MISSING else "class"
-            found.append(Difference(below, a, b, kind if in_old or in_new else "static"))
+            found.append(Difference((*path, key), a, b, a_static and b_static))
     yield from found
     # A difference below already explains why the nodes differ.
-    if all(each.kind == "same" for each in found) and _are_one(_bare(old), _bare(new)) is False:
-        yield Difference(path, old, new, "node")
+    if not found and not _are_one(_bare(old), _bare(new)):
+        yield Difference(path, old, new)
 
 
-_ABSENT = (MISSING, False)
+_ABSENT = (_MISSING, True)
 
 
 def _entries(node: Any, children: list[tuple[Any, Any]]) -> dict[Any, tuple[Any, bool]]:
-    """The contents of a node by key, each with whether it is data; for a record, all fields."""
+    """The contents of a node by key, each with whether it is configuration."""
     record = record_of(node)
     if record is None:
-        return {key: (child, True) for key, child in children}
+        return {key: (child, False) for key, child in children}
     data = record.data_names(node)
-    return {jtu.GetAttrKey(n): (stored(node, n), n in data) for n in record.names(node)}
-
-
-def _beside(old: Any, new: Any, path: KeyPath) -> Iterator[Difference]:
-    """Yield the auxiliary data of nodes of JAX's or the user's classes, item by item."""
-    # Keys of containers are compared together with their children; records have fields.
-    if record_of(old) is not None or isinstance(old, (tuple, list, dict)):
-        return
-    was, now = _bare(old).node_data(), _bare(new).node_data()
-    if was is None or now is None:
-        return
-    pairs = [(was[1], now[1])]
-    if isinstance(was[1], tuple) and isinstance(now[1], tuple) and len(was[1]) == len(now[1]):
-        pairs = list(zip(was[1], now[1], strict=True))
-    for a, b in pairs:
-        if not are_one(a, b):
-            yield Difference(path, a, b, "static", " (auxiliary data)")
+    return {jtu.GetAttrKey(n): (stored(node, n), n not in data) for n in record.names(node)}
 
 
 def _bare(node: Any) -> Any:
@@ -239,11 +169,11 @@ def _bare(node: Any) -> Any:
     return jtu.tree_structure(node, is_leaf=stop_below(node))
 
 
-def _are_one(treedef: Any, other: Any) -> bool | None:
+def _are_one(treedef: Any, other: Any) -> bool:
     try:
         return operator.eq(treedef, other)
     except Exception:  # Of a class of the user's, which keeps what cannot be compared.
-        return None
+        return False
 
 
 def _agree(a: Any, b: Any, fits: Any) -> bool:
@@ -251,34 +181,28 @@ def _agree(a: Any, b: Any, fits: Any) -> bool:
 
 
 def _is_typed(value: Any) -> bool:
-    return isinstance(value, Slot) or is_value(value)
+    return is_type(value) or is_value(value)
 
 
-# ---- texts
+def side_text(value: Any, is_static: bool = False) -> str:
+    """Return a node or leaf in short form: `f32[2]`, `list of 3`, `Linear`.
 
-
-def side_text(value: Any) -> str:
-    """Return one side of a difference in short form: `f32[2]`, `list of 3`, `Linear`."""
-    if value is MISSING:
+    Args:
+        value: the node or leaf.
+        is_static: whether it is configuration, of which the contents are shown.
+    """
+    if value is _MISSING:
         return "nothing"
     if _is_typed(value) and not is_number(value):
         aval = aval_of(value)
         varying = sorted(map(str, varying_axes(aval)))
-        return (
-            split_text(aval)
-            + (" (weak)" if getattr(aval, "weak_type", False) else "")
-            + (f" varying over {', '.join(varying)}" if varying else "")
-        )
+        weak = " (weak)" if getattr(aval, "weak_type", False) else ""
+        return split_text(aval) + weak + (f" varying over {', '.join(varying)}" if varying else "")
     children = children_of(value)
-    if value is None or children is None:
+    if is_static or not children:
         return leaf_text(value)
     name = class_of(value).__qualname__
     return f"{name} of {len(children)}" if isinstance(value, (tuple, list, dict)) else name
-
-
-def _static_text(value: Any) -> str:
-    is_short = value is MISSING or (_is_typed(value) and not is_number(value))
-    return side_text(value) if is_short else leaf_text(value)
 
 
 def leaf_text(value: Any) -> str:
@@ -286,15 +210,5 @@ def leaf_text(value: Any) -> str:
     code = getattr(value, "__code__", None)
     if isinstance(code, types.CodeType):
         return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
-    if hasattr(value, "__qualname__") or hasattr(value, "dtype"):
-        return describe(value)
     # An address differs from run to run, and would look like the reason.
-    return describe(_WithoutAddress(value))
-
-
-class _WithoutAddress:
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __repr__(self) -> str:
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.value))
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", describe(value))

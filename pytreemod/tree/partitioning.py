@@ -99,11 +99,7 @@ def combine(*pytrees: _T, is_leaf: IsLeaf = None) -> _T:
     def stop(node: Any) -> bool:
         return node is None or (is_leaf is not None and is_leaf(node))
 
-    return jtu.tree_map(_first, *pytrees, is_leaf=stop)
+    def first(*leaves: Any) -> Any:
+        return next((leaf for leaf in leaves if leaf is not None), None)
 
-
-def _first(*leaves: Any) -> Any:
-    for leaf in leaves:
-        if leaf is not None:
-            return leaf
-    return None
+    return jtu.tree_map(first, *pytrees, is_leaf=stop)

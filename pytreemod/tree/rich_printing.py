@@ -12,7 +12,7 @@ from typing import Any
 
 from pytreemod.tree.instances import reading_stored, record_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class
-from pytreemod.tree.printing import printed_names, printed_values
+from pytreemod.tree.printing import printed_fields
 from pytreemod.typing import jtu
 
 
@@ -28,12 +28,12 @@ def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: st
     record = record_of(node)
     assert record is not None
     rows: list[tuple[str, Any, str]] = []
-    data, values = {*record.data_names(node)}, printed_values(node)
-    for name in printed_names(node, record):
+    data = {*record.data_names(node)}
+    for name, value in printed_fields(node).items():
         below = InheritedRole().of_child(node, jtu.GetAttrKey(name))
         roles = [below.role] if name in data and below.role != DEFAULT_ROLE else []
         roles += [f"{'.'.join(steps)}: {role}" for steps, role in below.given or ()]
-        rows.append((name, values[name], ", ".join(roles)))
+        rows.append((name, value, ", ".join(roles)))
     with reading_stored():
         return rich_rows(own_class(node), rows, path, renderer, note)
 

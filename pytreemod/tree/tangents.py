@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import StructureError, describe
-from pytreemod.tree.differences import walk
+from pytreemod.errors import SpecError, StructureError, describe
+from pytreemod.tree.differences import side_text
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array_like
-from pytreemod.typing import PyTree, jtu
+from pytreemod.tree.prefixes import spread
+from pytreemod.typing import KeyPath, PyTree, jtu
 
 
 def is_differentiable(leaf: Any) -> bool:
@@ -46,46 +47,41 @@ def match_derivative(
     Raises:
         StructureError: if a structure, shape or dtype differs; the error names all paths.
     """
-    (leaves, treedef), (values, other) = map(jtu.tree_flatten, (tree, derivative))
     wrong: list[str] = []
-    if treedef == other:
-        # Most derivatives fit: then no paths are needed, which take a walk through both trees.
-        found = [_fitted(*pair, strict) for pair in zip(leaves, values, strict=True)]
-        if not any(fact for _, fact in found):
-            return [value for value, _ in found]
-    found: list[Any] = []
-    for each in walk(tree, derivative, stops=lambda node: node is None):
-        fact = None
-        if each.kind == "same" and each.new is None:
-            found += [None] * len(jtu.tree_leaves(each.old))
-        elif each.kind in ("same", "value"):
-            value, fact = _fitted(each.old, each.new, strict)
-            found.append(value)
-        elif each.of_structure:
-            fact = "{1}, for {0}".format(*each.texts)
-        wrong += [f"{path_text(each.path, root)}: {fact}"] if fact else []
+
+    def resolve(value: Any, subtree: PyTree, path: KeyPath) -> list[Any]:
+        if value is None:
+            return [None] * len(jtu.tree_leaves(subtree))
+        fitting = _fitted(subtree, value, strict) if jtu.all_leaves([subtree]) else _MISFIT
+        if fitting is _MISFIT:
+            wrong.append(f"{path_text(path, root)}: {describe(value)}, for {side_text(subtree)}")
+        return [fitting]
+
+    try:
+        found = spread(derivative, tree, resolve, lambda node: node is None, where, root=root)
+    except SpecError as error:
+        raise StructureError(error) from None
     if wrong:
         hint = "None is zero, and stands for leaves that have no derivative"
         raise StructureError(f"{where}: a derivative does not fit", at=wrong, hint=hint)
     return found
 
 
-def _fitted(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
-    """Return the derivative of a leaf, and what is wrong with it."""
-    wrong = f"{describe(value)}, for {describe(leaf)}"
-    if is_zero(value):
-        return None, None
-    if not is_differentiable(leaf):
-        return None, wrong if strict else None
-    if not is_array_like(value):
-        return None, wrong
+_MISFIT: Any = object()
+
+
+def _fitted(leaf: Any, value: Any, strict: bool) -> Any:
+    """Return the derivative of a leaf, or `_MISFIT`."""
+    if is_zero(value) or (not strict and not is_differentiable(leaf)):
+        return None
+    if not is_differentiable(leaf) or not is_array_like(value):
+        return _MISFIT
     dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
     if isinstance(value, NUMBERS):
         # By a number JAX differentiates as by a weak array, so its tangent stays a number.
         is_lost = isinstance(value, complex) and not jnp.issubdtype(dtype, jnp.complexfloating)
-        fits = jnp.shape(leaf) == () and not is_lost
-        if fits and not isinstance(leaf, NUMBERS):
-            value = jnp.asarray(value, dtype)
-        return value, None if fits else wrong
+        if jnp.shape(leaf) != () or is_lost:
+            return _MISFIT
+        return value if isinstance(leaf, NUMBERS) else jnp.asarray(value, dtype)
     fits = value.shape == jnp.shape(leaf) and jax.dtypes.canonicalize_dtype(value.dtype) == dtype
-    return value, None if fits else wrong
+    return value if fits else _MISFIT

@@ -148,7 +148,7 @@ MISFITS = {
     "dtype": (({"w": jnp.ones(3, jnp.float16), "n": None, "i": None}, None), r"\['w'\]: f16\[3\]"),
     "of a constant": (({"w": None, "n": 1, "i": None}, None), r"\['n'\]: 1"),
     "of integers": (({"w": None, "n": None, "i": jnp.ones(2)}, None), r"\['i'\]: f32\[2\]"),
-    "structure": (({"w": None, "n": None}, None), r"\['i'\]: nothing"),
+    "structure": (({"w": None, "n": None}, None), r"\['i'\]"),
     "a node for an array": ((None, (jnp.ones(3),)), r"tangents\[1\]"),
     "no array": (({"w": "a", "n": None, "i": None}, None), r"\['w'\]: 'a'"),
 }
@@ -169,7 +169,7 @@ def test_tangents_that_do_not_fit_are_refused_by_path(tangents, where):
     [
         ((jnp.ones(2), None), r"\[0\]: f32\[2\], for f32\[3\]"),
         ((jnp.ones(3), 1), r"\[1\]: 1"),
-        ((jnp.ones(3),), r"\[1\]: nothing"),
+        ((jnp.ones(3),), r"\[1\]"),
     ],
     ids=["shape", "constant", "structure"],
 )

@@ -55,10 +55,10 @@ CHANGES = {
     "class": (affine(), Pair(X, X), "x: Affine -> Pair"),
     "sign of zero": ([0.0], [-0.0], "x[0]: 0.0 -> -0.0"),
     "in configuration": (Static(X, (1, 2)), Static(X, (1, 2.0)), "x.size: (1, 2) -> (1, 2.0)"),
-    "node": (Registered(X, "a"), Registered(X, "b"), "x (auxiliary data): 'a' -> 'b'"),
+    "node": (Registered(X, "a"), Registered(X, "b"), "x: Registered -> Registered, with"),
     # Made anew for each call, and never equal.
     "lambda": (fresh(), fresh(), f"x: {FRESH} -> {FRESH} (an equal function, created again"),
-    "== raises": (Awkward(), Awkward(), f"x: <{__name__}.Awkward object>"),
+    "== raises": (Awkward(), Awkward(), f"x: <{__name__}.Awkward object"),
     "token": (pm.StateIndex(X), pm.StateIndex(X), "x.marker: "),
     # As a transformation of optax is, in a static field.
     "lambda in a static tuple": (Static(X, (max, fresh())), Static(X, (max, fresh())), "x.size"),

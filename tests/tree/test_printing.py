@@ -70,8 +70,8 @@ class Scaled(pm.Module):
         ),
         (
             Holder([affine(), affine(), None, affine()]),
-            f"Holder(content=[\n  2{TIMES}Affine(weight=f32[2,3], bias=f32[2]), None,"
-            " Affine(weight=f32[2,3], bias=f32[2])\n])",
+            f"Holder(\n  content=[2{TIMES}Affine(weight=f32[2,3], bias=f32[2]), None,"
+            " Affine(weight=f32[2,3], bias=f32[2])]\n)",
         ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

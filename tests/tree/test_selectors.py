@@ -78,13 +78,6 @@ def test_selector_picks(selector, expected):
     assert picked(selector) == expected.split()
 
 
-def test_a_key_with_a_slash_is_quoted():
-    """Unquoted, the slash joins two keys: the error shows the key as it is written."""
-    tree = {"mlp/w": 1, "b": 2}
-
-    assert pm.filter(tree, select.path("['mlp/w']")) == {"mlp/w": 1, "b": None}
-
-
 @pytest.mark.parametrize(
     ("selector", "text"),
     [
