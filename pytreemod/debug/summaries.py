@@ -22,6 +22,7 @@ from pytreemod.state.tokens import is_token
 from pytreemod.transform.abstract_calls import filter_eval_shape
 from pytreemod.transform.call_rules import CallRule, offered, unwrapped, wrap_calls
 from pytreemod.transform.capturing import without_state
+from pytreemod.tree.instances import notes_of
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import Location, locations, own_class, record_of
 from pytreemod.tree.paths import path_text, pattern_text

@@ -228,7 +228,8 @@ class ModuleMeta(abc.ABCMeta):
     def __delattr__(cls, name: str) -> None:
         super().__delattr__(name)
         schema = vars(cls).get("__record__")
-        if class_of(schema) is Schema and name in schema.fields:
+        is_field = class_of(schema) is Schema and name in schema.fields
+        if is_field and not isinstance(inspect.getattr_static(cls, name, None), LazyField):
             type.__setattr__(cls, name, LazyField(name, _class_value(cls, name)))
 
     @property
@@ -261,8 +262,9 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
         if name not in schema.fields and as_method(name, value) is not value:
             put(name, as_method(name, value))
     for name in schema.fields:
-        if class_of(vars(cls).get(name)) is not LazyField:
-            put(name, LazyField(name, _class_value(cls, name)))
+        found, value = inspect.getattr_static(cls, name, None), _class_value(cls, name)
+        if class_of(found) is not LazyField or found.default is not value:
+            put(name, LazyField(name, value))
     if not has_init:
         _annotate_init(cls, schema)
     put("__record__", schema)
@@ -342,14 +344,14 @@ def _refusal(cls: Any, schema: Schema, abstract: set[str], is_abstract: bool) ->
         n for n in inherited if n not in schema.fields and _class_value(cls, n) is MISSING
     }
     type.__setattr__(cls, "__lacks__", frozenset(lacks))
-    lacks |= {f"{method}()" for method in getattr(cls, "__abstractmethods__", ())}
+    methods = sorted(f"{name}()" for name in getattr(cls, "__abstractmethods__", ()))
     name = cls.__qualname__
     if is_abstract:
         fact = f"Cannot instantiate abstract Module {name}"
         return explain(fact, hint=f"class My{cls.__name__}({cls.__name__}): ...")
-    if lacks:
+    if lacks or methods:
         # As Python says it of its abstract classes.
-        text = ", ".join(sorted(lacks))
+        text = ", ".join([*sorted(lacks), *methods])
         return f"Can't instantiate abstract class {name} with abstract attributes {text}"
     return "made at run time" if "__passes_for__" in vars(cls) else None
 

@@ -167,9 +167,9 @@ def _check_fit(
     if through is not None:
         array = jax.eval_shape(lambda: evaluate_each(new, where)) if is_computed(new) else new
         result = jax.eval_shape(mapped(through, axes), array)
-        forms = [{"": forms[0].get("", (None,))[0]}, {"": tuple(result.shape)}]
+        forms = [{"": forms[0].get("", (None,))[:1]}, {"": (tuple(result.shape),)}]
         rank = array.ndim - axes
-    if forms[0] != forms[1]:
+    if forms[0] != {path: found[: len(forms[0].get(path, ()))] for path, found in forms[1].items()}:
         texts = [", ".join(f"{n} {x}".strip() for n, x in form.items()) for form in forms]
         raise ShapeError(where, texts[0] or "no array", texts[1] or "no array", hint=_THROUGH)
     return rank
@@ -217,7 +217,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
     model = with_new_containers(model)
     known = [(*path, *tie.place) for path, tie in all_ties(model)]
     if place is None:
-        return _untied(model, {*known}, ()) if known else model
+        return _untied(model, None, ()) if known else model
     chosen = {target.path for target in locate(place, model, None, "untie(place)").targets}
     if not chosen <= {*known}:
         shown = ", ".join(map(path_text, known)) or "none"
@@ -225,14 +225,14 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
     return _untied(model, chosen, ())
 
 
-def _untied(node: Any, chosen: set[KeyPath], path: KeyPath) -> Any:
+def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
     """A tree without the ties of some paths, from the top, because a tie may reach far down."""
     ties = () if record_of(node) is None else notes_of(node).ties
-    gone = [tie for tie in ties if (*path, *tie.place) in chosen]
+    gone = [tie for tie in ties if chosen is None or (*path, *tie.place) in chosen]
     if gone:
         values = [(tie.place, value) for tie, value in _values_of(node, gone)]
-        left = [tie for tie in ties if (*path, *tie.place) not in chosen]
-        node = with_notes(node, ties=tuple(left))
+        left = {*ties}.difference(gone)
+        node = with_notes(node, ties=tuple(tie for tie in ties if tie in left))
         node = replace_at(node, values)
     children = children_of(node) or []
     parts = [_untied(child, chosen, (*path, key)) for key, child in children]

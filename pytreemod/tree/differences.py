@@ -171,7 +171,7 @@ def _bare(node: Any) -> Any:
 
 def _are_one(treedef: Any, other: Any) -> bool:
     try:
-        return operator.eq(treedef, other)
+        return treedef == other
     except Exception:  # Of a class of the user's, which keeps what cannot be compared.
         return False
 

@@ -212,6 +212,11 @@ class _TiedTo:
     def __repr__(self) -> str:
         return self._text
 
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        from treescope import rendering_parts  # pyright: ignore[reportMissingTypeStubs]
+
+        return rendering_parts.text(self._text)
+
 
 def printed_fields(node: Any) -> dict[str, Any]:
     """Return the stored fields of a Module that are printed; a tied path shows its source."""

@@ -139,7 +139,7 @@ def test_none_stays_none():
 def test_what_is_computed_already_stays():
     """A computed leaf of the user's, or one that was taken from another model."""
     computed = pm.computed(jnp.abs, jnp.asarray(-2.0))
-    stored = Written(3.0).__dict__["scale"]
+    (stored,) = jax.tree.leaves(Written(3.0), is_leaf=lambda node: isinstance(node, pm.Computed))
 
     assert pm.named_leaves(Written(computed)) == {"scale.trees.0": -2.0}
     assert Written(stored) == Written(3.0)
@@ -223,16 +223,16 @@ def test_a_tie_does_not_lead_out_of_the_bounds():
         inner: list
 
     model = Three(2.0, 0.5, jnp.float32(-1.0), [Written(1.0), Own(1.0)])
-    with pytest.raises(SpecError, match="positive"):
+    with pytest.raises(ShapeError, match="positive"):
         pm.tie(model, "positive", to="free")
-    with pytest.raises(SpecError, match="share"):
+    with pytest.raises(ShapeError, match="share"):
         pm.tie(model, "positive", to="share")
     assert pm.tie(model, "free", to="positive").free == 2
     narrow = pm.tie(model, "positive", to="share", through=lambda share: share)
     assert narrow.positive == 0.5
     assert pm.tie(model, "inner[0]", to="inner[1]").inner[0].scale == 1
     other = pm.tree_at(lambda m: m.inner[1], model, Free(jnp.float32(1.0)))
-    with pytest.raises(SpecError, match=r"inner\[0\]\.scale"):
+    with pytest.raises(ShapeError, match=r"inner\[0\].*positive"):
         pm.tie(other, "inner[0]", to="inner[1]")
 
 

@@ -413,14 +413,6 @@ def test_a_field_that_is_not_set_is_an_error(make, name):
         make()
 
 
-def test_a_mutable_default_is_an_error():
-    """As for dataclasses: a list would be shared by all instances."""
-    with pytest.raises(FieldError, match=r"Wrong\.x"):
-
-        class Wrong(pm.Module):
-            x: list = []  # noqa: RUF012
-
-
 def test_replace_of_an_unknown_field_is_an_error():
     """The value would be lost; the nearest name is told."""
     with pytest.raises(FieldError, match=r"(?s)Affine\.replace.*wieght.*weight"):

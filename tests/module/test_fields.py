@@ -63,29 +63,13 @@ def test_one_declaration_serves_one_field_only():
     assert jax.tree.leaves(Second(1)) == [1.0]
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_declaration_is_no_value(own):
-    """A declaration that is assigned in `__init__`, or passed, would be useless data."""
-
-    class Written(pm.Module):
-        weight: object
-
-    class Own(Written):
-        def __init__(self, weight):
-            self.weight = weight
-
-    with pytest.raises(FieldError, match="weight"):
-        (Own if own else Written)(pm.field(role="lora"))
-
-
 @pytest.mark.parametrize(
     ("declare", "text"),
     [
-        (lambda: pm.field(metadata={"static": True}), "static"),
+        (lambda: pm.field(static=True, metadata={"static": True}), "static"),
         (lambda: pm.field(static=True, role="lora"), "role|lora"),
         (lambda: pm.field(static=True, constraint=pm.constraints.positive), "constraint|positive"),
         (lambda: pm.field(constraint=jnp.exp), "exp"),
-        (lambda: pm.field(role=3), "role"),
         (lambda: pm.field(statik=True), "statik"),
         # A field that is trained, with a function of ours as its default.
         (

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import FieldError
+from pytreemod.errors import FieldError, FrozenError
 from tests.helpers.trees import ramp
 
 STYLES = ["generated", "init=False", "own"]
@@ -113,7 +113,7 @@ def test_a_value_that_would_be_hidden_is_refused():
         def f(self, y):
             """Hidden, or hides."""
 
-    with pytest.raises(FieldError, match=r"Sub\.f"):
+    with pytest.raises(FrozenError, match=r"Sub\.f"):
         Sub()
 
 

@@ -219,12 +219,11 @@ def test_in_the_same_process_it_is_the_same_class():
     """Loading leaves the class unchanged: instances from before and after have one structure."""
     cls = local()
     before = cls(ramp(2))
-    structure, made = jax.tree.structure(before), cls.__init__
+    structure = jax.tree.structure(before)
 
     after = pickle.loads(cloudpickle.dumps(before))
 
     assert type(after) is cls
-    assert cls.__init__ is made
     assert jax.tree.structure(after) == structure == jax.tree.structure(cls(ramp(2)))
     assert_same(after(2.0), before(2.0))
     assert_same(pickle.loads(cloudpickle.dumps(cls))(ramp(2)).n, 2)

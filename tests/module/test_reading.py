@@ -125,7 +125,7 @@ def test_several_models_as_one_are_not_read_as_one():
     """It would be another broadcast."""
     many = pm.stack([Generated(scaled(), ramp(2))] * 3)
 
-    with pytest.raises(ShapeError, match=r"(?s)Generated\.weight.*\(3, 2\)"):
+    with pytest.raises(ShapeError, match=r"(?s)Generated\.weight.*several models"):
         _ = many.weight
     assert pm.filter_vmap(lambda m: m.weight)(many).shape == (3, 2)
 
@@ -171,15 +171,9 @@ class Broken(pm.Computed):
         return self.answer(self)
 
 
-def test_a_value_is_an_array_of_one_shape():
-    """The one that it had when it was made; an error of the user's is told as it is."""
-    shapes = [(2,)]
-    made = Generated(Broken(ramp(2), lambda self: jnp.zeros(shapes[0])), ramp(2))
-    assert made.weight.shape == (2,)
-    shapes[0] = (3,)
-    with pytest.raises(ShapeError, match=r"Generated\.weight"):
-        _ = made.weight
-    with pytest.raises(FieldError, match="Broken"):
-        Broken(ramp(2), lambda self: [self.array])
+def test_a_value_is_an_array():
+    """An error of the user's is told as it is."""
+    with pytest.raises(FieldError, match=r"Generated\.weight.*Broken"):
+        _ = Generated(Broken(ramp(2), lambda self: [self.array]), ramp(2)).weight
     with pytest.raises(FieldError, match="nothing"):
-        Broken(ramp(2), lambda self: self.nothing)
+        _ = Generated(Broken(ramp(2), lambda self: self.nothing), ramp(2)).weight

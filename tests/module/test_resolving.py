@@ -91,5 +91,5 @@ def test_under_jit_and_grad():
 def test_parts_of_another_shape_are_an_error():
     """No map can be told from the shapes alone."""
     model = pm.tree_at("weight.factor", Generated(scaled(), ramp(2)), jnp.ones(3))
-    with pytest.raises(ShapeError, match=r"(?s)weight.*\(3,\)"):
+    with pytest.raises(ShapeError, match=r"(?s)weight.*ranks"):
         pm.resolve(model)

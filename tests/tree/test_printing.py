@@ -97,7 +97,7 @@ def test_real_models_and_optimizers_take_thirty_lines():
     model = pm.tie(Model(KEY), "head.weight", to="embed.weight")
     opt = pm.Optimizer(optax.adamw(1e-3), before=optax.clip_by_global_norm(1.0)).init(model)
     assert len(repr(model).splitlines()) <= 30
-    assert "head=Linear(weight=tied to embed.weight, in_features=8" in repr(model)
+    assert "head=Linear(weight=f32[10,8] tied to embed.weight, in_features=8" in repr(model)
     assert len(repr(opt).splitlines()) <= 30
     assert "mu=Model(" in repr(opt)
     low_rank = pm.lora(model, "blocks.**.weight", 2, key=KEY)
