@@ -108,8 +108,6 @@ class Schema(AbstractRecord):
         self.fields = {f.name: f for f in fields}
         self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
         self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}
-        # The shapes of arrays according to annotations, read on first request.
-        self.contract: Any = None
         self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}
         # By its class, because the word in the metadata may be another library's.
         declared = {f.name: f.metadata.get(CONSTRAINT) for f in fields}

@@ -14,7 +14,7 @@ from jaxtyping import PRNGKeyArray
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.state.streams import check_seed, like, numbers_of
 from pytreemod.tree.traces import current_trace
-from pytreemod.typing import Keys, Tracer
+from pytreemod.typing import Tracer
 
 BLOCK = 32
 ROOT = np.uint32(0x6B657973)
@@ -84,7 +84,7 @@ class InitKeys:
             key = self._ready.pop()
         return self._mixed(self._numbers, key) if self._is_traced else key
 
-    def take(self, n: int) -> Keys:
+    def take(self, n: int) -> PRNGKeyArray:
         """Return several keys as one array, to be mapped over.
 
         Args:
@@ -142,7 +142,7 @@ class InitKeys:
     def _hashes(self, start: int, n: int) -> np.ndarray:
         return hashes(np.arange(start, start + n), self._numbers.shape[-1])
 
-    def _several(self, block: np.ndarray) -> Keys:
+    def _several(self, block: np.ndarray) -> PRNGKeyArray:
         return self._mixed(jnp.broadcast_to(self._numbers, block.shape), block)
 
     def _mixed(self, numbers: Any, hashed: np.ndarray) -> Any:
