@@ -29,6 +29,7 @@ from pytreemod.module.fields import (
 )
 from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, as_method, is_method
+from pytreemod.module.other_words import explain_argument
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import PickledSchema, deep_copied, fill, is_own, is_skeleton, reduced
 from pytreemod.module.pickling import restore_state as restore_state
@@ -117,7 +118,11 @@ class ModuleMeta(abc.ABCMeta):
             if schema.original is not schema:
                 return _call_original(cls, args, kwargs)
             raise FieldError(schema.refusal)
-        node = schema.build(*args, **kwargs)
+        try:
+            node = schema.build(*args, **kwargs)
+        except TypeError as error:
+            explain_argument(error)
+            raise
         # Only an instance that __init__ has built now: __new__ may return any object.
         if class_of(node) is cls:
             fields = node.__stored__
