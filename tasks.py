@@ -129,7 +129,8 @@ def stub() -> str:
     for node in ast.parse((ROOT / "pytreemod" / "__init__.py").read_text("utf-8")).body:
         match node:
             case ast.ImportFrom(str(file), names) if file.startswith("pytreemod"):
-                lines += [f"from {file} import {each.name} as {each.name}" for each in names]
+                public = [each.name for each in names if each.asname is None]
+                lines += [f"from {file} import {name} as {name}" for name in public]
             case ast.Assign([ast.Name("_PARTS")], parts):
                 names = ast.literal_eval(parts)
                 lines += [f"from pytreemod import {name} as {name}" for name in names]

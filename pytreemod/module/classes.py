@@ -15,7 +15,7 @@ import functools as ft
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from pytreemod.errors import (
     ArgumentError,
@@ -28,6 +28,7 @@ from pytreemod.errors import (
 )
 from pytreemod.module.fields import buffer, field, static_field
 from pytreemod.module.methods import BoundMethod, Method, as_method
+from pytreemod.module.other_words import explain_argument, explain_missing
 from pytreemod.module.reading import is_computed
 from pytreemod.module.references import referred, referring
 from pytreemod.module.schema import Schema, fits
@@ -194,16 +195,20 @@ class ModuleMeta(abc.ABCMeta):
                 # A method of an instance of a class that was made at run time calls type(self).
                 return schema.original.cls(*args, **kwargs)
             raise FieldError(schema.refusal)
-        if schema.is_marked:
-            # So that each assignment in `__init__` finds the mark at once, not three empty slots.
-            node = _new(cls)
-            set_split(node, BUILDING)
-            cls.__init__(node, *args, **kwargs)
-        else:
-            node = schema.build(*args, **kwargs)
-            # Only an instance that __init__ has built now: __new__ may return any object.
-            if class_of(node) is not cls:
-                return node
+        try:
+            if schema.is_marked:
+                # Each assignment in `__init__` finds the mark at once, not three empty slots.
+                node = _new(cls)
+                set_split(node, BUILDING)
+                cls.__init__(node, *args, **kwargs)
+            else:
+                node = schema.build(*args, **kwargs)
+        except TypeError as error:
+            explain_argument(error)
+            raise
+        # Only an instance that __init__ has built now: __new__ may return any object.
+        if class_of(node) is not cls:
+            return node
         if schema.is_fast:
             # Most instances: every field is set, and what divides them is known by their types.
             values = node.__stored__
@@ -504,6 +509,10 @@ class Module(_Assignable, metaclass=ModuleMeta):
         for check in schema.checks:
             check(made)
         return made
+
+    if not TYPE_CHECKING:
+        # Where Python finds nothing: its own error, with a note for a word of another library.
+        __getattr__ = explain_missing
 
     def __replace__(self: _M, /, **changes: Any) -> _M:
         return type(self).replace(self, **changes)

@@ -60,13 +60,11 @@ class Schema:
         refusal: why it has no instances; None if it has.
         is_marked: whether the metaclass itself makes, and marks, the instance for `__init__`.
         is_fast: whether nothing is left to do after `__init__` but to divide the fields.
-        contract: the shapes that its annotations declare (see `array_shapes`), once asked for.
     """
 
     build: Callable[..., Any]
     refusal: str | None = None
     is_marked = False
-    contract: Any = None
 
     def __init__(self, cls: Any, has_init: bool):
         self.cls, self.has_init = cls, has_init

@@ -16,6 +16,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.resolving import resolve
 from pytreemod.nn.base import (
+    AnyArray,
     Initializer,
     add_shared,
     check_shape,
@@ -35,7 +36,7 @@ from pytreemod.state.making import make_with_state
 from pytreemod.state.tokens import RngStream, StateIndex, holding
 from pytreemod.state.values import State
 from pytreemod.transform.call_rules import CallRule, rules_of
-from pytreemod.typing import AnyArray, PyTree, Tracer, jtu
+from pytreemod.typing import PyTree, Tracer, jtu
 
 Heads: TypeAlias = Shaped[Array, "..."]
 """Of shape (..., seq, heads, size)."""

@@ -1,0 +1,52 @@
+"""Words of other libraries: Python's own errors, with a note that says what to write."""
+
+import jax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.module.other_words import explain_missing
+
+
+class Net(pm.Module):
+    """A layer in a layer, with a property that fails."""
+
+    layer: nn.Linear
+
+    def __init__(self, **kwargs):
+        self.layer = nn.Linear(2, 3, **kwargs)
+
+    @property
+    def train(self):
+        return self.layer.state_dict
+
+    __getattr__ = explain_missing
+
+
+WORDS = [
+    (lambda: nn.Linear(2, 3, rngs=1), TypeError, ["In pytreemod: key=jax.random.key(0)"]),
+    (lambda: Net(bias=False), TypeError, ["In pytreemod: use_bias="]),
+    (lambda: nn.Linear(2, 3, word=1), TypeError, []),
+    (lambda: nn.Dense, AttributeError, ["In pytreemod: nn.Linear"]),
+    (lambda: nn.relu, AttributeError, ["In pytreemod: jax.nn.relu"]),
+    (lambda: nn.nothing, AttributeError, []),
+    (lambda: pm.jit, AttributeError, ["In pytreemod: pm.filter_jit(function)"]),
+    (lambda: pm.nothing, AttributeError, []),
+    (lambda: net().eval, AttributeError, ["In pytreemod: pm.inference_mode(model)"]),
+    (lambda: net().nothing, AttributeError, []),
+    # The property's own error, which is about another object.
+    (lambda: net().train, AttributeError, []),
+]
+
+
+def net():
+    """A net with its arrays."""
+    return Net(key=jax.random.key(0))
+
+
+@pytest.mark.parametrize(("use", "error", "notes"), WORDS)
+def test_a_word_of_another_library_has_a_note(use, error, notes):
+    """Once, also where one constructor calls another; a typo has none."""
+    with pytest.raises(error, match=r"has no attribute|unexpected keyword") as caught:
+        use()
+    assert getattr(caught.value, "__notes__", []) == notes
