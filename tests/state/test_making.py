@@ -139,21 +139,17 @@ COPIES = {
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.sampled
 def test_copies_of_a_layer_have_statistics_of_their_own(copied):
-    """Weights diverge, and so do values: inference uses those of training."""
-    first = nn.BatchNorm(2, momentum=0.5)
+    """Weights diverge, and so do values: for inference, a copy needs its own."""
+    first = nn.BatchNorm(2, momentum=0.0)
     layers = [first, nn.Lambda(lambda x: x * 5 + 100), copied(first)]
     net, state = pm.make_with_state(nn.Sequential)(layers)
     x = jnp.asarray([[1.0, 10.0], [3.0, 30.0], [8.0, -5.0]])
-    for _ in range(30):
-        y, state = pm.filter_jit(net)(x, state)
+    _, state = net(x, state)
 
     means = [state.get(layer.state_index)[0] for layer in (net[0], net[2])]
     assert_close(means[0], jnp.mean(x, axis=0), rtol=1e-4)
     assert_close(means[1], jnp.full(2, 100.0), rtol=1e-4)
-    # The running variance is unbiased, 3/2 of the variance of a batch of three; in both layers.
-    assert_close(nn.inference_mode(net)(x, state)[0], y * 2 / 3, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("donating", [jax.jit, pm.filter_jit], ids=["jax", "filter"])
