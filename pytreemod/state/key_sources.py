@@ -41,17 +41,11 @@ class InitKeys:
             raise StateError(fact, hint="jax.vmap(lambda key: Model(key=key))(keys.take(8))")
         return next(self._keys)
 
-<<<<<<< HEAD
-    def take(self, n: int) -> Keys:
+    def take(self, n: int) -> PRNGKeyArray:
         """Return `n` keys as one array, to be mapped over: the next key, split."""
         return jax.random.split(next(self), n)
-=======
-    def take(self, n: int) -> PRNGKeyArray:
-        """Return several keys as one array, to be mapped over.
->>>>>>> front
 
 
-<<<<<<< HEAD
 def _split_for_ever(key: Any) -> Iterator[Any]:
     while True:
         keys = jax.random.split(key, BLOCK + 1)
@@ -59,82 +53,6 @@ def _split_for_ever(key: Any) -> Iterator[Any]:
         block: Any = keys if isinstance(keys, Tracer) else list(keys)
         yield from (block[i] for i in range(BLOCK))
         key = block[BLOCK]
-=======
-        Returns:
-            An array of the next `n` keys.
-
-        Raises:
-            ArgumentError: if `n` is not a count.
-            ArgumentError: if the keys were made outside the transform in which they are used.
-        """
-        if type(n) is not int or n < 0:
-            raise ArgumentError("init_keys(...).take(n)", "a count", describe(n))
-        with self._lock:
-            number = self._advance(n)
-            self._ready = []
-        return self._several(self._hashes(number, n))
-
-    def __repr__(self) -> str:
-        return f"<init_keys: {self._count} handed out>"
-
-    def taken(self) -> int:
-        """Return the number of keys returned so far."""
-        return self._count
-
-    def __jax_array__(self) -> Any:
-        return self.ndim
-
-    @property
-    def ndim(self) -> int:
-        """JAX reads it where it needs a key: raise an error that says how to get one."""
-        raise ArgumentError(
-            "init_keys",
-            "one key",
-            "the object that returns keys",
-            hint=["take the next key:", "jax.random.normal(next(keys), shape)"],
-        )
-
-    def __reduce__(self) -> Any:
-        raise ArgumentError(
-            "init_keys",
-            "no copy",
-            "a copy, which would return the same keys",
-            hint=["make a second source from a new key:", "pm.init_keys(next(keys))"],
-        )
-
-    def _prepare(self, number: int) -> list[Any]:
-        """Return the next keys, last one first; in a trace, the hashes that they are made with."""
-        # An unused key must not become an operation of a program. Outside of a trace, where each
-        # operation costs a call, a block of keys costs hardly more than one.
-        block = self._hashes(number, BLOCK)
-        return list(block if self._is_traced else self._several(block))[::-1]
-
-    def _hashes(self, start: int, n: int) -> np.ndarray:
-        return hashes(np.arange(start, start + n), self._numbers.shape[-1])
-
-    def _several(self, block: np.ndarray) -> PRNGKeyArray:
-        return self._mixed(jnp.broadcast_to(self._numbers, block.shape), block)
-
-    def _mixed(self, numbers: Any, hashed: np.ndarray) -> Any:
-        return like(self._key, lax.bitwise_xor(numbers, hashed))
-
-    def _advance(self, n: int) -> int:
-        # Inside another transform, all members of a map would get the same key, and so would all
-        # calls of a compiled function.
-        if self._trace != current_trace():
-            raise ArgumentError(
-                "init_keys",
-                "use in the transform that created it",
-                "a use inside another transform",
-                hint=[
-                    "pass a key to that transform, and create the source there:",
-                    "jax.vmap(lambda key: Model(key=pm.init_keys(key)))(keys.take(8))",
-                ],
-            )
-        start = self._count
-        self._count += n
-        return start
->>>>>>> front
 
 
 KeyLike: TypeAlias = PRNGKeyArray | InitKeys

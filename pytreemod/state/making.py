@@ -61,7 +61,8 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
     given: Any = make_model
     if not isinstance(given, type) and tokens_of(given):
         hint = "model, state = pm.make_with_state(Model)(...)"
-        raise ArgumentError("make_with_state takes what makes a model, not a model", hint=hint)
+        fact = "make_with_state takes a function that returns a model, not a model"
+        raise ArgumentError(fact, hint=hint)
 
     @ft.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_M, State]:

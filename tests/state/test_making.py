@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
@@ -35,28 +36,14 @@ class Counter(pm.Module):
         return x * n.astype(x.dtype), state.set(self.count, n)
 
 
-class Net(pm.Module):
+def several():
     """Counters at several depths."""
-
-    first: Counter
-    rest: dict
-    weight: jax.Array
-
-    def __init__(self, size: int) -> None:
-        self.first = Counter()
-        self.rest = {"a": [Counter(2), Counter(3)]}
-        self.weight = ramp(size)
-
-    def counters(self):
-        """All of them."""
-        return [self.first, *self.rest["a"]]
-
-    def counts(self, state):
-        """Their values."""
-        return [int(state.get(layer.count)) for layer in self.counters()]
+    return {"first": Counter(), "rest": [Counter(2), Counter(3)]}
 
 
-# ---- tokens
+def counts_of(model, state):
+    """Their values."""
+    return [int(state.get(layer.count)) for layer in (model["first"], *model["rest"])]
 
 
 def test_a_token_keeps_its_identity_and_its_value():
@@ -87,45 +74,35 @@ def test_none_is_a_value():
         assert state.set(same, None).get(same) is None
 
 
-# ---- making
-
-
 @pytest.mark.parametrize("transform", [lambda f: f, pm.filter_jit])
 def test_model_and_state_come_together(transform):
     """The State has every value under its token's path, and the model has none: each counts."""
-    model, state = transform(pm.make_with_state(Net))(2)
-    tokens = [layer.count for layer in model.counters()]
-    names = ["first.count", "rest['a'][0].count", "rest['a'][1].count"]
+    model, state = transform(pm.make_with_state(several))()
+    layers = [model["first"], *model["rest"]]
+    names = ["['first'].count", "['rest'][0].count", "['rest'][1].count"]
 
     assert pm.tree_pformat(state, width=200) == f"State({'=i32[], '.join(names)}=i32[])"
-    assert [token.marker for token in tokens] == names
-    assert [leaf.shape for leaf in jax.tree.leaves(model)] == [(2,)]
-    for layer in [*model.counters(), *model.rest["a"]]:
+    assert [(layer.count.marker, layer.count.init) for layer in layers] == [
+        (n, None) for n in names
+    ]
+    for layer in [*layers, *layers[1:]]:
         _, state = layer(ramp(1), state)
-    assert model.counts(state) == [1, 4, 6]
-    assert model.first.count.init is None
+    assert counts_of(model, state) == [1, 4, 6]
 
 
 def test_any_function_that_builds_a_model():
-    """A function, a partial, a class; its signature and name are the same."""
+    """Also inside of a map; its signature and name are the same."""
 
-    def build(size, *, scale=1.0):
+    def build(size, *, scale):
         """Builds."""
-        return [Counter(), ramp(size) * scale]
+        return [Counter(), jnp.ones(size) * scale]
 
     maker = pm.make_with_state(build)
-    model, state = maker(2, scale=2.0)
-    assert_same(model[1], ramp(2) * 2)
-    assert len(jax.tree.leaves(state)) == 1
+    models, states = pm.filter_vmap(lambda scale: maker(2, scale=scale))(ramp(3))
+    assert_same(models[1], jnp.ones((3, 2)) * ramp(3)[:, None])
+    assert [leaf.shape for leaf in jax.tree.leaves(states)] == [(3,)]
     assert (maker.__name__, maker.__doc__) == ("build", "Builds.")
     assert list(inspect.signature(maker).parameters) == ["size", "scale"]
-
-
-def test_an_ensemble_has_a_stacked_state():
-    """Models with State may be made inside of a map."""
-    models, states = pm.filter_vmap(lambda _: pm.make_with_state(Net)(2))(ramp(3))
-    assert models.weight.shape == (3, 2)
-    assert [leaf.shape for leaf in jax.tree.leaves(states)] == [(3,)] * 3
 
 
 COPIES = {
@@ -139,33 +116,31 @@ COPIES = {
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.sampled
 def test_copies_of_a_layer_have_statistics_of_their_own(copied):
-    """Weights diverge, and so do values: inference uses those of training."""
-    first = nn.BatchNorm(2, momentum=0.5)
+    """Weights diverge, and so do values: for inference, a copy needs its own."""
+    first = nn.BatchNorm(2, momentum=0.0)
     layers = [first, nn.Lambda(lambda x: x * 5 + 100), copied(first)]
     net, state = pm.make_with_state(nn.Sequential)(layers)
     x = jnp.asarray([[1.0, 10.0], [3.0, 30.0], [8.0, -5.0]])
-    for _ in range(30):
-        y, state = pm.filter_jit(net)(x, state)
+    _, state = net(x, state)
 
     means = [state.get(layer.state_index)[0] for layer in (net[0], net[2])]
     assert_close(means[0], jnp.mean(x, axis=0), rtol=1e-4)
     assert_close(means[1], jnp.full(2, 100.0), rtol=1e-4)
-    # The running variance is unbiased, 3/2 of the variance of a batch of three; in both layers.
-    assert_close(nn.inference_mode(net)(x, state)[0], y * 2 / 3, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("donating", [jax.jit, pm.filter_jit], ids=["jax", "filter"])
+@pytest.mark.parametrize(
+    "donating",
+    [lambda step: jax.jit(step, donate_argnums=0), pm.filter_jit(donate="state")],
+    ids=["jax.jit", "filter_jit"],
+)
 def test_values_that_began_as_one_array_can_be_donated(donating):
     """Each entry has a separate array, a random key like any other."""
     token = pm.StateIndex((ramp(2), jax.random.key(0)))
     tokens, state = pm.make_with_state(lambda: [token, token, pm.StateIndex([ramp(1)] * 2)])()
-    options = {"donate_argnums": 0} if donating is jax.jit else {"donate": "state"}
-    step = donating(lambda state: state.set(tokens[0], state.get(tokens[1])), **options)
-    state = step(step(state))
+    step = donating(lambda state: state.set(tokens[0], state.get(tokens[1])))
 
-    assert_same(state.get(tokens[1])[0], ramp(2))
+    assert_same(step(step(state)).get(tokens[1])[0], ramp(2))
 
 
 # ---- giving a model its values back, and making it anew
@@ -180,12 +155,10 @@ def made(start: int, seed: int) -> tuple[Counter, pm.State]:
 
 def test_states_of_two_models_are_merged():
     """Two models with tokens of the same names become one: each goes on where it was."""
-    (first, first_state), (second, second_state) = made(10, 0), made(20, 1)
-    pairs = [(first, first_state), (second, second_state)]
+    pairs = [made(10, 0), made(20, 1)]
     expected = [model(ramp(2), copy.copy(state))[0] for model, state in pairs]
-    models, state = pm.make_with_state(lambda *models: list(models))(
-        first_state.fill(first), second_state.fill(second)
-    )
+    filled = [state.fill(model) for model, state in pairs]
+    models, state = pm.make_with_state(lambda: filled)()
 
     for model, y in zip(models, expected, strict=True):
         got, state = model(ramp(2), state)
@@ -195,14 +168,14 @@ def test_states_of_two_models_are_merged():
 
 def test_a_layer_that_surgery_added_gets_its_place_in_the_state():
     """The others keep their values; the new layer has its initial one, and is named by its path."""
-    model, state = pm.make_with_state(Net)(2)
-    _, state = model.first(ramp(1), state)
-    changed = pm.tree_at(lambda m: m.rest["a"][0], model, Counter(5))
+    model, state = pm.make_with_state(several)()
+    _, state = model["first"](ramp(1), state)
+    changed = pm.tree_at(lambda m: m["rest"][0], model, Counter(5))
     changed, state = pm.make_with_state(state.fill)(changed)
-    _, state = changed.rest["a"][0](ramp(1), state)
+    _, state = changed["rest"][0](ramp(1), state)
 
-    assert changed.counts(state) == [1, 5, 0]
-    assert changed.rest["a"][0].count.marker == "rest['a'][0].count"
+    assert counts_of(changed, state) == [1, 5, 0]
+    assert changed["rest"][0].count.marker == "['rest'][0].count"
 
 
 @pytest.mark.parametrize(
@@ -228,23 +201,10 @@ def test_a_layer_in_a_second_place_begins_with_its_values_but_without_a_key(tran
     assert jnp.any(jax.random.key_data(other) != jax.random.key_data(expected))
 
 
-class Unkeyed:
-    """A node whose children JAX gives keys that read the same."""
-
-    def __init__(self, *children):
-        self.children = children
-
-
-jax.tree_util.register_pytree_with_keys(
-    Unkeyed,
-    lambda node: ([(jax.tree_util.GetAttrKey("x"), c) for c in node.children], None),
-    lambda _, children: Unkeyed(*children),
-)
-
 TOKEN = pm.StateIndex(ramp(1))
 STREAMS = pm.make_with_state(lambda: [pm.RngStream()])()[0]
 (ONE, TWO), THEIRS = pm.make_with_state(lambda: [Counter(1), Counter(2)])()
-NET, OF_NET = pm.make_with_state(Net)(2)
+NET, OF_NET = pm.make_with_state(lambda: {"first": Counter()})()
 REFUSED = {
     "one token at two paths": (lambda: pm.State({"a": [TOKEN], "b": TOKEN}), r"\['a'\]\[0\]"),
     "its copy": (lambda: pm.State([TOKEN, copy.deepcopy(TOKEN)]), r"\[1\]"),
@@ -252,10 +212,10 @@ REFUSED = {
     "a substate of two paths": (lambda: THEIRS.substate([ONE, ONE]), r"\[0\]\.count"),
     "models that have a State": (lambda: pm.make_with_state(lambda: [ONE])(), r"\[0\]\.count"),
     "streams that have one": (lambda: pm.make_with_state(lambda: STREAMS)(), r"\[0\]"),
-    "a model whose values are gone": (lambda: pm.State(NET), r"first\.count"),
+    "a model whose values are gone": (lambda: pm.State(NET), r"\['first'\]\.count"),
     "paths that read the same": (
-        lambda: pm.make_with_state(lambda: Unkeyed(Counter(), Counter()))(),
-        "x",
+        lambda: pm.make_with_state(OrderedDict)([(float("nan"), Counter()) for _ in range(2)]),
+        r"\[nan\]",
     ),
 }
 
@@ -269,10 +229,9 @@ def test_what_would_share_or_lose_a_value_is_refused(call, match):
 
 def test_layers_of_other_models_are_refused():
     """By the name of the token; and a layer where a function that makes one belongs."""
-    changed = pm.tree_at(lambda m: m.first, NET, Counter())
-    with pytest.raises(StateError, match=r"first\.count"):
+    with pytest.raises(StateError, match=r"first'\]\.count"):
         THEIRS.fill([ONE, TWO, NET])
-    with pytest.raises(StateError, match=r"first\.count"):
-        changed.first(ramp(1), OF_NET)
+    with pytest.raises(StateError, match=r"first'\]\.count"):
+        Counter()(ramp(1), OF_NET)
     with pytest.raises(ArgumentError, match="make_with_state"):
         pm.make_with_state(nn.BatchNorm(2))
