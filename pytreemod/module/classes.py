@@ -46,9 +46,8 @@ from pytreemod.tree.pending import (
     has_own_attribute,
     open_to_waiting,
 )
-from pytreemod.tree.printing import short_text
+from pytreemod.tree.printing import rich_doc, short_text
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.rich_printing import rich_doc
 from pytreemod.typing import class_of, jtu
 
 _R = TypeVar("_R", bound=Record)

@@ -13,8 +13,8 @@ from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.leaf_notes import depth_of_holder, with_leaf_notes
 from pytreemod.module.schema import ROLES
 from pytreemod.tree.nodes import DECLARED_ROLES, Location, leaves_shown, locations
+from pytreemod.tree.partitioning import mask_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.typing import FilterSpec
 

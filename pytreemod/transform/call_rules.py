@@ -26,8 +26,7 @@ from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.transform.wrapping import Transformed
 from pytreemod.tree.nodes import InheritedRole, Location, children_of, nearest_path
 from pytreemod.tree.paths import path_text, pattern_text, some_of
-from pytreemod.tree.printing import noted
-from pytreemod.tree.rich_printing import rich_doc
+from pytreemod.tree.printing import noted, rich_doc
 from pytreemod.tree.selecting import Locations, Selector
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import with_children

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools as ft
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import EllipsisType
 from typing import Any, NoReturn
 
@@ -31,7 +31,7 @@ from pytreemod.tree.nodes import (
 )
 from pytreemod.tree.paths import matches, parse_pattern, step_names
 from pytreemod.tree.predicates import is_inexact_array
-from pytreemod.typing import IsLeaf, KeyPath, PyTree, Where, jtu
+from pytreemod.typing import IsLeaf, PyTree, Where, jtu
 
 
 class Rule(ABC):
@@ -156,10 +156,11 @@ class PathSelector(Selector):
         """Only itself."""
         return (self,)
 
-    def leads_to(self, path: KeyPath) -> bool:
-        """Whether the pattern matches a node or one above it, or names something below it."""
-        names = step_names(path)
-        return matches(self.steps, names) or (bool(names) and self.steps[: len(names)] == names)
+    def leads_to(self, loc: Location) -> bool:
+        """Whether the pattern matches a node without leaves, or names something below it."""
+        names = step_names(loc.path)
+        is_below = bool(names) and self.steps[: len(names)] == names
+        return children_of(loc.leaf) == [] and (is_below or matches(self.steps, names))
 
     def __repr__(self) -> str:
         return f"select.path({self.pattern!r})"
@@ -296,33 +297,24 @@ def refuse_unmatched(
     patterns = [path for selector in selectors for path in selector.paths()]
     if not patterns:
         return
+
+    def stops(node: Any) -> bool:
+        return (is_leaf is not None and is_leaf(node)) or children_of(node) == []
+
     locs = Locations(loc for tree in trees for loc in locations(tree, is_leaf))
     for pattern in patterns:
         # A pattern depends on nothing but paths.
         if any(pattern.pick(locs, None, is_leaf)):
             continue
-        empty = [node for tree in trees for node in _empty_nodes(tree, is_leaf)]
-        reached = [node for path, node in empty if pattern.leads_to(path)]
-        if reached and all(map(_is_tied, reached)):
-            # It would do nothing: the leaves are elsewhere.
-            fact = f"{pattern!r} is tied to another path, which has the leaf"
-            raise SpecError(fact, at=[describe(node) for node in reached])
-        if not reached:
+        ends = [loc for tree in trees for loc in locations(tree, stops) if pattern.leads_to(loc)]
+        if not ends:
             near = nearest_path(pattern.steps, locs)
             raise SpecError(f"{pattern!r} matches no leaf{near}", hint=leaves_shown(locs))
-
-
-def _is_tied(node: Any) -> bool:
-    record = record_of(node)
-    return record is not None and record.is_hole
-
-
-def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
-    def stops(node: Any) -> bool:
-        return (is_leaf is not None and is_leaf(node)) or children_of(node) == []
-
-    pairs = jtu.tree_leaves_with_path(tree, is_leaf=stops)
-    return ((path, node) for path, node in pairs if children_of(node) == [])
+        records = [record_of(loc.leaf) for loc in ends]
+        if all(record is not None and record.is_hole for record in records):
+            # It would do nothing: the leaves are elsewhere.
+            fact = f"{pattern!r} is tied to another path, which has the leaf"
+            raise SpecError(fact, at=[describe(loc.leaf) for loc in ends])
 
 
 def as_bool(value: Any, where: str) -> bool:
