@@ -48,9 +48,8 @@ from pytreemod.tree.instances import (
     with_notes,
 )
 from pytreemod.tree.nodes import own_class
-from pytreemod.tree.printing import short_text
+from pytreemod.tree.printing import rich_doc, short_text
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.rich_printing import rich_doc
 from pytreemod.typing import class_of, jtu
 
 # Not `Self`, which runtime type checkers (beartype) refuse in single methods.

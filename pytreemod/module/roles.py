@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.tree.instances import notes_of, record_of, with_notes
 from pytreemod.tree.nodes import Location, Represents, children_of, leaves_shown, locations
+from pytreemod.tree.partitioning import mask_of
 from pytreemod.tree.paths import path_text, step_name
-from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.renewing import with_children, with_new_containers
 from pytreemod.typing import FilterSpec, KeyPath, class_of
 

@@ -33,9 +33,8 @@ from pytreemod.state.tokens import (
 )
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.paths import some_of
-from pytreemod.tree.printing import tree_pformat
+from pytreemod.tree.printing import rich_rows, rich_text, tree_pformat
 from pytreemod.tree.renewing import EDITABLE
-from pytreemod.tree.rich_printing import rich_rows, rich_text
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractState, Snapshot, Structure, last_use, take_snapshot
 from pytreemod.typing import PyTree, is_instance, jtu

@@ -25,9 +25,8 @@ from pytreemod.transform.wrapping import Transformed
 from pytreemod.tree.instances import all_stored, flat_of, stored
 from pytreemod.tree.nodes import InheritedRole, Location, children_of, nearest_path, own_class
 from pytreemod.tree.paths import path_text, pattern_text, some_of
-from pytreemod.tree.printing import noted
+from pytreemod.tree.printing import noted, rich_doc
 from pytreemod.tree.renewing import with_children
-from pytreemod.tree.rich_printing import rich_doc
 from pytreemod.tree.selecting import Locations, Selector
 from pytreemod.typing import KeyPath, PyTree, class_of
 

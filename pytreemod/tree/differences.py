@@ -81,14 +81,6 @@ class Difference(NamedTuple):
     is_static: bool = False
 
     @property
-    def of_dtypes(self) -> bool:
-        """Whether two arrays differ in their dtypes alone."""
-        if self.is_static or not _is_typed(self.old) or not _is_typed(self.new):
-            return False
-        old, new = aval_of(self.old), aval_of(self.new)
-        return old.shape == new.shape and old.dtype != new.dtype
-
-    @property
     def texts(self) -> tuple[str, str]:
         """Both sides in short form."""
         return side_text(self.old, self.is_static), side_text(self.new, self.is_static)

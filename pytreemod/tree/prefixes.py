@@ -14,17 +14,10 @@ from pytreemod.errors import SpecError
 from pytreemod.tree.differences import side_text
 from pytreemod.tree.instances import reading_stored
 from pytreemod.tree.nodes import children_of, locations, own_class, record_of
-from pytreemod.tree.paths import path_text, pattern_text
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
-from pytreemod.tree.selecting import (
-    Locations,
-    Rule,
-    Selector,
-    as_bool,
-    as_selector,
-    refuse_unmatched,
-)
-from pytreemod.typing import FilterSpec, IsLeaf, KeyPath, PyTree, class_of, jtu
+from pytreemod.tree.selecting import Locations, Rule, Selector, as_selector, refuse_unmatched
+from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
 
 Resolve = Callable[[Any, PyTree, KeyPath], list[Any]]
 
@@ -78,7 +71,7 @@ class By(Rule):
         if lost:
             raise SpecError(
                 f"by: {len(lost)} of {len(locs)} leaves have no value",
-                at=[path_text(x.path, root) if root else pattern_text(x.path) for x in lost],
+                at=[path_text(x.path, root) for x in lost],
                 hint="pm.by({..., ...: default})",
             )
         return [None if entry is None else self.items[entry][1] for entry in entries]
@@ -197,49 +190,3 @@ def spread(
     for key, child in children or ():
         values += spread(parts[key], child, resolve, stops, where, (*path, key), root)
     return values
-
-
-def _is_filter_leaf(spec: Any) -> bool:
-    return isinstance(spec, (Rule, str, type, bool)) or spec is ...
-
-
-def mask_of(
-    spec: FilterSpec,
-    tree: PyTree,
-    is_leaf: IsLeaf = None,
-    *,
-    where: str,
-    root: str = "",
-    leaves: list[Any] | None = None,
-) -> list[bool]:
-    """Return one bool for each leaf of `tree`, from any filter spec.
-
-    Args:
-        spec: a selector or a value that converts to one, `by` with bools, or a prefix tree.
-        tree: the tree.
-        is_leaf: where to stop descending.
-        where: the name of `spec` in errors.
-        root: the name of `tree` in errors.
-        leaves: `jax.tree.leaves(tree, is_leaf)`, if the caller has it.
-
-    Returns:
-        A list as long as `jax.tree.leaves(tree, is_leaf)`.
-
-    Raises:
-        SpecError: if the spec is not a prefix, or returns something other than bools.
-    """
-    if callable(spec) and not isinstance(spec, (Rule, type)) and children_of(spec) is None:
-        found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves
-        return [as_bool(spec(leaf), where) for leaf in found]
-    if isinstance(spec, Selector):
-        return spec.mask(tree, is_leaf)
-
-    def resolve(value: Any, subtree: PyTree, path: KeyPath) -> list[bool]:
-        if isinstance(value, By):
-            picked = value.values(subtree, is_leaf, path_text(path, root) if path else root)
-            return [as_bool(v, where) for v in picked]
-        if isinstance(value, bool):
-            return [value] * len(jtu.tree_leaves(subtree, is_leaf=is_leaf))
-        return as_selector(value).mask(subtree, is_leaf)
-
-    return spread(spec, tree, resolve, _is_filter_leaf, where, root=root)

@@ -1,7 +1,7 @@
 """Trees as strings, by wadler_lindig, with a hook for what it does not know.
 
 `tree_pformat` prints everything that is stored. `short_text`, the `repr` of a Module, leaves out
-what says nothing, and prints equal layers once.
+what says nothing, and prints equal layers once. `rich_doc` is for treescope.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
         node: any node.
     """
     record = record_of(node)
-    if class_of(node) in (list, tuple) and any(record_of(item) is not None for item in node):
+    if class_of(node) in (list, tuple) and node and all(record_of(x) is not None for x in node):
         return _folded(node, ft.partial(_short_doc, seen, is_counted), seen)
     if record is None:
         return _leaf_doc(node)
@@ -173,13 +173,9 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
 
 def _folded(items: Sequence[Any], hook: Any, seen: set[int]) -> Any:
     docs = [wl.pdoc(item, custom=hook, seen_ids=seen) for item in items]
-    # Numbers are read one by one; only repeated Modules take many lines.
-    pairs = [
-        (i if record_of(item) is None else wl.pformat(doc, width=_WIDTH), doc)
-        for i, (item, doc) in enumerate(zip(items, docs, strict=True))
-    ]
+    texts = [wl.pformat(doc, width=_WIDTH) for doc in docs]
     rows: list[Any] = []
-    for _, group in groupby(pairs, itemgetter(0)):
+    for _, group in groupby(zip(texts, docs, strict=True), itemgetter(0)):
         (_, doc), *others = group
         times = f"{len(others) + 1} \N{MULTIPLICATION SIGN} " if others else ""
         rows.append(wl.TextDoc(times) + doc)
@@ -213,9 +209,7 @@ class _TiedTo:
         return self._text
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        from treescope import rendering_parts  # pyright: ignore[reportMissingTypeStubs]
-
-        return rendering_parts.text(self._text)
+        return rich_text(self._text)
 
 
 def printed_fields(node: Any) -> dict[str, Any]:
@@ -251,3 +245,74 @@ def noted(text: str) -> Generator[str]:
         yield "" if text == around else text
     finally:
         _AROUND.reset(token)
+
+
+# ---- treescope, in a notebook
+#
+# It calls a node's `__treescope_repr__`, so it is installed wherever this runs. Otherwise it would
+# read the fields of a Module, and show a tie as a second array and a computed leaf as its value.
+
+
+def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: str = "") -> Any:
+    """Return a record, as treescope shows it.
+
+    Args:
+        node: a Module.
+        path: to it, as Python code; None if there is none.
+        renderer: treescope's, for its contents.
+        note: a comment on the record.
+    """
+    record = record_of(node)
+    assert record is not None
+    rows: list[tuple[str, Any, str]] = []
+    data = {*record.data_names(node)}
+    for name, value in printed_fields(node).items():
+        below = InheritedRole().of_child(node, jtu.GetAttrKey(name))
+        roles = [below.role] if name in data and below.role != DEFAULT_ROLE else []
+        roles += [f"{'.'.join(steps)}: {role}" for steps, role in below.given or ()]
+        rows.append((name, value, ", ".join(roles)))
+    with reading_stored():
+        return rich_rows(own_class(node), rows, path, renderer, note)
+
+
+def rich_rows(
+    cls: type,
+    rows: Sequence[tuple[str, Any, str]],
+    path: str | None,
+    renderer: Callable[..., Any],
+    note: str = "",
+) -> Any:
+    """Return an object as its class and named values, as treescope shows it.
+
+    Args:
+        cls: its class.
+        rows: for each value its name, the value, and a comment.
+        path: to the object, as Python code; None if its values have no path.
+        renderer: treescope's, for the values.
+        note: a comment on the object.
+    """
+    from treescope import rendering_parts as parts  # pyright: ignore[reportMissingTypeStubs]
+
+    def comment(text: str) -> list[Any]:
+        return [parts.comment_color(parts.text(f"  # {text}"))] if text else []
+
+    lines: list[Any] = []
+    for name, value, text in rows:
+        child = renderer(value, path=None if path is None else f"{path}.{name}")
+        line = parts.siblings_with_annotations(f"{name}=", child, extra_annotations=comment(text))
+        lines.append(line)
+    return parts.build_foldable_tree_node_from_children(
+        prefix=parts.siblings(parts.maybe_qualified_type_name(cls), "("),
+        children=lines,
+        suffix=")",
+        comma_separated=True,
+        path=path,
+        first_line_annotation=comment(note)[0] if note else None,
+    )
+
+
+def rich_text(text: str) -> Any:
+    """Return a string, as treescope shows it."""
+    from treescope import rendering_parts  # pyright: ignore[reportMissingTypeStubs]
+
+    return rendering_parts.text(text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools as ft
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import EllipsisType
 from typing import Any, NoReturn
 
@@ -31,7 +31,7 @@ from pytreemod.tree.nodes import (
 )
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
 from pytreemod.tree.predicates import is_inexact_array
-from pytreemod.typing import IsLeaf, KeyPath, PyTree, Where, jtu
+from pytreemod.typing import IsLeaf, PyTree, Where, jtu
 
 
 class Rule(ABC):
@@ -156,10 +156,11 @@ class PathSelector(Selector):
         """Only itself."""
         return (self,)
 
-    def leads_to(self, path: KeyPath) -> bool:
-        """Whether the pattern matches a node or one above it, or names something below it."""
-        names = step_names(path)
-        return matches(self.steps, names) or (bool(names) and self.steps[: len(names)] == names)
+    def leads_to(self, loc: Location) -> bool:
+        """Whether the pattern matches a node without leaves, or names something below it."""
+        names = step_names(loc.path)
+        is_below = bool(names) and self.steps[: len(names)] == names
+        return children_of(loc.leaf) == [] and (is_below or matches(self.steps, names))
 
     def __repr__(self) -> str:
         return f"select.path({self.pattern!r})"
@@ -296,31 +297,25 @@ def refuse_unmatched(
     patterns = [path for selector in selectors for path in selector.paths()]
     if not patterns:
         return
+
+    def stops(node: Any) -> bool:
+        return (is_leaf is not None and is_leaf(node)) or children_of(node) == []
+
     locs = Locations(loc for tree in trees for loc in locations(tree, is_leaf))
     for pattern in patterns:
         # A pattern depends on nothing but paths.
         if any(pattern.pick(locs, None, is_leaf)):
             continue
-        ties = (found for tree in trees for found in all_ties(tree))
-        pairs = (((*path, *tie.place), (*path, *tie.source)) for path, tie in ties)
-        tied = [source for place, source in pairs if pattern.leads_to(place)]
-        if tied:
-            # It would do nothing: the leaves are elsewhere.
-            raise SpecError(f"{pattern!r} is tied to {path_text(tied[0])}, which has the leaf")
-        reached = any(
-            pattern.leads_to(path) for tree in trees for path in _empty_nodes(tree, is_leaf)
-        )
-        if not reached:
+        ends = [loc for tree in trees for loc in locations(tree, stops) if pattern.leads_to(loc)]
+        if not ends:
             near = nearest_path(pattern.steps, locs)
             raise SpecError(f"{pattern!r} matches no leaf{near}", hint=leaves_shown(locs))
-
-
-def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[KeyPath]:
-    def stops(node: Any) -> bool:
-        return (is_leaf is not None and is_leaf(node)) or children_of(node) == []
-
-    pairs = jtu.tree_leaves_with_path(tree, is_leaf=stops)
-    return (path for path, node in pairs if children_of(node) == [])
+        ties = [found for tree in trees for found in all_ties(tree)]
+        sources = {(*path, *tie.place): (*path, *tie.source) for path, tie in ties}
+        if all(loc.path in sources for loc in ends):
+            # It would do nothing: the leaves are elsewhere.
+            at = path_text(sources[ends[0].path])
+            raise SpecError(f"{pattern!r} is tied to {at}, which has the leaf")
 
 
 def as_bool(value: Any, where: str) -> bool:

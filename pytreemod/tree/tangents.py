@@ -77,11 +77,8 @@ def _fitted(leaf: Any, value: Any, strict: bool) -> Any:
     if not is_differentiable(leaf) or not is_array_like(value):
         return _MISFIT
     dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
-    if isinstance(value, NUMBERS):
-        # By a number JAX differentiates as by a weak array, so its tangent stays a number.
-        is_lost = isinstance(value, complex) and not jnp.issubdtype(dtype, jnp.complexfloating)
-        if jnp.shape(leaf) != () or is_lost:
-            return _MISFIT
-        return value if isinstance(leaf, NUMBERS) else jnp.asarray(value, dtype)
-    fits = value.shape == jnp.shape(leaf) and jax.dtypes.canonicalize_dtype(value.dtype) == dtype
-    return value if fits else _MISFIT
+    if isinstance(value, (bool, int, float)):
+        # JAX differentiates by a number as by a weak array.
+        value = float(value) if isinstance(leaf, NUMBERS) else jnp.asarray(value, dtype)
+    kind = jax.dtypes.canonicalize_dtype(jnp.result_type(value))
+    return value if jnp.shape(value) == jnp.shape(leaf) and kind == dtype else _MISFIT

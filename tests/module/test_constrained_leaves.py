@@ -196,8 +196,8 @@ def test_text_names_the_constraint():
     model = kernel()
 
     assert repr(model) == (
-        "Kernel(\n  scale=positive(weak_f32[]),\n  noise=interval(0.0, 0.5)(f32[]) (buffer),"
-        "\n  shares=simplex(f32[3]) (shares),\n  plain=f32[]\n)"
+        "Kernel(\n  scale=positive(weak_f32[]),\n  noise=interval(0.0, 0.5)(f32[]) (buffer),\n"
+        "  shares=simplex(f32[3]) (shares),\n  plain=f32[]\n)"
     )
     text = pm.tree_pformat(model, short_arrays=False)
     assert "Array(2., " in text

@@ -397,11 +397,6 @@ REFUSED = {
         SpecError,
         r"bias: f32\[3\]",
     ),
-    "a rule whose leaves an earlier one has": (
-        lambda: pm.Optimizer(pm.by({"**": None, "bias": SGD, ...: SGD})).init(AFFINE),
-        SpecError,
-        "bias",
-    ),
     "nothing to train": (
         lambda: pm.Optimizer(pm.by({...: None})).init(AFFINE),
         ArgumentError,

@@ -32,9 +32,7 @@ def test_first_selector_that_matches_gives_the_value(rules, expected):
 
 def test_a_leaf_without_a_rule_is_an_error():
     """The error has the path of each such leaf, at most five of them."""
-    with pytest.raises(
-        SpecError, match=r"(?s)4 of 6.*a\[1\]\.weight.*a\[1\]\.mean.*a\[1\]\.low_rank.*\bb\b"
-    ):
+    with pytest.raises(SpecError, match=r"(?s)4 of 6.*\[1\]\.weight.*mean.*low_rank.*\['b'\]"):
         pm.by({Affine: 0}).values(TREE)
     with pytest.raises(SpecError, match=r"(?s)8 of 8.*\[4\]\n  and 3 more"):
         pm.by({str: 0}).values(list(range(8)))
@@ -61,19 +59,12 @@ def test_rules_are_values():
     assert repr(first) == "by({select.path('a.*'): 0, select.type(Affine): None, ...: 1})"
 
 
-def test_by_anywhere_inside_a_prefix():
-    """A rule inside a prefix tree is resolved against its subtree."""
+def test_rules_and_modules_in_a_prefix():
+    """A rule is resolved against its subtree; a Module may be made by tree_map and surgery."""
     prefix = {"a": [False, pm.by({"weight": True, ...: False})], "b": True}
-
-    picked, _ = pm.partition(TREE, prefix)
-    assert jax.tree.leaves(picked) == [3, 6]
-
-
-def test_a_module_as_prefix_may_have_been_built_without_its_init():
-    """tree_map and surgery can make a prefix that a custom __init__ would not make."""
+    assert jax.tree.leaves(pm.filter(TREE, prefix)) == [3, 6]
     layer = OwnInit(2)
     prefix = pm.tree_at(lambda m: m.weight, jax.tree.map(lambda _: False, layer), True)
-
     assert len(jax.tree.leaves(pm.filter(layer, prefix))) == 1
 
 
