@@ -258,6 +258,9 @@ def _watch() -> Any:
     cast("Any", batching).primitive_batchers[primitive] = map_over
     cast("Any", ad).primitive_jvps[primitive] = differentiate
     cast("Any", ad).primitive_transposes[primitive] = transpose
-    lower: Any = lambda context, *values, **options: ending("mlir", *values, **options)  # noqa: E731
+
+    def lower(context: Any, *values: Any, **options: Any) -> Any:
+        return ending("mlir", *values, **options)
+
     mlir.register_lowering(primitive, lower)
     return primitive

@@ -115,7 +115,7 @@ def ties_of(places: Iterable[Place]) -> list[TiedNames]:
             words = [(*place.words, *step_names(keys)) for keys in (tie.place, tie.source)]
             stars = "*" * len(place.layers)
             names = [Place(each, place.layers, (), None, None).name(stars) for each in words]
-            found.append(TiedNames(*names, tie.through))
+            found.append(TiedNames(names[0], names[1], tie.through))
     return found
 
 

@@ -56,6 +56,8 @@ from pytreemod.typing import class_of, jtu
 _M = TypeVar("_M", bound="Module")
 _R = TypeVar("_R", bound="_Assignable")
 _new: Any = object.__new__
+# Typed, because a strict checker does not know what is in a class.
+_vars: Callable[[Any], dict[str, Any]] = vars
 
 _PROPERTIES = (property, ft.cached_property)
 _REPLACING = (*_PROPERTIES, types.FunctionType, Method)
@@ -165,7 +167,7 @@ class ModuleMeta(abc.ABCMeta):
             namespace["__slots__"] = ()
         else:
             # Before that of a plain base, which does not fill instances in.
-            namespace.setdefault("__dict__", vars(Stored)["__dict__"])
+            namespace.setdefault("__dict__", _vars(Stored)["__dict__"])
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
         code = getattr(namespace.get("__init__"), "__code__", None)
         called = {"__init__", "__post_init__"}
@@ -221,18 +223,18 @@ class ModuleMeta(abc.ABCMeta):
         return schema.finish(node)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        schema = vars(cls).get("__record__")  # None while the class is being made.
+        schema = _vars(cls).get("__record__")  # None while the class is being made.
         if name == "__record__":
             return  # A class makes its own.
-        is_field = class_of(schema) is Schema and name in schema.fields
+        is_field = isinstance(schema, Schema) and name in schema.fields
         if is_field and not hasattr(value, "__set__") and class_of(value) is not LazyField:
             value = LazyField(name, value)
         super().__setattr__(name, as_method(name, value))
 
     def __delattr__(cls, name: str) -> None:
         super().__delattr__(name)
-        schema = vars(cls).get("__record__")
-        is_field = class_of(schema) is Schema and name in schema.fields
+        schema = _vars(cls).get("__record__")
+        is_field = isinstance(schema, Schema) and name in schema.fields
         if is_field and not isinstance(inspect.getattr_static(cls, name, None), LazyField):
             type.__setattr__(cls, name, LazyField(name, _class_value(cls, name)))
 
@@ -247,8 +249,8 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
     put: Any = ft.partial(type.__setattr__, cls)
     put("__is_abstract__", is_abstract)
     abstract = _abstract_attributes(cls)
-    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    has_init = owner is not object and not vars(owner).get("__has_written_init__", False)
+    owner = next(base for base in cls.__mro__ if "__init__" in _vars(base))
+    has_init = owner is not object and not _vars(owner).get("__has_written_init__", False)
     _as_dataclass(cls, abstract, has_init, kw_only)
     put("__has_written_init__", not has_init)
     schema = Schema(cls, has_init)
@@ -258,11 +260,12 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
             fact = f"{cls.__qualname__}.{name} is a field, and has {each.default!r} as its value"
             raise FieldError(fact, hint=f"{name}: ... = pm.field()")
     # The call that follows this metaclass's, looked up once (saves 0.1 us for each instance).
-    schema.build = super(ModuleMeta, cls).__call__
-    is_plain = cls.__new__ is _new and schema.build == type.__call__.__get__(cls)
+    above: Any = super(ModuleMeta, cls)
+    schema.build = above.__call__
+    is_plain: bool = cls.__new__ is _new and schema.build == type.__call__.__get__(cls)
     schema.is_marked = is_plain and (has_init or hasattr(cls, "__post_init__"))
     schema.refusal = _refusal(cls, schema, abstract, is_abstract)
-    for name, value in list(vars(cls).items()):
+    for name, value in list(_vars(cls).items()):
         if name not in schema.fields and as_method(name, value) is not value:
             put(name, as_method(name, value))
     for name in schema.fields:
@@ -289,7 +292,7 @@ def _as_dataclass(cls: Any, abstract: set[str], has_init: bool, kw_only: bool) -
     put("__doc__", doc or ".")  # Else it would be made from the signature, slowly.
     # It refuses a class with its own `__setattr__`, and would put others in.
     names = ("__setattr__", "__delattr__", "__replace__")
-    own = {name: vars(cls)[name] for name in names if name in vars(cls)}
+    own = {name: _vars(cls)[name] for name in names if name in _vars(cls)}
     for name in own:
         type.__delattr__(cls, name)
     dataclasses.dataclass(init=not has_init, repr=False, eq=False, frozen=True, kw_only=kw_only)(
@@ -298,7 +301,7 @@ def _as_dataclass(cls: Any, abstract: set[str], has_init: bool, kw_only: bool) -
     for name in names:
         if name in own:
             put(name, own[name])
-        elif name in vars(cls):
+        elif name in _vars(cls):
             type.__delattr__(cls, name)
     put("__annotations__", whole)
     put("__doc__", doc)
@@ -335,7 +338,7 @@ def _abstract_attributes(cls: type) -> set[str]:
             mark = next(iter(getattr(annotation, "__metadata__", ())), "")
         if mark in ("AbstractVar", "AbstractClassVar"):
             found.add(name)
-            if name in vars(cls):
+            if name in _vars(cls):
                 fact = f"{cls.__qualname__}: Abstract attribute {name} cannot have value"
                 raise FieldError(fact)
     return found
@@ -343,7 +346,8 @@ def _abstract_attributes(cls: type) -> set[str]:
 
 def _refusal(cls: Any, schema: Schema, abstract: set[str], is_abstract: bool) -> str | None:
     """Note the abstract attributes that a class lacks; return why it has no instances."""
-    inherited: set[str] = {n for base in cls.__mro__ for n in vars(base).get("__lacks__", ())}
+    bases: tuple[type, ...] = cls.__mro__
+    inherited: set[str] = {name for base in bases for name in _vars(base).get("__lacks__", ())}
     lacks = abstract | {
         n for n in inherited if n not in schema.fields and _class_value(cls, n) is MISSING
     }
@@ -357,7 +361,7 @@ def _refusal(cls: Any, schema: Schema, abstract: set[str], is_abstract: bool) ->
         # As Python says it of its abstract classes.
         text = ", ".join([*sorted(lacks), *methods])
         return f"Can't instantiate abstract class {name} with abstract attributes {text}"
-    return "made at run time" if "__passes_for__" in vars(cls) else None
+    return "made at run time" if "__passes_for__" in _vars(cls) else None
 
 
 def _class_value(cls: type, name: str) -> Any:
@@ -387,15 +391,15 @@ class _Later:
         if name.startswith("__"):  # `abc` asks each attribute whether it is abstract.
             raise AttributeError(name)
         cls = self.cls
-        if vars(cls)["__record__"] is self:
+        if _vars(cls)["__record__"] is self:
             _declare_again(cls)
-            _complete(cls, False, vars(cls).get("__is_abstract__", False))
-        return getattr(vars(cls)["__record__"], name)
+            _complete(cls, False, _vars(cls).get("__is_abstract__", False))
+        return getattr(_vars(cls)["__record__"], name)
 
 
 def _declare_again(cls: Any) -> None:
     """Put the fields of a pickled class where `dataclasses` looks for them."""
-    fields: dict[str, Any] = vars(cls).get("__dataclass_fields__", {})
+    fields: dict[str, Any] = _vars(cls).get("__dataclass_fields__", {})
     for name in inspect.get_annotations(cls).keys() & fields.keys():
         declared = fields[name]
         for option in ("default", "default_factory", "kw_only"):
@@ -403,7 +407,7 @@ def _declare_again(cls: Any) -> None:
             if class_of(getattr(declared, option)) is class_of(MISSING):
                 setattr(declared, option, MISSING)
         type.__setattr__(cls, name, declared)
-    if vars(cls).get("__has_written_init__", False):
+    if _vars(cls).get("__has_written_init__", False):
         type.__delattr__(cls, "__init__")
 
 
@@ -545,7 +549,8 @@ class Module(_Assignable, metaclass=ModuleMeta):
             state = copy.deepcopy(_own_state(self), memo)
             return _restore_state(type(self), state, flat_of(self)[1][1])
         # Configuration is shared: a copied jitted function would be another function.
-        return jtu.tree_map(lambda leaf: copy.deepcopy(leaf, memo), self)
+        copied: Callable[[Any], Any] = ft.partial(copy.deepcopy, memo=memo)
+        return jtu.tree_map(copied, self)
 
 
 def _has_own_state(cls: Any) -> bool:
@@ -556,10 +561,10 @@ def _has_own_state(cls: Any) -> bool:
 def _own_state(node: Any) -> Any:
     """Return what a class's own method says is its state, with fields in their stored form."""
     with reading_stored():
-        state = node.__getstate__()
+        state: Any = node.__getstate__()
     # Fields that read as something else are not in `vars(self)`.
     rest = {n: x for n, x in all_stored(node).items() if n not in node.__stored__}
-    return {**rest, **state} if isinstance(state, dict) else state
+    return {**rest, **state} if class_of(state) is dict else state
 
 
 def _restore(cls: Any, values: Any, config: tuple[str, ...], notes: Any) -> Any:

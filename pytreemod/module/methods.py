@@ -99,12 +99,19 @@ def bind(function: Callable[..., Any], owner: Any) -> BoundMethod:
     return BoundMethod(referred(function), owner)
 
 
-jtu.register_pytree_with_keys(
-    BoundMethod,
-    lambda method: (((jtu.GetAttrKey("__self__"), method.args[0]),), method.func),
-    lambda function, children: BoundMethod(function, *children),
-    lambda method: (method.args, method.func),
-)
+def _flatten(method: BoundMethod) -> tuple[tuple[Any, ...], Any]:
+    return method.args, method.func
+
+
+def _flatten_with_keys(method: BoundMethod) -> tuple[tuple[tuple[Any, Any]], Any]:
+    return ((jtu.GetAttrKey("__self__"), method.args[0]),), method.func
+
+
+def _unflatten(function: Any, children: Any) -> BoundMethod:
+    return BoundMethod(function, *children)
+
+
+jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
 
 
 class Method:  # noqa: D101

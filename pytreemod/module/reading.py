@@ -36,7 +36,7 @@ from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import KeyPath, class_of, jtu
+from pytreemod.typing import KeyPath, class_of, is_instance, jtu
 
 
 def is_computed(value: object) -> bool:
@@ -116,7 +116,7 @@ def follow(node: Any, path: Iterable[Any], is_evaluated: bool = True) -> Any:
             node = evaluate_each(held, path_text(tuple(keys))) if is_end else held
         elif isinstance(key, jtu.GetAttrKey):
             node = getattr(node, key.name)
-        elif isinstance(node, (list, tuple, dict)):
+        elif is_instance(node, (list, tuple, dict)):
             node = node[key.idx if isinstance(key, jtu.SequenceKey) else key.key]
         else:
             node = dict(children_of(node) or ())[key]

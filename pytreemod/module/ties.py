@@ -8,6 +8,7 @@ flattening preserves the tie; nothing is looked up by identity.
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -182,9 +183,9 @@ def _form_of(node: Any) -> dict[str, tuple[Any, ...]]:
     """Return what is read below a node, by path: shapes, and the constraints of arrays."""
     form: dict[str, tuple[Any, ...]] = {}
     for path, leaf in jtu.tree_leaves_with_path(node, is_leaf=is_computed):
-        value = (
-            jax.eval_shape(lambda x: evaluate_each(x, "tie"), leaf) if is_computed(leaf) else leaf
-        )
+        value: Any = leaf
+        if is_computed(leaf):
+            value = jax.eval_shape(ft.partial(evaluate_each, where="tie"), leaf)
         bound = (leaf.constraint,) if isinstance(leaf, Constrained) else ()
         shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))
         form[path_text(path) if path else ""] = (shape, *bound)

@@ -94,10 +94,9 @@ class _Ruled:
 def _ruled(cls: Any, names: frozenset[str]) -> Any:
     """Return the subclass of a Module class that has rules around these methods."""
     # With the class itself, which a table of this module would keep alive.
-    made: dict[frozenset[str], Any] | None = vars(cls).get("__ruled__")
-    if made is None:
-        made = {}
-        type.__setattr__(cls, "__ruled__", made)
+    if "__ruled__" not in vars(cls):
+        type.__setattr__(cls, "__ruled__", {})
+    made: dict[frozenset[str], Any] = cls.__ruled__
     if names not in made:
         namespace = {n: getattr(cls, n) for n in ("__module__", "__qualname__", "__doc__")}
         namespace |= {"__passes_for__": cls, "__init__": cls.__init__}

@@ -128,7 +128,7 @@ class Stored(_Slots):
     __stored__ = _slots["__dict__"]
 
     @property
-    def __dict__(self) -> dict[str, Any]:
+    def __dict__(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         # The dict itself, because `functools.cached_property` writes into it.
         fill_in(self)
         return self.__stored__

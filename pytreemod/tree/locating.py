@@ -140,7 +140,7 @@ class _Copy:
         is_end = self.is_leaf is not None and self.is_leaf(node)
         if not is_end and (node is None or (kind is tuple and not node)):
             return _Mark(target) if self.everything else node
-        children = None
+        made: Any = None
         if not is_end and record_of(node) is not None:
             made = object.__new__(kind)
             set_cached(made, _Fields(self, target))
@@ -189,7 +189,8 @@ class _Copy:
 
     def recognize(self, answer: Any, actual: Any) -> Found | None:
         """The nodes that a result names, where `actual` is the result for the tree itself."""
-        target = answer.target_ if type(answer) is _Mark else self._target_of(answer)
+        is_mark = class_of(answer) is _Mark
+        target: Target | None = answer.target_ if is_mark else self._target_of(answer)
         if target is not None:
             # A part of a leaf, such as one layer's of a Stack, is another object there.
             return Found((target,), single=True) if _is_same(target.node, actual) else None

@@ -222,7 +222,7 @@ def printed_fields(node: Any) -> dict[str, Any]:
             value = record_of(node).tied_value(node, tie)
         shown = _TiedTo(value, pattern_text(tie.source))
         values[first.name] = replace_at(values[first.name], [(tuple(below), shown)])
-    fields = type(node).__dataclass_fields__
+    fields: dict[str, Any] = node.__dataclass_fields__
     return {name: value for name, value in values.items() if fields[name].repr}
 
 
