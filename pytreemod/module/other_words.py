@@ -33,11 +33,9 @@ _TABLE = {
     "nn.Linear": "Dense",
     "nn.Embedding": "Embed",
     "nn.BatchNorm": "BatchNorm1d BatchNorm2d",
-    "nn.RNN(nn.LSTMCell(...))": "LSTM",
     "use_bias=": "bias",
     "out_features=": "features units",
     "weight_init=": "kernel_init",
-    "dtype=": "param_dtype",
 }
 _WORDS = {word: code for code, words in _TABLE.items() for word in words.split()}
 
