@@ -33,11 +33,9 @@ _TABLE = {
     "nn.Linear": "Dense",
     "nn.Embedding": "Embed",
     "nn.BatchNorm": "BatchNorm1d BatchNorm2d",
-    "nn.RNN(nn.LSTMCell(...))": "LSTM",
     "use_bias=": "bias",
     "out_features=": "features units",
     "weight_init=": "kernel_init",
-    "dtype=": "param_dtype",
 }
 _WORDS = {word: code for code, words in _TABLE.items() for word in words.split()}
 
@@ -74,7 +72,8 @@ def explain_argument(error: TypeError) -> None:
 def explain_missing(node: Any, name: str) -> Any:
     """Raise the error of an attribute read again, with a note: to be used as a `__getattr__`.
 
-    An AttributeError that a property raises is raised as it is.
+    An AttributeError that a property raises is raised as it is. `Module` itself has none: with a
+    `__getattr__` Python takes half as long again to read any field (48 and 74 ns on Python 3.11).
     """
     try:
         return object.__getattribute__(node, name)
