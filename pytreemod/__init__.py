@@ -91,7 +91,7 @@ from pytreemod.tree.sharing import tree_check as tree_check
 from pytreemod.tree.stacking import stack as stack
 from pytreemod.tree.stacking import unstack as unstack
 from pytreemod.tree.surgery import tree_at as tree_at
-from pytreemod.tree.updating import apply_updates as apply_updates
+from pytreemod.tree.tangents import apply_updates as apply_updates
 from pytreemod.version import __version__ as __version__
 
 # Names that differ from those of their modules.

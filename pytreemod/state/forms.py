@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import StateError, describe
-from pytreemod.tree.differences import Difference, compare
+from pytreemod.tree.comparison import Difference, compare
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import class_of, jtu

@@ -161,13 +161,16 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
     if hasattr(class_of(node), "__pdoc__"):
         return None
     hook = ft.partial(_short_doc, seen, hasattr(cls, "__holds_values__"))
+    parameters: Any = inspect.signature(cls.__init__).parameters
+    fields: Any = getattr(cls, "__dataclass_fields__", {})
     data, docs = record.data_names(node), list[Any]()
     for name in printed_names(node, record):
-        value = stored(node, name)
-        if _says_nothing(cls, name, value, name in data):
+        value, field = stored(node, name), fields.get(name)
+        if _says_nothing(value, name in data, field, parameters.get(name, field)):
             continue
         role = InheritedRole().of_child(node, jtu.GetAttrKey(name)).role
-        note = f" ({role})" if name in data and role != DEFAULT_ROLE else ""
+        has_role = name in data and value is not None and role != DEFAULT_ROLE
+        note = f" ({role})" if has_role else ""
         doc = wl.pdoc(value, custom=hook, seen_ids=seen)
         docs.append(wl.TextDoc(f"{name}=") + doc + wl.TextDoc(note))
     return _in_brackets(f"{cls.__name__}(", docs, ")")
@@ -191,22 +194,20 @@ def _in_brackets(begin: str, docs: list[Any], end: str) -> Any:
     return wl.bracketed(begin=begin, docs=docs, sep=wl.comma, end=end, indent=2)
 
 
-def _says_nothing(cls: Any, name: str, value: Any, is_data: bool) -> bool:
+def _says_nothing(value: Any, is_data: bool, field: Any, parameter: Any) -> bool:
     """Whether a value is None where the annotation allows it, or a default of the constructor."""
-    field: Any = getattr(cls, "__dataclass_fields__", {}).get(name)
     kind = str(getattr(field, "type", ""))
     if value is None and ("None" in kind or "Optional" in kind):
         return True
-    own: Any = inspect.signature(cls.__init__).parameters.get(name, field)
-    return (value is None or not is_data) and are_one(value, getattr(own, "default", wl))
+    is_shown = is_data and value is not None
+    return not is_shown and are_one(value, getattr(parameter, "default", wl))
 
 
 def printed_names(node: Any, record: AbstractRecord) -> list[str]:
     """Return the fields that are printed."""
-    hidden = {
-        field.name for field in getattr(node, "__dataclass_fields__", {}).values() if not field.repr
-    }
-    return [name for name in record.names(node) if name not in hidden and not is_private(name)]
+    fields: Any = getattr(node, "__dataclass_fields__", {})
+    names = [name for name in record.names(node) if not is_private(name)]
+    return [name for name in names if getattr(fields.get(name), "repr", True)]
 
 
 _AROUND: ContextVar[str] = ContextVar("around", default="")
