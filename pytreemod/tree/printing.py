@@ -23,7 +23,7 @@ from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, InheritedRole, own_class, record_of
 from pytreemod.tree.pending import is_private
 from pytreemod.tree.stored_fields import reading_stored, stored
-from pytreemod.typing import PyTree, class_of, jtu
+from pytreemod.typing import PyTree, class_of, is_instance, jtu
 
 
 class _Late:
@@ -106,7 +106,7 @@ def array_doc(array: Any, shape: Any = None) -> Any:
     dtype = short_dtype(array.dtype)
     if getattr(array, "weak_type", False):
         dtype = f"weak_{dtype}"
-    kind = "numpy" if isinstance(array, np.ndarray) else None
+    kind = "numpy" if is_instance(array, np.ndarray) else None
     return wl.array_summary(tuple(array.shape if shape is None else shape), dtype, kind)
 
 

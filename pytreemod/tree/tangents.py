@@ -55,15 +55,16 @@ def _is_none(node: object) -> bool:
 def _add(path: Any, update: Any, leaf: Any) -> Any:
     if update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
         return leaf
-    where = f"apply_updates at {path_text(path, 'model')}"
     is_number = is_array_like(leaf) and is_array_like(update)
     # Of a sum with a complex update, a real leaf would keep the real part alone.
-    if not is_number or (jnp.iscomplexobj(update) and not jnp.iscomplexobj(leaf)):
-        raise StructureError(f"{where}: {describe(update)} cannot be added to {describe(leaf)}")
-    if jnp.shape(update) != jnp.shape(leaf):
+    fits = is_number and (jnp.iscomplexobj(leaf) or not jnp.iscomplexobj(update))
+    if fits and jnp.shape(update) == jnp.shape(leaf):
+        # As optax: 32 bits may be added to 16, and the model still has 16.
+        return (leaf + update).astype(leaf.dtype) if is_inexact_array(leaf) else leaf + update
+    where = f"apply_updates at {path_text(path, 'model')}"
+    if fits:
         raise ShapeError(where, describe(leaf), describe(update))
-    # As optax: 32 bits may be added to 16, and the model still has 16.
-    return (leaf + update).astype(leaf.dtype) if is_inexact_array(leaf) else leaf + update
+    raise StructureError(f"{where}: {describe(update)} cannot be added to {describe(leaf)}")
 
 
 def is_differentiable(leaf: Any) -> bool:
