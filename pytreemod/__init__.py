@@ -89,7 +89,7 @@ _LATER = {
     "tree.selectors": "matrices",
     "tree.sharing": "tree_check",
     "tree.stacking": "stack unstack",
-    "tree.updating": "apply_updates",
+    "tree.tangents": "apply_updates",
 }
 _FILES = {name: file for file, names in _LATER.items() for name in names.split()}
 # Without the rooms, which Python puts here as it imports them.

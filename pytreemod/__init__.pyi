@@ -135,4 +135,4 @@ from pytreemod.tree.selectors import matrices as matrices
 from pytreemod.tree.sharing import tree_check as tree_check
 from pytreemod.tree.stacking import stack as stack
 from pytreemod.tree.stacking import unstack as unstack
-from pytreemod.tree.updating import apply_updates as apply_updates
+from pytreemod.tree.tangents import apply_updates as apply_updates

@@ -238,6 +238,9 @@ def _watch() -> Any:
         report((*steps, name), True)
         return [*values]
 
+    def lower(context: Any, *values: Any, **options: Any) -> list[Any]:
+        return ending("mlir", *values, **options)
+
     def map_over(values: Any, axes: Any, *, steps: tuple[str, ...], report: Report) -> Any:
         report((*steps, "vmap"), False)
         return through(values, (*steps, "vmap"), report), axes
@@ -258,9 +261,5 @@ def _watch() -> Any:
     cast("Any", batching).primitive_batchers[primitive] = map_over
     cast("Any", ad).primitive_jvps[primitive] = differentiate
     cast("Any", ad).primitive_transposes[primitive] = transpose
-
-    def lower(context: Any, *values: Any, **options: Any) -> Any:
-        return ending("mlir", *values, **options)
-
     mlir.register_lowering(primitive, lower)
     return primitive

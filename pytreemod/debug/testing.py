@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import explain
-from pytreemod.tree.comparison import largest_difference
-from pytreemod.tree.differences import compare, have_one_type
+from pytreemod.tree.comparison import compare, have_one_type, largest_difference
 from pytreemod.tree.paths import pattern_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.selecting import as_selector

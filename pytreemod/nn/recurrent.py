@@ -33,7 +33,7 @@ from pytreemod.nn.base import (
 )
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.transform.scans import filter_scan
-from pytreemod.tree.differences import varying_axes
+from pytreemod.tree.comparison import varying_axes
 from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.typing import jtu, untyped_jax
 

@@ -16,7 +16,7 @@ import numpy as np
 from pytreemod.errors import StateError, describe
 from pytreemod.state.streams import Stream, numbers_of
 from pytreemod.state.tokens import Nothing, RngStream, is_moved, is_token
-from pytreemod.tree.differences import compare
+from pytreemod.tree.comparison import compare
 from pytreemod.tree.members import layer_fields
 from pytreemod.tree.paths import PathName, path_text
 from pytreemod.tree.predicates import is_array_like

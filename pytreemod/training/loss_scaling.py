@@ -19,7 +19,7 @@ from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
 from pytreemod.state.values import State
-from pytreemod.tree.differences import compare, have_one_type
+from pytreemod.tree.comparison import compare, have_one_type
 from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.tree.snapshots import is_state
 from pytreemod.typing import PyTree, jtu

@@ -32,7 +32,7 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By, by, first_of
 from pytreemod.tree.selecting import Locations, as_selector, refuse_unmatched
 from pytreemod.tree.split_arrays import sharded_as
-from pytreemod.tree.updating import apply_updates
+from pytreemod.tree.tangents import apply_updates
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
@@ -188,10 +188,9 @@ class Optimizer(Module):
             The new model and the new optimizer.
 
         Raises:
-            ArgumentError: if no rule takes an extra argument, or a gradient is complex and its
-                parameter is not.
-            StructureError: if the model is not the one that the optimizer was initialized with, or
-                a trained leaf has no gradient.
+            ArgumentError: if no rule takes an extra argument.
+            StructureError: if the model is not the one that the optimizer was initialized with, a
+                trained leaf has no gradient, or that of a real parameter is complex.
             ShapeError: if a gradient, or what a rule returns, has another shape.
         """
         rules = self._transformations()

@@ -13,7 +13,7 @@ from pytreemod.transform.packing import as_function_of_arrays, pack, unpack_stru
 from pytreemod.transform.sowing import tracked, unseen
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import Transformed, check_callable
-from pytreemod.tree.differences import compare
+from pytreemod.tree.comparison import compare
 from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array

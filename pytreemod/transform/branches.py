@@ -16,7 +16,7 @@ from pytreemod.transform.sowing import WithSown, collecting
 from pytreemod.transform.steps import Functions
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
-from pytreemod.tree.differences import compare
+from pytreemod.tree.comparison import compare
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import PyTree, jtu

@@ -18,7 +18,7 @@ from pytreemod.errors import StructureError
 from pytreemod.transform.arguments import function_name
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
-from pytreemod.tree.differences import compare, is_type
+from pytreemod.tree.comparison import compare, is_type
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.snapshots import Structure, divide

@@ -17,7 +17,7 @@ from pytreemod.transform.sowing import tracked
 from pytreemod.transform.steps import Functions
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
-from pytreemod.tree.differences import aval_of, compare, is_number, is_value, varying_axes
+from pytreemod.tree.comparison import aval_of, compare, is_number, is_value, varying_axes
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.split_arrays import split_axes

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from pytreemod.errors import CheckError
-from pytreemod.tree.differences import Difference, compare, is_type, leaf_text
+from pytreemod.tree.comparison import Difference, compare, is_type, leaf_text
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, class_of, jtu

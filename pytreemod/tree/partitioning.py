@@ -43,12 +43,7 @@ def filter(
         >>> filter([1, "a", 2.0], lambda x: isinstance(x, str))
         [None, 'a', None]
     """
-    leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
-    mask = mask_of(filter_spec, pytree, is_leaf, where="filter(filter_spec)", leaves=leaves)
-    keep = not inverse
-    return treedef.unflatten(
-        [x if m is keep else replace for x, m in zip(leaves, mask, strict=True)]
-    )
+    return partition(pytree, filter_spec, replace, is_leaf)[1 if inverse else 0]
 
 
 def partition(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import SpecError
-from pytreemod.tree.differences import side_text
+from pytreemod.tree.comparison import side_text
 from pytreemod.tree.instances import reading_stored
 from pytreemod.tree.nodes import children_of, locations, own_class, record_of
 from pytreemod.tree.paths import path_text
@@ -171,22 +171,22 @@ def spread(
     inner = None if stops(spec) else children_of(spec)
     if inner is None:
         return resolve(spec, tree, path)
-    children, parts = children_of(tree), dict(inner)
+    children = children_of(tree)
     is_alike = class_of(spec) is class_of(tree) or own_class(spec) is own_class(tree)
     if children is None or not is_alike:
         odd = [path]
-    else:
-        keys = dict(children)
-        if record_of(tree) is not None:
-            # By name: the fields of a spec, with other values, may divide differently.
-            with reading_stored():
-                parts = {key: getattr(spec, key.name, None) for key in keys}
+    elif record_of(tree) is None:
         # The same keys: a part must not apply to another's child.
-        odd = [(*path, key) for key in parts.keys() ^ keys.keys()]
+        odd = [(*path, key) for key in dict(inner).keys() ^ dict(children).keys()]
+    else:
+        # By name: the fields of a spec, with other values, may divide differently.
+        odd, names = [], [key.name for key, _ in children]
+        with reading_stored():
+            inner = [(name, getattr(spec, name, None)) for name in names]
     if odd:
         fact = f"{where}: {side_text(spec)} is no prefix of {side_text(tree)}"
         raise SpecError(fact, at=sorted(path_text(each, root) for each in odd))
     values: list[Any] = []
-    for key, child in children or ():
-        values += spread(parts[key], child, resolve, stops, where, (*path, key), root)
+    for (_, part), (key, child) in zip(inner, children or (), strict=True):
+        values += spread(part, child, resolve, stops, where, (*path, key), root)
     return values

@@ -24,7 +24,7 @@ from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class
 from pytreemod.tree.paths import pattern_text
 from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import PyTree, class_of, jtu
+from pytreemod.typing import PyTree, class_of, is_instance, jtu
 
 
 class _Late:
@@ -107,7 +107,7 @@ def array_doc(array: Any, shape: Any = None) -> Any:
     dtype = short_dtype(array.dtype)
     if getattr(array, "weak_type", False):
         dtype = f"weak_{dtype}"
-    kind = "numpy" if isinstance(array, np.ndarray) else None
+    kind = "numpy" if is_instance(array, np.ndarray) else None
     return wl.array_summary(tuple(array.shape if shape is None else shape), dtype, kind)
 
 
@@ -160,12 +160,16 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
     if hasattr(class_of(node), "__pdoc__"):
         return None
     hook = ft.partial(_short_doc, seen, hasattr(cls, "__holds_values__"))
+    parameters: Any = inspect.signature(cls.__init__).parameters
+    fields: Any = getattr(cls, "__dataclass_fields__", {})
     data, docs = record.data_names(node), list[Any]()
     for name, value in printed_fields(node).items():
-        if _says_nothing(cls, name, value, name in data):
+        field = fields.get(name)
+        if _says_nothing(value, name in data, field, parameters.get(name, field)):
             continue
         role = InheritedRole().of_child(node, jtu.GetAttrKey(name)).role
-        note = f" ({role})" if name in data and role != DEFAULT_ROLE else ""
+        has_role = name in data and value is not None and role != DEFAULT_ROLE
+        note = f" ({role})" if has_role else ""
         doc = wl.pdoc(value, custom=hook, seen_ids=seen)
         docs.append(wl.TextDoc(f"{name}=") + doc + wl.TextDoc(note))
     return _in_brackets(f"{cls.__name__}(", docs, ")")
@@ -189,14 +193,13 @@ def _in_brackets(begin: str, docs: list[Any], end: str) -> Any:
     return wl.bracketed(begin=begin, docs=docs, sep=wl.comma, end=end, indent=2)
 
 
-def _says_nothing(cls: Any, name: str, value: Any, is_data: bool) -> bool:
+def _says_nothing(value: Any, is_data: bool, field: Any, parameter: Any) -> bool:
     """Whether a value is None where the annotation allows it, or a default of the constructor."""
-    field: Any = getattr(cls, "__dataclass_fields__", {}).get(name)
     kind = str(getattr(field, "type", ""))
     if value is None and ("None" in kind or "Optional" in kind):
         return True
-    own: Any = inspect.signature(cls.__init__).parameters.get(name, field)
-    return (value is None or not is_data) and are_one(value, getattr(own, "default", wl))
+    is_shown = is_data and value is not None
+    return not is_shown and are_one(value, getattr(parameter, "default", wl))
 
 
 class _TiedTo:

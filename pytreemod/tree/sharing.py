@@ -87,11 +87,11 @@ def _is_one_parameter(group: Sequence[Location]) -> bool:
 
 def _is_of_one_layer(group: Sequence[Location]) -> bool:
     """Whether a record that contains the leaf is at two paths."""
-    paths: dict[int, KeyPath] = {}
-    for loc in group:
-        for i, node in enumerate(loc.nodes):
-            # Two arrays of one record share the path to it: the record is not shared.
-            path = loc.path[:i]
-            if record_of(node) is not None and paths.setdefault(id(node), path) != path:
-                return True
-    return False
+    # Two arrays of one record share the path to it: the record is not shared.
+    places = {
+        (id(node), loc.path[:i])
+        for loc in group
+        for i, node in enumerate(loc.nodes)
+        if record_of(node) is not None
+    }
+    return len({node for node, _ in places}) < len(places)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe
-from pytreemod.tree.differences import compare, have_one_type
+from pytreemod.tree.comparison import compare, have_one_type
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide

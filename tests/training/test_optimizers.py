@@ -435,7 +435,7 @@ REFUSED = {
     ),
     "an imaginary part": (
         lambda: updated({"w": ramp(2)}, {"w": ramp(2) * 1j}),
-        ArgumentError,
+        StructureError,
         r"model\['w'\]",
     ),
     "a model with a tie": (
