@@ -134,7 +134,7 @@ class Stored(_Slots):
         return self.__stored__
 
     @__dict__.setter
-    def __dict__(self, values: dict[str, Any]) -> None:
+    def __dict__(self, values: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         if is_finished(self):
             raise dataclasses.FrozenInstanceError("a Module is immutable")
         _slots["__dict__"].__set__(self, values)

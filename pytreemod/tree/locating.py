@@ -40,6 +40,8 @@ from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, Where, class_of, jtu
 
+_new: Any = object.__new__
+
 
 class Target(NamedTuple):
     """One node that `where` returned, and its path."""
@@ -142,7 +144,7 @@ class _Copy:
             return _Mark(target) if self.everything else node
         made: Any = None
         if not is_end and record_of(node) is not None:
-            made = object.__new__(kind)
+            made = _new(kind)
             set_cached(made, _Fields(self, target))
         else:
             children = None if is_end else children_of(node)
@@ -230,7 +232,7 @@ class _Fields:
         if self.copy.everything:
             pairs = zip(split.config, config, strict=True)
             config = [_Mark(Target((*path, jtu.GetAttrKey(n)), value)) for n, value in pairs]
-        made = object.__new__(class_of(original))
+        made = _new(class_of(original))
         set_flat(made, (marks, (split, notes, *config)))
         return made
 
