@@ -80,7 +80,7 @@ class _Assignable(Stored):
         except AttributeError:
             is_built = is_finished(self)
         if is_built:
-            _refuse_change(self, name, f"model = model.replace({name}=...)")
+            _refuse_change(self, "assign to field", name)
         if name not in self.__record__.fields:
             _assign_other(self, name, value)
             return
@@ -91,7 +91,7 @@ class _Assignable(Stored):
 
     def __delattr__(self, name: str) -> None:
         if is_finished(self):
-            _refuse_change(self, name, f"model = model.replace({name}=None)")
+            _refuse_change(self, "delete", name)
         object.__delattr__(self, name)
 
 
@@ -118,10 +118,11 @@ def _is_or_holds(value: Any, node: Any) -> bool:
     return False
 
 
-def _refuse_change(node: Any, name: str, hint: str) -> None:
-    cls, known = type(node).__qualname__, class_of(node).__record__.fields
-    hint = hint if name in known else f"{name}: ...  # a field, in the class body"
-    raise FrozenError(f"cannot assign to field {cls}.{name}: Modules are immutable", hint=hint)
+def _refuse_change(node: Any, what: str, name: str) -> None:
+    is_field = name in class_of(node).__record__.fields
+    hint = f"model = model.replace({name}=...)" if is_field else f"{name}: ...  # in the class body"
+    fact = f"cannot {what} {type(node).__qualname__}.{name}: Modules are immutable"
+    raise FrozenError(fact, hint=hint)
 
 
 def _assign_other(node: Any, name: str, value: Any) -> None:
@@ -257,7 +258,8 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
     for name, each in schema.fields.items():
         is_declaration = any(each.default is declare for declare in (field, buffer, static_field))
         if is_declaration or isinstance(each.default, _PROPERTIES):
-            fact = f"{cls.__qualname__}.{name} is a field, and has {each.default!r} as its value"
+            what = f"pm.{each.default.__name__}, not called" if is_declaration else "a property"
+            fact = f"{cls.__qualname__}.{name}: the value of a field, not {what}"
             raise FieldError(fact, hint=f"{name}: ... = pm.field()")
     # The call that follows this metaclass's, looked up once (saves 0.1 us for each instance).
     above: Any = super(ModuleMeta, cls)

@@ -48,7 +48,7 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
         A new tree with the same arrays.
 
     Raises:
-        ArgumentError: if `role` is not a string.
+        ArgumentError: if `role` is not a string, or is a word such as `"frozen"`.
         SpecError: if `selector` picks nothing, or leaves outside Modules.
 
     Examples:
@@ -65,6 +65,9 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
     """
     if role is not None and not (isinstance(role, str) and role):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError("with_role(role)", '"param", "buffer" or another word', describe(role))
+    if role in _FROZEN:
+        fact = f"with_role: the role {role!r} would be trained, as every one but 'buffer'"
+        raise ArgumentError(fact, hint='model = pm.with_role(model, selector, "buffer")')
     model = with_new_containers(model)
     locs = list(locations(model))
     mask = mask_of(selector, model, where="with_role(selector)", root="model")
@@ -76,6 +79,9 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
     now = zip(locations(bare), mask, strict=True)
     given = ((loc, role) for loc, hit in now if hit and role is not None and loc.role != role)
     return with_leaf_notes(bare, "roles", given)
+
+
+_FROZEN = frozenset({"frozen", "freeze", "fixed", "constant", "non_trainable"})
 
 
 def with_leaf_notes(model: _T, kind: str, values: Iterable[tuple[Location, Any]]) -> _T:

@@ -171,8 +171,10 @@ def _check_fit(
         forms = [{"": forms[0].get("", (None,))[:1]}, {"": (tuple(result.shape),)}]
         rank = array.ndim - axes
     if forms[0] != {path: found[: len(forms[0].get(path, ()))] for path, found in forms[1].items()}:
-        texts = [", ".join(f"{n} {x}".strip() for n, x in form.items()) for form in forms]
-        raise ShapeError(where, texts[0] or "no array", texts[1] or "no array", hint=_THROUGH)
+        texts = [", ".join(" ".join(map(str, (n, *x))) for n, x in form.items()) for form in forms]
+        raise ShapeError(
+            where, texts[0].strip() or "no array", texts[1].strip() or "no array", hint=_THROUGH
+        )
     return rank
 
 

@@ -5,7 +5,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.module.other_words import explain_missing
 
 
 class Net(pm.Module):
@@ -20,8 +19,6 @@ class Net(pm.Module):
     def train(self):
         return self.layer.state_dict
 
-    __getattr__ = explain_missing
-
 
 WORDS = [
     (lambda: nn.Linear(2, 3, rngs=1), TypeError, ["In pytreemod: key=jax.random.key(0)"]),
@@ -35,7 +32,7 @@ WORDS = [
     (lambda: net().eval, AttributeError, ["In pytreemod: pm.inference_mode(model)"]),
     (lambda: net().nothing, AttributeError, []),
     # The property's own error, which is about another object.
-    (lambda: net().train, AttributeError, []),
+    (lambda: net().train, AttributeError, ["In pytreemod: pm.to_torch(model)"]),
 ]
 
 
