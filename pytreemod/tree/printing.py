@@ -198,8 +198,7 @@ def _says_nothing(value: Any, is_data: bool, field: Any, parameter: Any) -> bool
     kind = str(getattr(field, "type", ""))
     if value is None and ("None" in kind or "Optional" in kind):
         return True
-    is_shown = is_data and value is not None
-    return not is_shown and are_one(value, getattr(parameter, "default", wl))
+    return (value is None or not is_data) and are_one(value, getattr(parameter, "default", wl))
 
 
 class _TiedTo:

@@ -70,7 +70,7 @@ class Selector(Rule):
     """Whether the selection depends on the structure of a tree alone, and on no array in it."""
 
     @abstractmethod
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Return one bool for each leaf of `tree`, whose locations are `locs`."""
 
     def paths(self) -> Iterable[PathSelector]:
@@ -146,11 +146,10 @@ class PathSelector(Selector):
     def __init__(self, pattern: str):
         self.pattern, self.steps = pattern, parse_pattern(pattern)
 
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Pick leaves at or below a node whose path matches."""
-        names = (locs if isinstance(locs, Locations) else Locations(locs)).names
-        pairs = zip(names, locs, strict=True)
-        return [matches(self.steps, words, loc.is_node) for words, loc in pairs]
+        pairs = zip(locs.names, locs, strict=True)
+        return [matches(self.steps, names, loc.is_node) for names, loc in pairs]
 
     def paths(self) -> Iterable[PathSelector]:
         """Only itself."""
@@ -178,7 +177,7 @@ class TypeSelector(Selector):
         arrays = any(issubclass(t, _ARRAYS) or issubclass(np.ndarray, t) for t in types)
         self.is_structural = not arrays
 
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Pick leaves of the types, and leaves below nodes of the types."""
         return [any(is_of(node, self.types) for node in (loc.leaf, *loc.nodes)) for loc in locs]
 
@@ -194,7 +193,7 @@ class RoleSelector(Selector):
     def __init__(self, roles: tuple[str, ...]):
         self.roles = roles
 
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Pick leaves with one of the roles."""
         return [loc.role in self.roles for loc in locs]
 
@@ -205,7 +204,7 @@ class RoleSelector(Selector):
 class MatrixSelector(Selector):
     """Floating arrays that have two axes in each layer and each member."""
 
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Pick arrays with two axes more than those of layers and members."""
         return [is_inexact_array(x.leaf) and np.ndim(x.leaf) - len(holds_of(x)) == 2 for x in locs]
 
@@ -221,7 +220,7 @@ class AccessSelector(Selector):
     def __init__(self, where: Where):
         self.where = where
 
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Pick leaves at or below the nodes that the function returns."""
         found = locate(self.where, tree, is_leaf, "select.at(where)")
         # A node instead of a leaf is picked by its own path, not by one above it.
@@ -240,7 +239,7 @@ class _Predicate(Selector):
     def __init__(self, predicate: Callable[[Any], Any]):
         self.predicate = predicate
 
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         return [as_bool(self.predicate(loc.leaf), repr(self)) for loc in locs]
 
     def __repr__(self) -> str:
@@ -253,7 +252,7 @@ class _Constant(Selector):
     def __init__(self, value: bool):
         self.value = value
 
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         return [self.value] * len(locs)
 
     def __repr__(self) -> str:
@@ -270,7 +269,7 @@ class _Joined(Selector):
     def paths(self) -> Iterable[PathSelector]:
         return (path for part in self.parts for path in part.paths())
 
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         picks = [part.pick(locs, tree, is_leaf) for part in self.parts]
         if self.sign == "~":
             return [not hit for hit in picks[0]]
