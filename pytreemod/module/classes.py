@@ -50,7 +50,7 @@ from pytreemod.tree.instances import (
 from pytreemod.tree.nodes import own_class
 from pytreemod.tree.printing import rich_doc, short_text
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.typing import class_of, jtu
+from pytreemod.typing import class_of, is_instance, jtu
 
 # Not `Self`, which runtime type checkers (beartype) refuse in single methods.
 _M = TypeVar("_M", bound="Module")
@@ -256,9 +256,10 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
     put("__has_written_init__", not has_init)
     schema = Schema(cls, has_init)
     for name, each in schema.fields.items():
-        is_declaration = any(each.default is declare for declare in (field, buffer, static_field))
-        if is_declaration or isinstance(each.default, _PROPERTIES):
-            what = f"pm.{each.default.__name__}, not called" if is_declaration else "a property"
+        default: Any = each.default
+        is_declaration = any(default is declare for declare in (field, buffer, static_field))
+        if is_declaration or is_instance(default, _PROPERTIES):
+            what = f"pm.{default.__name__}, not called" if is_declaration else "a property"
             fact = f"{cls.__qualname__}.{name}: the value of a field, not {what}"
             raise FieldError(fact, hint=f"{name}: ... = pm.field()")
     # The call that follows this metaclass's, looked up once (saves 0.1 us for each instance).
