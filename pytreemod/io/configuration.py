@@ -56,8 +56,10 @@ def _texts_of(place: Place) -> dict[str, str]:
         fields = (each for each in record.names(node) if each not in data)
         values = {"": f"{_CLASS}{own_class(node).__name__}"}
         values |= {each: text_of(stored(node, each)) for each in fields}
-        ties = [tie for tie in notes_of(node).ties if tie.through is not None]
-        values |= {".".join(step_names(t.place)): f"tied {text_of(t.through)}" for t in ties}
+        ties = notes_of(node).ties
+        values |= {
+            ".".join(step_names(t.place)): f"tied through {text_of(t.through)}" for t in ties
+        }
         values |= {f"{at} precision": f"{_CLASS}{p!r}" for at, p in precisions_of(node).items()}
     return {each: text for each, text in values.items() if text is not None}
 

@@ -8,8 +8,9 @@ types of the values decide, once for each combination of types; unflattening nev
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,10 +33,11 @@ from pytreemod.tree.instances import (
     stored,
 )
 from pytreemod.tree.nodes import DEFAULT_ROLE, is_node
-from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array
+from pytreemod.tree.surgery import refuse_tied
 from pytreemod.typing import class_of, jtu
 
+_FUNCTIONS: tuple[type, ...] = (types.FunctionType, type(jax.jit(lambda: None)))
 _DATA = frozenset({bool, int, float, complex, type(None), list, tuple, dict, np.ndarray})
 
 
@@ -150,10 +152,15 @@ class Schema:
     def warn_of_arrays(self, config: dict[str, Any]) -> None:
         """Warn of arrays in configuration."""
         for name, value in config.items():
+            where, hint = f"{self.cls.__qualname__}.{name}", f"{name}: jax.Array = pm.buffer()"
             if isinstance(value, (jax.Array, np.ndarray)):
-                fact = f"{self.cls.__qualname__}.{name} is static and holds an array, "
-                fact += f"{describe(value)}, which is compiled in as a constant"
-                warn(FieldWarning, fact, hint=f"{name}: jax.Array = pm.buffer()")
+                fact = f"{where} is static and holds an array, {describe(value)}, "
+                warn(FieldWarning, f"{fact}which is compiled in as a constant", hint=hint)
+            elif class_of(value) in _FUNCTIONS and _hides_arrays(value):
+                fact = (
+                    f"{where} is a function of JAX around a Module, whose arrays no transform sees"
+                )
+                warn(FieldWarning, fact, hint="pm.filter_vmap(module), pm.filter_jit(module)")
 
     def split_with(self, values: dict[str, Any], config: Iterable[str]) -> FieldSplit:
         """Return the one split with these fields as configuration.
@@ -168,7 +175,8 @@ class Schema:
         key = data, rest, computed, tuple([_kind(values[n]) for n in rest])
         split = self._splits_by_names.get(key)
         if split is None:
-            tuples = tuple([(n, _kind(values[n])) for n in rest if class_of(values[n]) is tuple])
+            asked = [n for n in rest if class_of(values[n]) in (tuple, *_FUNCTIONS)]
+            tuples = tuple([(n, _kind(values[n])) for n in asked])
             name = self.cls.__qualname__
             split = FieldSplit(name, data, rest, (*names,), computed, tuples)
         return self._splits_by_names.setdefault(key, split)
@@ -311,13 +319,23 @@ class Schema:
 
 
 def fits(split: FieldSplit, values: dict[str, Any]) -> bool:
-    """Whether a split that was found by types is right for the tuples in configuration, too."""
+    """Whether a split that was found by types is right for what tuples and functions hold, too."""
     return not split.tuples or all(_kind(values[name]) == kind for name, kind in split.tuples)
 
 
 def _kind(value: Any) -> Any:
     kind = class_of(value)
+    if kind in _FUNCTIONS:
+        return kind, _hides_arrays(value)  # So that each is told.
     return (tuple, *map(_kind, value)) if kind is tuple else kind
+
+
+def _hides_arrays(function: Any) -> bool:
+    """Whether JAX has wrapped a function around a Module, as `jax.vmap(layer)`."""
+    inside = getattr(function, "__wrapped__", None)
+    while inside is not None and not is_node(inside):
+        inside = getattr(inside, "__wrapped__", None)
+    return inside is not None and any(map(is_array, jtu.tree_leaves(inside)))
 
 
 def _refuse_tied(tie: Any, changes: dict[str, Any]) -> None:
@@ -338,11 +356,4 @@ def _refuse_tied(tie: Any, changes: dict[str, Any]) -> None:
         except (AttributeError, LookupError, TypeError):
             return  # There is no such path any more.
     if node is not None:
-        refuse_tied(tie)
-
-
-def refuse_tied(tie: Any) -> NoReturn:
-    """Raise the error for an edit of a tied path."""
-    place, source = path_text(tie.place), path_text(tie.source)
-    hint = f"pm.untie(model, {place!r}), or edit {source}"
-    raise SpecError(f"{place} is tied to {source}, and has no value of its own", hint=hint)
+        refuse_tied(tie.place, tie.source)

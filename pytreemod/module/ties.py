@@ -17,7 +17,6 @@ import jax
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.reading import Tie, evaluate_each, follow, is_computed, mapped, pass_through
-from pytreemod.module.schema import refuse_tied
 from pytreemod.tree.instances import (
     is_finished,
     notes_of,
@@ -31,7 +30,7 @@ from pytreemod.tree.members import count_member_axes
 from pytreemod.tree.nodes import all_ties, children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_children, with_new_containers
-from pytreemod.tree.surgery import replace_at
+from pytreemod.tree.surgery import refuse_tied, replace_at
 from pytreemod.typing import KeyPath, Where, jtu
 
 _M = TypeVar("_M")
@@ -130,7 +129,7 @@ def _tied(model: Any, place: KeyPath, source: KeyPath, through: Callable[[Any], 
         is_partly |= _is_within(place, from_there) and not _is_within(source, from_there)
         is_tied = _is_within(place, there) or _is_within(there, place)
         if is_tied or is_chain or is_partly:
-            refuse_tied(Tie(there, from_there))
+            refuse_tied(there, from_there)
     above = [i for i in range(shared + 1) if record_of(_node_at(model, place[:i])) is not None]
     if not above:
         fact = f"{where}: a Module above both must keep the tie"

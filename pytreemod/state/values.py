@@ -532,18 +532,14 @@ class State(AbstractState):
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
         cached = cast("Snapshot", self.__cached_snapshot__)
         self._values = cached.structure.assemble(cached.arrays)._values
-        # It has nodes of unknown classes: the snapshot could not be checked later.
-        if cached.containers is None:
-            self.__cached_snapshot__ = None
         return self._values
 
     def __snapshot__(self) -> Snapshot:
         self._check("use in a transform")
-        cached = self.__cached_snapshot__
-        if cached is None or (cached.containers and not cached.is_current()):
-            cached, may_cache = take_snapshot(self)
-            self.__cached_snapshot__ = cached if may_cache else None
-        return cached
+        # Nobody can change a value, of which `get` returns a copy.
+        if self.__cached_snapshot__ is None:
+            self.__cached_snapshot__, _ = take_snapshot(self)
+        return self.__cached_snapshot__
 
     def __usable__(self) -> bool:
         return not self._used
@@ -571,8 +567,7 @@ class State(AbstractState):
         ]
 
     def __pending__(self) -> Any:
-        cached = self.__cached_snapshot__
-        return ft.partial(_pending, self._rows, None if cached is None or cached.containers else ())
+        return ft.partial(_pending, self._rows)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State) or list(other._values) != list(self._values):
@@ -624,11 +619,11 @@ def _make(values: Any, rows: Rows, origin: _Origin | None = None, used: str | No
     return state
 
 
-def _pending(rows: Rows, containers: Any, structure: Structure, arrays: Any) -> State:
+def _pending(rows: Rows, structure: Structure, arrays: Any) -> State:
     state = _make(None, rows)
     # `__getattr__` computes them at the first read.
     del state._values
-    state.__cached_snapshot__ = Snapshot(arrays, structure, containers)
+    state.__cached_snapshot__ = Snapshot(arrays, structure)
     return state
 
 

@@ -70,7 +70,8 @@ class FieldSplit:
         config: those that are not.
         names: all of them, as the class declares them.
         computed: the children that are computed leaves.
-        tuples: the kinds of configuration that is a tuple: `(1,)` and `(1.0,)` are two programs.
+        tuples: what the types of some configuration do not tell: `(1,)` and `(1.0,)` are two
+            programs.
     """
 
     __slots__ = (

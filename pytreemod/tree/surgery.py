@@ -8,11 +8,11 @@ from typing import Any, NoReturn, TypeVar
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.tree.instances import record_of, stored
 from pytreemod.tree.locating import Found, Target, locate
-from pytreemod.tree.nodes import children_of, locations, stop_below
+from pytreemod.tree.nodes import all_ties, children_of, locations, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Rule, Selector
-from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
+from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
 
 _T = TypeVar("_T")
 
@@ -84,6 +84,11 @@ def tree_at(
     found = _found(where, pytree, is_leaf)
     # Before `replace_fn` is called: overlapping targets are refused before anything is done.
     trie = _trie_of([target.path for target in found.targets])
+    if any(target.node is None for target in found.targets):
+        ties = {(*path, *t.place): (*path, *t.source) for path, t in all_ties(pytree)}
+        for target in found.targets:
+            if target.path in ties:
+                refuse_tied(target.path, ties[target.path])
     if replace is _NOT_GIVEN:
         news = [with_new_containers(replace_fn(target.node)) for target in found.targets]
     elif found.single:
@@ -146,6 +151,15 @@ def _as_many(replace: Any, count: int) -> list[Any]:
 def _each(count: int) -> list[str]:
     news = ", ".join(f"new{i + 1}" for i in range(count)) if count < 5 else "new1, new2, ..."
     return ["one for each node:", f"tree_at(where, tree, ({news}))"]
+
+
+def refuse_tied(place: KeyPath, source: KeyPath) -> NoReturn:
+    """Raise the error for an edit of a path that has its value from another one."""
+    at, hint = (
+        path_text(place),
+        f"pm.untie(model, {path_text(place)!r}), or edit {path_text(source)}",
+    )
+    raise SpecError(f"{at} is tied to {path_text(source)}, and has no value of its own", hint=hint)
 
 
 def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> PyTree:

@@ -160,6 +160,17 @@ def test_an_array_in_a_static_field_is_told():
         assert_same(jax.jit(lambda x: Static(1.0, x).size * 2)(ramp(2)), 2 * ramp(2))
 
 
+def test_a_function_of_jax_around_a_module_is_told():
+    """Its arrays would be constants that nothing trains; each time, whatever came before."""
+    Holder(double)
+    for hidden in (jax.jit(affine()), jax.vmap(affine().scaled)):
+        for _ in range(2):
+            with pytest.warns(FieldWarning, match=r"Holder\.content"):
+                assert jax.tree.leaves(Holder(hidden)) == []
+    for value in (pm.filter_jit(affine()), pm.Partial(double, ramp(2)), jax.jit(double)):
+        Holder(value)
+
+
 @pytest.mark.parametrize("value", [np.prod((2, 3)), np.bool_(True), np.float32(1), (np.int8(1),)])
 def test_numpy_scalars_are_configuration_like_others(value):
     """They have a hash and an `==`: there is no warning."""

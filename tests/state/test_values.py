@@ -170,7 +170,7 @@ def test_a_substate_of_an_older_state_is_refused(changed, transform):
         for part in (state.substate(model), count(state.restored().substate(model), model.a)):
             after = changed(model, state.restored())
             with pytest.raises(StateError, match=r"other values[\s\S]*  at (a|noise)\n"):
-                after.update(part)
+                after.update(part.restored())
             after, part = count(after, model.b), count(part, model.b)
         return after
 
@@ -184,6 +184,8 @@ def test_substates_of_substates():
     inner = count(part.substate(model.a), model.a)
     part = part.next_key(model.noise)[1].update(inner)
     assert model.read(count(state, model.b).update(part)) == [1, 1]
+    with pytest.raises(StateError, match="update has replaced"):
+        part.get(model.a)
 
     part = state.restored().substate(model)
     inner = count(part.substate(model.a), model.a)

@@ -53,7 +53,6 @@ CHANGES = {
     "new key": ([{"a": X}], [{"a": X, "b": X}], "x[0]['b']: nothing -> f32[2]"),
     "container": ([[X]], [(X,)], "x[0]: list of 1 -> tuple of 1"),
     "class": (affine(), Pair(X, X), "x: Affine -> Pair"),
-    "sign of zero": ([0.0], [-0.0], "x[0]: 0.0 -> -0.0"),
     "in configuration": (Static(X, (1, 2)), Static(X, (1, 2.0)), "x.size: (1, 2) -> (1, 2.0)"),
     "node": (Registered(X, "a"), Registered(X, "b"), "x: Registered -> Registered, with"),
     # Made anew for each call, and never equal.
