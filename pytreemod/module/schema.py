@@ -326,7 +326,7 @@ def fits(split: FieldSplit, values: dict[str, Any]) -> bool:
 def _kind(value: Any) -> Any:
     kind = class_of(value)
     if kind in _FUNCTIONS:
-        return kind, _hides_arrays(value)  # So that each is told.
+        return kind, _hides_arrays(value)  # Told also after one that hides none.
     return (tuple, *map(_kind, value)) if kind is tuple else kind
 
 

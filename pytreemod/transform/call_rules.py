@@ -103,6 +103,8 @@ def _ruled(cls: Any, names: frozenset[str]) -> Any:
         namespace |= {"__annotations__": {RULES: Any}, RULES: field(init=False, repr=False)}
         namespace |= {name: _asking(getattr(cls, name), name) for name in names}
         made[names] = class_of(cls)(cls.__name__, (_Ruled, cls), namespace)
+        # It passes for the class: `dataclasses` finds no other fields.
+        type.__setattr__(made[names], "__dataclass_fields__", cls.__dataclass_fields__)
     return made[names]
 
 

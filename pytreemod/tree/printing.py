@@ -225,7 +225,7 @@ def printed_fields(node: Any) -> dict[str, Any]:
         shown = _TiedTo(value, pattern_text(tie.source))
         values[first.name] = replace_at(values[first.name], [(tuple(below), shown)])
     fields: dict[str, Any] = node.__dataclass_fields__
-    return {name: value for name, value in values.items() if fields[name].repr}
+    return {name: x for name, x in values.items() if name in fields and fields[name].repr}
 
 
 _AROUND: ContextVar[str] = ContextVar("around", default="")
