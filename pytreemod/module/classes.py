@@ -15,7 +15,9 @@ import functools as ft
 import inspect
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
+
+import jax
 
 from pytreemod.errors import (
     ArgumentError,
@@ -28,7 +30,7 @@ from pytreemod.errors import (
 )
 from pytreemod.module.fields import buffer, field, static_field
 from pytreemod.module.methods import BoundMethod, Method, as_method
-from pytreemod.module.other_words import explain_argument, explain_missing
+from pytreemod.module.other_words import explain_argument
 from pytreemod.module.reading import is_computed
 from pytreemod.module.references import referred, referring
 from pytreemod.module.schema import Schema, fits
@@ -84,7 +86,7 @@ class _Assignable(Stored):
         if name not in self.__record__.fields:
             _assign_other(self, name, value)
             return
-        if _is_or_holds(value, self):
+        if class_of(value) not in _PLAIN and _is_or_holds(value, self):
             cls = type(self).__qualname__
             raise FieldError(f"{cls}.{name}: an instance cannot contain itself, or its own method")
         self.__stored__[name] = value
@@ -95,6 +97,10 @@ class _Assignable(Stored):
         object.__delattr__(self, name)
 
 
+_PLAIN: set[type] = {bool, int, float, complex, str, bytes, type(None), types.FunctionType, type}
+"""Classes of values that hold no instance."""
+
+
 def _is_or_holds(value: Any, node: Any) -> bool:
     """Whether a value is an instance, its method, or a container or Module with one of these.
 
@@ -102,6 +108,8 @@ def _is_or_holds(value: Any, node: Any) -> bool:
     checked when that was built.
     """
     kind = class_of(value)
+    if isinstance(value, jax.Array):
+        _PLAIN.add(kind)  # A class of JAX's, known from now on.
     if kind is BoundMethod or value is node:
         return value is node or value.args[0] is node
     if kind is list or kind is tuple:
@@ -111,7 +119,7 @@ def _is_or_holds(value: Any, node: Any) -> bool:
     elif isinstance(value, Stored):
         inside = all_stored(value).values()
     else:
-        inside = (getattr(value, "__wrapped__", None),) if callable(value) else ()
+        inside = (getattr(value, "__wrapped__", None),)
     for each in inside:
         if each is node or (class_of(each) is BoundMethod and each.args[0] is node):
             return True
@@ -218,8 +226,10 @@ class ModuleMeta(abc.ABCMeta):
                 split = schema.plain_splits.get(schema.types_of(values))
             except KeyError:
                 split = None
-            if split is not None and (not split.tuples or fits(split, values)):
+            if split is not None and (not split.asked or fits(split, values)):
                 set_split(node, split)
+                for check in schema.checks:
+                    check(node)
                 return node
         return schema.finish(node)
 
@@ -515,10 +525,6 @@ class Module(_Assignable, metaclass=ModuleMeta):
         for check in schema.checks:
             check(made)
         return made
-
-    if not TYPE_CHECKING:
-        # Where Python finds nothing: its own error, with a note for a word of another library.
-        __getattr__ = explain_missing
 
     def __replace__(self: _M, /, **changes: Any) -> _M:
         return type(self).replace(self, **changes)

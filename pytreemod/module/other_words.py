@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
@@ -67,21 +67,3 @@ def explain_argument(error: TypeError) -> None:
     """Add a note to the error of a constructor that does not know a keyword."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     with_word(error, found[1] if found else "")
-
-
-def explain_missing(node: Any, name: str) -> Any:
-    """Raise the error of an attribute read again, with a note: to be used as a `__getattr__`.
-
-    An AttributeError that a property raises is raised as it is. If a later base has a
-    `__getattr__`, that decides.
-    """
-    try:
-        return object.__getattribute__(node, name)
-    except AttributeError as error:
-        owners = [vars(base) for base in type(node).__mro__ if "__getattr__" in vars(base)]
-        own = next(i for i, owner in enumerate(owners) if owner["__getattr__"] is explain_missing)
-        for owner in owners[own + 1 :]:
-            return owner["__getattr__"](node, name)
-        if error.obj is node and error.name == name:
-            with_word(error, name)
-        raise

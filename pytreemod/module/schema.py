@@ -38,6 +38,9 @@ from pytreemod.tree.surgery import refuse_tied
 from pytreemod.typing import class_of, jtu
 
 _FUNCTIONS: tuple[type, ...] = (types.FunctionType, type(jax.jit(lambda: None)))
+_TOLD_APART = frozenset({tuple, *_FUNCTIONS})
+"""Types of configuration that do not tell all that matters."""
+
 _DATA = frozenset({bool, int, float, complex, type(None), list, tuple, dict, np.ndarray})
 
 
@@ -61,7 +64,7 @@ class Schema:
         build: makes an instance and calls `__init__`.
         refusal: why it has no instances; None if it has.
         is_marked: whether the metaclass itself makes, and marks, the instance for `__init__`.
-        is_fast: whether nothing is left to do after `__init__` but to divide the fields.
+        is_fast: whether dividing the fields, and checks, are all that is left after `__init__`.
     """
 
     build: Callable[..., Any]
@@ -83,7 +86,7 @@ class Schema:
         self.computes: bool = getattr(cls, "__computes__", False)
         bases: Iterable[type] = cls.__mro__
         self.checks = [vars(b)["__check_init__"] for b in bases if "__check_init__" in vars(b)]
-        self.is_fast = not (self.converters or self.constraints or self.checks or self.computes)
+        self.is_fast = not (self.converters or self.constraints or self.computes)
         # Generated: Python has a fast instruction for `type(x)`; `map(type, ...)` takes five times.
         types = "".join(f"type(d[{name!r}]), " for name in self.fields)
         self.types_of: Callable[[dict[str, Any]], Any] = eval(f"lambda d: ({types})")
@@ -172,13 +175,12 @@ class Schema:
         data = tuple([n for n in names if n not in config])
         rest = tuple([n for n in names if n in config])
         computed = frozenset(n for n in data if is_computed(values[n]))
-        key = data, rest, computed, tuple([_kind(values[n]) for n in rest])
+        asked = tuple([(n, _detail(values[n])) for n in rest if class_of(values[n]) in _TOLD_APART])
+        key = data, rest, computed, asked, tuple([class_of(values[n]) for n in rest])
         split = self._splits_by_names.get(key)
         if split is None:
-            asked = [n for n in rest if class_of(values[n]) in (tuple, *_FUNCTIONS)]
-            tuples = tuple([(n, _kind(values[n])) for n in asked])
             name = self.cls.__qualname__
-            split = FieldSplit(name, data, rest, (*names,), computed, tuples)
+            split = FieldSplit(name, data, rest, (*names,), computed, asked)
         return self._splits_by_names.setdefault(key, split)
 
     # ---- the end of construction
@@ -320,14 +322,26 @@ class Schema:
 
 def fits(split: FieldSplit, values: dict[str, Any]) -> bool:
     """Whether a split that was found by types is right for what tuples and functions hold, too."""
-    return not split.tuples or all(_kind(values[name]) == kind for name, kind in split.tuples)
+    for name, detail in split.asked:
+        value = values[name]
+        # The two most common cases of `_detail`, because this runs for each new instance.
+        is_plain = class_of(value) is not tuple and not hasattr(value, "__wrapped__")
+        if (False if is_plain else _detail(value)) != detail:
+            return False
+    return True
 
 
-def _kind(value: Any) -> Any:
-    kind = class_of(value)
-    if kind in _FUNCTIONS:
-        return kind, _hides_arrays(value)  # Told also after one that hides none.
-    return (tuple, *map(_kind, value)) if kind is tuple else kind
+def _detail(value: Any) -> Any:
+    """What the type of a configuration value does not tell: `(1,)` and `(1.0,)` are two programs.
+
+    Of a function, whether it hides arrays; so that it is told also after one that hides none.
+    """
+    if class_of(value) is not tuple:
+        return _hides_arrays(value)
+    kinds = tuple(map(class_of, value))
+    if _TOLD_APART.isdisjoint(kinds):
+        return kinds
+    return kinds, tuple([_detail(x) for x in value if class_of(x) in _TOLD_APART])
 
 
 def _hides_arrays(function: Any) -> bool:

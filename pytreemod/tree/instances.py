@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -70,13 +70,12 @@ class FieldSplit:
         config: those that are not.
         names: all of them, as the class declares them.
         computed: the children that are computed leaves.
-        tuples: what the types of some configuration do not tell: `(1,)` and `(1.0,)` are two
-            programs.
+        asked: configuration of which the types do not tell all, each with what they do not.
     """
 
     __slots__ = (
         *("__weakref__", "computed", "config", "data", "keys", "name", "names"),
-        *("take_all", "take_config", "take_data", "tuples"),
+        *("take_all", "take_config", "take_data", "asked"),
     )
 
     def __init__(
@@ -86,10 +85,10 @@ class FieldSplit:
         config: tuple[str, ...],
         names: tuple[str, ...],
         computed: frozenset[str] = frozenset(),
-        tuples: tuple[tuple[str, Any], ...] = (),
+        asked: Sequence[tuple[str, Any]] = (),
     ):
         self.name, self.data, self.config, self.names = name, data, config, names
-        self.computed, self.tuples = computed, tuples
+        self.computed, self.asked = computed, asked
         self.keys = tuple([jtu.GetAttrKey(each) for each in data])
         self.take_data, self.take_config = _getter(data), _getter(config)
         # From the values of a flattened instance, in the class's order, which `vars` shows.
@@ -292,9 +291,11 @@ def is_derivative(node: Any) -> bool:
 
 def register(cls: Any) -> None:
     """Tell JAX how instances of a class flatten."""
+    # Python calls `object.__new__` with a tuple; this is always the same one.
+    only = (cls,)
 
     def unflatten(aux: Any, children: Any) -> Any:
-        node = _new(cls)
+        node = _new(*only)
         set_flat(node, (children, aux))
         return node
 

@@ -1,6 +1,5 @@
 """Words of other libraries: Python's own errors, with a note that says what to write."""
 
-import jax
 import pytest
 
 import pytreemod as pm
@@ -8,16 +7,12 @@ from pytreemod import nn
 
 
 class Net(pm.Module):
-    """A layer in a layer, with a property that fails."""
+    """A layer in a layer."""
 
     layer: nn.Linear
 
     def __init__(self, **kwargs):
         self.layer = nn.Linear(2, 3, **kwargs)
-
-    @property
-    def train(self):
-        return self.layer.state_dict
 
 
 WORDS = [
@@ -29,16 +24,7 @@ WORDS = [
     (lambda: nn.nothing, AttributeError, []),
     (lambda: pm.jit, AttributeError, ["In pytreemod: pm.filter_jit(function)"]),
     (lambda: pm.nothing, AttributeError, []),
-    (lambda: net().eval, AttributeError, ["In pytreemod: pm.inference_mode(model)"]),
-    (lambda: net().nothing, AttributeError, []),
-    # The property's own error, which is about another object.
-    (lambda: net().train, AttributeError, ["In pytreemod: pm.to_torch(model)"]),
 ]
-
-
-def net():
-    """A net with its arrays."""
-    return Net(key=jax.random.key(0))
 
 
 @pytest.mark.parametrize(("use", "error", "notes"), WORDS)
