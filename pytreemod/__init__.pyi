@@ -55,8 +55,8 @@ from pytreemod.module.naming_axes import axis_names as axis_names
 from pytreemod.module.naming_axes import with_axis_names as with_axis_names
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
-from pytreemod.module.resolving import resolve as resolve
 from pytreemod.module.roles import with_role as with_role
+from pytreemod.module.ties import resolve as resolve
 from pytreemod.module.ties import tie as tie
 from pytreemod.module.ties import untie as untie
 from pytreemod.nn.lazy import materialize as materialize

@@ -3,7 +3,7 @@
 Owns: declaring fields, dividing them into data and configuration, building instances, bound
 methods, and fields that read as something else than they store. The walk is `fields` → `reading` →
 `schema` → `methods` → `classes`; how an instance is stored is in `tree.instances`. Built on it are
-`computed_leaves`, `constrained_leaves`, `ties`, `resolving`, `roles` and `naming_axes`.
+`computed_leaves`, `constrained_leaves`, `ties`, `roles` and `naming_axes`.
 
 May import `tree` and anything that `tree` may import.
 

@@ -108,19 +108,17 @@ def _is_or_holds(value: Any, node: Any) -> bool:
     checked when that was built.
     """
     kind = class_of(value)
-    if isinstance(value, jax.Array):
+    if is_instance(value, jax.Array):
         _PLAIN.add(kind)  # A class of JAX's, known from now on.
-    if kind is BoundMethod or value is node:
-        return value is node or value.args[0] is node
+        return False
+    inside: Any = [getattr(value, "__wrapped__", None)]
     if kind is list or kind is tuple:
-        inside: Any = value
+        inside = value
     elif kind is dict:
         inside = value.values()
-    elif isinstance(value, Stored):
+    elif is_instance(value, Stored):
         inside = all_stored(value).values()
-    else:
-        inside = (getattr(value, "__wrapped__", None),)
-    for each in inside:
+    for each in (value, *inside):
         if each is node or (class_of(each) is BoundMethod and each.args[0] is node):
             return True
     return False

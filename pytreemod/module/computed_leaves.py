@@ -79,33 +79,21 @@ class Computed(Module, is_abstract=True):
         return evaluate(self, class_of(self).__qualname__)
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def _operator(name: str, is_reflected: bool) -> Callable[..., Any]:
     apply: Callable[..., Any] = getattr(operator, name)
 
-    def forwards(self: Computed, *others: Any) -> Any:
-        return apply(self.__jax_array__(), *map(_as_value, others))
+    def operate(*operands: Any) -> Any:
+        values = [x.__jax_array__() if is_computed(x) else x for x in operands]
+        return apply(*(reversed(values) if is_reflected else values))
 
-    return forwards
-
-
-def _reflected(name: str) -> Callable[..., Any]:
-    apply: Callable[..., Any] = getattr(operator, name)
-
-    def backwards(self: Computed, other: Any) -> Any:
-        return apply(other, self.__jax_array__())
-
-    return backwards
-
-
-def _as_value(value: Any) -> Any:
-    return value.__jax_array__() if is_computed(value) else value
+    return operate
 
 
 _BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
 for _name in (*_BINARY, "neg", "pos", "abs", "getitem", "lt", "le", "gt", "ge"):
-    setattr(Computed, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(Computed, f"__{_name}__", _operator(f"__{_name}__", False))
 for _name in _BINARY:
-    setattr(Computed, f"__r{_name}__", _reflected(f"__{_name}__"))
+    setattr(Computed, f"__r{_name}__", _operator(f"__{_name}__", True))
 
 
 class Function(Computed):

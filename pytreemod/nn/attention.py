@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.module.resolving import resolve
+from pytreemod.module.ties import resolve
 from pytreemod.nn.base import (
     AnyArray,
     Initializer,

@@ -15,7 +15,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 from pytreemod.errors import ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.module.resolving import resolve
+from pytreemod.module.ties import resolve
 from pytreemod.nn.base import (
     AnyArray,
     Initializer,

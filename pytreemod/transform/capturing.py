@@ -157,7 +157,7 @@ def call_captured(
 def _explain(where: str, fn: Any, error: Exception) -> None:
     # The errors of JAX have no class.
     text = f"{error} {error.__cause__}".lower()
-    if any(words in text for words in ("custom node", "different type", "<rules>")):
+    if any(words in text for words in ("custom node", "different type", "__rules__")):
         call = "pm.capture(loss, selector)" if where == "capture" else "pm.debug.first_bad(loss)"
         raise StateError(
             f"{where} of {function_name(fn)}: a model with chosen Modules does not match another "
