@@ -82,7 +82,7 @@ class _Assignable(Stored):
         except AttributeError:
             is_built = is_finished(self)
         if is_built:
-            _refuse_change(self, "assign to field", name)
+            _refuse_change(self, "assign to", name)
         if name not in self.__record__.fields:
             _assign_other(self, name, value)
             return

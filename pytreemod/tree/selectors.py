@@ -81,7 +81,7 @@ def role(*roles: str) -> selecting.RoleSelector:
         ...     weight: float
         ...     mean: float = pm.buffer()
         >>> pm.filter(Scaled(1.0, 2.0), pm.select.role("buffer"))
-        Scaled(weight=None, mean=2.0)
+        Scaled(weight=None, mean=2.0 (buffer))
     """
     return selecting.RoleSelector(roles)
 
