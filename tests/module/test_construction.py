@@ -1,15 +1,16 @@
 """Building instances: the generated `__init__`, and the steps after any `__init__`."""
 
+import copy
 import inspect
+import sys
 import typing
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import FieldError
+from pytreemod.errors import FieldError, FrozenError
 from tests.helpers import string_annotations
 from tests.helpers.trees import (
     Affine,
@@ -38,97 +39,70 @@ class OneKeyword(pm.Module):
     weight: jax.Array
 
 
-def signature(cls):
-    """A class's signature as text, without annotations."""
-    parameters = inspect.signature(cls).parameters.values()
-    return [
-        f"{p.name}{'' if p.default is p.empty else '='}{'*' * (p.kind == p.KEYWORD_ONLY)}"
-        for p in parameters
-    ]
+SIGNATURES = [
+    (Affine, "(weight, bias)"),
+    (Empty, "()"),
+    (Defaults, "(weight, scale=, name=, act=, bias=, inner=)"),
+    (Factories, "(parts=, table=)"),
+    (KeywordsOnly, "(*, scale=, weight)"),
+    (OneKeyword, "(weight, *, scale=)"),
+    (Prepared, "(scale, weight)"),
+    (OwnInit, "(size, *, use_bias=)"),
+    (Parent, "(size, *, use_bias=)"),
+    (Child, "(name, size)"),
+    (DefaultsUnderOwnInit, "(size)"),
+    (string_annotations.Initialized, "(size=)"),
+]
 
 
-@pytest.mark.parametrize(
-    ("cls", "expected"),
-    [
-        (Affine, ["weight", "bias"]),
-        (Empty, []),
-        (Defaults, ["weight", "scale=", "name=", "act=", "bias=", "inner="]),
-        (Factories, ["parts=", "table="]),
-        (KeywordsOnly, ["scale=*", "weight*"]),
-        (OneKeyword, ["weight", "scale=*"]),
-        (Prepared, ["scale", "weight"]),
-        (OwnInit, ["size", "use_bias=*"]),
-        (Parent, ["size", "use_bias=*"]),
-        (Child, ["name", "size"]),
-        (DefaultsUnderOwnInit, ["size"]),
-        (string_annotations.Initialized, ["size="]),
-    ],
-)
-def test_signature(cls, expected):
+def test_signature():
     """The signature is the own __init__'s, or has one parameter for each field in order."""
-    assert signature(cls) == expected
-    returned = inspect.signature(cls).return_annotation
-    assert returned == inspect.signature(cls.__init__).return_annotation
+    for cls, expected in SIGNATURES:
+        signature = inspect.signature(cls)
+        shown = [
+            p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else ...)
+            for p in signature.parameters.values()
+        ]
+        assert str(inspect.Signature(shown)).replace("Ellipsis", "") == expected
+        assert signature.return_annotation == inspect.signature(cls.__init__).return_annotation
+
+    class Mixin:
+        def describe(self):
+            """Nothing."""
+
+    class Written(Mixin, pm.Module):
+        x: int
+
+    class Own(pm.Module):
+        x: int
+
+        def __init__(self, x: int) -> None:
+            """Make one."""
+            self.x = x
+
+    class Sub(Own):
+        y: int = 1
+
+    assert str(inspect.signature(Written)) == str(inspect.signature(Own)) == "(x: int) -> None"
+    assert Sub.__init__.__doc__ == "Make one."
+
+
+# ---- defaults
 
 
 def test_defaults_are_shared_and_factories_are_called():
-    """A default is one object; a factory makes one for each instance, and only if asked."""
+    """A default is one object, also a Module; a factory makes one for each instance, if asked."""
+
+    class Outer(pm.Module):
+        inner: Affine = Affine(1.0, 2.0)
+        made: Affine = pm.field(default=Affine(3.0, 4.0))
+
+    assert jax.tree.leaves(Outer()) == [1.0, 2.0, 3.0, 4.0]
+    assert Outer().inner is Outer().inner
     assert Defaults(1.0).inner is Defaults(2.0).inner
     assert Factories().parts is not Factories().parts
     assert Factories([1]).parts == [1]
     assert Defaults(1.0, 5.0).scale == 5.0
-
-
-def test_converters_are_inherited_and_can_be_overridden():
-    """A subclass that declares the field anew has its own converter, or none."""
-
-    class Base(pm.Module):
-        x: object = pm.field(converter=str)
-
-    class Same(Base):
-        pass
-
-    class Other(Base):
-        x: object
-
-    assert Same(1).x == "1"
-    assert Other(1).x == 1
-
-
-def test_a_converters_parameter_is_what_init_takes():
-    """The annotation of the parameter is the converter's, because it describes the argument."""
-
-    def convert(value: list[int]) -> jax.Array:
-        return jnp.asarray(value)
-
-    class Layer(pm.Module):
-        weight: jax.Array = pm.field(converter=convert)
-        other: int = pm.field(converter=lambda x: x)
-        third: str
-
-    hints = Layer.__init__.__annotations__
-    assert hints["weight"] == list[int]
-    assert hints["other"] is typing.Any
-    assert hints["third"] is str
-
-
-def test_post_init_sees_fields_and_init_vars():
-    """__post_init__ gets the InitVars, may assign fields, and runs before converters."""
-    made = Prepared(2.0, ramp(2))
-
-    assert made.scaled.tolist() == [2.0, 4.0]
-    assert not hasattr(made, "scale")
-    assert string_annotations.Initialized(2).weight.shape == (2,)
-    assert string_annotations.Initialized().weight.shape == (3,)
-
-
-def test_class_level_defaults_fill_in_under_an_own_init():
-    """A field with a default that __init__ does not set has it, and stays in the tree."""
-    made = DefaultsUnderOwnInit(2)
-
-    assert (made.scale, made.act) == (2.0, double)
-    assert len(jax.tree.leaves(made)) == 2
-    assert "scale" in vars(made)
 
 
 class Written(pm.Module):
@@ -191,153 +165,75 @@ class Mixed:
     ],
 )
 def test_what_init_leaves_unset_is_what_the_class_has(bases, body, expected):
-    """Looked up as Python looks up an attribute: subclass, mixin, base."""
-    made = type(Named)("Sub", bases, body)(3)
-    below = type(Named)("Below", (type(made),), {})(3)
+    """Looked up as Python looks up an attribute: subclass, mixin, base; it is in the tree."""
+    kind = type(Named)
+    made = kind("Sub", bases, body)(3)
+    below = kind("Below", (type(made),), {})(3)
 
-    assert (made.name, type(made).name) == (expected, expected)
+    assert (made.name, type(made).name, vars(made)["name"]) == (expected,) * 3
     assert (below.name, below.size) == (expected, 3)
-    assert vars(made)["name"] == expected
-
-
-def test_a_class_attribute_fills_in_a_field_without_default():
-    """A subclass, or a mixin, gives the value that neither `__init__` nor the field gives."""
-
-    class Sub(Named):
-        size = 4
-
-    class WithMixin(Named, Mixed):
-        pass
-
-    assert (Sub().size, Sub(5).size, WithMixin().size) == (4, 5, 7)
+    late = kind("Late", (Named,), {"size": 4})
+    assert (late().size, late(5).size, kind("Late", (Named, Mixed), {})().size) == (4, 5, 7)
+    # Not so for a parameter: an attribute without annotation is no default, as for dataclasses.
+    assert kind("Sub", (Written,), {"scale": 5.0})(1).scale == 1.0
+    assert (DefaultsUnderOwnInit(2).scale, DefaultsUnderOwnInit(2).act) == (2.0, double)
+    assert len(jax.tree.leaves(DefaultsUnderOwnInit(2))) == 2
 
 
 def test_a_class_attribute_that_is_assigned_later_hides_no_field():
-    """Instances that a jitted function returned before, or returns after, have their own value."""
+    """Instances from before and after, of all origins, have their own value; a function, too."""
 
     class Base(pm.Module):
-        name: str
+        act: object
         size: int
 
     class Sub(Base):
         pass
 
     same = pm.filter_jit(lambda m: m)
-    before = same(Sub("own", 1))
-    Base.name, Base.size = "later", 2
-    after = same(Sub("own", 1))
-    assert (Base.name, Sub.size) == ("later", 2)
-    assert (before.name, before.size, after.name, after.size) == ("own", 1, "own", 1)
-    assert pm.tree_at(lambda m: m.size, after, 3).size == 3
-    del Base.name
-    assert not hasattr(Base, "name")
-    assert same(Sub("own", 1)).name == "own"
+    before, waiting = Sub(double, 1), same(Sub(double, 1))
+    Base.act, Base.size = lambda self, x: x, 2
+    assert (Base.act(None, 3), Sub.size) == (3, 2)
+    made = [before, waiting, jax.tree.map(lambda x: x, before), same(Sub(double, 1))]
+    assert [(m.act, m.size) for m in [*made, Sub(double, 1)]] == [(double, 1)] * 5
+    assert pm.tree_at(lambda m: m.size, waiting, 3).size == 3
+    del Base.act
+    assert not hasattr(Base, "act")
+    assert same(Sub(double, 1)).act is double
 
 
-def test_generated_inits_give_the_defaults_of_the_fields():
-    """An attribute without annotation is not a default of a parameter; as for dataclasses."""
-
-    class Sub(Written):
-        scale = 5.0
-
-    assert Sub(1).scale == 1.0
+# ---- converters, __post_init__, checks
 
 
-def test_replace_converts_checks_and_divides_again():
-    """replace is construction with the other fields unchanged, whatever the class's __init__ is."""
-    assert Converted([1.0]).replace(weight=[3.0]).weight.tolist() == [3.0]
-    layer = Child("a", 2).replace(name="b", offset=1)
-    assert (layer.name, layer.size) == ("b", 2)
-    assert isinstance(layer.offset, jax.Array)
-    assert len(jax.tree.leaves(Holder(affine()).replace(content=double))) == 0
-    assert len(jax.tree.leaves(Holder(double).replace(content="text"))) == 0
-    assert len(jax.tree.leaves(Holder(double).replace(content=1.0))) == 1
+def test_converters_are_inherited_and_can_be_overridden():
+    """And their parameter's annotation is that of __init__, because it describes the argument."""
+
+    def convert(value: list[int]) -> jax.Array:
+        return jnp.asarray(value)
+
+    class Base(pm.Module):
+        weight: jax.Array = pm.field(converter=convert)
+        other: int = pm.field(converter=lambda x: x)
+        third: object = pm.field(converter=str)
+
+    class Other(Base):
+        third: str
+
+    hints = Other.__init__.__annotations__
+    assert (hints["weight"], hints["other"], hints["third"]) == (list[int], typing.Any, str)
+    made = Other([1], 2, 3)
+    assert (made.weight.shape, made.other, made.third) == ((1,), 2, 3)
+    assert type("Same", (Base,), {})([1], 2, 3).third == "3"
 
 
-@pytest.mark.skipif(
-    not hasattr(__import__("copy"), "replace"), reason="copy.replace came with 3.13"
-)
-def test_copy_replace():
-    """copy.replace is m.replace."""
-    import copy
+def test_post_init_sees_fields_and_init_vars():
+    """__post_init__ gets the InitVars, may assign fields, and runs before converters."""
+    made = Prepared(2.0, ramp(2))
 
-    assert copy.replace(Child("a", 2), name="b").name == "b"
-
-
-def test_instances_of_modules_may_be_defaults():
-    """A Module is immutable, and so may be shared."""
-
-    class Outer(pm.Module):
-        inner: Affine = Affine(1.0, 2.0)
-        made: Affine = pm.field(default=Affine(3.0, 4.0))
-
-    assert jax.tree.leaves(Outer()) == [1.0, 2.0, 3.0, 4.0]
-    assert Outer().inner is Outer().inner
-
-
-def test_an_init_that_fails_leaves_nothing_behind():
-    """After an error in __init__ the class works as before."""
-
-    class Fragile(pm.Module):
-        x: int
-
-        def __init__(self, x):
-            self.x = 1 // x
-
-    with pytest.raises(ZeroDivisionError, match="by zero"):
-        Fragile(0)
-    assert Fragile(1).x == 1
-
-
-def test_init_may_read_call_and_assign_twice():
-    """While it runs, an instance is an ordinary object, methods and transforms included."""
-
-    class Busy(pm.Module):
-        first: jax.Array
-        second: jax.Array
-
-        def __init__(self):
-            self.first = ramp(2)
-            self.second = self.twice()
-            self.second = jax.jit(lambda m: m.first * 3)(self)
-            self.second += 1
-
-        def twice(self):
-            return self.first * 2
-
-    assert Busy().second.tolist() == [4.0, 7.0]
-
-
-def test_init_subclass_and_new_work_as_ever():
-    """__init_subclass__ keywords and an own __new__ are Python's."""
-    made = []
-
-    class Registered(pm.Module):
-        x: int
-
-        def __init_subclass__(cls, tag=None, **kwargs):
-            super().__init_subclass__(**kwargs)
-            made.append(tag)
-
-        def __new__(cls, x):
-            return super().__new__(cls)
-
-    class Sub(Registered, tag="here"):
-        pass
-
-    assert made == ["here"]
-    assert Sub(1).x == 1
-
-
-def test_threads_construct_at_once():
-    """Many threads that build instances of one class at once get the right ones."""
-
-    def build(i):
-        return Child(f"name {i}", 2).replace(temperature=float(i))
-
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(build, range(64)))
-    assert [(m.name, m.temperature) for m in made] == [(f"name {i}", float(i)) for i in range(64)]
+    assert made.scaled.tolist() == [2.0, 4.0]
+    assert not hasattr(made, "scale")
+    assert string_annotations.Initialized(2).weight.shape == (2,)
+    assert string_annotations.Initialized().weight.shape == (3,)
 
 
 def test_checks_run_after_converters_and_refuse_instances():
@@ -368,6 +264,50 @@ def test_checks_run_after_converters_and_refuse_instances():
     assert jax.tree.map(lambda x: -x, Checked(1, 2)).low == -1
 
 
+def test_replace_converts_checks_and_divides_again():
+    """It is construction with the other fields unchanged, whatever the class's __init__ is."""
+    assert Converted([1.0]).replace(weight=[3.0]).weight.tolist() == [3.0]
+    layer = Child("a", 2).replace(name="b", offset=1)
+    assert (layer.name, layer.size) == ("b", 2)
+    assert isinstance(layer.offset, jax.Array)
+    for first, then, leaves in ((affine(), double, 0), (double, "text", 0), (double, 1.0, 1)):
+        assert len(jax.tree.leaves(Holder(first).replace(content=then))) == leaves
+    if sys.version_info >= (3, 13):
+        assert copy.replace(layer, name="c").name == "c"
+
+
+# ---- while __init__ runs
+
+
+def test_an_instance_that_is_being_built_is_an_ordinary_object():
+    """It is read, called, assigned again, deleted from; an error leaves nothing behind."""
+
+    class Busy(pm.Module):
+        first: jax.Array
+        second: jax.Array
+
+        def __init__(self, number):
+            self.first = ramp(2) * (1 // number)
+            self.second = self.twice()
+            self.second = jax.jit(lambda m: m.first * 3)(self)
+            self.second += 1
+            if number > 1:
+                del self.first
+
+        def twice(self):
+            return self.first * 2
+
+    for wrong, error, text in (
+        (0, ZeroDivisionError, "by zero"),
+        (2, FieldError, "Field 'first' was not initialized"),
+    ):
+        with pytest.raises(error, match=text):
+            Busy(wrong)
+        assert Busy(1).second.tolist() == [4.0, 7.0]
+    with pytest.raises(FrozenError, match=r"Busy\.first"):
+        del Busy(1).first
+
+
 def test_values_are_stored_as_they_are():
     """No value is exchanged for another that Python calls equal."""
 
@@ -381,7 +321,7 @@ def test_values_are_stored_as_they_are():
 
 
 class Forgetful(pm.Module):
-    """Leaves a field out."""
+    """Leaves a field out, unless a class attribute has it."""
 
     weight: jax.Array
     bias: jax.Array
@@ -403,17 +343,41 @@ class Unset(pm.Module):
     weight: jax.Array = pm.field(init=False)
 
 
+class Sub(OwnInit):
+    """Has a field that the inherited `__init__` leaves unset."""
+
+    extra: int
+
+
+def test_a_field_that_a_subclass_sets_may_be_unset_before():
+    """By a default, or by the `__init__` of an abstract class's subclass."""
+
+    class Default(Sub):
+        extra: int = 5
+
+    class Abstract(Sub, is_abstract=True):
+        more: int
+
+    class Concrete(Abstract):
+        def __init__(self, extra):
+            super().__init__(2)
+            self.extra = self.more = extra
+
+    assert (Default(2).extra, Concrete(7).extra, Concrete(7).more) == (5, 7, 7)
+
+
 @pytest.mark.parametrize(
-    ("make", "name"),
-    [(Forgetful, "bias"), (WithoutSuper, "weight"), (Unset, "weight"), (Named, "size")],
+    ("make", "text"),
+    [
+        (Forgetful, "Forgetful.*bias"),
+        (WithoutSuper, "WithoutSuper.*weight"),
+        (Unset, "Unset.*weight"),
+        (Named, "Named.*size"),
+        (lambda: Sub(2), "Sub.*extra"),
+        (lambda: affine().replace(wieght=ramp(2)), r"Affine\.replace.*wieght.*weight"),
+    ],
 )
-def test_a_field_that_is_not_set_is_an_error(make, name):
-    """It would be missing from the tree."""
-    with pytest.raises(FieldError, match=f"(?s){make.__name__}.*{name}"):
+def test_a_value_that_would_be_missing_or_lost_is_an_error(make, text):
+    """A field that is not set, an unknown name."""
+    with pytest.raises(FieldError, match=f"(?s){text}"):
         make()
-
-
-def test_replace_of_an_unknown_field_is_an_error():
-    """The value would be lost; the nearest name is told."""
-    with pytest.raises(FieldError, match=r"(?s)Affine\.replace.*wieght.*weight"):
-        affine().replace(wieght=ramp(2))
