@@ -1,0 +1,531 @@
+"""Instances: data and configuration, flattening, immutability, and what `vars` shows."""
+
+import abc
+import copy
+import dataclasses
+import enum
+import functools as ft
+import inspect
+import operator
+import pickle
+import subprocess
+import sys
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import FieldError, FieldWarning, FrozenError
+from tests.helpers.comparing import assert_same
+from tests.helpers.racing import race
+from tests.helpers.trees import (
+    MODULES,
+    Affine,
+    Boxed,
+    Child,
+    Holder,
+    OwnInit,
+    Pair,
+    Static,
+    affine,
+    double,
+    ramp,
+)
+
+T = TypeVar("T")
+
+# ---- data and configuration
+
+CONFIGURATION = {
+    "functions": [double, lambda x: x, max, [].append, operator.itemgetter(1), optax.sgd(0.1).init],
+    "jitted": [jax.jit(double), jax.nn.relu, jax.vmap(double), jax.grad(double)],
+    "with rules": [jax.custom_jvp(double), jax.custom_vjp(double)],
+    "ufuncs": [np.exp, jnp.add],
+    "functools.partial": [ft.partial(double, 1), ft.partial(str.join, ",")],
+    "strings": ["text", enum.StrEnum("Mode", ["TRAIN"]).TRAIN],
+    "classes": [int, Affine],
+}
+DATA = {
+    "numbers": [1, 1.0, 1j, True, None, np.float32(1)],
+    "arrays": [ramp(2), np.ones(2), jax.random.key(0), jax.ShapeDtypeStruct((), jnp.float32)],
+    "containers": [[1], (double, 1), {"a": "b"}, Pair(1, 2)],
+    "Modules": [affine(), OwnInit(2), affine().scaled, pm.Partial(double, 1)],
+    "callable nodes": [pm.filter_jit(double), pm.filter_jit(affine())],
+    "nodes of JAX and optax": [jax.tree_util.Partial(double, 1), optax.sgd(0.1)],
+    "others": [object(), b"bytes", frozenset({1}), enum.Enum("Color", ["RED"]).RED],
+}
+
+
+@pytest.mark.parametrize("values", CONFIGURATION.values(), ids=CONFIGURATION)
+def test_callables_strings_and_classes_are_configuration(values):
+    """Values that JAX cannot have as data are configuration without a declaration."""
+    for value in values:
+        assert jax.tree.leaves(Holder(value)) == []
+        assert jax.tree.map(lambda x: 1 / 0, Holder(value)).content is value
+
+
+@pytest.mark.parametrize("values", DATA.values(), ids=DATA)
+def test_everything_else_is_data(values):
+    """Numbers, arrays, containers, Modules and unknown objects are children."""
+    for value in values:
+        found = jax.tree.structure(Holder(value)).num_leaves
+        assert found == jax.tree.structure(value).num_leaves
+        children, _ = pm.tree_flatten_one_level(Holder(value))
+        assert children == [value] if not pm.is_array(value) else children[0] is value
+
+
+class Assigning(pm.Module):
+    weight: object
+    size: object = pm.field(static=True)
+
+    def __init__(self, weight, size):
+        self.weight, self.size = weight, size
+
+
+def test_an_array_in_a_static_field_is_told():
+    """By construction, replace and under a trace, at the line that makes the instance."""
+    for make in (Static, Assigning):
+        with pytest.warns(FieldWarning, match=rf"(?s){make.__name__}\.size.*f32\[2\]") as told:
+            make(ramp(2), ramp(2))
+        assert told[0].filename == __file__
+    with pytest.warns(FieldWarning, match=r"(?s)Static\.size.*key"):
+        Static(1.0, 2).replace(size=jax.random.key(0))
+    with pytest.warns(FieldWarning, match=r"Static\.size"):
+        assert_same(jax.jit(lambda x: Static(1.0, x).size * 2)(ramp(2)), 2 * ramp(2))
+    # NumPy's scalars have a hash and an `==`: there is no warning.
+    for value in (np.prod((2, 3)), np.bool_(True), np.float32(1), (np.int8(1),)):
+        made = Static(ramp(2), value)
+        assert jax.tree.structure(made) == jax.tree.structure(Static(ramp(2), copy.copy(value)))
+        assert_same(jax.jit(lambda m: m.weight)(made), ramp(2))
+
+
+def test_construction_never_flattens_field_values():
+    """A node of an unknown kind is stored unopened, beside data and configuration."""
+    opened = []
+
+    @jtu.register_pytree_node_class
+    class Touchy:
+        def tree_flatten(self):
+            opened.append(self)
+            raise RuntimeError("do not touch")
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            return cls()
+
+    thing = Touchy()
+    for value in (thing, [thing], {"a": thing}, Holder(thing), Affine(thing, thing)):
+        Holder(value)
+        Assigning(value, 2)
+    assert opened == []
+
+
+@pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit])
+def test_configuration_that_python_calls_equal_has_its_own_program(transform):
+    """One configuration never runs the program of another; nor are the two equal."""
+    traced = transform(lambda m: jnp.asarray(m.size[0]) * 2)
+    one, other = Static(jnp.asarray(3.0), (1,)), Static(jnp.asarray(3.0), (1.0,))
+
+    assert one != other
+    assert not pm.tree_equal(one, other)
+    for m in (one, other, one):
+        assert traced(m).dtype == (jnp.int32 if m is one else jnp.float32)
+
+
+# ---- flattening and unflattening
+
+
+def test_flatten_gives_the_fields_in_order():
+    """The children are the data fields in the order of declaration, by attribute."""
+    for make in MODULES.values():
+        module = make()
+        pairs, _ = jtu.tree_flatten_with_path(module, is_leaf=lambda x, m=module: x is not m)
+        names = [path[0].name for path, _ in pairs]
+
+        assert names == [f.name for f in dataclasses.fields(module) if f.name in names]
+        assert all(child is getattr(module, path[0].name) for path, child in pairs)
+
+
+def test_unflatten_runs_nothing_of_the_class():
+    """Neither __init__ nor __new__, __post_init__, converters, checks or __setattr__."""
+    calls = []
+
+    class Loud(pm.Module):
+        x: int = pm.field(converter=lambda v: calls.append("converter") or v)
+
+        def __new__(cls, *args):
+            calls.append("new")
+            return super().__new__(cls)
+
+        def __init__(self, x):
+            calls.append("init")
+            self.x = x
+
+        def __check_init__(self):
+            calls.append("check")
+
+    loud = Loud(1)
+    assert calls == ["new", "init", "converter", "check"]
+    jax.tree.map(lambda x: x, loud)
+    pm.filter_jit(lambda m: m)(loud).x
+    pm.tree_at(lambda m: m.x, loud, 3)
+    assert len(calls) == 4
+
+
+def test_structures_tell_classes_and_configuration_apart():
+    """Two classes with the same fields differ; so do two configurations, by type and value."""
+
+    class Twin(pm.Module):
+        weight: jax.Array
+        bias: jax.Array
+
+    sizes = (1, 2, "1", (1,), True, 1.0, (True,))
+    made = [Affine(1, 2), Twin(1, 2), *(Static(1, size) for size in sizes)]
+    made += [Holder(value) for value in (double, max, 1, [1])]
+    structures = [jax.tree.structure(tree) for tree in made]
+    for i, a in enumerate(structures):
+        assert [a == b for b in structures] == [i == j for j in range(len(made))]
+    added = jax.tree.map(lambda x, y: x + y, affine(), affine())
+    np.testing.assert_array_equal(added.weight, 2 * affine().weight)
+    with pytest.raises(ValueError, match=r"[Mm]ismatch|structure"):
+        jax.tree.map(lambda x, y: x, Static(1, 2), Static(1, 3))
+
+
+NAMES = ["layout", "node", "cls", "self", "aux", "children", "_", "schema"]
+
+
+def test_fields_may_bear_any_name_and_be_many():
+    """Our own code does not collide with the names of fields; there may be hundreds."""
+    for name in NAMES:
+        body = {"__annotations__": {name: int, "size": int}, "size": pm.field(static=True)}
+        odd = type(pm.Module)("Odd", (pm.Module,), body)(ramp(1), 5)
+        for other in (jax.tree.map(lambda x: x, odd), pm.filter_jit(lambda m: m)(odd)):
+            assert getattr(other, name).shape == (1,)
+        assert getattr(odd.replace(**{name: 7}), name) == 7
+    names = [f"field_{i}" for i in range(300)]
+    Wide = type(pm.Module)("Wide", (pm.Module,), {"__annotations__": dict.fromkeys(names, int)})
+    wide = Wide(*range(300))
+    assert jax.tree.leaves(wide) == list(range(300))
+    assert jax.tree.map(lambda x: x, wide) == wide
+    assert wide.field_299 == 299
+
+
+class Given(pm.Module):
+    """Without defaults in the class: all of its fields wait."""
+
+    weight: object
+    size: int = pm.field(static=True)
+
+
+EDITS = [
+    lambda m: m.replace(weight=5.0),
+    lambda m: pm.tree_at(lambda m: m.weight, m, 5.0),
+    lambda m: pm.with_role(m.replace(weight=5.0), "weight", "lora"),
+    lambda m: pickle.loads(pickle.dumps(m.replace(weight=5.0))),
+    lambda m: copy.deepcopy(m.replace(weight=5.0)),
+    lambda m: jax.tree.map(lambda x: 5.0, m),
+]
+
+
+def test_a_changed_copy_is_flattened_anew():
+    """The cache of an instance belongs to it alone, whether it was read before or not."""
+    for change in EDITS:
+        for read in (False, True):
+            module = jax.tree.map(lambda x: x, Given(ramp(1), 3))
+            if read:
+                module.weight
+            jax.tree.leaves(module)
+
+            changed = change(module)
+            assert jax.tree.leaves(changed) == [5.0]
+            assert (changed.weight, changed.size) == (5.0, 3)
+            np.testing.assert_array_equal(jax.tree.leaves(module)[0], ramp(1))
+
+
+# ---- immutable
+
+FINISHED = {
+    "generated init": affine,
+    "own init": lambda: OwnInit(2),
+    "inherited": lambda: Child("a", 2),
+    "from tree_map": lambda: jax.tree.map(lambda x: x, affine()),
+    "from tree_at": lambda: pm.tree_at(lambda m: m.bias, affine(), 0),
+    "replaced": lambda: affine().replace(bias=0),
+    "copied": lambda: copy.copy(affine()),
+    "deep-copied": lambda: copy.deepcopy(affine()),
+    "from jax.jit": lambda: jax.jit(lambda m: m)(affine()),
+}
+
+
+@pytest.mark.parametrize("make", FINISHED.values(), ids=FINISHED)
+def test_a_finished_instance_is_immutable(make):
+    """Neither assignment, plain or augmented, nor deletion, nor a new attribute, nor __init__."""
+    module = make()
+    weight = rf"{type(module).__name__}\.weight"
+    for change, text in (
+        (lambda: setattr(module, "weight", ramp(2)), weight),
+        (lambda: delattr(module, "weight"), weight),
+        (lambda: setattr(module, "cache", 1), "cache"),
+        (lambda: setattr(module, "__dict__", {}), "__dict__"),
+        (lambda: OwnInit(2).__init__(3), "OwnInit"),
+    ):
+        with pytest.raises(FrozenError, match=text):
+            change()
+    with pytest.raises(FrozenError, match=weight):
+        module.weight += 1
+    assert_same(module, make())
+    assert issubclass(FrozenError, pm.PytreemodError)
+    assert issubclass(FrozenError, dataclasses.FrozenInstanceError)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_vmap])
+def test_a_transformed_init_is_refused(transform):
+    """It gets a copy, which is finished; a decorator that only calls it is no transform."""
+
+    def layer(decorate):
+        class Layer(pm.Module):
+            weight: jax.Array
+
+            @decorate
+            def __init__(self, weight):
+                self.weight = 2 * weight
+
+        return Layer
+
+    logged = layer(lambda init: ft.wraps(init)(lambda *args: init(*args)))
+    with pytest.raises(pm.PytreemodError, match=r"(?s)Layer.*weight"):
+        layer(transform)(ramp(2))
+    assert_same(logged(ramp(2)).weight, 2 * ramp(2))
+    assert list(inspect.signature(logged).parameters) == ["weight"]
+
+
+@pytest.mark.parametrize("name", ["wieght", "kind", "method", "computed"])
+def test_init_sets_declared_fields_alone(name):
+    """A misspelt field would be lost in the first transform; so would what hides a class's own."""
+
+    class Layer(pm.Module):
+        x: int
+        kind = "layer"
+
+        def __init__(self, name):
+            self.x = 1
+            setattr(self, name, 1)
+
+        def method(self):
+            """Nothing."""
+
+        @property
+        def computed(self):
+            """Nothing."""
+
+    for _ in range(2):
+        with pytest.raises(AttributeError, match=f"{name}|no setter"):
+            Layer(name)
+
+
+CYCLES = {
+    "method": lambda self: self.step,
+    "dunder method": lambda self: self.__call__,
+    "filter_jit": lambda self: pm.filter_jit(self.step),
+    "in a list": lambda self: [self.step],
+    "in a dict": lambda self: {"fn": self.step},
+    "in a Partial": lambda self: pm.Partial(self.step, 1),
+    "itself": lambda self: self,
+    "in a Module": lambda self: Holder(self.step),
+}
+
+
+class Loop(pm.Module):
+    """Assigns to a field a value that contains the instance."""
+
+    weight: float
+    fn: object
+
+    def __init__(self, make):
+        self.weight = 1.0
+        self.fn = make(self)
+
+    def step(self, x):
+        """To be stored."""
+
+    __call__ = step
+
+
+def try_all_cycles():
+    """Prints the names of those that are refused, each also for a second instance."""
+    for name, make in CYCLES.items():
+        for _ in range(2):
+            try:
+                jax.tree.leaves(Loop(make))
+            except FieldError as error:
+                print(name if "Loop.fn" in str(error) else error)
+
+
+def test_an_own_method_in_a_field_is_refused():
+    """In a separate process: JAX does not survive a tree that contains itself."""
+    source = f"from {__name__} import try_all_cycles; try_all_cycles()"
+    command = [sys.executable, "-c", source]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run.stdout.splitlines() == [name for name in CYCLES for _ in range(2)]
+    # Not those of another instance, also of an equal one.
+    other = affine()
+    assert Holder(other.scaled).content.__self__ is other
+    assert Holder(Holder(1).replace).content.__self__ == Holder(1)
+
+
+def test_an_own_setattr_stays():
+    """A custom __setattr__ of a class remains, also in its subclasses, and beside other bases."""
+    noted = []
+
+    class Base(pm.Module):
+        x: int
+
+        def __init__(self):
+            self.x = 3
+
+    class Noting(pm.Module):
+        x: int
+
+        def __init__(self):
+            self.x = 1
+
+        def __setattr__(self, name, value):
+            noted.append(name)
+            super().__setattr__(name, value)
+
+    class Below(Noting):
+        def __init__(self):
+            super().__init__()
+            self.x = 2
+
+    class Both(Base, Noting): ...
+
+    made = [cls().x for cls in (Noting, Noting, Below, Both, Base, Both)]
+    assert made == [1, 1, 2, 3, 3, 3]
+    assert noted == ["x"] * 6
+
+
+def test_threads_build_the_first_instances_of_a_class():
+    """Whichever comes first, all get the right ones."""
+    for _ in range(20):
+
+        class Fresh(pm.Module):
+            x: int
+            y: int = pm.field(static=True)
+
+            def __init__(self, x):
+                self.x, self.y = x, -x
+
+        made = race(lambda i, cls=Fresh: [cls(8 * i + j) for j in range(8)])
+        assert [(m.x, m.y) for some in made for m in some] == [(i, -i) for i in range(64)]
+
+
+# ---- vars, dir, Protocols
+
+
+class Mixin:
+    """Has a separate dict, before the Module's."""
+
+
+class Described(pm.Module):
+    """Reads its own dict, and caches a value there."""
+
+    weight: jax.Array
+    n: int = 3
+
+    @ft.cached_property
+    def total(self):
+        return self.weight.sum() * self.n
+
+    def to_dict(self):
+        return dict(self.__dict__)
+
+
+class MixedIn(Mixin, Described): ...
+
+
+class GenericFirst(Generic[T], Described):
+    """A base without a dict comes first: Python gives the class one."""
+
+
+class AbstractFirst(abc.ABC, Described): ...
+
+
+CHANGES = {
+    "replace": lambda m: m.replace(weight=2 * m.weight),
+    "tree_at": lambda m: pm.tree_at(lambda m: m.weight, m, 2 * m.weight),
+    "tree_map": lambda m: pm.combine(jax.tree.map(lambda x: 2 * x, pm.filter(m, pm.is_array)), m),
+    "jit": pm.filter_jit(lambda m: pm.apply_updates(m, pm.filter(m, pm.is_array))),
+    "update": lambda m: pm.apply_updates(m, jax.tree.map(lambda x: x, pm.filter(m, pm.is_array))),
+    "another structure": lambda m: pm.with_role(m.replace(weight=2 * m.weight), "weight", "buffer"),
+    "configuration": lambda m: m.replace(n=6),
+    "copy": lambda m: copy.copy(m).replace(weight=2 * m.weight),
+    "deepcopy": lambda m: copy.deepcopy(m).replace(weight=2 * m.weight),
+}
+
+
+@pytest.mark.parametrize("cls", [Described, MixedIn, GenericFirst, AbstractFirst])
+def test_vars_shows_the_fields_and_cached_values_are_of_one_instance(cls):
+    """Wherever it comes from; a changed copy computes a cached property anew, and had the old."""
+    model = cls(ramp(2))
+    pm.filter_jit(lambda m: m)(model)
+    for read in (False, True):
+        assert not read or model.total is model.total
+        for changed in (cls(ramp(2)), *(change(model) for change in CHANGES.values())):
+            assert [*vars(changed)] == [*changed.to_dict()] == ["weight", "n"]
+            assert vars(changed)["weight"] is changed.weight
+            names = [name for name in dir(changed) if name[0] != "_"]
+            assert names == ["n", "replace", "to_dict", "total", "weight"]
+            if read:
+                expected = changed.weight.sum() * changed.n
+                assert changed.total == pm.filter_jit(lambda m: m.total)(changed) == expected
+    assert jax.tree.structure(model) == jax.tree.structure(cls(ramp(2)))
+    # What is no field can be kept there, as in a frozen dataclass, and is of no copy.
+    vars(model)["note"] = 1
+    assert (model.note, hasattr(model.replace(), "note")) == (1, False)
+
+
+def test_vars_from_threads():
+    """Whichever of them fills the instance, all see all of its fields."""
+    model = pm.filter_jit(lambda m: m)(Described(ramp(2)))
+    for shown in race(lambda _: (dict(vars(model)), model.total)):
+        assert shown[0].keys() - {"total"} == {"weight", "n"}
+
+
+def test_protocols_find_the_fields():
+    """Of a class of which no instance has waited, too."""
+
+    @runtime_checkable
+    class HasBoth(Protocol):
+        weight: object
+        bias: object
+
+    class Fresh(Mixin, pm.Module):
+        weight: object
+        bias: object
+
+    assert isinstance(Fresh(1, 1), HasBoth)
+    assert not isinstance(Described(1), HasBoth)
+    assert not hasattr(Fresh, "bias")
+
+
+def test_instances_put_together_in_part_hold_what_was_set():
+    """Unset fields are not in the tree; a function is configuration in them, too."""
+    made = object.__new__(Static)
+    object.__setattr__(made, "weight", ramp(2))
+    holder = object.__new__(Holder)
+    object.__setattr__(holder, "content", max)
+
+    assert (len(jax.tree.leaves(made)), len(jax.tree.leaves(holder))) == (1, 0)
+    again = jax.tree.map(lambda x: x, made)
+    assert not hasattr(again, "size")
+    assert again.mode == "train"  # The class's own default, as for any Python object.
+    assert_same(pm.filter_jit(lambda m: m.weight)(made), ramp(2))
+    # What typing leaves on an instance is no part of it.
+    assert Boxed[int](1) == Boxed(1) == jax.tree.map(lambda x: x, Boxed[int](1))
