@@ -3,7 +3,6 @@
 import copy
 import importlib
 import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -15,73 +14,49 @@ from jaxtyping import Array, Float, Int, TypeCheckError, jaxtyped
 import pytreemod as pm
 from tests.helpers.trees import ramp
 
+# One file for all ways, with classes of every style.
 SOURCE = """
-    import dataclasses
-
-    import jax.numpy as jnp
-    from jaxtyping import Array, Float, Int
-
-    import pytreemod as pm
-
-
-    class Generated(pm.Module):
-        weight: Float[Array, "out in"]
-        bias: Float[Array, "out"]
-        size: int = pm.field(static=True, default=3)
-
-        def __call__(self, x: Float[Array, "in"]) -> Float[Array, "out"]:
-            return self.weight @ x + self.bias
-
-
-    class Own(pm.Module):
-        weight: Float[Array, "out in"]
-        bias: Float[Array, "out"]
-
-        def __init__(self, weight, bias):
-            self.weight = weight
-            self.bias = bias
-
-
-    class Converted(pm.Module):
-        weight: Float[Array, "n"] = pm.field(converter=jnp.asarray)
-        ints: Int[Array, "n"] = pm.field(converter=lambda x: jnp.asarray(x))
-
-
-    class ConvertedOwn(pm.Module):
-        weight: Float[Array, "n"] = pm.field(converter=jnp.asarray)
-
-        def __init__(self, values: list):
-            self.weight = values
-
-
-    class Prepared(pm.Module):
-        weight: Float[Array, "n"]
-        total: Float[Array, ""] = pm.field(init=False)
-
-        def __post_init__(self):
-            self.total = self.weight.sum()[None] if self.weight.shape == (5,) else self.weight.sum()
-
-
-    class Sub(Generated):
-        extra: Int[Array, "out"] = dataclasses.field(default=None, kw_only=True)
-
-
-    class SubOfOwn(Own):
-        scale: Float[Array, "in"] | None = None
-
-
-    class Holding(pm.Module):
-        inner: Generated
-        name: str = "a"
-
-
-    class Bounded(pm.Module):
-        scale: Float[Array, ""] = pm.field(constraint=pm.constraints.positive)
-        shares: Float[Array, "n"] | None = pm.field(
-            constraint=pm.constraints.simplex, default=None
-        )
+import dataclasses
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import pytreemod as pm
+class Generated(pm.Module):
+    weight: Float[Array, "out in"]
+    bias: Float[Array, "out"]
+    size: int = pm.field(static=True, default=3)
+    def __call__(self, x: Float[Array, "in"]) -> Float[Array, "out"]:
+        return self.weight @ x + self.bias
+class Own(pm.Module):
+    weight: Float[Array, "out in"]
+    bias: Float[Array, "out"]
+    def __init__(self, weight, bias):
+        self.weight = weight
+        self.bias = bias
+class Converted(pm.Module):
+    weight: Float[Array, "n"] = pm.field(converter=jnp.asarray)
+    ints: Int[Array, "n"] = pm.field(converter=lambda x: jnp.asarray(x))
+class ConvertedOwn(pm.Module):
+    weight: Float[Array, "n"] = pm.field(converter=jnp.asarray)
+    def __init__(self, values: list):
+        self.weight = values
+class Prepared(pm.Module):
+    weight: Float[Array, "n"]
+    total: Float[Array, ""] = pm.field(init=False)
+    def __post_init__(self):
+        self.total = self.weight.sum()[None] if self.weight.shape == (5,) else self.weight.sum()
+class Sub(Generated):
+    extra: Int[Array, "out"] = dataclasses.field(default=None, kw_only=True)
+class SubOfOwn(Own):
+    scale: Float[Array, "in"] | None = None
+class Holding(pm.Module):
+    inner: Generated
+    name: str = "a"
+class Bounded(pm.Module):
+    scale: Float[Array, ""] = pm.field(constraint=pm.constraints.positive)
+    shares: Float[Array, "n"] | None = pm.field(
+        constraint=pm.constraints.simplex, default=None
+    )
 """
-"""One file for both ways, with classes of every style."""
 
 
 @pytest.fixture(scope="module", params=["import hook", "import hook with strings", "decorator"])
@@ -89,7 +64,7 @@ def classes(request, tmp_path_factory):
     """A module of annotated classes, checked in one of the ways that jaxtyping offers."""
     folder = tmp_path_factory.mktemp("annotated")
     name = f"annotated_{request.param.replace(' ', '_')}"
-    source = textwrap.dedent(SOURCE)
+    source = SOURCE
     if "strings" in request.param:
         source = "from __future__ import annotations\n" + source
     if request.param == "decorator":

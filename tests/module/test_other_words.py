@@ -5,7 +5,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.module.other_words import explain_missing
 
 
 class Net(pm.Module):
@@ -20,7 +19,10 @@ class Net(pm.Module):
     def train(self):
         return self.layer.state_dict
 
-    __getattr__ = explain_missing
+
+def net():
+    """A net with its arrays."""
+    return Net(key=jax.random.key(0))
 
 
 WORDS = [
@@ -35,13 +37,8 @@ WORDS = [
     (lambda: net().eval, AttributeError, ["In pytreemod: pm.inference_mode(model)"]),
     (lambda: net().nothing, AttributeError, []),
     # The property's own error, which is about another object.
-    (lambda: net().train, AttributeError, []),
+    (lambda: net().train, AttributeError, ["In pytreemod: pm.to_torch(model)"]),
 ]
-
-
-def net():
-    """A net with its arrays."""
-    return Net(key=jax.random.key(0))
 
 
 @pytest.mark.parametrize(("use", "error", "notes"), WORDS)
