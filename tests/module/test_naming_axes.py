@@ -74,6 +74,8 @@ def test_layers_name_their_axes(make: Any, names: Any, key: jax.Array):
 
 
 def test_layers_and_members_are_axes_of_their_own(key: jax.Array):
+    """With names for the layer's own axes, those of the Stack come first."""
+
     def stack(key: Any) -> Any:
         return nn.Stack(lambda key: nn.Linear(2, 2, key=key), 3, key=key, axis_name="depth")
 
@@ -83,7 +85,6 @@ def test_layers_and_members_are_axes_of_their_own(key: jax.Array):
     assert names.weight == ("members", "depth", "out_features", "in_features")
     assert names.bias == ("members", "depth", "out_features")
     assert pm.axis_names(nets[0]).layer.weight == ("depth", "out_features", "in_features")
-    # With names for the layer's own axes, those of the Stack come first.
     named = pm.with_axis_names(nets[0], pm.by({"layer.weight": "mlp embed", ...: None}))
     assert pm.axis_names(named).layer.weight == ("depth", "mlp", "embed")
     assert pm.axis_names(named[0]).weight == ("mlp", "embed")
