@@ -45,6 +45,17 @@ def new(*bases, fields=(), **body):
     return type(pm.Module)("Made", bases or (pm.Module,), body)
 
 
+class Counting(type):
+    def __new__(mcs, name, bases, namespace, /, tag=None, **kwargs):
+        cls = super().__new__(mcs, name, bases, namespace, **kwargs)
+        cls.tag, cls.made = tag, 0
+        return cls
+
+    def __call__(cls, *args, **kwargs):
+        cls.made += 1
+        return super().__call__(*args, **kwargs)
+
+
 # ---- fields
 
 
@@ -91,28 +102,6 @@ def test_class_variables_are_no_fields():
     fields = dataclasses.fields(string_annotations.Written)
     assert [f.name for f in fields] == ["weight", "act", "size"]
     assert len(jax.tree.leaves(string_annotations.Written(ramp(2), double))) == 1
-
-
-def test_annotations_are_those_that_were_written():
-    """Nothing of the machinery's own; a base's are its own."""
-    assert inspect.get_annotations(Affine) == {"weight": jax.Array, "bias": jax.Array}
-    assert "weight" not in inspect.get_annotations(Parent)
-    assert typing.get_type_hints(Child)["name"] is str
-    assert typing.get_type_hints(pm.Module) == {}
-    assert typing.get_type_hints(string_annotations.Provided)["weight"] is jax.Array
-
-
-def test_kw_only_is_for_the_classes_own_fields():
-    """As for dataclasses: a base's fields stay positional."""
-
-    class Sub(Affine, kw_only=True):
-        scale: float = 1.0
-        name: str
-
-    made = Sub(1, 2, name="a")
-    assert (made.weight, made.bias, made.scale, made.name) == (1, 2, 1.0, "a")
-    with pytest.raises(TypeError, match="positional argument"):
-        Sub(1, 2, 3.0, "a")
 
 
 # ---- abstract attributes
@@ -170,41 +159,15 @@ def test_every_spelling():
         assert new(fields={"x": annotation}, x=1)().x == 1
 
 
-def test_is_abstract_forbids_instances_of_the_class_alone():
-    """Its subclasses are concrete unless they say so, too."""
-
-    class Base(pm.Module, is_abstract=True):
-        x: int
-
-    class Layer(Base):
-        pass
-
-    class Forced(pm.Module, strict=pm.StrictConfig(force_abstract=True)):
-        pass
-
-    for cls in (Base, Forced):
-        with pytest.raises(FieldError, match=f"Cannot instantiate.*{cls.__name__}"):
-            cls()
-    assert Layer(1).x == 1
-
-
 def test_abstract_base_classes_work():
     """isinstance with registered classes, abstract methods and properties are ABC's."""
 
-    class Base(pm.Module):
-        @property
-        @abc.abstractmethod
-        def size(self):
-            """How large."""
-
-    class Stranger:
-        """Not a Module."""
-
-    Base.register(Stranger)
-    assert isinstance(Stranger(), Base)
-    assert new(Base, fields={"x": int}, size=property(lambda self: self.x))(3).size == 3
+    abstract = new(size=property(abc.abstractmethod(lambda self: 1)))
+    abstract.register(Counting)
+    assert isinstance(Counting("Stranger", (), {}), abstract)
+    assert new(abstract, fields={"x": int}, size=property(lambda self: self.x))(3).size == 3
     with pytest.raises(FieldError, match=r"with abstract attributes size\(\)"):
-        Base()
+        abstract()
 
 
 # ---- attributes of a subclass that override a field
@@ -233,56 +196,11 @@ def test_a_property_takes_the_place_of_a_field(style, options):
         assert jnp.array_equal(doubled.x, 2 * made.x)
         computed = made.replace(x=scaled())
         assert jnp.array_equal(computed.f, 2 * computed.x)
-
-
-def test_a_method_takes_the_place_of_a_field():
-    """It is bound as a tree, as every method is."""
-    made = new(new(fields={"x": Any, "f": Any}), f=lambda self, y: self.x + y)(1.0)
-
-    assert made.f(2.0) == 3.0
-    assert jax.tree.leaves(made.f) == [1.0]
+    method = new(base, f=lambda self, y: self.x + y)(1.0).f
+    assert (method(2.0), jax.tree.leaves(method)) == (3.0, [1.0])
 
 
 # ---- bases and metaclasses
-
-
-def test_multiple_inheritance():
-    """Fields of several bases, with super() in the order of the MRO."""
-
-    class Named(pm.Module):
-        name: str = "nobody"
-
-        def describe(self):
-            return [self.name]
-
-    class Sized(pm.Module):
-        size: int = pm.field(static=True, default=1)
-
-        def describe(self):
-            return [self.size, *super().describe()]
-
-    class Both(Sized, Named):
-        weight: float = 0.0
-
-        def describe(self):
-            return [self.weight, *super().describe()]
-
-    made = Both(weight=2.0, size=3)
-    assert made.describe() == [2.0, 3, "nobody"]
-    assert jax.tree.leaves(made) == [2.0]
-
-
-class Counting(type):
-    """A metaclass of someone else's."""
-
-    def __new__(mcs, name, bases, namespace, /, tag=None, **kwargs):
-        cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-        cls.tag, cls.made = tag, 0
-        return cls
-
-    def __call__(cls, *args, **kwargs):
-        cls.made += 1
-        return super().__call__(*args, **kwargs)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -320,11 +238,9 @@ def test_init_subclass_and_new_work_as_ever():
         def __new__(cls, x):
             return super().__new__(cls)
 
-    class Sub(Registered, tag="here"):
-        pass
+    class Sub(Registered, tag="here"): ...
 
-    assert tags == ["here"]
-    assert Sub(1).x == 1
+    assert (tags, Sub(1).x) == (["here"], 1)
 
 
 def test_a_post_init_that_does_not_run_is_told():
@@ -363,6 +279,12 @@ def test_source_help_and_module_are_those_of_the_file():
     assert "class Affine" in text
     assert "scaled(self, x" in text
     assert Affine.__init__.__qualname__ == "Affine.__init__"
+    # Annotations are those that were written; a base's are its own.
+    assert inspect.get_annotations(Affine) == {"weight": jax.Array, "bias": jax.Array}
+    assert "weight" not in inspect.get_annotations(Parent)
+    assert typing.get_type_hints(Child)["name"] is str
+    assert typing.get_type_hints(pm.Module) == {}
+    assert typing.get_type_hints(string_annotations.Provided)["weight"] is jax.Array
 
 
 def test_equality_is_one_bool_and_hashes_agree():
@@ -388,6 +310,13 @@ def declared(**body):
     return lambda: new(fields={name: object}, **body)
 
 
+class Forbidden(pm.Module, is_abstract=True):
+    x: int
+
+
+class Forced(pm.Module, strict=pm.StrictConfig(force_abstract=True)): ...
+
+
 SIZE = property(lambda self: 1)
 REFUSED = [
     # One of the two would be lost.
@@ -405,6 +334,8 @@ REFUSED = [
     # It cannot be both; a subclass provides it.
     (lambda: new(fields={"x": AbstractVar[bool]}, x=True), FieldError, r"Made.*\bx\b"),
     (lambda: new(fields={"x": AbstractClassVar[int]}, x=SIZE), FieldError, r"Made.*\bx\b"),
+    (lambda: Forbidden(1), FieldError, "Cannot instantiate.*Forbidden"),
+    (Forced, FieldError, "Cannot instantiate.*Forced"),
     (AbstractLayer, TypeError, r"(?s)label.*weight.*__call__"),
     (string_annotations.Interface, FieldError, "abstract attributes label, names, weight"),
     # As a field it could never be read; nor could one in the place of a base's property.
@@ -428,3 +359,4 @@ def test_classes_that_cannot_be_are_refused(declare, error, text):
     """A contradiction, a base with content, an abstract class, a hidden field."""
     with pytest.raises(error, match=text):
         declare()
+    assert new(Forbidden)(1).x == 1  # Its subclasses are concrete unless they say so, too.

@@ -257,21 +257,6 @@ def test_on_a_mesh_the_parts_have_other_shapes():
     np.testing.assert_allclose(read(made), made.weight)
 
 
-def test_it_goes_through_scan_and_stack():
-    """As a carry, and as one of many layers."""
-    leaf = low_rank()
-    square = LowRank(ramp(3, 3), leaf.a, ramp(3, 1))
-
-    def make(*, key):
-        return pm.nn.Linear(3, 3, key=key).replace(weight=square)
-
-    stack = pm.nn.Stack(make, 2, key=jax.random.key(0))
-    x = ramp(3)
-    np.testing.assert_allclose(stack(x), stack[1](stack[0](x)), rtol=1e-6)
-    _, out = pm.filter_scan(lambda m, x: (m, m(x)), linear_with(leaf), ramp(4, 3))
-    assert out.shape == (4, 2)
-
-
 def test_an_rnn_computes_it_once():
     """Not in every step of its loop."""
     cell = pm.nn.GRUCell(2, 3, key=jax.random.key(0))

@@ -4,18 +4,15 @@ import copy
 import dataclasses
 import pickle
 
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
 
 import pytreemod as pm
 from pytreemod.errors import CheckError, FieldError, FileError, ShapeError, SpecError
 from tests.helpers.comparing import assert_same
-from tests.helpers.laws import law
 
 positive, unit_interval = pm.constraints.positive, pm.constraints.unit_interval
 simplex = pm.constraints.simplex
@@ -345,25 +342,6 @@ def test_each_of_several_as_one_is_constrained_alone(tmp_path):
         assert_same(jax.tree.leaves(other), jax.tree.leaves(changed))
 
 
-@pytest.mark.slow
-def test_transforms_carry_it():
-    """jit, vmap over models, scan, checkpoints, stacks: each reads the same as one model alone."""
-    scales = jnp.asarray([1.0, 2.0, 4.0])
-    models = pm.filter_vmap(kernel)(scales)
-    x = jnp.float32(3.0)
-    expected = [float(kernel(scale)(x)) for scale in scales]
-
-    assert pm.filter_jit(kernel(2.0))(x) == pytest.approx(expected[1])
-    found = pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(models, x)
-    assert found.tolist() == pytest.approx(expected)
-    _, found = pm.filter_scan(lambda carry, m: (carry, m(x)), None, models)
-    assert found.tolist() == pytest.approx(expected)
-    assert pm.unstack(models)[2].scale == pytest.approx(4.0)
-    assert pm.stack([kernel(s) for s in scales]) == models
-    with pytest.raises(ShapeError, match=r"Kernel\.scale"):
-        models.scale
-
-
 # ---- what is trained, compiled, copied and saved
 
 
@@ -389,17 +367,6 @@ def test_the_tree_has_what_is_trained():
     assert "unconstrained=Array(0.69" in text
     assert "scale=positive(unconstrained=True)" in repr(jax.tree.map(lambda _: True, model))
     assert "scale=positive(f32[2])" in repr(pm.filter_vmap(kernel)(jnp.ones(2)))
-
-
-@law
-@given(st.floats(2**-10, 2**10, width=32))
-def test_gradients_are_those_of_the_chain_rule(scale):
-    """With respect to the parameter: the slope of the map, times the gradient at the value."""
-    model = kernel(jnp.float32(scale))
-    gradients = pm.named_leaves(pm.filter_grad(lambda m: 3 * m.scale**2)(model))
-
-    assert float(gradients["scale.unconstrained"]) == pytest.approx(6 * scale**2, rel=1e-4)
-    assert "noise.unconstrained" not in gradients
 
 
 def test_training_never_leaves_the_bounds():
