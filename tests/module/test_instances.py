@@ -7,7 +7,6 @@ import enum
 import functools as ft
 import inspect
 import operator
-import pickle
 import subprocess
 import sys
 from typing import Generic, Protocol, TypeVar, runtime_checkable
@@ -41,38 +40,28 @@ T = TypeVar("T")
 
 # ---- data and configuration
 
-CONFIGURATION = {
-    "functions": [double, lambda x: x, max, [].append, operator.itemgetter(1), optax.sgd(0.1).init],
-    "jitted": [jax.jit(double), jax.nn.relu, jax.vmap(double), jax.grad(double)],
-    "with rules": [jax.custom_jvp(double), jax.custom_vjp(double)],
-    "ufuncs": [np.exp, jnp.add],
-    "functools.partial": [ft.partial(double, 1), ft.partial(str.join, ",")],
-    "strings": ["text", enum.StrEnum("Mode", ["TRAIN"]).TRAIN],
-    "classes": [int, Affine],
-}
-DATA = {
-    "numbers": [1, 1.0, 1j, True, None, np.float32(1)],
-    "arrays": [ramp(2), np.ones(2), jax.random.key(0), jax.ShapeDtypeStruct((), jnp.float32)],
-    "containers": [[1], (double, 1), {"a": "b"}, Pair(1, 2)],
-    "Modules": [affine(), OwnInit(2), affine().scaled, pm.Partial(double, 1)],
-    "callable nodes": [pm.filter_jit(double), pm.filter_jit(affine())],
-    "nodes of JAX and optax": [jax.tree_util.Partial(double, 1), optax.sgd(0.1)],
-    "others": [object(), b"bytes", frozenset({1}), enum.Enum("Color", ["RED"]).RED],
-}
+CONFIGURATION = [
+    *(double, lambda x: x, max, [].append, operator.itemgetter(1), optax.sgd(0.1).init),
+    *(jax.jit(double), jax.nn.relu, jax.vmap(double), jax.grad(double)),
+    *(jax.custom_jvp(double), jax.custom_vjp(double), np.exp, jnp.add),
+    *(ft.partial(double, 1), ft.partial(str.join, ","), int, Affine),
+    *("text", enum.StrEnum("Mode", ["TRAIN"]).TRAIN),
+]
+DATA = [
+    *(1, 1.0, 1j, True, None, np.float32(1), b"bytes", object(), frozenset({1})),
+    *(ramp(2), np.ones(2), jax.random.key(0), jax.ShapeDtypeStruct((), jnp.float32)),
+    *([1], (double, 1), {"a": "b"}, Pair(1, 2), enum.Enum("Color", ["RED"]).RED),
+    *(affine(), OwnInit(2), affine().scaled, pm.Partial(double, 1), pm.filter_jit(double)),
+    *(pm.filter_jit(affine()), jax.tree_util.Partial(double, 1), optax.sgd(0.1)),
+]
 
 
-@pytest.mark.parametrize("values", CONFIGURATION.values(), ids=CONFIGURATION)
-def test_callables_strings_and_classes_are_configuration(values):
-    """Values that JAX cannot have as data are configuration without a declaration."""
-    for value in values:
+def test_callables_strings_and_classes_are_configuration_and_everything_else_is_data():
+    """Without a declaration: JAX cannot have them as data; unknown objects are children."""
+    for value in CONFIGURATION:
         assert jax.tree.leaves(Holder(value)) == []
         assert jax.tree.map(lambda x: 1 / 0, Holder(value)).content is value
-
-
-@pytest.mark.parametrize("values", DATA.values(), ids=DATA)
-def test_everything_else_is_data(values):
-    """Numbers, arrays, containers, Modules and unknown objects are children."""
-    for value in values:
+    for value in DATA:
         found = jax.tree.structure(Holder(value)).num_leaves
         assert found == jax.tree.structure(value).num_leaves
         children, _ = pm.tree_flatten_one_level(Holder(value))
@@ -125,18 +114,6 @@ def test_construction_never_flattens_field_values():
     assert opened == []
 
 
-@pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit])
-def test_configuration_that_python_calls_equal_has_its_own_program(transform):
-    """One configuration never runs the program of another; nor are the two equal."""
-    traced = transform(lambda m: jnp.asarray(m.size[0]) * 2)
-    one, other = Static(jnp.asarray(3.0), (1,)), Static(jnp.asarray(3.0), (1.0,))
-
-    assert one != other
-    assert not pm.tree_equal(one, other)
-    for m in (one, other, one):
-        assert traced(m).dtype == (jnp.int32 if m is one else jnp.float32)
-
-
 # ---- flattening and unflattening
 
 
@@ -179,17 +156,14 @@ def test_unflatten_runs_nothing_of_the_class():
 
 def test_structures_tell_classes_and_configuration_apart():
     """Two classes with the same fields differ; so do two configurations, by type and value."""
-
-    class Twin(pm.Module):
-        weight: jax.Array
-        bias: jax.Array
-
+    twin = type("Twin", (pm.Module,), {"__annotations__": inspect.get_annotations(Affine)})
     sizes = (1, 2, "1", (1,), True, 1.0, (True,))
-    made = [Affine(1, 2), Twin(1, 2), *(Static(1, size) for size in sizes)]
+    made = [Affine(1, 2), twin(1, 2), *(Static(1, size) for size in sizes)]
     made += [Holder(value) for value in (double, max, 1, [1])]
     structures = [jax.tree.structure(tree) for tree in made]
-    for i, a in enumerate(structures):
-        assert [a == b for b in structures] == [i == j for j in range(len(made))]
+    for each in (made, structures):
+        for i, a in enumerate(each):
+            assert [a == b for b in each] == [i == j for j in range(len(made))]
     added = jax.tree.map(lambda x, y: x + y, affine(), affine())
     np.testing.assert_array_equal(added.weight, 2 * affine().weight)
     with pytest.raises(ValueError, match=r"[Mm]ismatch|structure"):
@@ -215,54 +189,22 @@ def test_fields_may_bear_any_name_and_be_many():
     assert wide.field_299 == 299
 
 
-class Given(pm.Module):
-    """Without defaults in the class: all of its fields wait."""
+# ---- immutable
 
-    weight: object
-    size: int = pm.field(static=True)
-
-
-EDITS = [
-    lambda m: m.replace(weight=5.0),
-    lambda m: pm.tree_at(lambda m: m.weight, m, 5.0),
-    lambda m: pm.with_role(m.replace(weight=5.0), "weight", "lora"),
-    lambda m: pickle.loads(pickle.dumps(m.replace(weight=5.0))),
-    lambda m: copy.deepcopy(m.replace(weight=5.0)),
-    lambda m: jax.tree.map(lambda x: 5.0, m),
+FINISHED = [
+    affine,
+    lambda: OwnInit(2),
+    lambda: Child("a", 2),
+    lambda: jax.tree.map(lambda x: x, affine()),
+    lambda: pm.tree_at(lambda m: m.bias, affine(), 0),
+    lambda: affine().replace(bias=0),
+    lambda: copy.copy(affine()),
+    lambda: copy.deepcopy(affine()),
+    lambda: jax.jit(lambda m: m)(affine()),
 ]
 
 
-def test_a_changed_copy_is_flattened_anew():
-    """The cache of an instance belongs to it alone, whether it was read before or not."""
-    for change in EDITS:
-        for read in (False, True):
-            module = jax.tree.map(lambda x: x, Given(ramp(1), 3))
-            if read:
-                module.weight
-            jax.tree.leaves(module)
-
-            changed = change(module)
-            assert jax.tree.leaves(changed) == [5.0]
-            assert (changed.weight, changed.size) == (5.0, 3)
-            np.testing.assert_array_equal(jax.tree.leaves(module)[0], ramp(1))
-
-
-# ---- immutable
-
-FINISHED = {
-    "generated init": affine,
-    "own init": lambda: OwnInit(2),
-    "inherited": lambda: Child("a", 2),
-    "from tree_map": lambda: jax.tree.map(lambda x: x, affine()),
-    "from tree_at": lambda: pm.tree_at(lambda m: m.bias, affine(), 0),
-    "replaced": lambda: affine().replace(bias=0),
-    "copied": lambda: copy.copy(affine()),
-    "deep-copied": lambda: copy.deepcopy(affine()),
-    "from jax.jit": lambda: jax.jit(lambda m: m)(affine()),
-}
-
-
-@pytest.mark.parametrize("make", FINISHED.values(), ids=FINISHED)
+@pytest.mark.parametrize("make", FINISHED)
 def test_a_finished_instance_is_immutable(make):
     """Neither assignment, plain or augmented, nor deletion, nor a new attribute, nor __init__."""
     module = make()
@@ -311,16 +253,13 @@ def test_init_sets_declared_fields_alone(name):
     class Layer(pm.Module):
         x: int
         kind = "layer"
+        computed = property(lambda self: 1)
 
         def __init__(self, name):
             self.x = 1
             setattr(self, name, 1)
 
         def method(self):
-            """Nothing."""
-
-        @property
-        def computed(self):
             """Nothing."""
 
     for _ in range(2):
@@ -341,13 +280,9 @@ CYCLES = {
 
 
 class Loop(pm.Module):
-    """Assigns to a field a value that contains the instance."""
-
-    weight: float
     fn: object
 
     def __init__(self, make):
-        self.weight = 1.0
         self.fn = make(self)
 
     def step(self, x):
@@ -399,16 +334,11 @@ def test_an_own_setattr_stays():
             noted.append(name)
             super().__setattr__(name, value)
 
-    class Below(Noting):
-        def __init__(self):
-            super().__init__()
-            self.x = 2
-
-    class Both(Base, Noting): ...
-
-    made = [cls().x for cls in (Noting, Noting, Below, Both, Base, Both)]
+    below = type("Below", (Noting,), {"__init__": lambda self: setattr(self, "x", 2)})
+    both = type("Both", (Base, Noting), {})
+    made = [cls().x for cls in (Noting, Noting, below, both, Base, both)]
     assert made == [1, 1, 2, 3, 3, 3]
-    assert noted == ["x"] * 6
+    assert noted == ["x"] * 5
 
 
 def test_threads_build_the_first_instances_of_a_class():
@@ -429,13 +359,10 @@ def test_threads_build_the_first_instances_of_a_class():
 # ---- vars, dir, Protocols
 
 
-class Mixin:
-    """Has a separate dict, before the Module's."""
+class Mixin: ...
 
 
 class Described(pm.Module):
-    """Reads its own dict, and caches a value there."""
-
     weight: jax.Array
     n: int = 3
 
@@ -450,24 +377,23 @@ class Described(pm.Module):
 class MixedIn(Mixin, Described): ...
 
 
-class GenericFirst(Generic[T], Described):
-    """A base without a dict comes first: Python gives the class one."""
+class GenericFirst(Generic[T], Described): ...  # A base without a dict: Python adds one.
 
 
 class AbstractFirst(abc.ABC, Described): ...
 
 
-CHANGES = {
-    "replace": lambda m: m.replace(weight=2 * m.weight),
-    "tree_at": lambda m: pm.tree_at(lambda m: m.weight, m, 2 * m.weight),
-    "tree_map": lambda m: pm.combine(jax.tree.map(lambda x: 2 * x, pm.filter(m, pm.is_array)), m),
-    "jit": pm.filter_jit(lambda m: pm.apply_updates(m, pm.filter(m, pm.is_array))),
-    "update": lambda m: pm.apply_updates(m, jax.tree.map(lambda x: x, pm.filter(m, pm.is_array))),
-    "another structure": lambda m: pm.with_role(m.replace(weight=2 * m.weight), "weight", "buffer"),
-    "configuration": lambda m: m.replace(n=6),
-    "copy": lambda m: copy.copy(m).replace(weight=2 * m.weight),
-    "deepcopy": lambda m: copy.deepcopy(m).replace(weight=2 * m.weight),
-}
+CHANGES = [
+    lambda m: m.replace(weight=2 * m.weight),
+    lambda m: pm.tree_at(lambda m: m.weight, m, 2 * m.weight),
+    lambda m: pm.combine(jax.tree.map(lambda x: 2 * x, pm.filter(m, pm.is_array)), m),
+    pm.filter_jit(lambda m: pm.apply_updates(m, pm.filter(m, pm.is_array))),
+    lambda m: pm.apply_updates(m, jax.tree.map(lambda x: x, pm.filter(m, pm.is_array))),
+    lambda m: pm.with_role(m.replace(weight=2 * m.weight), "weight", "buffer"),
+    lambda m: m.replace(n=6),
+    lambda m: copy.copy(m).replace(weight=2 * m.weight),
+    lambda m: copy.deepcopy(m).replace(weight=2 * m.weight),
+]
 
 
 @pytest.mark.parametrize("cls", [Described, MixedIn, GenericFirst, AbstractFirst])
@@ -477,7 +403,7 @@ def test_vars_shows_the_fields_and_cached_values_are_of_one_instance(cls):
     pm.filter_jit(lambda m: m)(model)
     for read in (False, True):
         assert not read or model.total is model.total
-        for changed in (cls(ramp(2)), *(change(model) for change in CHANGES.values())):
+        for changed in (cls(ramp(2)), *(change(model) for change in CHANGES)):
             assert [*vars(changed)] == [*changed.to_dict()] == ["weight", "n"]
             assert vars(changed)["weight"] is changed.weight
             names = [name for name in dir(changed) if name[0] != "_"]
@@ -501,15 +427,12 @@ def test_vars_from_threads():
 def test_protocols_find_the_fields():
     """Of a class of which no instance has waited, too."""
 
-    @runtime_checkable
-    class HasBoth(Protocol):
-        weight: object
-        bias: object
-
     class Fresh(Mixin, pm.Module):
         weight: object
         bias: object
 
+    body = {"__annotations__": inspect.get_annotations(Fresh)}
+    HasBoth = runtime_checkable(type(Protocol)("HasBoth", (Protocol,), body))
     assert isinstance(Fresh(1, 1), HasBoth)
     assert not isinstance(Described(1), HasBoth)
     assert not hasattr(Fresh, "bias")
