@@ -22,87 +22,40 @@ from tests.helpers.trees import Child, Holder, OwnInit, Wrapping, affine, double
 class Mixin:
     """Methods of a base that is no Module."""
 
+    make = classmethod(lambda cls, n: cls(ramp(n)))
+    doubled = property(lambda self: self.x * 2)
+
     def mixed(self, y):
         return self.x * y
-
-    @classmethod
-    def make(cls, n):
-        return cls(ramp(n))
-
-    @property
-    def doubled(self):
-        return self.x * 2
 
 
 class Many(Mixin, pm.Module):
     """Methods of every kind."""
 
     x: jax.Array
+    jitted = jax.jit(lambda self, y: self.x + y)
+    filter_jitted = pm.filter_jit(lambda self, y, by=1.0, how="+": (self.x + y) * by)
+    mapped = pm.filter_vmap(lambda self, y: self.x * y, in_axes=(None, 0))
+    gradient = pm.filter_grad(lambda self, y: jnp.sum(self.x**2) * y)
+    build = classmethod(lambda cls, n: cls(ramp(n)))
+    free = staticmethod(lambda y: y + 1)
+    cached = ft.cached_property(lambda self: float(self.x[0]))
+    dispatch = ft.singledispatchmethod(lambda self, y: "other")
+    dispatch.register(int)(lambda self, y: "int")
+    __getitem__, __len__ = (lambda self, i: self.x[i]), (lambda self: len(self.x))
+    __iter__, __add__ = (lambda self: iter([1, 2])), (lambda self, other: Many(self.x + other.x))
+    __enter__, __exit__ = (lambda self: "inside"), (lambda self, *args: None)
+
+    def __call__(self, y):
+        return self.x - y
 
     def plain(self, y: float, *, by: float = 1.0) -> jax.Array:
         """A plain method."""
         return self.x * y * by
 
-    @jax.jit
-    def jitted(self, y):
-        return self.x + y
-
-    @pm.filter_jit
-    def filter_jitted(self, y, how="plus"):
-        return self.x + y if how == "plus" else self.x * y
-
-    @pm.filter_vmap(in_axes=(None, 0))
-    def mapped(self, y):
-        return self.x * y
-
-    @pm.filter_grad
-    def gradient(self, y):
-        return jnp.sum(self.x**2) * y
-
-    @classmethod
-    def build(cls, n):
-        return cls(ramp(n))
-
-    @staticmethod
-    def free(y):
-        return y + 1
-
-    @ft.cached_property
-    def cached(self):
-        return float(self.x[0])
-
-    @ft.singledispatchmethod
-    def dispatch(self, y):
-        return "other"
-
-    @dispatch.register
-    def _(self, y: int):
-        return "int"
-
     @ft.wraps(plain)
     def wrapped(self, *args, **kwargs):
         return self.plain(*args, **kwargs)
-
-    def __call__(self, y):
-        return self.x - y
-
-    def __getitem__(self, i):
-        return self.x[i]
-
-    def __len__(self):
-        return len(self.x)
-
-    def __add__(self, other):
-        return Many(self.x + other.x)
-
-    def __iter__(self):
-        return iter([1, 2])
-
-    def __enter__(self):
-        return "inside"
-
-    def __exit__(self, *args):
-        return None
 
 
 def many():
@@ -115,7 +68,7 @@ def many():
 CALLS = [
     (lambda m: m.plain(2.0, by=3.0), lambda x: x * 6),
     (lambda m: m.jitted(1.0), lambda x: x + 1),
-    (lambda m: m.filter_jitted(2.0, how="times"), lambda x: x * 2),
+    (lambda m: m.filter_jitted(2.0, by=3.0, how="times"), lambda x: (x + 2) * 3),
     (lambda m: m.mapped(ramp(3)), lambda x: x[None] * ramp(3)[:, None]),
     (lambda m: m.gradient(2.0).x, lambda x: x * 4),
     (lambda m: m.wrapped(2.0), lambda x: x * 2),
@@ -295,15 +248,8 @@ def test_programs_are_compiled_once_for_all_instances():
     assert [float(Layer(jnp.asarray(x))(1.0)) for x in (1.0, 2.0, 3.0)] == [2.0, 3.0, 4.0]
     assert len(traces) == 1
     for _ in range(3):
-        Layer(ramp(2), Times(3).by)(1)
+        Layer(ramp(2), affine().scaled)(ramp(3))
     assert len(traces) == 2
-
-
-class Times(pm.Module):
-    n: int
-
-    def by(self, y):
-        return self.n * y
 
 
 # ---- Partial
