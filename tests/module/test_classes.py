@@ -40,7 +40,6 @@ positive = pm.constraints.positive
 
 
 def new(*bases, fields=(), **body):
-    """A Module class."""
     body = {"__annotations__": dict(fields), "__module__": __name__, **body}
     return type(pm.Module)("Made", bases or (pm.Module,), body)
 
@@ -54,9 +53,6 @@ class Counting(type):
     def __call__(cls, *args, **kwargs):
         cls.made += 1
         return super().__call__(*args, **kwargs)
-
-
-# ---- fields
 
 
 def test_field_takes_what_dataclasses_field_takes():
@@ -102,9 +98,6 @@ def test_class_variables_are_no_fields():
     fields = dataclasses.fields(string_annotations.Written)
     assert [f.name for f in fields] == ["weight", "act", "size"]
     assert len(jax.tree.leaves(string_annotations.Written(ramp(2), double))) == 1
-
-
-# ---- abstract attributes
 
 
 def test_a_field_a_property_or_a_class_attribute_provides():
@@ -170,9 +163,6 @@ def test_abstract_base_classes_work():
         abstract()
 
 
-# ---- attributes of a subclass that override a field
-
-
 @pytest.mark.parametrize("options", [{}, {"default": 7.0}, {"constraint": positive}])
 @pytest.mark.parametrize("style", ["generated", "init=False", "own"])
 def test_a_property_takes_the_place_of_a_field(style, options):
@@ -198,9 +188,6 @@ def test_a_property_takes_the_place_of_a_field(style, options):
         assert jnp.array_equal(computed.f, 2 * computed.x)
     method = new(base, f=lambda self, y: self.x + y)(1.0).f
     assert (method(2.0), jax.tree.leaves(method)) == (3.0, [1.0])
-
-
-# ---- bases and metaclasses
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -267,9 +254,6 @@ def test_a_post_init_that_does_not_run_is_told():
         assert cls(1).x == 1
 
 
-# ---- what is asked of a class
-
-
 def test_source_help_and_module_are_those_of_the_file():
     """inspect and pydoc find the class where it was written."""
     assert inspect.getsource(Affine).startswith("class Affine(pm.Module):")
@@ -305,7 +289,6 @@ def test_equality_is_one_bool_and_hashes_agree():
 
 
 def declared(**body):
-    """A class with one field that has this declaration."""
     (name,) = body
     return lambda: new(fields={name: object}, **body)
 

@@ -21,18 +21,14 @@ FACTOR = pm.select.role("factor")
 
 
 def generated(leaf=None):
-    """A model with a computed leaf."""
     return Generated(scaled() if leaf is None else leaf, ramp(2))
 
 
 def linear_with(weight):
-    """A layer of the library's that holds something for its weight."""
     return pm.nn.Linear(3, 2, key=jax.random.key(0)).replace(weight=weight)
 
 
 class LowRank(pm.Computed):
-    """A sum and a product."""
-
     base: jax.Array
     a: jax.Array = pm.field(role="low")
     b: jax.Array = pm.field(role="low")
@@ -42,15 +38,10 @@ class LowRank(pm.Computed):
 
 
 def low_rank():
-    """Of shape (2, 3)."""
     return LowRank(ramp(2, 3), ramp(1, 3), ramp(2, 1))
 
 
-# ---- in classes of every style
-
-
 def assert_reads(made, weight=(3.0, 6.0)):
-    """The attribute is the array, and the tree has its source fields."""
     assert isinstance(made.weight, jax.Array)
     np.testing.assert_allclose(made.weight, weight)
     assert "weight.factor" in pm.named_leaves(made)
@@ -118,11 +109,7 @@ def test_reading_leaves_nothing_behind():
     assert len(gc.get_objects()) - count < 100
 
 
-# ---- values, gradients and programs
-
-
 def by_hand(base, a, b, bias, x):
-    """The formula of a linear layer with a low-rank weight."""
     return jnp.sum((base + b @ a) @ x + bias)
 
 
@@ -228,9 +215,6 @@ def test_operators_take_one_that_is_in_a_list():
         np.testing.assert_allclose(found, expected)
 
 
-# ---- in transforms
-
-
 def test_prefix_trees_name_the_parts():
     """In an axes tree of the same class, a number may apply to the leaf, or to a part."""
     made = generated()
@@ -270,9 +254,6 @@ def test_an_rnn_computes_it_once():
     inside = [e for e in loop.params["jaxpr"].jaxpr.eqns if e.primitive.name == "dot_general"]
     assert not [e for e in inside if e.outvars[0].aval.ndim == 2]
     np.testing.assert_allclose(rnn(ramp(5, 2)), plain(ramp(5, 2)), rtol=1e-5)
-
-
-# ---- `resolve`
 
 
 def test_resolve_takes_a_tree_and_a_selector():
@@ -327,17 +308,11 @@ def test_a_leaf_of_shapes_alone_reads_as_its_shape(make):
     assert isinstance(found, jax.ShapeDtypeStruct)
 
 
-# ---- what has no value
-
-
 def loss(model):
-    """A number."""
     return model(1.0).sum()
 
 
 class Broken(pm.Computed):
-    """Its value is the result of `answer`."""
-
     array: jax.Array
     answer: object = pm.field(static=True)
 
@@ -346,13 +321,10 @@ class Broken(pm.Computed):
 
 
 class Nothing(pm.Computed):
-    """Has no `value`."""
-
     array: jax.Array
 
 
 def broken(answer):
-    """A model with such a leaf."""
     return generated(Broken(ramp(2), answer))
 
 

@@ -69,9 +69,6 @@ def test_signature():
     assert type("Sub", (Own,), {}).__init__.__doc__ == "Make one."
 
 
-# ---- defaults
-
-
 def test_defaults_are_shared_and_factories_are_called():
     """A default is one object, also a Module; a factory makes one for each instance, if asked."""
 
@@ -110,9 +107,6 @@ def test_a_class_attribute_that_is_assigned_later_hides_no_field():
     del Base.act
     assert not hasattr(Base, "act")
     assert same(Sub(double, 1)).act is double
-
-
-# ---- converters, __post_init__, checks
 
 
 def test_converters_are_inherited_and_can_be_overridden():
@@ -178,9 +172,6 @@ def test_replace_converts_checks_and_divides_again():
         assert len(jax.tree.leaves(Holder(first).replace(content=then))) == leaves
     if sys.version_info >= (3, 13):
         assert copy.replace(layer, name="c").name == "c"
-
-
-# ---- while __init__ runs
 
 
 def test_an_instance_that_is_being_built_is_an_ordinary_object():

@@ -38,8 +38,6 @@ from tests.helpers.trees import (
 
 T = TypeVar("T")
 
-# ---- data and configuration
-
 CONFIGURATION = [
     *(double, lambda x: x, max, [].append, operator.itemgetter(1), optax.sgd(0.1).init),
     *(jax.jit(double), jax.nn.relu, jax.vmap(double), jax.grad(double)),
@@ -114,9 +112,6 @@ def test_construction_never_flattens_field_values():
     assert opened == []
 
 
-# ---- flattening and unflattening
-
-
 def test_flatten_gives_the_fields_in_order():
     """The children are the data fields in the order of declaration, by attribute."""
     for make in MODULES.values():
@@ -188,8 +183,6 @@ def test_fields_may_bear_any_name_and_be_many():
     assert jax.tree.map(lambda x: x, wide) == wide
     assert wide.field_299 == 299
 
-
-# ---- immutable
 
 FINISHED = [
     affine,
@@ -354,9 +347,6 @@ def test_threads_build_the_first_instances_of_a_class():
 
         made = race(lambda i, cls=Fresh: [cls(8 * i + j) for j in range(8)])
         assert [(m.x, m.y) for some in made for m in some] == [(i, -i) for i in range(64)]
-
-
-# ---- vars, dir, Protocols
 
 
 class Mixin: ...

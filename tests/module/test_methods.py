@@ -20,8 +20,6 @@ from tests.helpers.trees import Child, Holder, OwnInit, Wrapping, affine, double
 
 
 class Mixin:
-    """Methods of a base that is no Module."""
-
     make = classmethod(lambda cls, n: cls(ramp(n)))
     doubled = property(lambda self: self.x * 2)
 
@@ -30,8 +28,6 @@ class Mixin:
 
 
 class Many(Mixin, pm.Module):
-    """Methods of every kind."""
-
     x: jax.Array
     jitted = jax.jit(lambda self, y: self.x + y)
     filter_jitted = pm.filter_jit(lambda self, y, by=1.0, how="+": (self.x + y) * by)
@@ -59,11 +55,8 @@ class Many(Mixin, pm.Module):
 
 
 def many():
-    """An instance."""
     return Many(ramp(2))
 
-
-# ---- what they do
 
 CALLS = [
     (lambda m: m.plain(2.0, by=3.0), lambda x: x * 6),
@@ -153,9 +146,6 @@ def test_inherited_methods_keep_the_order_of_the_bases():
     assert type(super(Child, child).__call__) is pm.BoundMethod
     assert super(Child, child).__call__.__self__ is child
     assert_close(child(ramp(2)), OwnInit(2)(ramp(2)) + 0.25)
-
-
-# ---- what they are
 
 
 def test_bound_methods_are_trees_of_their_instance():
@@ -252,11 +242,7 @@ def test_programs_are_compiled_once_for_all_instances():
     assert len(traces) == 2
 
 
-# ---- Partial
-
-
 def collect(*args, **kwargs):
-    """The arguments of a call."""
     return args, kwargs
 
 

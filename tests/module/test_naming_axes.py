@@ -15,7 +15,6 @@ from pytreemod.errors import ArgumentError, SpecError
 
 
 def a(*shape: int) -> jax.Array:
-    """An array of this shape."""
     return jnp.ones(shape)
 
 
@@ -91,8 +90,6 @@ def test_layers_and_members_are_axes_of_their_own(key: jax.Array):
 
 
 class Scaled(pm.Computed):
-    """A computed leaf of a user's."""
-
     base: jax.Array
     rows: Float[Array, "rows 1"]
 
@@ -128,8 +125,6 @@ def test_what_follows_a_model_has_its_names(key: jax.Array):
 
 
 class Kernel(pm.Module):
-    """A kernel whose second axis has no name."""
-
     w: Float[Array, "a _"]
 
 

@@ -8,8 +8,6 @@ from pytreemod import nn
 
 
 class Net(pm.Module):
-    """A layer in a layer, with a property that fails."""
-
     layer: nn.Linear
 
     def __init__(self, **kwargs):
@@ -21,7 +19,6 @@ class Net(pm.Module):
 
 
 def net():
-    """A net with its arrays."""
     return Net(key=jax.random.key(0))
 
 

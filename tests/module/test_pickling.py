@@ -148,7 +148,6 @@ print(json.dumps(found["results"](found)))
 
 
 def run(source, path):
-    """The output of a program in a separate process, read as JSON."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
     command = [sys.executable, str(source), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -169,7 +168,6 @@ def test_classes_of_a_script_work_in_another_process(tmp_path):
 
 
 def local():
-    """A local class, with values that only its function can name."""
     scale = 3.0
 
     class Local(pm.Module):
@@ -206,12 +204,7 @@ def test_in_the_same_process_it_is_the_same_class():
         assert jnp.array_equal(copied(*args), 6.0 * ramp(2))
 
 
-# ---- states that a class defines
-
-
 class Cached(pm.Module):
-    """Defines its pickled state, and how to restore it."""
-
     x: jax.Array
     cache: object
     act: object = jnp.negative
@@ -226,8 +219,6 @@ class Cached(pm.Module):
 
 
 class PythonsGetter(pm.Module):
-    """Changes the default state of Python, which is the instance's dict."""
-
     x: jax.Array
     cache: object
 
@@ -268,8 +259,6 @@ def test_what_a_class_says_of_its_pickles_is_done(copied):
 
 
 class Stating(pm.Module):
-    """Its state is what it prints."""
-
     weight: Any
     other: Any
 
@@ -287,12 +276,7 @@ def test_an_own_state_has_computed_leaves_ties_and_roles():
         assert jax.tree.structure(copied) == jax.tree.structure(each)
 
 
-# ---- functions in fields
-
-
 class Acts(pm.Module):
-    """Functions in fields of every kind."""
-
     x: Any
     act: Any = jax.nn.relu
     fixed: Any = pm.field(static=True, default=None)

@@ -17,12 +17,10 @@ models = trees.map(lambda tree: Boxed([tree, ramp(1), {"a": affine()}]))
 
 
 def roles(tree):
-    """The role of each leaf."""
     return [loc.role for loc in locations(tree)]
 
 
 def mlp():
-    """Three layers of two arrays each."""
     return nn.MLP(2, 3, width_size=4, depth=2, key=jax.random.key(0))
 
 

@@ -16,8 +16,6 @@ from tests.helpers.trees import Affine, ramp
 
 
 class Language(pm.Module):
-    """An embedding, and a head of the same shape."""
-
     embed: nn.Embedding
     head: nn.Linear
 
@@ -26,8 +24,6 @@ class Language(pm.Module):
 
 
 class Coder(pm.Module):
-    """An encoder, and a decoder of the transposed shape."""
-
     encoder: nn.Linear
     decoder: nn.Linear
 
@@ -36,56 +32,45 @@ class Coder(pm.Module):
 
 
 class Pair(pm.Module):
-    """Two of anything."""
-
     a: object
     b: object
 
 
 class Blocks(pm.Module):
-    """Layers in a list, in a dict, and one more."""
-
     items: list
     table: dict
     last: nn.Linear
 
 
 def linear(seed=0):
-    """Square."""
     return nn.Linear(3, 3, key=jax.random.key(seed))
 
 
 def language():
-    """Untied."""
     keys = jax.random.split(jax.random.key(0))
     return Language(nn.Embedding(5, 3, key=keys[0]), nn.Linear(3, 5, key=keys[1]))
 
 
 def tied_language():
-    """Tied."""
     return pm.tie(language(), "head.weight", to="embed.weight")
 
 
 def coder(*, key=None):
-    """Tied through a function."""
     keys = jax.random.split(jax.random.key(0) if key is None else key)
     model = Coder(nn.Linear(3, 2, key=keys[0]), nn.Linear(2, 3, key=keys[1]))
     return pm.tie(model, "decoder.weight", to="encoder.weight", through=jnp.transpose)
 
 
 def blocks():
-    """Untied."""
     return Blocks([linear(0), linear(1)], {"a": linear(2)}, linear(3))
 
 
 def crossed():
-    """Five arrays, of which two are tied to a pair of others."""
     model = Pair(Pair(ramp(2), ramp(2)), Pair(ramp(2), Pair(ramp(2), ramp(2))))
     return pm.tie(model, "b.b", to="a")
 
 
 def read(model):
-    """The values at the tied path, and at its source."""
     if isinstance(model, Language):
         return model.head.weight, model.embed.weight
     return model.decoder.weight, model.encoder.weight.T
@@ -128,9 +113,6 @@ def test_the_program_is_the_hand_written_one():
     assert "weight=f32[5,3] tied to embed.weight" in repr(tied_language())
 
 
-# ---- what may be tied
-
-
 def test_layers_are_tied_whole():
     """In lists and dicts, too; a pattern names several places."""
     model = pm.tie(blocks(), "items[1]", to="items[0]")
@@ -144,8 +126,6 @@ def test_layers_are_tied_whole():
 
 
 class Act(pm.Module):
-    """A layer with a function as configuration."""
-
     w: jax.Array
     act: object = pm.field(static=True)
 
@@ -208,13 +188,11 @@ def test_a_computed_leaf_and_an_array_are_tied_like_two_arrays():
 
 
 def two_linear(*, key):
-    """Two layers that may be tied."""
     keys = jax.random.split(key)
     return nn.Sequential([nn.Linear(3, 2, key=keys[0]), nn.Linear(2, 3, key=keys[1])])
 
 
 def transposed(model, below=""):
-    """Tied through a function, below a path."""
     places = (f"{below}layers[{i}].weight" for i in (1, 0))
     return pm.tie(model, next(places), to=next(places), through=jnp.transpose)
 
@@ -273,8 +251,6 @@ def test_many_ties_take_linear_time(use):
 
     assert is_linear(lambda n: lambda: use(models[n]), 10)
 
-
-# ---- what may not
 
 TIED = r"(?s)head\.weight.*embed\.weight"
 FIRST, LAST = "items[1].weight", "last.weight"
