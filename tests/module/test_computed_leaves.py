@@ -8,7 +8,6 @@ import pickle
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import pytreemod as pm
@@ -132,6 +131,10 @@ def test_value_gradient_and_program_are_those_of_the_formula():
     assert operations(jax.grad(by_leaf), model, x) == operations(split, parts, x)
     through = pm.filter_jit(pm.filter_grad(lambda m: jnp.sum(pm.resolve(m)(1.0))))(generated())
     np.testing.assert_allclose(pm.named_leaves(through)["weight.factor"], 3.0)
+    # The updated model is a model.
+    grads = pm.filter_grad(loss)(generated())
+    assert len(jax.tree.leaves(grads)) == 3
+    assert_reads(pm.apply_updates(generated(), jax.tree.map(jnp.zeros_like, grads)))
 
 
 def test_roles_and_paths_reach_into_it():
@@ -144,30 +147,6 @@ def test_roles_and_paths_reach_into_it():
     np.testing.assert_allclose(changed.weight, model.weight - ramp(2, 1) @ ramp(1, 3))
     picked = pm.select.at(lambda m: m.weight)(model)
     assert jax.tree.leaves(picked) == [True, True, True, False]
-
-
-def test_it_is_trained_and_saved(tmp_path):
-    """One slot of optax and one array in the file for each leaf; computed again after a load."""
-    model, x = linear_with(low_rank()), ramp(3)
-    optimizer = optax.sgd(1e-5, momentum=0.9)
-
-    @pm.filter_jit
-    def step(model, state):
-        loss, grads = pm.filter_value_and_grad(lambda m: jnp.sum(m(x) ** 2))(model)
-        updates, state = optimizer.update(grads, state)
-        return loss, pm.apply_updates(model, updates), state
-
-    state = optimizer.init(pm.trainable(model)[0])
-    losses = []
-    for _ in range(3):
-        loss, model, state = step(model, state)
-        losses.append(float(loss))
-    assert losses[0] > losses[1] > losses[2]
-    assert len(jax.tree.leaves(state)) == 4
-    pm.save(tmp_path / "model", model)
-    found = pm.load(tmp_path / "model", linear_with(low_rank()))
-    assert found == model
-    np.testing.assert_allclose(found.weight, model.weight)
 
 
 def test_computed_is_the_functions_value():
@@ -227,18 +206,6 @@ def test_prefix_trees_name_the_parts():
         assert call(axes, many).shape == (2, 2)
     factors = pm.tree_at("weight.factor", made, jnp.ones(4))
     assert call(pm.by({"weight.factor": 0, ...: None}), factors).shape == (4, 2)
-
-
-def test_on_a_mesh_the_parts_have_other_shapes():
-    """As long as the axes are the same."""
-    made = generated(Scaled(ramp(4), jnp.asarray(2.0)))
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    specs = pm.by({"weight.array": jax.P("d"), ...: jax.P()})
-
-    read = pm.filter_shard_map(
-        lambda m: m.weight, mesh=mesh, in_specs=(specs,), out_specs=jax.P("d")
-    )
-    np.testing.assert_allclose(read(made), made.weight)
 
 
 def test_an_rnn_computes_it_once():
@@ -362,11 +329,3 @@ def test_what_has_no_value_is_not_read(use, error, text):
     """Several models as one, a part of a model, derivatives, what computes no array."""
     with pytest.raises(error, match=text):
         use(generated())
-
-
-def test_gradients_update_the_model():
-    """They have its leaves; the updated model is a model."""
-    grads = pm.filter_grad(loss)(generated())
-
-    assert len(jax.tree.leaves(grads)) == 3
-    assert_reads(pm.apply_updates(generated(), jax.tree.map(jnp.zeros_like, grads)))

@@ -8,7 +8,6 @@ import pickle
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import pytreemod as pm
@@ -325,26 +324,6 @@ def test_the_tree_has_what_is_trained():
     assert "unconstrained=Array(0.69" in text
     assert "scale=positive(unconstrained=True)" in repr(jax.tree.map(lambda _: True, model))
     assert "scale=positive(f32[2])" in repr(pm.filter_vmap(kernel)(jnp.ones(2)))
-
-
-def test_training_never_leaves_the_bounds():
-    """With steps that are much too large."""
-    model = kernel()
-    optimizer = optax.sgd(5.0)
-    state = optimizer.init(pm.trainable(model)[0])
-
-    @pm.filter_jit
-    def step(model, state):
-        gradients = pm.filter_grad(lambda m: m(jnp.float32(1.0)) ** 2)(model)
-        updates, state = optimizer.update(gradients, state)
-        return pm.apply_updates(model, updates), state
-
-    for _ in range(5):
-        model, state = step(model, state)
-        assert float(model.scale) > 0
-        assert float(model.shares.min()) > 0
-        assert float(model.shares.sum()) == pytest.approx(1)
-    assert model.noise == 0.25
 
 
 def test_the_constraint_is_structure():

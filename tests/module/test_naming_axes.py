@@ -51,17 +51,17 @@ def test_an_annotation_names_axes(annotation: Any, value: Any, names: Any):
 TWO = ("out_features_0", "out_features_1")
 
 
-@pytest.mark.parametrize(
-    ("make", "names"),
-    [
-        (lambda k: nn.Conv2d(3, 4, 3, key=k), ("out_channels", "group_channels", None, None)),
-        (lambda k: nn.Einsum("...i,io->...o", (3, 4), 4, key=k), ("i", "o")),
-        (lambda k: nn.LinearGeneral(3, 4, key=k), ("in_features", "out_features")),
-        (lambda k: nn.LinearGeneral(3, (2, 4), key=k), ("in_features", *TWO)),
-        (lambda k: nn.Embedding(5, 3, key=k), ("num_embeddings", "embedding_size")),
-        (lambda k: nn.LayerNorm(3), (None,)),
-    ],
-)
+LAYERS = [
+    (lambda k: nn.Conv2d(3, 4, 3, key=k), ("out_channels", "group_channels", None, None)),
+    (lambda k: nn.Einsum("...i,io->...o", (3, 4), 4, key=k), ("i", "o")),
+    (lambda k: nn.LinearGeneral(3, 4, key=k), ("in_features", "out_features")),
+    (lambda k: nn.LinearGeneral(3, (2, 4), key=k), ("in_features", *TWO)),
+    (lambda k: nn.Embedding(5, 3, key=k), ("num_embeddings", "embedding_size")),
+    (lambda k: nn.LayerNorm(3), (None,)),
+]
+
+
+@pytest.mark.parametrize(("make", "names"), LAYERS)
 def test_layers_name_their_axes(make: Any, names: Any, key: jax.Array):
     """An axis that a map adds in front has no name until it gets one, and takes none of theirs."""
     layers = pm.filter_vmap(make)(jax.random.split(key, 2))

@@ -37,32 +37,25 @@ import jax, jax.numpy as jnp
 import pytreemod as pm
 T = TypeVar("T")
 class Scales:
-    def scaled(self, x):
-        return self.weight * x
+    def scaled(self, x): return self.weight * x
 class Base(Scales, pm.Module, Generic[T]):
     weight: jax.Array = pm.field(converter=jnp.asarray)
     @abc.abstractmethod
-    def rule(self, x):
-        ...
-    def __call__(self, x):
-        return self.rule(self.scaled(x))
+    def rule(self, x): ...
+    def __call__(self, x): return self.rule(self.scaled(x))
 class Written(Base[int]):
     size: int = pm.field(static=True, default=3)
     mean: Any = pm.buffer(default=1.0)
     parts: list = pm.field(default_factory=lambda: [2.0])
     activation: Callable = jnp.tanh
     F: Callable = jnp.sin
-    def rule(self, x):
-        return self.activation(x) + self.F(self.mean * self.size) + self.parts[0]
+    def rule(self, x): return self.activation(x) + self.F(self.mean * self.size) + self.parts[0]
     @pm.filter_jit
-    def jitted(self, x):
-        return self(x)
+    def jitted(self, x): return self(x)
     @jax.jit
-    def plainly(self, x):
-        return self(x)
+    def plainly(self, x): return self(x)
     @property
-    def again(self):
-        return type(self)(self.weight)
+    def again(self): return type(self)(self.weight)
 class Own(pm.Module):
     inner: Any
     kind: str = pm.field(static=True)
@@ -70,37 +63,29 @@ class Own(pm.Module):
     def __init__(self, inner):
         self.inner, self.kind = inner, "own"
         self.set_more()
-    def set_more(self):
-        self.doubled = self.inner
+    def set_more(self): self.doubled = self.inner
     def __check_init__(self):
         if not hasattr(self.inner, "shape") and type(self.inner) is not Written:
             raise ValueError("checked")
-    def of_example(self, x):
-        return EXAMPLE.inner(x)
+    def of_example(self, x): return EXAMPLE.inner(x)
 class Sub(Own):
     extra: Any = None
     @property
-    def doubled(self):
-        return 2 * self.inner
-    def set_more(self):
-        self.extra = 3.0
+    def doubled(self): return 2 * self.inner
+    def set_more(self): self.extra = 3.0
 class Posted(pm.Module):
     x: Any
     y: Any = pm.field(init=False)
-    def __post_init__(self):
-        self.y = 2 * self.x
-class Layer(pm.nn.Linear):
-    name: str = "layer"
+    def __post_init__(self): self.y = 2 * self.x
+class Layer(pm.nn.Linear): name: str = "layer"
 class Plain(pm.Module):
     a: jax.Array
     n: int = pm.field(static=True, default=2)
-    def early(self):
-        return EARLY.a
+    def early(self): return EARLY.a
 EARLY = Plain(jnp.ones(2))  # Pickled with its class, before that has any fields.
 EXAMPLE = Own(Written(jnp.ones(2)))
 @pm.filter_jit
-def step(model, x):
-    return model(x), jax.tree.map(lambda leaf: 2 * leaf, model)
+def step(model, x): return model(x), jax.tree.map(lambda leaf: 2 * leaf, model)
 def results(found):
     x = jnp.ones(2)
     made = Written(x, size=2)
@@ -283,8 +268,7 @@ class Acts(pm.Module):
 
     @staticmethod
     @jax.jit
-    def named(x):
-        """Found in its class."""
+    def named(x): ...
 
 
 FUNCTIONS = (jax.nn.silu, jax.nn.relu, jnp.add, np.tanh, jax.nn.softmax, len, Acts.named)
