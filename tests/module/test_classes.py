@@ -16,32 +16,12 @@ import pytest
 import pytreemod as pm
 from pytreemod import AbstractClassVar, AbstractVar
 from pytreemod.errors import FieldError, FieldWarning, FrozenError
-from tests.helpers import string_annotations
+from tests.helpers import string_annotations, trees
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
-from tests.helpers.trees import (
-    AbstractLayer,
-    Affine,
-    Buffered,
-    Child,
-    ConcreteLayer,
-    Defaults,
-    Empty,
-    OwnInit,
-    Parent,
-    PropertyLayer,
-    Static,
-    affine,
-    double,
-    ramp,
-)
+from tests.helpers.trees import affine, double, new, ramp
 
 positive = pm.constraints.positive
-
-
-def new(*bases, fields=(), **body):
-    body = {"__annotations__": dict(fields), "__module__": __name__, **body}
-    return type(pm.Module)("Made", bases or (pm.Module,), body)
 
 
 class Counting(type):
@@ -75,7 +55,7 @@ def test_field_takes_what_dataclasses_field_takes():
 
 def test_buffer_is_left_alone_by_filter_grad():
     """A buffer is data that goes through transforms, but no gradient and no trainable leaf."""
-    model = Buffered(ramp(2), ramp(2), ramp(2))
+    model = trees.Buffered(ramp(2), ramp(2), ramp(2))
     gradient = pm.filter_grad(lambda m: jnp.sum(m.weight * m.mean * m.low_rank))(model)
 
     assert len(jax.tree.leaves(model)) == 3
@@ -86,13 +66,8 @@ def test_buffer_is_left_alone_by_filter_grad():
 
 def test_class_variables_are_no_fields():
     """ClassVar, evaluated or as a string, and attributes without annotation."""
-
-    class Layer(pm.Module):
-        x: int
-        kind: ClassVar[str] = "layer"
-        other: "typing.ClassVar[int]" = 3
-        plain = [1]  # noqa: RUF012
-
+    fields = {"x": int, "kind": ClassVar[str], "other": "typing.ClassVar[int]"}
+    Layer = new(fields=fields, kind="layer", other=3, plain=[1], __module__=__name__)
     assert [f.name for f in dataclasses.fields(Layer)] == ["x"]
     assert (Layer(1).kind, Layer(1).other, Layer(1).plain) == ("layer", 3, [1])
     fields = dataclasses.fields(string_annotations.Written)
@@ -102,17 +77,11 @@ def test_class_variables_are_no_fields():
 
 def test_a_field_a_property_or_a_class_attribute_provides():
     """Each of the three makes the class concrete, and none is a field because it is abstract."""
-
-    class ByClassAttribute(AbstractLayer):
-        weight = 3.0
-        label = "class"
-
-        def __call__(self, x):
-            return self.weight * x
-
-    assert ConcreteLayer(ramp(2)).weight.shape == (2,)
-    assert PropertyLayer(ramp(2)).weight.tolist() == [1.0, 4.0]
-    assert (ByClassAttribute()(2.0), jax.tree.leaves(ByClassAttribute())) == (6.0, [])
+    body = {"weight": 3.0, "label": "class", "__call__": lambda self, x: self.weight * x}
+    by_attribute = new(trees.AbstractLayer, **body)()
+    assert trees.ConcreteLayer(ramp(2)).weight.shape == (2,)
+    assert trees.PropertyLayer(ramp(2)).weight.tolist() == [1.0, 4.0]
+    assert (by_attribute(2.0), jax.tree.leaves(by_attribute)) == (6.0, [])
     assert string_annotations.Provided(1.0).names == ["a"]
     late = new(new(fields={"x": AbstractVar[int], "y": int}), fields={"x": int})
     assert [f.name for f in dataclasses.fields(late)] == ["y", "x"]
@@ -154,7 +123,6 @@ def test_every_spelling():
 
 def test_abstract_base_classes_work():
     """isinstance with registered classes, abstract methods and properties are ABC's."""
-
     abstract = new(size=property(abc.abstractmethod(lambda self: 1)))
     abstract.register(Counting)
     assert isinstance(Counting("Stranger", (), {}), abstract)
@@ -256,17 +224,17 @@ def test_a_post_init_that_does_not_run_is_told():
 
 def test_source_help_and_module_are_those_of_the_file():
     """inspect and pydoc find the class where it was written."""
-    assert inspect.getsource(Affine).startswith("class Affine(pm.Module):")
-    assert inspect.getsourcefile(Affine).endswith("trees.py")
-    assert Affine.__module__ == "tests.helpers.trees"
-    text = pydoc.render_doc(Affine, renderer=pydoc.plaintext)
+    assert inspect.getsource(trees.Affine).startswith("class Affine(pm.Module):")
+    assert inspect.getsourcefile(trees.Affine).endswith("trees.py")
+    assert trees.Affine.__module__ == "tests.helpers.trees"
+    text = pydoc.render_doc(trees.Affine, renderer=pydoc.plaintext)
     assert "class Affine" in text
     assert "scaled(self, x" in text
-    assert Affine.__init__.__qualname__ == "Affine.__init__"
+    assert trees.Affine.__init__.__qualname__ == "Affine.__init__"
     # Annotations are those that were written; a base's are its own.
-    assert inspect.get_annotations(Affine) == {"weight": jax.Array, "bias": jax.Array}
-    assert "weight" not in inspect.get_annotations(Parent)
-    assert typing.get_type_hints(Child)["name"] is str
+    assert inspect.get_annotations(trees.Affine) == {"weight": jax.Array, "bias": jax.Array}
+    assert "weight" not in inspect.get_annotations(trees.Parent)
+    assert typing.get_type_hints(trees.Child)["name"] is str
     assert typing.get_type_hints(pm.Module) == {}
     assert typing.get_type_hints(string_annotations.Provided)["weight"] is jax.Array
 
@@ -274,14 +242,25 @@ def test_source_help_and_module_are_those_of_the_file():
 def test_equality_is_one_bool_and_hashes_agree():
     """Class, configuration and leaves count; where all leaves hash, instances may be keys."""
     for a, b in (
-        (Static(1, 2), Static(1, 3)),
+        (trees.Static(1, 2), trees.Static(1, 3)),
         (affine(), affine(start=2.0)),
-        (OwnInit(2), Parent(2)),
-        (Defaults(1.0, act=double), Defaults(1.0, act=max)),
+        (trees.OwnInit(2), trees.Parent(2)),
+        (trees.Defaults(1.0, act=double), trees.Defaults(1.0, act=max)),
     ):
         assert [a == b, a != b, a == 1] == [False, True, False]
-    assert hash(Static(1, 2)) == hash(Static(1, 2))
-    assert len({Static(1, 2), Static(1, 2), Static(1, 3), Empty(), Empty()}) == 3
+    assert hash(trees.Static(1, 2)) == hash(trees.Static(1, 2))
+    assert (
+        len(
+            {
+                trees.Static(1, 2),
+                trees.Static(1, 2),
+                trees.Static(1, 3),
+                trees.Empty(),
+                trees.Empty(),
+            }
+        )
+        == 3
+    )
     # JAX would take a model for a function by its hash, and compile once for all models.
     for use in (hash, lambda model: jax.jit(model)(1.0)):
         with pytest.raises(TypeError, match="hash"):
@@ -319,7 +298,7 @@ REFUSED = [
     (lambda: new(fields={"x": AbstractClassVar[int]}, x=SIZE), FieldError, r"Made.*\bx\b"),
     (lambda: Forbidden(1), FieldError, "Cannot instantiate.*Forbidden"),
     (Forced, FieldError, "Cannot instantiate.*Forced"),
-    (AbstractLayer, TypeError, r"(?s)label.*weight.*__call__"),
+    (trees.AbstractLayer, TypeError, r"(?s)label.*weight.*__call__"),
     (string_annotations.Interface, FieldError, "abstract attributes label, names, weight"),
     # As a field it could never be read; nor could one in the place of a base's property.
     (declared(size=SIZE), FieldError, r"Made\.size"),

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import sys
-import typing
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,38 +11,20 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError, FrozenError
-from tests.helpers import string_annotations
-from tests.helpers.trees import (
-    Affine,
-    Checked,
-    Child,
-    Converted,
-    Defaults,
-    DefaultsUnderOwnInit,
-    Empty,
-    Factories,
-    Holder,
-    KeywordsOnly,
-    OwnInit,
-    Parent,
-    Prepared,
-    Static,
-    affine,
-    double,
-    ramp,
-)
+from tests.helpers import string_annotations, trees
+from tests.helpers.trees import affine, double, new, ramp
 
 SIGNATURES = [
-    (Affine, "(weight, bias)"),
-    (Empty, "()"),
-    (Defaults, "(weight, scale=, name=, act=, bias=, inner=)"),
-    (Factories, "(parts=, table=)"),
-    (KeywordsOnly, "(*, scale=, weight)"),
-    (Prepared, "(scale, weight)"),
-    (OwnInit, "(size, *, use_bias=)"),
-    (Parent, "(size, *, use_bias=)"),
-    (Child, "(name, size)"),
-    (DefaultsUnderOwnInit, "(size)"),
+    (trees.Affine, "(weight, bias)"),
+    (trees.Empty, "()"),
+    (trees.Defaults, "(weight, scale=, name=, act=, bias=, inner=)"),
+    (trees.Factories, "(parts=, table=)"),
+    (trees.KeywordsOnly, "(*, scale=, weight)"),
+    (trees.Prepared, "(scale, weight)"),
+    (trees.OwnInit, "(size, *, use_bias=)"),
+    (trees.Parent, "(size, *, use_bias=)"),
+    (trees.Child, "(name, size)"),
+    (trees.DefaultsUnderOwnInit, "(size)"),
     (string_annotations.Initialized, "(size=)"),
 ]
 
@@ -71,42 +53,33 @@ def test_signature():
 
 def test_defaults_are_shared_and_factories_are_called():
     """A default is one object, also a Module; a factory makes one for each instance, if asked."""
-
-    class Outer(pm.Module):
-        inner: Affine = Affine(1.0, 2.0)
-        made: Affine = pm.field(default=Affine(3.0, 4.0))
-
-    assert jax.tree.leaves(Outer()) == [1.0, 2.0, 3.0, 4.0]
-    assert Outer().inner is Outer().inner
-    assert Defaults(1.0).inner is Defaults(2.0).inner
-    assert Factories().parts is not Factories().parts
-    assert Factories([1]).parts == [1]
-    assert Defaults(1.0, 5.0).scale == 5.0
+    made = pm.field(default=trees.Affine(3.0, 4.0))
+    outer = new(fields={"inner": Any, "made": Any}, inner=trees.Affine(1.0, 2.0), made=made)
+    assert jax.tree.leaves(outer()) == [1.0, 2.0, 3.0, 4.0]
+    assert outer().inner is outer().inner
+    assert trees.Defaults(1.0).inner is trees.Defaults(2.0).inner
+    assert trees.Factories().parts is not trees.Factories().parts
+    assert trees.Factories([1]).parts == [1]
+    assert trees.Defaults(1.0, 5.0).scale == 5.0
     # Also a field that an own `__init__` does not set.
-    made = DefaultsUnderOwnInit(2)
+    made = trees.DefaultsUnderOwnInit(2)
     assert (made.scale, made.act, len(jax.tree.leaves(made))) == (2.0, double, 2)
 
 
 def test_a_class_attribute_that_is_assigned_later_hides_no_field():
     """Instances from before and after, of all origins, have their own value; a function, too."""
-
-    class Base(pm.Module):
-        act: object
-        size: int
-
-    class Sub(Base):
-        pass
-
+    base = new(fields={"act": object, "size": int})
+    sub = new(base)
     same = pm.filter_jit(lambda m: m)
-    before, waiting = Sub(double, 1), same(Sub(double, 1))
-    Base.act, Base.size = lambda self, x: x, 2
-    assert (Base.act(None, 3), Sub.size) == (3, 2)
-    made = [before, waiting, jax.tree.map(lambda x: x, before), same(Sub(double, 1))]
-    assert [(m.act, m.size) for m in [*made, Sub(double, 1)]] == [(double, 1)] * 5
+    before, waiting = sub(double, 1), same(sub(double, 1))
+    base.act, base.size = lambda self, x: x, 2
+    assert (base.act(None, 3), sub.size) == (3, 2)
+    made = [before, waiting, jax.tree.map(lambda x: x, before), same(sub(double, 1))]
+    assert [(m.act, m.size) for m in [*made, sub(double, 1)]] == [(double, 1)] * 5
     assert pm.tree_at(lambda m: m.size, waiting, 3).size == 3
-    del Base.act
-    assert not hasattr(Base, "act")
-    assert same(Sub(double, 1)).act is double
+    del base.act
+    assert not hasattr(base, "act")
+    assert same(sub(double, 1)).act is double
 
 
 def test_converters_are_inherited_and_can_be_overridden():
@@ -115,61 +88,46 @@ def test_converters_are_inherited_and_can_be_overridden():
     def convert(value: list[int]) -> jax.Array:
         return jnp.asarray(value)
 
-    class Base(pm.Module):
-        weight: jax.Array = pm.field(converter=convert)
-        other: int = pm.field(converter=lambda x: x)
-        third: object = pm.field(converter=str)
-
-    class Other(Base):
-        third: str
-
-    hints = Other.__init__.__annotations__
-    assert (hints["weight"], hints["other"], hints["third"]) == (list[int], typing.Any, str)
-    made = Other([1], 2, 3)
+    functions = {"weight": convert, "other": lambda x: x, "third": str}
+    declared = {name: pm.field(converter=function) for name, function in functions.items()}
+    base = new(fields=dict.fromkeys(functions, object), **declared)
+    other = new(base, fields={"third": str})
+    hints = other.__init__.__annotations__
+    assert (hints["weight"], hints["other"], hints["third"]) == (list[int], Any, str)
+    made = other([1], 2, 3)
     assert (made.weight.shape, made.other, made.third) == ((1,), 2, 3)
-    assert type("Same", (Base,), {})([1], 2, 3).third == "3"
+    assert new(base)([1], 2, 3).third == "3"
 
 
 def test_checks_run_after_converters_and_refuse_instances():
     """From the class up to its bases, when the instance is finished; `replace` checks again."""
-    assert Prepared(2.0, ramp(2)).scaled.tolist() == [2.0, 4.0]
-    assert not hasattr(Prepared(2.0, ramp(2)), "scale")
+    assert trees.Prepared(2.0, ramp(2)).scaled.tolist() == [2.0, 4.0]
+    assert not hasattr(trees.Prepared(2.0, ramp(2)), "scale")
     shapes = [string_annotations.Initialized(*size).weight.shape for size in ((2,), ())]
     assert shapes == [(2,), (3,)]
     seen = []
 
-    class Base(pm.Module):
-        x: int = pm.field(converter=lambda v: seen.append("converter") or v)
-
-        def __check_init__(self):
-            seen.append("base check")
-
-    class Layer(Base):
-        def __init__(self, x):
-            seen.append("init")
-            self.x = x
-
-        def __check_init__(self):
-            seen.append(f"check of {self.x}")
-            assert len(jax.tree.leaves(self)) == 1
-
-    Layer(1)
-    assert seen == ["init", "converter", "check of 1", "base check"]
+    x = pm.field(converter=lambda v: seen.append("converter") or v)
+    base = new(fields={"x": int}, x=x, __check_init__=lambda self: seen.append("base check"))
+    init = lambda self, x: seen.append("init") or setattr(self, "x", x)  # noqa: E731
+    check = lambda self: seen.append((self.x, jax.tree.leaves(self)))  # noqa: E731
+    new(base, __init__=init, __check_init__=check)(1)
+    assert seen == ["init", "converter", (1, [1]), "base check"]
     with pytest.raises(ValueError, match="low 2 is above high 1"):
-        Checked(2, 1)
+        trees.Checked(2, 1)
     with pytest.raises(ValueError, match="low 5"):
-        Checked(1, 2).replace(low=5)
-    assert jax.tree.map(lambda x: -x, Checked(1, 2)).low == -1
+        trees.Checked(1, 2).replace(low=5)
+    assert jax.tree.map(lambda x: -x, trees.Checked(1, 2)).low == -1
 
 
 def test_replace_converts_checks_and_divides_again():
     """It is construction with the other fields unchanged, whatever the class's __init__ is."""
-    assert Converted([1.0]).replace(weight=[3.0]).weight.tolist() == [3.0]
-    layer = Child("a", 2).replace(name="b", offset=1)
+    assert trees.Converted([1.0]).replace(weight=[3.0]).weight.tolist() == [3.0]
+    layer = trees.Child("a", 2).replace(name="b", offset=1)
     assert (layer.name, layer.size) == ("b", 2)
     assert isinstance(layer.offset, jax.Array)
     for first, then, leaves in ((affine(), double, 0), (double, "text", 0), (double, 1.0, 1)):
-        assert len(jax.tree.leaves(Holder(first).replace(content=then))) == leaves
+        assert len(jax.tree.leaves(trees.Holder(first).replace(content=then))) == leaves
     if sys.version_info >= (3, 13):
         assert copy.replace(layer, name="c").name == "c"
 
@@ -207,38 +165,22 @@ def test_values_are_stored_as_they_are():
     """No value is exchanged for another that Python calls equal."""
 
     for value in (float("nan"), -0.0, 0.0, True, 1, 1.0):
-        made = Static(value, value)
+        made = trees.Static(value, value)
         assert repr((made.weight, made.size)) == repr((value, value))
 
 
-class Forgetful(pm.Module):
-    weight: jax.Array
-    bias: jax.Array
-
-    def __init__(self):
-        self.weight = ramp(1)
-
-
-class WithoutSuper(Forgetful):
-    def __init__(self):
-        self.bias = ramp(1)
-
-
-class Unset(pm.Module):
-    weight: jax.Array = pm.field(init=False)
-
-
-class Sub(OwnInit):
-    extra: int
+def setting(*bases, **values):
+    """A class whose `__init__` sets these fields alone."""
+    return new(*bases, __init__=lambda self: [setattr(self, *item) for item in values.items()])
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (Forgetful, "Forgetful.*bias"),
-        (WithoutSuper, "WithoutSuper.*weight"),
-        (Unset, "Unset.*weight"),
-        (lambda: Sub(2), "Sub.*extra"),
+        (setting(trees.Affine, weight=1), "Made.*bias"),
+        (setting(setting(trees.Affine, weight=1), bias=1), "Made.*weight"),
+        (new(fields={"x": int}, x=pm.field(init=False)), "Made.*'x'"),
+        (lambda: new(trees.OwnInit, fields={"extra": int})(2), "Made.*extra"),
         (lambda: affine().replace(wieght=ramp(2)), r"Affine\.replace.*wieght.*weight"),
     ],
 )

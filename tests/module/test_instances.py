@@ -20,21 +20,10 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError, FieldWarning, FrozenError
+from tests.helpers import trees
 from tests.helpers.comparing import assert_same
 from tests.helpers.racing import race
-from tests.helpers.trees import (
-    MODULES,
-    Affine,
-    Boxed,
-    Child,
-    Holder,
-    OwnInit,
-    Pair,
-    Static,
-    affine,
-    double,
-    ramp,
-)
+from tests.helpers.trees import affine, double, new, ramp
 
 T = TypeVar("T")
 
@@ -42,14 +31,14 @@ CONFIGURATION = [
     *(double, lambda x: x, max, [].append, operator.itemgetter(1), optax.sgd(0.1).init),
     *(jax.jit(double), jax.nn.relu, jax.vmap(double), jax.grad(double)),
     *(jax.custom_jvp(double), jax.custom_vjp(double), np.exp, jnp.add),
-    *(ft.partial(double, 1), ft.partial(str.join, ","), int, Affine),
+    *(ft.partial(double, 1), ft.partial(str.join, ","), int, trees.Affine),
     *("text", enum.StrEnum("Mode", ["TRAIN"]).TRAIN),
 ]
 DATA = [
     *(1, 1.0, 1j, True, None, np.float32(1), b"bytes", object(), frozenset({1})),
     *(ramp(2), np.ones(2), jax.random.key(0), jax.ShapeDtypeStruct((), jnp.float32)),
-    *([1], (double, 1), {"a": "b"}, Pair(1, 2), enum.Enum("Color", ["RED"]).RED),
-    *(affine(), OwnInit(2), affine().scaled, pm.Partial(double, 1), pm.filter_jit(double)),
+    *([1], (double, 1), {"a": "b"}, trees.Pair(1, 2), enum.Enum("Color", ["RED"]).RED),
+    *(affine(), trees.OwnInit(2), affine().scaled, pm.Partial(double, 1), pm.filter_jit(double)),
     *(pm.filter_jit(affine()), jax.tree_util.Partial(double, 1), optax.sgd(0.1)),
 ]
 
@@ -57,12 +46,12 @@ DATA = [
 def test_callables_strings_and_classes_are_configuration_and_everything_else_is_data():
     """Without a declaration: JAX cannot have them as data; unknown objects are children."""
     for value in CONFIGURATION:
-        assert jax.tree.leaves(Holder(value)) == []
-        assert jax.tree.map(lambda x: 1 / 0, Holder(value)).content is value
+        assert jax.tree.leaves(trees.Holder(value)) == []
+        assert jax.tree.map(lambda x: 1 / 0, trees.Holder(value)).content is value
     for value in DATA:
-        found = jax.tree.structure(Holder(value)).num_leaves
+        found = jax.tree.structure(trees.Holder(value)).num_leaves
         assert found == jax.tree.structure(value).num_leaves
-        children, _ = pm.tree_flatten_one_level(Holder(value))
+        children, _ = pm.tree_flatten_one_level(trees.Holder(value))
         assert children == [value] if not pm.is_array(value) else children[0] is value
 
 
@@ -76,18 +65,20 @@ class Assigning(pm.Module):
 
 def test_an_array_in_a_static_field_is_told():
     """By construction, replace and under a trace, at the line that makes the instance."""
-    for make in (Static, Assigning):
+    for make in (trees.Static, Assigning):
         with pytest.warns(FieldWarning, match=rf"(?s){make.__name__}\.size.*f32\[2\]") as told:
             make(ramp(2), ramp(2))
         assert told[0].filename == __file__
     with pytest.warns(FieldWarning, match=r"(?s)Static\.size.*key"):
-        Static(1.0, 2).replace(size=jax.random.key(0))
+        trees.Static(1.0, 2).replace(size=jax.random.key(0))
     with pytest.warns(FieldWarning, match=r"Static\.size"):
-        assert_same(jax.jit(lambda x: Static(1.0, x).size * 2)(ramp(2)), 2 * ramp(2))
+        assert_same(jax.jit(lambda x: trees.Static(1.0, x).size * 2)(ramp(2)), 2 * ramp(2))
     # NumPy's scalars have a hash and an `==`: there is no warning.
     for value in (np.prod((2, 3)), np.bool_(True), np.float32(1), (np.int8(1),)):
-        made = Static(ramp(2), value)
-        assert jax.tree.structure(made) == jax.tree.structure(Static(ramp(2), copy.copy(value)))
+        made = trees.Static(ramp(2), value)
+        assert jax.tree.structure(made) == jax.tree.structure(
+            trees.Static(ramp(2), copy.copy(value))
+        )
         assert_same(jax.jit(lambda m: m.weight)(made), ramp(2))
 
 
@@ -106,15 +97,15 @@ def test_construction_never_flattens_field_values():
             return cls()
 
     thing = Touchy()
-    for value in (thing, [thing], {"a": thing}, Holder(thing), Affine(thing, thing)):
-        Holder(value)
+    for value in (thing, [thing], {"a": thing}, trees.Holder(thing), trees.Affine(thing, thing)):
+        trees.Holder(value)
         Assigning(value, 2)
     assert opened == []
 
 
 def test_flatten_gives_the_fields_in_order():
     """The children are the data fields in the order of declaration, by attribute."""
-    for make in MODULES.values():
+    for make in trees.MODULES.values():
         module = make()
         pairs, _ = jtu.tree_flatten_with_path(module, is_leaf=lambda x, m=module: x is not m)
         names = [path[0].name for path, _ in pairs]
@@ -126,22 +117,13 @@ def test_flatten_gives_the_fields_in_order():
 def test_unflatten_runs_nothing_of_the_class():
     """Neither __init__ nor __new__, __post_init__, converters, checks or __setattr__."""
     calls = []
-
-    class Loud(pm.Module):
-        x: int = pm.field(converter=lambda v: calls.append("converter") or v)
-
-        def __new__(cls, *args):
-            calls.append("new")
-            return super().__new__(cls)
-
-        def __init__(self, x):
-            calls.append("init")
-            self.x = x
-
-        def __check_init__(self):
-            calls.append("check")
-
-    loud = Loud(1)
+    body = {
+        "__new__": lambda cls, x: calls.append("new") or object.__new__(cls),
+        "__init__": lambda self, x: calls.append("init") or setattr(self, "x", x),
+        "__check_init__": lambda self: calls.append("check"),
+        "x": pm.field(converter=lambda v: calls.append("converter") or v),
+    }
+    loud = new(fields={"x": int}, **body)(1)
     assert calls == ["new", "init", "converter", "check"]
     jax.tree.map(lambda x: x, loud)
     pm.filter_jit(lambda m: m)(loud).x
@@ -151,10 +133,10 @@ def test_unflatten_runs_nothing_of_the_class():
 
 def test_structures_tell_classes_and_configuration_apart():
     """Two classes with the same fields differ; so do two configurations, by type and value."""
-    twin = type("Twin", (pm.Module,), {"__annotations__": inspect.get_annotations(Affine)})
+    twin = new(fields=inspect.get_annotations(trees.Affine))
     sizes = (1, 2, "1", (1,), True, 1.0, (True,))
-    made = [Affine(1, 2), twin(1, 2), *(Static(1, size) for size in sizes)]
-    made += [Holder(value) for value in (double, max, 1, [1])]
+    made = [trees.Affine(1, 2), twin(1, 2), *(trees.Static(1, size) for size in sizes)]
+    made += [trees.Holder(value) for value in (double, max, 1, [1])]
     structures = [jax.tree.structure(tree) for tree in made]
     for each in (made, structures):
         for i, a in enumerate(each):
@@ -162,7 +144,7 @@ def test_structures_tell_classes_and_configuration_apart():
     added = jax.tree.map(lambda x, y: x + y, affine(), affine())
     np.testing.assert_array_equal(added.weight, 2 * affine().weight)
     with pytest.raises(ValueError, match=r"[Mm]ismatch|structure"):
-        jax.tree.map(lambda x, y: x, Static(1, 2), Static(1, 3))
+        jax.tree.map(lambda x, y: x, trees.Static(1, 2), trees.Static(1, 3))
 
 
 NAMES = ["layout", "node", "cls", "self", "aux", "children", "_", "schema"]
@@ -171,14 +153,12 @@ NAMES = ["layout", "node", "cls", "self", "aux", "children", "_", "schema"]
 def test_fields_may_bear_any_name_and_be_many():
     """Our own code does not collide with the names of fields; there may be hundreds."""
     for name in NAMES:
-        body = {"__annotations__": {name: int, "size": int}, "size": pm.field(static=True)}
-        odd = type(pm.Module)("Odd", (pm.Module,), body)(ramp(1), 5)
+        odd = new(fields={name: int, "size": int}, size=pm.field(static=True))(ramp(1), 5)
         for other in (jax.tree.map(lambda x: x, odd), pm.filter_jit(lambda m: m)(odd)):
             assert getattr(other, name).shape == (1,)
         assert getattr(odd.replace(**{name: 7}), name) == 7
     names = [f"field_{i}" for i in range(300)]
-    Wide = type(pm.Module)("Wide", (pm.Module,), {"__annotations__": dict.fromkeys(names, int)})
-    wide = Wide(*range(300))
+    wide = new(fields=dict.fromkeys(names, int))(*range(300))
     assert jax.tree.leaves(wide) == list(range(300))
     assert jax.tree.map(lambda x: x, wide) == wide
     assert wide.field_299 == 299
@@ -186,8 +166,8 @@ def test_fields_may_bear_any_name_and_be_many():
 
 FINISHED = [
     affine,
-    lambda: OwnInit(2),
-    lambda: Child("a", 2),
+    lambda: trees.OwnInit(2),
+    lambda: trees.Child("a", 2),
     lambda: jax.tree.map(lambda x: x, affine()),
     lambda: pm.tree_at(lambda m: m.bias, affine(), 0),
     lambda: affine().replace(bias=0),
@@ -207,7 +187,7 @@ def test_a_finished_instance_is_immutable(make):
         (lambda: delattr(module, "weight"), weight),
         (lambda: setattr(module, "cache", 1), "cache"),
         (lambda: setattr(module, "__dict__", {}), "__dict__"),
-        (lambda: OwnInit(2).__init__(3), "OwnInit"),
+        (lambda: trees.OwnInit(2).__init__(3), "OwnInit"),
     ):
         with pytest.raises(FrozenError, match=text):
             change()
@@ -268,7 +248,7 @@ CYCLES = {
     "in a dict": lambda self: {"fn": self.step},
     "in a Partial": lambda self: pm.Partial(self.step, 1),
     "itself": lambda self: self,
-    "in a Module": lambda self: Holder(self.step),
+    "in a Module": lambda self: trees.Holder(self.step),
 }
 
 
@@ -303,33 +283,27 @@ def test_an_own_method_in_a_field_is_refused():
     assert run.stdout.splitlines() == [name for name in CYCLES for _ in range(2)]
     # Not those of another instance, also of an equal one.
     other = affine()
-    assert Holder(other.scaled).content.__self__ is other
-    assert Holder(Holder(1).replace).content.__self__ == Holder(1)
+    assert trees.Holder(other.scaled).content.__self__ is other
+    assert trees.Holder(trees.Holder(1).replace).content.__self__ == trees.Holder(1)
 
 
 def test_an_own_setattr_stays():
     """A custom __setattr__ of a class remains, also in its subclasses, and beside other bases."""
     noted = []
 
-    class Base(pm.Module):
-        x: int
-
-        def __init__(self):
-            self.x = 3
-
     class Noting(pm.Module):
         x: int
-
-        def __init__(self):
-            self.x = 1
 
         def __setattr__(self, name, value):
             noted.append(name)
             super().__setattr__(name, value)
 
-    below = type("Below", (Noting,), {"__init__": lambda self: setattr(self, "x", 2)})
-    both = type("Both", (Base, Noting), {})
-    made = [cls().x for cls in (Noting, Noting, below, both, Base, both)]
+    def setting(x, *bases):
+        return new(*bases, fields={"x": int}, __init__=lambda self: setattr(self, "x", x))
+
+    first, base = setting(1, Noting), setting(3)
+    below, both = setting(2, first), setting(3, base, Noting)
+    made = [cls().x for cls in (first, first, below, both, base, both)]
     assert made == [1, 1, 2, 3, 3, 3]
     assert noted == ["x"] * 5
 
@@ -430,9 +404,9 @@ def test_protocols_find_the_fields():
 
 def test_instances_put_together_in_part_hold_what_was_set():
     """Unset fields are not in the tree; a function is configuration in them, too."""
-    made = object.__new__(Static)
+    made = object.__new__(trees.Static)
     object.__setattr__(made, "weight", ramp(2))
-    holder = object.__new__(Holder)
+    holder = object.__new__(trees.Holder)
     object.__setattr__(holder, "content", max)
 
     assert (len(jax.tree.leaves(made)), len(jax.tree.leaves(holder))) == (1, 0)
@@ -441,4 +415,4 @@ def test_instances_put_together_in_part_hold_what_was_set():
     assert again.mode == "train"  # The class's own default, as for any Python object.
     assert_same(pm.filter_jit(lambda m: m.weight)(made), ramp(2))
     # What typing leaves on an instance is no part of it.
-    assert Boxed[int](1) == Boxed(1) == jax.tree.map(lambda x: x, Boxed[int](1))
+    assert trees.Boxed[int](1) == trees.Boxed(1) == jax.tree.map(lambda x: x, trees.Boxed[int](1))

@@ -111,28 +111,19 @@ def test_functions_in_a_class_body_that_are_fields_are_no_methods():
 def test_inherited_methods_keep_the_order_of_the_bases():
     """As in plain Python, for every arrangement of a diamond; `super()` follows it, too."""
 
-    class Root:
+    def named(name, *bases):
         def who(self):
-            return ["Root"]
+            return [name, *getattr(super(cls, self), "who", list)()]
 
-    class Other(Root):
-        def who(self):
-            return ["Other", *super().who()]
-
-    class Third(Root):
-        def who(self):
-            return ["Third", *super().who()]
+        cls = type(bases[0])(name, bases, {"who": who})
+        return cls
 
     def arranged(top):
-        first = type(top)("First", (Root, top), {})
-        second = type(top)("Second", (first, Other), {})
-        third = type(top)("ThirdOfAll", (Third, second), {})
-
-        class Own(second):
-            def who(self):
-                return ["Own", *super().who()]
-
-        return [first, second, third, Own]
+        root = named("Root", object)
+        other, third = named("Other", root), named("Third", root)
+        first = type(top)("First", (root, top), {})
+        second = type(top)("Second", (first, other), {})
+        return [first, second, type(top)("Last", (third, second), {}), named("Own", second)]
 
     class Plain: ...
 
