@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools as ft
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from tests.helpers.comparing import assert_same
 
 positive, unit_interval = pm.constraints.positive, pm.constraints.unit_interval
 simplex = pm.constraints.simplex
+bounded = ft.partial(pm.field, constraint=positive)
 
 
 class Kernel(pm.Module):
@@ -24,27 +26,19 @@ class Kernel(pm.Module):
     shares: jax.Array = pm.field(constraint=simplex, role="shares")
     plain: jax.Array
 
-    def __call__(self, x):
-        return self.scale * x + self.noise + jnp.sum(self.shares[:1]) + self.plain
-
 
 def kernel(scale=2.0):
     return Kernel(scale, jnp.float32(0.25), jnp.asarray([0.2, 0.3, 0.5]), jnp.zeros(()))
 
 
-class Written(pm.Module):
-    """The `__init__` is written; the others differ in how the field gets its value."""
+def new(name, **body):
+    fields = {key: Any for key, value in body.items() if isinstance(value, dataclasses.Field)}
+    return type(name, (pm.Module,), {"__annotations__": fields, **body})
 
-    scale: jax.Array = pm.field(constraint=positive)
 
-
-class Own(pm.Module):
-    scale: jax.Array = pm.field(constraint=positive)
-    seen: int = pm.field(static=True)
-
-    def __init__(self, scale):
-        self.scale = scale
-        self.seen = np.size(self.scale)
+def assign(self, scale):
+    self.scale = scale
+    self.seen = np.size(self.scale)
 
 
 class Post(pm.Module):
@@ -55,28 +49,16 @@ class Post(pm.Module):
         self.scale = given
 
 
-class Child(Own):
-    def __check_init__(self):
-        assert isinstance(self.scale, jax.Array)
-
-
-def one_field(name, **body):
-    return type(name, (pm.Module,), {"__annotations__": dict.fromkeys(body, jax.Array), **body})
-
-
-Converted = one_field("Converted", scale=pm.field(constraint=positive, converter=lambda x: x))
-Annotated = one_field("Annotated", scale=dataclasses.field(metadata={"constraint": positive}))
-Keyword = one_field("Keyword", scale=pm.field(constraint=positive, kw_only=True))
-Shares = one_field("Shares", shares=pm.field(constraint=simplex))
-Free = one_field("Free", scale=pm.field())
-
-
-class Inside(pm.Computed):
-    scale: jax.Array = pm.field(constraint=positive)
-
-    def value(self):
-        return jnp.ones(3) * self.scale
-
+Written = new("Written", scale=bounded())
+Own = new("Own", scale=bounded(), seen=pm.field(static=True), __init__=assign)
+Converted = new("Converted", scale=bounded(converter=lambda x: x))
+Annotated = new("Annotated", scale=dataclasses.field(metadata={"constraint": positive}))
+Keyword = new("Keyword", scale=bounded(kw_only=True))
+Child = type("Child", (Own,), {"__check_init__": lambda self: self.scale.shape})
+# A computed leaf that is computed from a constrained one.
+Inside = type("Inside", (Written, pm.Computed), {"value": lambda self: jnp.ones(3) * self.scale})
+Shares = new("Shares", shares=pm.field(constraint=simplex))
+Free = new("Free", scale=pm.field())
 
 STYLES = [Written, Own, Post, lambda x: Keyword(scale=x), Converted, Annotated, Child, Inside]
 STYLES += [pm.Partial(Written)]
@@ -147,12 +129,9 @@ def test_only_new_traced_values_are_checked_when_a_program_runs():
 
 def test_defaults_and_what_converters_return_are_in_the_clear():
     """A number, a factory, an attribute of a subclass instead of a field."""
-    bounded = ft.partial(pm.field, constraint=positive)
-    b, c = (
-        bounded(default_factory=lambda: jnp.ones(2)),
-        bounded(converter=lambda x: x + 3, default=-1.0),
-    )
-    Defaults = one_field("Defaults", a=bounded(default=2.0), b=b, c=c, d=bounded(init=False))
+    b = bounded(default_factory=lambda: jnp.ones(2))
+    c = bounded(converter=lambda x: x + 3, default=-1.0)
+    Defaults = new("Defaults", a=bounded(default=2.0), b=b, c=c, d=bounded(init=False))
     with_d = lambda value: type("Later", (Defaults,), {"d": value})  # noqa: E731
     made = with_d(5.0)()
     assert (made.a, made.b.tolist(), made.c, Defaults.a) == (2, [1.0, 1.0], 2, 2.0)
@@ -181,8 +160,7 @@ def test_dtypes_and_structs_are_kept():
 
 def test_none_stays_none():
     """For a field that may be empty; it can be filled later, also as a tree of axes or flags."""
-
-    optional = one_field("Optional", scale=pm.field(constraint=positive, default=None))
+    optional = new("Optional", scale=pm.field(constraint=positive, default=None))
     empty = optional()
     assert (type(empty), empty.scale, jax.tree.leaves(empty)) == (optional, None, [])
     filled = empty.replace(scale=2.0)
@@ -199,7 +177,7 @@ def test_what_is_computed_tied_or_resolved_already_stays():
 
     assert pm.named_leaves(Written(computed)) == {"scale.trees.0": -2.0}
     assert Written(stored) == Written(1.0).replace(scale=stored) == Written(3.0)
-    Both = one_field("Both", **{name: pm.field(constraint=positive) for name in "ab"})
+    Both = new("Both", a=bounded(), b=bounded())
     both = Both(2.0, 3.0)
     assert pm.named_leaves(pm.resolve(both)) == {"a": both.a, "b": both.b}
     tied = pm.tie(both, "b", to="a")
@@ -211,10 +189,9 @@ def test_what_is_computed_tied_or_resolved_already_stays():
 
 def test_a_tie_does_not_lead_out_of_the_bounds():
     """A source without bounds, or with others, is refused; the other way round it may be."""
-
-    bounds = {"positive": pm.field(constraint=positive)}
+    bounds = {"positive": bounded()}
     bounds |= {"share": pm.field(constraint=unit_interval), "free": pm.field(), "inner": pm.field()}
-    model = one_field("Three", **bounds)(2.0, 0.5, jnp.float32(-1.0), [Written(1.0), Own(1.0)])
+    model = new("Three", **bounds)(2.0, 0.5, jnp.float32(-1.0), [Written(1.0), Own(1.0)])
     other = pm.tree_at(lambda m: m.inner[1], model, Free(jnp.float32(1.0)))
     for tree, place, source, text in (
         (model, "positive", "free", "positive"),
@@ -233,9 +210,9 @@ def test_trees_that_have_the_form_of_a_model_take_anything():
     model = Written(2.0)
     for other in (None, 0, False, "label", 0.5):
         tree = jax.tree.map(lambda _, other=other: other, model)
-        for new in (0, True, "other", -1.0):
-            assert pm.tree_at(lambda m: m.scale, tree, new).scale == new
-            assert tree.replace(scale=new).scale == new
+        for value in (0, True, "other", -1.0):
+            assert pm.tree_at(lambda m: m.scale, tree, value).scale == value
+            assert tree.replace(scale=value).scale == value
     axes = pm.tree_at(lambda m: m.scale, jax.tree.map(lambda _: None, model), 0)
     many = pm.filter_vmap(Written)(jnp.asarray([1.0, 2.0]))
     assert pm.filter_vmap(lambda m: m.scale, in_axes=(axes,))(many).tolist() == [1.0, 2.0]
@@ -278,15 +255,10 @@ def test_each_of_several_as_one_is_constrained_alone(tmp_path):
         lambda u: jnp.cumsum(u, axis=0),
         lambda x: jnp.diff(x, axis=0, prepend=jnp.zeros_like(x[:1])),
     )
-    steps = type(
-        "Steps",
-        (one_field("Heights", heights=pm.field(constraint=rising)),),
-        {"__call__": lambda self, x: x + self.heights},
-    )
-
-    def stack(key):
-        return pm.nn.Stack(lambda key: steps(jax.random.normal(key, (3,))), 2, key=key)
-
+    call = {"__call__": lambda self, x: x + self.heights}
+    steps = new("Steps", heights=pm.field(constraint=rising), **call)
+    layer = lambda key: steps(jax.random.normal(key, (3,)))  # noqa: E731
+    stack = ft.partial(pm.nn.Stack, layer, 2)
     values = jnp.arange(12.0).reshape(2, 2, 3) ** 2
     nets = pm.nn.Ensemble(stack, 2, key=jax.random.key(0))
     path = "member.layer.heights"
@@ -358,7 +330,7 @@ def test_files_have_what_is_trained(tmp_path):
     model, path, clear = kernel(jnp.float32(0.1)), tmp_path / "model", tmp_path / "clear"
     pm.save(path, model)
     # Of the class, before it got the constraint.
-    pm.save(clear, one_field("Written", scale=pm.field())(jnp.float32(2.0)))
+    pm.save(clear, new("Written", scale=pm.field())(jnp.float32(2.0)))
 
     leaves = pm.named_leaves(pm.load(path, kernel()))
     assert leaves.keys() == pm.named_leaves(model).keys()
