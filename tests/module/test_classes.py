@@ -39,7 +39,6 @@ def test_field_takes_what_dataclasses_field_takes():
     """Each argument of it, and metadata, which has ours under the expected keys."""
     options = {"default": 3, "init": False, "repr": False, "hash": True, "compare": False}
     declared = pm.field(**options, kw_only=True, metadata={"mine": 1})
-
     assert isinstance(declared, dataclasses.Field)
     assert {name: getattr(declared, name) for name in options} == options
     assert (declared.kw_only, dict(declared.metadata)) == (True, {"mine": 1})
@@ -57,7 +56,6 @@ def test_buffer_is_left_alone_by_filter_grad():
     """A buffer is data that goes through transforms, but no gradient and no trainable leaf."""
     model = trees.Buffered(ramp(2), ramp(2), ramp(2))
     gradient = pm.filter_grad(lambda m: jnp.sum(m.weight * m.mean * m.low_rank))(model)
-
     assert len(jax.tree.leaves(model)) == 3
     assert gradient.mean is None
     assert gradient.weight.shape == (2,)
@@ -93,7 +91,6 @@ def test_several_abstract_bases():
     """An attribute that one base lacks is missing unless another provides it."""
     one, two = (new(fields={name: AbstractVar[int]}) for name in "xy")
     lacking = new(new(fields={"x": int}), one, two)
-
     with pytest.raises(FieldError, match="abstract attributes x, y"):
         new(one, two)()
     with pytest.raises(FieldError, match="abstract attributes y"):
@@ -146,7 +143,6 @@ def test_a_property_takes_the_place_of_a_field(style, options):
     ):
         made = kind(ramp(2))
         doubled = jax.tree.map(lambda x: 2 * x, made)
-
         assert "f" not in inspect.signature(kind).parameters
         assert len(jax.tree.leaves(made)) == 1
         for other in (made, made.replace(), pm.filter_jit(lambda m: m)(made), doubled):

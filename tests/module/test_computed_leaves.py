@@ -64,7 +64,6 @@ def test_the_attribute_reads_as_the_array_on_every_journey(style):
         pickle.loads(pickle.dumps(made)),
         pm.combine(*pm.partition(made, FACTOR)),
     ]
-
     np.testing.assert_allclose(made(jnp.ones(2)), [4.0, 8.0])
     assert isinstance(made, type(plain))
     for found in journeys:
@@ -79,7 +78,6 @@ def test_the_attribute_reads_as_the_array_on_every_journey(style):
 def test_a_converter_leaves_it_alone():
     """It would compute the value, and drop its source fields; a field beside it is converted."""
     made = Converting(scaled(), [1.0, 2.0])
-
     assert_reads(made)
     assert isinstance(made.bias, jax.Array)
 
@@ -140,7 +138,6 @@ def test_value_gradient_and_program_are_those_of_the_formula():
 def test_roles_and_paths_reach_into_it():
     """Its fields are the tree's."""
     model = linear_with(low_rank())
-
     grads = pm.filter_grad(lambda m: jnp.sum(m(ramp(3))), wrt=pm.select.role("low"))(model)
     assert sorted(pm.named_leaves(grads)) == ["weight.a", "weight.b"]
     changed = pm.tree_at(lambda m: m.weight.a, model, jnp.zeros((1, 3)))
@@ -214,9 +211,7 @@ def test_an_rnn_computes_it_once():
     base = cell.weight_hh
     low = LowRank(base, jnp.ones((1, base.shape[1])), jnp.ones((base.shape[0], 1)))
     rnn, plain = (pm.nn.RNN(cell.replace(weight_hh=w)) for w in (low, low.value()))
-
     jaxpr = jax.make_jaxpr(lambda m, x: m(x))(rnn, ramp(5, 2))
-
     (loop,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "scan"]
     inside = [e for e in loop.params["jaxpr"].jaxpr.eqns if e.primitive.name == "dot_general"]
     assert not [e for e in inside if e.outvars[0].aval.ndim == 2]
@@ -232,7 +227,6 @@ def test_resolve_takes_a_tree_and_a_selector():
     assert found["b"] == 1
     assert pm.resolve(found["a"][1]) is found["a"][1]
     np.testing.assert_allclose(pm.resolve(scaled()), [3, 6])
-
     model = [generated(), generated()]
     names = sorted(pm.named_leaves(pm.resolve(model, "0.weight.factor")))
     assert names == ["0.bias", "0.weight", "1.bias", "1.weight.array", "1.weight.factor"]
@@ -244,7 +238,6 @@ def test_resolve_of_several_models_as_one():
     """The result is the resolved models as one."""
     models = [generated(Scaled(ramp(2), jnp.asarray(float(i)))) for i in range(3)]
     many = pm.stack(models)
-
     assert pm.tree_equal(pm.resolve(many), pm.stack([pm.resolve(m) for m in models]))
     assert pm.resolve(pm.stack([many, many])).weight.shape == (2, 3, 2)
     assert pm.filter_vmap(lambda m: m.weight)(many).shape == (3, 2)
@@ -270,7 +263,6 @@ def test_a_leaf_of_shapes_alone_reads_as_its_shape(make):
     """It was a TypeError of JAX's, from inside of the function."""
     model = {"x": Holder(make())}
     found = pm.resolve(pm.filter_eval_shape(lambda: model))["x"].content
-
     assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)
     assert isinstance(found, jax.ShapeDtypeStruct)
 

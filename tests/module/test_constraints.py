@@ -174,7 +174,6 @@ def test_what_is_computed_tied_or_resolved_already_stays():
     """A computed leaf of the user's or of another model; what the library made."""
     computed = pm.computed(jnp.abs, jnp.asarray(-2.0))
     (stored,) = jax.tree.leaves(Written(3.0), is_leaf=lambda node: isinstance(node, pm.Computed))
-
     assert pm.named_leaves(Written(computed)) == {"scale.trees.0": -2.0}
     assert Written(stored) == Written(1.0).replace(scale=stored) == Written(3.0)
     Both = new("Both", a=bounded(), b=bounded())
@@ -241,7 +240,6 @@ def test_models_that_are_one_take_as_many_values():
     many = pm.filter_vmap(Written)(jnp.asarray([1.0, 2.0]))
     changed = many.replace(scale=jnp.asarray([3.0, 4.0]))
     struct = pm.filter_eval_shape(lambda m: m, many).replace(scale=jax.ShapeDtypeStruct((2,), "f4"))
-
     assert pm.filter_vmap(lambda m: m.scale)(changed).tolist() == pytest.approx([3.0, 4.0])
     assert jax.tree.structure(struct) == jax.tree.structure(many)
     assert Written(1.0).replace(scale=jnp.ones(2)).scale.shape == (2,)
@@ -263,7 +261,6 @@ def test_each_of_several_as_one_is_constrained_alone(tmp_path):
     nets = pm.nn.Ensemble(stack, 2, key=jax.random.key(0))
     path = "member.layer.heights"
     changed = pm.tree_at(path, nets, values)
-
     assert_same(pm.resolve(changed).member.layer.heights, values)
     np.testing.assert_allclose(changed[1](jnp.ones(3)), 1 + values[1].sum(0))
     traced = pm.filter_jit(lambda nets, values: pm.tree_at(path, nets, values))(nets, values)
@@ -278,7 +275,6 @@ def test_the_tree_has_what_is_trained():
     """By path; a buffer remains one, and a selector of the field selects its parameter."""
     model = kernel()
     paths = ["scale.unconstrained", "noise.unconstrained", "shares.unconstrained", "plain"]
-
     assert list(pm.named_leaves(model)) == paths
     for selector, mask in (
         (pm.select.role("buffer"), [False, True, False, False]),
@@ -331,7 +327,6 @@ def test_files_have_what_is_trained(tmp_path):
     pm.save(path, model)
     # Of the class, before it got the constraint.
     pm.save(clear, new("Written", scale=pm.field())(jnp.float32(2.0)))
-
     leaves = pm.named_leaves(pm.load(path, kernel()))
     assert leaves.keys() == pm.named_leaves(model).keys()
     assert all(np.array_equal(leaves[k], v) for k, v in pm.named_leaves(model).items())

@@ -106,7 +106,6 @@ def test_checks_run_after_converters_and_refuse_instances():
     shapes = [string_annotations.Initialized(*size).weight.shape for size in ((2,), ())]
     assert shapes == [(2,), (3,)]
     seen = []
-
     x = pm.field(converter=lambda v: seen.append("converter") or v)
     base = new(fields={"x": int}, x=x, __check_init__=lambda self: seen.append("base check"))
     init = lambda self, x: seen.append("init") or setattr(self, "x", x)  # noqa: E731
@@ -163,7 +162,6 @@ def test_an_instance_that_is_being_built_is_an_ordinary_object():
 
 def test_values_are_stored_as_they_are():
     """No value is exchanged for another that Python calls equal."""
-
     for value in (float("nan"), -0.0, 0.0, True, 1, 1.0):
         made = trees.Static(value, value)
         assert repr((made.weight, made.size)) == repr((value, value))

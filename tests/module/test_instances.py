@@ -109,7 +109,6 @@ def test_flatten_gives_the_fields_in_order():
         module = make()
         pairs, _ = jtu.tree_flatten_with_path(module, is_leaf=lambda x, m=module: x is not m)
         names = [path[0].name for path, _ in pairs]
-
         assert names == [f.name for f in dataclasses.fields(module) if f.name in names]
         assert all(child is getattr(module, path[0].name) for path, child in pairs)
 
@@ -279,7 +278,6 @@ def test_an_own_method_in_a_field_is_refused():
     source = f"from {__name__} import try_all_cycles; try_all_cycles()"
     command = [sys.executable, "-c", source]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
-
     assert run.stdout.splitlines() == [name for name in CYCLES for _ in range(2)]
     # Not those of another instance, also of an equal one.
     other = affine()
@@ -408,7 +406,6 @@ def test_instances_put_together_in_part_hold_what_was_set():
     object.__setattr__(made, "weight", ramp(2))
     holder = object.__new__(trees.Holder)
     object.__setattr__(holder, "content", max)
-
     assert (len(jax.tree.leaves(made)), len(jax.tree.leaves(holder))) == (1, 0)
     again = jax.tree.map(lambda x: x, made)
     assert not hasattr(again, "size")

@@ -86,7 +86,6 @@ def classes(request, tmp_path_factory):
 def test_fitting_values_are_accepted(classes):
     """A value that fits its annotation is built as without any checking."""
     layer = classes.Generated(ramp(2, 3), ramp(2))
-
     assert layer(ramp(3)).shape == (2,)
     assert classes.Own(ramp(2, 3), ramp(2)).bias.shape == (2,)
     assert classes.Converted([1.0, 2.0], [1, 2]).ints.dtype == jnp.int32

@@ -83,7 +83,6 @@ def test_methods_of_every_kind_work(call, expected):
 def test_methods_without_arrays_work():
     """Class, static, cached and dispatched methods; items, iteration and contexts are Python's."""
     m = many()
-
     assert_same((Many.build(2), m.build(2), Many.make(2), m.make(2)), (m, m, m, m))
     assert (Many.free(1), m.free(1), m.cached, m.cached) == (2, 2, 1.0, 1.0)
     assert (m.dispatch(1), m.dispatch("a")) == ("int", "other")
@@ -144,7 +143,6 @@ def test_bound_methods_are_trees_of_their_instance():
     for name in ("plain", "jitted", "filter_jitted", "mapped", "__call__", "wrapped"):
         method = getattr(m, name)
         moved = jax.tree.map(lambda x: x + 1, method)
-
         assert type(method) is type(moved) is pm.BoundMethod
         assert [x is m.x for x in jax.tree.leaves(method)] == [True]
         assert_close(moved.__self__.x, ramp(2) + 1)
@@ -155,7 +153,6 @@ def test_bound_methods_are_trees_of_their_instance():
 def test_through_transforms():
     """They are taken as a Module is."""
     method, x = affine().scaled, ramp(3)
-
     assert_close(pm.filter_jit(method)(x, by=2.0), 2 * affine()(x))
     gradient = pm.filter_grad(lambda f: jnp.sum(f(x)))(method)
     assert type(gradient) is pm.BoundMethod
@@ -167,7 +164,6 @@ def test_through_transforms():
 def test_looks_like_a_method():
     """Name, docstring, signature, annotations, repr, source and help are those of the function."""
     method = many().plain
-
     assert (method.__name__, method.__qualname__) == ("plain", "Many.plain")
     assert method.__doc__ == inspect.getdoc(method) == "A plain method."
     assert list(inspect.signature(method).parameters) == ["y", "by"]
@@ -235,7 +231,6 @@ def collect(*args, **kwargs):
 def test_partial_is_functools_partial_and_a_tree():
     """Stored arguments come first, under any name; a function is structure, all else children."""
     partial = pm.Partial(collect, 1, 2, a=3)
-
     assert partial(4, b=5) == ((1, 2, 4), {"a": 3, "b": 5})
     assert (partial.func, partial.args, partial.keywords) == (collect, (1, 2), {"a": 3})
     for name in ("func", "self", "args", "keywords"):

@@ -66,7 +66,6 @@ def test_layers_name_their_axes(make: Any, names: Any, key: jax.Array):
     """An axis that a map adds in front has no name until it gets one, and takes none of theirs."""
     layers = pm.filter_vmap(make)(jax.random.split(key, 2))
     named = pm.with_axis_names(layers, pm.by({"**": "nets ..."}))
-
     assert pm.axis_names(make(key)).weight == names
     assert pm.axis_names(layers).weight == (None, *names)
     assert pm.axis_names(named).weight == ("nets", *names)
@@ -80,7 +79,6 @@ def test_layers_and_members_are_axes_of_their_own(key: jax.Array):
 
     nets = nn.Ensemble(stack, 2, key=key)
     names = pm.axis_names(nets).member.layer
-
     assert names.weight == ("members", "depth", "out_features", "in_features")
     assert names.bias == ("members", "depth", "out_features")
     assert pm.axis_names(nets[0]).layer.weight == ("depth", "out_features", "in_features")
@@ -111,7 +109,6 @@ def test_what_follows_a_model_has_its_names(key: jax.Array):
     small = _named(pm.quantize({"net": net}, "int8"))
     own = _named(net.replace(weight=Scaled(net.weight, jnp.ones((6, 1)))))
     tied = pm.tie(nn.Sequential([nn.Embedding(5, 3, key=key)] * 2), "layers[1]", to="layers[0]")
-
     assert pm.axis_names(jax.tree.map(jnp.ones_like, net)) == pm.axis_names(net)
     assert [opt[n] for n in opt if n.endswith("mu.weight")] == [("out_features", "in_features")]
     assert [opt[n] for n in opt if n.endswith("count")] == [()]
@@ -139,7 +136,6 @@ def test_names_of_what_is_made_inside_a_map():
     make = pm.filter_vmap(lambda: Kernel(look(Kernel(a(3, 5)))), axis_size=4, out_axes=1)
     kernels = pm.with_axis_names(make(), pm.by({"w": "a b _"}))
     pm.filter_vmap(look, in_axes=1)(kernels)
-
     assert inside == [((3, 5), ("a", None))] * 2
     assert kernels.w.shape == (3, 4, 5)
     assert pm.axis_names(kernels).w == ("a", "b", None)
@@ -151,7 +147,6 @@ def test_names_are_configuration(key: jax.Array):
     net = pm.with_axis_names({"net": nets}, pm.by({"**.weight": "n a _", ...: "n ..."}))
     expected, inside = pm.axis_names(net), []
     pm.filter_vmap(lambda net: inside.append(pm.axis_names(net)["net"].bias))(net)
-
     assert expected["net"].weight == ("n", "a", None)
     assert expected["net"].bias == ("n", "out_features")
     assert inside == [("out_features",)]

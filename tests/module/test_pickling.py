@@ -146,7 +146,6 @@ def test_classes_of_a_script_work_in_another_process(tmp_path):
     for name, source in (("script", SCRIPT), ("worker", WORKER)):
         (tmp_path / f"{name}.py").write_text(source)
     there, here = (run(tmp_path / f"{name}.py", tmp_path / "out") for name in ("script", "worker"))
-
     assert here == there
     assert all(there[2])
     assert "ValueError" in there[1][5]
@@ -170,9 +169,7 @@ def test_in_the_same_process_it_is_the_same_class():
     cls = local()
     before = cls(ramp(2))
     structure = jax.tree.structure(before)
-
     after = pickle.loads(cloudpickle.dumps(before))
-
     assert type(after) is cls
     assert jax.tree.structure(after) == structure == jax.tree.structure(cls(ramp(2)))
     assert_same(after(2.0), before(2.0))
@@ -232,7 +229,6 @@ def test_what_a_class_says_of_its_pickles_is_done(copied):
     """By pickle, copy and deepcopy; the result is a finished instance."""
     for cls in (Cached, PythonsGetter, OnlySetter):
         made = copied(cls(ramp(2), "old"))
-
         assert (type(made), made.cache) == (cls, "made anew")
         assert_same(made.x, ramp(2))
         assert_same(
@@ -291,7 +287,6 @@ def test_functions_of_a_model_are_pickled_by_name(copied):
 def test_a_pickle_names_public_modules():
     """JAX may move its private modules in the next release; a local function has no name."""
     told = pickle.dumps(Acts(None, jax.nn.relu, (jnp.tanh, jnp.add)))
-
     assert b"_src" not in told
     assert b"jax.nn" in told
     with pytest.raises((pickle.PicklingError, AttributeError), match=r"Can't (pickle|get)"):

@@ -31,9 +31,7 @@ def test_picked_leaves_have_the_role_and_others_the_one_they_had(tree, data, rol
     before, structure = roles(tree), jax.tree.structure(tree)
     choice = [data.draw(st.integers(0, 2)) for _ in before[2:]] + [0, 1]
     first, second = (structure.unflatten([c == i for c in choice]) for i in (0, 1))
-
     new = pm.with_role(tree, first, role)
-
     assert roles(new) == [old if c else role for c, old in zip(choice, before, strict=True)]
     assert all(a is b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(tree), strict=True))
     assert jax.tree.structure(pm.with_role(new, first, None)) == structure
@@ -52,7 +50,6 @@ def test_gradients_trainable_and_selectors_agree():
     model = pm.with_role(before, "layers.0", "buffer")
     params, rest = pm.trainable(model)
     grads = pm.filter_grad(lambda m: jnp.sum(m(jnp.ones(2))))(model)
-
     assert params.layers[0].weight is grads.layers[0].weight is None
     assert rest.layers[0].weight is model.layers[0].weight
     assert grads.layers[1].weight is not None
@@ -80,7 +77,6 @@ def test_the_innermost_role_counts():
     places = Boxed({"a": [ramp(1), ramp(2)], "b": (ramp(3), [ramp(4)])})
     places = pm.with_role(pm.with_role(places, "content.a[1]", "buffer"), "content.b", "mine")
     trained = pm.with_role(buffered, "mean", "param")
-
     assert roles(places) == ["param", "buffer", "mine", "mine"]
     assert roles(deep) == ["param", "buffer", "lora", "lora", "lora"]
     assert roles(pm.with_role(deep, "inner.bias", "param")) == [*roles(deep)[:4], "param"]

@@ -84,7 +84,6 @@ def test_it_reads_the_same_after_edits_and_in_files(make, tmp_path):
     kept = [model, pm.load(tmp_path / "model", model)]
     kept += [pm.combine(*pm.partition(model, pm.is_array))]
     edited = [pm.tree_at(name, model, replace_fn=lambda x: 2 * x) for name in (source, beside)]
-
     for found in (*kept, *edited):
         np.testing.assert_array_equal(*read(found))
         assert jax.tree.structure(found) == jax.tree.structure(model)
@@ -151,7 +150,6 @@ def test_a_tied_layer_has_one_entry_of_the_state():
     model, state = pm.make_with_state(make)()
     layer, expected = pm.make_with_state(nn.BatchNorm)(2)
     x = y = ramp(4, 2)
-
     assert len(jax.tree.leaves((model, state))) == 4
     for tied in (model.a, model.b):
         x, state = tied(x, state)
@@ -167,7 +165,6 @@ def test_a_tie_inside_of_a_tied_layer():
     model = pm.tie(model, "a.b.weight", to="a.a.weight")
     model = pm.tie(model, "b.a", to="a")
     model = pm.tie(model, "b.b.weight", to="a.a.weight")
-
     assert model.b.b.weight is model.a.a.weight
     assert model.b.a.b.weight is model.a.a.weight
     assert len(jax.tree.leaves(model)) == 4
@@ -180,7 +177,6 @@ def test_a_tie_inside_of_a_tied_layer():
 def test_a_computed_leaf_and_an_array_are_tied_like_two_arrays():
     """Either may be the source: they read alike."""
     model = Affine(ramp(2), pm.computed(jnp.negative, ramp(2)))
-
     assert pm.tie(model, "bias", to="weight").bias.tolist() == [1.0, 2.0]
     assert pm.tie(model, "weight", to="bias").weight.tolist() == [-1.0, -2.0]
 
@@ -202,7 +198,6 @@ def test_layers_that_are_held_as_one_are_tied_as_each_alone(several, key):
     whole = several(two_linear, 2, key=key)
     each = several(lambda *, key: transposed(two_linear(key=key)), 2, key=key)
     x = ramp(3)
-
     tied = transposed(whole, below)
     assert jax.tree.structure(tied) == jax.tree.structure(each)
     np.testing.assert_array_equal(tied(x), each(x))
@@ -236,7 +231,6 @@ def test_many_ties_take_linear_time(use):
     for n in models:
         for i in range(1, n):
             models[n] = pm.tie(models[n], f"items[{i}].weight", to="items[0].weight")
-
     assert is_linear(lambda n: lambda: use(models[n]), 10)
 
 
