@@ -14,7 +14,7 @@ import pytreemod as pm
 from pytreemod.errors import ArgumentError, FieldError, ShapeError, SpecError
 from tests.helpers.computing import STYLES, Converting, Generated, Own, Scaled, scaled
 from tests.helpers.equations import operations
-from tests.helpers.trees import Affine, Holder, ramp
+from tests.helpers.trees import Affine, Holder, new, ramp
 
 FACTOR = pm.select.role("factor")
 
@@ -150,16 +150,10 @@ def test_computed_is_the_functions_value():
     """Of arrays, of Modules, of a Module that computes, of another computed leaf."""
     made = linear_with(pm.computed(jnp.multiply, ramp(2, 3), jnp.asarray(2.0)))
     np.testing.assert_allclose(made.weight, 2 * ramp(2, 3))
-
-    class Outer(pm.Module):
-        rows: jax.Array
-
-        def __call__(self, columns):
-            return jnp.outer(self.rows, columns)
-
-    made = linear_with(pm.computed(Outer(ramp(2)), ramp(3)))
+    outer = new(fields={"x": object}, __call__=lambda self, y: jnp.outer(self.x, y))
+    made = linear_with(pm.computed(outer(ramp(2)), ramp(3)))
     np.testing.assert_allclose(made.weight, jnp.outer(ramp(2), ramp(3)))
-    assert sorted(pm.named_leaves(made)) == ["bias", "weight.fn.rows", "weight.trees.0"]
+    assert sorted(pm.named_leaves(made)) == ["bias", "weight.fn.x", "weight.trees.0"]
     made = generated(Scaled(scaled(), jnp.asarray(2.0)))
     np.testing.assert_allclose(made.weight, [6.0, 12.0])
     assert "weight.array.factor" in pm.named_leaves(made)
@@ -181,14 +175,9 @@ def test_operators_take_one_that_is_in_a_list():
         np.testing.assert_allclose(apply(other, leaf), apply(other, value))
         np.testing.assert_allclose(apply(leaf, leaf), apply(value, value))
     # Python asks the leaf, because a number does not know it.
-    for found, expected in (
-        (-leaf, [-3, -6]),
-        (+leaf, [3, 6]),
-        (abs(leaf), [3, 6]),
-        (leaf[1], 6),
-        (2.0 - leaf, [-1, -4]),
-    ):
-        np.testing.assert_allclose(found, expected)
+    expected = [[-3, -6], [3, 6], [3, 6], 6, [-1, -4]]
+    for found, numbers in zip((-leaf, +leaf, abs(leaf), leaf[1], 2.0 - leaf), expected):
+        np.testing.assert_allclose(found, numbers)
 
 
 def test_prefix_trees_name_the_parts():
@@ -251,40 +240,22 @@ def test_resolve_ends_ties_too():
         np.testing.assert_allclose(found.bias.weight, [3, 6])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: pm.computed(jnp.multiply, ramp(2), 0.5),
-        lambda: pm.filter_vmap(lambda x: pm.computed(jnp.multiply, x, 0.5))(ramp(3, 2)),
-    ],
-    ids=["one", "several as one"],
-)
-def test_a_leaf_of_shapes_alone_reads_as_its_shape(make):
-    """It was a TypeError of JAX's, from inside of the function."""
-    model = {"x": Holder(make())}
-    found = pm.resolve(pm.filter_eval_shape(lambda: model))["x"].content
-    assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)
-    assert isinstance(found, jax.ShapeDtypeStruct)
+def test_a_leaf_of_shapes_alone_reads_as_its_shape():
+    """Also of several as one. It was a TypeError of JAX's, from inside of the function."""
+    half = lambda x: pm.computed(jnp.multiply, x, 0.5)  # noqa: E731
+    for leaf in (half(ramp(2)), pm.filter_vmap(half)(ramp(3, 2))):
+        model = {"x": Holder(leaf)}
+        found = pm.resolve(pm.filter_eval_shape(lambda: model))["x"].content  # noqa: B023
+        assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)  # noqa: B023
+        assert isinstance(found, jax.ShapeDtypeStruct)
 
 
 def loss(model):
     return model(1.0).sum()
 
 
-class Broken(pm.Computed):
-    array: jax.Array
-    answer: object = pm.field(static=True)
-
-    def value(self):
-        return self.answer(self)
-
-
-class Nothing(pm.Computed):
-    array: jax.Array
-
-
 def broken(answer):
-    return generated(Broken(ramp(2), answer))
+    return generated(new(pm.Computed, fields={"array": object}, value=answer)(ramp(2)))
 
 
 WEIGHT = r"Generated\.weight"
@@ -308,10 +279,10 @@ REFUSED = [
     ),
     (lambda m: pm.filter_vjp(loss, m)[1](jnp.asarray(1.0))[0].weight, ShapeError, WEIGHT),
     # An error of the user's is told as it is.
-    (lambda _: broken(lambda self: [self.array]).weight, FieldError, f"{WEIGHT}.*Broken"),
+    (lambda _: broken(lambda self: [self.array]).weight, FieldError, f"{WEIGHT}.*Made"),
     (lambda _: broken(lambda self: self.nothing).weight, FieldError, "nothing"),
     (lambda _: pm.computed(ramp(2), ramp(2)), ArgumentError, r"f32\[2\]"),
-    (lambda _: Nothing(ramp(2)), FieldError, "Nothing"),
+    (lambda _: new(pm.Computed)(), FieldError, "Made"),
     (lambda m: pm.resolve(m, "2.weight"), SpecError, r"select\.path\('2\.weight'\)"),
 ]
 

@@ -15,11 +15,6 @@ from tests.helpers.equations import operations
 from tests.helpers.trees import Affine, ramp
 
 
-class Language(pm.Module):
-    embed: nn.Embedding
-    head: nn.Linear
-
-
 class Coder(pm.Module):
     encoder: nn.Linear
     decoder: nn.Linear
@@ -45,11 +40,11 @@ def linear(seed=0):
 
 def language():
     keys = jax.random.split(jax.random.key(0))
-    return Language(nn.Embedding(5, 3, key=keys[0]), nn.Linear(3, 5, key=keys[1]))
+    return Pair(nn.Embedding(5, 3, key=keys[0]), nn.Linear(3, 5, key=keys[1]))
 
 
 def tied_language():
-    return pm.tie(language(), "head.weight", to="embed.weight")
+    return pm.tie(language(), "b.weight", to="a.weight")
 
 
 def coder(*, key=None):
@@ -69,8 +64,8 @@ def crossed():
 
 def read(model):
     # The values at the tied path, and at its source.
-    if isinstance(model, Language):
-        return model.head.weight, model.embed.weight
+    if isinstance(model, Pair):
+        return model.b.weight, model.a.weight
     return model.decoder.weight, model.encoder.weight.T
 
 
@@ -79,7 +74,7 @@ def test_it_reads_the_same_after_edits_and_in_files(make, tmp_path):
     """There is one leaf and one array in the file; what is taken out has the value."""
     model = make()
     source = next(name for name in pm.named_leaves(model) if name.endswith("weight"))
-    beside = "head.bias" if make is tied_language else "decoder.bias"
+    beside = "b.bias" if make is tied_language else "decoder.bias"
     pm.save(tmp_path / "model", model)
     kept = [model, pm.load(tmp_path / "model", model)]
     kept += [pm.combine(*pm.partition(model, pm.is_array))]
@@ -89,7 +84,7 @@ def test_it_reads_the_same_after_edits_and_in_files(make, tmp_path):
         assert jax.tree.structure(found) == jax.tree.structure(model)
     assert all(found == model for found in kept)
     assert all(found != model for found in edited)
-    taken = model.head if make is tied_language else model.decoder
+    taken = model.b if make is tied_language else model.decoder
     assert (type(taken), len(jax.tree.leaves(taken))) == (nn.Linear, 2)
     free = pm.untie(model)
     assert pm.untie(free) is free
@@ -107,7 +102,7 @@ def test_the_program_is_the_hand_written_one():
         return jnp.transpose(weight) @ jax.nn.tanh(weight @ x + first) + second
 
     assert operations(lambda m, x: m(x), model, x) == operations(by_hand, parts, x)
-    assert "weight=f32[5,3] tied to embed.weight" in repr(tied_language())
+    assert "weight=f32[5,3] tied to a.weight" in repr(tied_language())
 
 
 def test_layers_are_tied_whole():
@@ -119,7 +114,7 @@ def test_layers_are_tied_whole():
     assert len(jax.tree.leaves(model)) == 2
     model = pm.tie(blocks(), "items.*.bias", to="last.bias")
     assert all(layer.bias is model.last.bias for layer in model.items)
-    assert jax.tree.leaves(pm.select.path("head.**")(tied_language())) == [False, True]
+    assert jax.tree.leaves(pm.select.path("b.**")(tied_language())) == [False, True]
 
 
 class Act(pm.Module):
@@ -234,17 +229,17 @@ def test_many_ties_take_linear_time(use):
     assert is_linear(lambda n: lambda: use(models[n]), 10)
 
 
-TIED = r"(?s)head\.weight.*embed\.weight"
+TIED = r"(?s)b\.weight.*a\.weight"
 FIRST, LAST = "items[1].weight", "last.weight"
 REFUSED = [
     # The new value would be lost: the source is the place to change.
-    (lambda: pm.tree_at(lambda m: m.head.weight, tied_language(), ramp(5, 3)), TIED),
-    (lambda: pm.tree_at("head", tied_language(), language().head), TIED),
-    (lambda: tied_language().replace(head=language().head), TIED),
-    (lambda: pm.tie(tied_language(), "head.weight", to="embed.weight"), TIED),
+    (lambda: pm.tree_at(lambda m: m.b.weight, tied_language(), ramp(5, 3)), TIED),
+    (lambda: pm.tree_at("b", tied_language(), language().b), TIED),
+    (lambda: tied_language().replace(b=language().b), TIED),
+    (lambda: pm.tie(tied_language(), "b.weight", to="a.weight"), TIED),
     # A pattern that names a tied place alone: the leaf is elsewhere.
-    (lambda: pm.select.path("head.weight")(tied_language()), TIED),
-    (lambda: pm.by({"head.weight": 0, ...: 1})(tied_language()), TIED),
+    (lambda: pm.select.path("b.weight")(tied_language()), TIED),
+    (lambda: pm.by({"b.weight": 0, ...: 1})(tied_language()), TIED),
     # Chains, in whatever order they are tied; circles of layers with each other's paths.
     (
         lambda: pm.tie(pm.tie(blocks(), LAST, to=FIRST), FIRST, to="items[0].weight"),
@@ -256,20 +251,20 @@ REFUSED = [
     ),
     (lambda: pm.tie(crossed(), "a.a", to="b.a"), r"b\.b is tied to a"),
     (lambda: pm.tie(crossed(), "a", to="b"), r"b\.b is tied to a"),
-    (lambda: pm.tie(tied_language(), "embed.weight", to="head.weight"), r"weight|circle"),
+    (lambda: pm.tie(tied_language(), "a.weight", to="b.weight"), r"weight|circle"),
     # A node in itself, another shape, no Module above both, no tie.
-    (lambda: pm.tie(language(), "embed", to="embed"), "embed"),
-    (lambda: pm.tie(language(), "embed.weight", to="embed"), r"embed\.weight"),
-    (lambda: pm.tie(language(), "head.bias", to="embed.weight"), r"\(5, 3\)"),
+    (lambda: pm.tie(language(), "a", to="a"), "a"),
+    (lambda: pm.tie(language(), "a.weight", to="a"), r"a\.weight"),
+    (lambda: pm.tie(language(), "b.bias", to="a.weight"), r"\(5, 3\)"),
     (
-        lambda: pm.tie(language(), "head.weight", to="embed.weight", through=jnp.transpose),
+        lambda: pm.tie(language(), "b.weight", to="a.weight", through=jnp.transpose),
         r"\(3, 5\)|f32\[3,5\]",
     ),
-    (lambda: pm.tie(language(), "head", to="embed"), "head"),
+    (lambda: pm.tie(language(), "b", to="a"), "b"),
     (lambda: pm.tie(blocks(), LAST, to="items.*.weight"), r"items\[1\]\.weight"),
-    (lambda: pm.tie(language(), "tail.weight", to="embed.weight"), r"tail\.weight"),
+    (lambda: pm.tie(language(), "tail.weight", to="a.weight"), r"tail\.weight"),
     (lambda: pm.tie([linear(0), linear(1)], "[0].weight", to="[1].weight"), "Module"),
-    (lambda: pm.untie(tied_language(), "head.bias"), r"head\.bias"),
+    (lambda: pm.untie(tied_language(), "b.bias"), r"b\.bias"),
 ]
 
 
