@@ -179,17 +179,10 @@ def test_init_subclass_and_new_work_as_ever():
     """__init_subclass__ keywords and an own __new__ are Python's."""
     tags = []
 
-    class Registered(pm.Module):
-        x: int
+    hook, make = lambda cls, tag=None: tags.append(tag), lambda cls, x: object.__new__(cls)
+    registered = new(fields={"x": int}, __init_subclass__=hook, __new__=make)
 
-        def __init_subclass__(cls, tag=None, **kwargs):
-            super().__init_subclass__(**kwargs)
-            tags.append(tag)
-
-        def __new__(cls, x):
-            return super().__new__(cls)
-
-    class Sub(Registered, tag="here"): ...
+    class Sub(registered, tag="here"): ...
 
     assert (tags, Sub(1).x) == (["here"], 1)
 

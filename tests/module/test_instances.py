@@ -55,12 +55,11 @@ def test_callables_strings_and_classes_are_configuration_and_everything_else_is_
         assert children == [value] if not pm.is_array(value) else children[0] is value
 
 
-class Assigning(pm.Module):
-    weight: object
-    size: object = pm.field(static=True)
+def assign(self, weight, size):
+    self.weight, self.size = weight, size
 
-    def __init__(self, weight, size):
-        self.weight, self.size = weight, size
+
+Assigning = new(trees.Static, __init__=assign)
 
 
 def test_an_array_in_a_static_field_is_told():
@@ -322,15 +321,10 @@ class Described(pm.Module):
         return dict(self.__dict__)
 
 
-class MixedIn(Mixin, Described): ...
-
-
 class GenericFirst(Generic[T], Described): ...  # A base without a dict: Python adds one.
 
 
-class AbstractFirst(abc.ABC, Described): ...
-
-
+STYLES = [Described, GenericFirst, new(Mixin, Described), new(abc.ABC, Described)]
 CHANGES = [
     lambda m: m.replace(weight=2 * m.weight),
     lambda m: pm.tree_at(lambda m: m.weight, m, 2 * m.weight),
@@ -344,7 +338,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("cls", [Described, MixedIn, GenericFirst, AbstractFirst])
+@pytest.mark.parametrize("cls", STYLES)
 def test_vars_shows_the_fields_and_cached_values_are_of_one_instance(cls):
     """Wherever it comes from; a changed copy computes a cached property anew, and had the old."""
     model = cls(ramp(2))
@@ -374,16 +368,12 @@ def test_vars_from_threads():
 
 def test_protocols_find_the_fields():
     """Of a class of which no instance has waited, too."""
-
-    class Fresh(Mixin, pm.Module):
-        weight: object
-        bias: object
-
-    body = {"__annotations__": inspect.get_annotations(Fresh)}
-    HasBoth = runtime_checkable(type(Protocol)("HasBoth", (Protocol,), body))
-    assert isinstance(Fresh(1, 1), HasBoth)
-    assert not isinstance(Described(1), HasBoth)
-    assert not hasattr(Fresh, "bias")
+    fields = {"weight": object, "bias": object}
+    fresh = new(Mixin, pm.Module, fields=fields)
+    both = runtime_checkable(type(Protocol)("Both", (Protocol,), {"__annotations__": fields}))
+    assert isinstance(fresh(1, 1), both)
+    assert not isinstance(Described(1), both)
+    assert not hasattr(fresh, "bias")
 
 
 def test_instances_put_together_in_part_hold_what_was_set():

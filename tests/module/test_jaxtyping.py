@@ -24,21 +24,17 @@ class Generated(pm.Module):
     weight: Float[Array, "out in"]
     bias: Float[Array, "out"]
     size: int = pm.field(static=True, default=3)
-    def __call__(self, x: Float[Array, "in"]) -> Float[Array, "out"]:
-        return self.weight @ x + self.bias
+    def __call__(self, x: Float[Array, "in"]) -> Float[Array, "out"]: return self.weight @ x + self.bias
 class Own(pm.Module):
     weight: Float[Array, "out in"]
     bias: Float[Array, "out"]
-    def __init__(self, weight, bias):
-        self.weight = weight
-        self.bias = bias
+    def __init__(self, weight, bias): self.weight, self.bias = weight, bias
 class Converted(pm.Module):
     weight: Float[Array, "n"] = pm.field(converter=jnp.asarray)
     ints: Int[Array, "n"] = pm.field(converter=lambda x: jnp.asarray(x))
 class ConvertedOwn(pm.Module):
     weight: Float[Array, "n"] = pm.field(converter=jnp.asarray)
-    def __init__(self, values: list):
-        self.weight = values
+    def __init__(self, values: list): self.weight = values
 class Prepared(pm.Module):
     weight: Float[Array, "n"]
     total: Float[Array, ""] = pm.field(init=False)
@@ -53,9 +49,7 @@ class Holding(pm.Module):
     name: str = "a"
 class Bounded(pm.Module):
     scale: Float[Array, ""] = pm.field(constraint=pm.constraints.positive)
-    shares: Float[Array, "n"] | None = pm.field(
-        constraint=pm.constraints.simplex, default=None
-    )
+    shares: Float[Array, "n"] | None = pm.field(constraint=pm.constraints.simplex, default=None)
 """
 
 

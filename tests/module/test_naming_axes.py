@@ -1,5 +1,6 @@
 """Names of axes from annotations, from configuration, and from notes on single leaves."""
 
+import functools as ft
 import pickle
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError
+from tests.helpers.trees import new
 
 
 def a(*shape: int) -> jax.Array:
@@ -41,16 +43,11 @@ def a(*shape: int) -> jax.Array:
 )
 def test_an_annotation_names_axes(annotation: Any, value: Any, names: Any):
     """A leaf that it does not fit has no names, and neither has a scalar."""
-
-    class One(pm.Module):
-        x: annotation
-
-    assert pm.axis_names(One(value)).x == names
+    one = new(fields={"x": annotation}, __module__=__name__)
+    assert pm.axis_names(one(value)).x == names
 
 
 TWO = ("out_features_0", "out_features_1")
-
-
 LAYERS = [
     (lambda k: nn.Conv2d(3, 4, 3, key=k), ("out_channels", "group_channels", None, None)),
     (lambda k: nn.Einsum("...i,io->...o", (3, 4), 4, key=k), ("i", "o")),
@@ -73,11 +70,8 @@ def test_layers_name_their_axes(make: Any, names: Any, key: jax.Array):
 
 def test_layers_and_members_are_axes_of_their_own(key: jax.Array):
     """With names for the layer's own axes, those of the Stack come first."""
-
-    def stack(key: Any) -> Any:
-        return nn.Stack(lambda key: nn.Linear(2, 2, key=key), 3, key=key, axis_name="depth")
-
-    nets = nn.Ensemble(stack, 2, key=key)
+    linear = ft.partial(nn.Linear, 2, 2)
+    nets = nn.Ensemble(ft.partial(nn.Stack, linear, 3, axis_name="depth"), 2, key=key)
     names = pm.axis_names(nets).member.layer
     assert names.weight == ("members", "depth", "out_features", "in_features")
     assert names.bias == ("members", "depth", "out_features")
@@ -163,10 +157,7 @@ def test_names_that_do_not_fit_are_refused():
     """No rule, too many names, two gaps, a leaf of no Module."""
     with pytest.raises(ArgumentError, match=r"by\("):
         pm.with_axis_names(nn.LayerNorm(2), "layers ...")  # pyright: ignore[reportArgumentType]
-    for tree, text in (
-        (nn.LayerNorm(2), "a b"),
-        (nn.LayerNorm(2), "... a ..."),
-        ({"w": a(2)}, "a"),
-    ):
+    norm = nn.LayerNorm(2)
+    for tree, text in ((norm, "a b"), (norm, "... a ..."), ({"w": a(2)}, "a")):
         with pytest.raises(SpecError, match=rf"at (weight|\['w'\]).*{text!r}"):
             pm.with_axis_names(tree, pm.by({...: text}))

@@ -12,7 +12,7 @@ from pytreemod import nn
 from pytreemod.errors import ShapeError, SpecError
 from tests.helpers.counting_calls import is_linear
 from tests.helpers.equations import operations
-from tests.helpers.trees import Affine, ramp
+from tests.helpers.trees import ramp
 
 
 class Coder(pm.Module):
@@ -106,7 +106,7 @@ def test_the_program_is_the_hand_written_one():
 
 
 def test_layers_are_tied_whole():
-    """In lists and dicts, too; a pattern names several places."""
+    """In lists and dicts; a pattern names several; an array and a computed leaf read alike."""
     model = pm.tie(blocks(), "items[1]", to="items[0]")
     model = pm.tie(model, "table['a']", to="items[0]")
     model = pm.tie(model, lambda m: m.last, to=lambda m: m.items[0])
@@ -115,6 +115,9 @@ def test_layers_are_tied_whole():
     model = pm.tie(blocks(), "items.*.bias", to="last.bias")
     assert all(layer.bias is model.last.bias for layer in model.items)
     assert jax.tree.leaves(pm.select.path("b.**")(tied_language())) == [False, True]
+    model = Pair(ramp(2), pm.computed(jnp.negative, ramp(2)))
+    assert pm.tie(model, "b", to="a").b.tolist() == [1.0, 2.0]
+    assert pm.tie(model, "a", to="b").a.tolist() == [-1.0, -2.0]
 
 
 class Act(pm.Module):
@@ -167,13 +170,6 @@ def test_a_tie_inside_of_a_tied_layer():
     inner = pm.tie(Pair(ramp(2), Pair(ramp(2), ramp(2))), "a", to="b.a")
     outer = pm.tie(Pair(ramp(2), inner), "a", to="b.b.a")
     assert outer.a is outer.b.b.a is outer.b.a
-
-
-def test_a_computed_leaf_and_an_array_are_tied_like_two_arrays():
-    """Either may be the source: they read alike."""
-    model = Affine(ramp(2), pm.computed(jnp.negative, ramp(2)))
-    assert pm.tie(model, "bias", to="weight").bias.tolist() == [1.0, 2.0]
-    assert pm.tie(model, "weight", to="bias").weight.tolist() == [-1.0, -2.0]
 
 
 def two_linear(*, key):
