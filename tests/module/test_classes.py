@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -261,13 +260,8 @@ def declared(**body):
     return lambda: new(fields={name: object}, **body)
 
 
-class Forbidden(pm.Module, is_abstract=True):
-    x: int
-
-
-class Forced(pm.Module, strict=pm.StrictConfig(force_abstract=True)): ...
-
-
+FORBIDDEN = type(pm.Module)("Cls", (pm.Module,), {"__annotations__": {"x": int}}, is_abstract=True)
+FORCED = type(pm.Module)("Forced", (pm.Module,), {}, strict=pm.StrictConfig(force_abstract=True))
 SIZE = property(lambda self: 1)
 REFUSED = [
     # One of the two would be lost.
@@ -285,8 +279,8 @@ REFUSED = [
     # It cannot be both; a subclass provides it.
     (lambda: new(fields={"x": AbstractVar[bool]}, x=True), FieldError, r"Made.*\bx\b"),
     (lambda: new(fields={"x": AbstractClassVar[int]}, x=SIZE), FieldError, r"Made.*\bx\b"),
-    (lambda: Forbidden(1), FieldError, "Cannot instantiate.*Forbidden"),
-    (Forced, FieldError, "Cannot instantiate.*Forced"),
+    (lambda: FORBIDDEN(1), FieldError, "Cannot instantiate.*Cls"),
+    (FORCED, FieldError, "Cannot instantiate.*Forced"),
     (trees.AbstractLayer, TypeError, r"(?s)label.*weight.*__call__"),
     (string_annotations.Interface, FieldError, "abstract attributes label, names, weight"),
     # As a field it could never be read; nor could one in the place of a base's property.
@@ -297,7 +291,7 @@ REFUSED = [
         lambda: new(
             new(fields={"f": Any}),
             f=lambda self: 1,
-            __init__=lambda self: setattr(self, "f", np.sin),
+            __init__=lambda self: setattr(self, "f", jnp.sin),
         )(),
         FrozenError,
         r"Made\.f",
@@ -310,4 +304,4 @@ def test_classes_that_cannot_be_are_refused(declare, error, text):
     """A contradiction, a base with content, an abstract class, a hidden field."""
     with pytest.raises(error, match=text):
         declare()
-    assert new(Forbidden)(1).x == 1  # Its subclasses are concrete unless they say so, too.
+    assert new(FORBIDDEN)(1).x == 1  # Its subclasses are concrete unless they say so, too.

@@ -24,7 +24,8 @@ class Generated(pm.Module):
     weight: Float[Array, "out in"]
     bias: Float[Array, "out"]
     size: int = pm.field(static=True, default=3)
-    def __call__(self, x: Float[Array, "in"]) -> Float[Array, "out"]: return self.weight @ x + self.bias
+    def __call__(self, x: Float[Array, "in"]) -> Float[Array, "out"]:
+        return self.weight @ x + self.bias
 class Own(pm.Module):
     weight: Float[Array, "out in"]
     bias: Float[Array, "out"]

@@ -15,7 +15,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import FieldError
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.trees import Child, Holder, OwnInit, Wrapping, affine, double, ramp
+from tests.helpers.trees import Child, Holder, OwnInit, Wrapping, affine, double, new, ramp
 
 
 class Mixin:
@@ -148,10 +148,7 @@ def test_bound_methods_are_trees_of_their_instance():
         assert_close(moved.__self__.x, ramp(2) + 1)
         assert jax.tree.structure(method) == jax.tree.structure(moved)
         assert jax.tree.structure(method) != jax.tree.structure(many().replace)
-
-
-def test_through_transforms():
-    """They are taken as a Module is."""
+    # Transforms take them as they take a Module.
     method, x = affine().scaled, ramp(3)
     assert_close(pm.filter_jit(method)(x, by=2.0), 2 * affine()(x))
     gradient = pm.filter_grad(lambda f: jnp.sum(f(x)))(method)
@@ -183,25 +180,16 @@ def test_looks_like_a_method():
 
 def test_methods_of_equal_instances_are_equal():
     """And have one hash; methods with different programs differ: `1`, `1.0` and `True`."""
-
-    class Owner(pm.Module):
-        x: object
-        how: str = pm.field(static=True, default="sum")
-
-        def f(self):
-            """One method."""
-
-        def g(self):
-            """Another."""
-
+    fields, how = {"x": object, "how": str}, pm.field(static=True, default="sum")
+    owner = new(fields=fields, how=how, f=lambda self: 1, g=lambda self: 2)
     values = [1, 1.0, True, None, 0.5, "a", (1, 2), ramp(2), ramp(3), np.ones(2), 2 * ramp(2)]
     for i, value in enumerate(values):
         for j, other in enumerate(values):
-            one, two = Owner(value).f, Owner(copy.copy(other)).f
+            one, two = owner(value).f, owner(copy.copy(other)).f
             assert (one == two) is (i == j), (value, other)
             assert i != j or hash(one) == hash(two)
-    f = Owner(1).f
-    assert all(f != other for other in (Owner(1).g, Owner(1, "mean").f, Owner.f, 1))
+    f = owner(1).f
+    assert all(f != other for other in (owner(1).g, owner(1, "mean").f, owner.f, 1))
 
 
 def test_programs_are_compiled_once_for_all_instances():

@@ -81,12 +81,8 @@ def test_layers_and_members_are_axes_of_their_own(key: jax.Array):
     assert pm.axis_names(named[0]).weight == ("mlp", "embed")
 
 
-class Scaled(pm.Computed):
-    base: jax.Array
-    rows: Float[Array, "rows 1"]
-
-    def value(self):
-        return self.base * self.rows
+FIELDS = {"base": jax.Array, "rows": Float[Array, "rows 1"]}
+Scaled = new(pm.Computed, fields=FIELDS, value=lambda self: self.base * self.rows)
 
 
 def _named(tree: Any) -> dict[str, Any]:
@@ -115,15 +111,11 @@ def test_what_follows_a_model_has_its_names(key: jax.Array):
     assert [*_named(tied).values()] == [("num_embeddings", "embedding_size")]
 
 
-class Kernel(pm.Module):
-    w: Float[Array, "a _"]
-
-
 def test_names_of_what_is_made_inside_a_map():
     """The founding guide's program: four kernels along axis 1, under the name b."""
-    inside: list[Any] = []
+    Kernel, inside = new(fields={"w": Float[Array, "a _"]}), []
 
-    def look(kernel: Kernel) -> jax.Array:
+    def look(kernel: Any) -> jax.Array:
         inside.append((kernel.w.shape, pm.axis_names(kernel).w))
         return kernel.w
 

@@ -9,13 +9,10 @@ from pytreemod import nn
 
 class Net(pm.Module):
     layer: nn.Linear
+    train = property(lambda self: self.layer.state_dict)
 
     def __init__(self, **kwargs):
         self.layer = nn.Linear(2, 3, **kwargs)
-
-    @property
-    def train(self):
-        return self.layer.state_dict
 
 
 def net():

@@ -12,7 +12,7 @@ from pytreemod import nn
 from pytreemod.errors import ShapeError, SpecError
 from tests.helpers.counting_calls import is_linear
 from tests.helpers.equations import operations
-from tests.helpers.trees import ramp
+from tests.helpers.trees import new, ramp
 
 
 class Coder(pm.Module):
@@ -120,11 +120,7 @@ def test_layers_are_tied_whole():
     assert pm.tie(model, "a", to="b").a.tolist() == [-1.0, -2.0]
 
 
-class Act(pm.Module):
-    w: jax.Array
-    act: object = pm.field(static=True)
-
-
+Act = new(fields={"w": object, "act": object}, act=pm.field(static=True))
 ALIKE = {
     "BatchNorm": lambda: nn.BatchNorm(2),
     "lambda": lambda: Act(ramp(2), lambda x: x),
