@@ -140,6 +140,7 @@ def test_an_instance_that_is_being_built_is_an_ordinary_object():
 
         def __init__(self, number):
             self.first = ramp(2) * (1 // number)
+            assert not hasattr(self, "second")
             self.second = self.twice()
             self.second = jax.jit(lambda m: m.first * 3)(self)
             self.second += 1
