@@ -1,5 +1,6 @@
 """Names of axes from annotations, from configuration, and from notes on single leaves."""
 
+import functools as ft
 import pickle
 from typing import Any
 
@@ -12,10 +13,10 @@ from jaxtyping import Array, Float, Int
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError
+from tests.helpers.trees import new
 
 
 def a(*shape: int) -> jax.Array:
-    """An array of this shape."""
     return jnp.ones(shape)
 
 
@@ -42,61 +43,46 @@ def a(*shape: int) -> jax.Array:
 )
 def test_an_annotation_names_axes(annotation: Any, value: Any, names: Any):
     """A leaf that it does not fit has no names, and neither has a scalar."""
-
-    class One(pm.Module):
-        x: annotation
-
-    assert pm.axis_names(One(value)).x == names
+    one = new(fields={"x": annotation}, __module__=__name__)
+    assert pm.axis_names(one(value)).x == names
 
 
 TWO = ("out_features_0", "out_features_1")
+LAYERS = [
+    (lambda k: nn.Conv2d(3, 4, 3, key=k), ("out_channels", "group_channels", None, None)),
+    (lambda k: nn.Einsum("...i,io->...o", (3, 4), 4, key=k), ("i", "o")),
+    (lambda k: nn.LinearGeneral(3, 4, key=k), ("in_features", "out_features")),
+    (lambda k: nn.LinearGeneral(3, (2, 4), key=k), ("in_features", *TWO)),
+    (lambda k: nn.Embedding(5, 3, key=k), ("num_embeddings", "embedding_size")),
+    (lambda k: nn.LayerNorm(3), (None,)),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "names"),
-    [
-        (lambda k: nn.Conv2d(3, 4, 3, key=k), ("out_channels", "group_channels", None, None)),
-        (lambda k: nn.Einsum("...i,io->...o", (3, 4), 4, key=k), ("i", "o")),
-        (lambda k: nn.LinearGeneral(3, 4, key=k), ("in_features", "out_features")),
-        (lambda k: nn.LinearGeneral(3, (2, 4), key=k), ("in_features", *TWO)),
-        (lambda k: nn.Embedding(5, 3, key=k), ("num_embeddings", "embedding_size")),
-        (lambda k: nn.LayerNorm(3), (None,)),
-    ],
-)
+@pytest.mark.parametrize(("make", "names"), LAYERS)
 def test_layers_name_their_axes(make: Any, names: Any, key: jax.Array):
     """An axis that a map adds in front has no name until it gets one, and takes none of theirs."""
     layers = pm.filter_vmap(make)(jax.random.split(key, 2))
     named = pm.with_axis_names(layers, pm.by({"**": "nets ..."}))
-
     assert pm.axis_names(make(key)).weight == names
     assert pm.axis_names(layers).weight == (None, *names)
     assert pm.axis_names(named).weight == ("nets", *names)
 
 
 def test_layers_and_members_are_axes_of_their_own(key: jax.Array):
-    def stack(key: Any) -> Any:
-        return nn.Stack(lambda key: nn.Linear(2, 2, key=key), 3, key=key, axis_name="depth")
-
-    nets = nn.Ensemble(stack, 2, key=key)
+    """With names for the layer's own axes, those of the Stack come first."""
+    linear = ft.partial(nn.Linear, 2, 2)
+    nets = nn.Ensemble(ft.partial(nn.Stack, linear, 3, axis_name="depth"), 2, key=key)
     names = pm.axis_names(nets).member.layer
-
     assert names.weight == ("members", "depth", "out_features", "in_features")
     assert names.bias == ("members", "depth", "out_features")
     assert pm.axis_names(nets[0]).layer.weight == ("depth", "out_features", "in_features")
-    # With names for the layer's own axes, those of the Stack come first.
     named = pm.with_axis_names(nets[0], pm.by({"layer.weight": "mlp embed", ...: None}))
     assert pm.axis_names(named).layer.weight == ("depth", "mlp", "embed")
     assert pm.axis_names(named[0]).weight == ("mlp", "embed")
 
 
-class Scaled(pm.Computed):
-    """A computed leaf of a user's."""
-
-    base: jax.Array
-    rows: Float[Array, "rows 1"]
-
-    def value(self):
-        return self.base * self.rows
+FIELDS = {"base": jax.Array, "rows": Float[Array, "rows 1"]}
+Scaled = new(pm.Computed, fields=FIELDS, value=lambda self: self.base * self.rows)
 
 
 def _named(tree: Any) -> dict[str, Any]:
@@ -113,7 +99,6 @@ def test_what_follows_a_model_has_its_names(key: jax.Array):
     small = _named(pm.quantize({"net": net}, "int8"))
     own = _named(net.replace(weight=Scaled(net.weight, jnp.ones((6, 1)))))
     tied = pm.tie(nn.Sequential([nn.Embedding(5, 3, key=key)] * 2), "layers[1]", to="layers[0]")
-
     assert pm.axis_names(jax.tree.map(jnp.ones_like, net)) == pm.axis_names(net)
     assert [opt[n] for n in opt if n.endswith("mu.weight")] == [("out_features", "in_features")]
     assert [opt[n] for n in opt if n.endswith("count")] == [()]
@@ -126,24 +111,17 @@ def test_what_follows_a_model_has_its_names(key: jax.Array):
     assert [*_named(tied).values()] == [("num_embeddings", "embedding_size")]
 
 
-class Kernel(pm.Module):
-    """A kernel whose second axis has no name."""
-
-    w: Float[Array, "a _"]
-
-
 def test_names_of_what_is_made_inside_a_map():
     """The founding guide's program: four kernels along axis 1, under the name b."""
-    inside: list[Any] = []
+    Kernel, inside = new(fields={"w": Float[Array, "a _"]}), []
 
-    def look(kernel: Kernel) -> jax.Array:
+    def look(kernel: Any) -> jax.Array:
         inside.append((kernel.w.shape, pm.axis_names(kernel).w))
         return kernel.w
 
     make = pm.filter_vmap(lambda: Kernel(look(Kernel(a(3, 5)))), axis_size=4, out_axes=1)
     kernels = pm.with_axis_names(make(), pm.by({"w": "a b _"}))
     pm.filter_vmap(look, in_axes=1)(kernels)
-
     assert inside == [((3, 5), ("a", None))] * 2
     assert kernels.w.shape == (3, 4, 5)
     assert pm.axis_names(kernels).w == ("a", "b", None)
@@ -155,7 +133,6 @@ def test_names_are_configuration(key: jax.Array):
     net = pm.with_axis_names({"net": nets}, pm.by({"**.weight": "n a _", ...: "n ..."}))
     expected, inside = pm.axis_names(net), []
     pm.filter_vmap(lambda net: inside.append(pm.axis_names(net)["net"].bias))(net)
-
     assert expected["net"].weight == ("n", "a", None)
     assert expected["net"].bias == ("n", "out_features")
     assert inside == [("out_features",)]
@@ -172,10 +149,7 @@ def test_names_that_do_not_fit_are_refused():
     """No rule, too many names, two gaps, a leaf of no Module."""
     with pytest.raises(ArgumentError, match=r"by\("):
         pm.with_axis_names(nn.LayerNorm(2), "layers ...")  # pyright: ignore[reportArgumentType]
-    for tree, text in (
-        (nn.LayerNorm(2), "a b"),
-        (nn.LayerNorm(2), "... a ..."),
-        ({"w": a(2)}, "a"),
-    ):
+    norm = nn.LayerNorm(2)
+    for tree, text in ((norm, "a b"), (norm, "... a ..."), ({"w": a(2)}, "a")):
         with pytest.raises(SpecError, match=rf"at (weight|\['w'\]).*{text!r}"):
             pm.with_axis_names(tree, pm.by({...: text}))
