@@ -78,7 +78,8 @@ def text_of(value: Any) -> str | None:
         return repr(value)
     if is_instance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
-    if is_instance(value, np.dtype) or class_of(value) is _SCALAR or _is_scalar_class(value):
+    is_dtype = is_instance(value, np.dtype) or class_of(value) is class_of(jnp.float32)
+    if is_dtype or (is_instance(value, type) and issubclass(value, np.generic)):
         return str(np.dtype(value))  # However it is spelled.
     if is_instance(value, ft.partial):
         return f"partial{text_of((value.func, value.args, value.keywords))}"
@@ -95,13 +96,6 @@ def text_of(value: Any) -> str | None:
         return f"{type(value).__name__}{text_of(fields)}"
     # Classes, functions, ufuncs, jitted functions.
     return getattr(value, "__name__", None)
-
-
-_SCALAR = class_of(jnp.float32)
-
-
-def _is_scalar_class(value: Any) -> bool:
-    return is_instance(value, type) and issubclass(value, np.generic)
 
 
 def differences(
