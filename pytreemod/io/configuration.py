@@ -79,7 +79,7 @@ def text_of(value: Any) -> str | None:
     if is_instance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     is_dtype = is_instance(value, np.dtype) or class_of(value) is class_of(jnp.float32)
-    if is_dtype or (is_instance(value, type) and issubclass(value, np.generic)):
+    if is_dtype or (is_instance(value, type) and np.generic in value.__mro__):
         return str(np.dtype(value))  # However it is spelled.
     if is_instance(value, ft.partial):
         return f"partial{text_of((value.func, value.args, value.keywords))}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import copyreg
 import dataclasses
 import functools as ft
 import inspect
@@ -46,6 +47,7 @@ from pytreemod.tree.instances import (
     is_finished,
     reading_stored,
     register,
+    set_flat,
     set_split,
     with_notes,
 )
@@ -259,9 +261,8 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
     put("__is_abstract__", is_abstract)
     abstract = _abstract_attributes(cls)
     owner = next(base for base in cls.__mro__ if "__init__" in _vars(base))
-    has_init = owner is not object and not _vars(owner).get("__has_written_init__", False)
+    has_init = owner is not object and not hasattr(_vars(owner)["__init__"], "is_written")
     _as_dataclass(cls, abstract, has_init, kw_only)
-    put("__has_written_init__", not has_init)
     schema = Schema(cls, has_init)
     for name, each in schema.fields.items():
         default: Any = each.default
@@ -284,7 +285,10 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
         if class_of(found) is not LazyField or found.default is not value:
             put(name, LazyField(name, value))
     if not has_init:
-        _annotate_init(cls, schema)
+        cls.__init__.is_written = True
+        # A converter takes other types than the field's, and so does a constraint: a number.
+        converted = schema.converters | schema.constraints
+        cls.__init__.__annotations__ |= dict.fromkeys(converted, Any)
     put("__record__", schema)
 
 
@@ -316,24 +320,6 @@ def _as_dataclass(cls: Any, abstract: set[str], has_init: bool, kw_only: bool) -
             type.__delattr__(cls, name)
     put("__annotations__", whole)
     put("__doc__", doc)
-
-
-def _annotate_init(cls: Any, schema: Schema) -> None:
-    """Give the parameters of a written `__init__` the types that converters take.
-
-    A type checker at run time, such as jaxtyping's, checks them, and a constrained field takes a
-    number, too.
-    """
-    hints = {**cls.__init__.__annotations__, **dict.fromkeys(schema.constraints, Any)}
-    for name, converter in schema.converters.items():
-        try:
-            parameters = [*inspect.signature(converter).parameters.values()]
-        except (TypeError, ValueError):
-            parameters = []
-        kind = parameters[0].annotation if parameters else inspect.Parameter.empty
-        is_known = kind is not inspect.Parameter.empty and not isinstance(kind, str)
-        hints[name] = kind if is_known else Any
-    cls.__init__.__annotations__ = hints
 
 
 # ---- abstract attributes
@@ -381,7 +367,8 @@ def _class_value(cls: type, name: str) -> Any:
         found = own.get(name, MISSING)
         found = found.default if class_of(found) is LazyField else found
         if found is not MISSING:
-            return found
+            # A default that is a function: the class took it for a method.
+            return found.__wrapped__ if class_of(found) is Method else found
     return MISSING
 
 
@@ -397,6 +384,8 @@ class _Later:
 
     def __init__(self, cls: Any):
         self.cls = cls
+        # Those that its methods name arrive before its fields.
+        self.instances: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # `abc` asks each attribute whether it is abstract.
@@ -404,8 +393,19 @@ class _Later:
         cls = self.cls
         if _vars(cls)["__record__"] is self:
             _declare_again(cls)
-            _complete(cls, False, _vars(cls).get("__is_abstract__", False))
+            _complete(cls, False, getattr(cls, "__is_abstract__", False))
+            for node, *parts in self.instances:
+                set_flat(node, flat_of(_restore(cls, *parts)))
         return getattr(_vars(cls)["__record__"], name)
+
+
+def _reduce_lazy_field(lazy: LazyField) -> Any:
+    # A function of JAX by its name, as in an instance, so that the two have one structure.
+    default = () if lazy.default is MISSING else (referring(lazy.default),)
+    return LazyField, (lazy.name, *default)
+
+
+copyreg.pickle(LazyField, _reduce_lazy_field)
 
 
 def _declare_again(cls: Any) -> None:
@@ -413,12 +413,13 @@ def _declare_again(cls: Any) -> None:
     fields: dict[str, Any] = _vars(cls).get("__dataclass_fields__", {})
     for name in inspect.get_annotations(cls).keys() & fields.keys():
         declared = fields[name]
-        for option in ("default", "default_factory", "kw_only"):
+        declared.default = _class_value(cls, name)
+        for option in ("default_factory", "kw_only"):
             # The mark for no value is recognized by identity, which a pickle does not preserve.
             if class_of(getattr(declared, option)) is class_of(MISSING):
                 setattr(declared, option, MISSING)
         type.__setattr__(cls, name, declared)
-    if _vars(cls).get("__has_written_init__", False):
+    if hasattr(_vars(cls).get("__init__"), "is_written"):
         type.__delattr__(cls, "__init__")
 
 
@@ -576,6 +577,10 @@ def _own_state(node: Any) -> Any:
 
 def _restore(cls: Any, values: Any, config: tuple[str, ...], notes: Any) -> Any:
     """Make a pickled instance again; fields that the class has gained since get their defaults."""
+    if class_of(cls.__record__) is _Later and "__dataclass_fields__" not in _vars(cls):
+        node = _new(cls)
+        cls.__record__.instances.append((node, values, config, notes))
+        return node
     schema, values = cls.__record__, dict(referred(values))
     unknown = [name for name in values if name not in schema.fields]
     if unknown:

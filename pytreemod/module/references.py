@@ -79,7 +79,8 @@ def _parts(value: Any) -> Iterable[Any]:
         return value.values()
     if kind is ft.partial:
         return value.func, value.args, value.keywords
-    return value if kind in (tuple, list) or hasattr(kind, "_make") else ()
+    is_named_tuple = tuple in kind.__mro__ and hasattr(kind, "_make")
+    return value if kind in (tuple, list) or is_named_tuple else ()
 
 
 def _place_of(function: Any) -> tuple[str, str] | None:

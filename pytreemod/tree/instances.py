@@ -172,10 +172,6 @@ class LazyField:
         text = f"{what} has no attribute {self.name!r}"
         raise AttributeError(text, name=self.name, obj=owner if node is None else node)
 
-    def __reduce__(self) -> Any:
-        # The mark for no default is recognized by identity, which a pickle does not preserve.
-        return LazyField, (self.name,) if self.default is MISSING else (self.name, self.default)
-
 
 def flat_of(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the children of an instance, and `(split, notes, *configuration)`."""

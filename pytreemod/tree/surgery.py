@@ -86,9 +86,8 @@ def tree_at(
     trie = _trie_of([target.path for target in found.targets])
     if any(target.node is None for target in found.targets):
         ties = {(*path, *t.place): (*path, *t.source) for path, t in all_ties(pytree)}
-        for target in found.targets:
-            if target.path in ties:
-                refuse_tied(target.path, ties[target.path])
+        for place in ties.keys() & {target.path for target in found.targets}:
+            refuse_tied(place, ties[place])
     if replace is _NOT_GIVEN:
         news = [with_new_containers(replace_fn(target.node)) for target in found.targets]
     elif found.single:

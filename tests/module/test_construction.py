@@ -83,7 +83,7 @@ def test_a_class_attribute_that_is_assigned_later_hides_no_field():
 
 
 def test_converters_are_inherited_and_can_be_overridden():
-    """And their parameter's annotation is that of __init__, because it describes the argument."""
+    """The annotation of a parameter is not the field's, because it describes the result."""
 
     def convert(value: list[int]) -> jax.Array:
         return jnp.asarray(value)
@@ -93,7 +93,7 @@ def test_converters_are_inherited_and_can_be_overridden():
     base = new(fields=dict.fromkeys(functions, object), **declared)
     other = new(base, fields={"third": str})
     hints = other.__init__.__annotations__
-    assert (hints["weight"], hints["other"], hints["third"]) == (list[int], Any, str)
+    assert (hints["weight"], hints["other"], hints["third"]) == (Any, Any, str)
     made = other([1], 2, 3)
     assert (made.weight.shape, made.other, made.third) == ((1,), 2, 3)
     assert new(base)([1], 2, 3).third == "3"
@@ -187,3 +187,20 @@ def test_a_value_that_would_be_missing_or_lost_is_an_error(make, text):
     """A field that is not set, an unknown name."""
     with pytest.raises(FieldError, match=f"(?s){text}"):
         make()
+
+
+def test_a_function_as_the_default_of_a_field_is_a_value():
+    """Also where the class's own `__init__` does not set it: `W.act` was a method of ours."""
+
+    class Own(pm.Module):
+        act: object = pm.field(default=jax.nn.relu)
+        other: object = pm.field(default=abs)
+        third: object = lambda x: x
+
+        def __init__(self):
+            pass
+
+    made = Own()
+    assert made.act is Own.act is jax.nn.relu
+    assert made.other is Own.other is abs
+    assert (made.third(3), Own.third(3)) == (3, 3)
