@@ -301,7 +301,8 @@ def _as_dataclass(cls: Any, abstract: set[str], has_init: bool, kw_only: bool) -
     put: Any = ft.partial(type.__setattr__, cls)
     whole, doc = inspect.get_annotations(cls), cls.__doc__
     inherited = [name for name in getattr(cls, "__dataclass_fields__", ()) if name not in whole]
-    replaced = [n for n in inherited if isinstance(inspect.getattr_static(cls, n), _REPLACING)]
+    found = {name: inspect.getattr_static(cls, name, None) for name in inherited}
+    replaced = [name for name, value in found.items() if isinstance(value, _REPLACING)]
     seen = {name: kind for name, kind in whole.items() if name not in abstract}
     put("__annotations__", seen | dict.fromkeys(replaced, ClassVar))
     put("__doc__", doc or ".")  # Else it would be made from the signature, slowly.
@@ -310,9 +311,8 @@ def _as_dataclass(cls: Any, abstract: set[str], has_init: bool, kw_only: bool) -
     own = {name: _vars(cls)[name] for name in names if name in _vars(cls)}
     for name in own:
         type.__delattr__(cls, name)
-    dataclasses.dataclass(init=not has_init, repr=False, eq=False, frozen=True, kw_only=kw_only)(
-        cls
-    )
+    options: Any = {"repr": False, "eq": False, "frozen": True, "kw_only": kw_only}
+    dataclasses.dataclass(init=not has_init, **options)(cls)
     for name in names:
         if name in own:
             put(name, own[name])

@@ -305,3 +305,19 @@ def test_classes_that_cannot_be_are_refused(declare, error, text):
     with pytest.raises(error, match=text):
         declare()
     assert new(FORBIDDEN)(1).x == 1  # Its subclasses are concrete unless they say so, too.
+
+
+def test_a_frozen_dataclass_beside_the_module_has_fields_without_values():
+    """They are looked up in no class, and are children like others."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Sized:
+        size: float
+
+    class Layer(pm.Module, Sized):
+        weight: float = 1.0
+
+        def __init__(self, size):
+            self.size, self.weight = size, 2.0
+
+    assert jax.tree.leaves(Layer(3.0)) == [3.0, 2.0]
