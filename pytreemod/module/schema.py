@@ -86,7 +86,7 @@ class Schema:
         self.computes: bool = getattr(cls, "__computes__", False)
         bases: Iterable[type] = cls.__mro__
         self.checks = [vars(b)["__check_init__"] for b in bases if "__check_init__" in vars(b)]
-        self.is_fast = not (self.converters or self.constraints or self.computes)
+        self.is_fast = not (self.converters or self.computes)
         # Generated: Python has a fast instruction for `type(x)`; `map(type, ...)` takes five times.
         types = "".join(f"type(d[{name!r}]), " for name in self.fields)
         self.types_of: Callable[[dict[str, Any]], Any] = eval(f"lambda d: ({types})")

@@ -139,12 +139,13 @@ def _tied(model: Any, place: KeyPath, source: KeyPath, through: Callable[[Any], 
         raise SpecError(fact, hint="class Pair(pm.Module): ...")
     depth = above[-1]
     axes = count_member_axes([_node_at(model, place[:i]) for i in range(depth)], place[:depth])
-    rank = _check_fit(_node_at(model, place), _node_at(model, source), through, axes, where)
+    inner = [tie for path, tie in all_ties(model) if _is_within((*path, *tie.place), source)]
+    origin = _node_at(untie(model) if inner else model, source)
+    rank = _check_fit(_node_at(model, place), origin, through, axes, where)
     keeper = replace_at(_node_at(model, place[:depth]), [(place[depth:], None)])
     new = Tie(place[depth:], source[depth:], through, rank)
-    return replace_at(
-        model, [(place[:depth], with_notes(keeper, ties=(*notes_of(keeper).ties, new)))]
-    )
+    keeper = with_notes(keeper, ties=(*notes_of(keeper).ties, new))
+    return replace_at(model, [(place[:depth], keeper)])
 
 
 def _count_shared(one: KeyPath, other: KeyPath) -> int:
@@ -174,9 +175,7 @@ def _check_fit(
         rank = array.ndim - axes
     if forms[0] != {path: found[: len(forms[0].get(path, ()))] for path, found in forms[1].items()}:
         texts = [", ".join(" ".join(map(str, (n, *x))) for n, x in form.items()) for form in forms]
-        raise ShapeError(
-            where, texts[0].strip() or "no array", texts[1].strip() or "no array", hint=_THROUGH
-        )
+        raise ShapeError(where, *[x.strip() or "no array" for x in texts], hint=_THROUGH)
     return rank
 
 

@@ -12,7 +12,7 @@ from pytreemod import nn
 from pytreemod.errors import ShapeError, SpecError
 from tests.helpers.counting_calls import is_linear
 from tests.helpers.equations import operations
-from tests.helpers.trees import new, ramp
+from tests.helpers.trees import Holder, new, ramp
 
 
 class Coder(pm.Module):
@@ -265,3 +265,15 @@ def test_ties_that_cannot_be_and_edits_that_would_be_lost_are_refused(use, text)
     """Each says which paths."""
     with pytest.raises((SpecError, ShapeError), match=text):
         use()
+
+
+def test_a_source_with_a_tie_inside_of_it_in_one_list():
+    """The Module above keeps both, in whatever order they are made: the inner one comes first."""
+    made = Holder([{"one": ramp(2), "two": 2 * ramp(2)} for _ in range(3)])
+    pairs = [("content[1].two", "content[1].one"), ("content[2]", "content[1]")]
+    for order in (pairs, pairs[::-1]):
+        tied = made
+        for place, source in order:
+            tied = pm.tie(tied, place, to=source)
+        for found in (tied, pm.untie(tied), pm.filter_jit(lambda m: m)(tied)):
+            assert [x["two"].tolist() for x in found.content] == [[2, 4], [1, 2], [1, 2]]
