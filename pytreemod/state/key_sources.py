@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import jax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from pytreemod.errors import StateError
 from pytreemod.tree.traces import current_trace
@@ -41,7 +41,7 @@ class InitKeys:
             raise StateError(fact, hint="jax.vmap(lambda key: Model(key=key))(keys.take(8))")
         return next(self._keys)
 
-    def take(self, n: int) -> PRNGKeyArray:
+    def take(self, n: int) -> Array:
         """Return `n` keys as one array, to be mapped over: the next key, split."""
         return jax.random.split(next(self), n)
 
