@@ -7,6 +7,7 @@
     python3 tasks.py bench [--quick]       measure against JAX, Equinox and Flax NNX
     python3 tasks.py docs                  build the documentation into site/
     python3 tasks.py size                  count lines of code by room, beside their budgets
+    python3 tasks.py stub                  write pytreemod/__init__.pyi, which type checkers read
     python3 tasks.py install peers hub     install PyTorch, Flax and transformers, for some tests
     python3 tasks.py clean                 remove everything that was built
 
@@ -122,6 +123,28 @@ def print_sizes() -> None:
         print(f"{name:18}{count:8,}{budgets()[name]:10,}")
 
 
+def stub() -> str:
+    """Make what type checkers read of the front door: an import for each of its names."""
+    lines = ['"""Made of `__init__.py` by `python3 tasks.py stub`."""\n']
+    for node in ast.parse((ROOT / "pytreemod" / "__init__.py").read_text("utf-8")).body:
+        match node:
+            case ast.ImportFrom(str(file), names) if file.startswith("pytreemod"):
+                public = [each.name for each in names if each.asname is None]
+                lines += [f"from {file} import {name} as {name}" for name in public]
+            case ast.Assign([ast.Name("_PARTS")], parts):
+                names = ast.literal_eval(parts)
+                lines += [f"from pytreemod import {name} as {name}" for name in names]
+            case ast.Assign([ast.Name("_LATER")], table):
+                for file, names in ast.literal_eval(table).items():
+                    imported = [f"import {name} as {name}" for name in names.split()]
+                    lines += [f"from pytreemod.{file} {each}" for each in imported]
+            case ast.Assign([ast.Name()], ast.Name()):
+                lines.append(ast.unparse(node))
+            case _:
+                pass
+    return "\n".join([*lines, ""])
+
+
 def clean() -> None:
     """Remove everything that the tasks have made."""
     for name in BUILT:
@@ -134,6 +157,8 @@ def main(words: Sequence[str]) -> None:
         clean()
     elif list(words[:1]) == ["size"]:
         print_sizes()
+    elif list(words[:1]) == ["stub"]:
+        (ROOT / "pytreemod" / "__init__.pyi").write_text(stub(), "utf-8")
     elif list(words[:1]) == ["install"] and len(words) > 1:
         for extra in words[1:]:
             install(extra)

@@ -1,17 +1,17 @@
 """The errors that pytreemod raises, and the form of their messages.
 
-Owns: one class for each kind of mistake, and [`explain`][pytreemod.errors.explain], which formats a
-message as one sentence that states the fact, the paths, and a line of code where the cure is
-obvious. Imports nothing of pytreemod.
+Owns: one class for each group of mistakes that a program would catch apart, fourteen with the
+warnings, and [`explain`][pytreemod.errors.explain], which formats a message as one sentence that
+states the fact, the paths, and a line of code where the cure is obvious. Imports nothing of
+pytreemod.
 
-Every class also derives from the built-in that a Python user would catch, and all of them from
-`PytreemodError`.
+Every class also derives from the built-ins that a user of Python, or of Equinox, would catch, and
+all of them from `PytreemodError`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -48,16 +48,8 @@ class ShapeError(PytreemodError, ValueError, TypeError):
     """An array has the wrong shape for the layer or function that received it."""
 
 
-class ArgumentError(PytreemodError, ValueError, TypeError):
+class ArgumentError(PytreemodError, ValueError, TypeError, RuntimeError):
     """An argument is missing, misspelled, of the wrong type or out of range."""
-
-
-class OptionError(ArgumentError, RuntimeError):
-    """The option for the reaction of checks to an error is unknown."""
-
-
-class MessageError(ArgumentError, IndexError):
-    """The index of a message is out of range."""
 
 
 class FieldError(PytreemodError, TypeError, ValueError):
@@ -68,67 +60,27 @@ class FrozenError(PytreemodError, FrozenInstanceError):
     """Code assigned to a finished Module, or deleted from it."""
 
 
-class SpecError(PytreemodError, ValueError, TypeError):
-    """A selector, filter spec, axes spec or `by` does not fit the tree it was applied to."""
+class SpecError(PytreemodError, ValueError, TypeError, AttributeError):
+    """A selector, `where`, filter spec, axes spec or `by` does not fit the tree."""
 
 
-class AccessError(SpecError, AttributeError):
-    """A `where` looked inside a leaf, or computed with it, where it may only pick nodes."""
-
-
-class UnfinishedError(PytreemodError, AttributeError, RuntimeError):
-    """A Module was called or read before its sizes were known."""
-
-
-class StructureError(PytreemodError, ValueError):
+class StructureError(PytreemodError, ValueError, TypeError):
     """Two trees that must agree in structure, shape or type do not."""
 
 
-class DerivativeError(PytreemodError, RuntimeError, ValueError, TypeError):
-    """A tangent or gradient does not fit its value, or a rule for one is missing or wrong."""
-
-
-class RuleError(DerivativeError, AttributeError):
-    """A function with a custom derivative has no rule for it."""
-
-
-class StateError(PytreemodError, RuntimeError, ValueError):
-    """A State was used twice, has no value for a token, or was given a value that does not fit."""
-
-
-class TokenError(StateError, KeyError):
-    """A State has no value for a token."""
+class StateError(PytreemodError, RuntimeError, ValueError, KeyError):
+    """A State, an array, a layer or a function was used when or where it cannot be used."""
 
     # KeyError would show the message as a repr, with its line breaks escaped.
     __str__ = Exception.__str__
 
 
-class RngError(PytreemodError, TypeError, ValueError, RuntimeError):
-    """A random key is missing, is not a key, or was used where several were needed."""
-
-
-class RetraceError(PytreemodError, RuntimeError):
-    """A function had to be traced more often than allowed."""
-
-
 class CheckError(PytreemodError, RuntimeError):
-    """A check inside compiled code failed ([`error_if`][pytreemod.error_if])."""
+    """A check failed: an [`error_if`][pytreemod.error_if], or `max_traces`."""
 
 
-class CaptureError(PytreemodError, RuntimeError):
-    """A value was captured inside a transform that cannot return it."""
-
-
-class DonatedError(PytreemodError, RuntimeError):
-    """Code used an array whose memory an earlier call had donated."""
-
-
-class FileError(PytreemodError, ValueError):
-    """A file is damaged, is of another kind than expected, or cannot store a value."""
-
-
-class EquinoxFileError(FileError, RuntimeError):
-    """A file in Equinox's format does not fit the tree that is read from it, or written to it."""
+class FileError(PytreemodError, ValueError, RuntimeError):
+    """A file is damaged, is of another kind or tree than expected, or cannot store a value."""
 
 
 class LostUpdateWarning(UserWarning):
@@ -175,9 +127,6 @@ def _is_machinery(file: str) -> bool:
     return is_python or file.startswith(("<@beartype", "<generated for ", *ours))
 
 
-MAX_PLACES = 5
-
-
 def explain(
     fact: object,
     expected: str | None = None,
@@ -185,7 +134,7 @@ def explain(
     *,
     at: Iterable[str] = (),
     hint: str | Sequence[str] = (),
-    most: int = MAX_PLACES,
+    most: int = 5,
 ) -> str:
     """Format an error message: the fact, a line for each path, then the hint.
 
@@ -237,25 +186,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (is it {close[0]!r}?)" if close else ""
 
 
-def explain_depth(where: str, places: Iterable[str] = ()) -> str:
-    """Format an error message for a tree that is nested deeper than Python's recursion limit.
-
-    Args:
-        where: the function.
-        places: the path of the part that is too deep.
-
-    Returns:
-        The message, with several lines.
-    """
-    return explain(
-        where,
-        f"a tree that is less deep than Python's limit of {sys.getrecursionlimit()} calls",
-        "a deeper one",
-        at=places,
-        hint=["raise the limit:", "sys.setrecursionlimit(10_000)"],
-    )
-
-
 _SHORT_DTYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
 
 
@@ -286,23 +216,6 @@ def describe(value: Any) -> str:
         text = f"a value of type {type(value).__qualname__}"
     text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def with_article(name: str) -> str:
-    """Return a class's name after `a` or `an`, as pronounced.
-
-    Args:
-        name: the name of a class.
-
-    Examples:
-        >>> with_article("Linear"), with_article("Embedding"), with_article("MLP")
-        ('a Linear', 'an Embedding', 'an MLP')
-    """
-    # A name that begins with two capitals, or with a word of consonants, is spelled out: an
-    # em-el-pee, an ar-en-gee.
-    is_spelled = re.match(r"[A-Z]([A-Z]|[^aeiouyA-Z]+([A-Z]|$))", name)
-    vowels = "AEFHILMNORSX" if is_spelled else "AEIOaeio"
-    return f"an {name}" if name[:1] in tuple(vowels) else f"a {name}"
 
 
 def short_dtype(dtype: Any) -> str:

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.core
-from jaxtyping import Array, ArrayLike, Key, Shaped, UInt32
 
 # JAX annotates its functions only in part, and a strict checker passes each gap on to every caller.
 # The arguments of its tree functions are any trees anyway; `untyped_jax` is for functions whose
@@ -59,9 +58,3 @@ prefix tree of these."""
 
 Names: TypeAlias = str | Sequence[str]
 """One name or several."""
-
-AnyArray: TypeAlias = Shaped[ArrayLike, "..."]
-"""An array of any shape, JAX's or NumPy's, or a number."""
-
-Keys: TypeAlias = Key[Array, "_"] | UInt32[Array, "_ _"]
-"""Several random keys, new style or old, on one leading axis."""

@@ -75,7 +75,7 @@ def first_bad(fn: Callable[..., Any]) -> Callable[..., FirstBad]:
 
     Raises:
         ArgumentError: if `fn` is not callable.
-        CaptureError: if a Module is called in a transform that cannot return captured values.
+        StateError: if a Module is called in a transform that cannot return captured values.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from pytreemod.transform.runtime_checks import error_if
 from pytreemod.tree.partitioning import combine, partition
 from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.tree.printing import tree_pformat
-from pytreemod.tree.traces import watched
 from pytreemod.typing import jtu
 
 _T = TypeVar("_T")
@@ -59,7 +58,7 @@ def announce_transform(
         if is_end or intermediates:
             announce(start + ":".join(steps))
 
-    return combine(treedef.unflatten(watched(leaves, report)), rest)
+    return combine(treedef.unflatten(_watch().bind(*leaves, steps=(), report=report)), rest)
 
 
 def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
@@ -190,7 +189,7 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
     # Each by itself: if one result of a primitive is needed, all of its inputs are.
     for i, leaf in enumerate(leaves):
         struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        (leaves[i],) = watched([leaf], ft.partial(record, i, struct))
+        (leaves[i],) = _watch().bind(leaf, steps=(), report=ft.partial(record, i, struct))
     return combine(treedef.unflatten(leaves), rest)
 
 
@@ -207,3 +206,60 @@ def inspect_dce(name: Hashable = None) -> None:
     print(f"Found {len(own)} call{'s' * (len(own) != 1)} to `store_dce`.")
     for number, (found, tree) in enumerate(own):
         print(f"Entry {number}:\n{tree_pformat(tree(found), struct_as_array=True)}")
+
+
+# ---- what JAX does with a value
+
+
+Report: TypeAlias = Callable[[tuple[str, ...], bool], object]
+"""Called with the transforms that JAX applies, outermost first, and whether they end here: in
+`impl` or `abstract` evaluation, or in `mlir`, the lowering into a program."""
+
+
+@ft.cache
+def _watch() -> Any:
+    """Return a primitive that returns its inputs, and reports what JAX does with it.
+
+    Without a primitive, `custom_jvp` and `custom_vmap` would report two of the transforms.
+    Lowering, and so dead code, could not be seen.
+    """
+    # Here, because JAX loads Pallas with `jax.extend.core`.
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching, mlir
+
+    zero: Any = ad.Zero
+
+    def through(values: Any, steps: tuple[str, ...], report: Report) -> list[Any]:
+        moving = [value for value in values if type(value) is not zero]
+        moved = iter(primitive.bind(*moving, steps=steps, report=report) if moving else ())
+        return [value if type(value) is zero else next(moved) for value in values]
+
+    def ending(name: str, *values: Any, steps: tuple[str, ...], report: Report) -> list[Any]:
+        report((*steps, name), True)
+        return [*values]
+
+    def lower(context: Any, *values: Any, **options: Any) -> list[Any]:
+        return ending("mlir", *values, **options)
+
+    def map_over(values: Any, axes: Any, *, steps: tuple[str, ...], report: Report) -> Any:
+        report((*steps, "vmap"), False)
+        return through(values, (*steps, "vmap"), report), axes
+
+    def differentiate(primals: Any, tangents: Any, *, steps: Any, report: Report) -> Any:
+        report((*steps, "jvp"), False)
+        out = through(primals, (*steps, "jvp_p"), report)
+        return out, through(tangents, (*steps, "jvp_t"), report)
+
+    def transpose(cotangents: Any, *values: Any, steps: Any, report: Report) -> Any:
+        report((*steps, "transpose"), False)
+        return through(cotangents, (*steps, "transpose"), report)
+
+    primitive: Any = Primitive("watched")
+    primitive.multiple_results = True
+    primitive.def_impl(ft.partial(ending, "impl"))
+    primitive.def_abstract_eval(ft.partial(ending, "abstract"))
+    cast("Any", batching).primitive_batchers[primitive] = map_over
+    cast("Any", ad).primitive_jvps[primitive] = differentiate
+    cast("Any", ad).primitive_transposes[primitive] = transpose
+    mlir.register_lowering(primitive, lower)
+    return primitive

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 
 from pytreemod.errors import describe, short_dtype
 from pytreemod.module.fields import field
-from pytreemod.module.reading import is_computed, ties_of
+from pytreemod.module.reading import is_computed
 from pytreemod.state.tokens import is_token
 from pytreemod.transform.abstract_calls import filter_eval_shape
 from pytreemod.transform.call_rules import CallRule, offered, unwrapped, wrap_calls
 from pytreemod.transform.capturing import without_state
+from pytreemod.tree.instances import notes_of
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import Location, locations, own_class, record_of
 from pytreemod.tree.paths import path_text, pattern_text
@@ -113,7 +114,7 @@ class Summary:
             lines.append(["  " * row.depth + _times(count) + path, *cells])
         if not any(row.calls for row in self.rows):
             lines = [[*line[:2], *line[3:]] for line in lines]
-        table = aligned(lines, [name in ("params", "bytes") for name in lines[0]])
+        table = aligned(lines, "".join("<>"[x in ("params", "bytes")] for x in lines[0]))
         below = [*(f"tied: {x}" for x in self.ties), *(f"state: {x}" for x in self.state)]
         return "\n".join([*table, f"{self.params:,} parameters, {self.bytes:,} bytes", *below])
 
@@ -191,7 +192,7 @@ def summary(model: PyTree, *example: Any, depth: int | None = None, **options: A
         _call(model, example, options, rows)
     states = filter(is_state, jtu.tree_leaves((example, options), is_leaf=is_state))
     values = [pair for state in states for pair in jtu.tree_leaves_with_path(state)]
-    ties = [(path, tie) for path, module in modules.items() for tie in ties_of(module)]
+    ties = [(path, tie) for path, module in modules.items() for tie in notes_of(module).ties]
     return Summary(
         tuple(row for row in rows.values() if depth is None or row.depth <= depth),
         param_count(inner),
@@ -230,7 +231,7 @@ def _rows(model: PyTree, modules: dict[KeyPath, Any]) -> dict[str, SummaryRow]:
 
 def _is_row(node: Any) -> bool:
     """Whether a Module has a row, and is not part of the form in which an array is stored."""
-    return not (getattr(record_of(node), "is_hole", True) or is_computed(node) or is_token(node))
+    return record_of(node) is not None and not is_computed(node) and not is_token(node)
 
 
 def _has_shape(leaf: Any) -> bool:

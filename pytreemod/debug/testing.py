@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import explain
-from pytreemod.tree.comparison import largest_difference
-from pytreemod.tree.differences import compare
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.comparison import compare, have_one_type, largest_difference
 from pytreemod.tree.paths import pattern_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.selecting import as_selector
@@ -83,16 +81,10 @@ def assert_changed(
 
 def _differences(one: PyTree, other: PyTree, *near: float | None) -> dict[str, str]:
     """Return how far two trees are apart at each path, "" if close; refuse other differences."""
-    others = [each.line() for each in compare(one, other, _have_one_type)]
+    others = [each.line() for each in compare(one, other, have_one_type)]
     _fail_if(others, "one structure and configuration")
     pairs = zip(jtu.tree_leaves_with_path(one), jtu.tree_leaves(other), strict=True)
     return {pattern_text(path): _far(a, b, *near) for (path, a), b in pairs}
-
-
-def _have_one_type(a: Any, b: Any) -> bool:
-    if is_array(a) and is_array(b):
-        return a.shape == b.shape and a.dtype == b.dtype
-    return not is_array(a) and not is_array(b) and are_one(a, b)
 
 
 def _far(a: Any, b: Any, rtol: float | None, atol: float | None) -> str:

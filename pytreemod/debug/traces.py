@@ -116,7 +116,7 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
         A function of the same signature.
 
     Raises:
-        RetraceError: if a call exceeds the number; the message says what changed.
+        CheckError: if a call exceeds the number; the message says what changed.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -129,7 +129,7 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
         >>> f(jnp.ones(3))
         Traceback (most recent call last):
             ...
-        pytreemod.errors.RetraceError: f: this call needs more than 1 trace (max_traces)
+        pytreemod.errors.CheckError: f: this call needs more than 1 trace (max_traces)
           at x: f32[2] -> f32[3]
         ...
     """

@@ -15,6 +15,7 @@ import functools as ft
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -22,11 +23,11 @@ from pytreemod.io.names import Place, nodes_above
 from pytreemod.nn.stacked_layers import Stacked
 from pytreemod.state.tokens import is_token
 from pytreemod.training.precision_rules import precisions_of
-from pytreemod.tree.kinds import dtype_of
-from pytreemod.tree.nodes import own_class, record_of
+from pytreemod.tree.instances import notes_of, record_of, stored
+from pytreemod.tree.nodes import own_class
+from pytreemod.tree.paths import step_names
 from pytreemod.tree.predicates import NUMBERS, is_abstract
-from pytreemod.tree.stored_fields import stored
-from pytreemod.typing import is_instance
+from pytreemod.typing import class_of, is_instance
 
 _CLASS = "class "
 
@@ -49,14 +50,16 @@ def _texts_of(place: Place) -> dict[str, str]:
     if place.children is None and not is_abstract(node) and not is_instance(node, NUMBERS):
         # A string, or a function, in the place of an array.
         values = {"": text_of(node)}
-    elif record is not None and record.is_hole:
-        values = {"": f"tied through {text_of(node.through)}"}
     elif record is not None and not is_token(node) and not is_instance(node, Stacked):
         # What follows from the rest is compared with it.
         data = {*record.data_names(node), *getattr(node, "__derived__", ())}
         fields = (each for each in record.names(node) if each not in data)
         values = {"": f"{_CLASS}{own_class(node).__name__}"}
         values |= {each: text_of(stored(node, each)) for each in fields}
+        ties = notes_of(node).ties
+        values |= {
+            ".".join(step_names(t.place)): f"tied through {text_of(t.through)}" for t in ties
+        }
         values |= {f"{at} precision": f"{_CLASS}{p!r}" for at, p in precisions_of(node).items()}
     return {each: text for each, text in values.items() if text is not None}
 
@@ -75,8 +78,9 @@ def text_of(value: Any) -> str | None:
         return repr(value)
     if is_instance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
-    if dtype_of(value) is not None:
-        return str(dtype_of(value))
+    is_dtype = is_instance(value, np.dtype) or class_of(value) is class_of(jnp.float32)
+    if is_dtype or (is_instance(value, type) and np.generic in value.__mro__):
+        return str(np.dtype(value))  # However it is spelled.
     if is_instance(value, ft.partial):
         return f"partial{text_of((value.func, value.args, value.keywords))}"
     if is_instance(value, (list, tuple)):

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod import nn
-from pytreemod.errors import EquinoxFileError, describe
+from pytreemod.errors import FileError, describe
 from pytreemod.io.container import StrPath, replacement
+from pytreemod.tree.instances import stored
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import pattern_text
 from pytreemod.tree.predicates import NUMBERS, is_abstract
-from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, is_instance, jtu
 
 _T = TypeVar("_T")
@@ -45,12 +45,12 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
         x: the leaf.
 
     Raises:
-        EquinoxFileError: if the format has no such arrays, as random keys.
+        FileError: if the format has no such arrays, as random keys.
     """
     if not is_abstract(x) and not is_instance(x, NUMBERS):
         return
     if not is_instance(getattr(x, "dtype", None), np.dtype | None) or np.asarray(x).dtype.hasobject:
-        raise EquinoxFileError(f"Equinox's files have no {describe(x)}", hint="pm.save(path, tree)")
+        raise FileError(f"Equinox's files have no {describe(x)}", hint="pm.save(path, tree)")
     # A pickle runs code: no leaf is written or read as one.
     np.save(f, np.asarray(x), allow_pickle=False)
 
@@ -66,7 +66,7 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
         A value of the kind of `x`; its shape and dtype are those of the file.
 
     Raises:
-        EquinoxFileError: if the file has no array there, or a number of another kind.
+        FileError: if the file has no array there, or a number of another kind.
     """
     if not is_abstract(x) and not is_instance(x, NUMBERS):
         return x
@@ -86,7 +86,7 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
         return made
     # Whatever NumPy and Python say of bytes that are no such array.
     except Exception as error:
-        raise EquinoxFileError(f"the file has no {describe(x)} there: {error}") from error
+        raise FileError(f"the file has no {describe(x)} there: {error}") from error
 
 
 def tree_serialise_leaves(
@@ -106,7 +106,7 @@ def tree_serialise_leaves(
         is_leaf: which nodes are leaves.
 
     Raises:
-        EquinoxFileError: if the format has no such leaf.
+        FileError: if the format has no such leaf.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -143,7 +143,7 @@ def tree_deserialise_leaves(
         A tree of the structure of `like`, with its configuration.
 
     Raises:
-        EquinoxFileError: if a leaf has another type, shape or dtype than in `like`.
+        FileError: if a leaf has another type, shape or dtype than in `like`.
     """
     with _opened(path_or_file) as file:
 
@@ -152,16 +152,16 @@ def tree_deserialise_leaves(
             for path, leaf, is_flag in _in_order(subtree, is_leaf):
                 try:
                     value = spec(file, leaf)
-                except EquinoxFileError as error:
+                except FileError as error:
                     at = pattern_text((*above, *path))
-                    raise EquinoxFileError(str(error), at=[at]) from error
+                    raise FileError(str(error), at=[at]) from error
                 values += [] if is_flag else [value]
             return jtu.tree_structure(subtree, is_leaf=is_leaf).unflatten(values)
 
         made = jtu.tree_map_with_path(read, filter_spec, like)
         is_whole = filter_spec is default_deserialise_filter_spec and file is not path_or_file
         if is_whole and file.read(1):
-            raise EquinoxFileError("tree_deserialise_leaves: the file has more leaves than like")
+            raise FileError("tree_deserialise_leaves: the file has more leaves than like")
     olds = jtu.tree_leaves_with_path(like, is_leaf=is_leaf)
     news = jtu.tree_leaves(made, is_leaf=is_leaf)
     wrong = [
@@ -170,7 +170,7 @@ def tree_deserialise_leaves(
         if _form_of(old) != _form_of(new)
     ]
     if wrong:
-        raise EquinoxFileError("tree_deserialise_leaves: the file is of another tree", at=wrong)
+        raise FileError("tree_deserialise_leaves: the file is of another tree", at=wrong)
     return made
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from pytreemod.nn.stacked_layers import Stacked
 from pytreemod.state.values import State
-from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.instances import notes_of, record_of
+from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import parse_pattern, step_name, step_names
 from pytreemod.typing import PyTree, class_of, is_instance
 
@@ -109,15 +110,12 @@ def ties_of(places: Iterable[Place]) -> list[TiedNames]:
     """Return the ties of a tree."""
     found: list[TiedNames] = []
     for place in places:
-        record = record_of(place.node)
-        if record is None or not record.is_hole:
-            continue
-        # Both are below the node that has the tie.
-        above = place.words[: len(place.words) - place.node.depth]
-        layers = tuple(i for i in place.layers if i < len(above))
-        source = Place((*above, *parse_pattern(place.node.to)), layers, (), None, None)
-        stars = "*" * len(layers)
-        found.append(TiedNames(place.name(stars), source.name(stars), place.node.through))
+        # Both paths are below the Module that keeps the tie.
+        for tie in notes_of(place.node).ties if record_of(place.node) is not None else ():
+            words = [(*place.words, *step_names(keys)) for keys in (tie.place, tie.source)]
+            stars = "*" * len(place.layers)
+            names = [Place(each, place.layers, (), None, None).name(stars) for each in words]
+            found.append(TiedNames(names[0], names[1], tie.through))
     return found
 
 

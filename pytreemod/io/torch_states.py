@@ -27,7 +27,7 @@ from pytreemod.module.ties import untie
 from pytreemod.nn.stacked_layers import Stacked
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
-from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import step_name
 from pytreemod.tree.predicates import is_abstract
 from pytreemod.typing import PyTree, is_instance
@@ -204,12 +204,12 @@ def _sources_of(node: Any, ours: str = "", theirs: str = "") -> Iterator[tuple[s
         ours: its name here.
         theirs: its name in PyTorch.
     """
-    children, record = children_of(node), record_of(node)
+    children = children_of(node)
     if is_token(node):
         # Its values are in the State: a layout has their names.
         return
-    if children is None or (record is not None and record.is_hole):
-        if children is not None or (is_abstract(node) and not is_key(node)):
+    if children is None:
+        if is_abstract(node) and not is_key(node):
             yield ours, Source((theirs,))
         return
     found = (make(node) for cls, make in _LAYOUTS.items() if is_instance(node, cls))

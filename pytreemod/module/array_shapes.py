@@ -6,72 +6,61 @@ properties, of the class. A layer's call compares them with its arrays.
 
 from __future__ import annotations
 
-import inspect
+import functools as ft
 import sys
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from jaxtyping import AbstractArray
 
-from pytreemod.errors import FieldWarning, explain, warn
+from pytreemod.errors import FieldWarning, warn
 from pytreemod.module.fields import declares
-
-ArrayShapes: TypeAlias = dict[str, tuple[int, ...]]
-"""The shape that the configuration implies, by the name of an array."""
+from pytreemod.typing import class_of, is_instance
 
 
-class Contract:
-    """The shapes that a class's annotations declare, as code that is generated once per class.
-
-    Args:
-        cls: a Module class.
-
-    Attributes:
-        shapes: a function from an instance to the shapes of its arrays.
-        names: the static fields that shapes depend on.
+def declared_shapes(layer: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that the configuration of a Module implies, by the names of its arrays.
 
     Warns:
-        FieldWarning: annotations cannot be evaluated; their arrays are not checked.
+        FieldWarning: at the first call, if an annotation cannot be evaluated.
     """
+    declared = _contract(class_of(layer))
+    return {n: sum((_sizes(layer, t) for t in tokens), ()) for n, tokens in declared.items()}
 
-    def __init__(self, cls: Any):
-        self._cls = cls
-        used: set[str] = set()
-        unread: dict[str, str] = {}
-        shapes: list[str] = []
-        for name, field in cls.__record__.fields.items():
-            try:
-                annotation = evaluated(cls, field)
-            except Exception as error:
-                unread[name] = f"{field.type}  # {error}"
-                continue
-            dims = [kind.dim_str for kind in options_of(annotation) if _is_array(kind)]
-            sizes = [self._size(token, used) for token in dims[0].split()] if dims else []
-            if dims and None not in sizes:
-                shapes.append(f"{name!r}: ({''.join(f'{size}, ' for size in sizes)})")
-        scope: dict[str, Any] = {}
-        exec(f"def shapes(self):\n    return {{{', '.join(shapes)}}}\n", scope)
-        self.shapes: Callable[[Any], ArrayShapes] = scope["shapes"]
-        self.names = tuple(name for name in cls.__record__.fields if name in used)
-        if unread:
-            _warn_unread(cls, unread)
 
-    def _size(self, token: str, used: set[str]) -> str | None:
-        """Return the source of one axis, or of several; None if the token names no size."""
-        name = token.removeprefix("*")
-        if name.isdigit():
-            return name
-        is_static = name in self._cls.__record__.static
-        if not is_static and not isinstance(getattr(self._cls, name, None), property):
-            return None
-        if is_static:
-            used.add(name)
-        if token != name:
-            return f"*self.{name}"
-        # The word of layers for no axis; their arrays have one entry there.
-        return f"(1 if self.{name} == 'scalar' else self.{name})"
+def size_names(cls: Any) -> list[str]:
+    """Return the static fields of a Module class that shapes depend on."""
+    used = {token.removeprefix("*") for tokens in _contract(cls).values() for token in tokens}
+    return [name for name in cls.__record__.fields if name in used]
+
+
+# Cached for the process, because JAX never frees the classes of its pytrees.
+@ft.cache
+def _contract(cls: Any) -> dict[str, list[str]]:
+    """The axes of each array whose annotation names nothing but numbers and sizes of the class."""
+    found: dict[str, list[str]] = {}
+    static = cls.__record__.static
+    for name, field in cls.__record__.fields.items():
+        try:
+            texts = array_texts(evaluated(cls, field))
+        except Exception as error:
+            fact = f"{cls.__qualname__}.{name}: its shape is not checked: {error}"
+            warn(FieldWarning, fact, hint="import its names at the top of the module")
+            continue
+        tokens = texts[0].split() if texts else ["no array"]
+        names = [token.removeprefix("*") for token in tokens if not token.isdigit()]
+        if all(n in static or isinstance(getattr(cls, n, None), property) for n in names):
+            found[name] = tokens
+    return found
+
+
+def _sizes(layer: Any, token: str) -> tuple[int, ...]:
+    if token.isdigit():
+        return (int(token),)
+    size: Any = getattr(layer, token.removeprefix("*"))
+    # "scalar" is the word of layers for no axis; their arrays have one entry there.
+    return size if is_instance(size, tuple) else (1 if size == "scalar" else size,)
 
 
 def evaluated(cls: type, field: Any) -> Any:
@@ -88,24 +77,7 @@ def options_of(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if is_union else (annotation,)
 
 
-def _is_array(kind: Any) -> bool:
-    return inspect.isclass(kind) and issubclass(kind, AbstractArray)
-
-
-def _warn_unread(cls: type, unread: dict[str, str]) -> None:
-    text = explain(
-        f"{cls.__qualname__}.{next(iter(unread))}",
-        "an annotation that can be evaluated in its module",
-        "another annotation; its shape is not checked",
-        at=[f"{name}: {annotation}" for name, annotation in unread.items()],
-        hint="import its names at the top of the module, not only for type checkers",
-    )
-    warn(FieldWarning, text)
-
-
-def contract_of(cls: Any) -> Contract:
-    """Return the contract of a Module class, read at the first request."""
-    schema = cls.__record__.original
-    if schema.contract is None:
-        schema.contract = Contract(schema.cls)
-    return schema.contract
+def array_texts(annotation: Any) -> list[str]:
+    """Return what the array types of an annotation say of their axes."""
+    kinds = [kind for kind in options_of(annotation) if isinstance(kind, type)]
+    return [kind.dim_str for kind in kinds if issubclass(kind, AbstractArray)]

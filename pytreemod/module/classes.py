@@ -1,59 +1,151 @@
-"""`Module`, and the pipeline that makes a class into one.
+"""`Module`, and the metaclass that makes a class body into one.
 
-A class body becomes a Module class in named steps. Abstract attributes are collected; `dataclasses`
-collects the fields; an `__init__` is generated or inherited; the schema is made. Then the code that
-finishes and flattens instances is generated, the class is registered with JAX, and its methods are
-wrapped.
+A class becomes a Module in four steps: `dataclasses` collects its fields and writes an `__init__`,
+unless there is one; the `Schema` is made; methods are wrapped, so that bound ones are trees; and
+each field gets its `LazyField`. An instance is built by `__init__`, and divided into data and
+configuration when that ends. From then on it is immutable.
 """
 
 from __future__ import annotations
 
 import abc
+import copy
+import copyreg
 import dataclasses
 import functools as ft
 import inspect
+import types
 from collections.abc import Callable
-from types import BuiltinFunctionType
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
-from pytreemod.errors import ArgumentError, FieldError, FieldWarning, describe, explain, warn
-from pytreemod.module.abstracts import SETS, split_annotations, unmet
-from pytreemod.module.annotations import FieldCheck, letting_nodes_pass, type_checker_of
-from pytreemod.module.construction import as_changed, replace_values, write_finish, write_init
-from pytreemod.module.fields import (
-    buffer,
-    field,
-    refuse_mutable_default,
-    refuse_not_called,
-    static_field,
+import jax
+
+from pytreemod.errors import (
+    ArgumentError,
+    FieldError,
+    FieldWarning,
+    FrozenError,
+    explain,
+    nearest,
+    warn,
 )
-from pytreemod.module.flattening import register
-from pytreemod.module.methods import InheritedMethod, as_method, is_method
-from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
-from pytreemod.module.pickling import PickledSchema, deep_copied, fill, is_own, is_skeleton, reduced
-from pytreemod.module.pickling import restore_state as restore_state
-from pytreemod.module.reading import Read, Reading
-from pytreemod.module.records import ClassValue, FieldsDict, Record, make_record, write_setattr
-from pytreemod.module.schema import Schema
+from pytreemod.module.fields import buffer, field, static_field
+from pytreemod.module.methods import BoundMethod, Method, as_method
+from pytreemod.module.other_words import explain_argument
+from pytreemod.module.reading import is_computed
+from pytreemod.module.references import referred, referring
+from pytreemod.module.schema import Schema, fits
 from pytreemod.tree.comparison import are_equal
-from pytreemod.tree.nodes import locations
-from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import (
-    FLAT,
-    PRIVATE,
-    Waiting,
-    has_attribute,
-    has_own_attribute,
-    open_to_waiting,
+from pytreemod.tree.instances import (
+    BUILDING,
+    MISSING,
+    LazyField,
+    Stored,
+    all_stored,
+    flat_of,
+    get_split,
+    is_finished,
+    reading_stored,
+    register,
+    set_flat,
+    set_split,
+    with_notes,
 )
-from pytreemod.tree.printing import short_text
+from pytreemod.tree.nodes import own_class
+from pytreemod.tree.printing import rich_doc, short_text
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.rich_printing import rich_doc
-from pytreemod.typing import class_of, jtu
+from pytreemod.typing import class_of, is_instance, jtu
 
-_R = TypeVar("_R", bound=Record)
 # Not `Self`, which runtime type checkers (beartype) refuse in single methods.
 _M = TypeVar("_M", bound="Module")
+_R = TypeVar("_R", bound="_Assignable")
+_new: Any = object.__new__
+# Typed, because a strict checker does not know what is in a class.
+_vars: Callable[[Any], dict[str, Any]] = vars
+
+_PROPERTIES = (property, ft.cached_property)
+_REPLACING = (*_PROPERTIES, types.FunctionType, Method)
+"""What replaces a field of a base, if a class defines it in the field's place."""
+
+
+# ---- instances
+
+
+class _Assignable(Stored):
+    """Assignable while it is being built, immutable from then on."""
+
+    __slots__ = ()
+    # No annotation: the type hints of a Module class would include it.
+    __record__ = cast(Schema, None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            is_built = get_split(self) is not BUILDING
+        except AttributeError:
+            is_built = is_finished(self)
+        if is_built:
+            _refuse_change(self, "assign to", name)
+        if name not in self.__record__.fields:
+            _assign_other(self, name, value)
+            return
+        if class_of(value) not in _PLAIN and _is_or_holds(value, self):
+            cls = type(self).__qualname__
+            raise FieldError(f"{cls}.{name}: an instance cannot contain itself, or its own method")
+        self.__stored__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if is_finished(self):
+            _refuse_change(self, "delete", name)
+        object.__delattr__(self, name)
+
+
+_PLAIN: set[type] = {bool, int, float, complex, str, bytes, type(None), types.FunctionType, type}
+"""Classes of values that hold no instance."""
+
+
+def _is_or_holds(value: Any, node: Any) -> bool:
+    """Whether a value is an instance, its method, or a container or Module with one of these.
+
+    Flattening it would never end. Deeper down, it could only be inside another Module, which was
+    checked when that was built.
+    """
+    kind = class_of(value)
+    if is_instance(value, jax.Array):
+        _PLAIN.add(kind)  # A class of JAX's, known from now on.
+        return False
+    inside: Any = [getattr(value, "__wrapped__", None)]
+    if kind is list or kind is tuple:
+        inside = value
+    elif kind is dict:
+        inside = value.values()
+    elif is_instance(value, Stored):
+        inside = all_stored(value).values()
+    for each in (value, *inside):
+        if each is node or (class_of(each) is BoundMethod and each.args[0] is node):
+            return True
+    return False
+
+
+def _refuse_change(node: Any, what: str, name: str) -> None:
+    is_field = name in class_of(node).__record__.fields
+    hint = f"model = model.replace({name}=...)" if is_field else f"{name}: ...  # in the class body"
+    fact = f"cannot {what} {type(node).__qualname__}.{name}: Modules are immutable"
+    raise FrozenError(fact, hint=hint)
+
+
+def _assign_other(node: Any, name: str, value: Any) -> None:
+    """Assign to something that is no field: to a property, or nothing else."""
+    if hasattr(inspect.getattr_static(node, name, None), "__set__"):
+        object.__setattr__(node, name, value)
+        return
+    cls, known = type(node).__qualname__, class_of(node).__record__.fields
+    raise FrozenError(
+        f"cannot assign to {cls}.{name}: the class declares no such field{nearest(name, known)}",
+        hint=f"{name}: ...  # in the class body",
+    )
+
+
+# ---- classes
 
 
 @dataclass_transform(
@@ -79,324 +171,256 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ) -> Any:
         """Make a Module class."""
-        # An instance always has a dict, for its fields.
-        if "__slots__" in namespace:
-            namespace = {key: value for key, value in namespace.items() if key != "__slots__"}
-        is_empty = is_skeleton(namespace)
-        if any(map(_shows_dict, bases)):
-            namespace = {"__dict__": FieldsDict(), **namespace}
-        cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-        _refuse_content(cls)
-        own_abstract = _collect_fields(cls, kw_only)
-        overridden = find_overridden(cls, (ClassValue, Waiting))
-        mark_overridden(cls, frozenset(overridden))
-        schema = Schema(cls, make_record, overridden)
-        _note_abstract(schema, own_abstract, is_abstract or strict is None)
-        _choose_init(schema, namespace)
-        _write(schema)
-        _note_waiting(schema)
-        # The next `__call__` after this metaclass, looked up once (saves 0.1 us for each instance).
-        schema.build = super(ModuleMeta, cls).__call__
-        if is_empty:
-            schema.early_instances = []
-        type.__setattr__(cls, "__record__", schema)
+        namespace = {key: value for key, value in namespace.items() if key != "__slots__"}
+        if all(isinstance(base, ModuleMeta) or base is _Assignable for base in bases):
+            namespace["__slots__"] = ()
+        else:
+            # Before that of a plain base, which does not fill instances in.
+            namespace.setdefault("__dict__", _vars(Stored)["__dict__"])
+        cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
+        code = getattr(namespace.get("__init__"), "__code__", None)
+        called = {"__init__", "__post_init__"}
+        if code is not None and hasattr(cls, "__post_init__") and called.isdisjoint(code.co_names):
+            fact = f"{name} has both an `__init__` method and a `__post_init__`, which does not run"
+            warn(FieldWarning, fact, hint="def __check_init__(self): ...")
         register(cls)
-        _wrap_methods(cls)
+        if namespace.keys() - {"__orig_bases__", "__slots__", "__dict__"} == {"__module__"}:
+            # Only cloudpickle makes such a class; a class statement defines a `__qualname__`, too.
+            type.__setattr__(cls, "__record__", _Later(cls))
+        else:
+            _complete(cls, kw_only, is_abstract or strict is None)
         return cls
 
     # Typed so that type checkers find the parameters in `__init__`.
     def __call__(  # noqa: D102  (see below)
-        cls: type[_R],  # pyright: ignore[reportGeneralTypeIssues]  (its instances are Records)
+        cls: type[_R],  # pyright: ignore[reportGeneralTypeIssues]  (its instances are Modules)
         *args: Any,
         **kwargs: Any,
     ) -> _R:
-        # Build, finish and freeze an instance. No docstring, because `help` would show it for any
+        # Build, divide and freeze an instance. No docstring, because `help` would show it for any
         # `__call__` of an instance that has none.
         schema = cls.__record__
         if schema.refusal is not None:
             if schema.original is not schema:
-                return _call_original(cls, args, kwargs)
+                # A method of an instance of a class that was made at run time calls type(self).
+                return schema.original.cls(*args, **kwargs)
             raise FieldError(schema.refusal)
-        node = schema.build(*args, **kwargs)
+        try:
+            if schema.is_marked:
+                # Each assignment in `__init__` finds the mark at once, not three empty slots.
+                node = _new(cls)
+                set_split(node, BUILDING)
+                cls.__init__(node, *args, **kwargs)
+            else:
+                node = schema.build(*args, **kwargs)
+        except TypeError as error:
+            explain_argument(error)
+            raise
         # Only an instance that __init__ has built now: __new__ may return any object.
-        if class_of(node) is cls:
-            fields = node.__stored__
-            if FLAT not in fields and PRIVATE not in fields:
-                return schema.finish(node)
-        return node
+        if class_of(node) is not cls:
+            return node
+        if schema.is_fast:
+            # Most instances: every field is set, and what divides them is known by their types.
+            values = node.__stored__
+            try:
+                split = schema.plain_splits.get(schema.types_of(values))
+            except KeyError:
+                split = None
+            if split is not None and (not split.asked or fits(split, values)):
+                set_split(node, split)
+                for check in schema.checks:
+                    check(node)
+                return node
+        return schema.finish(node)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        schema = vars(cls).get("__record__")  # None while the class is being made.
-        if schema is not None and is_own(name, value):
-            if isinstance(value, PickledSchema) and schema.early_instances is not None:
-                fill(schema, value)
-                _write(schema)
-            return
-        if name == "__init__" and schema is not None and not schema.custom_init:
-            is_checked = type_checker_of(value) is not None and hasattr(value, "__wrapped__")
-            value = letting_nodes_pass(value, schema) if is_checked else value
-        declared = None if schema is None else schema.fields.get(name)
-        is_ready = class_of(value) in (Waiting, ClassValue)  # That of a pickled class.
-        if is_ready or (declared is not None and value is declared.default):
-            super().__setattr__(name, value)
-            return
-        stored = as_method(name, value)
-        # Python finds an attribute with `__set__` before the entry in an instance.
-        if declared is not None and not hasattr(stored, "__set__"):
-            stored = ClassValue(name, stored)
-        super().__setattr__(name, stored)
-        if name in ("__init__", "__check_init__"):
-            _note_checks(cls.__record__)
+        schema = _vars(cls).get("__record__")  # None while the class is being made.
+        if name == "__record__":
+            return  # A class makes its own.
+        is_field = isinstance(schema, Schema) and name in schema.fields
+        if is_field and not hasattr(value, "__set__") and class_of(value) is not LazyField:
+            value = LazyField(name, value)
+        super().__setattr__(name, as_method(name, value))
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        schema = _vars(cls).get("__record__")
+        is_field = isinstance(schema, Schema) and name in schema.fields
+        if is_field and not isinstance(inspect.getattr_static(cls, name, None), LazyField):
+            type.__setattr__(cls, name, LazyField(name, _class_value(cls, name)))
 
     @property
     def __signature__(cls) -> inspect.Signature:
         signature = inspect.signature(cls.__init__)
-        parameters = list(signature.parameters.values())[1:]
-        return signature.replace(parameters=parameters)
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
-def _shows_dict(base: type) -> bool:
-    """Whether a class with this base might expose the dicts of its instances.
+def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
+    """Give a class its fields, its `__init__` and its schema, and wrap its methods."""
+    put: Any = ft.partial(type.__setattr__, cls)
+    put("__is_abstract__", is_abstract)
+    abstract = _abstract_attributes(cls)
+    owner = next(base for base in cls.__mro__ if "__init__" in _vars(base))
+    has_init = owner is not object and not hasattr(_vars(owner)["__init__"], "is_written")
+    _as_dataclass(cls, abstract, has_init, kw_only)
+    schema = Schema(cls, has_init)
+    for name, each in schema.fields.items():
+        default: Any = each.default
+        is_declaration = any(default is declare for declare in (field, buffer, static_field))
+        if is_declaration or is_instance(default, _PROPERTIES):
+            what = f"pm.{default.__name__}, not called" if is_declaration else "a property"
+            fact = f"{cls.__qualname__}.{name}: the value of a field, not {what}"
+            raise FieldError(fact, hint=f"{name}: ... = pm.field()")
+    # The call that follows this metaclass's, looked up once (saves 0.1 us for each instance).
+    above: Any = super(ModuleMeta, cls)
+    schema.build = above.__call__
+    is_plain: bool = cls.__new__ is _new and schema.build == type.__call__.__get__(cls)
+    schema.is_marked = is_plain and (has_init or hasattr(cls, "__post_init__"))
+    schema.refusal = _refusal(cls, schema, abstract, is_abstract)
+    for name, value in list(_vars(cls).items()):
+        if name not in schema.fields and as_method(name, value) is not value:
+            put(name, as_method(name, value))
+    for name in schema.fields:
+        found, value = inspect.getattr_static(cls, name, None), _class_value(cls, name)
+        if class_of(found) is not LazyField or found.default is not value:
+            put(name, LazyField(name, value))
+    if not has_init:
+        cls.__init__.is_written = True
+        # A converter takes other types than the field's, and so does a constraint: a number.
+        converted = schema.converters | schema.constraints
+        cls.__init__.__annotations__ |= dict.fromkeys(converted, Any)
+    put("__record__", schema)
 
-    A base that is not a Module does so if it has a dict; if it has none, Python adds one to the
-    class.
+
+def _as_dataclass(cls: Any, abstract: set[str], has_init: bool, kw_only: bool) -> None:
+    """Let `dataclasses` collect the fields of a class, and write its `__init__`.
+
+    It sees the class without its abstract attributes, and with a ClassVar for each property or
+    method that replaces a field of a base. With `frozen`, its `__init__` stores past `__setattr__`.
     """
-    return not isinstance(base, ModuleMeta) and base is not Record
+    put: Any = ft.partial(type.__setattr__, cls)
+    whole, doc = inspect.get_annotations(cls), cls.__doc__
+    inherited = [name for name in getattr(cls, "__dataclass_fields__", ()) if name not in whole]
+    found = {name: inspect.getattr_static(cls, name, None) for name in inherited}
+    replaced = [name for name, value in found.items() if isinstance(value, _REPLACING)]
+    seen = {name: kind for name, kind in whole.items() if name not in abstract}
+    put("__annotations__", seen | dict.fromkeys(replaced, ClassVar))
+    put("__doc__", doc or ".")  # Else it would be made from the signature, slowly.
+    # It refuses a class with its own `__setattr__`, and would put others in.
+    names = ("__setattr__", "__delattr__", "__replace__")
+    own = {name: _vars(cls)[name] for name in names if name in _vars(cls)}
+    for name in own:
+        type.__delattr__(cls, name)
+    options: Any = {"repr": False, "eq": False, "frozen": True, "kw_only": kw_only}
+    dataclasses.dataclass(init=not has_init, **options)(cls)
+    for name in names:
+        if name in own:
+            put(name, own[name])
+        elif name in _vars(cls):
+            type.__delattr__(cls, name)
+    put("__annotations__", whole)
+    put("__doc__", doc)
 
 
-def _call_original(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make an instance of the original class when a method of a variant calls `type(self)(...)`.
+# ---- abstract attributes
 
-    Raises:
-        FieldError: if fields are stored in another form than they are read in.
-            `dataclasses.replace` calls the class with the values that it has read.
-    """
-    if not issubclass(cls, Reading):
-        return cls.__passes_for__(*args, **kwargs)
+
+def _abstract_attributes(cls: type) -> set[str]:
+    """The attributes that a class body annotates as abstract."""
+    found: set[str] = set()
+    for name, annotation in inspect.get_annotations(cls).items():
+        if isinstance(annotation, str):
+            mark = annotation.partition("[")[0].rpartition(".")[2]
+        else:
+            mark = next(iter(getattr(annotation, "__metadata__", ())), "")
+        if mark in ("AbstractVar", "AbstractClassVar"):
+            found.add(name)
+            if name in _vars(cls):
+                fact = f"{cls.__qualname__}: Abstract attribute {name} cannot have value"
+                raise FieldError(fact)
+    return found
+
+
+def _refusal(cls: Any, schema: Schema, abstract: set[str], is_abstract: bool) -> str | None:
+    """Note the abstract attributes that a class lacks; return why it has no instances."""
+    bases: tuple[type, ...] = cls.__mro__
+    inherited: set[str] = {name for base in bases for name in _vars(base).get("__lacks__", ())}
+    lacks = abstract | {
+        n for n in inherited if n not in schema.fields and _class_value(cls, n) is MISSING
+    }
+    type.__setattr__(cls, "__lacks__", frozenset(lacks))
+    methods = sorted(f"{name}()" for name in getattr(cls, "__abstractmethods__", ()))
     name = cls.__qualname__
-    names = [field for field, value in vars(cls).items() if isinstance(value, Read)]
-    raise FieldError(
-        f"type(model)(...), or dataclasses.replace(model, ...), of a {name}",
-        "a model in which all fields are read as they are stored",
-        f"a model with ties or computed leaves ({', '.join(names)}), which its "
-        "attributes do not contain",
-        hint=[
-            "replace fields, or name the class:",
-            "model = model.replace(field=new)",
-            f"{cls.__name__}(...)",
-        ],
-    )
-
-
-def _write(schema: Schema) -> None:
-    """Generate the functions of a class that make its instances."""
-    if not schema.custom_init:
-        type.__setattr__(schema.cls, "__init__", write_init(schema))
-    _note_checks(schema)
-    if schema.custom_init or hasattr(schema.cls, "__post_init__"):
-        write_setattr(schema)
-    schema.finish = ft.partial(_finish_first, schema)
-
-
-def _finish_first(schema: Schema, node: Any) -> Any:
-    # Generated for the first instance: many imported classes never have one.
-    # Threads that get here at the same time generate the same.
-    schema.finish = write_finish(schema)
-    return schema.finish(node)
-
-
-def _collect_fields(cls: type, kw_only: bool) -> dict[str, str]:
-    """Let `dataclasses` read the class body; return the kinds of the abstract attributes."""
-    refuse_not_called(cls)
-    annotations, abstract = split_annotations(cls)
-    whole = inspect.get_annotations(cls)
-    doc = cls.__doc__
-    # `dataclasses` would add a docstring where there is none, from a signature that the
-    # class does not have yet.
-    cls.__doc__ = doc or "."
-    type.__setattr__(cls, "__annotations__", annotations)
-    replaces = "__replace__" in vars(cls)
-    try:
-        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
-    except ValueError as error:
-        refuse_mutable_default(cls, error)
-        raise
-    if "__replace__" in vars(cls) and not replaces:
-        del cls.__replace__  # pyright: ignore[reportAttributeAccessIssue]
-    type.__setattr__(cls, "__annotations__", whole)
-    cls.__doc__ = doc
-    refuse_properties(cls)
-    return abstract
-
-
-def _refuse_content(cls: type) -> None:
-    """Refuse a base whose instances have contents beside their dict, such as exceptions and dicts.
-
-    Raises:
-        FieldError: if there is one. Its contents are not a field, so every transform would lose
-            them.
-    """
-    for base in cls.__mro__:
-        # Such classes have their own `__new__`, in C.
-        new = vars(base).get("__new__")
-        if isinstance(new, BuiltinFunctionType) and new is not object.__new__:
-            name = next(own.__name__ for own in cls.__bases__ if issubclass(own, base))
-            raise FieldError(
-                cls.__qualname__,
-                "bases whose instances only have attributes",
-                f"{name}, whose content would not be a field, and transforms would lose it",
-                hint=["make it a field:", f"{name.lower()}: {name}"],
-            )
-
-
-def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bool) -> None:
-    cls = schema.cls
-    provided = {*schema.fields, *inspect.get_annotations(cls)} - own_abstract.keys()
-    missing = unmet(cls, own_abstract, provided)
-    for kind, attribute in SETS.items():
-        names = frozenset(name for name, found in missing.items() if found == kind)
-        type.__setattr__(cls, attribute, names)
-    name = cls.__qualname__
-    methods = sorted(getattr(cls, "__abstractmethods__", ()))
     if is_abstract:
-        schema.refusal = explain(
-            name,
-            "a concrete class",
-            "a class declared with is_abstract=True. Cannot instantiate abstract Module",
-            hint=["subclass it:", f"class My{cls.__name__}({cls.__name__}): ..."],
-        )
-    elif missing or methods:
-        lacks = ", ".join([*sorted(missing), *(f"{m}()" for m in methods)])
-        schema.refusal = explain(
-            # As Python says it of its abstract classes.
-            f"Can't instantiate abstract class {name} with abstract attributes {lacks}"
-        )
+        fact = f"Cannot instantiate abstract Module {name}"
+        return explain(fact, hint=f"class My{cls.__name__}({cls.__name__}): ...")
+    if lacks or methods:
+        # As Python says it of its abstract classes.
+        text = ", ".join([*sorted(lacks), *methods])
+        return f"Can't instantiate abstract class {name} with abstract attributes {text}"
+    return "made at run time" if "__passes_for__" in _vars(cls) else None
 
 
-def _init_owner(cls: type) -> type:
-    return _first_owner(cls, "__init__")
+def _class_value(cls: type, name: str) -> Any:
+    """The value that a class, or a base, has for a field, such as a default; MISSING for none."""
+    for own in map(vars, cls.__mro__):
+        found = own.get(name, MISSING)
+        found = found.default if class_of(found) is LazyField else found
+        if found is not MISSING:
+            # A default that is a function: the class took it for a method.
+            return found.__wrapped__ if class_of(found) is Method else found
+    return MISSING
 
 
-def _is_custom(owner: type) -> bool:
-    record = vars(owner).get("__record__")
-    if isinstance(record, Schema):
-        return record.custom_init
-    return owner is not object and owner is not Record
+# ---- classes that are pickled by value, those of a script or a notebook
 
 
-def _choose_init(schema: Schema, namespace: dict[str, Any]) -> None:
-    """Decide whether the class or one of its bases defines `__init__`."""
-    cls = schema.cls
-    schema.custom_init = "__init__" in namespace or _is_custom(_init_owner(cls))
-    if schema.custom_init and _ignores_post_init(cls, namespace):
-        _warn_of_post_init(cls, "__init__" in namespace)
+class _Later:
+    """Stands for the schema of a class that cloudpickle makes.
 
-
-def _ignores_post_init(cls: Any, namespace: dict[str, Any]) -> bool:
-    """Whether a class with its own `__init__` has a `__post_init__` that does not run."""
-    if "__post_init__" in namespace:
-        return True
-    if not hasattr(cls, "__post_init__"):
-        return False
-    init = vars(_init_owner(cls))["__init__"]
-    if "__init__" in namespace:
-        # Classes that are made for instances inherit it.
-        is_new = all(vars(base).get("__init__") is not init for base in cls.__mro__[1:])
-    else:
-        # A mixin defines the other.
-        post = _first_owner(cls, "__post_init__")
-        is_new = not any(
-            _init_owner(b) is _init_owner(cls) and issubclass(b, post) for b in cls.__bases__
-        )
-    if not is_new:
-        return False
-    # An `__init__` that calls another one may run it.
-    code = getattr(inspect.unwrap(init), "__code__", None)
-    return code is not None and not {"__init__", "__post_init__"} & {*code.co_names}
-
-
-def _warn_of_post_init(cls: type, own: bool) -> None:
-    name = cls.__qualname__
-    where = name if own else _init_owner(cls).__qualname__
-    warn(
-        FieldWarning,
-        name,
-        "either __init__ or __post_init__",
-        f"a class that has both an `__init__` method ({where}.__init__) and a `__post_init__`, "
-        "which does not run by itself",
-        hint=[
-            "move its lines to the end of __init__, or turn them into checks:",
-            "def __check_init__(self): ...",
-        ],
-    )
-
-
-def _note_checks(schema: Schema) -> None:
-    """Collect the checks of a finished instance."""
-    cls = schema.cls
-    checks: list[Any] = [
-        vars(base)["__check_init__"] for base in cls.__mro__ if "__check_init__" in vars(base)
-    ]
-    type_checker = type_checker_of(cls.__init__)
-    if type_checker is not None:
-        checks.insert(0, FieldCheck(schema, type_checker))
-    schema.checks = tuple(checks)
-
-
-def _note_waiting(schema: Schema) -> None:
-    """Decide whether instances may be filled in at their first read.
-
-    They may not if the user's code answers all attribute reads; nor can fields for which the class
-    itself has an attribute (a default).
+    cloudpickle makes an empty class, and gives it its attributes one by one, sorted by name. So the
+    schema is made when it is first asked for.
     """
-    cls: Any = schema.cls
-    schema.can_wait = cls.__getattribute__ is object.__getattribute__
-    schema.shown = tuple(n for n in schema.fields if has_attribute(cls, n))
-    open_to_waiting(cls, schema.fields.keys() - schema.shown)
+
+    def __init__(self, cls: Any):
+        self.cls = cls
+        # Those that its methods name arrive before its fields.
+        self.instances: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `abc` asks each attribute whether it is abstract.
+            raise AttributeError(name)
+        cls = self.cls
+        if _vars(cls)["__record__"] is self:
+            _declare_again(cls)
+            _complete(cls, False, getattr(cls, "__is_abstract__", False))
+            for node, *parts in self.instances:
+                set_flat(node, flat_of(_restore(cls, *parts)))
+        return getattr(_vars(cls)["__record__"], name)
 
 
-def _wrap_methods(cls: type) -> None:
-    fields = vars(cls)["__record__"].fields
-    for name, value in list(vars(cls).items()):
-        wrapped = value if name in fields else as_method(name, value)
-        if wrapped is not value:
-            type.__setattr__(cls, name, wrapped)
-    plain = [b for b in cls.__mro__ if not isinstance(b, ModuleMeta) and b not in (Record, object)]
-    for base in plain:
-        for name, value in vars(base).items():
-            if is_method(name, value) and name not in fields and _first_owner(cls, name) is base:
-                type.__setattr__(cls, name, InheritedMethod(cls, name, value))
+def _reduce_lazy_field(lazy: LazyField) -> Any:
+    # A function of JAX by its name, as in an instance, so that the two have one structure.
+    default = () if lazy.default is MISSING else (referring(lazy.default),)
+    return LazyField, (lazy.name, *default)
 
 
-def _first_owner(cls: type, name: str) -> type:
-    return next(base for base in cls.__mro__ if has_own_attribute(base, name))
+copyreg.pickle(LazyField, _reduce_lazy_field)
 
 
-def _unhashable_text(node: Any) -> str:
-    found = [place for place in locations(node) if not _has_hash(place.leaf)]
-    return explain(
-        f"hash of {type(node).__qualname__}",
-        "leaves that have a hash",
-        "leaves without one",
-        at=[f"{path_text(place.path)}: {describe(place.leaf)}" for place in found],
-        hint=[
-            "JAX hashes the function that it transforms. Pass the model as an argument, or use a "
-            "transform that accepts a callable tree:",
-            "jax.jit(lambda model, x: model(x))(model, x)",
-            "pm.filter_jit(model)(x), pm.filter_checkpoint(model)(x)",
-            "pm.filter_cond(pred, model1, model2, x), pm.filter_switch(i, [model1, model2], x)",
-            "pm.filter_scan(model, init, xs)",
-            'pm.by({nn.Linear: 1, "head": 2})  # as the key of a dict: a class, or a path',
-        ],
-    )
-
-
-def _has_hash(leaf: Any) -> bool:
-    try:
-        hash(leaf)
-    except TypeError:
-        return False
-    return True
+def _declare_again(cls: Any) -> None:
+    """Put the fields of a pickled class where `dataclasses` looks for them."""
+    fields: dict[str, Any] = _vars(cls).get("__dataclass_fields__", {})
+    for name in inspect.get_annotations(cls).keys() & fields.keys():
+        declared = fields[name]
+        declared.default = _class_value(cls, name)
+        for option in ("default_factory", "kw_only"):
+            # The mark for no value is recognized by identity, which a pickle does not preserve.
+            if class_of(getattr(declared, option)) is class_of(MISSING):
+                setattr(declared, option, MISSING)
+        type.__setattr__(cls, name, declared)
+    if hasattr(_vars(cls).get("__init__"), "is_written"):
+        type.__delattr__(cls, "__init__")
 
 
 def StrictConfig(force_abstract: bool = False, **kwargs: object) -> bool | None:
@@ -419,7 +443,7 @@ def StrictConfig(force_abstract: bool = False, **kwargs: object) -> bool | None:
     return None if force_abstract else False
 
 
-class Module(Record, metaclass=ModuleMeta):
+class Module(_Assignable, metaclass=ModuleMeta):
     """Base class of models: an immutable dataclass that is also a pytree.
 
     Declare fields in the class body. Arrays, containers and Modules in them are *data*, the
@@ -489,16 +513,17 @@ class Module(Record, metaclass=ModuleMeta):
             >>> Point(1.0, 2.0).replace(y=3.0)
             Point(x=1.0, y=3.0)
         """
-        schema = type(self).__record__
-        self = with_new_containers(self)
-        made = schema.rebuild(self, replace_values(self, changes), is_given=True, decide=True)
-        before = dict(made.__stored__)
+        schema = class_of(self).__record__
+        for name in [name for name in changes if name not in schema.fields]:
+            fact = f"{type(self).__qualname__}.replace: no field {name!r}"
+            raise FieldError(f"{fact}{nearest(name, schema.fields)}")
+        for name in schema.converters.keys() & changes.keys():
+            if not is_computed(changes[name]):
+                changes[name] = schema.converters[name](changes[name])
+        made = schema.rebuild(with_new_containers(self), changes, is_given=True, decide=True)
         for check in schema.checks:
-            if isinstance(check, FieldCheck):
-                check.check_copy(made, self)
-            else:
-                check(made)
-        return as_changed(made, before)
+            check(made)
+        return made
 
     def __replace__(self: _M, /, **changes: Any) -> _M:
         return type(self).replace(self, **changes)
@@ -515,8 +540,59 @@ class Module(Record, metaclass=ModuleMeta):
     def __hash__(self) -> int:
         leaves, treedef = jtu.tree_flatten(self)
         try:
-            return hash((tuple(leaves), treedef))
+            return hash((*leaves, treedef))
         except TypeError as error:
-            raise ArgumentError(_unhashable_text(self)) from error
+            fact = f"{type(self).__qualname__} has no hash, because its leaves have none"
+            hint = "jax.jit(lambda model, x: model(x))(model, x), or pm.filter_jit(model)(x)"
+            raise ArgumentError(fact, hint=hint) from error
 
-    __reduce__, __deepcopy__ = reduced, deep_copied
+    def __reduce__(self) -> Any:
+        cls, (_, (split, notes, *_)) = own_class(self), flat_of(self)
+        if _has_own_state(cls):
+            return _restore_state, (cls, referring(_own_state(self)), notes)
+        return _restore, (cls, referring(all_stored(self)), split.config, notes)
+
+    def __deepcopy__(self: _M, memo: Any) -> _M:
+        if _has_own_state(type(self)):
+            state = copy.deepcopy(_own_state(self), memo)
+            return _restore_state(type(self), state, flat_of(self)[1][1])
+        # Configuration is shared: a copied jitted function would be another function.
+        copied: Callable[[Any], Any] = ft.partial(copy.deepcopy, memo=memo)
+        return jtu.tree_map(copied, self)
+
+
+def _has_own_state(cls: Any) -> bool:
+    """Whether a user's class defines how it is pickled or restored."""
+    return hasattr(cls, "__setstate__") or cls.__getstate__ is not Stored.__getstate__
+
+
+def _own_state(node: Any) -> Any:
+    """Return what a class's own method says is its state, with fields in their stored form."""
+    with reading_stored():
+        state: Any = node.__getstate__()
+    # Fields that read as something else are not in `vars(self)`.
+    rest = {n: x for n, x in all_stored(node).items() if n not in node.__stored__}
+    return {**rest, **state} if class_of(state) is dict else state
+
+
+def _restore(cls: Any, values: Any, config: tuple[str, ...], notes: Any) -> Any:
+    """Make a pickled instance again; fields that the class has gained since get their defaults."""
+    if class_of(cls.__record__) is _Later and "__dataclass_fields__" not in _vars(cls):
+        node = _new(cls)
+        cls.__record__.instances.append((node, values, config, notes))
+        return node
+    schema, values = cls.__record__, dict(referred(values))
+    unknown = [name for name in values if name not in schema.fields]
+    if unknown:
+        fact = f"pickle of {cls.__qualname__}: it has values of {unknown}, which are no fields now"
+        raise FieldError(fact, hint="def __setstate__(self, state): ...")
+    schema.fill_defaults(values)
+    return schema.make(values, (*config, *schema.static), notes)
+
+
+def _restore_state(cls: Any, state: Any, notes: Any) -> Any:
+    """Make an instance from a pickled state, by the class's own method."""
+    node = _new(cls)
+    set_state = getattr(node, "__setstate__", node.__stored__.update)
+    set_state(referred(state))
+    return with_notes(cls.__record__.finish(node), **notes._asdict())

@@ -32,10 +32,8 @@ class Computed(Module, is_abstract=True):
     **Laws.** Reading never changes the tree. [`resolve`][pytreemod.resolve] of a model reads as
     the model does. A model without computed leaves has no extra cost.
 
-    **Refused.** A computed leaf remembers the shapes of its arrays when it was made, and that of
-    its value. Reading it on several models at once (made by `filter_vmap`), or with the wrong rank,
-    raises an error instead of broadcasting. `value()` must always return an array of the same
-    shape.
+    **Refused.** A computed leaf remembers the ranks of its arrays when it was made. Reading it on
+    several models at once (made by `filter_vmap`) raises an error instead of broadcasting.
 
     **Gradients** have the structure of the model. `grads.weight`, computed from gradients, would
     mean nothing, and raises an error for the results of `filter_grad`. (Trees that other functions
@@ -44,8 +42,8 @@ class Computed(Module, is_abstract=True):
 
     Raises:
         FieldError: if `value()` does not return an array.
-        ShapeError: when the attribute is read: if its arrays, or its value, have other shapes than
-            when it was made.
+        ShapeError: when the attribute is read: if its arrays have other ranks than when it was
+            made, or are derivatives.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -77,41 +75,25 @@ class Computed(Module, is_abstract=True):
     def value(self) -> Any:
         """Return the array, computed from the fields."""
 
-    def __value_shape__(self) -> tuple[int, ...] | None:
-        """Return the shape of the value, where it is known without tracing `value`."""
-        return None
-
     def __jax_array__(self) -> Any:
         return evaluate(self, class_of(self).__qualname__)
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def _operator(name: str, is_reflected: bool) -> Callable[..., Any]:
     apply: Callable[..., Any] = getattr(operator, name)
 
-    def forwards(self: Computed, *others: Any) -> Any:
-        return apply(self.__jax_array__(), *map(_as_value, others))
+    def operate(*operands: Any) -> Any:
+        values = [x.__jax_array__() if is_computed(x) else x for x in operands]
+        return apply(*(reversed(values) if is_reflected else values))
 
-    return forwards
-
-
-def _reflected(name: str) -> Callable[..., Any]:
-    apply: Callable[..., Any] = getattr(operator, name)
-
-    def backwards(self: Computed, other: Any) -> Any:
-        return apply(other, self.__jax_array__())
-
-    return backwards
-
-
-def _as_value(value: Any) -> Any:
-    return value.__jax_array__() if is_computed(value) else value
+    return operate
 
 
 _BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
 for _name in (*_BINARY, "neg", "pos", "abs", "getitem", "lt", "le", "gt", "ge"):
-    setattr(Computed, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(Computed, f"__{_name}__", _operator(f"__{_name}__", False))
 for _name in _BINARY:
-    setattr(Computed, f"__r{_name}__", _reflected(f"__{_name}__"))
+    setattr(Computed, f"__r{_name}__", _operator(f"__{_name}__", True))
 
 
 class Function(Computed):

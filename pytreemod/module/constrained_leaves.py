@@ -8,15 +8,15 @@ which does not know the bounds, cannot leave them.
         length: Array = pm.field(constraint=positive)      made.length                      2.0
                                                            made, "length.unconstrained"     log 2.0
 
-`inverse` is applied to each new value (see
-[`constraining`][pytreemod.module.constraining]), `forward` to each read.
+`inverse` is applied to each new value (see [`schema`][pytreemod.module.schema]), `forward` to each
+read.
 """
 
 from __future__ import annotations
 
 import functools as ft
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import Any, cast
 
@@ -26,9 +26,9 @@ import numpy as np
 
 from pytreemod.errors import FieldError, PytreemodError, ShapeError, describe, explain
 from pytreemod.module.computed_leaves import Computed
-from pytreemod.module.construction import put_together, with_notes
 from pytreemod.module.fields import AbstractConstraint, field
-from pytreemod.module.reading import MADE, Made, count_made_as_one, evaluate, leaf_shape
+from pytreemod.module.reading import evaluate, mapped, stacked_axes
+from pytreemod.tree.instances import Notes, with_notes
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.printing import array_doc
 from pytreemod.typing import Tracer, untyped_jax
@@ -88,7 +88,7 @@ class Constraint(AbstractConstraint):
             ShapeError: if the constraint does not allow its shape.
         """
         # For several models at once, each has its own value.
-        axes = count_made_as_one(old) if isinstance(old, Constrained) else 0
+        axes = stacked_axes(old) if isinstance(old, Constrained) else 0
         axes = axes if np.ndim(value) >= axes else 0
         is_traced, is_shape = isinstance(value, Tracer), isinstance(value, jax.ShapeDtypeStruct)
         # Concrete values stay concrete inside a program, too.
@@ -106,12 +106,13 @@ class Constraint(AbstractConstraint):
                 unconstrained = self.refuse_traced(unconstrained, is_right, message)
             elif not is_shape and value.is_fully_addressable and not is_right:
                 raise FieldError(self._refusal("numbers outside", value, where))
-        made = Made((tuple(unconstrained.shape[axes:]),), tuple(value.shape[axes:]))
+        ranks = (unconstrained.ndim - axes,)
+        values = {"unconstrained": unconstrained, "constraint": self}
         if isinstance(old, Constrained) and old.constraint == self:
             # The same leaf with another array, so that it has the same roles.
-            return with_notes(old, {MADE: made}, {"unconstrained": unconstrained})
-        values = {"unconstrained": unconstrained, "constraint": self, MADE: made}
-        return put_together(Constrained, values, ("constraint",))
+            made = type(old).__record__.rebuild(old, {"unconstrained": unconstrained})
+            return with_notes(made, ranks=ranks)
+        return Constrained.__record__.make(values, ("constraint",), Notes(ranks=ranks))
 
     def _refusal(self, fault: str, value: Any, where: str) -> str:
         fact = (
@@ -122,7 +123,7 @@ class Constraint(AbstractConstraint):
 
 def _fault(constraint: Constraint, value: Any) -> str | None:
     is_real = jnp.issubdtype(value.dtype, jnp.floating)
-    return constraint.misfit(value) if is_real else "complex numbers"
+    return constraint.misfit(value) if is_real else "no floating-point numbers"
 
 
 def _check_shape(constraint: Constraint, shape: tuple[int, ...], value: Any, where: str) -> None:
@@ -158,13 +159,6 @@ def _with_answer(constraint: Constraint, value: Any) -> tuple[Any, Any]:
     return constraint.inverse(value), jnp.isfinite(there).all() & is_close.all()
 
 
-def mapped(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
-    """Map a function of one array over the first `axes` axes."""
-    for _ in range(axes):
-        fn = jax.vmap(fn)
-    return fn
-
-
 # Compiled: this takes a quarter of the time of the single operations (6 us instead of 25).
 @ft.partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _inverted(constraint: Constraint, axes: int, value: Any) -> tuple[Any, Any]:
@@ -182,9 +176,6 @@ class Constrained(Computed):
         """Return the constrained value."""
         return self.constraint.forward(self.unconstrained)
 
-    def __value_shape__(self) -> tuple[int, ...] | None:
-        return self.constraint.shape_of(leaf_shape(self.unconstrained))
-
     def __pdoc__(self, **kwargs: Any) -> Any:
         import wadler_lindig as wl  # Here, as in `tree.printing`.
 
@@ -199,7 +190,7 @@ class Constrained(Computed):
     def _contents(self, wl: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
         leaf = self.unconstrained
         if is_array(leaf) and kwargs["short_arrays"]:
-            shape = self.__value_shape__()
+            shape = self.constraint.shape_of(tuple(leaf.shape))
             yield wl.pdoc(leaf, **kwargs) if shape is None else array_doc(leaf, shape)
             return
         if is_array(leaf) and not isinstance(leaf, Tracer):

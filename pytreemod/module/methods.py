@@ -1,9 +1,8 @@
 """Methods that, bound, are pytrees.
 
-A function in a Module's class body is wrapped in a `Method`; one of a base that is not a Module
-class, in an `InheritedMethod`. Reading it from an instance gives a `BoundMethod`, whose one
-child is that instance, so that a bound method passes through every transform as the Module itself
-does. This file knows no Module: any pytree can be bound.
+A function in a Module's class body is wrapped in a `Method`. Reading it from an instance gives a
+`BoundMethod`, whose one child is that instance, so that a bound method passes through every
+transform as the Module itself does. This file knows no Module: any pytree can be bound.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import functools as ft
 import inspect
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import jax
@@ -19,29 +17,16 @@ import jax
 from pytreemod.module.references import referred, referring
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import own_class
-from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu
 
 _STAGES = frozenset({"lower", "trace", "eval_shape"})
 
 
-class _SignatureOfInstance:
-    # A property of the instance, because its __getattr__ makes it look like the unbound
-    # function. The class has none: `inspect` would reject a property there.
-
-    def __get__(self, bound: Any, cls: Any) -> inspect.Signature | None:
-        if bound is None:
-            return None
-        signature = inspect.signature(bound.func)
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
 class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTypeArgument]
     # A function bound to its first argument, as a pytree with that argument as its child. It
     # derives from `functools.partial` because a partial is made and called in C: reading and
-    # calling a method costs a few times as much as in plain Python, not hundreds. Two are equal
-    # if a program that was traced for one is valid for the other: the same function, bound to
-    # equal values. (No docstring: an instance shows its function's.)
+    # calling a method costs a few times as much as in plain Python, not hundreds. (No docstring:
+    # an instance shows its function's.)
 
     __slots__ = ()
 
@@ -57,7 +42,10 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
     def __func__(self) -> Callable[..., Any]:
         return self.func
 
-    __signature__ = _SignatureOfInstance()
+    @property
+    def __signature__(self) -> inspect.Signature:
+        signature = inspect.signature(self.func)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __getattr__(self, name: str) -> Any:
         # As for Python's methods, the name, the docstring and so on are the function's. Not
@@ -66,9 +54,7 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
             raise AttributeError(name)
         # A jitted method is staged for the instance that it is bound to, as a call would be.
         stage = getattr(self.func, "stage_bound", None) if name in _STAGES else None
-        if stage is not None:
-            return stage(name, self.args[0])
-        return getattr(self.func, name)
+        return getattr(self.func, name) if stage is None else stage(name, self.args[0])
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not BoundMethod:
@@ -77,13 +63,14 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
         return self.func == other.func and (one is two or _are_one(one, two))
 
     def __hash__(self) -> int:
+        # Arrays have no hash; a method of a model can be a key nevertheless, as Python's can.
         leaves, treedef = jtu.tree_flatten(self.args[0])
-        return hash((self.func, treedef, *map(_hash, leaves)))
+        return hash((self.func, treedef, *(getattr(leaf, "shape", leaf) for leaf in leaves)))
 
     def __reduce__(self) -> Any:
         owner = self.args[0]
         if own_class(owner) is not type(owner):
-            # A variant's function cannot be found by that name.
+            # The function of a class that was made at run time cannot be found by its name.
             return getattr, (owner, self.func.__name__)
         return bind, (referring(self.func), owner)
 
@@ -98,14 +85,13 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
 
 
 def _are_one(one: Any, two: Any) -> bool:
+    """Whether a program that was traced for a method of one is valid for that of the other.
+
+    JAX remembers the functions that it has traced.
+    """
     leaves, treedef = jtu.tree_flatten(one)
     others, structure = jtu.tree_flatten(two)
     return treedef == structure and all(map(are_one, leaves, others))
-
-
-def _hash(leaf: Any) -> int:
-    # Arrays have no hash; a method that has some can be a key nevertheless, as Python's can.
-    return hash((leaf.shape, leaf.dtype)) if is_array(leaf) else hash(leaf)
 
 
 def bind(function: Callable[..., Any], owner: Any) -> BoundMethod:
@@ -113,8 +99,8 @@ def bind(function: Callable[..., Any], owner: Any) -> BoundMethod:
     return BoundMethod(referred(function), owner)
 
 
-def _flatten(method: BoundMethod) -> tuple[tuple[Any], Any]:
-    return (method.args[0],), method.func
+def _flatten(method: BoundMethod) -> tuple[tuple[Any, ...], Any]:
+    return method.args, method.func
 
 
 def _flatten_with_keys(method: BoundMethod) -> tuple[tuple[tuple[Any, Any]], Any]:
@@ -122,7 +108,7 @@ def _flatten_with_keys(method: BoundMethod) -> tuple[tuple[tuple[Any, Any]], Any
 
 
 def _unflatten(function: Any, children: Any) -> BoundMethod:
-    return BoundMethod(function, children[0])
+    return BoundMethod(function, *children)
 
 
 jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
@@ -141,10 +127,8 @@ class Method:  # noqa: D101
         self.__name__ = getattr(function, "__name__", "")
         self.__qualname__ = getattr(function, "__qualname__", "")
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self.__wrapped__
-        return BoundMethod(self.__wrapped__, instance)
+    def __get__(self, node: Any, owner: type | None = None) -> Any:
+        return self.__wrapped__ if node is None else BoundMethod(self.__wrapped__, node)
 
     @property
     def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -154,63 +138,23 @@ class Method:  # noqa: D101
     def __module__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.__wrapped__.__module__
 
-    def __reduce__(self) -> Any:
-        return Method, (self.__wrapped__,), (None, self._names())
-
-    def _names(self) -> dict[str, str]:
-        return {"__name__": self.__name__, "__qualname__": self.__qualname__}
-
     @property
     def __isabstractmethod__(self) -> bool:
         return getattr(self.__wrapped__, "__isabstractmethod__", False)
 
-
-_above: Any = super
-
-
-class InheritedMethod(Method):  # noqa: D101  # pyright: ignore[reportIncompatibleMethodOverride]
-    # Represents in a Module class a function of a base that is not one: a plain mixin, an ABC.
-    # Which function that is depends on the class of the instance, whose order of bases may have
-    # another one in between: `super` knows.
-
-    __slots__ = ("_cls", "_name")
-
-    def __init__(self, cls: type, name: str, function: Callable[..., Any]):
-        super().__init__(function)
-        self._cls, self._name = cls, name
-
     def __reduce__(self) -> Any:
-        arguments = self._cls, self._name, self.__wrapped__
-        return InheritedMethod, arguments, (None, self._names())
+        names = {"__name__": self.__name__, "__qualname__": self.__qualname__}
+        return Method, (self.__wrapped__,), (None, names)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return getattr(_above(self._cls, owner or self._cls), self._name)
-        found = getattr(_above(self._cls, instance), self._name)
-        # Anything but a method, or a value made by its own descriptor, is unchanged.
-        return BoundMethod(found.__func__, instance) if type(found) is MethodType else found
-
-
-# Python itself calls these, often on an instance that is half built, half copied or broken:
-# bound the plain way.
-_PLAIN_NAMES = (
-    "__init__ __post_init__ __check_init__ __new__ __init_subclass__ __class_getitem__ __del__"
-    " __getattr__ __getattribute__ __setattr__ __delattr__ __dir__ __get__ __set__ __delete__"
-    " __set_name__ __repr__ __str__ __format__ __sizeof__ __hash__ __eq__ __ne__ __bool__"
-    " __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__ __getnewargs_ex__"
-    " __copy__ __deepcopy__ __replace__ __instancecheck__ __subclasscheck__ __subclasshook__"
-    " __tree_flatten__ __pdoc__ __treescope_repr__"
-)
-_PLAIN = frozenset(_PLAIN_NAMES.split())
 
 _FUNCTIONS: tuple[type, ...] = (type(lambda: None), type(jax.jit(lambda: None)))
 
 
 def as_method(name: str, value: Any) -> Any:
-    """Return the attribute to store in a class for `value`, found in its body under `name`."""
-    return Method(value) if is_method(name, value) else value
+    """Return the attribute to store in a class for `value`, found in its body under `name`.
 
-
-def is_method(name: str, value: Any) -> bool:
-    """Whether a function, found in a class under `name`, is bound as a tree."""
-    return isinstance(value, _FUNCTIONS) and name not in _PLAIN
+    Python itself calls methods with names like `__init__`, often on an instance that is half built
+    or broken: these are bound the plain way.
+    """
+    is_bound = isinstance(value, _FUNCTIONS) and (name[:2] != "__" or name == "__call__")
+    return Method(value) if is_bound else value

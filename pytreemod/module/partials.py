@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -53,7 +54,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
         wrapped: the function; by default `wrapper.__wrapped__`.
 
     Returns:
-        A copy of `wrapper` that has these, as configuration.
+        A copy of `wrapper` that has these; copies that a transform makes have its class's.
 
     Raises:
         FieldError: if the class has no property `__wrapped__`.
@@ -71,15 +72,11 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
         >>> pm.module_update_wrapper(Twice(inc)).__name__
         'inc'
     """
-    cls = type(wrapper)
-    if not isinstance(getattr(cls, "__wrapped__", None), property):
-        raise FieldError(
-            f"module_update_wrapper({cls.__qualname__})",
-            "a class with a property __wrapped__",
-            "none",
-            hint=["add it:", "@property", "def __wrapped__(self):", "    return self.fn"],
-        )
+    if not isinstance(getattr(type(wrapper), "__wrapped__", None), property):
+        fact = f"module_update_wrapper: {type(wrapper).__qualname__} has no property __wrapped__"
+        raise FieldError(fact)
     if wrapped is None:
         wrapped = getattr(wrapper, "__wrapped__")  # noqa: B009  (not every Module has it)
-    names = {n: getattr(wrapped, n) for n in _COPIED if hasattr(wrapped, n)}
-    return cls.__record__.rebuild(wrapper, names)
+    made = copy.copy(wrapper)
+    vars(made).update({name: getattr(wrapped, name) for name in _COPIED if hasattr(wrapped, name)})
+    return made

@@ -10,15 +10,14 @@ so that the model has the same structure.
 from __future__ import annotations
 
 import functools as ft
-import importlib
+import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pytreemod.module.division import WRAPPERS
 from pytreemod.tree.nodes import is_node
 from pytreemod.typing import class_of
 
@@ -47,8 +46,9 @@ class Reference:
             func, args, keywords = map(referring, parts)
             return ft.partial, (func,), (func, args, keywords, vars(within) or None)
         if parts:
-            return _maker(kind), ([referring(value) for value in parts],)
-        return find, _place_of(within)
+            make = kind if kind in (tuple, list) else kind._make
+            return make, ([referring(value) for value in parts],)
+        return pkgutil.resolve_name, (":".join(_place_of(within) or ()),)
 
 
 def referring(value: Any) -> Any:
@@ -61,19 +61,6 @@ def referred(value: Any) -> Any:
     return value.value if class_of(value) is Reference else value
 
 
-def share_functions(value: Any, memo: dict[int, Any]) -> None:
-    """Let a deep copy of a value share its functions, because a copied function is another one.
-
-    Args:
-        value: the value to be copied.
-        memo: the objects that `copy.deepcopy` has copied already, and so will not copy.
-    """
-    if class_of(value) in WRAPPERS:
-        memo[id(value)] = value
-    for part in _parts(value):
-        share_functions(part, memo)
-
-
 def _has_reference(value: Any) -> bool:
     if class_of(value) in _REFERRED:
         return False
@@ -82,7 +69,7 @@ def _has_reference(value: Any) -> bool:
     if not callable(value) or isinstance(value, (type, ft.partial)) or is_node(value):
         return False
     place = _place_of(value)
-    return place is not None and not is_by_value(place.module)
+    return place is not None and not is_by_value(place[0])
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -92,46 +79,29 @@ def _parts(value: Any) -> Iterable[Any]:
         return value.values()
     if kind is ft.partial:
         return value.func, value.args, value.keywords
-    return value if issubclass(kind, (tuple, list)) and _maker(kind) is not None else ()
+    is_named_tuple = tuple in kind.__mro__ and hasattr(kind, "_make")
+    return value if kind in (tuple, list) or is_named_tuple else ()
 
 
-def _maker(kind: Any) -> Callable[[Any], Any] | None:
-    """Return a function that makes a sequence of this class from items; None if there is none."""
-    return kind if kind in (tuple, list) else getattr(kind, "_make", None)
-
-
-class Place(NamedTuple):
-    """The module and name of a function."""
-
-    module: str
-    name: str
-
-
-def _place_of(function: Any) -> Place | None:
+def _place_of(function: Any) -> tuple[str, str] | None:
+    """Return the module and the name of a function."""
     module = getattr(function, "__module__", None)
     for name in (getattr(function, "__qualname__", None), getattr(function, "__name__", None)):
-        if not (isinstance(module, str) and isinstance(name, str)):
-            continue
-        for loaded in (*_public_names(module), module):
-            if _look_up(sys.modules.get(loaded), name) is function:
-                return Place(loaded, name)
+        if isinstance(module, str) and isinstance(name, str):
+            for loaded in (*_public_names(module), module):
+                if _look_up(sys.modules.get(loaded), name) is function:
+                    return loaded, name
     return None
 
 
-def _public_names(module: str) -> Iterator[str]:
-    """Yield the public modules for a private one: `jax.nn` for `jax._src.nn`.
+def _public_names(module: str) -> list[str]:
+    """The public modules for a private one: `jax.nn` for `jax._src.nn`.
 
     Private names change from one release to the next, and a pickle must be readable in both.
     """
-    if not _is_private(module):
-        return
     start = f"{module.partition('.')[0]}."
-    loaded = [name for name in sys.modules if name.startswith(start) and not _is_private(name)]
-    yield from sorted(loaded, key=lambda name: (len(name), name))
-
-
-def _is_private(module: str) -> bool:
-    return "._" in module
+    public = [name for name in sys.modules if name.startswith(start) and "._" not in name]
+    return sorted(public, key=lambda name: (len(name), name)) if "._" in module else []
 
 
 def _look_up(module: ModuleType | None, name: str) -> Any:
@@ -140,14 +110,6 @@ def _look_up(module: ModuleType | None, name: str) -> Any:
     found: Any = None if module is None else vars(module).get(first)
     for part in rest:
         found = getattr(found, part, None)
-    return found
-
-
-def find(module: str, name: str) -> Any:
-    """Return the function with this name in a module; pickles refer to it."""
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
     return found
 
 

@@ -1,33 +1,25 @@
 """Roles of single instances, instead of those that their classes declare.
 
 To freeze parameters, give them another role: everything that trains selects by role, so
-you say it once. The role of a leaf is configuration of the innermost Module above it,
-stored beside its fields. It goes wherever the Module goes, and other instances do not have it.
+you say it once. The role of a leaf is a note of the innermost Module above it, beside its fields.
+It goes wherever the Module goes, and other instances do not have it. Names of axes are such notes,
+too.
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.module.leaf_notes import depth_of_holder, with_leaf_notes
-from pytreemod.module.schema import ROLES
-from pytreemod.tree.nodes import DECLARED_ROLES, Location, leaves_shown, locations
-from pytreemod.tree.paths import path_text
-from pytreemod.tree.prefixes import mask_of
-from pytreemod.tree.renewing import with_new_containers
-from pytreemod.typing import FilterSpec
+from pytreemod.tree.instances import notes_of, record_of, with_notes
+from pytreemod.tree.nodes import Location, Represents, children_of, leaves_shown, locations
+from pytreemod.tree.partitioning import mask_of
+from pytreemod.tree.paths import path_text, step_name
+from pytreemod.tree.renewing import with_children, with_new_containers
+from pytreemod.typing import FilterSpec, KeyPath, class_of
 
 _T = TypeVar("_T")
-
-_SYNONYMS = {
-    "param": {"parameter", "trainable", "trained", "learnable"},
-    "buffer": {
-        *("frozen", "freeze", "fixed", "constant", "untrained", "no_grad"),
-        *("non_trainable", "nontrainable", "not_trainable", "untrainable"),
-    },
-}
-"""Common words for the two. As roles they would train parameters that should be frozen."""
 
 
 def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
@@ -56,8 +48,7 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
         A new tree with the same arrays.
 
     Raises:
-        ArgumentError: if `role` is not a string; or it resembles `"param"` or `"buffer"`, or is a
-            word for one of them, such as `"frozen"`, that no class declares.
+        ArgumentError: if `role` is not a string, or is a word such as `"frozen"`.
         SpecError: if `selector` picks nothing, or leaves outside Modules.
 
     Examples:
@@ -72,82 +63,65 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
         >>> pm.filter_grad(lambda m, x: m(x))(line, 4.0)
         Line(slope=weak_f32[], offset=None)
     """
-    _check_role(role)
+    if role is not None and not (isinstance(role, str) and role):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+        raise ArgumentError("with_role(role)", '"param", "buffer" or another word', describe(role))
+    if role in _FROZEN:
+        fact = f"with_role: the role {role!r} would be trained, as every one but 'buffer'"
+        raise ArgumentError(fact, hint='model = pm.with_role(model, selector, "buffer")')
     model = with_new_containers(model)
     locs = list(locations(model))
     mask = mask_of(selector, model, where="with_role(selector)", root="model")
     picked = [loc for loc, is_picked in zip(locs, mask, strict=True) if is_picked]
     if not picked:
-        _refuse_nothing(selector, locs)
-    _refuse_unheld(picked)
+        raise SpecError(f"with_role: {selector!r} picks no leaf", hint=leaves_shown(locs))
     # First remove all: only then is it known which of them have that role anyway.
-    bare = with_leaf_notes(model, ROLES, ((loc, None) for loc in picked))
-    if role is None:
-        return bare
-    DECLARED_ROLES.add(role)
+    bare = with_leaf_notes(model, "roles", ((loc, None) for loc in picked))
     now = zip(locations(bare), mask, strict=True)
-    given = ((loc, role) for loc, is_picked in now if is_picked and loc.role != role)
-    new = with_leaf_notes(bare, ROLES, given)
-    _check_roles(new, locs, mask, role)
-    return new
+    given = ((loc, role) for loc, hit in now if hit and role is not None and loc.role != role)
+    return with_leaf_notes(bare, "roles", given)
 
 
-# ---- refusals
+_FROZEN = frozenset({"frozen", "freeze", "fixed", "constant", "non_trainable"})
 
 
-def _check_role(role: Any) -> None:
-    if role is None:
-        return
-    if not isinstance(role, str) or not role:
-        raise ArgumentError(
-            "with_role(role)",
-            '"param", "buffer", another word, or None for the role that the class declares',
-            describe(role),
-            hint=["for example:", 'pm.with_role(model, "layers.0", "buffer")'],
-        )
-    if role in DECLARED_ROLES:
-        return
-    # Any other word is a role that is trained: this one would train what should be frozen.
-    said = role.lower().replace("-", "_")
-    known = next((name for name, words in _SYNONYMS.items() if said in words), None)
-    if known is not None:
-        raise ArgumentError(
-            f"with_role: the role {role!r} would be trained; the one that is meant is {known!r}",
-            hint=f'model = pm.with_role(model, selector, "{known}")',
-        )
+def with_leaf_notes(model: _T, kind: str, values: Iterable[tuple[Location, Any]]) -> _T:
+    """Set notes of one kind for some leaves, beside those of others.
+
+    Args:
+        model: any tree of Modules.
+        kind: `"roles"` or `"axes"`.
+        values: leaves, each with its value; None removes one.
+
+    Raises:
+        SpecError: if a leaf is in no Module.
+    """
+    changes: dict[KeyPath, dict[tuple[str, ...], Any]] = {}
+    for loc, value in values:
+        depth = depth_of_holder(loc)
+        if depth < 0:
+            raise SpecError(f"{path_text(loc.path)} is in no Module, which would store its {kind}")
+        steps = tuple(map(step_name, loc.path[depth:]))
+        changes.setdefault(loc.path[:depth], {})[steps] = value
+    above = {path[:i] for path in changes for i in range(len(path) + 1)}
+
+    def changed(node: Any, path: KeyPath) -> Any:
+        if path not in above:
+            return node
+        children = children_of(node) or []
+        parts = [changed(child, (*path, key)) for key, child in children]
+        node = with_children(node, children, parts)
+        if path not in changes:
+            return node
+        old = getattr(notes_of(node), kind)
+        now = {**dict(old), **changes[path]}
+        # Sorted, so that the order in which values were set does not matter.
+        new = tuple(sorted((steps, value) for steps, value in now.items() if value is not None))
+        return node if new == old else with_notes(node, **{kind: new})
+
+    return changed(model, ())
 
 
-def _refuse_nothing(selector: Any, locs: list[Location]) -> NoReturn:
-    raise SpecError(f"with_role: {selector!r} picks no leaf", hint=leaves_shown(locs))
-
-
-def _refuse_unheld(picked: list[Location]) -> None:
-    lost = [path_text(loc.path) for loc in picked if depth_of_holder(loc) < 0]
-    if lost:
-        raise SpecError(
-            "with_role(selector)",
-            "leaves of Modules, which store the roles of their leaves",
-            "leaves outside Modules",
-            at=lost,
-            hint=[
-                "choose the trained leaves in each call, or put them into a Module:",
-                "pm.filter_grad(loss, wrt=selector)",
-                "class Params(pm.Module):",
-                "    arrays: dict",
-            ],
-        )
-
-
-def _check_roles(new: Any, locs: list[Location], mask: list[bool], role: str) -> None:
-    """Refuse leaves that their Module cannot distinguish, or one would get the other's role."""
-    wanted = [role if m else loc.role for loc, m in zip(locs, mask, strict=True)]
-    found = zip(locations(new), wanted, strict=True)
-    wrong = [path_text(loc.path) for loc, expected in found if loc.role != expected]
-    if wrong:
-        raise SpecError(
-            "with_role(selector)",
-            "leaves with different names",
-            "leaves with the same name",
-            at=wrong,
-            hint="give the children of that node different keys",
-        )
+def depth_of_holder(loc: Location) -> int:
+    """Return the number of keys to the innermost Module above a leaf; -1 if there is none."""
+    nodes = [node for node in loc.nodes if class_of(node) is not Represents]
+    return max((i for i, node in enumerate(nodes) if record_of(node) is not None), default=-1)

@@ -1,335 +1,373 @@
-"""The schema of a Module class: everything that follows from its body.
+"""What follows from the body of a class: its fields, and how an instance divides them.
 
-A `Schema` has the fields of one class with all data that construction, flattening and surgery need.
-It is computed once when the class is made, and caches the layouts of instances.
+Strings, classes and callables that are not pytrees can never be data for JAX, so a field with such
+a value is configuration, and so is a field that is declared `static`. Everything else is data. The
+types of the values decide, once for each combination of types; unflattening never decides again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
+import numpy as np
 
-from pytreemod.module.constraining import take_in_change
-from pytreemod.module.division import (
-    EXACT,
-    Held,
-    hides_arrays,
-    holds_nothing,
-    is_clear_data,
-    is_configuration,
-    lasts,
-    may_hide_arrays,
-    warn_of_arrays,
+from pytreemod.errors import FieldError, FieldWarning, SpecError, describe, warn
+from pytreemod.module.fields import AbstractConstraint
+from pytreemod.module.reading import follow, is_computed, pass_through, ranks_of, read
+from pytreemod.tree.instances import (
+    MISSING,
+    NO_NOTES,
+    FieldSplit,
+    Notes,
+    all_stored,
+    flat_of,
+    is_derivative,
+    is_finished,
+    make,
+    set_flat,
+    set_split,
+    stored,
 )
-from pytreemod.module.fields import CONSTRAINT, CONVERTER, ROLE, STATIC, AbstractConstraint
-from pytreemod.module.flattening import Layout, layout_in, note_of
-from pytreemod.module.reading import Reading, is_computed, refuse_untied, traits_of
-from pytreemod.module.variants import Trait, make_variant
-from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
-from pytreemod.tree.pending import FLAT, PRIVATE, AbstractSource, Private, fill_in, is_private
-from pytreemod.tree.renewing import EDITABLE
-from pytreemod.tree.stored_fields import stored
-from pytreemod.typing import class_of
+from pytreemod.tree.nodes import DEFAULT_ROLE, is_node
+from pytreemod.tree.predicates import is_abstract, is_array
+from pytreemod.tree.surgery import refuse_tied
+from pytreemod.typing import class_of, jtu
 
-# The note of roles of an instance (see `roles`).
-ROLES = "<roles>"
-# The note of names of axes of an instance (see `naming_axes`).
-AXES = "<axes>"
+_FUNCTIONS: tuple[type, ...] = (types.FunctionType, type(jax.jit(lambda: None)))
+_TOLD_APART = frozenset({tuple, *_FUNCTIONS})
+"""Types of configuration that do not tell all that matters."""
 
-_KEPT_BY_TYPE = 64
-_SCALARS = (type(None), bool, int, float, complex)
+_DATA = frozenset({bool, int, float, complex, type(None), list, tuple, dict, np.ndarray})
 
 
-def _kind_in_layout(value: Any) -> Any:
-    kind = class_of(value)
-    return Held if Held.suits(value) else kind if kind in EXACT else None
+def is_configuration(value: Any) -> bool:
+    """Whether a field that is not static is configuration because of its value's type."""
+    if class_of(value) in _DATA:
+        return False
+    if isinstance(value, (str, type)):
+        return True
+    return callable(value) and not is_array(value) and not is_node(value)
 
 
-class PickledSchema(NamedTuple):
-    """The data of a class's schema in a pickle by value."""
-
-    fields: dict[str, dataclasses.Field[Any]]
-    # The class's own fields that refer to functions: if copied with the class, these would
-    # differ from those in its instances.
-    defaults: dict[str, Any]
-    overridden: dict[str, Any]
-    custom_init: bool
-    refusal: str | None
-    can_wait: bool
-    shown: tuple[str, ...]
-
-
-class Schema(AbstractRecord):
-    """The fields of one Module class.
+class Schema:
+    """What follows from the body of a class.
 
     Args:
-        cls: the class.
-        make: makes an instance with a given dict.
-        overridden: the attributes that replace fields of bases (see `overriding`).
+        cls: the class, of which `dataclasses` has collected the fields.
+        has_init: whether it, or a base, has an `__init__` of its own.
+
+    Attributes:
+        build: makes an instance and calls `__init__`.
+        refusal: why it has no instances; None if it has.
+        is_marked: whether the metaclass itself makes, and marks, the instance for `__init__`.
+        is_fast: whether dividing the fields, and checks, are all that is left after `__init__`.
     """
 
-    def __init__(
-        self,
-        cls: type,
-        make: Callable[[type, dict[str, Any]], Any],
-        overridden: dict[str, Any] | None = None,
-    ):
-        self.cls = cls
-        self._make = make
-        # For a variant: the schema of its original class. It cannot be called.
-        own: Any = vars(cls).get("__passes_for__", cls)
-        self.original: Schema = self if own is cls else own.__record__
-        self.refusal: str | None = None if own is cls else "made for instances"
-        self.reads_otherwise = issubclass(cls, Reading)
-        self._variants: dict[frozenset[Trait], Schema] = {}
-        self.custom_init = False
-        self.computes, self.is_hole = hasattr(cls, "__computes__"), hasattr(cls, "__is_hole__")
-        self.written_setattr: Callable[..., None] | None = None
-        self.checks: tuple[Callable[[Any], Any], ...] = ()
-        self.can_wait = False
-        self.shown: tuple[str, ...] = ()
-        # For a class that is still empty (see `pickling`): the instances that arrived before it.
-        self.early_instances: list[tuple[Any, dict[str, Any], Iterable[str]]] | None = None
-        # The function that makes an instance and calls `__init__`, and the one that finishes it
-        # then.
-        self.build: Callable[..., Any] = cls
-        self.finish: Callable[[Any], Any] = lambda node: node
-        self._lock = threading.RLock()
-        self.read(overridden or {})
+    build: Callable[..., Any]
+    refusal: str | None = None
+    is_marked = False
 
-    def read(self, overridden: dict[str, Any]) -> None:
-        """Compute everything that follows from the fields that `dataclasses` has collected."""
-        self.overridden = overridden
-        fields = [f for f in dataclasses.fields(self.cls) if f.name not in overridden]
-        self.fields = {f.name: f for f in fields}
-        self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
-        self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}
-        # The shapes of arrays according to annotations, read on first request.
-        self.contract: Any = None
-        self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}
+    def __init__(self, cls: Any, has_init: bool):
+        self.cls, self.has_init = cls, has_init
+        self.fields = {f.name: f for f in dataclasses.fields(cls)}
+        given = {name: f.metadata for name, f in self.fields.items()}
+        self.static = frozenset(name for name, of in given.items() if of.get("static"))
+        self.converters = {name: of["converter"] for name, of in given.items() if "converter" in of}
+        self.roles = {name: of["role"] for name, of in given.items() if "role" in of}
         # By its class, because the word in the metadata may be another library's.
-        declared = {f.name: f.metadata.get(CONSTRAINT) for f in fields}
-        self.constraints = {n: c for n, c in declared.items() if isinstance(c, AbstractConstraint)}
-        self._layouts: dict[Any, Layout] = {}
-        # The layouts of instances by the types of all fields, with the names of configuration
-        # that may contain arrays, and a function there that contains none. Finishing an instance
-        # looks here first, at a twentieth of the cost (0.3 us instead of 6). The table only has
-        # permanent objects.
-        self.layouts_by_type: dict[tuple[type, ...], tuple[Layout, tuple[Any, ...]]] = {}
-        # Types of field values that may be assigned without a check.
-        self.simple_types: set[type] = set()
-        if self.original is not self:
-            # A variant passes for its class: `dataclasses` finds no other fields.
-            own = vars(self.original.cls)["__dataclass_fields__"]
-            type.__setattr__(self.cls, "__dataclass_fields__", own)
+        constraints = {name: of.get("constraint") for name, of in given.items()}
+        self.constraints = {
+            n: c for n, c in constraints.items() if isinstance(c, AbstractConstraint)
+        }
+        self.computes: bool = getattr(cls, "__computes__", False)
+        bases: Iterable[type] = cls.__mro__
+        self.checks = [vars(b)["__check_init__"] for b in bases if "__check_init__" in vars(b)]
+        self.is_fast = not (self.converters or self.computes)
+        # Generated: Python has a fast instruction for `type(x)`; `map(type, ...)` takes five times.
+        types = "".join(f"type(d[{name!r}]), " for name in self.fields)
+        self.types_of: Callable[[dict[str, Any]], Any] = eval(f"lambda d: ({types})")
+        # By the types of all values; `plain_splits` has those without computed leaves.
+        self.splits: dict[Any, FieldSplit] = {}
+        self.plain_splits: dict[Any, FieldSplit] = {}
+        self._splits_by_names: dict[Any, FieldSplit] = {}
 
-    def apart(self, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the attributes of an instance and its notes, which a pickle has in one dict."""
-        notes = {n for n in values if is_private(n) and n not in self.fields}
-        attributes = {n: value for n, value in values.items() if n not in notes}
-        return attributes, {n: values[n] for n in notes}
+    def __reduce__(self) -> Any:
+        # In a class that cloudpickle sends by value, which makes its own there.
+        return str, ()
 
-    def layout_for(
-        self, values: dict[str, Any], config: Iterable[str], notes: Mapping[str, Any] = Layout.notes
-    ) -> Layout:
-        """Return the unique layout for these values, given the names of configuration.
+    @property
+    def original(self) -> Schema:
+        """The schema of the class that this one passes for."""
+        return getattr(self.cls, "__passes_for__", self.cls).__record__
 
-        A name that is not a field is configuration: `module_update_wrapper` adds such names.
-        """
-        data = tuple(n for n in self.fields if n in values and n not in config)
-        rest = tuple(n for n in self.fields if n in values and n in config)
-        extra = tuple(sorted(n for n in values if n not in self.fields and not is_private(n)))
-        rest += extra
-        key = (data, rest, tuple(_kind_in_layout(values[n]) for n in rest))
-        with self._lock:
-            layout = self._layouts.get(key)
-            if layout is None:
-                self._layouts[key] = layout = Layout(
-                    self.cls, *key, extra, self.can_wait, self.shown
-                )
-                if layout.held:
-                    EDITABLE[self.cls] = True
-        return layout.with_notes(notes)
-
-    def decide(self, values: dict[str, Any], notes: Mapping[str, Any] = Layout.notes) -> Layout:
-        """Return the layout that an instance with these values gets when it is built."""
-        fields = {n: values[n] for n in self.fields if n in values}
-        auto = {n for n, v in fields.items() if n not in self.static and is_configuration(v)}
-        return self.layout_for(fields, auto | self.static, notes)
-
-    def for_values(self, values: dict[str, Any]) -> Schema:
-        """The schema of the class of an instance with these values: the class, or a variant."""
-        original, traits = self.original, frozenset(traits_of(values))
-        if not traits:
-            return original
-        with original._lock:
-            if traits not in original._variants:
-                original._variants[traits] = make_variant(original.cls, traits).__record__
-            return original._variants[traits]
-
-    def note_types(self, layout: Layout, values: dict[str, Any]) -> None:
-        """Record that instances with values of such types have this layout.
-
-        Called when the values have passed all tests.
-        """
-        self.simple_types.update(class_of(v) for v in values.values() if holds_nothing(v))
-        if layout.extra or layout.notes or self.computes:
-            return  # Each instance has its own.
-        config = [values[name] for name in layout.config]
-        if any(map(hides_arrays, config)) or not all(map(lasts, map(class_of, config))):
-            return
-        if not all(is_clear_data(values[n]) for n in layout.data):
-            return
-        if len(self.layouts_by_type) >= _KEPT_BY_TYPE:
-            self.layouts_by_type.clear()
-        asked = [(name, values[name]) for name in layout.config if may_hide_arrays(values[name])]
-        asked = tuple([(name, value if lasts(value) else None) for name, value in asked])
-        self.layouts_by_type[tuple(class_of(values[n]) for n in self.fields)] = layout, asked
-
-    def split(self, node: Any) -> Layout:
-        """Return the layout of an instance; decided by its values if it was built by hand."""
-        layout = layout_in(node.__stored__)
-        if layout is None:
-            fill_in(node)
-            layout = layout_in(node.__stored__)
-        return self.decide(node.__stored__) if layout is None else layout
+    # ---- asked by the room `tree`
 
     def names(self, node: Any) -> tuple[str, ...]:
-        """Return all fields of `node` that are set, in order."""
-        layout = self.split(node)
-        return (*filter({*layout.data, *layout.config}.__contains__, self.fields),)
+        """Return all fields of an instance, in order."""
+        return flat_of(node)[1][0].names
 
     def data_names(self, node: Any) -> tuple[str, ...]:
-        """Return the fields of `node` that are children of the pytree."""
-        return self.split(node).data
+        """Return the fields of an instance that are children of the pytree."""
+        return flat_of(node)[1][0].data
 
     def role(self, name: str) -> str:
-        """Return the role that the field declares."""
+        """Return the role that a field declares."""
         return self.roles.get(name, DEFAULT_ROLE)
 
-    def given_roles(self, node: Any) -> GivenRoles:
-        """Return the roles given to paths in `node`; see `AbstractRecord.given_roles`."""
-        return note_of(node, ROLES)
+    def read(self, node: Any, name: str) -> Any:
+        """Return the value of a field that reads as something else than it stores."""
+        return read(node, name)
+
+    def tied_value(self, node: Any, tie: Any) -> Any:
+        """Return the value at a tied path."""
+        return pass_through(tie, follow(node, tie.source))
+
+    def flatten_unfinished(self, values: dict[str, Any]) -> Any:
+        """Flatten an instance that is being built, or was built by hand, with what it has."""
+        found = {name: getattr(self.cls, name, MISSING) for name in self.fields} | values
+        values = {name: found[name] for name in self.fields if found[name] is not MISSING}
+        config = [n for n in values if n in self.static or is_configuration(values[n])]
+        split = self.split_with(values, config)
+        return split.take_data(values), (split, NO_NOTES, *split.take_config(values))
+
+    # ---- dividing fields
+
+    def split_of(self, values: dict[str, Any]) -> FieldSplit:
+        """Return the split of an instance with these values, when it is built."""
+        types = self.types_of(values)
+        split = self.splits.get(types)
+        return split if split is not None and fits(split, values) else self._decide(values, types)
+
+    def _decide(self, values: dict[str, Any], types: tuple[type, ...]) -> FieldSplit:
+        names = self.fields
+        config = frozenset(n for n in names if n in self.static or is_configuration(values[n]))
+        self.warn_of_arrays({name: values[name] for name in config})
+        split = self.split_with(values, config)
+        if not split.computed:
+            self.plain_splits[types] = split
+        self.splits[types] = split
+        return split
+
+    def warn_of_arrays(self, config: dict[str, Any]) -> None:
+        """Warn of arrays in configuration."""
+        for name, value in config.items():
+            where, hint = f"{self.cls.__qualname__}.{name}", f"{name}: jax.Array = pm.buffer()"
+            if isinstance(value, (jax.Array, np.ndarray)):
+                fact = f"{where} is static and holds an array, {describe(value)}, "
+                warn(FieldWarning, f"{fact}which is compiled in as a constant", hint=hint)
+            elif class_of(value) in _FUNCTIONS and _hides_arrays(value):
+                fact = (
+                    f"{where} is a function of JAX around a Module, whose arrays no transform sees"
+                )
+                warn(FieldWarning, fact, hint="pm.filter_vmap(module), pm.filter_jit(module)")
+
+    def split_with(self, values: dict[str, Any], config: Iterable[str]) -> FieldSplit:
+        """Return the one split with these fields as configuration.
+
+        The types of these values are a part of it: 1, 1.0 and True are three programs, and so are
+        (1,), (1.0,) and (True,).
+        """
+        config, names = set(config), [name for name in self.fields if name in values]
+        data = tuple([n for n in names if n not in config])
+        rest = tuple([n for n in names if n in config])
+        computed = frozenset(n for n in data if is_computed(values[n]))
+        asked = tuple([(n, _detail(values[n])) for n in rest if class_of(values[n]) in _TOLD_APART])
+        key = data, rest, computed, asked, tuple([class_of(values[n]) for n in rest])
+        split = self._splits_by_names.get(key)
+        if split is None:
+            name = self.cls.__qualname__
+            split = FieldSplit(name, data, rest, (*names,), computed, asked)
+        return self._splits_by_names.setdefault(key, split)
+
+    # ---- the end of construction
+
+    def finish(self, node: Any) -> Any:
+        """Do what is left to do after `__init__`: defaults, converters, dividing, checks.
+
+        Raises:
+            FieldError: if a field has neither a value nor a default.
+        """
+        if is_finished(node):
+            return node  # The class's own `__new__` returned it.
+        values = node.__stored__
+        self.fill_defaults(values)
+        self.convert(values, [*self.fields])
+        split = self.split_of(values)
+        if split.computed or self.computes:
+            data = split.take_data(values)
+            notes = Notes(ranks=ranks_of(data)) if self.computes else NO_NOTES
+            set_flat(node, (data, (split, notes, *split.take_config(values))))
+            for name in split.computed:
+                del values[name]
+        set_split(node, split)
+        for check in self.checks:
+            check(node)
+        return node
+
+    def fill_defaults(self, values: dict[str, Any]) -> None:
+        """Give the fields that are not set the values that the class has for them.
+
+        Raises:
+            FieldError: if it has none.
+        """
+        for name in [n for n in self.fields if n not in values]:
+            factory: Any = self.fields[name].default_factory
+            found = getattr(self.cls, name, MISSING) if factory is MISSING else factory()
+            if found is MISSING:
+                fact = f"{self.cls.__qualname__}: Field {name!r} was not initialized"
+                raise FieldError(fact, hint=f"self.{name} = ...")
+            values[name] = found
+
+    def convert(self, values: dict[str, Any], names: Iterable[str]) -> None:
+        """Run the converters of these fields, and give constrained ones their stored form."""
+        for name in self.converters.keys() & names:
+            # A converter would replace a computed leaf by its value.
+            if not is_computed(values[name]):
+                values[name] = self.converters[name](values[name])
+        for name in self.constraints.keys() & names:
+            values[name] = self._constrained(name, values[name], None)
+
+    def _constrained(self, name: str, value: Any, old: Any) -> Any:
+        if value is None or is_computed(value):
+            return value
+        where = f"{self.cls.__qualname__}.{name}"
+        value = float(value) if type(value) is int else value
+        if type(value) is not float and not is_abstract(value):
+            expected = f"an array for the constraint {self.constraints[name]!r}"
+            raise FieldError(where, expected, describe(value))
+        return self.constraints[name].constrain(value, where, old)
+
+    # ---- other instances
+
+    def make(
+        self, values: dict[str, Any], config: Iterable[str] | None = None, notes: Notes = NO_NOTES
+    ) -> Any:
+        """Return a finished instance with these stored values; no code of the class runs.
+
+        Args:
+            values: of all fields.
+            config: the fields that are configuration; by default, the types decide.
+            notes: what the instance knows beside its fields.
+        """
+        split = self.split_of(values) if config is None else self.split_with(values, config)
+        if self.computes and notes.ranks is None:
+            notes = notes._replace(ranks=ranks_of(split.take_data(values)))
+        return make(self.cls, split, values, notes)
 
     def rebuild(
         self, node: Any, changes: dict[str, Any], is_given: bool = False, decide: bool = False
     ) -> Any:
-        """Copy `node` with some fields replaced; see `AbstractRecord.rebuild`.
+        """Copy `node` with some fields replaced.
 
-        With `decide`, the new values are judged as at construction. Without it, a string or a class
-        instead of data remains data (a tree of labels for an optimizer has such leaves).
+        Args:
+            node: an instance.
+            changes: new values by field.
+            is_given: whether a user gives them: a constrained field takes its constrained value.
+            decide: whether the types of the new values decide what is configuration. If not, a
+                string instead of data is data: a tree of specs has the structure of a model.
+
+        Raises:
+            SpecError: if a path is changed that has its value from another one.
         """
-        layout = self.split(node)
-        fill_in(node)
-        fields = node.__stored__
+        _, (split, notes, *_) = flat_of(node)
+        for tie in notes.ties:
+            _refuse_tied(tie, changes)
+        values = all_stored(node)
         if is_given and self.constraints:
-            changes = self._constrained(fields, changes, decide)
-        # Surgery calls this for every node that it changes, mostly with new arrays for old ones. So
-        # the dict is copied as a whole (0.1 us, instead of 0.35 name by name), and an array is
-        # checked first: it never becomes configuration, and is not a computed leaf (0.1 us, instead
-        # of 0.6).
-        if len(fields) == layout.size + (FLAT in fields) and PRIVATE in fields:
-            values = {**fields, **changes}
-            values.pop(FLAT, None)
-        else:
-            # The other entries belong to this instance alone: its snapshot, cached properties.
-            values = {name: fields[name] for name in (*layout.data, *layout.config)}
-            values.update(changes)
-        schema, computes, is_same = self, self.reads_otherwise, True
-        for name, new in changes.items():
-            if name in layout.data:
-                if isinstance(new, jax.Array):
-                    continue
-                is_same = is_same and not self._is_moved(layout, name, new, decide)
-            else:
-                is_same = False
-            computes = computes or is_computed(new)
-        if not is_same:
-            layout = self._layout_after(layout, values, changes, decide)
-        if computes:
-            refuse_untied(node, changes)
-            schema = self.for_values({**values, **layout.notes})
-            layout = schema.layout_for(values, layout.config, layout.notes)
-        values[PRIVATE] = layout
-        return self._make(schema.cls, values)
+            changes = {
+                n: self._given(node, n, values[n], new, decide) for n, new in changes.items()
+            }
+        values.update(changes)
+        # Mostly arrays for arrays: they are never configuration, nor computed leaves.
+        plain = [n for n, new in changes.items() if isinstance(new, jax.Array) and n in split.data]
+        if len(plain) != len(changes) or not split.computed.isdisjoint(plain):
+            config = [n for n in values if self._is_config(n, values, changes, split, decide)]
+            self.warn_of_arrays({n: new for n, new in changes.items() if n in config})
+            split = self.split_with(values, config)
+        return make(self.cls, split, values, notes)
 
-    def renewed(self, node: Any, changes: dict[str, Any]) -> Any:
-        """Copy `node` with new lists and dicts; see `AbstractRecord.renewed`."""
-        layout = self.split(node)
-        if not changes and not layout.held:
-            return node
-        changes |= {name: Held(stored(node, name)).give() for name in layout.held}
-        values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
-        return self._make(self.cls, {**values, **changes, PRIVATE: layout})
+    def _is_config(
+        self,
+        name: str,
+        values: dict[str, Any],
+        changes: dict[str, Any],
+        split: FieldSplit,
+        decide: bool,
+    ) -> bool:
+        is_decided = name in changes and name not in self.static
+        if is_decided and (decide or not isinstance(values[name], (str, type))):
+            return is_configuration(values[name])
+        return name in split.config
 
-    def _constrained(
-        self, values: dict[str, Any], changes: dict[str, Any], decide: bool
-    ) -> dict[str, Any]:
-        """New values in their stored form, where fields are constrained."""
-        made = dict(changes)
-        for name in changes.keys() & self.constraints.keys():
+    def _given(self, node: Any, name: str, old: Any, new: Any, decide: bool) -> Any:
+        if name not in self.constraints or is_computed(new):
+            return new
+        # A tree of specs, or of axes, has the structure of a model, and is edited like one.
+        leaves = jtu.tree_leaves(old)
+        is_model = all(map(is_abstract, leaves))
+        if is_computed(old) and not (leaves and is_model):
+            return new
+        is_number = class_of(new) is float or (class_of(new) is int and is_computed(old))
+        is_value = is_model and (is_number or is_abstract(new))
+        if is_value and (is_derivative(node) or (is_computed(old) and is_derivative(old))):
             where = f"{self.cls.__qualname__}.{name}"
-            old, new = values.get(name), changes[name]
-            constraint = self.constraints[name]
-            made[name] = take_in_change(constraint, old, new, where, is_built=decide)
-        return made
+            hint = f'pm.tree_at("{name}.unconstrained", grads, new)'
+            raise SpecError(f"{where} is a derivative, which has no constrained value", hint=hint)
+        return self._constrained(name, new, old) if is_value or decide else new
 
-    def _is_moved(self, layout: Layout, name: str, new: Any, decide: bool) -> bool:
-        """Whether a new value is configuration where the old one was data, or vice versa."""
-        if is_configuration(new) == (name in layout.config):
+
+def fits(split: FieldSplit, values: dict[str, Any]) -> bool:
+    """Whether a split that was found by types is right for what tuples and functions hold, too."""
+    for name, detail in split.asked:
+        value = values[name]
+        # The two most common cases of `_detail`, because this runs for each new instance.
+        is_plain = class_of(value) is not tuple and not hasattr(value, "__wrapped__")
+        if (False if is_plain else _detail(value)) != detail:
             return False
-        return decide or not isinstance(new, (str, type))
+    return True
 
-    def _layout_after(
-        self, layout: Layout, values: dict[str, Any], changes: dict[str, Any], decide: bool
-    ) -> Layout:
-        """Return the layout of an instance in which more has changed than leaves of its data."""
-        free = [n for n in changes if n in self.fields and n not in self.static]
-        moved = {n for n in free if self._is_moved(layout, n, changes[n], decide)}
-        found = self.layout_for(values, ({*layout.config} ^ moved) | self.static, layout.notes)
-        for name, new in changes.items():
-            if name in found.config:
-                warn_of_arrays(self.cls, name, new)
-        return found
 
-    def is_finished(self, node: Any) -> bool:
-        """Whether `node` can no longer change."""
-        layout = layout_in(node.__stored__)
-        return layout is not None and not layout.held
+def _detail(value: Any) -> Any:
+    """What the type of a configuration value does not tell: `(1,)` and `(1.0,)` are two programs.
 
-    def early(self, node: Any) -> dict[str, Any] | None:
-        """The values that a pending copy of `node` needs at once; see `AbstractRecord.early`.
+    Of a function, whether it hides arrays; so that it is told also after one that hides none.
+    """
+    if class_of(value) is not tuple:
+        return _hides_arrays(value)
+    kinds = tuple(map(class_of, value))
+    if _TOLD_APART.isdisjoint(kinds):
+        return kinds
+    return kinds, tuple([_detail(x) for x in value if class_of(x) in _TOLD_APART])
 
-        Where the class has an attribute of a field's name, such as a default, Python would
-        read that: such a value must be set from the start.
-        """
-        if not self.can_wait:
-            return None
-        layout = self.split(node)
-        config = layout.config
-        early = {n: stored(node, n) for n in self.shown if n in self.names(node)}
-        if any(n not in config and type(v) not in _SCALARS for n, v in early.items()):
-            return None
-        # The class has no `Waiting` for these: they are not fields.
-        extra = {n: stored(node, n) for n in layout.extra}
-        return {PRIVATE: layout, **extra, **early}
 
-    def proxy(self, node: Any, source: AbstractSource) -> Any:
-        """Return a proxy whose fields come from `source`; see `AbstractRecord.proxy`."""
-        layout = self.split(node)
-        values: dict[str, Any] = {PRIVATE: Private(layout, source)}
-        # Values that are not fields cannot be requested: they must be set when the proxy is
-        # flattened.
-        for name in layout.extra:
-            values[name] = stored(node, name)
-        made = self._make(self.cls, values)
-        if not self.can_wait:
-            source.fill_in(made)
-            return made
-        for name in self.shown:
-            source.read(made, name)
-        return made
+def _hides_arrays(function: Any) -> bool:
+    """Whether JAX has wrapped a function around a Module, as `jax.vmap(layer)`."""
+    inside = getattr(function, "__wrapped__", None)
+    while inside is not None and not is_node(inside):
+        inside = getattr(inside, "__wrapped__", None)
+    return inside is not None and any(map(is_array, jtu.tree_leaves(inside)))
+
+
+def _refuse_tied(tie: Any, changes: dict[str, Any]) -> None:
+    """Refuse changes that would put a value at a tied path.
+
+    Raises:
+        SpecError: if one does.
+    """
+    name, *below = tie.place
+    node = changes.get(name.name)
+    for key in below:
+        if node is None:
+            return
+        at = getattr(key, "idx", getattr(key, "key", None))
+        is_name = isinstance(key, jtu.GetAttrKey)
+        try:
+            node = stored(node, key.name) if is_name else node[at]
+        except (AttributeError, LookupError, TypeError):
+            return  # There is no such path any more.
+    if node is not None:
+        refuse_tied(tie.place, tie.source)

@@ -1,55 +1,42 @@
 """Ties: one path of a model has its value from another.
 
-A tie is structure. The tied field has a `Tied`, a node without leaves that names the source.
-The lowest Module above both has the tie as configuration, and reading its field gives the node with
-the value (see [`reading`][pytreemod.module.reading]).
-So there is one leaf: one gradient, which is the sum, one optimizer state, one array in a file.
-JAX's flattening preserves the tie; nothing is looked up by identity.
+A tied place stores None, and the lowest Module above both places knows the tie, as a part of its
+structure: a [`Tie`][pytreemod.module.reading.Tie] with both paths. Reading the field follows it. So
+there is one leaf: one gradient, which is the sum, one optimizer state, one array in a file. JAX's
+flattening preserves the tie; nothing is looked up by identity.
+
+`resolve` puts arrays in the place of ties and computed leaves.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NoReturn, TypeVar
+import functools as ft
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe
-from pytreemod.module.classes import Module
-from pytreemod.module.computed_leaves import Computed
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.module.constrained_leaves import Constrained
-from pytreemod.module.construction import put_together, with_notes
-from pytreemod.module.fields import field
-from pytreemod.module.reading import (
-    ASKED,
-    MADE,
-    TIES,
-    AbstractAsked,
-    Made,
-    Tie,
-    Ties,
-    evaluate_each,
-    follow,
-    is_computed,
-    leaf_shape,
-    made_of,
-    refuse_tied_place,
-    ties_of,
+from pytreemod.module.reading import Tie, evaluate_each, follow, is_computed, mapped, pass_through
+from pytreemod.tree.instances import (
+    is_finished,
+    notes_of,
+    reading_stored,
+    record_of,
+    stored,
+    with_notes,
 )
-from pytreemod.tree.kinds import are_one
-from pytreemod.tree.locating import Target, locate
+from pytreemod.tree.locating import locate
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import children_of, found_in, record_of
+from pytreemod.tree.nodes import all_ties, children_of, locations
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import is_being_built
-from pytreemod.tree.predicates import is_abstract, is_array
-from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.stored_fields import stored
-from pytreemod.tree.surgery import replace_at, with_children
+from pytreemod.tree.renewing import with_children, with_new_containers
+from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.surgery import refuse_tied, replace_at
 from pytreemod.typing import KeyPath, Where, class_of, jtu
 
-_M = TypeVar("_M", bound=Module)
+_M = TypeVar("_M")
 _T = TypeVar("_T")
 
 
@@ -63,13 +50,9 @@ def tie(
     submodule that is taken out of the model has the value, untied. A layer may be tied, with its
     tokens: both paths then use one entry of the State.
 
-    **Inside a class.** `pm.tie(self, "head.weight", to="embed.weight")` in `__init__` or
-    `__post_init__`, where `self` is not finished, notes the tie. It is made when construction ends
-    (or, for a model with sizes that follow, by [`materialize`][pytreemod.materialize]).
-
-    **Form.** `model.head` has at `weight` a node without leaves. The lowest Module above both
-    paths stores the tie as configuration. It survives jit, vmap, scan, `tree_at`, `Stack`, copies,
-    pickles and files.
+    **Form.** At the tied path the tree has None. The lowest Module above both paths knows the tie,
+    as a part of its structure. It survives jit, vmap, scan, `tree_at`, `Stack`, copies, pickles and
+    files. Tie the finished model, not `self` in `__init__`.
 
     **Cost.** Each tie makes a new model, which takes time in proportion to the number of its nodes
     and ties: a thousand ties take a thousand times that. Reading a field takes time in proportion
@@ -77,10 +60,10 @@ def tie(
     before a loop.
 
     **Laws.** `untie(tie(m, a, b))` reads as `tie(m, a, b)` does. The gradient at the source is the
-    sum of the gradients at all tied paths. A chain of ties has the value at its end.
+    sum of the gradients at all tied paths.
 
     Args:
-        model: a Module; in its `__init__`, `self`.
+        model: a finished Module.
         place: the node to tie: a path (`"head.weight"`; a pattern ties every
             node that it matches), or a function that picks nodes, as for `tree_at`.
         to: the source of its value: one node, chosen in the same way.
@@ -89,15 +72,14 @@ def tie(
             are in layers of a `Stack` or `Ensemble`, it gets one layer's array.
 
     Returns:
-        A new model; in `__init__`, `self`.
+        A new model.
 
     Raises:
-        AccessError: if it is called in `__check_init__`, where `self` can no longer change.
-        SpecError: if a path is not in the model, or is tied already. Or one path contains the
-            other; ties form a circle; there is no Module above both; only one of the two is
-            constrained; or their layers have different configuration.
+        SpecError: if the model is still being built, or a path is tied already.
+        SpecError: if a path is not in the model; one path contains the other; there is no Module
+            above both; or only one of the two is constrained.
         ShapeError: if the source does not have the shape, or the structure, of the tied node.
-        ArgumentError: if `through` cannot be called, or is given for a layer.
+        ArgumentError: if `through` cannot be called.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -121,17 +103,96 @@ def tie(
     """
     if through is not None and not callable(through):
         raise ArgumentError("tie(through)", "a function of an array", describe(through))
-    if record_of(model) is not None and _notes(model, (place, to, through)):
-        return model
+    if record_of(model) is not None and not is_finished(model):
+        hint = f"model = pm.tie({type(model).__name__}(...), {place!r}, to={to!r})"
+        raise SpecError("tie returns a new model: `self` is still being built", hint=hint)
     model = with_new_containers(model)
     sources = locate(to, model, None, "tie(to)").targets
     if len(sources) != 1:
-        names = ", ".join(path_text(target.path) for target in sources) or "none"
-        raise SpecError("tie(to)", "one node", f"{len(sources)}: {names}")
-    tied: Any = model
+        shown = ", ".join(path_text(target.path) for target in sources)
+        raise SpecError("tie(to)", "one node", shown or "none")
     for target in locate(place, model, None, "tie(place)").targets:
-        tied = _tie_one(tied, target, sources[0], through)
-    return tied
+        model = _tied(model, target.path, sources[0].path, through)
+    return model
+
+
+def _tied(model: Any, place: KeyPath, source: KeyPath, through: Callable[[Any], Any] | None) -> Any:
+    where = f"tie of {path_text(place)} to {path_text(source)}"
+    shared = _count_shared(place, source)
+    if shared in (len(place), len(source)):
+        raise SpecError(f"{where}: one contains the other")
+    for path, known in all_ties(model):
+        if _is_within(path, place):
+            continue  # It goes with the node that keeps it.
+        there, from_there = (*path, *known.place), (*path, *known.source)
+        # Chains of ties, and circles, start with one of these. A tie that lies inside the source of
+        # another one as a whole is no chain.
+        is_chain = _is_within(source, there) or _is_within(from_there, place)
+        is_partly = _is_within(there, source) and not _is_within(from_there, source)
+        is_partly |= _is_within(place, from_there) and not _is_within(source, from_there)
+        is_tied = _is_within(place, there) or _is_within(there, place)
+        if is_tied or is_chain or is_partly:
+            refuse_tied(there, from_there)
+    above = [i for i in range(shared + 1) if record_of(_node_at(model, place[:i])) is not None]
+    if not above:
+        fact = f"{where}: a Module above both must keep the tie"
+        raise SpecError(fact, hint="class Pair(pm.Module): ...")
+    depth = above[-1]
+    axes = count_member_axes([_node_at(model, place[:i]) for i in range(depth)], place[:depth])
+    inner = [tie for path, tie in all_ties(model) if _is_within((*path, *tie.place), source)]
+    origin = _node_at(untie(model) if inner else model, source)
+    rank = _check_fit(_node_at(model, place), origin, through, axes, where)
+    keeper = replace_at(_node_at(model, place[:depth]), [(place[depth:], None)])
+    new = Tie(place[depth:], source[depth:], through, rank)
+    keeper = with_notes(keeper, ties=(*notes_of(keeper).ties, new))
+    return replace_at(model, [(place[:depth], keeper)])
+
+
+def _count_shared(one: KeyPath, other: KeyPath) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _is_within(inner: KeyPath, outer: KeyPath) -> bool:
+    return inner[: len(outer)] == outer
+
+
+def _node_at(node: Any, path: KeyPath) -> Any:
+    with reading_stored():
+        return follow(node, path, is_evaluated=False)
+
+
+def _check_fit(
+    old: Any, new: Any, through: Callable[[Any], Any] | None, axes: int, where: str
+) -> int:
+    """Refuse a source that does not fit a place; return its rank in one layer, for `through`."""
+    forms = [_form_of(untie(old)), _form_of(untie(new))]
+    rank = 0
+    if through is not None:
+        array = jax.eval_shape(lambda: evaluate_each(new, where)) if is_computed(new) else new
+        result = jax.eval_shape(mapped(through, axes), array)
+        forms = [{"": forms[0].get("", (None,))[:1]}, {"": (tuple(result.shape),)}]
+        rank = array.ndim - axes
+    if forms[0] != {path: found[: len(forms[0].get(path, ()))] for path, found in forms[1].items()}:
+        texts = [", ".join(" ".join(map(str, (n, *x))) for n, x in form.items()) for form in forms]
+        raise ShapeError(where, *[x.strip() or "no array" for x in texts], hint=_THROUGH)
+    return rank
+
+
+_THROUGH = "pm.tie(model, place, to=source, through=f)"
+
+
+def _form_of(node: Any) -> dict[str, tuple[Any, ...]]:
+    """Return what is read below a node, by path: shapes, and the constraints of arrays."""
+    form: dict[str, tuple[Any, ...]] = {}
+    for path, leaf in jtu.tree_leaves_with_path(node, is_leaf=is_computed):
+        value: Any = leaf
+        if is_computed(leaf):
+            value = jax.eval_shape(ft.partial(evaluate_each, where="tie"), leaf)
+        bound = (leaf.constraint,) if isinstance(leaf, Constrained) else ()
+        shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))
+        form[path_text(path) if path else ""] = (shape, *bound)
+    return form
 
 
 def untie(model: _T, place: str | Where | None = None) -> _T:
@@ -148,7 +209,6 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
 
     Raises:
         SpecError: if a path is not tied.
-        AccessError: if the ties of the model are not made yet.
 
     Examples:
         >>> import jax
@@ -158,383 +218,88 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
         >>> len(jax.tree.leaves(tied)), len(jax.tree.leaves(pm.untie(tied)))
         (5, 6)
     """
-    if record_of(model) is not None and _asked_of(model):
-        cls = class_of(model).__qualname__
-        raise AccessError(
-            f"untie({cls})",
-            "a finished model, because ties are made when construction ends",
-            "a model under construction",
-            hint=["decide where you tie:", "if is_tied:", "    pm.tie(self, ...)"],
-        )
     model = with_new_containers(model)
+    known = [(*path, *tie.place) for path, tie in all_ties(model)]
     if place is None:
-        return _untied(model, None, ())
-    targets = locate(place, model, None, "untie(place)").targets
-    for target in targets:
-        if not _is_tied(target.node):
-            expected = "a tied path"
-            text = path_text(target.path)
-            tied = [path_text(path) for path, _ in found_in(model, _is_tied)]
-            known = ", ".join(tied) or "none"
-            hint = f"the tied paths are: {known}"
-            raise SpecError("untie(place)", expected, f"{text}, which is not tied", hint=hint)
-    return _untied(model, {target.path for target in targets}, ())
-
-
-class Tied(Module):
-    """The node at a tied path: it has no leaves.
-
-    Its fields describe the tie completely.
-    """
-
-    to: str = field(static=True)
-    through: Callable[[Any], Any] | None = field(static=True)
-    # The number of keys between the node that has the tie and this one.
-    depth: int = field(static=True)
-
-    __is_hole__: ClassVar[bool] = True
-
-    def __getattr__(self, name: str) -> Any:
-        # Python and JAX look up dunder names.
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AccessError(
-            f"a path that is tied to {self.to}",
-            "access at its source",
-            f"{name!r} of the tied path",
-            hint=["edit the source:", f"pm.tree_at({self.to + '.' + name!r}, model, new)"],
-        )
-
-
-class Through(Computed):
-    """The value at a path that is tied through a function."""
-
-    fn: Callable[[Any], Any]
-    source: Any
-
-    def value(self) -> Any:
-        """Return the result of the function for the value at the source."""
-        return self.fn(self.source)
-
-
-class _Functional(Tie):
-    """A tie through a function, with the shapes of its result when it was made."""
-
-    __slots__ = ("made", "through")
-
-    def __init__(self, place: KeyPath, source: KeyPath, through: Callable[[Any], Any], made: Made):
-        super().__init__(place, source)
-        self.through, self.made = through, made
-
-    def parts(self) -> tuple[Any, ...]:
-        return *super().parts(), self.through, self.made
-
-    def stand_in(self, node: Any) -> Any:
-        made = self.made
-        if is_computed(node):
-            # The source may have become computed, or no longer be: it checks its own arrays.
-            made = Made(made_of(node).leaves, made.shape)
-        # Bypass its construction, which would trace the function each time.
-        values = {"fn": self.through, "source": node, MADE: made}
-        return put_together(Through, values, ("fn",))
-
-
-def _tie_of(
-    place: KeyPath, source: KeyPath, through: Callable[[Any], Any] | None, made: Made | None
-) -> Tie:
-    if through is None or made is None:
-        return Tie(place, source)
-    return _Functional(place, source, through, made)
-
-
-class _Asked(AbstractAsked):
-    def tied(self, node: Any) -> Any:
-        for place, to, through in self:
-            node = tie(node, place, to, through=through)
-        return node
-
-
-def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
-    """Whether the `__init__` of an instance is calling `tie`, which then notes the tie.
-
-    Raises:
-        AccessError: if `__check_init__` is calling it, and cannot return the new model.
-    """
-    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  (public in effect)
-    if not is_being_built(model):
-        if _is_method_of(caller, model, ("__check_init__",)):
-            cls = class_of(model).__qualname__
-            raise AccessError(
-                f"{cls}.__check_init__",
-                "no tie, because the instance is finished",
-                "pm.tie(self, ...), which returns a new instance",
-                hint=[
-                    "tie it in __init__, or in __post_init__ if the class has no __init__:",
-                    "def __post_init__(self):",
-                    f"    pm.tie(self, {asked[0]!r}, to={asked[1]!r})",
-                ],
-            )
-        return False
-    while caller is not None:
-        if _is_method_of(caller, model, ("__init__", "__post_init__")):
-            values = model.__stored__
-            values[ASKED] = _Asked((*values.get(ASKED, ()), asked))
-            return True
-        caller = caller.f_back
-    # It was built by hand.
-    return False
-
-
-def _asked_of(model: Any) -> Any:
-    """Return the ties that the `__init__` of an instance has asked for, while none is made."""
-    return model.__stored__.get(ASKED)
-
-
-def _is_method_of(frame: Any, node: Any, names: tuple[str, ...]) -> bool:
-    """Whether a frame runs a method with one of these names, called for this instance."""
-    code = frame.f_code
-    return code.co_name in names and frame.f_locals.get(code.co_varnames[0]) is node
-
-
-def _tie_one(
-    model: Any, target: Target, source: Target, through: Callable[[Any], Any] | None
-) -> Any:
-    place, origin = target.path, source.path
-    for i in range(len(place)):
-        for known in ties_of(node_at(model, place[:i])):
-            inside: KeyPath = (*place[:i], *known.place)
-            if inside[: len(place)] == place:
-                refuse_tied_place(Tie(inside, (*place[:i], *known.source)))
-    shared = _common(place, origin)
-    if shared in (place, origin):
-        _refuse_nested(place, origin)
-    count = _keeper_depth(model, shared)
-    if count is None:
-        raise SpecError(
-            "tie",
-            "a Module above both paths, to store the tie",
-            f"{describe(model)}",
-            at=[path_text(place), path_text(origin)],
-            hint=["put both into a Module:", "class Pair(pm.Module): ..."],
-        )
-    new = follow(model, origin)
-    axes = _member_axes(model, place[:count])
-    made = _check_fit(target.node, new, through, path_text(place), path_text(origin), axes)
-    below, from_here = place[count:], origin[count:]
-    new_tie = _tie_of(below, from_here, through, made)
-    hole = Tied(path_text(from_here), through, len(below))
-    node = node_at(model, place[:count])
-    keeper = _with_ties(node, [(below, hole)], (*ties_of(node), new_tie))
-    tied = replace_at(model, [(place[:count], keeper)])
-    # Raises an error if the ties form a circle.
-    follow(tied, place)
-    return tied
-
-
-def _common(one: KeyPath, other: KeyPath) -> KeyPath:
-    pairs = zip(one, other, strict=False)
-    count = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-    return one[:count]
-
-
-def _keeper_depth(model: Any, shared: KeyPath) -> int | None:
-    """Return the length of the path to the lowest Module on a path."""
-    above = (i for i in range(len(shared) + 1) if record_of(node_at(model, shared[:i])) is not None)
-    return max(above, default=None)
-
-
-def node_at(node: Any, path: KeyPath) -> Any:
-    """Return the stored value at a path."""
-    for key in path:
-        node = dict(children_of(node) or ())[key]
-    return node
-
-
-def _member_axes(model: Any, keeper: KeyPath) -> int:
-    """Return the number of leading layer axes below a keeper.
-
-    There, `through` gets the array of one layer, because the keeper in each layer has the tie.
-    """
-    nodes = [node_at(model, keeper[:i]) for i in range(len(keeper))]
-    return count_member_axes(nodes, keeper)
-
-
-def _check_fit(
-    old: Any, new: Any, through: Callable[[Any], Any] | None, place: str, origin: str, axes: int
-) -> Made | None:
-    """Refuse a source that does not fit; return the shapes of a tie through a function."""
-    if through is not None:
-        if not (is_array(new) or is_computed(new)):
-            expected = "an array at the source, because through is given"
-            raise ArgumentError("tie(through)", expected, f"{origin}: {describe(new)}")
-        old, made = _one_of(old, axes), _made_through(through, _one_of(new, axes))
-        if _Parts(old).shapes != {"": made.shape}:
-            found = f"{made.shape} after {getattr(through, '__name__', 'through')}"
-            _refuse_misfit(place, origin, _shown(old), found)
-        return made
-    mine, others = _Parts(untie(old)), _Parts(untie(new))
-    if mine.shapes != others.shapes:
-        hint = _hint_of_misfit(place, origin, mine.shapes, others.shapes)
-        _refuse_misfit(place, origin, _shown(old), _shown(new), hint)
-    for path, constraint in mine.bounds.items():
-        found = others.bounds.get(path)
-        if found != constraint:
-            raise SpecError(
-                "tie",
-                f"a source that is {constraint!r}, like {_inside(place, path)}",
-                f"a source that is {'unconstrained' if found is None else repr(found)}",
-                at=[origin],
-                hint=[
-                    "tie in the other direction, or pass a function into the other's bounds:",
-                    f"pm.tie(model, {origin!r}, to={place!r})",
-                    f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.exp)",
-                ],
-            )
-    for path, value in mine.config.items():
-        other = others.config.get(path, value)
-        if not _may_be_one(value, other):
-            array = next(iter(mine.shapes), "")
-            raise SpecError(
-                "tie",
-                f"a source with the configuration of {place}",
-                f"{describe(value)} at {_inside(place, path)}, and {describe(other)} at "
-                f"{_inside(origin, path)}",
-                hint=[
-                    "tie only the arrays:",
-                    f"pm.tie(model, {_inside(place, array)!r}, to={_inside(origin, array)!r})",
-                ],
-            )
-    return None
-
-
-class _Parts:
-    """The values to read below a node, by path: shapes of arrays, their bounds, configuration."""
-
-    def __init__(self, node: Any):
-        self.shapes: dict[str, Any] = {}
-        self.bounds: dict[str, Any] = {}
-        self.config: dict[str, Any] = {}
-        self._add(node, ())
-
-    def _add(self, node: Any, path: KeyPath) -> None:
-        children = children_of(node)
-        if children is None or is_computed(node):
-            name = path_text(path) if path else ""
-            self.shapes[name] = made_of(node).shape if is_computed(node) else leaf_shape(node)
-            if isinstance(node, Constrained):
-                self.bounds[name] = node.constraint
-            return
-        record = record_of(node)
-        # A token is identified by its path, which differs between the two.
-        if record is not None and not hasattr(class_of(node), "__is_token__"):
-            data = {key.name for key, _ in children}
-            for name in record.names(node):
-                if name not in data:
-                    self.config[path_text((*path, jtu.GetAttrKey(name)))] = stored(node, name)
-        for key, child in children:
-            self._add(child, (*path, key))
-
-
-def _one_of(node: Any, axes: int) -> Any:
-    """Return the shapes of a single layer, from those of arrays with layer axes."""
-
-    def one(leaf: Any) -> Any:
-        shape = leaf_shape(leaf)[axes:]
-        return jax.ShapeDtypeStruct(shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
-
-    return jtu.tree_map(one, node) if axes else node
-
-
-def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
-    """Return the shapes of a function's result, as a computed leaf with a single array."""
-    given: Any = put_together(Through, {"fn": through, "source": source}, ("fn",))
-    shape = made_of(source).shape if is_computed(source) else leaf_shape(source)
-    return Made(None if shape is None else (shape,), made_of(given).shape)
-
-
-def _inside(node: str, path: str) -> str:
-    return f"{node}{'' if path.startswith('[') else '.'}{path}" if path else node
-
-
-def _may_be_one(a: Any, b: Any) -> bool:
-    """Whether two values may be equal; for those that compare by identity, nearly always.
-
-    A layer may make a function in its `__init__`: that of another layer is another object.
-    """
-    kind = class_of(a)
-    if are_one(a, b):
-        return True
-    if kind is not class_of(b) or kind.__eq__ is not object.__eq__ or isinstance(a, type):
-        return False
-    names = ("__module__", "__qualname__", "__code__", "func", "args", "keywords")
-    return all(_may_be_one(getattr(a, name, None), getattr(b, name, None)) for name in names)
-
-
-def _shown(node: Any) -> str:
-    if is_abstract(node):
-        return describe(node)
-    return ", ".join(f"{name} {shape}" for name, shape in _Parts(node).shapes.items())
-
-
-def _hint_of_misfit(place: str, origin: str, mine: dict[str, Any], others: dict[str, Any]) -> str:
-    """Return the tie that was meant where one of the two is a layer: that of its arrays."""
-    for one, shape in mine.items():
-        for other, found in others.items():
-            if shape == found and (one == other or not one or not other):
-                return f"pm.tie(model, {_inside(place, one)!r}, to={_inside(origin, other)!r})"
-    return f"pm.tie(model, {place!r}, to={origin!r}, through=f)"
-
-
-def _refuse_misfit(place: str, origin: str, old: str, new: str, hint: str = "") -> NoReturn:
-    raise ShapeError(
-        f"tie of {place} to {origin}", old or "no array", new or "no array", hint=hint or ()
-    )
-
-
-def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
-    what = "itself" if place == origin else "a node inside the other"
-    raise SpecError(
-        "tie",
-        "two paths, neither of which contains the other",
-        f"a tie of {path_text(place)} to {what}",
-        at=dict.fromkeys([path_text(place), path_text(origin)]),
-    )
-
-
-# ---- Modules with ties
-
-
-def _with_ties(node: Any, changes: Iterable[tuple[KeyPath, Any]], ties: Iterable[Tie]) -> Any:
-    """Return a record with changes at tied paths, and with these ties."""
-    fields: dict[str, Any] = {}
-    for path, new in changes:
-        name = path[0].name
-        fields[name] = replace_at(fields.get(name, stored(node, name)), [(path[1:], new)])
-    return with_notes(node, {TIES: Ties(ties)}, fields)
-
-
-def _without_ties(node: Any, ties: tuple[Tie, ...]) -> Any:
-    """Return a record with values at the tied paths of some of its ties."""
-    found = [(tie.place, _value_at(node, tie.place)) for tie in ties]
-    gone = {tie.place for tie in ties}
-    return _with_ties(node, found, (tie for tie in ties_of(node) if tie.place not in gone))
-
-
-def _value_at(node: Any, place: KeyPath) -> Any:
-    """Return the value read at a tied path; for a tie through a function, its array."""
-    found = follow(node, place)
-    return evaluate_each(found, path_text(place)) if isinstance(found, Through) else found
+        return _untied(model, None, ()) if known else model
+    chosen = {target.path for target in locate(place, model, None, "untie(place)").targets}
+    if not chosen <= {*known}:
+        shown = ", ".join(map(path_text, known)) or "none"
+        raise SpecError("untie(place)", f"a tied path, of {shown}", f"{place!r}")
+    return _untied(model, chosen, ())
 
 
 def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
     """A tree without the ties of some paths, from the top, because a tie may reach far down."""
-    ties = tuple(t for t in ties_of(node) if chosen is None or (*path, *t.place) in chosen)
-    if ties:
-        node = _without_ties(node, ties)
+    ties = () if record_of(node) is None else notes_of(node).ties
+    gone = [tie for tie in ties if chosen is None or (*path, *tie.place) in chosen]
+    if gone:
+        values = [(tie.place, value) for tie, value in _values_of(node, gone)]
+        left = {*ties}.difference(gone)
+        node = with_notes(node, ties=tuple(tie for tie in ties if tie in left))
+        node = replace_at(node, values)
     children = children_of(node) or []
     parts = [_untied(child, chosen, (*path, key)) for key, child in children]
     return with_children(node, children, parts)
 
 
-def _is_tied(node: Any) -> bool:
-    return isinstance(node, Tied)
+def _values_of(node: Any, ties: list[Tie]) -> Iterator[tuple[Tie, Any]]:
+    """Yield the values at tied paths; a computed leaf is the value itself, without a function."""
+    read: dict[str, Any] = {}
+    for tie in ties:
+        first, *rest = tie.source
+        path, within = tie.source, node
+        if rest and not is_computed(stored(node, first.name)):
+            # Once for all ties, because reading a field follows all of them.
+            if first.name not in read:
+                read[first.name] = getattr(node, first.name)
+            path, within = tuple(rest), read[first.name]
+        found = follow(within, path, is_evaluated=tie.through is not None)
+        yield tie, with_new_containers(pass_through(tie, found))
+
+
+def resolve(model: _T, selector: Any = ...) -> _T:
+    """Replace computed leaves by arrays.
+
+    Use it before a loop that uses a model many times, or to merge an update into its base for good.
+
+    **Laws.** The result reads as the model does. `resolve(resolve(m))` equals `resolve(m)`.
+    `resolve` of models that were made at once (by `filter_vmap`, in a `Stack`) equals the resolved
+    models, stacked. With no selector, ties are resolved as well: tied paths get their own leaves.
+
+    Args:
+        model: any tree.
+        selector: picks the computed leaves, by any part of them; all of them by default.
+
+    Returns:
+        A new tree; the model itself if there is nothing to compute.
+
+    Raises:
+        SpecError: if the selector matches nothing.
+        ShapeError: if a computed leaf cannot be read: see [`Computed`][pytreemod.Computed].
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> linear = pm.nn.Linear(2, 2, key=jax.random.key(0))
+        >>> half = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, 0.5))
+        >>> pm.resolve(half)
+        Linear(weight=f32[2,2], bias=f32[2], in_features=2, out_features=2)
+    """
+    model = with_new_containers(model)
+    if selector is ...:
+        return _resolved(untie(model), None, ())
+    locs = list(locations(model))
+    picked = as_selector(selector).mask(model)
+    return _resolved(model, [loc.path for loc, hit in zip(locs, picked, strict=True) if hit], ())
+
+
+def _resolved(node: Any, picked: list[KeyPath] | None, path: KeyPath) -> Any:
+    if is_computed(node):
+        is_meant = picked is None or any(leaf[: len(path)] == path for leaf in picked)
+        where = path_text(path) if path else class_of(node).__qualname__
+        return evaluate_each(node, where) if is_meant else node
+    children = children_of(node) or []
+    return with_children(
+        node, children, [_resolved(child, picked, (*path, key)) for key, child in children]
+    )

@@ -9,6 +9,7 @@ arguments, and new State is a result.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from pytreemod.module.other_words import no_such_name as _no_such_name
 from pytreemod.nn.activations import PReLU as PReLU
 from pytreemod.nn.attention import MultiheadAttention as MultiheadAttention
 from pytreemod.nn.attention import reset_cache as reset_cache
@@ -81,12 +82,7 @@ from pytreemod.state.values import State as State
 if not _TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        import jax
-
-        message = f"module {__name__!r} has no attribute {name!r}"
-        if not name.startswith("_") and hasattr(jax.nn, name):
-            message += f"; use jax.nn.{name}"
-        raise AttributeError(message, name=name)
+        raise _no_such_name(__name__, name)
 
     def __dir__() -> list[str]:
         found = {name for name, value in globals().items() if callable(value)}

@@ -9,9 +9,8 @@ from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.base import check_shape, layer_call, scale_shared, wide_dtype
+from pytreemod.nn.base import AnyArray, check_shape, layer_call, scale_shared, wide_dtype
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.typing import AnyArray
 
 
 class PReLU(Module):

@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.module.resolving import resolve
+from pytreemod.module.ties import resolve
 from pytreemod.nn.base import (
+    AnyArray,
     Initializer,
     add_shared,
     check_shape,
@@ -35,7 +36,7 @@ from pytreemod.state.making import make_with_state
 from pytreemod.state.tokens import RngStream, StateIndex, holding
 from pytreemod.state.values import State
 from pytreemod.transform.call_rules import CallRule, rules_of
-from pytreemod.typing import AnyArray, PyTree, Tracer, jtu
+from pytreemod.typing import PyTree, Tracer, jtu
 
 Heads: TypeAlias = Shaped[Array, "..."]
 """Of shape (..., seq, heads, size)."""
@@ -129,7 +130,7 @@ class MultiheadAttention(Module):
     Raises:
         ArgumentError: if query_size or num_kv_heads does not fit num_heads, or window is less than
             1; in the call if mask is not boolean, or an argument is not supported with a cache.
-        RngError: if training has neither a key, nor a stream and its State.
+        ArgumentError: if training has neither a key, nor a stream and its State.
         ShapeError: if a sequence does not have the size above; keys and values, or batch axes,
             differ in number; mask, bias, lengths or the result of process_heads has another shape;
             or the cache is for other batch axes.
@@ -595,7 +596,7 @@ def reset_cache(
     Raises:
         ArgumentError: if no layer of the model has a cache.
         StateError: if the State was used up.
-        TokenError: if the State belongs to another model.
+        StateError: if the State belongs to another model.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -17,19 +17,22 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, Shaped
 
-from pytreemod.errors import RngError, ShapeError, StateError, describe
-from pytreemod.module.array_shapes import contract_of
+from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
+from pytreemod.module.array_shapes import declared_shapes, size_names
 from pytreemod.module.classes import Module
-from pytreemod.module.reading import Reading
+from pytreemod.module.reading import computed_once
 from pytreemod.nn.meshes import Features, call_on_mesh
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State
-from pytreemod.typing import AnyArray, class_of, is_instance, untyped_jax
+from pytreemod.typing import class_of, is_instance, untyped_jax
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
+
+AnyArray: TypeAlias = Shaped[ArrayLike, "..."]
+"""An array of any shape, JAX's or NumPy's, or a number."""
 
 Initializer: TypeAlias = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
 """A function `(key, shape, dtype) -> array`, as in `jax.nn.initializers`."""
@@ -95,13 +98,13 @@ def layer_call(features: Features = None) -> Callable[[_Call], _Call]:
 def _with_own_arrays(layer: Any) -> Any:
     """The layer, if its arrays have the declared shapes; computed ones are computed once."""
     arrays: dict[str, Any] = {}
-    for name, shape in contract_of(type(layer)).shapes(layer).items():
+    for name, shape in declared_shapes(layer).items():
         value = arrays[name] = getattr(layer, name)
         if getattr(value, "shape", shape) != shape:
             hint = "Several layers as one are called by pm.filter_vmap, or in an nn.Ensemble"
             expected = f"{name} of shape {shape}"
             raise ShapeError(title(layer), expected, describe(value), hint=hint)
-    return layer.replace(**arrays) if is_instance(layer, Reading) else layer
+    return computed_once(layer, arrays)
 
 
 def check_shape(layer: Any, x: AnyArray, *shape: Any) -> Any:
@@ -146,7 +149,7 @@ def _fits(wanted: Any, size: int) -> bool:
 
 def title(layer: Any) -> str:
     """A layer as its errors name it: `Linear(in_features=3, out_features=4)`."""
-    shown = [f"{name}={getattr(layer, name)!r}" for name in contract_of(type(layer)).names]
+    shown = [f"{name}={getattr(layer, name)!r}" for name in size_names(type(layer))]
     return type(layer).__name__ + (f"({', '.join(shown)})" if shown else "")
 
 
@@ -224,14 +227,14 @@ def key_for_call(layer: Any, stream: RngStream | None, key: Any, state: Any) -> 
     """The key of a call, and the State after it: a given key, or the next one of the stream.
 
     Raises:
-        RngError: if there is neither.
+        ArgumentError: if there is neither.
     """
     if key is not None:
         return next(key) if isinstance(key, InitKeys) else key, state
     if stream is not None and state is not None:
         return state.next_key(stream)
     expected = "key=, or a State with its stream" if stream is not None else "key="
-    raise RngError(title(layer), f"{expected} in training", "neither" if stream else "none")
+    raise ArgumentError(title(layer), f"{expected} in training", "neither" if stream else "none")
 
 
 # ---- initial values

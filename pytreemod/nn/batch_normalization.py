@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.fields import field
 from pytreemod.nn.base import (
+    AnyArray,
     Initializer,
     StatefulLayer,
     check_shape,
@@ -26,7 +27,6 @@ from pytreemod.nn.normalization import as_wide, initial_affine, square
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
-from pytreemod.typing import AnyArray
 
 Statistics: TypeAlias = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
 """The mean and the variance of each channel."""

@@ -19,6 +19,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.base import (
+    AnyArray,
     Initializer,
     add_shared,
     check_shape,
@@ -30,7 +31,7 @@ from pytreemod.nn.base import (
 )
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.tree.split_arrays import explicit_mesh, split_axes
-from pytreemod.typing import AnyArray, class_of
+from pytreemod.typing import class_of
 
 _Rest = ParamSpec("_Rest")
 

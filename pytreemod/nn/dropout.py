@@ -13,11 +13,11 @@ from jaxtyping import Array, Shaped
 from pytreemod.errors import ArgumentError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.base import key_for_call, layer_call
+from pytreemod.nn.base import AnyArray, key_for_call, layer_call
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State
-from pytreemod.typing import AnyArray, untyped_jax
+from pytreemod.typing import untyped_jax
 
 
 class Dropout(Module):
@@ -49,7 +49,7 @@ class Dropout(Module):
 
     Raises:
         ArgumentError: if p is not from 0 to 1.
-        RngError: if training has neither a key, nor a stream and its State.
+        ArgumentError: if training has neither a key, nor a stream and its State.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -12,9 +12,16 @@ from jaxtyping import Array, ArrayLike, Inexact, Integer, Shaped
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.base import Initializer, check_shape, float_dtype, layer_call, title, wide_dtype
+from pytreemod.nn.base import (
+    AnyArray,
+    Initializer,
+    check_shape,
+    float_dtype,
+    layer_call,
+    title,
+    wide_dtype,
+)
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.typing import AnyArray
 
 
 class Embedding(Module):

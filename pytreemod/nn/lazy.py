@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ShapeError, UnfinishedError
+from pytreemod.errors import ShapeError, StateError
 from pytreemod.module.fields import field
 from pytreemod.nn.base import StatefulLayer, call_layer, takes_key
 from pytreemod.state.tokens import tokens_of
@@ -38,7 +38,7 @@ class Lazy(StatefulLayer):
         axis: the axis of the first input whose size is passed.
 
     Raises:
-        UnfinishedError: if it is called before `materialize`.
+        StateError: if it is called before `materialize`.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -68,7 +68,7 @@ class Lazy(StatefulLayer):
         """Note the size of x in `materialize`, and continue as the layer."""
         if self.note is None:
             hint = "model = pm.materialize(model, x)"
-            raise UnfinishedError("a Lazy layer has no arrays before materialize", hint=hint)
+            raise StateError("a Lazy layer has no arrays before materialize", hint=hint)
         if not -x.ndim <= self.axis < x.ndim:
             raise ShapeError("Lazy", f"x with an axis {self.axis}", f"{x.ndim} axes")
         size = x.shape[self.axis]
@@ -121,7 +121,7 @@ def materialize(
         The model with all its layers.
 
     Raises:
-        UnfinishedError: if the call did not reach a layer.
+        StateError: if the call did not reach a layer.
         ShapeError: if a layer is called with inputs of different sizes.
 
     Examples:
@@ -160,7 +160,7 @@ def materialize(
     if missed:
         fact = "materialize: the call did not reach every Lazy layer"
         hint = "pm.materialize(model, x, method=lambda model, x: model.decode(model.encode(x)))"
-        raise UnfinishedError(fact, at=missed, hint=hint)
+        raise StateError(fact, at=missed, hint=hint)
     return jtu.tree_map_with_path(finish, model, is_leaf=_is_lazy)
 
 

@@ -15,6 +15,7 @@ from pytreemod.errors import ArgumentError, ShapeError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.base import (
+    AnyArray,
     Initializer,
     add_shared,
     check_shape,
@@ -25,7 +26,6 @@ from pytreemod.nn.base import (
     title,
 )
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.typing import AnyArray
 
 
 class Linear(Module):

@@ -11,12 +11,12 @@ from jaxtyping import Array, Shaped
 
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.base import Initializer, divide_key, layer_call
+from pytreemod.nn.base import AnyArray, Initializer, divide_key, layer_call
 from pytreemod.nn.linear import Linear
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import AnyArray, jtu
+from pytreemod.typing import jtu
 
 
 def identity(x: Array) -> Array:

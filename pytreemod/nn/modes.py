@@ -42,6 +42,10 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     return _set(with_new_containers(pytree), {"inference": value}, set(), ())
 
 
+# Equinox's older name.
+tree_inference = inference_mode
+
+
 def with_mode(model: Tree, /, **flags: Any) -> Tree:
     """Set fields by name, wherever they occur in a tree of Modules.
 

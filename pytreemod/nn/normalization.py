@@ -18,6 +18,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.base import (
+    AnyArray,
     Initializer,
     add_shared,
     check_shape,
@@ -30,7 +31,6 @@ from pytreemod.nn.base import (
 )
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
-from pytreemod.typing import AnyArray
 
 
 def standardize(x: Array, axes: Sequence[int], eps: float) -> Array:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.base import check_shape, layer_call, title, wide_dtype
+from pytreemod.nn.base import AnyArray, check_shape, layer_call, title, wide_dtype
 from pytreemod.nn.convolution import (
     Amounts,
     Pads,
@@ -28,7 +28,6 @@ from pytreemod.nn.convolution import (
     per_axis,
 )
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.typing import AnyArray
 
 
 class Pool(Module):

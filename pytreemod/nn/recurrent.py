@@ -15,8 +15,9 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 from pytreemod.errors import ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.module.resolving import resolve
+from pytreemod.module.ties import resolve
 from pytreemod.nn.base import (
+    AnyArray,
     Initializer,
     add_shared,
     check_shape,
@@ -32,9 +33,9 @@ from pytreemod.nn.base import (
 )
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.transform.scans import filter_scan
-from pytreemod.tree.differences import varying_axes
+from pytreemod.tree.comparison import varying_axes
 from pytreemod.tree.predicates import is_array, is_inexact_array
-from pytreemod.typing import AnyArray, jtu, untyped_jax
+from pytreemod.typing import jtu, untyped_jax
 
 # ---- cells
 

@@ -13,9 +13,8 @@ from jaxtyping import Array, Float, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.base import check_shape, layer_call, title
+from pytreemod.nn.base import AnyArray, check_shape, layer_call, title
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.typing import AnyArray
 
 Scaling: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
 """How to make angles smaller, as in the `config.json` of a model; or the items of that mapping."""

@@ -13,13 +13,13 @@ from jaxtyping import Array, Float
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.fields import field
 from pytreemod.module.ties import untie
-from pytreemod.nn.base import StatefulLayer, call_layer, layer_call, title, wide_dtype
+from pytreemod.nn.base import AnyArray, StatefulLayer, call_layer, layer_call, title, wide_dtype
 from pytreemod.nn.meshes import call_on_mesh
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 from pytreemod.tree.surgery import tree_at
-from pytreemod.typing import AnyArray, Tracer
+from pytreemod.typing import Tracer
 
 _L = TypeVar("_L")
 

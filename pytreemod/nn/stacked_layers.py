@@ -24,7 +24,7 @@ from pytreemod.state import streams
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.making import delete_init_state
 from pytreemod.state.streams import Stream
-from pytreemod.state.tokens import RngStream, Unnamed, map_tokens, tokens_of, with_fields
+from pytreemod.state.tokens import RngStream, Unnamed, map_tokens, tokens_of
 from pytreemod.state.values import State
 from pytreemod.transform.axes import ON_AXIS_0
 from pytreemod.transform.checkpoints import filter_checkpoint
@@ -513,7 +513,7 @@ def _renewed(member: Any) -> Any:
 
 
 def _marked(member: Any, markers: Iterator[Any]) -> Any:
-    return map_tokens(lambda token: with_fields(token, {"marker": next(markers)}), member)
+    return map_tokens(lambda token: token.replace(marker=next(markers)), member)
 
 
 def _with_split_streams(member: Any, n: int) -> Any:
@@ -533,7 +533,7 @@ def _on_streams(member: Any, change: Callable[[Stream], Stream]) -> Any:
     def visit(token: Any) -> Any:
         if not isinstance(token, RngStream) or token.init is None:
             return token
-        return with_fields(token, {"init": change(token.init)})
+        return token.replace(init=change(token.init))
 
     return map_tokens(visit, member)
 

@@ -162,7 +162,7 @@ def stateful(model: _M, state: State | None = None, /) -> Stateful[_M]:
     Raises:
         ArgumentError: if `model` is no Module or container.
         StateError: if `state` was used, or is missing although the model was made with one.
-        TokenError: if `state` belongs to another model.
+        StateError: if `state` belongs to another model.
 
     Examples:
         >>> import jax, jax.numpy as jnp

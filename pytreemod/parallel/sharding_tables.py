@@ -25,7 +25,6 @@ class ShardingRow(NamedTuple):
         names: the names of its axes; None for an axis without one.
         spec: how it is split.
         bytes: its bytes on each device.
-        reason: why its axes have no names, if none has.
     """
 
     path: str
@@ -33,7 +32,6 @@ class ShardingRow(NamedTuple):
     names: AxisNames
     spec: PartitionSpec
     bytes: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -62,12 +60,11 @@ class ShardingTable:
     def __str__(self) -> str:
         lines = [["path", "shape", "names", "spec", "bytes/device"]]
         for row in self.rows:
-            named = " ".join(name or "_" for name in row.names)
-            shown = named if any(row.names) or not row.reason else f"({row.reason})"
+            shown = " ".join(name or "_" for name in row.names)
             shape = ",".join(map(str, row.shape))
             lines.append([row.path, f"[{shape}]", shown, _spec_text(row.spec), f"{row.bytes:,}"])
         end = f"{self.bytes:,} bytes on each device, of {self.bytes_whole:,}"
-        return "\n".join([*aligned(lines, [False] * 4 + [True]), end])
+        return "\n".join([*aligned(lines, "<<<<>"), end])
 
     __repr__ = __str__
 
@@ -111,8 +108,8 @@ def sharding_table(tree: PyTree, mesh: Mesh | AbstractMesh, rules: Any) -> Shard
             continue
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
         parts = math.prod(sizes[axis] for entry in spec for axis in mesh_axes(entry))
-        own = path_text(loc.path), tuple(leaf.shape), names.names, spec, size // parts
-        rows.append(ShardingRow(*own, names.reason))
+        own = path_text(loc.path), tuple(leaf.shape), names, spec, size // parts
+        rows.append(ShardingRow(*own))
         whole += size
     return ShardingTable(tuple(rows), sum(row.bytes for row in rows), whole)
 

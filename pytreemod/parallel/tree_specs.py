@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, nearest
-from pytreemod.module.naming_axes import LeafNames, fitting_names
+from pytreemod.module.naming_axes import AxisNames, names_of
 from pytreemod.transform.axis_rules import AxisRules, check_is_mesh, mesh_axes
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text
@@ -41,7 +41,6 @@ def partition_specs(tree: PyTree, rules: Any) -> PyTree:
 
     Raises:
         ArgumentError: if `rules` is neither.
-        ShapeError: if an annotation does not fit its leaf.
         SpecError: if two axes of one leaf are split over one axis of the mesh, or no axis has the
             name in a rule that splits.
 
@@ -96,7 +95,7 @@ class SplitLeaf(NamedTuple):
     """A leaf with the names of its axes, and its spec."""
 
     loc: Location
-    names: LeafNames
+    names: AxisNames
     spec: PartitionSpec
 
 
@@ -112,7 +111,7 @@ def rows_of(tree: PyTree, rules: Any, sizes: Mapping[Any, int] | None = None) ->
         ArgumentError, ShapeError, SpecError: as `shardings`.
     """
     locs = [*locations(tree)]
-    names = fitting_names("rules", locs)
+    names = list(map(names_of, locs))
     each = rules.values(tree) if isinstance(rules, By) else [rules] * len(locs)
     _refuse_unused(names, each)
     pairs = zip(names, each, strict=True)
@@ -126,12 +125,12 @@ def rows_of(tree: PyTree, rules: Any, sizes: Mapping[Any, int] | None = None) ->
     return rows
 
 
-def _spec(names: LeafNames, rule: Any) -> PartitionSpec:
+def _spec(names: AxisNames, rule: Any) -> PartitionSpec:
     if isinstance(rule, PartitionSpec):
         return rule
     if not isinstance(rule, AxisRules):
         raise ArgumentError(f"rules: {describe(rule)} is neither AxisRules nor a PartitionSpec")
-    return PartitionSpec(*(rule[name] for name in names.names))
+    return PartitionSpec(*(rule[name] for name in names))
 
 
 _FACTS: dict[Any, str] = {
@@ -143,7 +142,7 @@ _FACTS: dict[Any, str] = {
 def _misfits(row: SplitLeaf, sizes: Mapping[Any, int] | None) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a leaf: the fact, and a line with its path."""
     axes = [axis for entry in row.spec for axis in mesh_axes(entry)]
-    own = " ".join(name or "_" for name in row.names.names)
+    own = " ".join(name or "_" for name in row.names)
     spec = f"P({', '.join(map(repr, row.spec))})"
     at = f"{path_text(row.loc.path)}: {describe(row.loc.leaf)} ({own}) as {spec}"
     if len({*axes}) < len(axes) or (sizes is not None and not {*axes} <= sizes.keys()):
@@ -154,10 +153,10 @@ def _misfits(row: SplitLeaf, sizes: Mapping[Any, int] | None) -> Iterator[tuple[
             yield _FACTS[ShapeError], f"{at} on a mesh of {dict(sizes)}"
 
 
-def _refuse_unused(names: Sequence[LeafNames], rules: Sequence[Any]) -> None:
+def _refuse_unused(names: Sequence[AxisNames], rules: Sequence[Any]) -> None:
     """Refuse a name that has an axis of the mesh, if no leaf has this name: it would do nothing."""
     tables = {id(rule): rule for rule in rules if isinstance(rule, AxisRules)}
-    known = {name for own in names for name in own.names if name is not None}
+    known = {name for own in names for name in own if name is not None}
     used = {name for table in tables.values() for name, axes in table.rules if axes is not None}
     for name in sorted(used - known):
         fact = f"rules: no axis of the tree has the name {name!r}{nearest(name, known)}"

@@ -5,7 +5,7 @@ model, the arithmetic of random streams, and the keys that a model is built with
 
 May import `module` and anything that `module` may import; a peer of `transform`.
 
-Promises: a State that was replaced refuses to be used again, so no update is lost silently. (A
-    State
-that is dropped inside a transform raises a warning there: see `transform.boundary.lost_updates`.)
+Promises: a State that was replaced refuses to be used again, and so does a substate whose State has
+other values by then: no update is lost silently. (If a State is dropped inside a transform, that
+warns: see `transform.lost_updates`.)
 """

@@ -6,11 +6,10 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from pytreemod.errors import ArgumentError, describe, explain, with_article
-from pytreemod.module.classes import Module
-from pytreemod.state.tokens import map_tokens, tokens_of, with_fields
-from pytreemod.state.values import State, named_by_path
-from pytreemod.tree.predicates import is_array
+from pytreemod.errors import ArgumentError, StateError
+from pytreemod.state.tokens import map_tokens, tokens_of
+from pytreemod.state.values import State, named_state
+from pytreemod.tree.paths import path_text
 from pytreemod.typing import PyTree
 
 _P = ParamSpec("_P")
@@ -32,7 +31,7 @@ def delete_init_state(model: PyTree) -> PyTree:
         >>> pm.nn.delete_init_state(pm.StateIndex(jnp.zeros(3))).init is None
         True
     """
-    return map_tokens(lambda token: with_fields(token, {"init": None}), model)
+    return map_tokens(lambda token: token.replace(init=None), model)
 
 
 def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, State]]:
@@ -50,7 +49,7 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         A function of the same arguments that returns `(model, state)`.
 
     Raises:
-        ArgumentError: if `make_model` is a model, or cannot be called.
+        ArgumentError: if `make_model` is a model.
         StateError: if a token's initial value is already in another State; or two tokens have the
             same path.
 
@@ -59,38 +58,23 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         >>> import pytreemod as pm
         >>> norm, state = pm.make_with_state(pm.nn.BatchNorm)(3, "batch")
     """
-    _check_maker(make_model)
+    given: Any = make_model
+    if not isinstance(given, type) and tokens_of(given):
+        hint = "model, state = pm.make_with_state(Model)(...)"
+        fact = "make_with_state takes a function that returns a model, not a model"
+        raise ArgumentError(fact, hint=hint)
 
     @ft.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_M, State]:
         model = make_model(*args, **kwargs)
-        if isinstance(make_model, Module) and is_array(model):
-            raise ArgumentError(_no_maker(make_model))
-        # First: it refuses equal names before any token gets one.
-        state, names = named_by_path(model)
+        names = [path_text(path) for path, _ in tokens_of(model)]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise StateError("make_with_state: the paths of two tokens read the same", at=twice)
+        state = named_state(model, names)
         # In order, and not by marker: a token at two paths becomes two.
         rest = iter(names)
-
-        def name(token: Any) -> Any:
-            return with_fields(token, {"marker": next(rest), "init": None})
-
-        return map_tokens(name, model), state
+        named = map_tokens(lambda token: token.replace(marker=next(rest), init=None), model)
+        return named, state
 
     return make
-
-
-def _check_maker(make_model: Any) -> None:
-    """Refuse a model instead of a function that makes one; a Module may be such a function."""
-    is_model = not isinstance(make_model, type) and bool(tokens_of(make_model))
-    if callable(make_model) and not is_model:
-        return
-    raise ArgumentError(_no_maker(make_model))
-
-
-def _no_maker(make_model: Any) -> str:
-    is_module = isinstance(make_model, Module)
-    got = with_article(type(make_model).__qualname__) if is_module else describe(make_model)
-    return explain(
-        f"make_with_state takes a class or a function that returns a model, not {got}",
-        hint="model, state = pm.make_with_state(Model)(...)",
-    )

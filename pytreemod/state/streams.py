@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pytreemod.errors import RngError, describe
 from pytreemod.tree.split_arrays import split_axes
 from pytreemod.typing import PyTree, Tracer, untyped_jax
 
@@ -26,21 +25,6 @@ class Stream(NamedTuple):
     outer: tuple[Any, ...] = ()
 
 
-def check_seed(where: str, key: Any) -> None:
-    """Refuse anything but a single random key.
-
-    Raises:
-        RngError: if `key` is something else.
-    """
-    dtype = getattr(key, "dtype", None)
-    typed = dtype is not None and _is_typed(key)
-    shape = getattr(key, "shape", None)
-    old = dtype == jnp.uint32 and shape is not None and len(shape) == 1
-    if (typed and shape == ()) or old:
-        return
-    raise RngError(where, "one random key", describe(key), hint=["make one:", "jax.random.key(0)"])
-
-
 def fold_each(key: Any, numbers: Any) -> Any:
     """Return an array of keys: `key` folded with each number, independently of the others.
 
@@ -50,18 +34,14 @@ def fold_each(key: Any, numbers: Any) -> Any:
     """
     if str(jax.random.key_impl(key)) in EXACT_UNDER_VMAP:
         return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-    keys = [jax.random.fold_in(key, number) for number in numbers]
-    return jnp.stack(keys) if keys else jax.random.split(key, 0)
+    return jnp.stack([jax.random.fold_in(key, number) for number in numbers])
 
 
 def seeded(key: Any, names: Sequence[str]) -> list[Stream]:
     """The first values of streams: the seed, folded with a stable hash of each stream's path."""
-    if not names:
-        return []
+    keys = fold_each(key, hashes_of(names)) if names else ()
     # Each has its own count: one array at two paths could not be donated.
-    return [
-        Stream(folded, jnp.zeros((), jnp.uint32)) for folded in fold_each(key, hashes_of(names))
-    ]
+    return [Stream(folded, jnp.zeros((), jnp.uint32)) for folded in keys]
 
 
 def hashes_of(names: Sequence[str]) -> Any:

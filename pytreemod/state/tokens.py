@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
-from pytreemod.tree.nodes import found_in, record_of
+from pytreemod.tree.nodes import found_in
 from pytreemod.typing import PyTree, jtu
 
 _V = TypeVar("_V")
@@ -57,23 +55,16 @@ def map_tokens(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
     return jtu.tree_map(visit, tree, is_leaf=is_token)
 
 
-def with_fields(token: Any, changes: dict[str, Any]) -> Any:
-    """Return a copy of a token with some other fields."""
-    record = record_of(token)
-    # Without `__init__` and checks, which would make a new token with another marker.
-    return token if record is None else record.rebuild(token, changes)
-
-
 def holding(token: Any, value: Any) -> Any:
     """Return a token like this with an initial value, and in no State."""
-    return with_fields(token, {"init": Nothing() if value is None else value, "marker": Unnamed()})
+    return token.replace(init=Nothing() if value is None else value, marker=Unnamed())
 
 
 def is_moved(token: Any) -> bool:
     """Whether the initial value of a token has moved into a State."""
-    # A stream starts without one: its key is set when the State is seeded.
-    is_new_stream = isinstance(token, RngStream) and isinstance(token.marker, Unnamed)
-    return token.init is None and not is_new_stream
+    # A new stream has none either: its key is set when the State is seeded.
+    is_new = isinstance(token, RngStream) and isinstance(token.marker, Unnamed)
+    return token.init is None and not is_new
 
 
 class StateIndex(AbstractToken, Generic[_V]):
@@ -99,9 +90,6 @@ class StateIndex(AbstractToken, Generic[_V]):
     Args:
         init: the initial value, any tree of arrays.
 
-    Raises:
-        ArgumentError: if `init` is a function.
-
     Examples:
         >>> import jax.numpy as jnp
         >>> import pytreemod as pm
@@ -122,10 +110,6 @@ class StateIndex(AbstractToken, Generic[_V]):
     init: _V | None
 
     def __init__(self, init: _V):
-        if isinstance(init, FunctionType):
-            hint = ("call it:", "StateIndex(init())")
-            expected, got = "the initial value itself", describe(init)
-            raise ArgumentError("StateIndex(init)", expected, got, hint=hint)
         self.init = cast("Any", Nothing()) if init is None else init
         self.marker = Unnamed()
 

@@ -1,30 +1,26 @@
 """`State`: the values of a model's tokens.
 
 A State is a dict from each token's marker to its value, and rows with the tokens' names and
-classes. Every change makes another State with the same rows, and uses this one up: it
-refuses from then on, so that no update is lost silently.
+classes. Every change makes another State with the same rows, and uses this one up: it refuses from
+then on, so that no update is lost silently. A substate remembers the values that it took, and
+`update` refuses it if the State has others by then.
 
-In order, the file has the methods for users, the checks of tokens and values, the interface to the
-library, and the registration with JAX. A State caches its own snapshot (see `tree.snapshots`). The
-initial values are in `initial_values`, the arithmetic of keys in `streams`, the relation of States
-and substates in `history`, and the errors in `refusals`.
+In order, the file has the methods for users, the checks of tokens and values, what transforms ask
+of a State (see `tree.snapshots`), printing, and the registration with JAX.
 """
 
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable, Mapping, Set
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 
-from pytreemod.errors import ArgumentError, describe
-from pytreemod.state import refusals, streams
-from pytreemod.state.forms import as_array, check_form, check_made_ranks, is_strong
-from pytreemod.state.history import History, start_lock
-from pytreemod.state.initial_values import first_values, paths_by_marker
+from pytreemod.errors import ArgumentError, StateError, describe
+from pytreemod.state import streams
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.state.rows import Rows
+from pytreemod.state.rows import Rows, check_ranks, fitting, initial_values, refuse_doubled
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import (
     AbstractToken,
@@ -36,17 +32,27 @@ from pytreemod.state.tokens import (
     tokens_of,
 )
 from pytreemod.tree.comparison import are_equal
-from pytreemod.tree.nodes import locations
-from pytreemod.tree.paths import path_text
-from pytreemod.tree.printing import tree_pformat
+from pytreemod.tree.paths import some_of
+from pytreemod.tree.printing import rich_rows, rich_text, tree_pformat
 from pytreemod.tree.renewing import EDITABLE
-from pytreemod.tree.rich_printing import rich_rows, rich_text
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractState, Snapshot, Structure, last_use, take_snapshot
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, is_instance, jtu
 
 _M = TypeVar("_M")
 _V = TypeVar("_V")
+
+_FILL = "filled = state.fill(model)  # before a layer is copied"
+
+
+class _Origin(NamedTuple):
+    """Where a substate is from."""
+
+    taken: dict[Any, Any]
+    """The values that it took."""
+
+    lent: tuple[set[Any], ...]
+    """The sets of replaced values of the State that it was taken from, and of the outermost."""
 
 
 class State(AbstractState):
@@ -89,29 +95,32 @@ class State(AbstractState):
     __slots__ = (
         "__cached_snapshot__",
         "__weakref__",
-        "_fresh",
-        "_history",
+        "_lent",
+        "_origin",
         "_rows",
         "_used",
         "_values",
     )
 
     _values: dict[Any, Any]
-    _history: History | None
     _rows: Rows
     __cached_snapshot__: Snapshot | None
-    # Deleted by the call that uses it up, which only one thread can do.
-    _fresh: bool
-    _used: tuple[str, Any] | None
+    # The method that has replaced it.
+    _used: str | None
+    # The values that its substates have replaced.
+    _lent: set[Any]
+    _origin: _Origin | None
 
     def __init__(self, model: PyTree):
         found = tokens_of(model)
-        self._values, self._rows = first_values(model, found, [token.marker for _, token in found])
-        self._used, self.__cached_snapshot__, self._history = None, None, None
-        self._fresh = True
-        for locs in paths_by_marker(found).values():
-            if len(locs) > 1:
-                raise refusals.doubled(locs)
+        refuse_doubled("State(model)", found, "model, state = pm.make_with_state(lambda: model)()")
+        self._begin(*initial_values(model, found, [token.marker for _, token in found]))
+
+    def _begin(
+        self, values: Any, rows: Rows, origin: _Origin | None = None, used: str | None = None
+    ) -> None:
+        self._values, self._rows, self._origin, self._used = values, rows, origin, used
+        self._lent, self.__cached_snapshot__ = set(), None
 
     def get(self, item: StateIndex[_V]) -> _V:
         """Return the value of a token.
@@ -125,7 +134,7 @@ class State(AbstractState):
 
         Raises:
             StateError: if the State was used up.
-            TokenError: if it has no such token.
+            StateError: if it has no such token.
             ArgumentError: if `item` is not a token.
 
         Examples:
@@ -135,14 +144,12 @@ class State(AbstractState):
             >>> float(pm.State(index).get(index))
             1.0
         """
-        # Checked here, too, to save a call: this is the most frequent method.
-        if self._used:
-            self._check("get", item)
-        value: Any = self._values[self._marker(item, "get", StateIndex)]
-        # Nearly all values are single arrays, or tuples of them, which are immutable.
-        if not isinstance(value, jax.Array):
-            return _apart(value)
-        return value  # pyright: ignore[reportReturnType]  (_V is Array, then)
+        self._check("get")
+        value: Any = self._values[self._marker("get", item, StateIndex)]
+        if is_instance(value, jax.Array):
+            return value
+        leaves, treedef = jtu.tree_flatten(value)
+        return treedef.unflatten(leaves)
 
     def set(self, item: StateIndex[_V], value: _V) -> State:
         """Return a State with another value for a token; this one is used up.
@@ -158,7 +165,7 @@ class State(AbstractState):
             StateError: if the State was used up, or the value does not fit. Or the present value
                 has more axes than it was made with, because of a map: it can only be set inside the
                 map.
-            TokenError: if it has no such token.
+            StateError: if it has no such token.
             ArgumentError: if `item` is not a token.
 
         Examples:
@@ -168,12 +175,13 @@ class State(AbstractState):
             >>> state = pm.State(index)
             >>> state = state.set(index, jnp.asarray(2.0))
         """
-        self._check("set", item)
-        marker = self._marker(item, "set", StateIndex)
+        self._check("set")
+        marker = self._marker("set", item, StateIndex)
         row, old = self._rows[marker], self._values[marker]
-        check_made_ranks(f"State.set({row.name})", row.name, row.ranks, old)
-        values = {**self._values, marker: self._fitting(marker, value, "set")}
-        return self._succeed(values, "set", marker)
+        by = f"set({row.name})"
+        check_ranks(f"State.{by}", row, old)
+        new = fitting(f"State.{by}", row, old, value)
+        return self._successor({**self._values, marker: new}, by)
 
     def substate(self, pytree: PyTree) -> State:
         """Return the part of this State for the tokens in a tree, such as one layer.
@@ -186,7 +194,7 @@ class State(AbstractState):
 
         Raises:
             StateError: if the State was used up, or a token is at two paths of the tree.
-            TokenError: if it lacks one of the tokens.
+            StateError: if it lacks one of the tokens.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -200,19 +208,17 @@ class State(AbstractState):
         """
         self._check("substate")
         found = tokens_of(pytree)
-        wanted = {self._marker(token, "substate") for _, token in found}
-        if len(wanted) < len(found):
-            refusals.check_single("substate", paths_by_marker(found), self._rows)
-        rows = self._rows.only(wanted)
-        values = {row.marker: self._values[row.marker] for row in rows}
-        return _make(values, rows, self._own_history().branch(values))
+        refuse_doubled("State.substate", found, _FILL)
+        wanted = {self._marker("substate", token, AbstractToken) for _, token in found}
+        rows = Rows({marker: row for marker, row in self._rows.items() if marker in wanted})
+        values = {marker: self._values[marker] for marker in rows}
+        outermost = self._origin.lent[-1:] if self._origin else ()
+        return _make(values, rows, _Origin(values, (self._lent, *outermost)))
 
     def update(self, substate: State) -> State:
         """Return a State with the values of a substate instead of this one's.
 
-        Values that the substate has not changed are taken from this State, so that an update in
-        either of the two is preserved. A substate that a transform returns is another State of
-        unknown origin: all of its values are taken.
+        A substate that a transform returns is a State of unknown origin, which always fits.
 
         Args:
             substate: a State with some of this one's tokens.
@@ -221,10 +227,9 @@ class State(AbstractState):
             The new State; both others are used up.
 
         Raises:
-            StateError: if one of the States was used up; or a value does not fit, or was changed in
-                both since the substate was taken. Or this State has changed, and the substate has
-                not.
-            TokenError: if `substate` has a token that this one lacks.
+            StateError: if one of the States was used up; or a value does not fit; or this State has
+                another value than when the substate was taken, which would be lost.
+            StateError: if `substate` has a token that this one lacks.
             ArgumentError: if `substate` is not a State.
 
         Examples:
@@ -232,7 +237,7 @@ class State(AbstractState):
             >>> import pytreemod as pm
             >>> a, b = pm.StateIndex(jnp.asarray(1.0)), pm.StateIndex(jnp.asarray(2.0))
             >>> state = pm.State((a, b))
-            >>> part = state.substate((a, b)).set(a, jnp.asarray(3.0))
+            >>> part = state.substate(a).set(a, jnp.asarray(3.0))
             >>> state = state.set(b, jnp.asarray(4.0)).update(part)
             >>> float(state.get(a)), float(state.get(b))
             (3.0, 4.0)
@@ -241,37 +246,20 @@ class State(AbstractState):
         if not isinstance(substate, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise ArgumentError("State.update(substate)", "a State", describe(substate))
         substate._check("update")
-        for row in substate._rows:
-            if row.marker not in self._values:
-                raise refusals.foreign("update", row.name, self._rows)
-        changed = self._changed_in(substate)
-        fitting = {m: self._fitting(m, substate._values[m], "update") for m in changed}
+        self._refuse_foreign("update", substate._rows)
+        taken = substate._origin.taken if substate._origin else {}
+        newer = [self._rows[m].name for m, old in taken.items() if self._values[m] is not old]
+        if newer:
+            fact = "State.update: this State has other values than those that the substate took"
+            raise StateError(fact, at=newer, hint="part = state.substate(layer)  # once more")
+        values = dict(self._values)
+        for marker, value in substate._values.items():
+            if value is not values[marker]:
+                row = self._rows[marker]
+                values[marker] = fitting(f"State.update({row.name})", row, values[marker], value)
         # Not earlier: an update that is refused leaves both usable.
-        substate._claim("update")
-        if self._history is not None:
-            self._history.lent -= substate._values.keys()
-        return self._succeed({**self._values, **fitting}, "update")
-
-    def _own_history(self) -> History:
-        # Created on first use: most States have no substates.
-        if self._history is None:
-            with start_lock:
-                self._history = self._history or History()
-        return self._history
-
-    def _changed_in(self, substate: State) -> list[Any]:
-        """Return the markers of the values in a substate that are to replace this one's."""
-        mine, others = self._values, substate._values
-        taken = None if self._history is None else self._history.taken_by(substate._history)
-        if taken is None:
-            return [marker for marker, value in others.items() if value is not mine[marker]]
-        changed = [marker for marker, value in others.items() if value is not taken[marker]]
-        moved = [marker for marker, value in taken.items() if value is not mine[marker]]
-        lost = [marker for marker in moved if marker in changed] if changed else moved
-        if lost:
-            refuse = refusals.changed_in_both if changed else refusals.changed_in_whole
-            raise refuse(self._rows[marker].name for marker in lost)
-        return changed
+        substate._use_up("update")
+        return self._successor(values, "update")
 
     def restored(self) -> State:
         """Return a State with the values of this one, even if this one was used up.
@@ -295,8 +283,7 @@ class State(AbstractState):
             ...     state = state.restored()
             >>> x, state = norm(jnp.ones((4, 3)), state)
         """
-        # With the same history: substates of the old one can be put back into it.
-        return _make(self._values, self._rows, self._history)
+        return _make(self._values, self._rows, self._origin)
 
     def seed(self, key: KeyLike, select: Any = None) -> State:
         """Give every random stream its own key; this State is used up.
@@ -313,7 +300,7 @@ class State(AbstractState):
             The new State.
 
         Raises:
-            RngError: if `key` is not a random key, or `select` picks no stream.
+            StateError: if `select` picks no stream.
             SpecError: if `select` names something that is not in the State.
             StateError: if the State was used up.
 
@@ -324,18 +311,15 @@ class State(AbstractState):
             >>> state = pm.State(stream).seed(jax.random.key(0))
         """
         self._check("seed")
-        if not isinstance(key, InitKeys):
-            streams.check_seed("State.seed(key)", key)
-        chosen = self._rows.of_kind(RngStream)
+        chosen = self._streams()
         if select is not None:
-            picked = self._chosen(select)
-            chosen = [marker for marker in chosen if marker in picked]
+            chosen = [marker for marker in self._chosen(select) if marker in chosen]
             if not chosen:
-                raise refusals.nothing_to_seed(select)
+                raise StateError(f"State.seed: {select!r} picks no random stream")
         # After all checks: an error must not use up a key.
         key = next(key) if isinstance(key, InitKeys) else key
         seeded = streams.seeded(key, [self._rows[marker].name for marker in chosen])
-        return self._succeed({**self._values, **dict(zip(chosen, seeded, strict=True))}, "seed")
+        return self._successor({**self._values, **dict(zip(chosen, seeded, strict=True))}, "seed")
 
     def next_key(self, stream: RngStream) -> tuple[Any, State]:
         """Return a new key of a random stream; this State is used up.
@@ -347,10 +331,9 @@ class State(AbstractState):
             The key, and the new State.
 
         Raises:
-            RngError: if the streams were not seeded, or this one was split and must be used under a
-                map.
-            StateError: if the State was used up.
-            TokenError: if it has no such token.
+            StateError: if the State was used up, its streams were not seeded, or this one was split
+                and must be used under a map.
+            StateError: if it has no such token.
 
         Examples:
             >>> import jax
@@ -359,10 +342,11 @@ class State(AbstractState):
             >>> state = pm.State(stream).seed(jax.random.key(0))
             >>> key, state = state.next_key(stream)
         """
-        self._check("next_key", stream)
-        marker = self._marker(stream, "next_key", RngStream)
-        key, value = streams.use(self._single(marker, "next_key"))
-        return key, self._succeed({**self._values, marker: value}, "next_key", marker)
+        self._check("next_key")
+        marker = self._marker("next_key", stream, RngStream)
+        by = f"next_key({self._rows[marker].name})"
+        key, value = streams.use(self._single(marker, by))
+        return key, self._successor({**self._values, marker: value}, by)
 
     def split(self, n: int, select: Any = None) -> State:
         """Return a State for `n` members: chosen values get a leading axis; this one is used up.
@@ -372,7 +356,7 @@ class State(AbstractState):
         of the map, those can be read, but not set.
 
         Args:
-            n: how many members, at least one.
+            n: how many members.
             select: a selector over this State, such as a path, `pm.RngStream` or
                 `pm.StateIndex`; all random streams by default.
 
@@ -380,8 +364,7 @@ class State(AbstractState):
             The new State.
 
         Raises:
-            ArgumentError: if `n` is not such a count.
-            RngError: if a chosen stream was not seeded, or is already split.
+            StateError: if a chosen stream was not seeded, or is already split.
             SpecError: if `select` names something that is not in the State.
             StateError: if the State was used up.
 
@@ -398,16 +381,14 @@ class State(AbstractState):
             >>> state = state.join()
         """
         self._check("split")
-        if type(n) is not int or n < 1:
-            raise ArgumentError("State.split(n)", "a count of 1 or more", describe(n))
-        chosen = self._rows.of_kind(RngStream) if select is None else self._chosen(select)
         values = dict(self._values)
-        for marker in chosen:
+        for marker in self._streams() if select is None else self._chosen(select):
             if issubclass(self._rows[marker].kind, RngStream):
-                values[marker] = streams.split(self._single(marker, "split"), n)
+                by = f"split({self._rows[marker].name})"
+                values[marker] = streams.split(self._single(marker, by), n)
             else:
                 values[marker] = streams.repeated(values[marker], n)
-        return self._succeed(values, "split")
+        return self._successor(values, "split")
 
     def join(self) -> State:
         """Undo `split` for the random streams: each is one again, advanced past its members.
@@ -419,15 +400,12 @@ class State(AbstractState):
             The new State; this one is used up.
 
         Raises:
-            StateError: if the State was used up, or no stream in it was split.
+            StateError: if the State was used up.
         """
         self._check("join")
-        every = self._rows.of_kind(RngStream)
-        split = [marker for marker in every if self._values[marker].outer != ()]
-        if not split:
-            raise refusals.nothing_to_join()
-        joined = {m: streams.join(self._values[m]) for m in split}
-        return self._succeed({**self._values, **joined}, "join")
+        split = [marker for marker in self._streams() if self._values[marker].outer]
+        joined = {marker: streams.join(self._values[marker]) for marker in split}
+        return self._successor({**self._values, **joined}, "join")
 
     def fill(self, model: _M) -> _M:
         """Give a model its values back, as the initial values of its tokens; the State is used up.
@@ -456,7 +434,7 @@ class State(AbstractState):
             A copy of the model.
 
         Raises:
-            TokenError: if a token of the model has its value in another State.
+            StateError: if a token of the model has its value in another State.
             StateError: if two tokens of the model have one name, because a layer is at two paths,
                 or because they are from two models; or the State was used up.
 
@@ -471,87 +449,82 @@ class State(AbstractState):
             State(['a']=f32[], ['b']=f32[])
         """
         self._check("fill")
-        locs = paths_by_marker(tokens_of(model))
-        mine = {marker: found for marker, found in locs.items() if marker in self._rows}
-        for marker, found in locs.items():
-            if marker not in mine and not isinstance(marker, Unnamed):
-                raise refusals.foreign("fill", marker, self._rows, found)
-        refusals.check_single("fill", mine, self._rows)
+        found = tokens_of(model)
+        # A new layer may be at several paths: it has tokens without names.
+        known = [pair for pair in found if pair[1].marker in self._rows]
+        refuse_doubled("State.fill", known, _FILL)
+        markers = [token.marker for _, token in found]
+        self._refuse_foreign("fill", (m for m in markers if not isinstance(m, Unnamed)))
 
         def restore(token: Any) -> Any:
-            known = token.marker in self._rows
-            return holding(token, self._values[token.marker]) if known else token
+            values = self._values
+            return holding(token, values[token.marker]) if token.marker in values else token
 
         filled = map_tokens(restore, model)
-        self._claim("fill")
+        self._use_up("fill")
         return filled
+
+    def _streams(self) -> list[Any]:
+        return [marker for marker, row in self._rows.items() if issubclass(row.kind, RngStream)]
 
     def _chosen(self, select: Any) -> list[Any]:
         # Streams without a key have no leaf to pick, so they get one.
         values = {
-            marker: Stream(_UNSEEDED) if isinstance(value, Stream) and value.key is None else value
+            marker: Stream(0) if isinstance(value, Stream) and value.key is None else value
             for marker, value in self._values.items()
         }
         probe = _make(values, self._rows)
-        picked = as_selector(select).mask(probe)
-        names = {s.path[0].key for s, hit in zip(locations(probe), picked, strict=True) if hit}
-        return [row.marker for row in self._rows if row.name in names]
+        picked = jtu.tree_structure(probe).unflatten(as_selector(select).mask(probe))
+        return [marker for marker, marks in picked._values.items() if any(jtu.tree_leaves(marks))]
 
     def _single(self, marker: Any, by: str) -> Stream:
         """Return the value of a stream that is seeded and not split."""
         value: Stream = self._values[marker]
         if value.key is None:
-            raise refusals.unseeded(by, self._rows[marker].name)
+            hint = "state = state.seed(jax.random.key(0))"
+            raise StateError(f"State.{by}: the stream was not seeded", hint=hint)
         # A device's shard of a split stream is a single stream that still has an axis.
         if value.count.ndim and value.count.size != 1:
-            name = self._rows[marker].name
-            raise refusals.split_stream(name, value.count.shape[0], by)
+            fact = f"State.{by}: the stream is split and can only be used under a map"
+            raise StateError(fact, hint="in_axes=pm.by({pm.RngStream: 0, ...: None})")
         return value
 
-    def _succeed(self, values: dict[Any, Any], by: str, marker: Any = None) -> State:
-        self._claim(by, marker)
-        if self._history is not None:
-            self._history.note_used(self._values)
-            self._history.lent = set()
-        return _make(values, self._rows, self._history)
+    def _successor(self, values: dict[Any, Any], by: str) -> State:
+        self._use_up(by)
+        for lent in self._origin.lent if self._origin else ():
+            lent.update(self._values)
+        return _make(values, self._rows, self._origin)
 
-    def _claim(self, by: str, marker: Any = None) -> None:
-        """Use this State up, which only one thread can do, and only once."""
-        try:
-            # Atomic in Python, unlike a check followed by a store.
-            del self._fresh
-        except AttributeError:
-            raise refusals.used_up(by, self._user(), []) from None
-        self._used = by, marker
+    def _use_up(self, by: str) -> None:
+        # Once more: another thread may have used it up since the call has begun.
+        self._check(by)
+        self._used = by
         last_use.mark = object()
 
-    def _check(self, by: str, item: Any = None) -> None:
+    def _check(self, by: str) -> None:
         if self._used:
-            marker = getattr(item, "marker", None)
-            names = [row.name for row in self._rows if row.marker == marker]
-            raise refusals.used_up(by, self._user(), names)
+            # In Equinox's words, by which people know it.
+            raise StateError(
+                f"State.{by}: attempted to use old state, which {self._used} has replaced",
+                hint="state = state.restored()  # if the new State is lost, or not wanted",
+            )
 
-    def _user(self) -> str:
-        by, marker = self._used or ("another thread", None)
-        return by if marker is None else f"{by}({self._rows[marker].name})"
-
-    def _marker(self, item: Any, by: str, kind: type = AbstractToken) -> Any:
+    def _marker(self, by: str, item: Any, kind: type) -> Any:
         if not isinstance(item, kind):
-            raise refusals.no_token(by, item, kind)
-        if item.marker not in self._values:
-            raise refusals.foreign(by, item.marker, self._rows)
-        return item.marker
+            raise ArgumentError(f"State.{by}(token)", f"a token ({kind.__name__})", describe(item))
+        marker: Any = item.marker
+        self._refuse_foreign(by, [marker])
+        return marker
 
-    def _fitting(self, marker: Any, value: Any, by: str) -> Any:
-        """Return a value in its stored form, if it may replace the present one."""
-        old = self._values[marker]
-        # Nearly all values are single arrays, which need no other check.
-        strong = is_strong(value) and isinstance(old, jax.Array)
-        if strong and value.shape == old.shape and value.dtype == old.dtype:
-            return value
-        value = jtu.tree_map(as_array, value)
-        check_form(f"State.{by} for", self._rows[marker].name, old, value)
-        return value
+    def _refuse_foreign(self, by: str, markers: Iterable[Any]) -> None:
+        for marker in markers:
+            if marker not in self._rows:
+                known = some_of([row.name for row in self._rows.values()]) or "none"
+                fact = f"State.{by}: no value for the token {marker!r}, but for {known}"
+                hint = "model, state = pm.make_with_state(Model)(...)"
+                raise StateError(fact, hint=hint)
+
+    # ---- what transforms ask of a State: see `tree.snapshots`
 
     def __getattr__(self, name: str) -> Any:
         # A State that a jitted call returned is filled in when a value is first requested.
@@ -559,18 +532,14 @@ class State(AbstractState):
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
         cached = cast("Snapshot", self.__cached_snapshot__)
         self._values = cached.structure.assemble(cached.arrays)._values
-        # It has nodes of unknown classes: the snapshot could not be checked later.
-        if cached.paths is None:
-            self.__cached_snapshot__ = None
         return self._values
 
     def __snapshot__(self) -> Snapshot:
         self._check("use in a transform")
-        cached = self.__cached_snapshot__
-        if cached is None or (cached.containers and not cached.is_current()):
-            cached, may_cache = take_snapshot(self)
-            self.__cached_snapshot__ = cached if may_cache else None
-        return cached
+        # Nobody can change a value, of which `get` returns a copy.
+        if self.__cached_snapshot__ is None:
+            self.__cached_snapshot__, _ = take_snapshot(self)
+        return self.__cached_snapshot__
 
     def __usable__(self) -> bool:
         return not self._used
@@ -579,16 +548,16 @@ class State(AbstractState):
         return self._values
 
     def __replaced__(self) -> Set[Any]:
-        if self._used and self._used[0] != "fill":
-            return self._values.keys()
-        return set() if self._history is None else self._history.lent
+        if self._used:
+            return set() if self._used == "fill" else self._values.keys()
+        return self._lent
 
     def __note_copy__(self, copy: State) -> None:
         if copy is not self and copy._rows is self._rows:
-            self._own_history().lent |= copy.__replaced__()
+            self._lent.update(copy.__replaced__())
 
     def __drawn__(self, after: State) -> list[str]:
-        both = [m for m in self._rows.of_kind(RngStream) if m in after._rows]
+        both = [marker for marker in self._streams() if marker in after._rows]
         pairs = [(marker, self._values[marker], after._values[marker]) for marker in both]
         # A stream that got another key was seeded.
         return [
@@ -598,29 +567,23 @@ class State(AbstractState):
         ]
 
     def __pending__(self) -> Any:
-        paths = (
-            None if self.__cached_snapshot__ is None or self.__cached_snapshot__.containers else ()
-        )
-        return ft.partial(_make_pending, self._rows, paths)
+        return ft.partial(_pending, self._rows)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State) or list(other._values) != list(self._values):
             return False
         return are_equal([*self._values.values()], [*other._values.values()])
 
-    # It is equal by value, and arrays cannot be hashed by value.
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
     def __reduce__(self) -> Any:
-        # A copy, or a State in another process, is not related to this one's history.
-        return _make_again, (self._values, self._rows, self._used)
+        # A copy, or a State in another process, has no substates and is none.
+        return _make, (self._values, self._rows, None, self._used)
 
     def __child_kinds__(self) -> list[type]:
-        return [row.kind for row in self._rows]
+        return [row.kind for row in self._rows.values()]
 
     def __layers__(self) -> list[tuple[int, ...]]:
         # For names in files.
-        return [row.layers for row in self._rows]
+        return [row.layers for row in self._rows.values()]
 
     def __repr__(self) -> str:
         return tree_pformat(self)
@@ -629,88 +592,52 @@ class State(AbstractState):
         import wadler_lindig as wl  # As in tree.printing.
 
         if self._used:
-            return wl.TextDoc(f"State(<used up by {self._user()}>)")
-        pairs = [(row.name, self._values[row.marker]) for row in self._rows]
-        return wl.bracketed(
-            begin=wl.TextDoc("State("),
-            docs=wl.named_objs(pairs, **kwargs),
-            sep=wl.comma,
-            end=wl.TextDoc(")"),
-            indent=kwargs["indent"],
-        )
+            return wl.TextDoc(f"State(<used up by {self._used}>)")
+        docs = wl.named_objs(self._by_name(), **kwargs)
+        begin, end = wl.TextDoc("State("), wl.TextDoc(")")
+        return wl.bracketed(begin, docs, wl.comma, end, kwargs["indent"])
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Callable[..., Any]) -> Any:
         if self._used:
-            return rich_text(f"State(<used up by {self._user()}>)")
+            return rich_text(f"State(<used up by {self._used}>)")
         # Values are read by tokens, for which there is no code to show.
-        rows = [(row.name, self._values[row.marker], "") for row in self._rows]
+        rows = [(name, value, "") for name, value in self._by_name()]
         return rich_rows(State, rows, None, subtree_renderer)
 
-
-class _Unseeded:
-    """The key of a stream that is not seeded."""
-
-
-_UNSEEDED = _Unseeded()
-
-
-def _apart(value: Any) -> Any:
-    """Return a value in new containers, which may be changed without changing the State."""
-    if type(value) is tuple:
-        for part in cast("tuple[Any, ...]", value):
-            if not isinstance(part, jax.Array):
-                break
-        else:
-            return cast("Any", value)
-    leaves, treedef = jtu.tree_flatten(value)
-    return treedef.unflatten(leaves)
+    def _by_name(self) -> list[tuple[str, Any]]:
+        return [(row.name, self._values[marker]) for marker, row in self._rows.items()]
 
 
 # pyright: reportPrivateUsage=false
 # The functions below belong to the class State: JAX needs functions.
 
 
-def _make(values: dict[Any, Any], rows: Rows, history: History | None = None) -> State:
+def _make(values: Any, rows: Rows, origin: _Origin | None = None, used: str | None = None) -> State:
     # Bypass `__init__`, which takes initial values out of a model.
     state = object.__new__(State)
-    state._values, state._rows, state._history = values, rows, history
-    state._used, state.__cached_snapshot__ = None, None
-    state._fresh = True
+    state._begin(values, rows, origin, used)
     return state
 
 
-def _make_again(values: dict[Any, Any], rows: Rows, used: Any) -> State:
-    state = _make(values, rows)
-    state._used = used
+def _pending(rows: Rows, structure: Structure, arrays: Any) -> State:
+    state = _make(None, rows)
+    # `__getattr__` computes them at the first read.
+    del state._values
+    state.__cached_snapshot__ = Snapshot(arrays, structure)
     return state
 
 
-def _make_pending(rows: Rows, paths: Any, structure: Structure, arrays: Any) -> State:
-    # `_values` stays unset: `__getattr__` computes it at the first read.
-    state = object.__new__(State)
-    state._rows, state._used, state._history = rows, None, None
-    state._fresh = True
-    state.__cached_snapshot__ = Snapshot(arrays, structure, (), paths)
-    return state
-
-
-def named_by_path(model: PyTree) -> tuple[State, list[str]]:
-    """Return a State whose values are identified by the paths of their tokens.
+def named_state(model: PyTree, names: list[str]) -> State:
+    """Return the State of a model, in which each token is identified by a name.
 
     Args:
         model: any tree with tokens in it.
-
-    Returns:
-        The State, and the path of each token, in order.
+        names: for each token, in order.
 
     Raises:
-        StateError: if a token's initial value is gone, or two tokens have the same path.
+        StateError: if a token's initial value is gone.
     """
-    found = tokens_of(model)
-    names = [path_text(path) for path, _ in found]
-    values, rows = first_values(model, found, names)
-    refusals.check_paths_differ(names)
-    return _make(values, rows), names
+    return _make(*initial_values(model, tokens_of(model), names))
 
 
 def _flatten(state: State) -> tuple[tuple[Any, ...], Rows]:
@@ -719,13 +646,12 @@ def _flatten(state: State) -> tuple[tuple[Any, ...], Rows]:
 
 
 def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], Rows]:
-    children, rows = _flatten(state)
-    pairs = zip(rows, children, strict=True)
-    return tuple((jtu.DictKey(row.name), child) for row, child in pairs), rows
+    state._check("use in a transform")
+    return tuple((jtu.DictKey(name), value) for name, value in state._by_name()), state._rows
 
 
 def _unflatten(rows: Rows, children: Any) -> State:
-    return _make(dict(zip(rows.by_marker, children, strict=True)), rows)
+    return _make(dict(zip(rows, children, strict=True)), rows)
 
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)

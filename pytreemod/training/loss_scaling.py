@@ -19,7 +19,7 @@ from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
 from pytreemod.state.values import State
-from pytreemod.tree.differences import compare
+from pytreemod.tree.comparison import compare, have_one_type
 from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.tree.snapshots import is_state
 from pytreemod.typing import PyTree, jtu
@@ -184,7 +184,7 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
     on_true, on_false = (
         jtu.tree_map(_restored, tree, is_leaf=is_state) for tree in (on_true, on_false)
     )
-    found = compare(on_true, on_false, _fits)
+    found = compare(on_true, on_false, have_one_type)
     if found:
         at = [each.line(form="{} and {}") for each in found]
         raise StructureError("select_tree: the two trees differ", at=at)
@@ -206,13 +206,6 @@ def _times(x: Any, factor: jax.Array) -> Any:
 
 def _restored(node: Any) -> Any:
     return node.restored() if isinstance(node, State) else node
-
-
-def _fits(a: Any, b: Any) -> bool:
-    # A number beside an array does not fit: which of the two the result should be is unclear.
-    if is_array(a) and is_array(b):
-        return a.shape == b.shape and a.dtype == b.dtype
-    return not is_array(a) and not is_array(b) and a == b
 
 
 def _check_bool(where: str, value: Any) -> Any:

@@ -16,11 +16,11 @@ from jaxtyping import Array, Inexact
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import field
-from pytreemod.module.reading import is_computed, made_of
+from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.state.streams import check_seed, hashes_of
+from pytreemod.state.streams import hashes_of
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
-from pytreemod.tree.paths import path_text, plain_name
+from pytreemod.tree.paths import path_text, step_names
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
@@ -95,7 +95,6 @@ def lora(
 
     Raises:
         ArgumentError: if rank is not a positive integer.
-        RngError: if key is not a random key.
         SpecError: if there is no matrix among the chosen leaves, or one that already has an update.
 
     Examples:
@@ -119,7 +118,6 @@ def lora(
         raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
     scale = 1.0 if alpha is None else float(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key
-    check_seed("lora(key)", seed)
     model = with_new_containers(model)
     chosen = choose_parameters(model, as_selector(selector).mask(model))
     matrices = [one for one in chosen if _is_matrix(one)]
@@ -131,7 +129,7 @@ def lora(
         hint = f"model = pm.resolve(model, {adapted[0]!r})"
         raise SpecError("lora: matrices that have an update", at=adapted, hint=hint)
     # One by one: taking many keys out of one array would compile a longer program.
-    names = hashes_of([plain_name(one.path) for one in matrices])
+    names = hashes_of([".".join(step_names(one.path)) for one in matrices])
     keys = [jax.random.fold_in(seed, number) for number in names]
     pairs = zip(matrices, keys, strict=True)
     return replace_at(model, [(one.path, _adapted(one, rank, scale, k)) for one, k in pairs])
@@ -141,7 +139,7 @@ def _is_matrix(parameter: Parameter) -> bool:
     """Whether it is a matrix in each layer."""
     node = parameter.node
     if is_computed(node):
-        return len(made_of(node).shape or ()) == 2
+        return len(shape_of_one(node) or ()) == 2
     return is_inexact_array(node) and node.ndim == 2 + parameter.members
 
 

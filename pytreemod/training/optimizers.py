@@ -29,10 +29,10 @@ from pytreemod.transform.chosen_leaves import trainable_mask, warn_of_shared
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.prefixes import By, by, decide, refuse_shadowed
+from pytreemod.tree.prefixes import By, by, first_of
 from pytreemod.tree.selecting import Locations, as_selector, refuse_unmatched
 from pytreemod.tree.split_arrays import sharded_as
-from pytreemod.tree.updating import apply_updates
+from pytreemod.tree.tangents import apply_updates
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
@@ -146,8 +146,7 @@ class Optimizer(Module):
         refuse_unmatched(selectors, [model])
         locs = Locations(locations(model))
         picks = [selector.pick(locs, model, None) for selector in selectors]
-        entries, shadowed = decide(picks, len(locs))
-        refuse_shadowed("Optimizer.init", self.rules.items, entries, shadowed, locs)
+        entries = first_of(picks, len(locs))
         trained = trainable_mask(model, None, "Optimizer.init")
         rows = list(zip(locs, entries, trained, strict=True))
         lost = [
@@ -189,10 +188,9 @@ class Optimizer(Module):
             The new model and the new optimizer.
 
         Raises:
-            ArgumentError: if no rule takes an extra argument, or a gradient is complex and its
-                parameter is not.
-            StructureError: if the model is not the one that the optimizer was initialized with, or
-                a trained leaf has no gradient.
+            ArgumentError: if no rule takes an extra argument.
+            StructureError: if the model is not the one that the optimizer was initialized with, a
+                trained leaf has no gradient, or that of a real parameter is complex.
             ShapeError: if a gradient, or what a rule returns, has another shape.
         """
         rules = self._transformations()

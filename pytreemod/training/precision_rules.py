@@ -36,14 +36,12 @@ from pytreemod.transform.call_rules import (
     rules_of,
     with_rules,
 )
-from pytreemod.tree.dtypes import available_dtype
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.prefixes import By, by, decide, refuse_shadowed
-from pytreemod.tree.renewing import with_new_containers
+from pytreemod.tree.prefixes import By, by, first_of
+from pytreemod.tree.renewing import with_children, with_new_containers
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.surgery import with_children
 from pytreemod.typing import KeyPath, class_of, jtu
 
 _T = TypeVar("_T")
@@ -99,7 +97,8 @@ def _name_of(dtype: Any) -> str:
     if dtype is None or not jnp.issubdtype(found, jnp.floating):
         fact = f"with_precision: {describe(dtype)} is no floating dtype"
         raise ArgumentError(fact, hint='"params=float32,compute=bfloat16,output=float32"')
-    return available_dtype("Precision", dtype if dtype is float else found).name
+    # JAX warns of 64 bits that it does not have, unless the class of Python asks for its default.
+    return jnp.zeros((), dtype if dtype is float else found).dtype.name
 
 
 def _as_precision(spec: Any) -> Precision | None:
@@ -246,9 +245,7 @@ def _chosen(items: list[tuple[Any, Any]], tree: Any) -> dict[KeyPath, Any]:
         picks.append(selector.pick(places, inner, None))
         if not any(picks[-1]):
             raise SpecError(explain_none(where, repr(selector), places))
-    entries, shadowed = decide(picks, len(places))
-    refuse_shadowed(where, items, entries, shadowed, places)
-    pairs = zip(places, entries, strict=True)
+    pairs = zip(places, first_of(picks, len(places)), strict=True)
     return {(*prefix, *p.path): items[i][1] for p, i in pairs if i is not None}
 
 

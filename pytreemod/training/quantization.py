@@ -19,14 +19,14 @@ from jaxtyping import Array, Float, Integer
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import buffer, field
-from pytreemod.module.reading import is_computed, made_of
+from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.training.low_rank import LowRank
+from pytreemod.tree.instances import stored
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.prefixes import By, by
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import Tracer, untyped_jax
 
@@ -168,7 +168,7 @@ def _is_matrix(parameter: Parameter) -> bool:
     node, members = parameter.node, parameter.members
     array = stored(node, "base") if isinstance(node, LowRank) else node
     if is_computed(array):
-        is_matrix = len(made_of(node).shape or ()) > 1
+        is_matrix = len(shape_of_one(node) or ()) > 1
         if is_matrix and parameter.is_declared:
             path = path_text(parameter.path)
             hint = f"model = pm.resolve(model, {path!r})"

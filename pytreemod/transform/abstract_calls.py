@@ -13,7 +13,7 @@ from pytreemod.transform.packing import as_function_of_arrays, pack, unpack_stru
 from pytreemod.transform.sowing import tracked, unseen
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import Transformed, check_callable
-from pytreemod.tree.differences import Slot, compare
+from pytreemod.tree.comparison import compare
 from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array
@@ -164,8 +164,8 @@ class ClosureConverted:
         structs, converted = self.types.takes
         # Trees of types, so that differences are reported by path.
         found = compare(
-            converted.assemble(list(map(_slot, structs))),
-            structure.assemble(list(map(_slot, arrays))),
+            converted.assemble(list(map(_struct, structs))),
+            structure.assemble(list(map(_struct, arrays))),
         )
         if found:
             fact = f"{self.name} was closure-converted for other arguments"
@@ -174,8 +174,8 @@ class ClosureConverted:
         return self.types.gives.assemble(run_again(self.jaxpr, self.consts, arrays))
 
 
-def _slot(x: Any) -> Slot:
-    return Slot(jax.ShapeDtypeStruct(x.shape, x.dtype))
+def _struct(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _flatten_with_keys(node: ClosureConverted) -> Any:

@@ -13,6 +13,7 @@ from pytreemod.errors import ArgumentError, SpecError, describe, nearest
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By, spread
+from pytreemod.tree.selecting import refuse_unmatched
 from pytreemod.typing import PyTree, class_of, jtu
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -123,7 +124,7 @@ class Specs(NamedTuple):
                     raise SpecError(fact, at=[path_text(path, root)])
             return [v if self.counts(x) else None for v, x in zip(values, leaves, strict=True)]
 
-        return spread(spec, tree, resolve=resolve, stops=self.stops, where=where, root=root)
+        return spread(spec, tree, resolve, self.stops, where, root=root)
 
     def by_argument(
         self,
@@ -151,7 +152,7 @@ class Specs(NamedTuple):
         # Of one rule for several arguments, a path need not match in each.
         strict = not isinstance(spec, By) or len(named) == 1
         if not strict:
-            spec.check([tree for _, tree in named])
+            refuse_unmatched(spec.selectors, [tree for _, tree in named])
         specs = self._each(spec, named, positional, known, where, default)
         return [
             self.of_leaves(own, tree, f"{where} for {name}", name, strict)

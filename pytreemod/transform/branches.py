@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import ArgumentError, CaptureError, StructureError
+from pytreemod.errors import ArgumentError, StructureError
 from pytreemod.transform.packing import pack, unpack
 from pytreemod.transform.sowing import WithSown, collecting
 from pytreemod.transform.steps import Functions
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
-from pytreemod.tree.differences import Slot, compare
+from pytreemod.tree.comparison import compare
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import PyTree, jtu
@@ -131,19 +131,19 @@ def _choose(
 
 
 def _result(call: Callable[..., Any], own: Any, values: Any) -> PyTree:
-    """Return the result of a branch with a `Slot` for each array."""
+    """Return the result of a branch with a type for each array."""
     found: list[Any] = []
 
     def look(own: Any, values: Any) -> tuple[()]:
-        found.append(jtu.tree_map(_slot, call(own, values)))
+        found.append(jtu.tree_map(_type, call(own, values)))
         return ()
 
     jax.eval_shape(look, own, values)
     return found[0]
 
 
-def _slot(leaf: Any) -> Any:
-    return Slot(jax.typeof(leaf)) if is_array(leaf) else leaf
+def _type(leaf: Any) -> Any:
+    return jax.typeof(leaf) if is_array(leaf) else leaf
 
 
 def _explain(where: str, results: dict[str, PyTree], error: TypeError) -> None:
@@ -154,7 +154,7 @@ def _explain(where: str, results: dict[str, PyTree], error: TypeError) -> None:
         if first_names != names:
             at = [f"{name}: {', '.join(first_names)}", f"{other}: {', '.join(names)}"]
             fact = f"{where}: the branches show different values to the capture"
-            raise CaptureError(fact, at=at) from error
+            raise StructureError(fact, at=at) from error
         form = f"{{}} from {name}, {{}} from {other}"
         at = [each.line("result", form) for each in compare(own, theirs)]
         at += [each.line("shown", form) for each in compare(shown, values)]

@@ -1,10 +1,10 @@
 """Rules around the calls of chosen Modules: `capture`, `intervene` and `with_precision` are some.
 
-There are no hooks. A Module with a rule around a method is of a variant of its class (see
-[`variants`][pytreemod.module.variants]), whose method calls the rule. The rule is *data* of the
-instance, a Module in one more field. So the arrays of a rule go wherever the Module goes: through
-every transform, layer by layer through a Stack, into gradients. A Module without rules is of its
-own class, and its calls cost nothing more.
+There are no hooks. A Module with a rule around a method is of a subclass of its class, whose method
+calls the rule. It is made once for the class and the methods. The rule is *data* of the instance, a
+Module in one more field. So the arrays of a rule go wherever the Module goes: through every
+transform, layer by layer through a Stack, into gradients. A Module without rules is of its own
+class, and its calls cost nothing more.
 
 Elsewhere a selector picks leaves. Here each Module that has the method is offered as if it were a
 leaf: a path is that of the Module itself, and a class means its instances.
@@ -19,24 +19,20 @@ from typing import Any, TypeVar
 
 from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module
-from pytreemod.module.construction import with_notes
 from pytreemod.module.fields import field
 from pytreemod.module.methods import BoundMethod, Method, as_method
-from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.transform.wrapping import Transformed
-from pytreemod.tree.nodes import InheritedRole, Location, children_of, nearest_path
+from pytreemod.tree.instances import all_stored, flat_of, stored
+from pytreemod.tree.nodes import InheritedRole, Location, children_of, nearest_path, own_class
 from pytreemod.tree.paths import path_text, pattern_text, some_of
-from pytreemod.tree.printing import noted
-from pytreemod.tree.rich_printing import rich_doc
+from pytreemod.tree.printing import noted, rich_doc
+from pytreemod.tree.renewing import with_children
 from pytreemod.tree.selecting import Locations, Selector
-from pytreemod.tree.stored_fields import stored
-from pytreemod.tree.surgery import with_children
 from pytreemod.typing import KeyPath, PyTree, class_of
 
 _K = TypeVar("_K", bound="CallRule")
 
-# Not an identifier, so that no field can have this name.
-RULES = "<rules>"
+RULES = "__rules__"
 
 
 class CallRule(Module):
@@ -63,36 +59,21 @@ class CallRule(Module):
         return ""
 
 
-class _Rules(Varying, Module):
+class _Rules(Module):
     """The rules of an instance, outermost first."""
 
     rules: tuple[CallRule, ...]
     methods: tuple[str, ...] = field(static=True)
 
-    def traits(self) -> Iterator[Trait]:
-        """Return the methods that call them."""
-        return ((_Wrapped, method) for method in self.methods)
 
-
-class _Wrapped(Variant):
-    """The variant for instances with rules around methods."""
+class _Ruled:
+    """First base of a class whose instances have rules around methods."""
 
     __slots__ = ()
 
-    @staticmethod
-    def __vary__(original: Any, name: str) -> dict[str, Any]:
-        method = getattr(original, name)
-
-        @ft.wraps(method)
-        def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            call = method
-            for rule, of in reversed(_pairs_of(self)):
-                if of == name:
-                    call = ft.partial(_ask, rule, call)
-            return call(self, *args, **kwargs)
-
-        own = {"__annotations__": {RULES: Any}, RULES: field(init=False, repr=False)}
-        return {**own, name: wrapped}
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Not the user's, which may record subclasses, or require more arguments.
+        pass
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         import wadler_lindig as wl  # Here, as in `tree.printing`.
@@ -106,7 +87,39 @@ class _Wrapped(Variant):
         plain = _with_pairs(self, ())
         return rich_doc(plain, path, subtree_renderer, _shown(self).strip())
 
-    __reduce__ = Module.__reduce__
+    def __reduce__(self) -> Any:
+        return _with_pairs, (_with_pairs(self, ()), _pairs_of(self))
+
+
+def _ruled(cls: Any, names: frozenset[str]) -> Any:
+    """Return the subclass of a Module class that has rules around these methods."""
+    # With the class itself, which a table of this module would keep alive.
+    if "__ruled__" not in vars(cls):
+        type.__setattr__(cls, "__ruled__", {})
+    made: dict[frozenset[str], Any] = cls.__ruled__
+    if names not in made:
+        namespace = {n: getattr(cls, n) for n in ("__module__", "__qualname__", "__doc__")}
+        namespace |= {"__passes_for__": cls, "__init__": cls.__init__}
+        namespace |= {"__annotations__": {RULES: Any}, RULES: field(init=False, repr=False)}
+        namespace |= {name: _asking(getattr(cls, name), name) for name in names}
+        made[names] = class_of(cls)(cls.__name__, (_Ruled, cls), namespace)
+        # It passes for the class: `dataclasses` finds no other fields.
+        type.__setattr__(made[names], "__dataclass_fields__", cls.__dataclass_fields__)
+    return made[names]
+
+
+def _asking(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A method that asks the rules around it."""
+
+    @ft.wraps(method)
+    def asking(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        call = method
+        for rule, of in reversed(_pairs_of(self)):
+            if of == name:
+                call = ft.partial(_ask, rule, call)
+        return call(self, *args, **kwargs)
+
+    return asking
 
 
 def _ask(rule: CallRule, call: Any, module: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -122,13 +135,19 @@ _Pairs = Sequence[tuple[CallRule, str]]
 
 
 def _pairs_of(node: Any) -> _Pairs:
-    found = stored(node, RULES, None) if isinstance(node, _Wrapped) else None
+    found = stored(node, RULES) if isinstance(node, _Ruled) else None
     return [] if found is None else list(zip(found.rules, found.methods, strict=True))
 
 
 def _with_pairs(node: Any, pairs: _Pairs) -> Any:
-    made = _Rules(tuple(rule for rule, _ in pairs), tuple(name for _, name in pairs))
-    return with_notes(node, {RULES: made if pairs else None})
+    cls, values = own_class(node), all_stored(node)
+    _, (split, notes, *_) = flat_of(node)
+    values.pop(RULES, None)
+    if pairs:
+        names = tuple(name for _, name in pairs)
+        values[RULES] = _Rules(tuple(rule for rule, _ in pairs), names)
+        cls = _ruled(cls, frozenset(names))
+    return cls.__record__.make(values, split.config, notes)
 
 
 def is_rules(node: Any) -> bool:

@@ -18,7 +18,7 @@ from pytreemod.errors import StructureError
 from pytreemod.transform.arguments import function_name
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
-from pytreemod.tree.differences import Slot, compare
+from pytreemod.tree.comparison import compare, is_type
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.snapshots import Structure, divide
@@ -48,7 +48,7 @@ class _HostCall:
     def __call__(self, arrays: list[Any]) -> list[Any]:
         callback, args, kwargs = self.call.assemble(arrays)
         result = callback(*args, **kwargs)
-        expected = self.promise.assemble([Slot(struct) for struct in self.structs])
+        expected = self.promise.assemble(self.structs)
         found = compare(expected, result, _fits)
         if found:
             at = [each.line("result", "{1} instead of {0}") for each in found]
@@ -60,17 +60,16 @@ class _HostCall:
 
 
 def _fits(promised: Any, got: Any) -> bool:
-    if not isinstance(promised, Slot):
+    if not is_type(promised):
         return are_one(promised, got)
-    aval, shape = promised.aval, jnp.shape(got)
+    shape = jnp.shape(got)
     # A callback that JAX calls for a whole batch returns arrays with more leading axes.
-    same_shape = (
-        len(shape) >= len(aval.shape) and shape[len(shape) - len(aval.shape) :] == aval.shape
-    )
+    more = len(shape) - len(promised.shape)
+    same_shape = more >= 0 and shape[more:] == promised.shape
     if hasattr(got, "dtype"):
-        return same_shape and _canonical(got.dtype) == aval.dtype
+        return same_shape and _canonical(got.dtype) == promised.dtype
     # A Python number may be in the place of an array of its kind.
-    return same_shape and bool(jnp.issubdtype(aval.dtype, _KINDS.get(class_of(got), jnp.bool_)))
+    return same_shape and bool(jnp.issubdtype(promised.dtype, _KINDS.get(class_of(got), jnp.bool_)))
 
 
 _KINDS: dict[type, Any] = {

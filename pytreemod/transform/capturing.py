@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from pytreemod.errors import CaptureError
+from pytreemod.errors import StateError
 from pytreemod.module.fields import field
 from pytreemod.transform.arguments import function_name
 from pytreemod.transform.call_rules import CallRule, unwrap_calls, wrap_calls
@@ -81,7 +81,7 @@ def capture(
     Raises:
         ArgumentError: if `fn` is not callable.
         SpecError: if `selector` is not a selector, or picks no Module in the arguments.
-        CaptureError: if a value cannot leave the transform that it is in (one of plain JAX, a while
+        StateError: if a value cannot leave the transform that it is in (one of plain JAX, a while
             loop), or the function is a step with the state of an optimizer.
 
     Examples:
@@ -157,9 +157,9 @@ def call_captured(
 def _explain(where: str, fn: Any, error: Exception) -> None:
     # The errors of JAX have no class.
     text = f"{error} {error.__cause__}".lower()
-    if any(words in text for words in ("custom node", "different type", "<rules>")):
+    if any(words in text for words in ("custom node", "different type", "__rules__")):
         call = "pm.capture(loss, selector)" if where == "capture" else "pm.debug.first_bad(loss)"
-        raise CaptureError(
+        raise StateError(
             f"{where} of {function_name(fn)}: a model with chosen Modules does not match another "
             "tree, such as the state of an optimizer",
             hint=f"{call}(model, x)",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import DerivativeError, RuleError
+from pytreemod.errors import ArgumentError, StateError
 from pytreemod.transform.arguments import Parameters, function_name
 from pytreemod.transform.chosen_leaves import as_derivatives
 from pytreemod.transform.gradients import pair_of
@@ -50,7 +50,7 @@ class _Custom(Transformed):
         if found is None:
             called = function_name(self.fn)
             fact = f"{self.transform_name} of {called}: there is no rule yet"
-            raise RuleError(fact, hint=f"@{called}.{name}")
+            raise StateError(fact, hint=f"@{called}.{name}")
         return found
 
     def _refuse(self, flags: dict[str, PyTree]) -> None:
@@ -64,7 +64,7 @@ class _Custom(Transformed):
         if at:
             where = f"{self.transform_name} of {function_name(self.fn)}"
             fact = f"{where}: there is no rule for a derivative by this"
-            raise DerivativeError(fact, at=at, hint="jax.lax.stop_gradient(x)")
+            raise ArgumentError(fact, at=at, hint="jax.lax.stop_gradient(x)")
 
 
 def _as_array(value: Any) -> Any:
@@ -224,10 +224,11 @@ def filter_custom_jvp(fn: Callable[..., Any]) -> Any:
         rule.
 
     Raises:
-        ArgumentError: if `fn` is not callable, or the rule does not return a pair.
-        RuleError: if it is called before the rule is defined.
-        DerivativeError: if a tangent has another structure, shape or dtype than its primal, or if
-            a keyword is differentiated. The error names the paths.
+        ArgumentError: if `fn` is not callable, the rule does not return a pair, or a keyword is
+            differentiated.
+        StateError: if it is called before the rule is defined.
+        StructureError: if a tangent has another structure, shape or dtype than its primal; the
+            error names the paths.
 
     Examples:
         >>> import jax
@@ -270,11 +271,11 @@ def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
         A function of the same signature, with the methods `def_fwd` and `def_bwd`.
 
     Raises:
-        ArgumentError: if `fn` is not callable, or `def_fwd` does not return a pair.
-        RuleError: if it is called before both rules are defined.
-        DerivativeError: if the gradient has another structure, shape or dtype than the first
-            argument, or if anything except the first argument is differentiated. The error names
-            the paths.
+        ArgumentError: if `fn` is not callable, `def_fwd` does not return a pair, or anything
+            except the first argument is differentiated.
+        StateError: if it is called before both rules are defined.
+        StructureError: if the gradient has another structure, shape or dtype than the first
+            argument; the error names the paths.
 
     Examples:
         >>> import jax, jax.numpy as jnp

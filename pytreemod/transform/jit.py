@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools as ft
 import inspect
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 
-from pytreemod.errors import ArgumentError, DonatedError, describe, nearest
+from pytreemod.errors import ArgumentError, StateError, describe, nearest
 from pytreemod.transform import packing
 from pytreemod.transform.arguments import Parameters, function_name
 from pytreemod.transform.packing import handlers, split_other, unpack
@@ -35,7 +36,7 @@ from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_carried
 from pytreemod.tree.snapshots import divide
-from pytreemod.tree.traces import is_tracing
+from pytreemod.tree.traces import current_trace
 from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -45,6 +46,21 @@ _DONATE = ("none", "all", "all-except-first", "warn", "warn-except-first")
 _REFUSED = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
 _MOST = 4096
 """A program with so many static variants only compiles; the oldest is removed."""
+
+
+@ft.cache
+def _no_trace() -> Any:
+    # In a thread of its own, because the first call may be inside a trace.
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(current_trace()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _is_tracing() -> bool:
+    """Whether computations become part of a trace: then no check of an earlier call may raise."""
+    return current_trace() != _no_trace()
 
 
 class _Options(NamedTuple):
@@ -127,7 +143,7 @@ class Jitted(Transformed, is_fast=True):
         entry, lists = self._find(args, kwargs)
         if entry.is_slow and not entry.checks:
             self._look(entry, lists)
-        if is_tracing() or not entry.checks:
+        if _is_tracing() or not entry.checks:
             return unpack(self._run(entry, lists))
         return unpack(call_checked(entry.checks, lambda: self._run(entry, lists)))
 
@@ -140,7 +156,7 @@ class Jitted(Transformed, is_fast=True):
 
     def _look(self, entry: _Entry, lists: Any) -> None:
         """Look for checks in the program for these arrays; JAX keeps its trace for the call."""
-        if not (is_tracing() or untyped_jax.config.jax_disable_jit):
+        if not (_is_tracing() or untyped_jax.config.jax_disable_jit):
             entry.checks |= checks_in(entry.jitted.trace(*lists).jaxpr)
             entry.is_slow = bool(entry.checks)
 
@@ -218,7 +234,7 @@ class Jitted(Transformed, is_fast=True):
             ids = [id(leaf) for _, leaf in leaves]
             at = [place for place, leaf in leaves if ids.count(id(leaf)) > 1]
             fact = f"{name}: an array that is donated is passed twice"
-        better = DonatedError(fact, at=at)
+        better = StateError(fact, at=at)
         better.__cause__ = error
         return better if at else error
 
@@ -409,9 +425,8 @@ def filter_jit(
         ArgumentError: if `fun` is not callable, or a name in `donate` is not an argument. When
             called: if a static value is not hashable.
         SpecError: when called: if `in_shardings` or `out_shardings` is not a prefix of the tree.
-        RetraceError: when called: if it needs one trace more than `max_traces`.
-        DonatedError: when called: if the memory of an argument was donated to an earlier call.
-        CheckError: when called: if a check failed.
+        StateError: when called: if the memory of an argument was donated to an earlier call.
+        CheckError: when called: if a check failed, or it needs more than `max_traces` traces.
 
     Examples:
         >>> import jax.numpy as jnp

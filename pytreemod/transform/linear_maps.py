@@ -84,7 +84,7 @@ def filter_jvp(
 
     Raises:
         ArgumentError: if `primals` and `tangents` differ in length.
-        DerivativeError: if a tangent has another structure, shape or dtype than its primal; the
+        StructureError: if a tangent has another structure, shape or dtype than its primal; the
             error names its path.
 
     Examples:
@@ -291,7 +291,7 @@ def filter_vjp(
     Raises:
         ArgumentError: if `fun` returns no pair with `has_aux`.
         SpecError: if `wrt` does not fit the arguments.
-        DerivativeError: when `vjp_fn` is called: if a structure, shape or dtype is not that of the
+        StructureError: when `vjp_fn` is called: if a structure, shape or dtype is not that of the
             result; the error names its path.
 
     Examples:
@@ -335,7 +335,7 @@ def filter_linearize(
     Raises:
         ArgumentError: if `fun` returns no pair with `has_aux`.
         SpecError: if `wrt` does not fit the arguments.
-        DerivativeError: when `f_jvp` is called: if a structure, shape or dtype is not that of its
+        StructureError: when `f_jvp` is called: if a structure, shape or dtype is not that of its
             primal; the error names its path.
 
     Examples:

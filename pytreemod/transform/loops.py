@@ -17,9 +17,8 @@ from pytreemod.transform.sowing import tracked
 from pytreemod.transform.steps import Functions
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
-from pytreemod.tree.differences import aval_of, compare, is_number, is_value, varying_axes
+from pytreemod.tree.comparison import aval_of, compare, is_number, is_value, varying_axes
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.paths import path_text
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.split_arrays import split_axes
 from pytreemod.typing import PyTree, jtu
@@ -159,13 +158,8 @@ def returned(
     """
     found = compare(structure.assemble(values), after, _fits if may_be_numbers else _are_alike)
     if found:
-        cast = next((each for each in found if each.of_dtypes), None)
-        hint = ""
-        if cast is not None and not is_number(cast.new):
-            dtype = aval_of(cast.old).dtype.name
-            hint = f"{path_text(cast.path, root)}.astype(jnp.{dtype})   # in the step"
         at = [each.line(root) for each in found]
-        raise StructureError(f"{where}: the {root} changes its type in a step", at=at, hint=hint)
+        raise StructureError(f"{where}: the {root} changes its type in a step", at=at)
     leaves = jtu.tree_leaves(after)
     return [leaves[i] for i in structure.positions or ()]
 

@@ -27,15 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.records import set_fields
 from pytreemod.transform.sowing import WithSown, collecting, take_result
 from pytreemod.tree import snapshots
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node, is_plain_tuple, locations, record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import PRIVATE, Private
 from pytreemod.tree.predicates import is_carried
-from pytreemod.tree.snapshots import AbstractState, Snapshot, Structure
+from pytreemod.tree.snapshots import AbstractState
 from pytreemod.typing import PyTree, class_of, jtu
 
 # ---- a call
@@ -106,7 +104,7 @@ def _split_node(value: Any, key: list[Any]) -> list[Any]:
 
 def _split_static(value: Any, key: list[Any]) -> list[Any]:
     # With its type: programs distinguish 1, 1.0 and True.
-    key.append((type(value), snapshots.exact(value)))
+    key.append((type(value), value))
     return []
 
 
@@ -179,7 +177,7 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Plan)
-            and snapshots.are_one_treedef(self.treedef, other.treedef)
+            and self.treedef == other.treedef
             and self.order == other.order
             and len(self.parts) == len(other.parts)
             # The functions that make them are not compared: they follow from the rest.
@@ -240,42 +238,19 @@ def pack(result: PyTree) -> dict[Plan, list[Any]]:
 
 def _maker(node: Any) -> tuple[list[Any], Any, Any] | None:
     """Return the arrays of a node, the function that makes it from them, and the rest of it."""
-    record = record_of(node)
-    if record is not None:
-        early = record.early(node)
-        if early is None:
-            return None
-        try:
-            arrays, structure = snapshots.structure_of(*jtu.tree_flatten(node))
-        except TypeError:
-            return None
-        paths = snapshots.container_paths(node)
-        return arrays, _pending(class_of(node), early, structure, paths), structure
-    if isinstance(node, AbstractState):
-        try:
+    try:
+        if record_of(node) is not None:
+            return snapshots.pending_maker(node)
+        if isinstance(node, AbstractState):
             found = node.__snapshot__()
-        except TypeError:
-            return None
-        return found.arrays, ft.partial(node.__pending__(), found.structure), found.structure
+            return found.arrays, ft.partial(node.__pending__(), found.structure), found.structure
+    except TypeError:
+        return None  # A static value has no hash: JAX opens the node, and says so.
     return None if is_node(node) else ([], ft.partial(_same, node), node)
 
 
 def _same(value: Any, _: list[Any]) -> Any:
     return value
-
-
-def _pending(cls: type, early: dict[str, Any], structure: Structure, paths: Any) -> Any:
-    """Makes a record whose fields are built when one is read: a step's model goes into the next."""
-    new: Any = object.__new__
-    layout = early[PRIVATE]
-
-    def make(arrays: list[Any]) -> Any:
-        made = new(cls)
-        private = Private(layout, Snapshot(arrays, structure, (), paths))
-        set_fields(made, {**early, PRIVATE: private})
-        return made
-
-    return make
 
 
 def as_function_of_arrays(

@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
-from pytreemod.errors import RetraceError
-from pytreemod.tree.differences import Difference, Slot, compare, leaf_text
+from pytreemod.errors import CheckError
+from pytreemod.tree.comparison import Difference, compare, is_type, leaf_text
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, class_of, jtu
 
@@ -43,17 +44,17 @@ class TraceLog:
             named: the arguments by name; arrays may be tracers.
 
         Raises:
-            RetraceError: if there were `max_traces` already.
+            CheckError: if there were `max_traces` already.
         """
         new: dict[str, PyTree] = {}
         # A node of another library may accept only arrays: then nothing is explained.
         with contextlib.suppress(Exception):
-            new = {name: jtu.tree_map(_as_slot, tree) for name, tree in named}
+            new = {name: jtu.tree_map(_as_type, tree) for name, tree in named}
         is_too_many = self.max_traces is not None and self.count >= self.max_traces
         changes = _changes(self._last, new) if self.count else []
         if is_too_many:
             several = "trace" if self.max_traces == 1 else "traces"
-            raise RetraceError(
+            raise CheckError(
                 f"{self.name}: this call needs more than {self.max_traces} {several} (max_traces)",
                 at=changes,
                 hint="jnp.asarray(number)  # an array is no part of the program",
@@ -70,10 +71,8 @@ class TraceLog:
                 observer(text)
 
 
-def _as_slot(leaf: Any) -> Any:
-    if is_array(leaf):
-        return Slot(jax.typeof(leaf))
-    return Slot(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+def _as_type(leaf: Any) -> Any:
+    return jax.typeof(leaf) if is_array(leaf) else leaf
 
 
 def _changes(old: dict[str, PyTree], new: dict[str, PyTree]) -> list[str]:
@@ -87,18 +86,16 @@ def _changes(old: dict[str, PyTree], new: dict[str, PyTree]) -> list[str]:
 
 def _line(found: Difference, root: str) -> str:
     old, new = found.texts
-    if old != new:
-        why = " (a weak type comes from a Python number)" if f"{old} (weak)" == new else ""
-        return found.line(root) + why
-    why = _why(found.old, found.new)
-    return f"{found.where(root)}: {old} -> {new}{f' ({why})' if why else ''}"
+    why = _why(found.old, found.new) if old == new else ""
+    why = "a weak type comes from a Python number" if f"{old} (weak)" == new else why
+    return f"{path_text(found.path, root)}: {old} -> {new} ({why})" if why else found.line(root)
 
 
 def _why(old: Any, new: Any) -> str:
     """Return the reason why two values differ that look alike."""
     if type(old) is not type(new) or leaf_text(old) != leaf_text(new):
         return ""
-    if isinstance(old, Slot):
+    if is_type(old):
         places = [f"{x.sharding.spec} on {dict(x.sharding.mesh.shape)}" for x in (old, new)]
         return f"sharded as {' -> '.join(places)}"
     # It looks alike and is not equal: one source line made it twice.

@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from pytreemod.errors import ArgumentError, CheckError, MessageError, OptionError, describe
+from pytreemod.errors import ArgumentError, CheckError, describe
 from pytreemod.tree.snapshots import Structure, divide
-from pytreemod.tree.traces import decided_late, value_apart
+from pytreemod.tree.traces import value_apart
 from pytreemod.typing import PyTree, Tracer, untyped_jax
 
 _T = TypeVar("_T")
@@ -75,8 +75,7 @@ def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
         CheckError: if the check failed. Its notes name the line of the check, and under `jax.vmap`
             the index in the batch.
         ArgumentError: if `x` has no array and `pred` is not known, or `pred` is neither boolean nor
-            integer.
-        OptionError: if `on_error` is unknown.
+            integer, or `on_error` is unknown.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -114,8 +113,8 @@ def branched_error_if(
 
     Raises:
         CheckError: if the check failed.
-        ArgumentError: as for `error_if`.
-        MessageError: if `msgs` is empty, or `index` is known and out of range.
+        ArgumentError: as for `error_if`; or if `msgs` is empty, or `index` is known and out of
+            range.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -124,10 +123,10 @@ def branched_error_if(
         Array(1., dtype=float32, weak_type=True)
     """
     if isinstance(msgs, str) or not msgs:
-        raise MessageError(f"branched_error_if: the messages are a list, not {describe(msgs)}")
+        raise ArgumentError(f"branched_error_if: the messages are a list, not {describe(msgs)}")
     known = not isinstance(index, Tracer)
     if known and not np.all((np.asarray(index) >= -len(msgs)) & (np.asarray(index) < len(msgs))):
-        raise MessageError(f"branched_error_if: there is no message {describe(index)}")
+        raise ArgumentError(f"branched_error_if: there is no message {describe(index)}")
     return _check("branched_error_if", x, pred, index, tuple(msgs), on_error)
 
 
@@ -138,7 +137,7 @@ def _check(
         theirs = os.environ.get("EQX_ON_ERROR", "raise")
         on_error = os.environ.get("PYTREEMOD_ON_ERROR", theirs)
     if on_error not in _MODES:
-        raise OptionError(f"on_error is one of {', '.join(_MODES)}, not {describe(on_error)}")
+        raise ArgumentError(f"on_error is one of {', '.join(_MODES)}, not {describe(on_error)}")
     dtype = jnp.result_type(pred)
     if dtype != jnp.bool_ and not jnp.issubdtype(dtype, jnp.integer):
         # Floats appear if `x` and `pred` are swapped, or nothing is compared.
@@ -335,8 +334,26 @@ def _stop(pred: Any, x: PyTree) -> Any:
 
 @ft.cache
 def _is_several() -> Any:
-    """Return whether a program runs on several devices, which is known when it is lowered."""
-    return decided_late("is_several", np.bool_(False), lambda is_several: np.bool_(is_several))
+    """Return the primitive that says whether a program runs on several devices.
+
+    This is decided when the program is lowered. Without a primitive, checks would have to know it
+    while they are traced, and each program would be traced again for other devices.
+    """
+    # Here, because JAX loads Pallas with `jax.extend.core`.
+    from jax.extend.core import Primitive
+    from jax.interpreters import mlir
+
+    def lower(context: Any) -> Any:
+        axes = getattr(context.module_context, "axis_context", None)
+        mesh_size = getattr(getattr(axes, "mesh", None), "size", 1)
+        answer = np.bool_(getattr(axes, "num_devices", mesh_size) != 1)
+        return cast("Any", mlir).lower_fun(lambda: answer, multiple_results=False)(context)
+
+    primitive: Any = Primitive("is_several")
+    primitive.def_impl(lambda: np.bool_(False))
+    primitive.def_abstract_eval(lambda: jax.typeof(np.bool_(False)))
+    mlir.register_lowering(primitive, lower)
+    return primitive.bind
 
 
 # ---- the caller that waits

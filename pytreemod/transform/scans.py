@@ -21,7 +21,7 @@ from pytreemod.transform.sowing import collecting, split_sown, tracked
 from pytreemod.transform.steps import Functions
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
-from pytreemod.tree.differences import is_value
+from pytreemod.tree.comparison import is_value
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import AxesSpec, PyTree, class_of, jtu

@@ -31,7 +31,7 @@ class _Shardings:
         self.spec = spec
         leaves, treedef = jtu.tree_flatten(spec, is_leaf=placements.is_placement_spec)
         asking = [value for value in placements.known_placements(spec) if callable(value)]
-        asking += [rule for rule in leaves if isinstance(rule, By) and not _is_structural(rule)]
+        asking += [rule for rule in leaves if isinstance(rule, By) and not rule.is_structural]
         if asking:
             # One program serves arrays of many shapes.
             fact = f"{self.where}: {describe(asking[0])} looks at arrays"
@@ -51,10 +51,6 @@ class _Shardings:
 
     def __repr__(self) -> str:
         return repr(self.spec)
-
-
-def _is_structural(rule: By) -> bool:
-    return all(selector.is_structural() for selector in rule.selectors)
 
 
 class ArgumentShardings(_Shardings):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from pytreemod.errors import CaptureError
+from pytreemod.errors import StateError
 from pytreemod.transform.lost_updates import warn_of_lost_updates
 from pytreemod.tree.snapshots import last_use
 from pytreemod.tree.traces import current_trace, traced_apart, value_apart
@@ -117,12 +117,12 @@ def sow_value(label: Label, value: PyTree) -> None:
     """Add a value to the innermost collector of this thread, if there is one.
 
     Raises:
-        CaptureError: if it is in a transform that does not return it.
+        StateError: if it is in a transform that does not return it.
     """
     if _thread.stack:
         trace, found = _thread.stack[-1]
         if trace != current_trace():
-            raise CaptureError(
+            raise StateError(
                 f"{label.name!r} cannot leave a transform of plain JAX, a loop without outputs "
                 "or a rule",
                 hint="use pm.filter_jit, filter_vmap, filter_scan, ...",
@@ -197,7 +197,7 @@ def sow(name: str, value: _T) -> _T:
         `value`.
 
     Raises:
-        CaptureError: if there is a capture, and the value cannot leave the transform it is in: one
+        StateError: if there is a capture, and the value cannot leave the transform it is in: one
             of plain JAX, a while loop.
 
     Examples:

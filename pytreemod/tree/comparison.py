@@ -1,20 +1,30 @@
-"""Comparing trees, checking them for shared nodes, and opening one level."""
+"""Comparing two trees: whether they are equal, how far arrays are apart, and where trees differ.
+
+`compare` compares containers key by key, Modules field by field, and leaves and configuration by
+`are_one`. Every table of two trees is built on it: of carries, branches, traces, the values of a
+State.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import StructureError
-from pytreemod.tree.nodes import children_of, locations
+from pytreemod.errors import StructureError, describe
+from pytreemod.tree.instances import stored
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array, is_inexact_array
-from pytreemod.tree.sharing import places_of_shared
-from pytreemod.typing import PyTree, Tracer, jtu
+from pytreemod.tree.predicates import NUMBERS, is_array
+from pytreemod.tree.split_arrays import split_text
+from pytreemod.typing import KeyPath, PyTree, Tracer, class_of, jtu
 
 
 def tree_equal(
@@ -31,7 +41,7 @@ def tree_equal(
 
     Returns:
         A bool if no JAX arrays were compared. Otherwise a scalar bool array, so that `~` negates
-        it; under a trace a traced one: there, even constants are compared when the program runs.
+        it; under a trace a traced one.
 
     Examples:
         >>> tree_equal({"a": jnp.ones(2)}, {"a": jnp.ones(2)})
@@ -39,78 +49,61 @@ def tree_equal(
         >>> tree_equal([1, "a"], [1, "b"])
         False
     """
-    return _compare(pytrees, typematch, rtol, atol, is_array_wanted=True)
+    pairs = _pairs(pytrees, typematch)
+    same = pairs is not None and _all_equal(pairs, rtol, atol)
+    has_jax = any(isinstance(leaf, jax.Array) for pair in pairs or () for leaf in pair)
+    return jnp.asarray(same) if has_jax else bool(same)
 
 
 def are_equal(one: PyTree, two: PyTree) -> bool:
     """Whether two trees are equal, as a concrete bool, for `==`."""
-    return bool(_compare((one, two), False, 0.0, 0.0, is_array_wanted=False))
+    pairs = _pairs((one, two), False)
+    return pairs is not None and bool(_all_equal(pairs, 0.0, 0.0))
 
 
-def _compare(
-    pytrees: tuple[PyTree, ...],
-    typematch: bool,
-    rtol: int | float,
-    atol: int | float,
-    *,
-    is_array_wanted: bool,
-) -> bool | jax.Array:
+def _pairs(pytrees: tuple[PyTree, ...], typematch: bool) -> list[tuple[Any, Any]] | None:
+    """Return the arrays whose values decide; None if the trees differ in anything else."""
+    found: list[tuple[Any, Any]] = []
     first, *others = [jtu.tree_flatten(tree) for tree in pytrees]
-    result: bool | jax.Array = True
     for leaves, treedef in others:
         if treedef != first[1]:
-            return False
+            return None
         for x, y in zip(first[0], leaves, strict=True):
             if not _is_alike(x, y, typematch):
-                return False
-            if not is_array(x):
-                continue
-            if is_array_wanted and result is True and _is_jax(x, y):
-                # Under a trace the result is traced.
-                result = jnp.asarray(True)
-            is_traced = any(isinstance(array, Tracer) for array in (x, y, result))
-            # Use NumPy where values are concrete: it has nothing to compile.
-            same = _values_equal(x, y, rtol, atol, jnp if is_traced else np)
-            if is_traced:
-                result = jnp.logical_and(result, same)
-            elif not same:
-                return jnp.logical_not(result) if isinstance(result, jax.Array) else False
-    return result
+                return None
+            found += [(x, y)] if is_array(x) else []
+    return found
 
 
 def _is_alike(x: Any, y: Any, typematch: bool) -> bool:
     """Whether two leaves are equal, apart from the values of arrays."""
+    if typematch and _family(x) is not _family(y):
+        return False
     if is_array(x) and is_array(y):
-        is_family = not typematch or _family(x) is _family(y)
-        return is_family and x.shape == y.shape and x.dtype == y.dtype
-    if is_array(x) or is_array(y):
-        return False
-    if typematch and type(x) is not type(y):
-        return False
-    return x is y or bool(x == y)
+        return x.shape == y.shape and x.dtype == y.dtype
+    return is_array(x) is is_array(y) and (x is y or bool(x == y))
 
 
 def _family(x: object) -> type:
     return jax.Array if isinstance(x, jax.Array) else type(x)
 
 
-def _is_jax(x: object, y: object) -> bool:
-    return isinstance(x, jax.Array) or isinstance(y, jax.Array)
-
-
-def _values_equal(x: Any, y: Any, rtol: int | float, atol: int | float, numpy: Any) -> Any:
-    is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    # A float array may differ from itself: NaN is not equal to NaN.
-    # Tangents of integers have a shape but no values.
-    if (x is y and not is_inexact) or x.dtype == jax.dtypes.float0:
-        return True
-    if _is_jax(x, y) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        # Concrete keys stay concrete under a trace, unless the answer has to be traced.
-        with contextlib.nullcontext() if numpy is jnp else jax.ensure_compile_time_eval():
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-    close = is_inexact and (rtol != 0.0 or atol != 0.0)
-    same = numpy.isclose(x, y, rtol=rtol, atol=atol) if close else numpy.equal(x, y)
-    return numpy.all(same)
+def _all_equal(pairs: list[tuple[Any, Any]], rtol: float, atol: float) -> Any:
+    same: Any = True
+    for x, y in pairs:
+        # Tangents of integers have a shape but no values.
+        if x.dtype == jax.dtypes.float0:
+            continue
+        is_traced = isinstance(x, Tracer) or isinstance(y, Tracer)
+        # Concrete keys stay concrete under a trace.
+        with contextlib.nullcontext() if is_traced else jax.ensure_compile_time_eval():
+            x, y = _numbers(x), _numbers(y)
+        # NumPy where values are concrete: it has nothing to compile.
+        numpy: Any = jnp if is_traced else np
+        is_near = (rtol or atol) and jnp.issubdtype(x.dtype, jnp.inexact)
+        equal = numpy.isclose(x, y, rtol=rtol, atol=atol) if is_near else numpy.equal(x, y)
+        same = numpy.all(equal) & same
+    return same
 
 
 def largest_difference(a: Any, b: Any) -> tuple[float, float, int, int] | None:
@@ -128,29 +121,23 @@ def largest_difference(a: Any, b: Any) -> tuple[float, float, int, int] | None:
         >>> largest_difference(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
         (0.5, 0.25, 1, 2)
     """
-    x, y = _on_host(a), _on_host(b)
-    if x.dtype.kind in "fc" or jnp.issubdtype(x.dtype, jnp.inexact):
-        # Half precision cannot represent the differences of its own numbers.
-        wide: Any = np.complex128 if x.dtype.kind == "c" else np.float64
-        x, y = x.astype(wide), y.astype(wide)
-        differ = (x != y) & ~(np.isnan(x) & np.isnan(y))
-    else:
-        differ = x != y
-        x, y = x.astype(np.float64), y.astype(np.float64)
+    x, y = np.asarray(_numbers(a)), np.asarray(_numbers(b))
+    differ = (x != y) & ~((x != x) & (y != y))
     count = int(np.count_nonzero(differ))
     if not count:
         return None
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+    # Half precision cannot represent the differences of its own numbers.
+    wide = np.complex128 if x.dtype.kind == "c" else np.float64
+    x, y = x.astype(wide), y.astype(wide)
+    with np.errstate(all="ignore"):
         largest = float(np.max(np.abs(x - y)[differ]))
         scale = float(np.max(np.abs(x), initial=0, where=np.isfinite(x)))
-        relative = largest / scale if scale else float("inf")
-    return largest, relative, count, x.size
+    return largest, largest / scale if scale else float("inf"), count, x.size
 
 
-def _on_host(array: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    return np.asarray(array)
+def _numbers(array: Any) -> Any:
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if is_key else array
 
 
 def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
@@ -169,75 +156,198 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
         >>> tree_flatten_one_level([1, (2, 3)])[0]
         [1, (2, 3)]
     """
-    seen = [False]
+    seen: list[Any] = []
 
     def stop(node: Any) -> bool:
         if node is not pytree:
             return True
         # JAX visits the root first. A second visit means that the root is inside itself.
-        if seen[0]:
-            raise StructureError("tree_flatten_one_level", "a tree", "a node that contains itself")
-        seen[0] = True
+        if seen:
+            raise StructureError("tree_flatten_one_level: a node contains itself")
+        seen.append(node)
         return False
 
     return jtu.tree_flatten(pytree, is_leaf=stop)
 
 
-def tree_check(pytree: PyTree) -> None:
-    """Check that no node or parameter appears twice in a tree, and that no node contains itself.
+_TYPES = (class_of(jax.typeof(0)), jax.ShapeDtypeStruct)
+"""What describes an array: its shape, dtype and, if JAX made it, weak type and sharding."""
 
-    A transform turns shared nodes into separate ones: a shared layer becomes two layers, and a
-    shared parameter becomes two parameters. Some sharing is allowed: nodes without leaves, leaves
-    that are not parameters (buffers, numbers), and small arrays (at most one axis) of different
-    layers.
+
+def is_number(leaf: Any) -> bool:
+    """Whether `leaf` is a plain Python number, which JAX converts to an array."""
+    return type(leaf) in NUMBERS
+
+
+def is_value(leaf: Any) -> bool:
+    """Whether `leaf` is an array, or converted to one when JAX computes with it."""
+    return is_array(leaf) or is_number(leaf)
+
+
+def is_type(leaf: Any) -> bool:
+    """Whether `leaf` is the type of an array, which may stand in a tree in the array's place."""
+    return isinstance(leaf, _TYPES)
+
+
+def have_one_type(a: Any, b: Any) -> bool:
+    """Whether two arrays have one shape and dtype; other leaves have to be equal."""
+    if is_array(a) and is_array(b):
+        return a.shape == b.shape and a.dtype == b.dtype
+    return not is_array(a) and not is_array(b) and are_one(a, b)
+
+
+def aval_of(value: Any) -> Any:
+    """Shape, dtype and weak type of an array, a number or the type of an array."""
+    return value if is_type(value) else jax.typeof(value)
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The mesh axes over which an array differs from device to device, inside a `shard_map`."""
+    # Newer JAX has renamed the attribute.
+    manual = getattr(aval, "manual_axis_type", None)
+    return frozenset(getattr(aval, "vma", None) or getattr(manual, "varying", ()))
+
+
+_MISSING: Any = object()
+"""What a tree has where the other has an entry, and it has none."""
+
+
+class Difference(NamedTuple):
+    """One difference between two trees.
+
+    Attributes:
+        path: its location.
+        old: what the first tree has there.
+        new: what the second tree has there.
+        is_static: whether it is in the configuration.
+    """
+
+    path: KeyPath
+    old: Any
+    new: Any
+    is_static: bool = False
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Both sides in short form."""
+        return side_text(self.old, self.is_static), side_text(self.new, self.is_static)
+
+    def line(self, root: str = "", form: str = "{} -> {}") -> str:
+        """Return the path, and both sides in short form.
+
+        Args:
+            root: the name of the trees.
+            form: a format string for the two sides.
+        """
+        old, new = self.texts
+        if old == new:
+            new += ", not equal" if children_of(self.new) is None else ", with other configuration"
+        return f"{path_text(self.path, root)}: {form.format(old, new)}"
+
+
+def compare(
+    old: PyTree, new: PyTree, fits: Callable[[Any, Any], bool] = are_one
+) -> list[Difference]:
+    """Return the differences of two trees.
 
     Args:
-        pytree: the tree.
+        old: a tree.
+        new: another.
+        fits: whether two arrays, or numbers, or types of arrays, count as the same.
 
-    Raises:
-        StructureError: if a node, or a parameter, appears twice; all its paths are named.
-
-    Examples:
-        >>> tree_check([[1], [1]])
-        >>> shared = [1]
-        >>> tree_check([shared, shared])
-        Traceback (most recent call last):
-            ...
-        pytreemod.errors.StructureError: tree_check: expected each node once, got one node twice.
-          at [0]
-          at [1]
+    Returns:
+        The differences in order; empty if the trees agree.
     """
-    _check(pytree, (), {}, set())
-    # By identity alone, without paths: most trees share nothing.
-    arrays = [id(leaf) for leaf in jtu.tree_leaves(pytree) if is_inexact_array(leaf)]
-    if len(set(arrays)) == len(arrays):
-        return
-    chosen = [is_inexact_array(loc.leaf) and loc.role != "buffer" for loc in locations(pytree)]
-    for group in places_of_shared(pytree, chosen):
-        raise StructureError(
-            "tree_check",
-            "each parameter once",
-            f"one array at {len(group)} paths",
-            at=[path_text(loc.path) for loc in group],
-        )
+    (leaves, treedef), (others, other) = map(jtu.tree_flatten, (old, new))
+    # Compare flat first: most trees agree, and the walk takes a hundred times as long.
+    is_one = _are_one(treedef, other)
+    if is_one and all(_agree(a, b, fits) for a, b in zip(leaves, others, strict=True)):
+        return []
+    found = [*_walk(old, new, fits, ())]
+    return found or ([] if is_one is None else [Difference((), old, new)])
 
 
-def _check(
-    node: Any, path: tuple[Any, ...], seen: dict[int, tuple[Any, ...]], open_ids: set[int]
-) -> None:
-    if id(node) in open_ids:
-        places = [path_text(seen[id(node)]), path_text(path)]
-        raise StructureError("tree_check", "a tree", "a node that contains itself", at=places)
-    children = children_of(node)
-    # Sharing a node without children makes no difference.
-    if not children:
+def _walk(
+    old: Any, new: Any, fits: Callable[[Any, Any], bool], path: KeyPath
+) -> Iterator[Difference]:
+    mine, others = children_of(old), children_of(new)
+    if mine is None and others is None:
+        yield from [] if _agree(old, new, fits) else [Difference(path, old, new)]
         return
-    if id(node) in seen:
-        places = [path_text(seen[id(node)]), path_text(path)]
-        raise StructureError("tree_check", "each node once", "one node twice", at=places)
-    seen[id(node)] = path
-    # The nodes above this one: a node inside itself must be found before it is followed.
-    open_ids.add(id(node))
-    for key, child in children:
-        _check(child, (*path, key), seen, open_ids)
-    open_ids.discard(id(node))
+    if mine is None or others is None or own_class(old) is not own_class(new):
+        yield Difference(path, old, new)
+        return
+    before, after = _entries(old, mine), _entries(new, others)
+    found: list[Difference] = []
+    for key in before | after:
+        (a, a_static), (b, b_static) = before.get(key, _ABSENT), after.get(key, _ABSENT)
+        if not a_static and not b_static:
+            found += _walk(a, b, fits, (*path, key))
+        elif not are_one(a, b):
+            found.append(Difference((*path, key), a, b, a_static and b_static))
+    yield from found
+    # A difference below already explains why the nodes differ.
+    if not found and _are_one(_bare(old), _bare(new)) is False:
+        yield Difference(path, old, new)
+
+
+_ABSENT = (_MISSING, True)
+
+
+def _entries(node: Any, children: list[tuple[Any, Any]]) -> dict[Any, tuple[Any, bool]]:
+    """The contents of a node by key, each with whether it is configuration."""
+    record = record_of(node)
+    if record is None:
+        return {key: (child, False) for key, child in children}
+    data = record.data_names(node)
+    return {jtu.GetAttrKey(n): (stored(node, n), n not in data) for n in record.names(node)}
+
+
+def _bare(node: Any) -> Any:
+    """Return the structure of a node alone, without that of its children."""
+    return jtu.tree_structure(node, is_leaf=stop_below(node))
+
+
+def _are_one(treedef: Any, other: Any) -> bool | None:
+    try:
+        return treedef == other
+    except Exception:  # Of a class of the user's, which keeps what cannot be compared.
+        return None
+
+
+def _agree(a: Any, b: Any, fits: Any) -> bool:
+    return fits(a, b) if _is_typed(a) and _is_typed(b) else are_one(a, b)
+
+
+def _is_typed(value: Any) -> bool:
+    return is_type(value) or is_value(value)
+
+
+def side_text(value: Any, is_static: bool = False) -> str:
+    """Return a node or leaf in short form: `f32[2]`, `list of 3`, `Linear`.
+
+    Args:
+        value: the node or leaf.
+        is_static: whether it is configuration, of which the contents are shown.
+    """
+    if value is _MISSING:
+        return "nothing"
+    if _is_typed(value) and not is_number(value):
+        aval = aval_of(value)
+        varying = sorted(map(str, varying_axes(aval)))
+        weak = " (weak)" if getattr(aval, "weak_type", False) else ""
+        return split_text(aval) + weak + (f" varying over {', '.join(varying)}" if varying else "")
+    children = children_of(value)
+    if is_static or not children:
+        return leaf_text(value)
+    name = class_of(value).__qualname__
+    return f"{name} of {len(children)}" if isinstance(value, (tuple, list, dict)) else name
+
+
+def leaf_text(value: Any) -> str:
+    """Return a leaf in short form: functions by name and line, and without addresses."""
+    code = getattr(value, "__code__", None)
+    if isinstance(code, types.CodeType):
+        return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
+    # An address differs from run to run, and would look like the reason.
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", describe(value))

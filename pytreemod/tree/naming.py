@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import StructureError, describe
-from pytreemod.tree.paths import plain_name
-from pytreemod.tree.predicates import is_abstract
+from pytreemod.tree.paths import step_names
+from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.typing import PyTree, Tracer, is_instance, jtu
 
 _T = TypeVar("_T")
@@ -20,8 +21,7 @@ _T = TypeVar("_T")
 def named_leaves(tree: PyTree, sep: str = ".") -> dict[str, Any]:
     """Return every leaf of a tree by its name: `layers.2.weight`.
 
-    A component of the path is quoted if it is empty, contains `sep`, begins with a quote, or cannot
-    be printed: `'v1.5'.weight`. Values in a State have the path of their token.
+    Its keys stand as bare words. Values in a State have the path of their token.
 
     **Law.** `from_named(tree, named_leaves(tree)) == tree`.
 
@@ -33,8 +33,7 @@ def named_leaves(tree: PyTree, sep: str = ".") -> dict[str, Any]:
         The leaves, unchanged, in the order of the tree.
 
     Raises:
-        ArgumentError: if `sep` is empty, no string, or contains a quote.
-        StructureError: if two leaves have one name, as the keys 0 and "0" of a dict give.
+        StructureError: if two leaves have one name: then another `sep` may help.
 
     Examples:
         >>> import jax
@@ -43,10 +42,9 @@ def named_leaves(tree: PyTree, sep: str = ".") -> dict[str, Any]:
         >>> {name: leaf.shape for name, leaf in named_leaves(net).items()}
         {'layers.1.weight': (4, 3), 'layers.1.bias': (4,)}
     """
-    pairs = jtu.tree_leaves_with_path(tree)
-    names = [plain_name(path, sep) for path, _ in pairs]
-    check_distinct(names, "named_leaves")
-    return dict(zip(names, (leaf for _, leaf in pairs), strict=True))
+    pairs = [(sep.join(step_names(path)), leaf) for path, leaf in jtu.tree_leaves_with_path(tree)]
+    check_distinct((name for name, _ in pairs), "named_leaves")
+    return dict(pairs)
 
 
 def from_named(like: _T, named: Mapping[str, Any], sep: str = ".") -> _T:
@@ -69,12 +67,10 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".") -> _T:
         {'a': [Array([1., 1.], dtype=float32), 5]}
     """
     olds = named_leaves(like, sep)
-    wrong = [f"{name}: missing" for name in olds if name not in named]
-    wrong += [f"{name}: unexpected" for name in named if name not in olds]
-    wrong += [
-        f"{name}: like has {describe(old)}, named {describe(named[name])}"
-        for name, old in olds.items()
-        if name in named and not _fits(old, named[name])
+    wrong = [
+        f"{name}: like has {_shown(name, olds)}, named has {_shown(name, named)}"
+        for name in {**olds, **named}
+        if name not in olds or name not in named or not _fits(olds[name], named[name])
     ]
     if wrong:
         raise StructureError("from_named: the leaves do not fit like", at=wrong, most=40)
@@ -82,25 +78,22 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".") -> _T:
     return jtu.tree_structure(like).unflatten(news)
 
 
+def _shown(name: str, leaves: Mapping[str, Any]) -> str:
+    return describe(leaves[name]) if name in leaves else "no such leaf"
+
+
 def _fits(old: Any, new: Any) -> bool:
-    if hasattr(old, "dtype"):
-        return is_abstract(new) and _form_of(old) == _form_of(new)
-    return type(old) is type(new)
-
-
-def _form_of(leaf: Any) -> tuple[Any, ...]:
-    dtype: Any = leaf.dtype
-    # In any byte order.
-    return leaf.shape, dtype.newbyteorder("=") if is_instance(dtype, np.dtype) else dtype
+    if not hasattr(old, "dtype"):
+        return type(old) is type(new)
+    return is_abstract(new) and old.shape == new.shape and old.dtype == new.dtype
 
 
 def _as_kind_of(old: Any, new: Any) -> Any:
-    if is_instance(old, (np.ndarray, np.generic)) and not isinstance(new, Tracer):
-        made = np.asarray(new, old.dtype)
-        return made[()] if is_instance(old, np.generic) else made
+    is_numpy = is_instance(old, (np.ndarray, np.generic))
+    if isinstance(new, jax.Array):
+        return np.asarray(new)[()] if is_numpy and not isinstance(new, Tracer) else new
     # A copy, because the caller may still write into the array.
-    is_other = is_instance(new, np.ndarray) and hasattr(old, "dtype")
-    return jnp.array(np.asarray(new, old.dtype)) if is_other else new
+    return new if is_numpy or not is_array(new) else jnp.array(new)
 
 
 def check_distinct(names: Iterable[str], where: str) -> None:

@@ -1,92 +1,26 @@
 """How the tree room opens, names and rebuilds nodes, one level at a time.
 
-JAX's registry has the children of every node. A class may say more by carrying a *record*
-(its `__record__` attribute, an [`AbstractRecord`][pytreemod.tree.nodes.AbstractRecord]): which of
-its attributes are children, which are configuration, and the role of each. Modules do. This
-room knows no Module, only records.
+JAX's registry has the children of every node. A Module's class says more, by its schema (its
+`__record__`, see [`module.schema`][pytreemod.module.schema]): which of its attributes are children,
+which are configuration, and the role of each.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, nearest
+from pytreemod.tree.instances import LeafNotes, flat_of, notes_of, record_of
 from pytreemod.tree.paths import pattern_text, some_of, step_name, step_names
-from pytreemod.tree.pending import FLAT
-from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
-DECLARED_ROLES = {DEFAULT_ROLE, "buffer"}
-"""The roles that classes declare, or that instances were given. The set only grows. A word that
-usually means another role is accepted if it is one of them."""
-
-GivenRoles = tuple[tuple[tuple[str, ...], str], ...]
-"""Roles by the paths that they were given to, relative to the instance that stores them."""
-
-
-class AbstractRecord(ABC):
-    """The description of a class of immutable records, for the tree room."""
-
-    # Whether an instance reads as an array computed from it, or as the value at another path.
-    computes = False
-    is_hole = False
-
-    @abstractmethod
-    def names(self, node: Any) -> tuple[str, ...]:
-        """Return all fields of `node` that are set, in order."""
-
-    @abstractmethod
-    def data_names(self, node: Any) -> tuple[str, ...]:
-        """Return the fields that are children of the pytree, in order."""
-
-    @abstractmethod
-    def role(self, name: str) -> str:
-        """Return the role that the field declares."""
-
-    @abstractmethod
-    def given_roles(self, node: Any) -> GivenRoles:
-        """Return the roles given to paths in `node`, besides those that its class declares."""
-
-    @abstractmethod
-    def rebuild(self, node: Any, changes: dict[str, Any], is_given: bool = False) -> Any:
-        """Copy `node` with some fields replaced: no converter, no check, same division.
-
-        The new values are stored unchanged. With `is_given` they have the form that a user reads,
-        which differs for a field that stores its values in another form.
-        """
-
-    @abstractmethod
-    def renewed(self, node: Any, changes: dict[str, Any]) -> Any:
-        """Copy `node` with new objects for its data, and copies of its static containers.
-
-        Return `node` itself if it has neither.
-        """
-
-    @abstractmethod
-    def is_finished(self, node: Any) -> bool:
-        """Whether `node` can no longer change."""
-
-    @abstractmethod
-    def early(self, node: Any) -> dict[str, Any] | None:
-        """The values that a pending copy of `node` needs at once; None if it cannot be pending."""
-
-    @abstractmethod
-    def proxy(self, node: Any, source: Any) -> Any:
-        """An instance of node's class that reads its fields from `source` (see `pending`)."""
-
-
-def record_of(node: object) -> AbstractRecord | None:
-    """Return the record of node's class, if it carries one."""
-    # Of the class: an instance may have any attribute, as mocks do.
-    return getattr(type(node), "__record__", None)
 
 
 def own_class(node: object) -> Any:
-    """Return the class of a node; for a variant, the class that it is a variant of."""
+    """Return the class of a node; for one that was made at run time, that which it passes for."""
     return getattr(type(node), "__passes_for__", type(node))
 
 
@@ -134,13 +68,9 @@ def stop_below(node: Any) -> Callable[[Any], bool]:
 
 def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     """Return the children of a node with their keys; None where `node` is a leaf."""
-    record = record_of(node)
-    if record is not None:
-        flat = node.__stored__.get(FLAT)
-        if flat is not None:
-            children, (layout, *_) = flat
-            return list(zip(layout.keys, children, strict=True))
-        return [(jtu.GetAttrKey(name), stored(node, name)) for name in record.data_names(node)]
+    if record_of(node) is not None:
+        children, (split, *_) = flat_of(node)
+        return list(zip(split.keys, children, strict=True))
     kind = class_of(node)
     # By hand for the most common containers; JAX would build keys and structure.
     if kind is list or kind is tuple:
@@ -213,7 +143,7 @@ class InheritedRole(NamedTuple):
     """
 
     role: str = DEFAULT_ROLE
-    given: GivenRoles = ()
+    given: LeafNotes = ()
 
     def of_child(self, node: Any, key: Any) -> InheritedRole:
         """Return the role of a child of this node."""
@@ -223,7 +153,7 @@ class InheritedRole(NamedTuple):
         own = "buffer" if hasattr(class_of(node), "__child_kinds__") else own
         role = self.role if own == DEFAULT_ROLE else own
         # An instance gives roles to its own fields and the containers in them, no further.
-        given = self.given if record is None else record.given_roles(node)
+        given = self.given if record is None else notes_of(node).roles
         if not given:
             return InheritedRole(role)
         name = step_name(key)
@@ -267,3 +197,12 @@ def _locations(
         yield from _locations(
             child, is_leaf, (*path, key), (*above, node, *mark), here.of_child(node, key)
         )
+
+
+def all_ties(node: PyTree, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the ties in a tree, each with the path of the Module that keeps it."""
+    if record_of(node) is not None:
+        for tie in notes_of(node).ties:
+            yield path, tie
+    for key, child in children_of(node) or ():
+        yield from all_ties(child, (*path, key))

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from pytreemod.tree.prefixes import mask_of
-from pytreemod.typing import FilterSpec, IsLeaf, jtu
+from pytreemod.tree.nodes import children_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.prefixes import By, spread
+from pytreemod.tree.selecting import Rule, Selector, as_bool, as_selector
+from pytreemod.typing import FilterSpec, IsLeaf, KeyPath, PyTree, jtu
 
 # A tree of the same structure has the same type, whatever its leaves are.
 _T = TypeVar("_T")
@@ -40,12 +43,7 @@ def filter(
         >>> filter([1, "a", 2.0], lambda x: isinstance(x, str))
         [None, 'a', None]
     """
-    leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
-    mask = mask_of(filter_spec, pytree, is_leaf, where="filter(filter_spec)", leaves=leaves)
-    keep = not inverse
-    return treedef.unflatten(
-        [x if m is keep else replace for x, m in zip(leaves, mask, strict=True)]
-    )
+    return partition(pytree, filter_spec, replace, is_leaf)[1 if inverse else 0]
 
 
 def partition(
@@ -99,11 +97,53 @@ def combine(*pytrees: _T, is_leaf: IsLeaf = None) -> _T:
     def stop(node: Any) -> bool:
         return node is None or (is_leaf is not None and is_leaf(node))
 
-    return jtu.tree_map(_first, *pytrees, is_leaf=stop)
+    def first(*leaves: Any) -> Any:
+        return next((leaf for leaf in leaves if leaf is not None), None)
+
+    return jtu.tree_map(first, *pytrees, is_leaf=stop)
 
 
-def _first(*leaves: Any) -> Any:
-    for leaf in leaves:
-        if leaf is not None:
-            return leaf
-    return None
+def _is_filter_leaf(spec: Any) -> bool:
+    return isinstance(spec, (Rule, str, type, bool)) or spec is ...
+
+
+def mask_of(
+    spec: FilterSpec,
+    tree: PyTree,
+    is_leaf: IsLeaf = None,
+    *,
+    where: str,
+    root: str = "",
+    leaves: list[Any] | None = None,
+) -> list[bool]:
+    """Return one bool for each leaf of `tree`, from any filter spec.
+
+    Args:
+        spec: a selector or a value that converts to one, `by` with bools, or a prefix tree.
+        tree: the tree.
+        is_leaf: where to stop descending.
+        where: the name of `spec` in errors.
+        root: the name of `tree` in errors.
+        leaves: `jax.tree.leaves(tree, is_leaf)`, if the caller has it.
+
+    Returns:
+        A list as long as `jax.tree.leaves(tree, is_leaf)`.
+
+    Raises:
+        SpecError: if the spec is not a prefix, or returns something other than bools.
+    """
+    if callable(spec) and not isinstance(spec, (Rule, type)) and children_of(spec) is None:
+        found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves
+        return [as_bool(spec(leaf), where) for leaf in found]
+    if isinstance(spec, Selector):
+        return spec.mask(tree, is_leaf)
+
+    def resolve(value: Any, subtree: PyTree, path: KeyPath) -> list[bool]:
+        if isinstance(value, By):
+            picked = value.values(subtree, is_leaf, path_text(path, root) if path else root)
+            return [as_bool(v, where) for v in picked]
+        if isinstance(value, bool):
+            return [value] * len(jtu.tree_leaves(subtree, is_leaf=is_leaf))
+        return as_selector(value).mask(subtree, is_leaf)
+
+    return spread(spec, tree, resolve, _is_filter_leaf, where, root=root)

@@ -1,4 +1,4 @@
-"""Paths as strings, `layers[2].weight`; patterns over them, `layers.*.weight`; names of leaves."""
+"""Paths as strings, `layers[2].weight`, and patterns over them, `layers.*.weight`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,15 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.typing import jtu
+from pytreemod.errors import SpecError
+from pytreemod.typing import KeyPath, jtu
 
 _NAMED = 10
 
 
 def step_name(key: Any) -> str:
     """Return one key of a path as a bare word: the attribute's name, the index, the dict's key."""
-    if isinstance(key, jtu.GetAttrKey):
-        return key.name
-    if isinstance(key, jtu.SequenceKey):
-        return str(key.idx)
-    if isinstance(key, (jtu.DictKey, jtu.FlattenedIndexKey)):
-        return str(key.key)
-    # Users' nodes may have keys of their own class.
-    return str(getattr(key, "name", key))
+    return jtu.keystr((key,), simple=True)
 
 
 class PathName(str):
@@ -31,14 +24,14 @@ class PathName(str):
     steps: tuple[str, ...]
 
     @classmethod
-    def of(cls, path: tuple[Any, ...]) -> PathName:
+    def of(cls, path: KeyPath) -> PathName:
         """Return the name of a JAX key path."""
         name = cls(path_text(path))
         name.steps = step_names(path)
         return name
 
 
-def step_names(path: tuple[Any, ...]) -> tuple[str, ...]:
+def step_names(path: KeyPath) -> tuple[str, ...]:
     """The keys of a path as bare words; a key that is itself a path gives all of its keys."""
     names: list[str] = []
     for key in path:
@@ -48,7 +41,7 @@ def step_names(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def path_text(path: tuple[Any, ...], root: str = "") -> str:
+def path_text(path: KeyPath, root: str = "") -> str:
     """Return a JAX key path as Python code that accesses the leaf.
 
     Args:
@@ -62,21 +55,10 @@ def path_text(path: tuple[Any, ...], root: str = "") -> str:
         >>> path_text((jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.GetAttrKey("weight")))
         'layers[2].weight'
     """
-    text = root
-    for key in path:
-        if isinstance(key, jtu.GetAttrKey):
-            text += f".{key.name}" if text else key.name
-        elif isinstance(key, jtu.SequenceKey):
-            text += f"[{key.idx}]"
-        elif isinstance(key, jtu.DictKey):
-            text += f"[{key.key!r}]"
-        else:
-            # Not valid Python: this key cannot be written as an access.
-            text += f"[<{step_name(key)}>]"
-    return text or "<root>"
+    return (root + jtu.keystr(path)).removeprefix(".") or "<root>"
 
 
-def pattern_text(path: tuple[Any, ...]) -> str:
+def pattern_text(path: KeyPath) -> str:
     """Return a JAX key path as the pattern that picks it, with as few quotes as possible.
 
     Args:
@@ -91,56 +73,11 @@ def pattern_text(path: tuple[Any, ...]) -> str:
     """
     text = ""
     for key in path:
-        word = key.key if isinstance(key, jtu.DictKey) else None
+        word: Any = key.key if isinstance(key, jtu.DictKey) else None
         # A PathName is written unchanged: it has its own keys.
-        if isinstance(word, PathName) or (isinstance(word, str) and word.isidentifier()):
-            text += word if not text or word.startswith("[") else f".{word}"
-        else:
-            text = path_text((key,), text)
-    return text or "<root>"
-
-
-def plain_name(path: tuple[Any, ...], sep: str = ".") -> str:
-    """Return a JAX key path as a name: its keys as bare words, with `sep` between them.
-
-    A key is quoted, as Python quotes strings, if it could not be parsed otherwise: if it is empty,
-    contains `sep`, begins with a quote, or cannot be printed. So no two sequences of keys have the
-    same name.
-
-    Args:
-        path: keys, as `jax.tree_util` gives them. In a State, a key is the path of a token, and
-            gives its keys.
-        sep: the separator between the keys.
-
-    Returns:
-        `layers.2.weight`; the empty string for the empty path.
-
-    Raises:
-        ArgumentError: if `sep` is empty, not a string, or contains a quote.
-
-    Examples:
-        >>> plain_name((jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.GetAttrKey("weight")))
-        'layers.2.weight'
-        >>> print(plain_name((jtu.DictKey("v1.5"), jtu.GetAttrKey("weight"))))
-        'v1.5'.weight
-    """
-    _check_separator("plain_name(sep)", sep)
-    return sep.join(_word(step, sep) for step in step_names(path))
-
-
-def _word(step: str, sep: str) -> str:
-    is_plain = step != "" and step[0] != "'" and step.isprintable()
-    # With the separator, part of which may end the key: "a:" before "::".
-    if is_plain and (step + sep).index(sep) == len(step):
-        return step
-    # With a double quote in it, Python always chooses single quotes.
-    return "'" + repr('"' + step)[2:]
-
-
-def _check_separator(where: str, sep: Any) -> None:
-    if isinstance(sep, str) and sep != "" and "'" not in sep:
-        return
-    raise ArgumentError(where, "a nonempty string without quotes", describe(sep))
+        is_bare = isinstance(word, PathName) or (isinstance(word, str) and word.isidentifier())
+        text += f"{'.' * (word[:1] != '[')}{word}" if is_bare else jtu.keystr((key,))
+    return text.removeprefix(".") or "<root>"
 
 
 def some_of(names: Sequence[str]) -> str:
@@ -148,36 +85,24 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-_STEP = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]]*))\s*\]|([^./\[\]]+)")
+# A key in brackets, with quotes or without, or a bare word; before it, perhaps a separator.
+_STEP = r"""[./]?(?:\[\s*+(?:'([^']*)'|"([^"]*)"|([^\]'"]*))\s*\]|([^./\[\]]++))"""
 
 
 def parse_pattern(pattern: str) -> tuple[str, ...]:
     """Split `layers[2].*.weight` (`layers.2.*.weight`, `layers/2/*/weight`) into its keys.
 
-    A key that contains a dot or a slash is quoted: `params['mlp/linear']`, as paths are printed.
+    A key in quotes is one key, whatever it contains: `params['a/b'].weight`.
 
     Raises:
         SpecError: if the pattern is empty or has an empty key.
     """
-    steps: list[str] = []
-    position = 0
-    while position < len(pattern):
-        found = _STEP.match(pattern, position)
-        if found is None:
-            break
-        steps.append(next(group for group in found.groups() if group is not None).strip())
-        position = found.end()
-        # At the end it separates nothing, and is reported as a stray character.
-        if pattern[position : position + 1] in {".", "/"} and position + 1 < len(pattern):
-            position += 1
-    if position != len(pattern) or not steps:
+    if not re.fullmatch(f"(?![./])(?:{_STEP})+", pattern):
         raise SpecError(
-            f"select.path({pattern!r})",
-            "components separated by dots or slashes",
-            f"a stray character at position {position}",
-            hint=["for example:", 'select.path("layers.*.weight")'],
+            f"select.path({pattern!r}): no keys with dots or slashes between them",
+            hint='pm.select.path("layers.*.weight")',
         )
-    return tuple(steps)
+    return tuple("".join(groups).strip() for groups in re.findall(_STEP, pattern))
 
 
 def matches(steps: tuple[str, ...], names: tuple[str, ...], exactly: bool = False) -> bool:

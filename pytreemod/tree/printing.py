@@ -1,23 +1,41 @@
-"""Trees as strings."""
+"""Trees as strings, by wadler_lindig, with a hook for what it does not know.
+
+`tree_pformat` prints everything that is stored. `short_text`, the `repr` of a Module, leaves out
+what says nothing, and prints equal layers once. `rich_doc` is for treescope.
+"""
 
 from __future__ import annotations
 
+import functools as ft
 import inspect
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import jax
 import numpy as np
 
-from pytreemod.errors import short_dtype
+from pytreemod.errors import describe, short_dtype
+from pytreemod.tree.instances import all_stored, notes_of, reading_stored, record_of
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, InheritedRole, own_class, record_of
-from pytreemod.tree.pending import is_private
-from pytreemod.tree.stored_fields import reading_stored, stored
-from pytreemod.typing import PyTree, class_of, jtu
+from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class
+from pytreemod.tree.paths import pattern_text
+from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import PyTree, class_of, is_instance, jtu
 
+
+class _Late:
+    def __getattr__(self, name: str) -> Any:
+        # Programs that print nothing do not wait for it: 10 ms.
+        import wadler_lindig
+
+        return getattr(wadler_lindig, name)
+
+
+wl: Any = _Late()
 _WRAPPERS: tuple[type, ...] = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
 
 
@@ -48,37 +66,49 @@ def tree_pformat(
         >>> tree_pformat({"a": jnp.ones((3, 4)), "b": "text"})
         "{'a': f32[3,4], 'b': 'text'}"
     """
-    import wadler_lindig as wl  # Here, so that programs that print nothing do not wait for it.
 
     def custom(node: Any) -> Any:
         if truncate_leaf is not None and truncate_leaf(node):
             return wl.TextDoc(f"{type(node).__name__}(...)")
-        return _leaf_doc(node, custom, short_arrays, struct_as_array)
-
-    return _printed(pytree, width, indent, custom, short_arrays)
-
-
-def _printed(tree: PyTree, width: int, indent: int, custom: Any, short_arrays: bool) -> str:
-    import wadler_lindig as wl
+        return _leaf_doc(node, short_arrays, struct_as_array)
 
     # Print the tree, and not the values computed from it.
     with reading_stored():
         return wl.pformat(
-            tree, width=width, indent=indent, custom=custom, short_arrays=short_arrays
+            pytree, width=width, indent=indent, custom=custom, short_arrays=short_arrays
         )
 
 
-def _leaf_doc(node: Any, custom: Any, short_arrays: bool, struct_as_array: bool) -> Any:
-    import wadler_lindig as wl
+def tree_pprint(pytree: PyTree, **options: Any) -> None:
+    """Print the result of [`tree_pformat`][pytreemod.tree_pformat].
 
+    Args:
+        pytree: any tree.
+        **options: as for `tree_pformat`.
+
+    Examples:
+        >>> tree_pprint([1, "a"])
+        [1, 'a']
+    """
+    print(tree_pformat(pytree, **options))
+
+
+def _leaf_doc(node: Any, short_arrays: bool = True, struct_as_array: bool = False) -> Any:
     if isinstance(node, _WRAPPERS):
         # JAX would print an address in memory, which is different in each run.
-        return custom(node.__wrapped__) or wl.pdoc(node.__wrapped__)
-    if struct_as_array and isinstance(node, jax.ShapeDtypeStruct):
-        return wl.array_summary(node.shape, short_dtype(node.dtype), None)
-    if short_arrays and isinstance(node, (jax.Array, np.ndarray)):
-        return array_doc(node)
-    return None
+        return wl.pdoc(inspect.unwrap(node))
+    is_array = short_arrays and isinstance(node, (jax.Array, np.ndarray))
+    is_struct = struct_as_array and isinstance(node, jax.ShapeDtypeStruct)
+    return array_doc(node) if is_array or is_struct else None
+
+
+def array_doc(array: Any, shape: Any = None) -> Any:
+    """Return how an array is printed; with a shape, an array that differs in its shape alone."""
+    dtype = short_dtype(array.dtype)
+    if getattr(array, "weak_type", False):
+        dtype = f"weak_{dtype}"
+    kind = "numpy" if is_instance(array, np.ndarray) else None
+    return wl.array_summary(tuple(array.shape if shape is None else shape), dtype, kind)
 
 
 def short_text(tree: PyTree) -> str:
@@ -86,7 +116,7 @@ def short_text(tree: PyTree) -> str:
 
     Two kinds of fields are left out: configuration that equals the default of the constructor, and
     a field that is None if its annotation allows None.
-    Items of a list that print alike are printed once, with their number. An array shows its role if
+    Items of a list that print alike are printed once, with their number. A field shows its role if
     that is not `"param"`, and a tie shows its source. Where a node has values for a model (an
     optimizer), trees of the model's structure are counted.
     [`tree_pformat`][pytreemod.tree_pformat] prints everything.
@@ -103,11 +133,100 @@ def short_text(tree: PyTree) -> str:
         >>> short_text({"out": nn.Linear(2, 3, use_bias=False, key=jax.random.key(0))})
         "{'out': Linear(weight=f32[3,2], in_features=2, out_features=3, use_bias=False)}"
     """
-    return _printed(tree, _SHORT_WIDTH, 2, _Short().doc, True)
+    with reading_stored():
+        return wl.pformat(tree, width=_WIDTH, custom=ft.partial(_short_doc, set(), False))
 
 
-_SHORT_WIDTH = 100
+_WIDTH = 100
 """Characters in a line: a layer with its arrays and sizes fits."""
+
+
+def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
+    """Return the document of a node; None for the one that wadler_lindig makes.
+
+    Args:
+        seen: the nodes around this one.
+        is_counted: whether the leaves of Modules are only counted.
+        node: any node.
+    """
+    record = record_of(node)
+    if class_of(node) in (list, tuple) and node and all(record_of(x) is not None for x in node):
+        return _folded(node, ft.partial(_short_doc, seen, is_counted), seen)
+    if record is None:
+        return _leaf_doc(node)
+    cls = own_class(node)
+    if is_counted:
+        return wl.TextDoc(f"{cls.__name__}({len(jtu.tree_leaves(node))} leaves)")
+    if hasattr(class_of(node), "__pdoc__"):
+        return None
+    hook = ft.partial(_short_doc, seen, hasattr(cls, "__holds_values__"))
+    parameters: Any = inspect.signature(cls.__init__).parameters
+    fields: Any = getattr(cls, "__dataclass_fields__", {})
+    data, docs = record.data_names(node), list[Any]()
+    for name, value in printed_fields(node).items():
+        field = fields.get(name)
+        if _says_nothing(value, name in data, field, parameters.get(name, field)):
+            continue
+        role = InheritedRole().of_child(node, jtu.GetAttrKey(name)).role
+        has_role = name in data and value is not None and role != DEFAULT_ROLE
+        note = f" ({role})" if has_role else ""
+        doc = wl.pdoc(value, custom=hook, seen_ids=seen)
+        docs.append(wl.TextDoc(f"{name}=") + doc + wl.TextDoc(note))
+    return _in_brackets(f"{cls.__name__}(", docs, ")")
+
+
+def _folded(items: Sequence[Any], hook: Any, seen: set[int]) -> Any:
+    docs = [wl.pdoc(item, custom=hook, seen_ids=seen) for item in items]
+    texts = [wl.pformat(doc, width=_WIDTH) for doc in docs]
+    rows: list[Any] = []
+    for _, group in groupby(zip(texts, docs, strict=True), itemgetter(0)):
+        (_, doc), *others = group
+        times = f"{len(others) + 1} \N{MULTIPLICATION SIGN} " if others else ""
+        rows.append(wl.TextDoc(times) + doc)
+    if isinstance(items, list):
+        return _in_brackets("[", rows, "]")
+    return _in_brackets("(", rows, ",)" if len(items) == 1 else ")")
+
+
+def _in_brackets(begin: str, docs: list[Any], end: str) -> Any:
+    begin, end = wl.TextDoc(begin), wl.TextDoc(end)
+    return wl.bracketed(begin=begin, docs=docs, sep=wl.comma, end=end, indent=2)
+
+
+def _says_nothing(value: Any, is_data: bool, field: Any, parameter: Any) -> bool:
+    """Whether a value is None where the annotation allows it, or a default of the constructor."""
+    kind = str(getattr(field, "type", ""))
+    if value is None and ("None" in kind or "Optional" in kind):
+        return True
+    return (value is None or not is_data) and are_one(value, getattr(parameter, "default", wl))
+
+
+class _TiedTo:
+    """Stands for the value at a tied path."""
+
+    def __init__(self, value: Any, source: str):
+        self._text = f"{describe(value)} tied to {source}"
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return rich_text(self._text)
+
+
+def printed_fields(node: Any) -> dict[str, Any]:
+    """Return the stored fields of a Module that are printed; a tied path shows its source."""
+    values = all_stored(node)
+    for tie in notes_of(node).ties:
+        (first, *below), value = tie.place, None
+        # A tree of gradients, or of specs, has no values.
+        with suppress(Exception):
+            value = record_of(node).tied_value(node, tie)
+        shown = _TiedTo(value, pattern_text(tie.source))
+        values[first.name] = replace_at(values[first.name], [(tuple(below), shown)])
+    fields: dict[str, Any] = node.__dataclass_fields__
+    return {name: x for name, x in values.items() if name in fields and fields[name].repr}
+
 
 _AROUND: ContextVar[str] = ContextVar("around", default="")
 
@@ -130,174 +249,72 @@ def noted(text: str) -> Generator[str]:
         _AROUND.reset(token)
 
 
-class _Short:
-    """Documents of nodes for `short_text`; the printer calls it for each node, from the root."""
-
-    def __init__(self) -> None:
-        self._here = InheritedRole()
-        self._is_counted = False
-        self._seen: set[int] = set()
-
-    def doc(self, node: Any) -> Any:
-        """Return the document of a node; None for the default one."""
-        import wadler_lindig as wl
-
-        found = _leaf_doc(node, self.doc, True, False)
-        if found is not None:
-            role = self._here.role
-            return found if role == DEFAULT_ROLE else found + wl.TextDoc(f" ({role})")
-        kind, record = class_of(node), record_of(node)
-        if kind in (list, tuple):
-            return self._doc_of_items(node) if node else None
-        if kind is dict:
-            return self._doc_of_dict(node) if node else None
-        if record is None:
-            return None
-        if record.is_hole:
-            return wl.TextDoc(f"tied to {stored(node, 'to')}")
-        if self._is_counted:
-            count = len(jtu.tree_leaves(node))
-            return wl.TextDoc(f"{own_class(node).__name__}({count} leaves)")
-        # A Module that prints itself, or that the user has given a text.
-        return None if hasattr(kind, "__pdoc__") else self._doc_of_record(node, record)
-
-    def _doc_of_record(self, node: Any, record: AbstractRecord) -> Any:
-        import wadler_lindig as wl
-
-        was, self._is_counted = self._is_counted, hasattr(own_class(node), "__holds_values__")
-        data, defaults = {*record.data_names(node)}, _defaults_of(own_class(node))
-        rows: list[Any] = []
-        beside: list[Any] = []
-        for name in printed_names(node, record):
-            value = stored(node, name)
-            if value is None and (_may_be_none(node, name) or defaults.get(name, 0) is None):
-                continue
-            if name not in data and _is_default(value, name, defaults):
-                continue
-            text = wl.TextDoc(f"{name}=") + self._doc_of_child(node, jtu.GetAttrKey(name), value)
-            if name in data:
-                rows += [*_in_a_row(beside), text.group()]
-                beside = []
-            else:
-                beside.append(text.group())
-        rows += _in_a_row(beside)
-        self._is_counted = was
-        return _in_brackets(f"{own_class(node).__name__}(", rows, ")")
-
-    def _doc_of_child(self, node: Any, key: Any, child: Any) -> Any:
-        import wadler_lindig as wl
-
-        here, self._here = self._here, self._here.of_child(node, key)
-        try:
-            return wl.pdoc(child, custom=self.doc, seen_ids=self._seen)
-        finally:
-            self._here = here
-
-    def _doc_of_items(self, node: Any) -> Any:
-        import wadler_lindig as wl
-
-        docs: list[Any] = []
-        texts: list[str] = []
-        for i, item in enumerate(node):
-            doc = self._doc_of_child(node, jtu.SequenceKey(i), item)
-            # Numbers are read one by one; only repeated Modules take many lines.
-            text = wl.pformat(doc, width=_SHORT_WIDTH) if record_of(item) is not None else ""
-            if text and texts and texts[-1] == text:
-                docs[-1][1] += 1
-            else:
-                docs.append([doc, 1])
-                texts.append(text)
-        items = [
-            doc if count == 1 else wl.TextDoc(f"{count} \N{MULTIPLICATION SIGN} ") + doc
-            for doc, count in docs
-        ]
-        begin, end = ("[", "]") if class_of(node) is list else ("(", ")")
-        end = f",{end}" if class_of(node) is tuple and len(node) == 1 else end
-        return _in_brackets(begin, items, end)
-
-    def _doc_of_dict(self, node: Any) -> Any:
-        import wadler_lindig as wl
-
-        docs = [
-            wl.TextDoc(f"{key!r}: ") + self._doc_of_child(node, jtu.DictKey(key), value)
-            for key, value in node.items()
-        ]
-        return _in_brackets("{", docs, "}")
+# ---- treescope, in a notebook
+#
+# It calls a node's `__treescope_repr__`, so it is installed wherever this runs. Otherwise it would
+# read the fields of a Module, and show a tie as a second array and a computed leaf as its value.
 
 
-def _in_brackets(begin: str, docs: list[Any], end: str) -> Any:
-    import wadler_lindig as wl
+def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: str = "") -> Any:
+    """Return a record, as treescope shows it.
 
-    if len(docs) == 1:
-        # A single item needs no lines for its brackets.
-        return wl.TextDoc(begin) + docs[0] + wl.TextDoc(end)
-    return wl.bracketed(
-        begin=wl.TextDoc(begin), docs=docs, sep=wl.comma, end=wl.TextDoc(end), indent=2
+    Args:
+        node: a Module.
+        path: to it, as Python code; None if there is none.
+        renderer: treescope's, for its contents.
+        note: a comment on the record.
+    """
+    record = record_of(node)
+    assert record is not None
+    rows: list[tuple[str, Any, str]] = []
+    data = {*record.data_names(node)}
+    for name, value in printed_fields(node).items():
+        below = InheritedRole().of_child(node, jtu.GetAttrKey(name))
+        roles = [below.role] if name in data and below.role != DEFAULT_ROLE else []
+        roles += [f"{'.'.join(steps)}: {role}" for steps, role in below.given or ()]
+        rows.append((name, value, ", ".join(roles)))
+    with reading_stored():
+        return rich_rows(own_class(node), rows, path, renderer, note)
+
+
+def rich_rows(
+    cls: type,
+    rows: Sequence[tuple[str, Any, str]],
+    path: str | None,
+    renderer: Callable[..., Any],
+    note: str = "",
+) -> Any:
+    """Return an object as its class and named values, as treescope shows it.
+
+    Args:
+        cls: its class.
+        rows: for each value its name, the value, and a comment.
+        path: to the object, as Python code; None if its values have no path.
+        renderer: treescope's, for the values.
+        note: a comment on the object.
+    """
+    from treescope import rendering_parts as parts  # pyright: ignore[reportMissingTypeStubs]
+
+    def comment(text: str) -> list[Any]:
+        return [parts.comment_color(parts.text(f"  # {text}"))] if text else []
+
+    lines: list[Any] = []
+    for name, value, text in rows:
+        child = renderer(value, path=None if path is None else f"{path}.{name}")
+        line = parts.siblings_with_annotations(f"{name}=", child, extra_annotations=comment(text))
+        lines.append(line)
+    return parts.build_foldable_tree_node_from_children(
+        prefix=parts.siblings(parts.maybe_qualified_type_name(cls), "("),
+        children=lines,
+        suffix=")",
+        comma_separated=True,
+        path=path,
+        first_line_annotation=comment(note)[0] if note else None,
     )
 
 
-def _in_a_row(docs: list[Any]) -> list[Any]:
-    """Configuration, as much in each line as fits."""
-    import wadler_lindig as wl
+def rich_text(text: str) -> Any:
+    """Return a string, as treescope shows it."""
+    from treescope import rendering_parts  # pyright: ignore[reportMissingTypeStubs]
 
-    if not docs:
-        return []
-    row = docs[0]
-    for doc in docs[1:]:
-        # In a separate group, so that a line breaks only where the next item does not fit.
-        row = row + wl.TextDoc(",") + (wl.BreakDoc(" ") + doc).group()
-    return [row]
-
-
-def printed_names(node: Any, record: AbstractRecord) -> list[str]:
-    """Return the fields that are printed."""
-    hidden = {
-        field.name for field in getattr(node, "__dataclass_fields__", {}).values() if not field.repr
-    }
-    return [name for name in record.names(node) if name not in hidden and not is_private(name)]
-
-
-def _defaults_of(cls: Any) -> dict[str, Any]:
-    """Return the defaults of a class's constructor, and of its fields."""
-    fields = getattr(cls, "__dataclass_fields__", {}).values()
-    defaults = {field.name: field.default for field in fields}
-    try:
-        parameters = inspect.signature(cls.__init__).parameters
-    except (TypeError, ValueError):
-        return defaults
-    return defaults | {name: each.default for name, each in parameters.items()}
-
-
-def _may_be_none(node: Any, name: str) -> bool:
-    """Whether a field's annotation allows None, so that a None is not worth printing."""
-    field = getattr(node, "__dataclass_fields__", {}).get(name)
-    return field is not None and ("None" in str(field.type) or "Optional" in str(field.type))
-
-
-def _is_default(value: Any, name: str, defaults: dict[str, Any]) -> bool:
-    return name in defaults and are_one(value, defaults[name])
-
-
-def array_doc(array: Any, shape: Sequence[int] | None = None) -> Any:
-    """Return how an array is printed; with a shape, an array that differs in its shape alone."""
-    import wadler_lindig as wl
-
-    dtype = short_dtype(array.dtype)
-    if getattr(array, "weak_type", False):
-        dtype = f"weak_{dtype}"
-    kind = None if isinstance(array, jax.Array) else "numpy"
-    return wl.array_summary(tuple(array.shape if shape is None else shape), dtype, kind)
-
-
-def tree_pprint(pytree: PyTree, **options: Any) -> None:
-    """Print the result of [`tree_pformat`][pytreemod.tree_pformat].
-
-    Args:
-        pytree: any tree.
-        **options: as for `tree_pformat`.
-
-    Examples:
-        >>> tree_pprint([1, "a"])
-        [1, 'a']
-    """
-    print(tree_pformat(pytree, **options))
+    return rendering_parts.text(text)

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
 
-from pytreemod.tree.nodes import children_of, is_node, record_of, stop_below
+from pytreemod.tree.instances import record_of
+from pytreemod.tree.nodes import children_of, is_node, stop_below
 from pytreemod.typing import class_of, jtu
 
 _T = TypeVar("_T")
 
 _DICTS = (dict, OrderedDict, defaultdict)
-
 EDITABLE: dict[type, bool] = dict.fromkeys((list, *_DICTS), True)
-"""Classes of objects that can be edited, or that contain configuration that can be; False for a
-State, whose values cannot be edited."""
+"""Classes of objects that can be edited; False for a State, whose values cannot be edited."""
 
 
 def with_new_containers(tree: _T) -> _T:
@@ -33,36 +33,39 @@ def with_new_containers(tree: _T) -> _T:
     Returns:
         An equal tree; the same object if nothing in it can be edited.
     """
-    within: Any = tree
-    kind = class_of(within)
-    if kind is list:
-        items: Any = []
-        # No comprehension: it would add a frame per level of the tree, and Python allows a
-        # thousand.
-        for item in within:
-            items.append(with_new_containers(item))
-        return items
-    if kind in _DICTS:
-        made = copy.copy(within)
-        for name, item in within.items():
-            made[name] = with_new_containers(item)
-        return made
     # JAX searches in C (0.15 us per node), because most nodes contain none.
-    if not is_node(within) or not _holds_any(within):
+    if not is_node(tree) or not _holds_any(tree):
         return tree
-    children = children_of(within) or []
-    changes: dict[Any, Any] = {}
-    for key, old in children:
-        new = with_new_containers(old)
-        if new is not old:
-            changes[key] = new
-    record = record_of(within)
-    if record is not None:
-        return record.renewed(within, {key.name: new for key, new in changes.items()})
+    children = children_of(tree) or []
+    parts: list[Any] = []
+    # No comprehension: it would add a frame per level of the tree, and Python allows a thousand.
+    for _, child in children:
+        parts.append(with_new_containers(child))
+    if class_of(tree) in _DICTS:
+        made: Any = copy.copy(tree)  # In the same order.
+        made.update({key.key: part for (key, _), part in zip(children, parts, strict=True)})
+        return made
+    return cast("_T", parts) if class_of(tree) is list else with_children(tree, children, parts)
+
+
+def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequence[Any]) -> Any:
+    """Copy a node with other children.
+
+    Args:
+        node: the node. It is returned itself if no child changes: its snapshot stays valid.
+        children: its present children, with their keys.
+        parts: the new ones, in that order.
+    """
+    pairs = zip(children, parts, strict=True)
+    changes = {key: part for (key, old), part in pairs if part is not old}
     if not changes:
-        return tree
-    parts = [changes.get(key, old) for key, old in children]
-    return jtu.tree_structure(within, is_leaf=stop_below(within)).unflatten(parts)
+        return node
+    record = record_of(node)
+    if record is not None:
+        return record.rebuild(node, {key.name: part for key, part in changes.items()})
+    if class_of(node) is list:
+        return [*parts]
+    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
 
 
 def _holds_any(node: Any) -> bool:

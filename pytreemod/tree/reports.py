@@ -37,25 +37,18 @@ def report_text(
     return "\n".join(lines)
 
 
-def aligned(lines: Sequence[Sequence[str]], are_right: Sequence[bool] = ()) -> list[str]:
+def aligned(lines: Sequence[Sequence[str]], sides: str) -> list[str]:
     r"""Lines of cells as strings, with aligned columns.
 
     Args:
         lines: with equally many cells.
-        are_right: for each column, whether it is flush right; by default flush left.
+        sides: for each column `<` for flush left, `>` for flush right.
 
     Examples:
-        >>> print("\n".join(aligned([["path", "size"], ["a.b", "3"]], [False, True])))
+        >>> print("\n".join(aligned([["path", "size"], ["a.b", "3"]], "<>")))
         path  size
         a.b      3
     """
-    columns = list(zip(*lines, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    sides = [*are_right, *[False] * (len(columns) - len(are_right))]
-    return [
-        "  ".join(
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(line, widths, sides, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return [form.format(*line).rstrip() for line in lines]

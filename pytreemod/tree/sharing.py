@@ -1,4 +1,4 @@
-"""Parameters that are at two paths of a tree.
+"""Nodes and parameters that are at two paths of a tree.
 
 A tree does not record sharing: a value at two paths becomes two values in the next transform.
 For a parameter that is nearly always a mistake: two gradients, two updates, two values from then
@@ -9,9 +9,56 @@ on. Two cases are found: one array of two or more axes at two paths, and any arr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from pytreemod.tree.nodes import Location, locations, record_of
+from pytreemod.errors import StructureError
+from pytreemod.tree.nodes import Location, children_of, locations, record_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.typing import KeyPath, PyTree
+
+
+def tree_check(pytree: PyTree) -> None:
+    """Check that no node or parameter appears twice in a tree, and that no node contains itself.
+
+    A transform turns shared nodes into separate ones: a shared layer becomes two layers, and a
+    shared parameter becomes two parameters. Some sharing is allowed: nodes without leaves, leaves
+    that are not parameters (buffers, numbers), and small arrays (at most one axis) of different
+    layers.
+
+    Args:
+        pytree: the tree.
+
+    Raises:
+        StructureError: if a node, or a parameter, appears twice; all its paths are named.
+
+    Examples:
+        >>> tree_check([[1], [1]])
+        >>> shared = [1]
+        >>> tree_check([shared, shared])
+        Traceback (most recent call last):
+            ...
+        pytreemod.errors.StructureError: tree_check: one node at two paths
+          at [0]
+          at [1]
+    """
+    seen: dict[int, KeyPath] = {}
+
+    def visit(node: Any, path: KeyPath) -> None:
+        children = children_of(node)
+        # A node without children is nowhere else if it is shared.
+        first = seen.setdefault(id(node), path) if children else path
+        if first != path:
+            places = [path_text(first), path_text(path)]
+            raise StructureError("tree_check: one node at two paths", at=places)
+        for key, child in children or ():
+            visit(child, (*path, key))
+
+    visit(pytree, ())
+    chosen = [is_inexact_array(loc.leaf) and loc.role != "buffer" for loc in locations(pytree)]
+    for group in places_of_shared(pytree, chosen):
+        places = [path_text(loc.path) for loc in group]
+        raise StructureError("tree_check: one array at several paths", at=places)
 
 
 def places_of_shared(tree: PyTree, chosen: Sequence[bool]) -> list[list[Location]]:
@@ -40,11 +87,11 @@ def _is_one_parameter(group: Sequence[Location]) -> bool:
 
 def _is_of_one_layer(group: Sequence[Location]) -> bool:
     """Whether a record that contains the leaf is at two paths."""
-    paths: dict[int, KeyPath] = {}
-    for loc in group:
-        for i, node in enumerate(loc.nodes):
-            # Two arrays of one record share the path to it: the record is not shared.
-            path = loc.path[:i]
-            if record_of(node) is not None and paths.setdefault(id(node), path) != path:
-                return True
-    return False
+    # Two arrays of one record share the path to it: the record is not shared.
+    places = {
+        (id(node), loc.path[:i])
+        for loc in group
+        for i, node in enumerate(loc.nodes)
+        if record_of(node) is not None
+    }
+    return len({node for node, _ in places}) < len(places)

@@ -1,12 +1,12 @@
-"""The arrays of a record as one flat list, cached with the record.
+"""The arrays of a Module as one flat list, cached with the instance.
 
-A record never changes, so flattening it always gives the same result, and the second call with
+A Module never changes, so flattening it always gives the same result, and the second call with
 the same model need not flatten it again. Only containers of other kinds inside it could have
 changed: lists and dicts are stored with their contents, and compared, element by element, by
 identity, before a snapshot is used again. A tree with nodes of unknown kinds is never cached.
 
-A record that a transform returns is the opposite case: it is *pending*. It has its snapshot from
-the start, and its nodes are built when a field is read.
+An instance that a transform returns has its snapshot from the start, and nothing else: its nodes
+are built when a field is read (see `instances`).
 """
 
 from __future__ import annotations
@@ -22,62 +22,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytreemod.tree.kinds import are_one, dtype_of, kind_of
-from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
-from pytreemod.tree.pending import PRIVATE, AbstractSource, fill_in, private_of
+from pytreemod.tree.instances import get_cached, is_finished, record_of, set_cached
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.nodes import is_plain_tuple
 from pytreemod.tree.predicates import is_array, is_carried
-from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import PyTree, class_of, jtu
-
-
-class Static:
-    """A value that equals another if they are one (see `kinds`)."""
-
-    __slots__ = ("hash", "value")
-
-    def __init__(self, value: Any):
-        self.value = value
-        self.hash = hash(value)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Static):
-            return NotImplemented
-        return are_one(self.value, other.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-# In a key each is next to its class; for these types, `==` does the rest.
-_EXACT = (int, str, bytes, bool, type(None))
-
-
-def exact(value: Any) -> Any:
-    """Return a static value as part of a key: equal exactly if a trace can be used again.
-
-    `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`; programs distinguish
-    them. NaN is not equal to itself; programs do not care.
-    """
-    # The `repr` shows the sign of a zero, and is the same for each NaN.
-    if type(value) is float:
-        return value if value == value and value != 0.0 else repr(value)
-    if type(value) is complex:
-        return repr(value)
-    if type(value) in _EXACT:
-        return value
-    dtype = dtype_of(value)
-    return Static(value if dtype is None else dtype)
-
-
-def static_kind(value: Any) -> type:
-    """The class to put next to a static value in a key, because equal values may differ in class.
-
-    The spellings of a dtype are one value.
-    """
-    return class_of(value) if dtype_of(value) is None else np.dtype
 
 
 class Structure:
@@ -102,8 +51,7 @@ class Structure:
         Raises:
             TypeError: if a static value cannot be hashed.
         """
-        statics = tuple((static_kind(x), exact(x)) for x in self.statics)
-        return self.treedef, self.positions, statics, node_kinds(self.treedef)
+        return self.treedef, self.positions, _with_types(self.statics)
 
     def assemble(self, arrays: Sequence[Any]) -> PyTree:
         """Build the tree from its arrays."""
@@ -118,7 +66,7 @@ class Structure:
     def matches(self, other: Structure) -> bool:
         """Whether another structure equals this one, even if they cannot be hashed."""
         return self is other or (
-            are_one_treedef(self.treedef, other.treedef)
+            self.treedef == other.treedef
             and self.positions == other.positions
             and all(map(are_one, self.statics, other.statics))
         )
@@ -160,79 +108,29 @@ atexit.register(_structures.clear)
 _interning = threading.RLock()
 
 
-def node_kinds(treedef: Any) -> tuple[Any, ...]:
-    """Return a key that distinguishes treedefs that JAX calls equal, comparing node data by `==`.
-
-    The keys of a dict, and the auxiliary data of another library's node, may be `2` in one tree and
-    `2.0` in another. Records take care of this themselves.
-
-    Args:
-        treedef: as JAX gives it.
-
-    Returns:
-        A kind for each node that has such data; mostly there are none.
-
-    Examples:
-        >>> one, other = jax.tree.structure({2: 0}), jax.tree.structure({2.0: 0})
-        >>> one == other, node_kinds(one) == node_kinds(other)
-        (True, False)
-        >>> node_kinds(jax.tree.structure({"a": [0, None]}))
-        ()
-    """
-    kinds: list[Any] = []
-    waiting = [treedef]
-    while waiting:
-        node = waiting.pop()
-        data = node.node_data()
-        if data is None:
-            continue
-        kind, aux = data
-        if aux is not None and not _is_compared(kind, aux):
-            kinds.append(kind_of(tuple(aux) if kind is dict else aux))
-        waiting += node.children()
-    return tuple(kinds)
+def _with_types(statics: Sequence[Any]) -> tuple[Any, ...]:
+    """Return static values as part of a key, in which 1, 1.0 and True differ."""
+    return tuple([(class_of(value), value) for value in statics])
 
 
-def are_one_treedef(one: Any, other: Any) -> bool:
-    """Whether two treedefs are one, including data that JAX compares by `==`: see `node_kinds`.
-
-    Args:
-        one: as JAX gives it.
-        other: another.
-    """
-    return one is other or (one == other and node_kinds(one) == node_kinds(other))
-
-
-def _is_compared(kind: type, aux: Any) -> bool:
-    """Whether `==` distinguishes all auxiliary data of a class of nodes."""
-    if kind is dict:
-        return all(type(name) is str for name in aux)
-    return hasattr(kind, "__record__") or issubclass(kind, AbstractState)
-
-
-def structure_of(
-    leaves: Sequence[Any], treedef: Any, kinds: tuple[Any, ...] | None = None
-) -> tuple[list[Any], Structure]:
+def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Structure]:
     """Divide flattened leaves into arrays and the structure, which contains everything else.
 
     Args:
         leaves: as JAX gives them.
         treedef: their tree.
-        kinds: its `node_kinds`, if they are known.
 
     Raises:
         TypeError: if a non-array leaf cannot be hashed.
     """
     marks = [is_carried(leaf) for leaf in leaves]
     if all(marks):
-        positions, statics, keys = None, (), ()
-        arrays = list(leaves)
+        positions, statics, arrays = None, (), list(leaves)
     else:
-        positions = tuple(i for i, mark in enumerate(marks) if mark)
-        statics = tuple(None if m else leaf for m, leaf in zip(marks, leaves, strict=True))
-        keys = tuple((static_kind(x), exact(x)) for x in statics)
+        positions = tuple([i for i, mark in enumerate(marks) if mark])
+        statics = tuple([None if m else leaf for m, leaf in zip(marks, leaves, strict=True)])
         arrays = [leaves[i] for i in positions]
-    key = (treedef, positions, keys, node_kinds(treedef) if kinds is None else kinds)
+    key = (treedef, positions, _with_types(statics))
     structure = _structures.get(key)
     if structure is None:
         # Two threads may both get here, and must agree; `setdefault` of such a dictionary is not
@@ -318,50 +216,28 @@ Containers = tuple[tuple[Any, Any, Any], ...]
 contents, and States that may have been used up."""
 
 
-class Snapshot(AbstractSource):
-    """A record's arrays and structure, with the containers that must not have changed.
+class Snapshot:
+    """The arrays of a Module or a State as one list, and the rest of it.
 
-    A pending record has no containers yet: `paths` says where they will be. It is None if the
-    record will have nodes of unknown kinds, and so cannot be cached once it is built.
+    Args:
+        arrays: of the whole tree.
+        structure: the tree without them.
+        containers: what must not have changed; None for what a transform returned and nobody has
+            read.
     """
 
-    __slots__ = ("arrays", "containers", "paths", "structure")
+    __slots__ = ("arrays", "containers", "structure")
 
-    def __init__(
-        self,
-        arrays: list[Any],
-        structure: Structure,
-        containers: Containers = (),
-        paths: tuple[_Path, ...] | None = (),
-    ):
-        self.arrays = arrays
-        self.structure = structure
-        self.containers = containers
-        self.paths = paths
+    def __init__(self, arrays: list[Any], structure: Structure, containers: Containers | None = ()):
+        self.arrays, self.structure, self.containers = arrays, structure, containers
 
-    def read(self, node: Any, name: str) -> None:
-        """Fill `node` in completely: the arrays exist, and one field costs most of the rest."""
-        self.fill_in(node)
-
-    def fill_in(self, node: Any) -> None:
-        """Build the record's fields from the arrays."""
-        fields = node.__stored__
-        # JAX makes a new node; this one takes over its fields.
-        built = self.structure.assemble(self.arrays)
-        fill_in(built)
-        for name, value in built.__stored__.items():
-            # A value that another thread has read stays the same object.
-            fields.setdefault(name, value)
-        if self.paths is not None:
-            found = [_reached(node, path) for path in self.paths]
-            containers = tuple(map(_contents, found))
-            fields[PRIVATE].snapshot = Snapshot(self.arrays, self.structure, containers)
-        # Last: a record that is no longer pending must be complete.
-        fields[PRIVATE].source = None
+    def assemble(self) -> Any:
+        """Build the tree."""
+        return self.structure.assemble(self.arrays)
 
     def is_current(self) -> bool:
         """Whether the stored containers still have the same contents."""
-        for container, keys, values in self.containers:
+        for container, keys, values in self.containers or ():
             if keys is _STATE:
                 # Its values never change; but once it is used up, flattening has to refuse.
                 if not container.__usable__():
@@ -379,23 +255,43 @@ class Snapshot(AbstractSource):
 
 
 def snapshot_of(node: Any) -> Snapshot:
-    """Return the snapshot of a record: the cached one if it is still valid, or a new one.
+    """Return the snapshot of a Module: the cached one if it is still valid, or a new one.
 
     Raises:
         TypeError: if a non-array leaf cannot be hashed.
     """
-    own = node.__stored__.get(PRIVATE)
-    if own is not None:
-        source, cached = own.source, own.snapshot
-        # A pending record may also be a proxy, whose source has no arrays.
-        if type(source) is Snapshot:
-            return source
-        if cached is not None and (not cached.containers or cached.is_current()):
-            return cached
-    return _take(node)
+    try:
+        cached: Snapshot | None = get_cached(node)
+    except AttributeError:
+        cached = None
+    if cached is not None and (not cached.containers or cached.is_current()):
+        return cached
+    snapshot, is_cached = take_snapshot(node)
+    if is_cached:
+        set_cached(node, snapshot)
+    return snapshot
 
 
-_Path = tuple[Any, ...]
+def pending_maker(node: Any) -> tuple[list[Any], Callable[[list[Any]], Any], Structure]:
+    """Return the arrays of a Module that a call returns, and how to make it from such arrays.
+
+    Raises:
+        TypeError: if a non-array leaf cannot be hashed.
+    """
+    snapshot, is_known = take_snapshot(node)
+    structure, cls, new = snapshot.structure, class_of(node), _new
+    # Once it is read, its containers have to be found first.
+    containers = None if snapshot.containers or not is_known else ()
+
+    def make(arrays: list[Any]) -> Any:
+        made = new(cls)
+        set_cached(made, Snapshot(arrays, structure, containers))
+        return made
+
+    return snapshot.arrays, make, structure
+
+
+_new: Any = object.__new__
 
 
 def _contents(container: Any) -> tuple[Any, Any, Any]:
@@ -406,63 +302,30 @@ def _contents(container: Any) -> tuple[Any, Any, Any]:
     return container, None, tuple(container)
 
 
-def _reached(node: Any, path: _Path) -> Any:
-    """Return the node at a path, by Python's own access."""
-    for key in path:
-        if record_of(node) is not None:
-            node = stored(node, key.name)
-        else:
-            # A named tuple has attributes, too.
-            node = getattr(node, key.name) if _is_name(key) else node[_index(key)]
-    return node
-
-
-def _is_name(key: Any) -> bool:
-    return isinstance(key, jtu.GetAttrKey)
-
-
-def _index(key: Any) -> Any:
-    return key.idx if isinstance(key, jtu.SequenceKey) else key.key
-
-
 class _Spy:
     """Notes the containers that could change, while a tree is flattened."""
 
     def __init__(self, root: Any):
         self.root = root
         self.containers: list[tuple[Any, Any, Any]] = []
-        self.known = True
-        # Whether `==` distinguishes the auxiliary data of every node.
-        self.is_compared = True
+        self.is_known = True
 
     def __call__(self, node: Any) -> bool:
         kind = class_of(node)
         if kind is list or kind is dict:
             self.containers.append(_contents(node))
-            if kind is dict and not _is_compared(dict, node):
-                self.is_compared = False
         elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
             pass
         elif isinstance(node, AbstractState):
             # The State that is being flattened takes care of itself.
             if node is not self.root:
                 self.containers.append(_contents(node))
-        else:
-            record = record_of(node)
-            if record is not None:
-                self.known = self.known and record.is_finished(node)
-            # For two reasons: its auxiliary data, and changes inside of it.
-            elif not jtu.all_leaves([node]):
-                self.known = self.is_compared = False
+        elif record_of(node) is not None:
+            self.is_known = self.is_known and is_finished(node)
+        elif not jtu.all_leaves([node]):
+            self.is_known = False
         # Never a leaf: this function only looks at the nodes.
         return False
-
-
-def _take(node: Any) -> Snapshot:
-    snapshot, is_cached = take_snapshot(node)
-    if is_cached:
-        private_of(node).snapshot = snapshot
-    return snapshot
 
 
 def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
@@ -474,31 +337,5 @@ def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
     spy = _Spy(node)
     # One walk for both, because JAX calls this for every node.
     leaves, treedef = jtu.tree_flatten(node, is_leaf=spy)
-    arrays, structure = structure_of(leaves, treedef, () if spy.is_compared else None)
-    return Snapshot(arrays, structure, tuple(spy.containers)), spy.known
-
-
-def container_paths(node: Any) -> tuple[_Path, ...] | None:
-    """The paths of the containers in a tree that could change; None if they cannot be known."""
-    paths: list[_Path] = []
-    # A list of pending nodes, not a recursion: a tree may be deeper than Python's stack.
-    waiting: list[tuple[Any, _Path]] = [(node, ())]
-    while waiting:
-        node, path = waiting.pop()
-        if is_array(node) or not is_node(node):
-            continue
-        record = record_of(node)
-        if isinstance(node, AbstractState):
-            paths.append(path)
-            # No path leads inside it: it has to detect its own changes.
-            if node.__snapshot__().containers:
-                return None
-        elif type(node) in (list, dict):
-            paths.append(path)
-        elif record is not None:
-            if not record.is_finished(node):
-                return None
-        elif not (node is None or is_plain_tuple(node)):
-            return None
-        waiting += [(child, (*path, key)) for key, child in children_of(node) or ()]
-    return tuple(paths)
+    arrays, structure = structure_of(leaves, treedef)
+    return Snapshot(arrays, structure, tuple(spy.containers)), spy.is_known

@@ -33,22 +33,15 @@ def explicit_mesh(*arrays: Any) -> Any:
         >>> explicit_mesh(jnp.ones(3)) is None
         True
     """
-    found: Any = None
-    for array in arrays:
+    # Traced ones first.
+    for array in sorted(arrays, key=lambda x: not isinstance(x, Tracer)):
         if not isinstance(array, jax.Array):
             continue
-        is_traced = isinstance(array, Tracer)
-        # A cheap check for calls outside compiled code.
-        if not is_traced and not isinstance(array.sharding, NamedSharding):
-            continue
-        mesh: Any = jax.typeof(array).sharding.mesh
-        if AxisType.Explicit not in mesh.axis_types:
-            continue
-        if is_traced:
+        sharding: Any = jax.typeof(array).sharding if isinstance(array, Tracer) else array.sharding
+        mesh = getattr(sharding, "mesh", None)
+        if mesh is not None and AxisType.Explicit in mesh.axis_types:
             return mesh
-        sharding: Any = array.sharding
-        found = found or sharding.mesh
-    return found
+    return None
 
 
 def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
@@ -65,12 +58,10 @@ def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
         >>> split_axes(jnp.ones((2, 3)))
         ()
     """
-    # Reading a type from JAX takes microseconds, and nearly all arrays are on one device.
-    if isinstance(value, jax.Array) and not isinstance(value, Tracer):
-        if isinstance(value.sharding, SingleDeviceSharding):
+    if isinstance(value, jax.Array):
+        # Reading a type from JAX takes microseconds, and nearly all arrays are on one device.
+        if not isinstance(value, Tracer) and isinstance(value.sharding, SingleDeviceSharding):
             return ()
-        value = jax.typeof(value)
-    elif isinstance(value, Tracer):
         value = jax.typeof(value)
     spec = getattr(getattr(value, "sharding", None), "spec", None) or ()
     found = tuple((at,) if isinstance(at, str) else tuple(at or ()) for at in spec)
@@ -91,14 +82,9 @@ def split_text(value: Any) -> str:
     axes = split_axes(value)
     if not axes:
         return describe(value)
-    sizes = [_size_text(size, names) for size, names in zip(value.shape, axes, strict=True)]
+    names = [f"@({','.join(each)})" if each[1:] else "@".join(("", *each)) for each in axes]
+    sizes = [f"{size}{name}" for size, name in zip(value.shape, names, strict=True)]
     return f"{short_dtype(value.dtype)}[{','.join(sizes)}]"
-
-
-def _size_text(size: int, names: tuple[str, ...]) -> str:
-    if not names:
-        return str(size)
-    return f"{size}@{names[0]}" if len(names) == 1 else f"{size}@({','.join(names)})"
 
 
 def sharded_as(tree: _T, like: _T) -> _T:

@@ -6,7 +6,7 @@ the values of their arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe
-from pytreemod.tree.differences import compare
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.comparison import compare, have_one_type
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
@@ -42,7 +41,6 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
 
     Raises:
         ArgumentError: if there are no trees, or `trees` is one.
-        ShapeError: if an array has too few axes for `axis`.
         StructureError: if two trees differ; the error names the paths.
 
     Examples:
@@ -50,47 +48,23 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
         {'unit': 'cm', 'x': Array([[0., 0.],
                [1., 1.]], dtype=float32)}
     """
-    # The characters of a string, or the keys of a dict, are not members.
-    if isinstance(trees, (str, bytes, Mapping)) or not isinstance(trees, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise ArgumentError(f"stack: the members are several trees, not {describe(trees)}")
-    members = [*trees]
+    # The keys of a dict are not members.
+    members = [] if isinstance(trees, Mapping) else [*trees]
     if not members:
-        raise ArgumentError("stack: there is no tree")
-    arrays, structure = divide(members[0])
-    columns = [arrays]
-    for i, member in enumerate(members[1:], 1):
-        # Before arrays are stacked, which would fail without a path.
-        found = compare(members[0], member, _alike)
+        raise ArgumentError(f"stack: the members are several trees, not {describe(trees)}")
+    columns: list[list[Any]] = []
+    for i, member in enumerate(members):
+        found = compare(members[0], member, have_one_type)
         if found:
-            form = f"{{}} in trees[0], {{}} in trees[{i}]"
-            at = [each.line("tree", form) for each in found]
+            at = [each.line("tree", f"{{}} in trees[0], {{}} in trees[{i}]") for each in found]
             raise StructureError("stack: the trees differ in more than their arrays' values", at=at)
         columns.append(divide(member)[0])
-    # The first represents all, because they do not differ.
-    wrong = [
-        f"{path_text(path, 'tree')}: {describe(leaf)}"
-        for path, leaf in jtu.tree_leaves_with_path(members[0])
-        if is_array(leaf) and not -leaf.ndim - 1 <= axis <= leaf.ndim
-    ]
-    if wrong:
-        raise ShapeError(f"stack: the stacked arrays have no axis {axis}", at=wrong)
-    stacked = [_stack_arrays(column, axis) for column in zip(*columns, strict=True)]
-    return structure.assemble(stacked)
-
-
-def _alike(first: Any, second: Any) -> bool:
-    if is_array(first) and is_array(second):
-        return first.shape == second.shape and first.dtype == second.dtype
-    if is_array(first) or is_array(second):
-        return False
-    return are_one(first, second)
-
-
-def _stack_arrays(arrays: Sequence[Any], axis: int) -> Any:
     # NumPy arrays remain NumPy arrays, so a data set can be stacked in host memory.
-    if any(isinstance(array, jax.Array) for array in arrays):
-        return jnp.stack(arrays, axis)
-    return np.stack(arrays, axis)
+    stacked = [
+        (jnp if any(isinstance(x, jax.Array) for x in column) else np).stack(column, axis)
+        for column in zip(*columns, strict=True)
+    ]
+    return divide(members[0])[1].assemble(stacked)
 
 
 def unstack(tree: _T, axis: int = 0) -> list[_T]:
@@ -114,18 +88,14 @@ def unstack(tree: _T, axis: int = 0) -> list[_T]:
         [{'unit': 'cm', 'x': Array(0, dtype=int32)}, {'unit': 'cm', 'x': Array(1, dtype=int32)}]
     """
     arrays, structure = divide(tree)
-    sizes = {x.shape[axis] if -x.ndim <= axis < x.ndim else None for x in arrays}
-    if not sizes:
+    if not arrays:
         raise ArgumentError("unstack: the tree has no array")
-    if len(sizes) > 1 or None in sizes:
+    if len({x.shape[axis : axis + 1 or None] for x in arrays}) > 1:
         places = [(p, x) for p, x in jtu.tree_leaves_with_path(tree) if is_array(x)]
-        at = [f"{path_text(path, 'tree')}: {describe(x)}, axis {axis}" for path, x in places]
-        raise ShapeError("unstack: arrays lack the axis, or differ in size along it", at=at)
-    columns = [_unstack_array(array, axis) for array in arrays]
+        at = [f"{path_text(path, 'tree')}: {describe(x)}" for path, x in places]
+        raise ShapeError(f"unstack: the arrays differ in size along axis {axis}", at=at)
+    columns = [
+        jnp.unstack(x, axis=axis) if isinstance(x, jax.Array) else list(np.moveaxis(x, axis, 0))
+        for x in arrays
+    ]
     return [structure.assemble(members) for members in zip(*columns, strict=True)]
-
-
-def _unstack_array(array: Any, axis: int) -> Sequence[Any]:
-    if isinstance(array, jax.Array):
-        return jnp.unstack(array, axis=axis)
-    return list(np.moveaxis(array, axis, 0))

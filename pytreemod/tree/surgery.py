@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
+from pytreemod.tree.instances import record_of, stored
 from pytreemod.tree.locating import Found, Target, locate
-from pytreemod.tree.nodes import children_of, locations, record_of, stop_below
+from pytreemod.tree.nodes import all_ties, children_of, locations, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Rule, Selector
-from pytreemod.tree.stored_fields import stored
-from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
+from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
 
 _T = TypeVar("_T")
 
@@ -25,28 +25,8 @@ class _NotGiven:
 _NOT_GIVEN: Any = _NotGiven()
 
 
-@overload
 def tree_at(
-    where: Callable[[_T], Any],
-    pytree: _T,
-    replace: Any = _NOT_GIVEN,
-    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
-    is_leaf: IsLeaf = None,
-) -> _T: ...
-
-
-@overload
-def tree_at(
-    where: str | type[Any] | Selector,
-    pytree: _T,
-    replace: Any = _NOT_GIVEN,
-    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
-    is_leaf: IsLeaf = None,
-) -> _T: ...
-
-
-def tree_at(
-    where: Any,
+    where: Callable[[_T], Any] | str | type[Any] | Selector,
     pytree: _T,
     replace: Any = _NOT_GIVEN,
     replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
@@ -104,6 +84,10 @@ def tree_at(
     found = _found(where, pytree, is_leaf)
     # Before `replace_fn` is called: overlapping targets are refused before anything is done.
     trie = _trie_of([target.path for target in found.targets])
+    if any(target.node is None for target in found.targets):
+        ties = {(*path, *t.place): (*path, *t.source) for path, t in all_ties(pytree)}
+        for place in ties.keys() & {target.path for target in found.targets}:
+            refuse_tied(place, ties[place])
     if replace is _NOT_GIVEN:
         news = [with_new_containers(replace_fn(target.node)) for target in found.targets]
     elif found.single:
@@ -168,6 +152,15 @@ def _each(count: int) -> list[str]:
     return ["one for each node:", f"tree_at(where, tree, ({news}))"]
 
 
+def refuse_tied(place: KeyPath, source: KeyPath) -> NoReturn:
+    """Raise the error for an edit of a path that has its value from another one."""
+    at, hint = (
+        path_text(place),
+        f"pm.untie(model, {path_text(place)!r}), or edit {path_text(source)}",
+    )
+    raise SpecError(f"{at} is tied to {path_text(source)}, and has no value of its own", hint=hint)
+
+
 def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> PyTree:
     """Copy `tree` with new nodes at the given key paths, which must not overlap.
 
@@ -175,26 +168,6 @@ def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> 
     """
     trie = _trie_of([path for path, _ in changes])
     return _rebuild(tree, trie, [new for _, new in changes], is_given=False)
-
-
-def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequence[Any]) -> Any:
-    """Copy a node with other children.
-
-    Args:
-        node: the node. It is returned itself if no child changes: its snapshot stays valid.
-        children: its present children, with their keys.
-        parts: the new ones, in that order.
-    """
-    pairs = zip(children, parts, strict=True)
-    changes = {key: part for (key, old), part in pairs if part is not old}
-    if not changes:
-        return node
-    record = record_of(node)
-    if record is not None:
-        return record.rebuild(node, {key.name: part for key, part in changes.items()})
-    if class_of(node) is list:
-        return [*parts]
-    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
 
 
 def _trie_of(paths: Sequence[tuple[Any, ...]]) -> Any:

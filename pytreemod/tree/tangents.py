@@ -1,17 +1,70 @@
-"""Tangents, cotangents and gradients: trees like other trees, where None means zero."""
+"""Tangents, cotangents, gradients and updates: trees like other trees, where None means zero."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import DerivativeError, describe
-from pytreemod.tree.differences import walk
+from pytreemod.errors import ShapeError, SpecError, StructureError, describe
+from pytreemod.tree.comparison import side_text
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import NUMBERS, is_array_like
-from pytreemod.typing import PyTree, jtu
+from pytreemod.tree.predicates import NUMBERS, is_array_like, is_inexact_array
+from pytreemod.tree.prefixes import spread
+from pytreemod.tree.renewing import with_new_containers
+from pytreemod.typing import KeyPath, PyTree, jtu
+
+_T = TypeVar("_T")
+
+
+def apply_updates(model: _T, updates: PyTree) -> _T:
+    """Add updates to a model, leaf by leaf; `None` leaves a leaf, or a subtree, unchanged.
+
+    So does a zero of dtype `float0`, JAX's derivative by an integer. Nothing is broadcast.
+
+    **Law.** Every array of the result has the shape of the model's array, and its dtype if that is
+    floating or complex: whatever the dtype of the updates, a step changes only the values of a
+    model.
+
+    Args:
+        model: the tree to update.
+        updates: a prefix of it, such as an optax optimizer returns.
+
+    Returns:
+        `model + updates`.
+
+    Raises:
+        ShapeError: if an update has another shape than its leaf.
+        StructureError: if there is an update for what is no number, or a complex one for a real
+            leaf.
+        ValueError: if `updates` is no prefix of the model (from JAX).
+
+    Examples:
+        >>> apply_updates({"a": 1.0, "b": "text"}, {"a": 0.5, "b": None})
+        {'a': 1.5, 'b': 'text'}
+    """
+    model = with_new_containers(model)
+    return jtu.tree_map_with_path(_add, updates, model, is_leaf=_is_none)
+
+
+def _is_none(node: object) -> bool:
+    return node is None
+
+
+def _add(path: Any, update: Any, leaf: Any) -> Any:
+    if update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
+        return leaf
+    is_number = is_array_like(leaf) and is_array_like(update)
+    # Of a sum with a complex update, a real leaf would keep the real part alone.
+    fits = is_number and (jnp.iscomplexobj(leaf) or not jnp.iscomplexobj(update))
+    if fits and jnp.shape(update) == jnp.shape(leaf):
+        # As optax: 32 bits may be added to 16, and the model still has 16.
+        return (leaf + update).astype(leaf.dtype) if is_inexact_array(leaf) else leaf + update
+    where = f"apply_updates at {path_text(path, 'model')}"
+    if fits:
+        raise ShapeError(where, describe(leaf), describe(update))
+    raise StructureError(f"{where}: {describe(update)} cannot be added to {describe(leaf)}")
 
 
 def is_differentiable(leaf: Any) -> bool:
@@ -44,48 +97,40 @@ def match_derivative(
         strict: whether a value for a leaf that has no derivative is an error, or ignored.
 
     Raises:
-        DerivativeError: if a structure, shape or dtype differs; the error names all paths.
+        StructureError: if a structure, shape or dtype differs; the error names all paths.
     """
-    (leaves, treedef), (values, other) = map(jtu.tree_flatten, (tree, derivative))
     wrong: list[str] = []
-    if treedef == other:
-        # Most derivatives fit: then no paths are needed, which take a walk through both trees.
-        found = [_fitted(*pair, strict) for pair in zip(leaves, values, strict=True)]
-        if not any(fact for _, fact in found):
-            return [value for value, _ in found]
-    found: list[Any] = []
-    for each in walk(tree, derivative, stops=lambda node: node is None):
-        fact = None
-        if each.kind == "same" and each.new is None:
-            found += [None] * len(jtu.tree_leaves(each.old))
-        elif each.kind in ("same", "value"):
-            value, fact = _fitted(each.old, each.new, strict)
-            found.append(value)
-        elif each.of_structure:
-            fact = "{1}, for {0}".format(*each.texts)
-        wrong += [f"{path_text(each.path, root)}: {fact}"] if fact else []
+
+    def resolve(value: Any, subtree: PyTree, path: KeyPath) -> list[Any]:
+        if value is None:
+            return [None] * len(jtu.tree_leaves(subtree))
+        fitting = _fitted(subtree, value, strict) if jtu.all_leaves([subtree]) else _MISFIT
+        if fitting is _MISFIT:
+            wrong.append(f"{path_text(path, root)}: {describe(value)}, for {side_text(subtree)}")
+        return [fitting]
+
+    try:
+        found = spread(derivative, tree, resolve, lambda node: node is None, where, root=root)
+    except SpecError as error:
+        raise StructureError(error) from None
     if wrong:
         hint = "None is zero, and stands for leaves that have no derivative"
-        raise DerivativeError(f"{where}: a derivative does not fit", at=wrong, hint=hint)
+        raise StructureError(f"{where}: a derivative does not fit", at=wrong, hint=hint)
     return found
 
 
-def _fitted(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
-    """Return the derivative of a leaf, and what is wrong with it."""
-    wrong = f"{describe(value)}, for {describe(leaf)}"
-    if is_zero(value):
-        return None, None
-    if not is_differentiable(leaf):
-        return None, wrong if strict else None
-    if not is_array_like(value):
-        return None, wrong
+_MISFIT: Any = object()
+
+
+def _fitted(leaf: Any, value: Any, strict: bool) -> Any:
+    """Return the derivative of a leaf, or `_MISFIT`."""
+    if is_zero(value) or (not strict and not is_differentiable(leaf)):
+        return None
+    if not is_differentiable(leaf) or not is_array_like(value):
+        return _MISFIT
     dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
-    if isinstance(value, NUMBERS):
-        # By a number JAX differentiates as by a weak array, so its tangent stays a number.
-        is_lost = isinstance(value, complex) and not jnp.issubdtype(dtype, jnp.complexfloating)
-        fits = jnp.shape(leaf) == () and not is_lost
-        if fits and not isinstance(leaf, NUMBERS):
-            value = jnp.asarray(value, dtype)
-        return value, None if fits else wrong
-    fits = value.shape == jnp.shape(leaf) and jax.dtypes.canonicalize_dtype(value.dtype) == dtype
-    return value, None if fits else wrong
+    if isinstance(value, (bool, int, float)):
+        # JAX differentiates by a number as by a weak array.
+        value = float(value) if isinstance(leaf, NUMBERS) else jnp.asarray(value, dtype)
+    kind = jax.dtypes.canonicalize_dtype(jnp.result_type(value))
+    return value if jnp.shape(value) == jnp.shape(leaf) and kind == dtype else _MISFIT

@@ -1,12 +1,13 @@
 """Modules that `import pytreemod` loads at once, and modules that it loads later."""
 
-import ast
 import subprocess
 import sys
+import types
 
 import pytest
 
 import pytreemod as pm
+import tasks
 from tests.architecture.imports import FILES
 
 
@@ -19,15 +20,25 @@ def run(program):
     return done.stdout.split()
 
 
-def test_type_checkers_see_what_is_loaded_later():
-    """The block that only they read has the same names."""
-    body = ast.parse(FILES["pytreemod"].read_text()).body
-    block = next(node for node in body if isinstance(node, ast.If)).body
-    imports = [node for node in block if isinstance(node, ast.ImportFrom)]
-    imported = {name.name for node in imports for name in node.names}
-    assigned = {node.targets[0].id for node in block if isinstance(node, ast.Assign)}
+def test_type_checkers_see_what_python_finds():
+    """The stub is made of the front door as it is now: after a change, `python3 tasks.py stub`."""
+    assert FILES["pytreemod"].with_suffix(".pyi").read_text("utf-8") == tasks.stub()
 
-    assert imported | assigned == {*vars(pm)["_LATER"]}
+
+def test_only_public_names_are_shown():
+    """Of this file's rooms, those that users import from; each name is there."""
+    rooms = {"constraints", "debug", "nn", "select", "testing"}
+    shown = {name: getattr(pm, name) for name in dir(pm)}
+
+    assert {n for n, value in shown.items() if isinstance(value, types.ModuleType)} == rooms
+    assert [name for name in shown if name.startswith("_")] == []
+
+
+@pytest.mark.parametrize("name", ["constraints", "debug", "nn", "select", "testing"])
+def test_a_part_may_be_imported(name):
+    """`from pytreemod.constraints import positive`, before anything else has loaded it."""
+    program = f"import pytreemod.{name}, pytreemod; print(pytreemod.{name}.__name__)"
+    assert run(program) == [f"pytreemod.{name}"]
 
 
 def test_layers_are_loaded_when_asked_for():

@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import CaptureError
+from pytreemod.errors import StateError
 
 first_bad = pm.debug.first_bad
 
@@ -198,8 +198,8 @@ def with_optimizer(model, opt):
 TRACED = jax.errors.TracerBoolConversionError
 OPT = pm.Optimizer(optax.sgd(0.1, 0.9)).init(BAD)
 REFUSED = {
-    "a plain transform": (lambda m: jax.vmap(m)(X), (divides(1)[0],), CaptureError, "layers"),
-    "a step of an optimizer": (with_optimizer, (BAD, OPT), CaptureError, "optimizer"),
+    "a plain transform": (lambda m: jax.vmap(m)(X), (divides(1)[0],), StateError, "layers"),
+    "a step of an optimizer": (with_optimizer, (BAD, OPT), StateError, "optimizer"),
     "traced arguments": (jax.jit(first_bad(total)), (BAD, X), TRACED, "traced"),
 }
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, RetraceError
+from pytreemod.errors import ArgumentError, CheckError
 from tests.helpers.trees import ramp
 
 
@@ -97,7 +97,7 @@ def test_one_trace_too_many_raises(limit, calls, place):
     *allowed, last = calls
     for call in allowed:
         jitted(*call)
-    with pytest.raises(RetraceError, match=place):
+    with pytest.raises(CheckError, match=place):
         jitted(*last)
 
     assert pm.debug.get_num_traces(f) == limit
@@ -116,7 +116,7 @@ def test_methods():
 
     assert Model(jnp.ones(())).apply(ramp(2)).shape == (2,)
     Model(jnp.zeros(())).apply(ramp(2))
-    with pytest.raises(RetraceError, match=r"apply(.|\n)*at x: f32"):
+    with pytest.raises(CheckError, match=r"apply(.|\n)*at x: f32"):
         Model(jnp.ones(())).apply(ramp(3))
     assert pm.debug.get_num_traces(Model.apply) == 1
 

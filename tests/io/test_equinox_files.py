@@ -15,7 +15,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import tree_deserialise_leaves, tree_serialise_leaves
-from pytreemod.errors import EquinoxFileError
+from pytreemod.errors import FileError
 from tests.helpers.comparing import assert_same
 from tests.nn.both_libraries import LAYERS
 
@@ -184,7 +184,7 @@ def test_a_leaf_is_written_as_equinox_does(leaf):
 )
 def test_what_does_not_fit_is_told_with_its_path(value, like):
     """A RuntimeError, as Equinox's is; which makes 2 of 2.5, and True of 7."""
-    with pytest.raises(EquinoxFileError, match=r"at \[0\]") as caught:
+    with pytest.raises(FileError, match=r"at \[0\]") as caught:
         read(written([np.asarray(value)]), [like])
     assert isinstance(caught.value, RuntimeError)
 
@@ -242,7 +242,7 @@ def test_several_trees_in_an_open_file(tmp_path):
         assert_same(tree_deserialise_leaves(file, [0.0, jnp.zeros(2)]), [1.0, jnp.ones(2)])
         assert tree_deserialise_leaves(file, (0,)) == (3,)
     tree_serialise_leaves(tmp_path / "more", (1.0, 2.0))
-    with pytest.raises(EquinoxFileError, match="more leaves"):
+    with pytest.raises(FileError, match="more leaves"):
         tree_deserialise_leaves(tmp_path / "more", (0.0,))
 
 
@@ -255,7 +255,7 @@ def test_a_leaf_that_the_format_has_not_leaves_the_old_file(leaf, tmp_path):
     """An error in the middle changes nothing, and leaves nothing beside the file."""
     path = tmp_path / "model.eqx"
     tree_serialise_leaves(path, [1.0])
-    with pytest.raises(EquinoxFileError, match=r"Equinox's files have no"):
+    with pytest.raises(FileError, match=r"Equinox's files have no"):
         tree_serialise_leaves(path, [2.0, leaf])
 
     assert tree_deserialise_leaves(path, [0.0]) == [1.0]
@@ -282,5 +282,5 @@ DAMAGED |= {"pickle": (pickle.dumps(Opened()), 0), "objects": (OBJECTS.getvalue(
 def test_a_damaged_file_is_told_with_the_path_and_nothing_is_executed(data, number, tmp_path):
     """Cut, or of another kind."""
     (tmp_path / "model.eqx").write_bytes(data)
-    with pytest.raises(EquinoxFileError, match=rf"at \[{number}\]"):
+    with pytest.raises(FileError, match=rf"at \[{number}\]"):
         tree_deserialise_leaves(tmp_path / "model", [jnp.zeros((2, 3)), 0.0, np.zeros(3, int)])

@@ -1,6 +1,6 @@
 """Laws of selectors: under `&`, `|` and `~` they form a Boolean algebra, mask by mask.
 
-And of rules of them: each entry decides something, wherever a rule is accepted.
+And of rules of them: a misspelt path is refused, wherever a rule is accepted.
 """
 
 import hypothesis.strategies as st
@@ -120,22 +120,22 @@ def apply(model):
     return model["second"](model["first"](X))
 
 
-# Each takes a rule for a model; and two values for it.
+# Each takes a rule for a model; and a value for it.
 TAKERS = {
-    "call": (lambda tmp, r: r(net()), 0, 1),
-    "vmap in_axes": (lambda tmp, r: pm.filter_vmap(apply, in_axes=(r,))(stacked()), 0, None),
-    "Optimizer": (lambda tmp, r: pm.Optimizer(r).init(net()), optax.sgd(1.0), optax.adam(1.0)),
-    "with_precision": (lambda tmp, r: pm.with_precision(net(), r), "float32", "bfloat16"),
-    "load cast": (lambda tmp, r: pm.load(tmp / "net", net(), cast=r), None, "bfloat16"),
+    "call": (lambda tmp, r: r(net()), 0),
+    "vmap in_axes": (lambda tmp, r: pm.filter_vmap(apply, in_axes=(r,))(stacked()), 0),
+    "Optimizer": (lambda tmp, r: pm.Optimizer(r).init(net()), optax.sgd(1.0)),
+    "with_precision": (lambda tmp, r: pm.with_precision(net(), r), "float32"),
+    "load cast": (lambda tmp, r: pm.load(tmp / "net", net(), cast=r), None),
 }
 
 
 @pytest.mark.parametrize("taker", TAKERS)
-def test_every_entry_decides_something_wherever_a_rule_is_accepted(taker, tmp_path):
-    """An entry whose leaves, or Modules, all match earlier entries is refused by name."""
-    take, value, other = TAKERS[taker]
+def test_a_misspelt_path_is_refused_wherever_a_rule_is_accepted(taker, tmp_path):
+    """Although a default has all its leaves."""
+    take, value = TAKERS[taker]
     pm.save(tmp_path / "net", net())
-    take(tmp_path, pm.by({"second": value, nn.Linear: value, ...: value}))
+    take(tmp_path, pm.by({nn.Linear: value, "second": value, ...: value}))
 
-    with pytest.raises(SpecError, match="second"):
-        take(tmp_path, pm.by({nn.Linear: value, "second": other, ...: value}))
+    with pytest.raises(SpecError, match="secnd"):
+        take(tmp_path, pm.by({"secnd": value, ...: value}))

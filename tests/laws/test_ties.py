@@ -1,18 +1,18 @@
 """Laws of ties and computed leaves: the values of a model, and the leaves of its gradient."""
 
 import copy
-import dataclasses
 import pickle
+from contextlib import suppress
 
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 
 import pytreemod as pm
 from pytreemod import nn
+from pytreemod.errors import SpecError
 from tests.helpers.laws import law
 
 SIZE = 2
@@ -83,13 +83,15 @@ def tied_nets(draw):
         source = draw(st.sampled_from([None, *NAMES[:i]]))
         if source is not None and (name != "b" or is_array(net.b)):
             through = draw(st.sampled_from(THROUGH))
-            tied = pm.tie(tied, PLACES[name], to=PLACES[source], through=through)
+            # A source that is tied itself is refused.
+            with suppress(SpecError):
+                tied = pm.tie(tied, PLACES[name], to=PLACES[source], through=through)
     return net, tied
 
 
 def is_array(linear):
     """Whether its weight is stored as it reads."""
-    return isinstance(vars(linear)["weight"], jax.Array)
+    return "weight" in vars(linear)
 
 
 X = jnp.asarray([1.0, -0.5])
@@ -203,15 +205,6 @@ def test_computed_leaves_of_several_models_resolve_with_a_number_that_all_share(
     expected = pm.filter_vmap(lambda m: m.weight)(several)
 
     np.testing.assert_array_equal(pm.resolve(several).weight, expected)
-
-
-def test_what_is_tied_is_not_rebuilt_from_attributes():
-    """`dataclasses.replace` would lose the tie, and is refused; `replace` keeps it."""
-    tied = pm.tie(plain(0), "b.weight", to="a")
-
-    with pytest.raises(TypeError, match="replace"):
-        dataclasses.replace(tied, c=[])
-    assert tied.replace(c=[]).b.weight is tied.a
 
 
 class Block(pm.Module):

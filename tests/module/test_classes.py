@@ -1,4 +1,4 @@
-"""Making Module classes."""
+"""Module classes: fields, abstract attributes, what overrides a field, bases and metaclasses."""
 
 import abc
 import dataclasses
@@ -6,7 +6,6 @@ import functools as ft
 import inspect
 import pydoc
 import typing
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import jax
@@ -14,194 +13,20 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import FieldError, FieldWarning
-from tests.helpers import string_annotations
+from pytreemod import AbstractClassVar, AbstractVar
+from pytreemod.errors import FieldError, FieldWarning, FrozenError
+from tests.helpers import string_annotations, trees
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
-from tests.helpers.trees import (
-    Affine,
-    Child,
-    Defaults,
-    Empty,
-    OwnInit,
-    Parent,
-    Static,
-    affine,
-    double,
-    ramp,
-)
+from tests.helpers.trees import affine, double, new, ramp
 
-
-class Posting(pm.Module):
-    """Its `__post_init__` runs at the end of the `__init__` that is written."""
-
-    x: Any
-
-    def __post_init__(self):
-        self.x = 2 * self.x
-
-
-def test_a_post_init_that_an_own_init_reaches_is_not_told():
-    """By the `__init__` of its base, or by its name; nor is there a warning for subclasses."""
-
-    class ByBase(Posting):
-        def __init__(self, x):
-            super().__init__(x)
-
-    class ByName(Posting):
-        def __init__(self, x):
-            self.x = x
-            self.__post_init__()
-
-    class Inherits(ByName):
-        pass
-
-    assert [cls(1).x for cls in (ByBase, ByName, Inherits)] == [2, 2, 2]
-    assert pm.tree_at(lambda m: m.x, Posting(1), scaled()).x.shape == (2,)
-
-
-@pytest.mark.parametrize("base", [Exception, KeyError, dict, list, tuple, ft.partial])
-def test_a_base_with_content_is_refused(base):
-    """It was accepted, and the first transform failed: "object.__new__(Layer) is not safe"."""
-    with pytest.raises(FieldError, match=rf"Layer: expected bases whose.*got {base.__name__}, "):
-
-        class Layer(pm.Module, base):
-            x: int
-
-
-def test_the_signature_is_that_of_a_dataclass():
-    """With the return type of `__init__`, generated or custom; a base's docstring is inherited."""
-
-    class Mixin:
-        def describe(self):
-            """Nothing."""
-
-    class Written(Mixin, pm.Module):
-        x: int
-
-    class Own(pm.Module):
-        x: int
-
-        def __init__(self, x: int) -> None:
-            """Make one."""
-            self.x = x
-
-    class Sub(Own):
-        y: int = 1
-
-    assert str(inspect.signature(Written)) == str(inspect.signature(Own)) == "(x: int) -> None"
-    assert Sub.__init__.__doc__ == "Make one."
-    assert Written.__init__.__doc__ == object.__init__.__doc__
-
-
-def test_a_field_may_be_deleted_while_the_instance_is_built():
-    """The assignment is undone; an unset field is refused as usual."""
-
-    class Layer(pm.Module):
-        x: int
-
-        def __init__(self, again):
-            self.x = 1
-            del self.x
-            if again:
-                self.x = 2
-
-    assert Layer(True).x == 2
-    with pytest.raises(FieldError, match="Field 'x' was not initialized"):
-        Layer(False)
-    with pytest.raises(pm.errors.FrozenError, match=r"Layer\.x"):
-        del Layer(True).x
-
-
-def test_multiple_inheritance():
-    """Fields of several bases, with super() in the order of the MRO."""
-
-    class Named(pm.Module):
-        name: str = "nobody"
-
-        def describe(self):
-            return [self.name]
-
-    class Sized(pm.Module):
-        size: int = pm.field(static=True, default=1)
-
-        def describe(self):
-            return [self.size, *super().describe()] if hasattr(super(), "describe") else [self.size]
-
-    class Both(Sized, Named):
-        weight: float = 0.0
-
-        def describe(self):
-            return [self.weight, *super().describe()]
-
-    made = Both(weight=2.0, size=3)
-    assert made.describe() == [2.0, 3, "nobody"]
-    assert jax.tree.leaves(made) == [2.0]
-
-
-def test_class_variables_are_no_fields():
-    """ClassVar, evaluated or as a string, and attributes without annotation."""
-
-    class Layer(pm.Module):
-        x: int
-        kind: ClassVar[str] = "layer"
-        other: "typing.ClassVar[int]" = 3
-        plain = [1]  # noqa: RUF012
-
-    assert [f.name for f in dataclasses.fields(Layer)] == ["x"]
-    assert (Layer(1).kind, Layer(1).other, Layer(1).plain) == ("layer", 3, [1])
-    assert [f.name for f in dataclasses.fields(string_annotations.Written)] == [
-        "weight",
-        "act",
-        "size",
-    ]
-
-
-def test_string_annotations_mean_the_same():
-    """A file whose annotations are strings declares the same fields, roles and abstract names."""
-    written = string_annotations.Written(ramp(2), double)
-
-    assert len(jax.tree.leaves(written)) == 1
-    assert typing.get_type_hints(string_annotations.Provided)["weight"] is jax.Array
-    with pytest.raises(FieldError, match="abstract attributes label, names, weight"):
-        string_annotations.Interface()
-    assert string_annotations.Provided(1.0).label == "b"
-
-
-def test_kw_only_is_for_the_classes_own_fields():
-    """As for dataclasses: a base's fields stay positional."""
-
-    class Sub(Affine, kw_only=True):
-        scale: float = 1.0
-        name: str
-
-    made = Sub(1, 2, name="a")
-    assert (made.weight, made.bias, made.scale, made.name) == (1, 2, 1.0, "a")
-    with pytest.raises(TypeError, match="positional argument"):
-        Sub(1, 2, 3.0, "a")
-
-
-def test_is_abstract_forbids_instances_of_the_class_alone():
-    """Its subclasses are concrete unless they say so, too."""
-
-    class Base(pm.Module, is_abstract=True):
-        x: int
-
-    class Layer(Base):
-        pass
-
-    with pytest.raises(FieldError, match="Base: expected a concrete class"):
-        Base(1)
-    assert Layer(1).x == 1
+positive = pm.constraints.positive
 
 
 class Counting(type):
-    """A metaclass of someone else's."""
-
     def __new__(mcs, name, bases, namespace, /, tag=None, **kwargs):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-        cls.tag = tag
-        cls.made = 0
+        cls.tag, cls.made = tag, 0
         return cls
 
     def __call__(cls, *args, **kwargs):
@@ -209,11 +34,129 @@ class Counting(type):
         return super().__call__(*args, **kwargs)
 
 
-@pytest.mark.parametrize("first", ["theirs", "ours"])
-def test_the_metaclass_can_be_combined_with_another(first):
+def test_field_takes_what_dataclasses_field_takes():
+    """Each argument of it, and metadata, which has ours under the expected keys."""
+    options = {"default": 3, "init": False, "repr": False, "hash": True, "compare": False}
+    declared = pm.field(**options, kw_only=True, metadata={"mine": 1})
+    assert isinstance(declared, dataclasses.Field)
+    assert {name: getattr(declared, name) for name in options} == options
+    assert (declared.kw_only, dict(declared.metadata)) == (True, {"mine": 1})
+    assert pm.field(default_factory=list).default_factory is list
+    assert pm.field(constraint=None).metadata == pm.field().metadata == {}
+    for name, value in (("static", True), ("converter", tuple), ("role", "lora")):
+        assert pm.field(**{name: value}).metadata == {name: value}
+    for name, value in (("converter", tuple), ("constraint", positive)):
+        assert pm.buffer(**{name: value}).metadata == {name: value, "role": "buffer"}
+    with pytest.warns(DeprecationWarning, match="static_field"):
+        assert pm.static_field(default=1).metadata == {"static": True}
+
+
+def test_buffer_is_left_alone_by_filter_grad():
+    """A buffer is data that goes through transforms, but no gradient and no trainable leaf."""
+    model = trees.Buffered(ramp(2), ramp(2), ramp(2))
+    gradient = pm.filter_grad(lambda m: jnp.sum(m.weight * m.mean * m.low_rank))(model)
+    assert len(jax.tree.leaves(model)) == 3
+    assert gradient.mean is None
+    assert gradient.weight.shape == (2,)
+    assert pm.trainable(model)[0].mean is None
+
+
+def test_class_variables_are_no_fields():
+    """ClassVar, evaluated or as a string, and attributes without annotation."""
+    fields = {"x": int, "kind": ClassVar[str], "other": "typing.ClassVar[int]"}
+    Layer = new(fields=fields, kind="layer", other=3, plain=[1], __module__=__name__)
+    assert [f.name for f in dataclasses.fields(Layer)] == ["x"]
+    assert (Layer(1).kind, Layer(1).other, Layer(1).plain) == ("layer", 3, [1])
+    fields = dataclasses.fields(string_annotations.Written)
+    assert [f.name for f in fields] == ["weight", "act", "size"]
+    assert len(jax.tree.leaves(string_annotations.Written(ramp(2), double))) == 1
+
+
+def test_a_field_a_property_or_a_class_attribute_provides():
+    """Each of the three makes the class concrete, and none is a field because it is abstract."""
+    body = {"weight": 3.0, "label": "class", "__call__": lambda self, x: self.weight * x}
+    by_attribute = new(trees.AbstractLayer, **body)()
+    assert trees.ConcreteLayer(ramp(2)).weight.shape == (2,)
+    assert trees.PropertyLayer(ramp(2)).weight.tolist() == [1.0, 4.0]
+    assert (by_attribute(2.0), jax.tree.leaves(by_attribute)) == (6.0, [])
+    assert string_annotations.Provided(1.0).names == ["a"]
+    late = new(new(fields={"x": AbstractVar[int], "y": int}), fields={"x": int})
+    assert [f.name for f in dataclasses.fields(late)] == ["y", "x"]
+    assert late(y=5, x=6) == late(5, 6)
+    assert late(5, 6).y == 5
+
+
+def test_several_abstract_bases():
+    """An attribute that one base lacks is missing unless another provides it."""
+    one, two = (new(fields={name: AbstractVar[int]}) for name in "xy")
+    lacking = new(new(fields={"x": int}), one, two)
+    with pytest.raises(FieldError, match="abstract attributes x, y"):
+        new(one, two)()
+    with pytest.raises(FieldError, match="abstract attributes y"):
+        lacking(1)
+    complete = new(lacking, fields={"y": int}, y=2)
+    assert jax.tree.leaves(complete(1)) == [1, 2]
+    again = new(complete, fields={"y": AbstractVar[int]})
+    with pytest.raises(FieldError, match="abstract attributes y"):
+        again(1)
+
+
+ABSTRACT = [AbstractVar[int], pm.AbstractVar[jax.Array | None], AbstractClassVar[str]]
+ABSTRACT += ["AbstractVar[int]", "pm.AbstractVar[jax.Array]", "AbstractClassVar['str']"]
+ABSTRACT += ["AbstractVar[not_defined.Anywhere]"]
+
+
+def test_every_spelling():
+    """Evaluated or a string; a name that only looks similar declares a field or a ClassVar."""
+    for annotation in ABSTRACT:
+        base = new(fields={"x": annotation})
+        with pytest.raises(FieldError, match=r"(?s)Made.*\bx\b"):
+            base()
+        assert new(base, x=1)().x == 1
+    for annotation in ("int", int, "list[AbstractVar]", "ClassVar[int]"):
+        assert new(fields={"x": annotation}, x=1)().x == 1
+
+
+def test_abstract_base_classes_work():
+    """isinstance with registered classes, abstract methods and properties are ABC's."""
+    abstract = new(size=property(abc.abstractmethod(lambda self: 1)))
+    abstract.register(Counting)
+    assert isinstance(Counting("Stranger", (), {}), abstract)
+    assert new(abstract, fields={"x": int}, size=property(lambda self: self.x))(3).size == 3
+    with pytest.raises(FieldError, match=r"with abstract attributes size\(\)"):
+        abstract()
+
+
+@pytest.mark.parametrize("options", [{}, {"default": 7.0}, {"constraint": positive}])
+@pytest.mark.parametrize("style", ["generated", "init=False", "own"])
+def test_a_property_takes_the_place_of_a_field(style, options):
+    """The field leaves the parameters and the tree, through every way of making instances."""
+    init = {"__init__": lambda self, x: setattr(self, "x", x)} if style == "own" else {}
+    field = pm.field(init=style != "init=False", **options)
+    base = new(fields={"x": Any, "f": Any}, f=field, **init)
+    twice = property(lambda self: 2 * self.x)
+    for kind in (
+        new(base, f=twice),
+        new(type("Mixin", (), {"f": twice}), base),
+        new(base, f=ft.cached_property(lambda self: 2 * self.x)),
+    ):
+        made = kind(ramp(2))
+        doubled = jax.tree.map(lambda x: 2 * x, made)
+        assert "f" not in inspect.signature(kind).parameters
+        assert len(jax.tree.leaves(made)) == 1
+        for other in (made, made.replace(), pm.filter_jit(lambda m: m)(made), doubled):
+            assert jnp.array_equal(other.f, 2 * other.x)
+        assert jnp.array_equal(doubled.x, 2 * made.x)
+        computed = made.replace(x=scaled())
+        assert jnp.array_equal(computed.f, 2 * computed.x)
+    method = new(base, f=lambda self, y: self.x + y)(1.0).f
+    assert (method(2.0), jax.tree.leaves(method)) == (3.0, [1.0])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_metaclass_can_be_combined_with_another(order):
     """`__new__` with keywords and `__call__`, both through super(), in either order."""
-    bases = (Counting, type(pm.Module)) if first == "theirs" else (type(pm.Module), Counting)
-    combined = type("Combined", bases, {})
+    combined = type("Combined", (Counting, type(pm.Module))[::order], {})
 
     class Layer(pm.Module, metaclass=combined, tag="here", kw_only=True):
         x: jax.Array
@@ -231,148 +174,150 @@ def test_the_metaclass_can_be_combined_with_another(first):
     assert (Layer.made, Own.made) == (1, 2)
 
 
-def test_abstract_base_classes_work():
-    """isinstance with registered classes, abstract methods and properties are ABC's."""
+def test_init_subclass_and_new_work_as_ever():
+    """__init_subclass__ keywords and an own __new__ are Python's."""
+    tags = []
 
-    class Base(pm.Module):
-        @property
-        @abc.abstractmethod
-        def size(self):
-            """How large."""
+    hook, make = lambda cls, tag=None: tags.append(tag), lambda cls, x: object.__new__(cls)
+    registered = new(fields={"x": int}, __init_subclass__=hook, __new__=make)
 
-    class Layer(Base):
-        x: int
+    class Sub(registered, tag="here"): ...
 
-        @property
-        def size(self):
-            return self.x
-
-    class Stranger:
-        """Not a Module."""
-
-    Base.register(Stranger)
-    assert isinstance(Stranger(), Base)
-    assert Layer(3).size == 3
-    with pytest.raises(FieldError, match=r"with abstract attributes size\(\)"):
-        Base()
+    assert (tags, Sub(1).x) == (["here"], 1)
 
 
-def test_methods_may_be_assigned_to_the_class():
-    """A function put into a class later is a method, bound as others are."""
+def test_a_post_init_that_does_not_run_is_told():
+    """Beside an own `__init__`, unless that reaches it; a class that inherits both is not told."""
 
-    class Layer(pm.Module):
-        x: jax.Array
+    class Posting(pm.Module):
+        x: Any
 
-    Layer.double = lambda self: self.x * 2
-    method = Layer(ramp(2)).double
+        def __post_init__(self):
+            self.x = 2 * self.x
 
-    assert type(method) is pm.BoundMethod
-    assert_same(method(), ramp(2) * 2)
+    def by_name(self, x):
+        self.x = x
+        self.__post_init__()
+
+    reaching = new(Posting, __init__=by_name)
+    calling = new(Posting, __init__=lambda self, x: Posting.__init__(self, x))
+    assert [cls(1).x for cls in (Posting, reaching, calling, new(reaching))] == [2, 2, 2, 2]
+    assert pm.tree_at(lambda m: m.x, Posting(1), scaled()).x.shape == (2,)
+    assign = {"__init__": lambda self, x: setattr(self, "x", x)}
+    for bases, body in (((Posting,), {}), ((), {"__post_init__": Posting.__post_init__})):
+        with pytest.warns(FieldWarning, match="Made has both"):
+            cls = new(*bases, fields={"x": Any}, **assign, **body)
+        assert cls(1).x == 1
 
 
 def test_source_help_and_module_are_those_of_the_file():
     """inspect and pydoc find the class where it was written."""
-    assert "What most layers" not in inspect.getsource(Affine)
-    assert inspect.getsource(Affine).startswith("class Affine(pm.Module):")
-    assert inspect.getsourcefile(Affine).endswith("trees.py")
-    assert Affine.__module__ == "tests.helpers.trees"
-    text = pydoc.render_doc(Affine, renderer=pydoc.plaintext)
+    assert inspect.getsource(trees.Affine).startswith("class Affine(pm.Module):")
+    assert inspect.getsourcefile(trees.Affine).endswith("trees.py")
+    assert trees.Affine.__module__ == "tests.helpers.trees"
+    text = pydoc.render_doc(trees.Affine, renderer=pydoc.plaintext)
     assert "class Affine" in text
     assert "scaled(self, x" in text
-    assert Affine.__init__.__qualname__ == "Affine.__init__"
-
-
-def test_hash_agrees_with_equality():
-    """Where all leaves hash, equal Modules have equal hashes and are one key."""
-    assert hash(Static(1, 2)) == hash(Static(1, 2))
-    assert len({Static(1, 2), Static(1, 2), Static(1, 3), Empty(), Empty()}) == 3
-
-
-def test_threads_make_classes_at_once():
-    """Class creation has no shared state that threads could disturb."""
-
-    def make(i):
-        cls = type(pm.Module)(f"Made{i}", (pm.Module,), {"__annotations__": {"x": int, "y": int}})
-        return jax.tree.leaves(cls(i, jnp.ones(())))[0]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(make, range(32))) == list(range(32))
-
-
-def test_both_inits_are_told():
-    """Beside an own __init__ a __post_init__ does not run by itself."""
-    with pytest.warns(FieldWarning, match="Both"):
-
-        class Both(pm.Module):
-            x: int
-
-            def __init__(self):
-                self.x = 1
-
-            def __post_init__(self):
-                self.x = 2
-
-    with pytest.warns(FieldWarning, match=r"Sub\b"):
-
-        class Sub(Posting):
-            def __init__(self):
-                self.x = 1
-
-    assert (Both().x, Sub().x) == (1, 1)
-
-
-class Sub(OwnInit):
-    """Has fields that the inherited `__init__` leaves unset."""
-
-    extra: int
-    more: str = pm.field(static=True)
-
-
-def test_a_field_that_an_inherited_init_leaves_unset_is_an_error():
-    """It may have a default, or be set by an abstract class's subclass."""
-    with pytest.raises(FieldError, match=r"(?s)Sub.*extra.*more"):
-        Sub(2)
-
-    class Defaults(OwnInit):
-        extra: int = 5
-
-    class Abstract(OwnInit, is_abstract=True):
-        extra: int
-
-    class Concrete(Abstract):
-        def __init__(self, extra):
-            super().__init__(2)
-            self.extra = extra
-
-    assert (Defaults(2).extra, Concrete(7).extra) == (5, 7)
-
-
-def test_annotations_are_those_that_were_written():
-    """Nothing of the machinery's own; a base's are its own."""
-    assert inspect.get_annotations(Affine) == {"weight": jax.Array, "bias": jax.Array}
-    assert "weight" not in inspect.get_annotations(Parent)
-    assert typing.get_type_hints(Child)["name"] is str
+    assert trees.Affine.__init__.__qualname__ == "Affine.__init__"
+    # Annotations are those that were written; a base's are its own.
+    assert inspect.get_annotations(trees.Affine) == {"weight": jax.Array, "bias": jax.Array}
+    assert "weight" not in inspect.get_annotations(trees.Parent)
+    assert typing.get_type_hints(trees.Child)["name"] is str
     assert typing.get_type_hints(pm.Module) == {}
+    assert typing.get_type_hints(string_annotations.Provided)["weight"] is jax.Array
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        (Static(1, 2), Static(1, 3)),
+def test_equality_is_one_bool_and_hashes_agree():
+    """Class, configuration and leaves count; where all leaves hash, instances may be keys."""
+    for a, b in (
+        (trees.Static(1, 2), trees.Static(1, 3)),
         (affine(), affine(start=2.0)),
-        (OwnInit(2), Parent(2)),
-        (Defaults(1.0, act=double), Defaults(1.0, act=max)),
-    ],
-)
-def test_inequality(a, b):
-    """Class, configuration and leaves count; the answer is one bool."""
-    assert (a == b) is False
-    assert (a != b) is True
-    assert (a == 1) is False
-
-
-def test_a_model_with_arrays_has_no_hash():
-    """JAX would take it for a function by its hash, and compile once for all models."""
+        (trees.OwnInit(2), trees.Parent(2)),
+        (trees.Defaults(1.0, act=double), trees.Defaults(1.0, act=max)),
+    ):
+        assert [a == b, a != b, a == 1] == [False, True, False]
+    assert hash(trees.Static(1, 2)) == hash(trees.Static(1, 2))
+    assert (
+        len(
+            {
+                trees.Static(1, 2),
+                trees.Static(1, 2),
+                trees.Static(1, 3),
+                trees.Empty(),
+                trees.Empty(),
+            }
+        )
+        == 3
+    )
+    # JAX would take a model for a function by its hash, and compile once for all models.
     for use in (hash, lambda model: jax.jit(model)(1.0)):
         with pytest.raises(TypeError, match="hash"):
             use(affine())
+
+
+def declared(**body):
+    (name,) = body
+    return lambda: new(fields={name: object}, **body)
+
+
+FORBIDDEN = type(pm.Module)("Cls", (pm.Module,), {"__annotations__": {"x": int}}, is_abstract=True)
+FORCED = type(pm.Module)("Forced", (pm.Module,), {}, strict=pm.StrictConfig(force_abstract=True))
+SIZE = property(lambda self: 1)
+REFUSED = [
+    # One of the two would be lost.
+    (lambda: pm.field(static=True, metadata={"static": True}), FieldError, "static"),
+    (lambda: pm.field(static=True, role="lora"), FieldError, "role|lora"),
+    (lambda: pm.field(static=True, constraint=positive), FieldError, "constraint|positive"),
+    (lambda: pm.field(constraint=jnp.exp), FieldError, "exp"),
+    (lambda: pm.field(statik=True), TypeError, "statik"),
+    # A field that is trained, with a function of ours as its default.
+    (declared(mean=pm.buffer), FieldError, r"Made\.mean"),
+    # It was accepted, and the first transform failed: "object.__new__(Layer) is not safe".
+    (lambda: new(pm.Module, Exception), TypeError, "lay-out conflict"),
+    (lambda: new(pm.Module, dict), TypeError, "lay-out conflict"),
+    (lambda: new(pm.Module, ft.partial), TypeError, "lay-out conflict"),
+    # It cannot be both; a subclass provides it.
+    (lambda: new(fields={"x": AbstractVar[bool]}, x=True), FieldError, r"Made.*\bx\b"),
+    (lambda: new(fields={"x": AbstractClassVar[int]}, x=SIZE), FieldError, r"Made.*\bx\b"),
+    (lambda: FORBIDDEN(1), FieldError, "Cannot instantiate.*Cls"),
+    (FORCED, FieldError, "Cannot instantiate.*Forced"),
+    (trees.AbstractLayer, TypeError, r"(?s)label.*weight.*__call__"),
+    (string_annotations.Interface, FieldError, "abstract attributes label, names, weight"),
+    # As a field it could never be read; nor could one in the place of a base's property.
+    (declared(size=SIZE), FieldError, r"Made\.size"),
+    (lambda: new(new(size=SIZE), fields={"size": int}), FieldError, r"Made\.size"),
+    # It is ambiguous which of the two is meant.
+    (
+        lambda: new(
+            new(fields={"f": Any}),
+            f=lambda self: 1,
+            __init__=lambda self: setattr(self, "f", jnp.sin),
+        )(),
+        FrozenError,
+        r"Made\.f",
+    ),
+]
+
+
+@pytest.mark.parametrize(("declare", "error", "text"), REFUSED)
+def test_classes_that_cannot_be_are_refused(declare, error, text):
+    """A contradiction, a base with content, an abstract class, a hidden field."""
+    with pytest.raises(error, match=text):
+        declare()
+    assert new(FORBIDDEN)(1).x == 1  # Its subclasses are concrete unless they say so, too.
+
+
+def test_a_frozen_dataclass_beside_the_module_has_fields_without_values():
+    """They are looked up in no class, and are children like others."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Sized:
+        size: float
+
+    class Layer(pm.Module, Sized):
+        weight: float = 1.0
+
+        def __init__(self, size):
+            self.size, self.weight = size, 2.0
+
+    assert jax.tree.leaves(Layer(3.0)) == [3.0, 2.0]

@@ -1,28 +1,33 @@
-"""`Computed` and `computed`: values instead of arrays."""
+"""Computed leaves: values instead of arrays, in classes of every style, and `resolve`."""
 
+import copy
+import gc
 import operator
+import pickle
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, FieldError
-from tests.helpers.computing import Generated, Scaled, scaled
+from pytreemod.errors import ArgumentError, FieldError, ShapeError, SpecError
+from tests.helpers.computing import STYLES, Generated, Scaled, scaled
 from tests.helpers.equations import operations
-from tests.helpers.trees import Holder, ramp
+from tests.helpers.trees import Affine, Holder, new, ramp
+
+FACTOR = pm.select.role("factor")
+
+
+def generated(leaf=None):
+    return Generated(scaled() if leaf is None else leaf, ramp(2))
 
 
 def linear_with(weight):
-    """A layer of the library's that holds something for its weight."""
     return pm.nn.Linear(3, 2, key=jax.random.key(0)).replace(weight=weight)
 
 
 class LowRank(pm.Computed):
-    """A sum and a product."""
-
     base: jax.Array
     a: jax.Array = pm.field(role="low")
     b: jax.Array = pm.field(role="low")
@@ -32,29 +37,94 @@ class LowRank(pm.Computed):
 
 
 def low_rank():
-    """Of shape (2, 3)."""
     return LowRank(ramp(2, 3), ramp(1, 3), ramp(2, 1))
 
 
-def test_gradients_are_those_of_what_it_is_computed_from():
-    """As `jax.grad` gives them of the formula written out."""
-    model, x = linear_with(low_rank()), ramp(3)
+def assert_reads(made, weight=(3.0, 6.0)):
+    assert isinstance(made.weight, jax.Array)
+    np.testing.assert_allclose(made.weight, weight)
+    assert "weight.factor" in pm.named_leaves(made)
 
-    def by_hand(base, a, b):
-        return jnp.sum((base + b @ a) @ x + model.bias)
 
-    grads = pm.filter_grad(lambda m: jnp.sum(m(x)))(model)
-    found = pm.named_leaves(grads)
-    leaf = low_rank()
-    expected = jax.grad(by_hand, argnums=(0, 1, 2))(leaf.base, leaf.a, leaf.b)
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+def test_the_attribute_reads_as_the_array_on_every_journey(style):
+    """Flattening, jit, copies; surgery puts a leaf for an array and an array for the leaf."""
+    made, plain = style(scaled(), ramp(2)), style(ramp(2), ramp(2))
+    journeys = [
+        made,
+        jax.tree.map(lambda x: x, made),
+        jax.jit(lambda m: m)(made),
+        pm.filter_jit(lambda m: m)(made),
+        pm.tree_at(lambda m: m.bias, made, ramp(2)),
+        pm.tree_at(lambda m: m.weight, plain, scaled()),
+        plain.replace(weight=scaled()),
+        made.replace(bias=ramp(2)),
+        copy.copy(made),
+        copy.deepcopy(made),
+        pickle.loads(pickle.dumps(made)),
+        pm.combine(*pm.partition(made, FACTOR)),
+    ]
+    np.testing.assert_allclose(made(jnp.ones(2)), [4.0, 8.0])
+    assert isinstance(made, type(plain))
+    # A pending instance may be filled in by the first read of another field.
+    journeys.append(pm.filter_jit(lambda m: m)(made))
+    assert isinstance(journeys[-1].bias, jax.Array)
+    for found in journeys:
+        assert_reads(found)
+        assert jax.tree.structure(found) == jax.tree.structure(made)
+        assert found == made
+        for back in (pm.resolve(found), pm.tree_at(lambda m: m.weight, found, ramp(2))):
+            assert jax.tree.structure(back) == jax.tree.structure(plain)
+        np.testing.assert_allclose(pm.resolve(found).weight, made.weight)
+
+
+def test_reading_leaves_nothing_behind():
+    """Ten thousand reads keep no array alive."""
+    made = generated()
+    _ = made.weight
+    gc.collect()
+    count = len(gc.get_objects())
+    with jax.ensure_compile_time_eval():
+        for _ in range(10_000):
+            pm.tree_at(lambda m: m.bias, made, 0).bias
+    for _ in range(100):
+        _ = made.weight
+    gc.collect()
+    assert len(gc.get_objects()) - count < 100
+
+
+def by_hand(base, a, b, bias, x):
+    return jnp.sum((base + b @ a) @ x + bias)
+
+
+@pytest.mark.usefixtures("optimized")
+def test_value_gradient_and_program_are_those_of_the_formula():
+    """Inside jit it compiles to the formula, and so does its gradient; `lax` takes it."""
+    model, leaf, x = linear_with(low_rank()), low_rank(), ramp(3)
+    parts = (leaf.base, leaf.a, leaf.b, model.bias)
+
+    def by_leaf(model, x):
+        return jnp.sum(jax.lax.dot_general(model.weight, x, (((1,), (0,)), ((), ()))) + model.bias)
+
+    found = pm.named_leaves(pm.filter_grad(lambda m: jnp.sum(m(x)))(model))
+    expected = jax.grad(by_hand, argnums=(0, 1, 2))(*parts, x)
     for name, array in zip(("base", "a", "b"), expected, strict=True):
         np.testing.assert_allclose(found[f"weight.{name}"], array, rtol=1e-6)
+    np.testing.assert_allclose(by_leaf(model, x), by_hand(*parts, x), rtol=1e-6)
+    split = jax.grad(lambda parts, x: by_hand(*parts, x))
+    assert operations(by_leaf, model, x) == operations(by_hand, *parts, x)
+    assert operations(jax.grad(by_leaf), model, x) == operations(split, parts, x)
+    through = pm.filter_jit(pm.filter_grad(lambda m: jnp.sum(pm.resolve(m)(1.0))))(generated())
+    np.testing.assert_allclose(pm.named_leaves(through)["weight.factor"], 3.0)
+    # The updated model is a model.
+    grads = pm.filter_grad(loss)(generated())
+    assert len(jax.tree.leaves(grads)) == 3
+    assert_reads(pm.apply_updates(generated(), jax.tree.map(jnp.zeros_like, grads)))
 
 
 def test_roles_and_paths_reach_into_it():
     """Its fields are the tree's."""
     model = linear_with(low_rank())
-
     grads = pm.filter_grad(lambda m: jnp.sum(m(ramp(3))), wrt=pm.select.role("low"))(model)
     assert sorted(pm.named_leaves(grads)) == ["weight.a", "weight.b"]
     changed = pm.tree_at(lambda m: m.weight.a, model, jnp.zeros((1, 3)))
@@ -63,139 +133,17 @@ def test_roles_and_paths_reach_into_it():
     assert jax.tree.leaves(picked) == [True, True, True, False]
 
 
-def test_optax_trains_it():
-    """One slot for each leaf, and an update of each."""
-    model, x = linear_with(low_rank()), ramp(3)
-    optimizer = optax.sgd(1e-5, momentum=0.9)
-
-    @pm.filter_jit
-    def step(model, state):
-        loss, grads = pm.filter_value_and_grad(lambda m: jnp.sum(m(x) ** 2))(model)
-        updates, state = optimizer.update(grads, state)
-        return loss, pm.apply_updates(model, updates), state
-
-    state = optimizer.init(pm.trainable(model)[0])
-    losses = []
-    for _ in range(3):
-        loss, model, state = step(model, state)
-        losses.append(float(loss))
-    assert losses[0] > losses[1] > losses[2]
-    assert len(jax.tree.leaves(state)) == 4
-
-
-@pytest.mark.usefixtures("optimized")
-def test_the_program_is_the_hand_written_one():
-    """Inside jit it compiles to the formula, and so does its gradient."""
-    model, x = linear_with(low_rank()), ramp(3)
-    leaf = low_rank()
-    parts = (leaf.base, leaf.a, leaf.b, model.bias)
-
-    def by_hand(parts, x):
-        base, a, b, bias = parts
-        return jnp.sum((base + b @ a) @ x + bias)
-
-    def by_leaf(model, x):
-        return jnp.sum(model(x))
-
-    assert operations(by_leaf, model, x) == operations(by_hand, parts, x)
-    assert operations(jax.grad(by_leaf), model, x) == operations(jax.grad(by_hand), parts, x)
-
-
-def test_lax_takes_the_attribute():
-    """It is an array, not something like one."""
-    model = linear_with(low_rank())
-    contract = (((1,), (0,)), ((), ()))
-
-    out = jax.jit(lambda m, x: jax.lax.dot_general(m.weight, x, contract))(model, ramp(3))
-
-    np.testing.assert_allclose(out, model.weight @ ramp(3), rtol=1e-6)
-
-
-def test_chains_are_computed_inside_out():
-    """A computed leaf may hold another in its own field."""
-    outer = Scaled(scaled(), jnp.asarray(2.0))
-    made = Generated(outer, ramp(2))
-
-    np.testing.assert_allclose(made.weight, [6.0, 12.0])
-    assert "weight.array.factor" in pm.named_leaves(made)
-
-
 def test_computed_is_the_functions_value():
-    """Of arrays, of Modules, of a Module that computes."""
+    """Of arrays, of Modules, of a Module that computes, of another computed leaf."""
     made = linear_with(pm.computed(jnp.multiply, ramp(2, 3), jnp.asarray(2.0)))
     np.testing.assert_allclose(made.weight, 2 * ramp(2, 3))
-
-    class Outer(pm.Module):
-        rows: jax.Array
-
-        def __call__(self, columns):
-            return jnp.outer(self.rows, columns)
-
-    made = linear_with(pm.computed(Outer(ramp(2)), ramp(3)))
+    outer = new(fields={"x": object}, __call__=lambda self, y: jnp.outer(self.x, y))
+    made = linear_with(pm.computed(outer(ramp(2)), ramp(3)))
     np.testing.assert_allclose(made.weight, jnp.outer(ramp(2), ramp(3)))
-    assert sorted(pm.named_leaves(made)) == ["bias", "weight.fn.rows", "weight.trees.0"]
-
-
-def test_files_hold_what_it_is_computed_from(tmp_path):
-    """A computed leaf is written as its own arrays, and is computed again after a load."""
-    model = linear_with(low_rank())
-    pm.save(tmp_path / "model", model)
-
-    found = pm.load(tmp_path / "model", model)
-    assert found == model
-    assert type(found) is type(model)
-    np.testing.assert_allclose(found.weight, model.weight)
-
-
-def test_it_goes_through_scan_and_stack():
-    """As a carry, and as one of many layers."""
-    leaf = low_rank()
-    square = LowRank(ramp(3, 3), leaf.a, ramp(3, 1))
-
-    def make(*, key):
-        return pm.nn.Linear(3, 3, key=key).replace(weight=square)
-
-    stack = pm.nn.Stack(make, 2, key=jax.random.key(0))
-    x = ramp(3)
-    np.testing.assert_allclose(stack(x), stack[1](stack[0](x)), rtol=1e-6)
-    _, out = pm.filter_scan(lambda m, x: (m, m(x)), linear_with(leaf), ramp(4, 3))
-    assert out.shape == (4, 2)
-
-
-def test_an_rnn_computes_it_once():
-    """Not in every step of its loop."""
-    cell = pm.nn.GRUCell(2, 3, key=jax.random.key(0))
-    base = cell.weight_hh
-    low = LowRank(base, jnp.ones((1, base.shape[1])), jnp.ones((base.shape[0], 1)))
-    rnn = pm.nn.RNN(cell.replace(weight_hh=low))
-
-    jaxpr = jax.make_jaxpr(lambda m, x: m(x))(rnn, ramp(5, 2))
-
-    (loop,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "scan"]
-    inside = [e for e in loop.params["jaxpr"].jaxpr.eqns if e.primitive.name == "dot_general"]
-    assert not [e for e in inside if e.outvars[0].aval.ndim == 2]
-    np.testing.assert_allclose(
-        rnn(ramp(5, 2)), pm.nn.RNN(cell.replace(weight_hh=low.value()))(ramp(5, 2)), rtol=1e-5
-    )
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: pm.computed(jnp.multiply, ramp(2), 0.5),
-        lambda: pm.filter_vmap(lambda x: pm.computed(jnp.multiply, x, 0.5))(ramp(3, 2)),
-    ],
-    ids=["one", "several as one"],
-)
-def test_a_leaf_of_shapes_alone_reads_as_its_shape(make):
-    """It was a TypeError of JAX's, from inside of the function."""
-    model = {"x": Holder(make())}
-    abstract = pm.filter_eval_shape(lambda: model)
-
-    found = pm.resolve(abstract)["x"].content
-
-    assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)
-    assert isinstance(found, jax.ShapeDtypeStruct)
+    assert sorted(pm.named_leaves(made)) == ["bias", "weight.fn.x", "weight.trees.0"]
+    made = generated(Scaled(scaled(), jnp.asarray(2.0)))
+    np.testing.assert_allclose(made.weight, [6.0, 12.0])
+    assert "weight.array.factor" in pm.named_leaves(made)
 
 
 BINARY = [
@@ -213,22 +161,121 @@ def test_operators_take_one_that_is_in_a_list():
         np.testing.assert_allclose(apply(leaf, other), apply(value, other))
         np.testing.assert_allclose(apply(other, leaf), apply(other, value))
         np.testing.assert_allclose(apply(leaf, leaf), apply(value, value))
-
-    np.testing.assert_allclose(-leaf, [-3, -6])
-    np.testing.assert_allclose(+leaf, [3, 6])
-    np.testing.assert_allclose(abs(leaf), [3, 6])
-    np.testing.assert_allclose(leaf[1], 6)
     # Python asks the leaf, because a number does not know it.
-    np.testing.assert_allclose(2.0 - leaf, [-1, -4])
+    expected = [[-3, -6], [3, 6], [3, 6], 6, [-1, -4]]
+    for found, numbers in zip((-leaf, +leaf, abs(leaf), leaf[1], 2.0 - leaf), expected):
+        np.testing.assert_allclose(found, numbers)
 
 
-def test_what_computes_nothing_is_refused():
-    """An array as the function; a class without `value`."""
+def test_prefix_trees_name_the_parts():
+    """In an axes tree of the same class, a number may apply to the leaf, or to a part."""
+    made = generated()
+    many = pm.stack([made, made])
 
-    class Nothing(pm.Computed):
-        array: jax.Array
+    def call(axes, models):
+        return pm.filter_vmap(lambda m, x: m(x), in_axes=(axes, None))(models, jnp.ones(2))
 
-    with pytest.raises(ArgumentError, match=r"f32\[2\]"):
-        pm.computed(ramp(2), ramp(2))
-    with pytest.raises(FieldError, match="Nothing"):
-        Nothing(ramp(2))
+    for axes in (Generated(0, 0), jax.tree.map(lambda _: 0, many), pm.by({"weight": 0, "bias": 0})):
+        assert call(axes, many).shape == (2, 2)
+    factors = pm.tree_at("weight.factor", made, jnp.ones(4))
+    assert call(pm.by({"weight.factor": 0, ...: None}), factors).shape == (4, 2)
+
+
+def test_an_rnn_computes_it_once():
+    """Not in every step of its loop."""
+    cell = pm.nn.GRUCell(2, 3, key=jax.random.key(0))
+    base = cell.weight_hh
+    low = LowRank(base, jnp.ones((1, base.shape[1])), jnp.ones((base.shape[0], 1)))
+    rnn, plain = (pm.nn.RNN(cell.replace(weight_hh=w)) for w in (low, low.value()))
+    jaxpr = jax.make_jaxpr(lambda m, x: m(x))(rnn, ramp(5, 2))
+    (loop,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "scan"]
+    inside = [e for e in loop.params["jaxpr"].jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert not [e for e in inside if e.outvars[0].aval.ndim == 2]
+    np.testing.assert_allclose(rnn(ramp(5, 2)), plain(ramp(5, 2)), rtol=1e-5)
+
+
+def test_resolve_takes_a_tree_and_a_selector():
+    """In containers, in chains, at the root; those of which the selector picks any part."""
+    chain = generated(Scaled(scaled(), jnp.asarray(2.0)))
+    found = pm.resolve({"a": [scaled(), chain], "b": 1})
+    np.testing.assert_allclose(found["a"][0], [3, 6])
+    np.testing.assert_allclose(found["a"][1].weight, [6, 12])
+    assert found["b"] == 1
+    assert pm.resolve(found["a"][1]) is found["a"][1]
+    np.testing.assert_allclose(pm.resolve(scaled()), [3, 6])
+    model = [generated(), generated()]
+    names = sorted(pm.named_leaves(pm.resolve(model, "0.weight.factor")))
+    assert names == ["0.bias", "0.weight", "1.bias", "1.weight.array", "1.weight.factor"]
+    both = pm.resolve(model, FACTOR)
+    assert sorted(pm.named_leaves(both)) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+
+
+def test_resolve_of_several_models_as_one():
+    """The result is the resolved models as one."""
+    models = [generated(Scaled(ramp(2), jnp.asarray(float(i)))) for i in range(3)]
+    many = pm.stack(models)
+    assert pm.tree_equal(pm.resolve(many), pm.stack([pm.resolve(m) for m in models]))
+    assert pm.resolve(pm.stack([many, many])).weight.shape == (2, 3, 2)
+    assert pm.filter_vmap(lambda m: m.weight)(many).shape == (3, 2)
+
+
+def test_resolve_ends_ties_too():
+    """The tied paths become separate leaves; with a selector they remain tied."""
+    model = pm.tie(Affine(generated(), generated(ramp(2))), "bias.weight", to="weight.weight")
+    for found, leaves in ((pm.resolve(model), 4), (pm.resolve(model, "weight.weight"), 3)):
+        assert len(jax.tree.leaves(found)) == leaves
+        np.testing.assert_allclose(found.bias.weight, [3, 6])
+
+
+def test_a_leaf_of_shapes_alone_reads_as_its_shape():
+    """Also of several as one. It was a TypeError of JAX's, from inside of the function."""
+    half = lambda x: pm.computed(jnp.multiply, x, 0.5)  # noqa: E731
+    for leaf in (half(ramp(2)), pm.filter_vmap(half)(ramp(3, 2))):
+        model = {"x": Holder(leaf)}
+        found = pm.resolve(pm.filter_eval_shape(lambda: model))["x"].content  # noqa: B023
+        assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)  # noqa: B023
+        assert isinstance(found, jax.ShapeDtypeStruct)
+
+
+def loss(model):
+    return model(1.0).sum()
+
+
+def broken(answer):
+    return generated(new(pm.Computed, fields={"array": object}, value=answer)(ramp(2)))
+
+
+WEIGHT = r"Generated\.weight"
+REFUSED = [
+    # It would be another broadcast; and no map can be told from the shapes alone.
+    (lambda m: pm.stack([m] * 3).weight, ShapeError, f"(?s){WEIGHT}.*several models"),
+    (
+        lambda m: pm.resolve(pm.tree_at("weight.factor", m, jnp.ones(3))),
+        ShapeError,
+        "(?s)weight.*ranks",
+    ),
+    # What it would be computed of is not there.
+    (lambda m: pm.partition(m, FACTOR)[0].weight, ShapeError, WEIGHT),
+    # Derivatives have the form of the model; values computed from them have no meaning.
+    (lambda m: pm.filter_grad(loss)(m).weight, ShapeError, WEIGHT),
+    (pm.filter_jit(lambda m: pm.filter_grad(loss)(m).weight), ShapeError, WEIGHT),
+    (
+        lambda m: pm.filter_jvp(lambda m: m, (m,), (jax.tree.map(jnp.ones_like, m),))[1].weight,
+        ShapeError,
+        WEIGHT,
+    ),
+    (lambda m: pm.filter_vjp(loss, m)[1](jnp.asarray(1.0))[0].weight, ShapeError, WEIGHT),
+    # An error of the user's is told as it is.
+    (lambda _: broken(lambda self: [self.array]).weight, FieldError, f"{WEIGHT}.*Made"),
+    (lambda _: broken(lambda self: self.nothing).weight, FieldError, "nothing"),
+    (lambda _: pm.computed(ramp(2), ramp(2)), ArgumentError, r"f32\[2\]"),
+    (lambda _: new(pm.Computed)(), FieldError, "Made"),
+    (lambda m: pm.resolve(m, "2.weight"), SpecError, r"select\.path\('2\.weight'\)"),
+]
+
+
+@pytest.mark.parametrize(("use", "error", "text"), REFUSED)
+def test_what_has_no_value_is_not_read(use, error, text):
+    """Several models as one, a part of a model, derivatives, what computes no array."""
+    with pytest.raises(error, match=text):
+        use(generated())

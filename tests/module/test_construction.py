@@ -1,427 +1,206 @@
 """Building instances: the generated `__init__`, and the steps after any `__init__`."""
 
+import copy
 import inspect
-import typing
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import FieldError
-from tests.helpers import string_annotations
-from tests.helpers.trees import (
-    Affine,
-    Checked,
-    Child,
-    Converted,
-    Defaults,
-    DefaultsUnderOwnInit,
-    Empty,
-    Factories,
-    Holder,
-    KeywordsOnly,
-    OwnInit,
-    Parent,
-    Prepared,
-    affine,
-    double,
-    ramp,
-)
+from pytreemod.errors import FieldError, FrozenError
+from tests.helpers import string_annotations, trees
+from tests.helpers.trees import affine, double, new, ramp
+
+SIGNATURES = [
+    (trees.Affine, "(weight, bias)"),
+    (trees.Empty, "()"),
+    (trees.Defaults, "(weight, scale=, name=, act=, bias=, inner=)"),
+    (trees.Factories, "(parts=, table=)"),
+    (trees.KeywordsOnly, "(*, scale=, weight)"),
+    (trees.Prepared, "(scale, weight)"),
+    (trees.OwnInit, "(size, *, use_bias=)"),
+    (trees.Parent, "(size, *, use_bias=)"),
+    (trees.Child, "(name, size)"),
+    (trees.DefaultsUnderOwnInit, "(size)"),
+    (string_annotations.Initialized, "(size=)"),
+]
 
 
-class OneKeyword(pm.Module):
-    """One field by keyword only."""
-
-    scale: float = pm.field(kw_only=True, default=3.0)
-    weight: jax.Array
-
-
-def signature(cls):
-    """A class's signature as text, without annotations."""
-    parameters = inspect.signature(cls).parameters.values()
-    return [
-        f"{p.name}{'' if p.default is p.empty else '='}{'*' * (p.kind == p.KEYWORD_ONLY)}"
-        for p in parameters
-    ]
-
-
-@pytest.mark.parametrize(
-    ("cls", "expected"),
-    [
-        (Affine, ["weight", "bias"]),
-        (Empty, []),
-        (Defaults, ["weight", "scale=", "name=", "act=", "bias=", "inner="]),
-        (Factories, ["parts=", "table="]),
-        (KeywordsOnly, ["scale=*", "weight*"]),
-        (OneKeyword, ["weight", "scale=*"]),
-        (Prepared, ["scale", "weight"]),
-        (OwnInit, ["size", "use_bias=*"]),
-        (Parent, ["size", "use_bias=*"]),
-        (Child, ["name", "size"]),
-        (DefaultsUnderOwnInit, ["size"]),
-        (string_annotations.Initialized, ["size="]),
-    ],
-)
-def test_signature(cls, expected):
+def test_signature():
     """The signature is the own __init__'s, or has one parameter for each field in order."""
-    assert signature(cls) == expected
-    returned = inspect.signature(cls).return_annotation
-    assert returned == inspect.signature(cls.__init__).return_annotation
+    for cls, expected in SIGNATURES:
+        signature = inspect.signature(cls)
+        shown = [
+            p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else ...)
+            for p in signature.parameters.values()
+        ]
+        assert str(inspect.Signature(shown)).replace("Ellipsis", "") == expected
+        assert signature.return_annotation == inspect.signature(cls.__init__).return_annotation
+
+    class Own(pm.Module):
+        x: int
+
+        def __init__(self, x: int) -> None:
+            """Make one."""
+            self.x = x
+
+    assert str(inspect.signature(Own)) == "(x: int) -> None"
+    assert type("Sub", (Own,), {}).__init__.__doc__ == "Make one."
 
 
 def test_defaults_are_shared_and_factories_are_called():
-    """A default is one object; a factory makes one for each instance, and only if asked."""
-    assert Defaults(1.0).inner is Defaults(2.0).inner
-    assert Factories().parts is not Factories().parts
-    assert Factories([1]).parts == [1]
-    assert Defaults(1.0, 5.0).scale == 5.0
+    """A default is one object, also a Module; a factory makes one for each instance, if asked."""
+    made = pm.field(default=trees.Affine(3.0, 4.0))
+    outer = new(fields={"inner": Any, "made": Any}, inner=trees.Affine(1.0, 2.0), made=made)
+    assert jax.tree.leaves(outer()) == [1.0, 2.0, 3.0, 4.0]
+    assert outer().inner is outer().inner
+    assert trees.Defaults(1.0).inner is trees.Defaults(2.0).inner
+    assert trees.Factories().parts is not trees.Factories().parts
+    assert trees.Factories([1]).parts == [1]
+    assert trees.Defaults(1.0, 5.0).scale == 5.0
+    # Also a field that an own `__init__` does not set.
+    made = trees.DefaultsUnderOwnInit(2)
+    assert (made.scale, made.act, len(jax.tree.leaves(made))) == (2.0, double, 2)
+
+
+def test_a_class_attribute_that_is_assigned_later_hides_no_field():
+    """Instances from before and after, of all origins, have their own value; a function, too."""
+    base = new(fields={"act": object, "size": int})
+    sub = new(base)
+    same = pm.filter_jit(lambda m: m)
+    before, waiting = sub(double, 1), same(sub(double, 1))
+    base.act, base.size = lambda self, x: x, 2
+    assert (base.act(None, 3), sub.size) == (3, 2)
+    made = [before, waiting, jax.tree.map(lambda x: x, before), same(sub(double, 1))]
+    assert [(m.act, m.size) for m in [*made, sub(double, 1)]] == [(double, 1)] * 5
+    assert pm.tree_at(lambda m: m.size, waiting, 3).size == 3
+    del base.act
+    assert not hasattr(base, "act")
+    assert same(sub(double, 1)).act is double
 
 
 def test_converters_are_inherited_and_can_be_overridden():
-    """A subclass that declares the field anew has its own converter, or none."""
-
-    class Base(pm.Module):
-        x: object = pm.field(converter=str)
-
-    class Same(Base):
-        pass
-
-    class Other(Base):
-        x: object
-
-    assert Same(1).x == "1"
-    assert Other(1).x == 1
-
-
-def test_a_converters_parameter_is_what_init_takes():
-    """The annotation of the parameter is the converter's, because it describes the argument."""
+    """The annotation of a parameter is not the field's, because it describes the result."""
 
     def convert(value: list[int]) -> jax.Array:
         return jnp.asarray(value)
 
-    class Layer(pm.Module):
-        weight: jax.Array = pm.field(converter=convert)
-        other: int = pm.field(converter=lambda x: x)
-        third: str
-
-    hints = Layer.__init__.__annotations__
-    assert hints["weight"] == list[int]
-    assert hints["other"] is typing.Any
-    assert hints["third"] is str
-
-
-def test_post_init_sees_fields_and_init_vars():
-    """__post_init__ gets the InitVars, may assign fields, and runs before converters."""
-    made = Prepared(2.0, ramp(2))
-
-    assert made.scaled.tolist() == [2.0, 4.0]
-    assert not hasattr(made, "scale")
-    assert string_annotations.Initialized(2).weight.shape == (2,)
-    assert string_annotations.Initialized().weight.shape == (3,)
+    functions = {"weight": convert, "other": lambda x: x, "third": str}
+    declared = {name: pm.field(converter=function) for name, function in functions.items()}
+    base = new(fields=dict.fromkeys(functions, object), **declared)
+    other = new(base, fields={"third": str})
+    hints = other.__init__.__annotations__
+    assert (hints["weight"], hints["other"], hints["third"]) == (Any, Any, str)
+    made = other([1], 2, 3)
+    assert (made.weight.shape, made.other, made.third) == ((1,), 2, 3)
+    assert new(base)([1], 2, 3).third == "3"
 
 
-def test_class_level_defaults_fill_in_under_an_own_init():
-    """A field with a default that __init__ does not set has it, and stays in the tree."""
-    made = DefaultsUnderOwnInit(2)
-
-    assert (made.scale, made.act) == (2.0, double)
-    assert len(jax.tree.leaves(made)) == 2
-    assert "scale" in vars(made)
-
-
-class Written(pm.Module):
-    """Has an `__init__` that was written for it."""
-
-    weight: object
-    scale: object = 1.0
-
-
-def test_fields_set_before_a_generated_init_stay():
-    """In any order: assigned fields are not lost, nor set to their defaults again."""
-
-    class Before(Written):
-        size: int = 0
-
-        def __init__(self, size, **kwargs):
-            self.size = size
-            super().__init__(**kwargs)
-
-    class Below(Before):
-        name: str = "unnamed"
-
-        def __init__(self, name, **kwargs):
-            self.name = name
-            super().__init__(**kwargs)
-
-    assert vars(Before(5, weight=1)) == vars(Before(5, weight=1, scale=1.0))
-    assert Before(5, weight=1, scale=2.0) == Before(5, weight=1).replace(scale=2.0)
-    made = Below("a", size=5, weight=1)
-    assert (made.name, made.size, made.weight, made.scale) == ("a", 5, 1, 1.0)
-
-
-class Named(pm.Module):
-    """Its own `__init__` leaves all to the class."""
-
-    name: str = "a"
-    size: int = pm.field(static=True)
-
-    def __init__(self, size=None):
-        if size is not None:
-            self.size = size
-
-
-class Mixed:
-    """A plain class with attributes instead of fields."""
-
-    name = "mixin"
-    size = 7
-
-
-@pytest.mark.parametrize(
-    ("bases", "body", "expected"),
-    [
-        ((Named,), {"name": "b"}, "b"),
-        ((Mixed, Named), {}, "mixin"),
-        ((Mixed, Named), {"name": "b"}, "b"),
-        ((Named, Mixed), {}, "a"),
-        ((Named,), {"name": "b", "__annotations__": {"name": str}}, "b"),
-        ((Named,), {"name": None}, None),
-    ],
-)
-def test_what_init_leaves_unset_is_what_the_class_has(bases, body, expected):
-    """Looked up as Python looks up an attribute: subclass, mixin, base."""
-    made = type(Named)("Sub", bases, body)(3)
-    below = type(Named)("Below", (type(made),), {})(3)
-
-    assert (made.name, type(made).name) == (expected, expected)
-    assert (below.name, below.size) == (expected, 3)
-    assert vars(made)["name"] == expected
-
-
-def test_a_class_attribute_fills_in_a_field_without_default():
-    """A subclass, or a mixin, gives the value that neither `__init__` nor the field gives."""
-
-    class Sub(Named):
-        size = 4
-
-    class WithMixin(Named, Mixed):
-        pass
-
-    assert (Sub().size, Sub(5).size, WithMixin().size) == (4, 5, 7)
-
-
-def test_a_class_attribute_that_is_assigned_later_hides_no_field():
-    """Instances that a jitted function returned before, or returns after, have their own value."""
-
-    class Base(pm.Module):
-        name: str
-        size: int
-
-    class Sub(Base):
-        pass
-
-    same = pm.filter_jit(lambda m: m)
-    before = same(Sub("own", 1))
-    Base.name, Base.size = "later", 2
-    after = same(Sub("own", 1))
-    assert (Base.name, Sub.size) == ("later", 2)
-    assert (before.name, before.size, after.name, after.size) == ("own", 1, "own", 1)
-    assert pm.tree_at(lambda m: m.size, after, 3).size == 3
-    del Base.name
-    assert not hasattr(Base, "name")
-    assert same(Sub("own", 1)).name == "own"
-
-
-def test_generated_inits_give_the_defaults_of_the_fields():
-    """An attribute without annotation is not a default of a parameter; as for dataclasses."""
-
-    class Sub(Written):
-        scale = 5.0
-
-    assert Sub(1).scale == 1.0
+def test_checks_run_after_converters_and_refuse_instances():
+    """From the class up to its bases, when the instance is finished; `replace` checks again."""
+    assert trees.Prepared(2.0, ramp(2)).scaled.tolist() == [2.0, 4.0]
+    assert not hasattr(trees.Prepared(2.0, ramp(2)), "scale")
+    shapes = [string_annotations.Initialized(*size).weight.shape for size in ((2,), ())]
+    assert shapes == [(2,), (3,)]
+    seen = []
+    x = pm.field(converter=lambda v: seen.append("converter") or v)
+    base = new(fields={"x": int}, x=x, __check_init__=lambda self: seen.append("base check"))
+    init = lambda self, x: seen.append("init") or setattr(self, "x", x)  # noqa: E731
+    check = lambda self: seen.append((self.x, jax.tree.leaves(self)))  # noqa: E731
+    new(base, __init__=init, __check_init__=check)(1)
+    assert seen == ["init", "converter", (1, [1]), "base check"]
+    with pytest.raises(ValueError, match="low 2 is above high 1"):
+        trees.Checked(2, 1)
+    with pytest.raises(ValueError, match="low 5"):
+        trees.Checked(1, 2).replace(low=5)
+    assert jax.tree.map(lambda x: -x, trees.Checked(1, 2)).low == -1
 
 
 def test_replace_converts_checks_and_divides_again():
-    """replace is construction with the other fields unchanged, whatever the class's __init__ is."""
-    assert Converted([1.0]).replace(weight=[3.0]).weight.tolist() == [3.0]
-    layer = Child("a", 2).replace(name="b", offset=1)
+    """It is construction with the other fields unchanged, whatever the class's __init__ is."""
+    assert trees.Converted([1.0]).replace(weight=[3.0]).weight.tolist() == [3.0]
+    layer = trees.Child("a", 2).replace(name="b", offset=1)
     assert (layer.name, layer.size) == ("b", 2)
     assert isinstance(layer.offset, jax.Array)
-    assert len(jax.tree.leaves(Holder(affine()).replace(content=double))) == 0
-    assert len(jax.tree.leaves(Holder(double).replace(content="text"))) == 0
-    assert len(jax.tree.leaves(Holder(double).replace(content=1.0))) == 1
+    for first, then, leaves in ((affine(), double, 0), (double, "text", 0), (double, 1.0, 1)):
+        assert len(jax.tree.leaves(trees.Holder(first).replace(content=then))) == leaves
+    if sys.version_info >= (3, 13):
+        assert copy.replace(layer, name="c").name == "c"
 
 
-@pytest.mark.skipif(
-    not hasattr(__import__("copy"), "replace"), reason="copy.replace came with 3.13"
-)
-def test_copy_replace():
-    """copy.replace is m.replace."""
-    import copy
-
-    assert copy.replace(Child("a", 2), name="b").name == "b"
-
-
-def test_instances_of_modules_may_be_defaults():
-    """A Module is immutable, and so may be shared."""
-
-    class Outer(pm.Module):
-        inner: Affine = Affine(1.0, 2.0)
-        made: Affine = pm.field(default=Affine(3.0, 4.0))
-
-    assert jax.tree.leaves(Outer()) == [1.0, 2.0, 3.0, 4.0]
-    assert Outer().inner is Outer().inner
-
-
-def test_an_init_that_fails_leaves_nothing_behind():
-    """After an error in __init__ the class works as before."""
-
-    class Fragile(pm.Module):
-        x: int
-
-        def __init__(self, x):
-            self.x = 1 // x
-
-    with pytest.raises(ZeroDivisionError, match="by zero"):
-        Fragile(0)
-    assert Fragile(1).x == 1
-
-
-def test_init_may_read_call_and_assign_twice():
-    """While it runs, an instance is an ordinary object, methods and transforms included."""
+def test_an_instance_that_is_being_built_is_an_ordinary_object():
+    """It is read, called, assigned again, deleted from; an error leaves nothing behind."""
 
     class Busy(pm.Module):
         first: jax.Array
         second: jax.Array
 
-        def __init__(self):
-            self.first = ramp(2)
+        def __init__(self, number):
+            self.first = ramp(2) * (1 // number)
+            assert not hasattr(self, "second")
             self.second = self.twice()
             self.second = jax.jit(lambda m: m.first * 3)(self)
             self.second += 1
+            if number > 1:
+                del self.first
 
         def twice(self):
             return self.first * 2
 
-    assert Busy().second.tolist() == [4.0, 7.0]
-
-
-def test_init_subclass_and_new_work_as_ever():
-    """__init_subclass__ keywords and an own __new__ are Python's."""
-    made = []
-
-    class Registered(pm.Module):
-        x: int
-
-        def __init_subclass__(cls, tag=None, **kwargs):
-            super().__init_subclass__(**kwargs)
-            made.append(tag)
-
-        def __new__(cls, x):
-            return super().__new__(cls)
-
-    class Sub(Registered, tag="here"):
-        pass
-
-    assert made == ["here"]
-    assert Sub(1).x == 1
-
-
-def test_threads_construct_at_once():
-    """Many threads that build instances of one class at once get the right ones."""
-
-    def build(i):
-        return Child(f"name {i}", 2).replace(temperature=float(i))
-
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(build, range(64)))
-    assert [(m.name, m.temperature) for m in made] == [(f"name {i}", float(i)) for i in range(64)]
-
-
-def test_checks_run_after_converters_and_refuse_instances():
-    """From the class up to its bases, when the instance is finished; `replace` checks again."""
-    seen = []
-
-    class Base(pm.Module):
-        x: int = pm.field(converter=lambda v: seen.append("converter") or v)
-
-        def __check_init__(self):
-            seen.append("base check")
-
-    class Layer(Base):
-        def __init__(self, x):
-            seen.append("init")
-            self.x = x
-
-        def __check_init__(self):
-            seen.append(f"check of {self.x}")
-            assert len(jax.tree.leaves(self)) == 1
-
-    Layer(1)
-    assert seen == ["init", "converter", "check of 1", "base check"]
-    with pytest.raises(ValueError, match="low 2 is above high 1"):
-        Checked(2, 1)
-    with pytest.raises(ValueError, match="low 5"):
-        Checked(1, 2).replace(low=5)
-    assert jax.tree.map(lambda x: -x, Checked(1, 2)).low == -1
+    for wrong, error, text in (
+        (0, ZeroDivisionError, "by zero"),
+        (2, FieldError, "Field 'first' was not initialized"),
+    ):
+        with pytest.raises(error, match=text):
+            Busy(wrong)
+        assert Busy(1).second.tolist() == [4.0, 7.0]
+    with pytest.raises(FrozenError, match=r"Busy\.first"):
+        del Busy(1).first
 
 
 def test_values_are_stored_as_they_are():
     """No value is exchanged for another that Python calls equal."""
-
-    class Plain(pm.Module):
-        data: object
-        config: object = pm.field(static=True)
-
     for value in (float("nan"), -0.0, 0.0, True, 1, 1.0):
-        made = Plain(value, value)
-        assert repr((made.data, made.config)) == repr((value, value))
+        made = trees.Static(value, value)
+        assert repr((made.weight, made.size)) == repr((value, value))
 
 
-class Forgetful(pm.Module):
-    """Leaves a field out."""
-
-    weight: jax.Array
-    bias: jax.Array
-
-    def __init__(self):
-        self.weight = ramp(1)
-
-
-class WithoutSuper(Forgetful):
-    """Calls no `__init__` of its base."""
-
-    def __init__(self):
-        self.bias = ramp(1)
-
-
-class Unset(pm.Module):
-    """Has no `__post_init__`."""
-
-    weight: jax.Array = pm.field(init=False)
+def setting(*bases, **values):
+    """A class whose `__init__` sets these fields alone."""
+    return new(*bases, __init__=lambda self: [setattr(self, *item) for item in values.items()])
 
 
 @pytest.mark.parametrize(
-    ("make", "name"),
-    [(Forgetful, "bias"), (WithoutSuper, "weight"), (Unset, "weight"), (Named, "size")],
+    ("make", "text"),
+    [
+        (setting(trees.Affine, weight=1), "Made.*bias"),
+        (setting(setting(trees.Affine, weight=1), bias=1), "Made.*weight"),
+        (new(fields={"x": int}, x=pm.field(init=False)), "Made.*'x'"),
+        (lambda: new(trees.OwnInit, fields={"extra": int})(2), "Made.*extra"),
+        (lambda: affine().replace(wieght=ramp(2)), r"Affine\.replace.*wieght.*weight"),
+    ],
 )
-def test_a_field_that_is_not_set_is_an_error(make, name):
-    """It would be missing from the tree."""
-    with pytest.raises(FieldError, match=f"(?s){make.__name__}.*{name}"):
+def test_a_value_that_would_be_missing_or_lost_is_an_error(make, text):
+    """A field that is not set, an unknown name."""
+    with pytest.raises(FieldError, match=f"(?s){text}"):
         make()
 
 
-def test_a_mutable_default_is_an_error():
-    """As for dataclasses: a list would be shared by all instances."""
-    with pytest.raises(FieldError, match=r"Wrong\.x"):
+def test_a_function_as_the_default_of_a_field_is_a_value():
+    """Also where the class's own `__init__` does not set it: `W.act` was a method of ours."""
 
-        class Wrong(pm.Module):
-            x: list = []  # noqa: RUF012
+    class Own(pm.Module):
+        act: object = pm.field(default=jnp.tanh)
+        other: object = pm.field(default=abs)
+        third: object = lambda x: x
 
+        def __init__(self):
+            pass
 
-def test_replace_of_an_unknown_field_is_an_error():
-    """The value would be lost; the nearest name is told."""
-    with pytest.raises(FieldError, match=r"(?s)Affine\.replace.*wieght.*weight"):
-        affine().replace(wieght=ramp(2))
+    made = Own()
+    assert made.act is Own.act is jnp.tanh
+    assert made.other is Own.other is abs
+    assert (made.third(3), Own.third(3)) == (3, 3)

@@ -1,8 +1,6 @@
-"""Ties: one path of a model reads its value at another."""
+"""Ties: one path of a model reads its value at another. Their laws: tests/laws/test_ties.py."""
 
-import copy
 import functools as ft
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -11,26 +9,13 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import AccessError, ShapeError, SpecError
-from tests.helpers.computing import Scaled
+from pytreemod.errors import ShapeError, SpecError
 from tests.helpers.counting_calls import is_linear
 from tests.helpers.equations import operations
-from tests.helpers.trees import Affine, ramp
-
-
-class Language(pm.Module):
-    """An embedding, and a head of the same shape."""
-
-    embed: nn.Embedding
-    head: nn.Linear
-
-    def __call__(self, token):
-        return self.head(self.embed(token))
+from tests.helpers.trees import Holder, new, ramp
 
 
 class Coder(pm.Module):
-    """An encoder, and a decoder of the transposed shape."""
-
     encoder: nn.Linear
     decoder: nn.Linear
 
@@ -39,139 +24,77 @@ class Coder(pm.Module):
 
 
 class Pair(pm.Module):
-    """Two of anything."""
-
     a: object
     b: object
 
 
 class Blocks(pm.Module):
-    """Layers in a list, in a dict, and one more."""
-
     items: list
     table: dict
     last: nn.Linear
 
 
 def linear(seed=0):
-    """Square."""
     return nn.Linear(3, 3, key=jax.random.key(seed))
 
 
 def language():
-    """Untied."""
     keys = jax.random.split(jax.random.key(0))
-    return Language(nn.Embedding(5, 3, key=keys[0]), nn.Linear(3, 5, key=keys[1]))
+    return Pair(nn.Embedding(5, 3, key=keys[0]), nn.Linear(3, 5, key=keys[1]))
 
 
 def tied_language():
-    """Tied."""
-    return pm.tie(language(), "head.weight", to="embed.weight")
+    return pm.tie(language(), "b.weight", to="a.weight")
 
 
-def coder_untied(key=None):
-    """Before it is tied."""
+def coder(*, key=None):
     keys = jax.random.split(jax.random.key(0) if key is None else key)
-    return Coder(nn.Linear(4, 2, key=keys[0]), nn.Linear(2, 4, key=keys[1]))
-
-
-def coder(key=None):
-    """Tied through a function."""
-    return pm.tie(coder_untied(key), "decoder.weight", to="encoder.weight", through=jnp.transpose)
+    model = Coder(nn.Linear(3, 2, key=keys[0]), nn.Linear(2, 3, key=keys[1]))
+    return pm.tie(model, "decoder.weight", to="encoder.weight", through=jnp.transpose)
 
 
 def blocks():
-    """Untied."""
     return Blocks([linear(0), linear(1)], {"a": linear(2)}, linear(3))
 
 
-MODELS = {"plain": tied_language, "through a function": coder}
-every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def crossed():
+    model = Pair(Pair(ramp(2), ramp(2)), Pair(ramp(2), Pair(ramp(2), ramp(2))))
+    return pm.tie(model, "b.b", to="a")
 
 
 def read(model):
-    """The values at the tied path, and at its source."""
-    if isinstance(model, Language):
-        return model.head.weight, model.embed.weight
+    # The values at the tied path, and at its source.
+    if isinstance(model, Pair):
+        return model.b.weight, model.a.weight
     return model.decoder.weight, model.encoder.weight.T
 
 
-@every_model
-def test_the_place_reads_as_the_source(make):
-    """There is one leaf for both."""
-    model = make()
-
-    np.testing.assert_array_equal(*read(model))
-    assert len(jax.tree.leaves(model)) == 3 - isinstance(model, Language)
-
-
-@every_model
-def test_it_reads_the_same_after_every_journey(make):
-    """Flattening, jit, surgery, copies, pickles and files keep the tie."""
+@pytest.mark.parametrize("make", [tied_language, coder])
+def test_it_reads_the_same_after_edits_and_in_files(make, tmp_path):
+    """There is one leaf and one array in the file; what is taken out has the value."""
     model = make()
     source = next(name for name in pm.named_leaves(model) if name.endswith("weight"))
-    journeys = [
-        jax.tree.map(lambda x: x + 1, model),
-        jax.jit(lambda m: m)(model),
-        pm.filter_jit(lambda m: m)(model),
-        pm.tree_at(source, model, replace_fn=lambda w: 2 * w),
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        pm.combine(*pm.partition(model, pm.is_array)),
-        pm.filter_scan(lambda m, _: (m, None), model, None, length=2)[0],
-        pm.unstack(pm.stack([model, model]))[1],
-    ]
-
-    for found in journeys:
+    beside = "b.bias" if make is tied_language else "decoder.bias"
+    pm.save(tmp_path / "model", model)
+    kept = [model, pm.load(tmp_path / "model", model)]
+    kept += [pm.combine(*pm.partition(model, pm.is_array))]
+    edited = [pm.tree_at(name, model, replace_fn=lambda x: 2 * x) for name in (source, beside)]
+    for found in (*kept, *edited):
         np.testing.assert_array_equal(*read(found))
         assert jax.tree.structure(found) == jax.tree.structure(model)
-
-
-@every_model
-def test_files_have_one_array_and_the_tie(make, tmp_path):
-    """The array of a tie is written once, and is read at both places."""
-    model = make()
-    pm.save(tmp_path / "model", model)
-
-    found = pm.load(tmp_path / "model", model)
-    assert found == model
-    assert jax.tree.structure(found) == jax.tree.structure(model)
-    np.testing.assert_array_equal(*read(found))
-
-
-@every_model
-def test_untie_gives_each_place_a_value_of_its_own(make):
-    """The values do not change."""
-    model = make()
+    assert all(found == model for found in kept)
+    assert all(found != model for found in edited)
+    taken = model.b if make is tied_language else model.decoder
+    assert (type(taken), len(jax.tree.leaves(taken))) == (nn.Linear, 2)
     free = pm.untie(model)
-
-    np.testing.assert_array_equal(*read(free))
-    assert len(jax.tree.leaves(free)) == len(jax.tree.leaves(model)) + 1
     assert pm.untie(free) is free
-
-
-def test_the_gradient_is_the_sum():
-    """Of the gradients at both paths of the untied model."""
-    model = tied_language()
-
-    def loss(m, token):
-        return jnp.sum(m(token) ** 2)
-
-    grads = pm.filter_grad(loss)(model, 1)
-    with pytest.warns(pm.SharedParameterWarning, match=r"embed\.weight and .*head\.weight"):
-        free = pm.filter_grad(loss)(pm.untie(model), 1)
-    np.testing.assert_allclose(grads.embed.weight, free.embed.weight + free.head.weight, rtol=1e-6)
-    grads = pm.filter_grad(lambda m, x: jnp.sum(m(x) ** 2))(coder(), ramp(4))
-    free = pm.filter_grad(lambda m, x: jnp.sum(m(x) ** 2))(pm.untie(coder()), ramp(4))
-    np.testing.assert_allclose(
-        grads.encoder.weight, free.encoder.weight + free.decoder.weight.T, rtol=1e-5
-    )
+    assert len(jax.tree.leaves(free)) == len(jax.tree.leaves(model)) + 1
 
 
 @pytest.mark.usefixtures("optimized")
 def test_the_program_is_the_hand_written_one():
-    """A tie inside jit costs nothing."""
-    model, x = coder(), ramp(4)
+    """A tie inside jit costs nothing; the text shows it."""
+    model, x = coder(), ramp(3)
     parts = (model.encoder.weight, model.encoder.bias, model.decoder.bias)
 
     def by_hand(parts, x):
@@ -179,223 +102,35 @@ def test_the_program_is_the_hand_written_one():
         return jnp.transpose(weight) @ jax.nn.tanh(weight @ x + first) + second
 
     assert operations(lambda m, x: m(x), model, x) == operations(by_hand, parts, x)
-
-
-def test_what_is_taken_out_has_the_value():
-    """Untied, and of the class itself."""
-    head = tied_language().head
-
-    assert type(head) is nn.Linear
-    assert len(jax.tree.leaves(head)) == 2
-    decoder = coder().decoder
-    np.testing.assert_array_equal(decoder.weight, coder().encoder.weight.T)
+    assert "weight=f32[5,3] tied to a.weight" in repr(tied_language())
 
 
 def test_layers_are_tied_whole():
-    """In lists and dicts, too."""
+    """In lists and dicts; a pattern names several; an array and a computed leaf read alike."""
     model = pm.tie(blocks(), "items[1]", to="items[0]")
     model = pm.tie(model, "table['a']", to="items[0]")
     model = pm.tie(model, lambda m: m.last, to=lambda m: m.items[0])
-
-    assert model.items[1] is model.items[0]
-    assert model.table["a"] is model.items[0]
-    assert model.last is model.items[0]
+    assert all(other is model.items[0] for other in (model.items[1], model.table["a"], model.last))
     assert len(jax.tree.leaves(model)) == 2
-
-
-def test_a_pattern_names_several_places():
-    """Each is tied."""
     model = pm.tie(blocks(), "items.*.bias", to="last.bias")
-
-    assert model.items[0].bias is model.last.bias
-    assert model.items[1].bias is model.last.bias
-
-
-def test_a_tied_layer_has_one_entry_of_the_state():
-    """Its tokens are tied, too: both paths update the same statistics."""
-
-    class Norms(pm.Module):
-        first: nn.BatchNorm
-        second: nn.BatchNorm
-
-        def __call__(self, x, state):
-            x, state = self.first(x, state)
-            return self.second(x, state)
-
-    def make():
-        return pm.tie(Norms(nn.BatchNorm(2), nn.BatchNorm(2)), "second", to="first")
-
-    model, state = pm.make_with_state(make)()
-    x = ramp(4, 2)
-
-    assert len(jax.tree.leaves((model, state))) == 4
-    out, after = model(x, state)
-    layer, state = pm.make_with_state(nn.BatchNorm)(2)
-    expected, state = layer(x, state)
-    expected, state = layer(expected, state)
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
-    found, known = jax.tree.leaves(after), jax.tree.leaves(state)
-    for a, b in zip(found, known, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert all(layer.bias is model.last.bias for layer in model.items)
+    assert jax.tree.leaves(pm.select.path("b.**")(tied_language())) == [False, True]
+    model = Pair(ramp(2), pm.computed(jnp.negative, ramp(2)))
+    assert pm.tie(model, "b", to="a").b.tolist() == [1.0, 2.0]
+    assert pm.tie(model, "a", to="b").a.tolist() == [-1.0, -2.0]
 
 
-def test_a_chain_has_the_value_at_its_end():
-    """In whatever order it is tied."""
-    model = blocks()
-    one = pm.tie(
-        pm.tie(model, "last.weight", to="items[1].weight"), "items[1].weight", to="items[0].weight"
-    )
-    other = pm.tie(
-        pm.tie(model, "items[1].weight", to="items[0].weight"), "last.weight", to="items[1].weight"
-    )
-
-    for found in (one, other):
-        assert found.last.weight is model.items[0].weight
-        assert found.items[1].weight is model.items[0].weight
-    # A link is taken out: the rest follows it.
-    found = pm.untie(other, "items[1].weight")
-    found = pm.tree_at("items[1].weight", found, jnp.zeros((3, 3)))
-    np.testing.assert_array_equal(found.last.weight, jnp.zeros((3, 3)))
+Act = new(fields={"w": object, "act": object}, act=pm.field(static=True))
+ALIKE = {
+    "BatchNorm": lambda: nn.BatchNorm(2),
+    "lambda": lambda: Act(ramp(2), lambda x: x),
+    "partial": lambda: Act(ramp(2), ft.partial(jnp.add, 1)),
+    "NaN": lambda: Act(ramp(2), float("nan")),
+    "tied inside": lambda: pm.tie(Pair(linear(), linear()), "b", to="a"),
+}
 
 
-def test_a_tie_inside_of_a_tied_layer():
-    """The source of one lies in a part that another fills."""
-
-    class Pair(pm.Module):
-        one: nn.Linear
-        two: nn.Linear
-
-    class Outer(pm.Module):
-        left: Pair
-        right: Pair
-        extra: nn.Linear
-
-    model = Outer(Pair(linear(0), linear(1)), Pair(linear(2), linear(3)), linear(4))
-    model = pm.tie(model, "left.two.weight", to="left.one.weight")
-    model = pm.tie(model, "right", to="left")
-    model = pm.tie(model, "extra.weight", to="left.two.weight")
-    model = pm.tie(model, "left.one.bias", to="extra.bias")
-
-    assert model.extra.weight is model.left.one.weight
-    assert model.right.two.weight is model.left.one.weight
-    assert model.right.one.bias is model.extra.bias
-    assert len(jax.tree.leaves(model)) == 3
-    assert len(jax.tree.leaves(pm.untie(model))) == 10
-
-
-def test_the_source_may_be_computed():
-    """Both paths read it, and gradients reach its source fields."""
-    model = tied_language()
-    model = pm.tree_at("embed.weight", model, replace_fn=lambda w: Scaled(w, jnp.asarray(2.0)))
-
-    np.testing.assert_array_equal(model.head.weight, 2 * language().embed.weight)
-    grads = pm.filter_grad(lambda m: jnp.sum(m.head.weight + m.embed.weight))(model)
-    factor = pm.named_leaves(grads)["embed.weight.factor"]
-    np.testing.assert_allclose(factor, 2 * jnp.sum(language().embed.weight), rtol=1e-5)
-
-
-def test_in_a_stack():
-    """Each layer has its tie, inside of the scan."""
-
-    class Square(pm.Module):
-        up: nn.Linear
-        down: nn.Linear
-
-        def __call__(self, x):
-            return self.down(jax.nn.tanh(self.up(x)))
-
-    def make(*, key):
-        keys = jax.random.split(key)
-        model = Square(nn.Linear(3, 2, key=keys[0]), nn.Linear(2, 3, key=keys[1]))
-        return pm.tie(model, "down.weight", to="up.weight", through=jnp.transpose)
-
-    stack = nn.Stack(make, 2, key=jax.random.key(0))
-
-    x = ramp(3)
-    np.testing.assert_allclose(stack(x), stack[1](stack[0](x)), rtol=1e-6)
-    np.testing.assert_array_equal(stack[0].down.weight, stack[0].up.weight.T)
-
-
-def two_linear(*, key):
-    """Two layers that may be tied."""
-    keys = jax.random.split(key)
-    return nn.Sequential([nn.Linear(3, 2, key=keys[0]), nn.Linear(2, 3, key=keys[1])])
-
-
-def transposed(model, below=""):
-    """Tied through a function, below a path."""
-    places = (f"{below}layers[{i}].weight" for i in (1, 0))
-    return pm.tie(model, next(places), to=next(places), through=jnp.transpose)
-
-
-@pytest.mark.parametrize(
-    ("several", "below"),
-    [(nn.Stack, "layer."), (nn.Ensemble, "member.")],
-    ids=["Stack", "Ensemble"],
-)
-def test_layers_that_are_held_as_one_are_tied_as_each_alone(several, below, key):
-    """The function gets one layer's array: with all axes the tie could be made, and not called."""
-    whole = several(two_linear, 2, key=key)
-    each = several(lambda *, key: transposed(two_linear(key=key)), 2, key=key)
-    x = ramp(3)
-
-    tied = transposed(whole, below)
-    assert jax.tree.structure(tied) == jax.tree.structure(each)
-    np.testing.assert_array_equal(tied(x), each(x))
-    adapted = transposed(pm.lora(whole, f"{below}layers[0]", 1, key=key), below)
-    np.testing.assert_allclose(adapted(x), each(x), rtol=1e-6)
-    np.testing.assert_allclose(pm.resolve(adapted)(x), each(x), rtol=1e-6)
-
-
-def test_what_is_beside_a_tied_place_is_edited():
-    """As anywhere."""
-    model = pm.tree_at(lambda m: m.head.bias, tied_language(), jnp.zeros(5))
-
-    np.testing.assert_array_equal(model.head.bias, jnp.zeros(5))
-    np.testing.assert_array_equal(*read(model))
-
-
-def test_the_text_shows_the_tie():
-    """The path of the tie, and its source."""
-    assert "weight=tied to embed.weight" in repr(tied_language())
-
-
-def test_a_pattern_that_names_a_tied_place_alone_does_nothing():
-    """And so is an error: the leaf is elsewhere."""
-    model = tied_language()
-
-    for rule in (pm.select.path("head.weight"), pm.by({"head.weight": 0, ...: 1})):
-        with pytest.raises(SpecError, match=r"(?s)head\.weight.*embed\.weight"):
-            rule(model)
-    assert jax.tree.leaves(pm.select.path("head.**")(model)) == [False, True]
-
-
-def test_a_computed_leaf_and_an_array_are_tied_like_two_arrays():
-    """Either may be the source: they read alike."""
-    plain = Affine(ramp(2), ramp(2))
-    model = plain.replace(bias=pm.computed(jnp.negative, ramp(2)))
-
-    assert pm.tie(model, "bias", to="weight").bias.tolist() == [1.0, 2.0]
-    assert pm.tie(model, "weight", to="bias").weight.tolist() == [-1.0, -2.0]
-
-
-class Act(pm.Module):
-    """A layer with a function as configuration."""
-
-    w: jax.Array
-    act: object = pm.field(static=True)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.BatchNorm(2),
-        lambda: Act(ramp(2), lambda x: x),
-        lambda: Act(ramp(2), ft.partial(jnp.add, 1)),
-        lambda: Act(ramp(2), float("nan")),
-        lambda: pm.tie(Pair(linear(), linear()), "b", to="a"),
-    ],
-)
+@pytest.mark.parametrize("make", ALIKE.values(), ids=ALIKE)
 def test_layers_that_are_made_alike_are_tied(make):
     """Also layers that make new functions, and those whose tokens have other names."""
     model, _ = pm.make_with_state(lambda: Pair(make(), make()))()
@@ -403,88 +138,142 @@ def test_layers_that_are_made_alike_are_tied(make):
     assert tied.b is tied.a
 
 
-@pytest.mark.parametrize("end", [pm.untie, pm.resolve])
-def test_untying_many_is_linear(end):
-    """No tie is compared with all others."""
-    models = {n: Blocks([linear() for _ in range(n)], {}, linear()) for n in (10, 20, 40)}
-    for n in models:
-        for i in range(1, n):
-            models[n] = pm.tie(models[n], f"items[{i}].weight", to="items[0].weight")
+def test_a_tied_layer_has_one_entry_of_the_state():
+    """Its tokens are tied, too: both paths update the same statistics."""
+    make = lambda: pm.tie(Pair(nn.BatchNorm(2), nn.BatchNorm(2)), "b", to="a")  # noqa: E731
+    model, state = pm.make_with_state(make)()
+    layer, expected = pm.make_with_state(nn.BatchNorm)(2)
+    x = y = ramp(4, 2)
+    assert len(jax.tree.leaves((model, state))) == 4
+    for tied in (model.a, model.b):
+        x, state = tied(x, state)
+        y, expected = layer(y, expected)
+    np.testing.assert_allclose(x, y, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
-    assert is_linear(lambda n: lambda: end(models[n]), 10)
 
-
-def test_equal_ties_of_two_nodes_are_no_circle():
-    """They are distinguished by the node that stores them."""
+def test_a_tie_inside_of_a_tied_layer():
+    """Its source is in a part that another fills; equal ties of two nodes are no circle."""
+    model = Pair(Pair(linear(0), linear(1)), Pair(Pair(linear(2), linear(3)), linear(4)))
+    model = pm.tie(model, "a.b.weight", to="a.a.weight")
+    model = pm.tie(model, "b.a", to="a")
+    model = pm.tie(model, "b.b.weight", to="a.a.weight")
+    assert model.b.b.weight is model.a.a.weight
+    assert model.b.a.b.weight is model.a.a.weight
+    assert len(jax.tree.leaves(model)) == 4
+    assert len(jax.tree.leaves(pm.untie(model))) == 10
     inner = pm.tie(Pair(ramp(2), Pair(ramp(2), ramp(2))), "a", to="b.a")
-    outer = pm.tie(Pair(ramp(2), inner), "a", to="b.a")
+    outer = pm.tie(Pair(ramp(2), inner), "a", to="b.b.a")
+    assert outer.a is outer.b.b.a is outer.b.a
 
-    assert outer.a is outer.b.b.a
+
+def two_linear(*, key):
+    keys = jax.random.split(key)
+    return nn.Sequential([nn.Linear(3, 2, key=keys[0]), nn.Linear(2, 3, key=keys[1])])
 
 
-def test_a_class_ties_itself():
-    """In its own `__init__`, as from outside: one leaf, which journeys and maps keep."""
+def transposed(model, below=""):
+    places = (f"{below}layers[{i}].weight" for i in (1, 0))
+    return pm.tie(model, next(places), to=next(places), through=jnp.transpose)
 
-    class Own(Language):
-        def __init__(self, *, key):
-            keys = jax.random.split(key)
-            self.embed = nn.Embedding(5, 3, key=keys[0])
-            self.head = nn.Linear(3, 5, use_bias=False, key=keys[1])
-            pm.tie(self, "head.weight", to="embed.weight")
 
-    model = Own(key=jax.random.key(0))
-    several = pm.filter_vmap(lambda key: Own(key=key))(jax.random.split(jax.random.key(0), 2))
-    for found in (model, jax.jit(lambda m: m)(model), pm.unstack(several)[0]):
-        assert list(pm.named_leaves(found)) == ["embed.weight"]
+@pytest.mark.parametrize("several", [nn.Stack, nn.Ensemble])
+def test_layers_that_are_held_as_one_are_tied_as_each_alone(several, key):
+    """The function gets one layer's array: with all axes the tie could be made, and not called."""
+    below = "layer." if several is nn.Stack else "member."
+    whole = several(two_linear, 2, key=key)
+    each = several(lambda *, key: transposed(two_linear(key=key)), 2, key=key)
+    x = ramp(3)
+    tied = transposed(whole, below)
+    assert jax.tree.structure(tied) == jax.tree.structure(each)
+    np.testing.assert_array_equal(tied(x), each(x))
+    adapted = transposed(pm.lora(whole, f"{below}layers[0]", 1, key=key), below)
+    np.testing.assert_allclose(adapted(x), each(x), rtol=1e-6)
+    np.testing.assert_allclose(pm.resolve(adapted)(x), each(x), rtol=1e-6)
+    alone = each[1](each[0](x)) if several is nn.Stack else jnp.stack([each[0](x), each[1](x)])
+    np.testing.assert_allclose(each(x), alone, rtol=1e-6)
+
+
+def test_a_model_is_tied_when_it_is_finished():
+    """`tie` returns a new model, which would be lost in `__init__`; and it goes through maps."""
+
+    class Own(Pair):
+        def __init__(self):
+            self.a, self.b = ramp(2), ramp(2)
+            pm.tie(self, "a", to="b")
+
+    with pytest.raises(SpecError, match="being built"):
+        Own()
+    several = pm.filter_vmap(lambda key: coder(key=key))(jax.random.split(jax.random.key(0), 2))
+    for found in (jax.jit(lambda m: m)(coder()), pm.unstack(several)[0]):
+        assert "decoder.weight" not in pm.named_leaves(found)
         np.testing.assert_array_equal(*read(found))
 
 
-def test_reading_above_many_ties_is_linear():
-    """Each is followed once, and none is looked for among the others."""
+@pytest.mark.parametrize("use", [pm.untie, pm.resolve, lambda model: model.items])
+def test_many_ties_take_linear_time(use):
+    """No tie is compared with all others, and none is looked for among the others."""
     models = {n: Blocks([linear() for _ in range(n)], {}, linear()) for n in (10, 20, 40)}
     for n in models:
         for i in range(1, n):
             models[n] = pm.tie(models[n], f"items[{i}].weight", to="items[0].weight")
+    assert is_linear(lambda n: lambda: use(models[n]), 10)
 
-    assert is_linear(lambda n: lambda: models[n].items, 10)
 
-
-EDITS = [
-    lambda: pm.tree_at(lambda m: m.head.weight, tied_language(), ramp(5, 3)),
-    lambda: pm.tree_at("head", tied_language(), language().head),
-    lambda: tied_language().replace(head=language().head),
-    lambda: pm.tie(tied_language(), "head.weight", to="embed.weight"),
+TIED = r"(?s)b\.weight.*a\.weight"
+FIRST, LAST = "items[1].weight", "last.weight"
+REFUSED = [
+    # The new value would be lost: the source is the place to change.
+    (lambda: pm.tree_at(lambda m: m.b.weight, tied_language(), ramp(5, 3)), TIED),
+    (lambda: pm.tree_at("b", tied_language(), language().b), TIED),
+    (lambda: tied_language().replace(b=language().b), TIED),
+    (lambda: pm.tie(tied_language(), "b.weight", to="a.weight"), TIED),
+    # A pattern that names a tied place alone: the leaf is elsewhere.
+    (lambda: pm.select.path("b.weight")(tied_language()), TIED),
+    (lambda: pm.by({"b.weight": 0, ...: 1})(tied_language()), TIED),
+    # Chains, in whatever order they are tied; circles of layers with each other's paths.
+    (
+        lambda: pm.tie(pm.tie(blocks(), LAST, to=FIRST), FIRST, to="items[0].weight"),
+        r"last\.weight is tied to items\[1\]\.weight",
+    ),
+    (
+        lambda: pm.tie(pm.tie(blocks(), FIRST, to="items[0].weight"), LAST, to=FIRST),
+        r"items\[1\]\.weight is tied to items\[0\]\.weight",
+    ),
+    (lambda: pm.tie(crossed(), "a.a", to="b.a"), r"b\.b is tied to a"),
+    (lambda: pm.tie(crossed(), "a", to="b"), r"b\.b is tied to a"),
+    (lambda: pm.tie(tied_language(), "a.weight", to="b.weight"), r"weight|circle"),
+    # A node in itself, another shape, no Module above both, no tie.
+    (lambda: pm.tie(language(), "a", to="a"), "a"),
+    (lambda: pm.tie(language(), "a.weight", to="a"), r"a\.weight"),
+    (lambda: pm.tie(language(), "b.bias", to="a.weight"), r"\(5, 3\)"),
+    (
+        lambda: pm.tie(language(), "b.weight", to="a.weight", through=jnp.transpose),
+        r"\(3, 5\)|f32\[3,5\]",
+    ),
+    (lambda: pm.tie(language(), "b", to="a"), "b"),
+    (lambda: pm.tie(blocks(), LAST, to="items.*.weight"), r"items\[1\]\.weight"),
+    (lambda: pm.tie(language(), "tail.weight", to="a.weight"), r"tail\.weight"),
+    (lambda: pm.tie([linear(0), linear(1)], "[0].weight", to="[1].weight"), "Module"),
+    (lambda: pm.untie(tied_language(), "b.bias"), r"b\.bias"),
 ]
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_tied_place_is_not_edited(edit):
-    """The new value would be lost: the source is the place to change."""
-    with pytest.raises(AccessError, match=r"(?s)head\.weight.*embed\.weight"):
-        edit()
-
-
-@pytest.mark.parametrize(
-    ("use", "text"),
-    [
-        (lambda: pm.tie(language(), "embed", to="embed"), "embed"),
-        (lambda: pm.tie(language(), "embed.weight", to="embed"), r"embed\.weight"),
-        # In a circle.
-        (lambda: pm.tie(tied_language(), "embed.weight", to="head.weight"), r"weight|circle"),
-        (lambda: pm.tie(language(), "head.bias", to="embed.weight"), r"f32\[5,3\]"),
-        (
-            lambda: pm.tie(language(), "head.weight", to="embed.weight", through=jnp.transpose),
-            r"\(3, 5\)|f32\[3,5\]",
-        ),
-        (lambda: pm.tie(language(), "head", to="embed"), "head"),
-        (lambda: pm.tie(Pair(Act(ramp(2), 1), Act(ramp(2), 1.0)), "b", to="a"), r"b\.act"),
-        (lambda: pm.tie(blocks(), "last.weight", to="items.*.weight"), r"items\[1\]\.weight"),
-        (lambda: pm.tie(language(), "tail.weight", to="embed.weight"), r"tail\.weight"),
-        (lambda: pm.tie([linear(0), linear(1)], "[0].weight", to="[1].weight"), "Linear"),
-        (lambda: pm.untie(tied_language(), "head.bias"), r"head\.bias"),
-    ],
-)
-def test_ties_that_cannot_be_are_refused(use, text):
-    """A node in itself, a circle, another shape, another configuration, no Module above both."""
+@pytest.mark.parametrize(("use", "text"), REFUSED)
+def test_ties_that_cannot_be_and_edits_that_would_be_lost_are_refused(use, text):
+    """Each says which paths."""
     with pytest.raises((SpecError, ShapeError), match=text):
         use()
+
+
+def test_a_source_with_a_tie_inside_of_it_in_one_list():
+    """The Module above keeps both, in whatever order they are made: the inner one comes first."""
+    made = Holder([{"one": ramp(2), "two": 2 * ramp(2)} for _ in range(3)])
+    pairs = [("content[1].two", "content[1].one"), ("content[2]", "content[1]")]
+    for order in (pairs, pairs[::-1]):
+        tied = made
+        for place, source in order:
+            tied = pm.tie(tied, place, to=source)
+        for found in (tied, pm.untie(tied), pm.filter_jit(lambda m: m)(tied)):
+            assert [x["two"].tolist() for x in found.content] == [[2, 4], [1, 2], [1, 2]]

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import FieldWarning, RngError, ShapeError, StateError
+from pytreemod.errors import ArgumentError, FieldWarning, ShapeError, StateError
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -203,9 +203,9 @@ def test_a_stateful_layer_that_does_not_give_back_its_state_is_refused(result):
 
 def test_a_call_in_training_needs_a_key():
     """The error says which sources there are."""
-    with pytest.raises(RngError, match=r"Dropout.*key= in training"):
+    with pytest.raises(ArgumentError, match=r"Dropout.*key= in training"):
         nn.Dropout()(jnp.ones(3))
-    with pytest.raises(RngError, match="or a State with its stream"):
+    with pytest.raises(ArgumentError, match="or a State with its stream"):
         nn.Dropout(stream=pm.RngStream())(jnp.ones(3))
 
 
@@ -230,17 +230,12 @@ def test_initial_values(key):
     assert nn.initial_weight(None, key, (4, 3), jnp.complex64).dtype == jnp.complex64
     assert float(jnp.abs(nn.initial_bias(None, key, (100,), None, 4)).max()) <= 0.5
     keys = pm.init_keys(key)
-    assert len(nn.split_key(keys, 3)) == keys.taken() == 3
+    assert len(nn.split_key(keys, 3)) == 3
 
 
 # ---- names
 
 
 def test_names_of_the_room_are_classes_and_functions():
-    """And a name that is JAX's says where it is."""
     assert all(callable(getattr(nn, name)) for name in dir(nn))
     assert {"Linear", "layer_call", "State"} <= {*dir(nn)}
-    with pytest.raises(AttributeError, match=r"jax\.nn\.relu"):
-        nn.relu
-    with pytest.raises(AttributeError, match="nothing"):
-        nn.nothing

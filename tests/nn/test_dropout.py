@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError
+from pytreemod.errors import ArgumentError
 from tests.helpers.equations import equations
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -22,7 +22,7 @@ def test_the_argument_overrides_the_field(key):
 
 def test_training_without_a_key_is_refused():
     """It is a RuntimeError, as in Equinox."""
-    with pytest.raises(RngError, match="key") as caught:
+    with pytest.raises(ArgumentError, match="key") as caught:
         nn.Dropout(0.5)(jnp.ones(3))
     assert isinstance(caught.value, RuntimeError)
 

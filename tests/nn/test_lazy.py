@@ -9,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ShapeError, UnfinishedError
+from pytreemod.errors import ShapeError, StateError
 
 KEY = jax.random.key(0)
 X = jnp.ones((2, 3))
@@ -123,10 +123,10 @@ def test_it_trains_when_it_is_made():
 @pytest.mark.parametrize(
     ("use", "error", "word"),
     [
-        (lambda: lazy(4, KEY)(X), UnfinishedError, "before materialize"),
+        (lambda: lazy(4, KEY)(X), StateError, "before materialize"),
         (
             lambda: pm.materialize([lazy(4, KEY), lazy(4, KEY)], X, method=lambda m, x: m[0](x)),
-            UnfinishedError,
+            StateError,
             r"\[1\]",
         ),
         (

@@ -323,7 +323,7 @@ def test_lengths_of_a_batch_that_is_split_over_devices(reverse):
         ({"seq_lengths": np.array([4, 2])}, ShapeError, "seq_lengths"),
         ({"seq_lengths": np.array([True, False, True])}, ShapeError, "seq_lengths"),
         ({"initial_carry": jnp.ones(2)}, ShapeError, "hidden"),
-        ({"initial_carry": jnp.zeros((3, 2), jnp.bfloat16)}, StructureError, "bfloat16"),
+        ({"initial_carry": jnp.zeros((3, 2), jnp.bfloat16)}, StructureError, "bf16"),
     ],
 )
 def test_what_does_not_fit_a_batch_is_refused(options, error, word):

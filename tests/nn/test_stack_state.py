@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import RngError, StateError, TokenError
+from pytreemod.errors import StateError
 from tests.helpers.equations import operations
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -220,7 +220,7 @@ def test_a_split_state_goes_through_a_map():
     """It belongs under a map over its members, where the Stack takes it; outside, it is refused."""
     stack, state = noisy()
     state = state.split(2)
-    with pytest.raises(RngError, match="stream"):
+    with pytest.raises(StateError, match="stream"):
         stack(X, state.restored())
 
     axes = pm.by({"layer.stream": 0, ...: None})
@@ -315,6 +315,6 @@ def test_a_part_of_a_stack_is_refused_by_its_state():
     stack, state = normed()
 
     for part in (stack[0], stack[:2], stack.unstack()[1]):
-        with pytest.raises(TokenError, match="token"):
+        with pytest.raises(StateError, match="token"):
             part(X, state)
         state = state.restored()

@@ -10,7 +10,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import RngError, StateError, TokenError
+from pytreemod.errors import StateError
 from tests.helpers.equations import equations
 
 X = jnp.asarray([[1.0, 2.0], [3.0, 5.0], [2.0, 4.0]])
@@ -294,9 +294,9 @@ def of_another():
 @pytest.mark.parametrize(
     ("use", "error", "word"),
     [
-        (of_another, TokenError, "token"),
+        (of_another, StateError, "token"),
         (lambda: pm.stateful(pm.make_with_state(nn.BatchNorm)(2)[0]), StateError, "model"),
-        (lambda: pm.stateful(noisy())(X), RngError, "stream"),
+        (lambda: pm.stateful(noisy())(X), StateError, "stream"),
         (
             lambda: pm.stateful(Coder()).apply(lambda model, x, state: (state, x), X),
             StateError,

@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
+from pytreemod.errors import ArgumentError, ShapeError, SpecError
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -68,7 +68,7 @@ def test_a_weight_that_is_computed_stays_so(key):
     tied = pm.tie(twice, "weight.v", to="first")
     assert sorted(pm.named_leaves(tied)) == ["first", "weight.g"]
     assert_close(tied(x), twice(x))
-    with pytest.raises(TypeError, match="tied to first"):
+    with pytest.raises(SpecError, match="tied to first"):
         nn.WeightNorm(pm.tie(Twice(linear.weight, linear.weight), "weight", to="first"))
 
 

@@ -196,8 +196,8 @@ def updated(eqx, in_state, in_part):
     return [float(state.get(token)) for token in tokens]
 
 
-@deviation(theirs=[[0.0, 1.0], [1.0, 0.0]], ours=[[2.0, 1.0], "refused"])
-def test_update_keeps_what_the_substate_left_alone(eqx):
+@deviation(theirs=[[0.0, 1.0], [1.0, 0.0]], ours=["refused", "refused"])
+def test_update_refuses_a_substate_of_an_older_state(eqx):
     """Equinox's update goes back to the value that the substate took."""
     return [outcome(lambda part=part: updated(eqx, 0, part), ValueError) for part in (1, 0)]
 
@@ -437,7 +437,7 @@ def test_an_update_changes_no_shape_and_no_dtype(eqx):
 # ---- classes
 
 
-@deviation(theirs=jnp.tanh, ours=raises(TypeError, "Swish"))
+@deviation(theirs=jnp.tanh, ours=raises(AttributeError, "Swish"))
 def test_a_method_in_the_place_of_a_field_is_not_hidden(eqx):
     """In Equinox the field's value hides the method, unseen; pytreemod asks which is meant."""
 
@@ -469,7 +469,7 @@ def test_a_field_and_a_property_of_one_name_are_refused_with_the_class(eqx):
     return "made"
 
 
-@deviation(theirs="made", ours=raises(TypeError, "Table"))
+@deviation(theirs="made", ours=raises(TypeError, "lay-out conflict"))
 def test_a_base_with_content_is_refused_with_the_class(eqx):
     """Equinox takes it, and its instances fail in the first transform."""
 

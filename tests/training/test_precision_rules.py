@@ -565,3 +565,15 @@ def test_what_would_leave_a_dtype_as_it_was_is_refused(call, error, match):
     """With the path, or the word."""
     with pytest.raises(error, match=match):
         call()
+
+
+def test_64_bits_that_are_not_there_are_warned_of():
+    """By JAX; the class of Python is what JAX has."""
+    layer = nn.Linear(2, 2, dtype=float, key=KEY)
+    for dtype in ("float64", np.dtype("float64")):
+        with pytest.warns(UserWarning, match="float64"):
+            mixed = pm.with_precision(layer, dtype)
+        assert mixed.weight.dtype == jnp.float32
+    pm.with_precision(layer, float)
+    with jax.enable_x64(True):
+        assert pm.with_precision(layer, "float64").weight.dtype == jnp.float64

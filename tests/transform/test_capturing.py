@@ -10,7 +10,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import CaptureError, ShapeError, SpecError
+from pytreemod.errors import ShapeError, SpecError, StateError
 from tests.helpers.trees import ramp
 
 DEPTH = 3
@@ -262,7 +262,7 @@ REFUSED = {
 @pytest.mark.parametrize(("fn", "args", "selector", "match"), REFUSED.values(), ids=REFUSED)
 def test_what_could_not_be_seen_is_refused(fn, args, selector, match):
     """Instead of a result in which it is missing. Another error of the function is its own."""
-    with pytest.raises((CaptureError, SpecError), match=match):
+    with pytest.raises((StateError, SpecError), match=match):
         pm.capture(fn, selector)(*args)
     with pytest.raises(ValueError, match="'b'"):
         pm.capture(lambda n, x: jax.tree.map(jnp.add, {"a": n(x)}, {"b": x}), "head")(NET, X)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, DonatedError
+from pytreemod.errors import ArgumentError, StateError
 from tests.helpers.training import adam, batch, network, step
 from tests.helpers.trees import Buffered, affine, ramp
 
@@ -52,7 +52,7 @@ def test_a_donated_array_used_again_is_refused():
     first = pm.filter_jit(update, donate=("opt_state", "x"))
     first(*args)
     for other in (first, pm.filter_jit(update)):
-        with pytest.raises(DonatedError, match=r"at opt_state\[0\]: f32\[8\]\n  at opt_state\[1\]"):
+        with pytest.raises(StateError, match=r"at opt_state\[0\]: f32\[8\]\n  at opt_state\[1\]"):
             other(*args)
 
 
@@ -69,7 +69,7 @@ TWICE = {
 @pytest.mark.parametrize(("call", "where"), TWICE.values(), ids=TWICE)
 def test_an_array_that_is_donated_may_be_passed_once(call, where):
     """Both paths are named; JAX would fail, or read what was given away."""
-    with pytest.raises(DonatedError, match=re.escape(where)):
+    with pytest.raises(StateError, match=re.escape(where)):
         call(affine())
 
 

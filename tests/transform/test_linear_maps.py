@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, DerivativeError
+from pytreemod.errors import ArgumentError, StructureError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import Affine, Buffered, Holder, Static, affine, ramp
 
@@ -148,7 +148,7 @@ MISFITS = {
     "dtype": (({"w": jnp.ones(3, jnp.float16), "n": None, "i": None}, None), r"\['w'\]: f16\[3\]"),
     "of a constant": (({"w": None, "n": 1, "i": None}, None), r"\['n'\]: 1"),
     "of integers": (({"w": None, "n": None, "i": jnp.ones(2)}, None), r"\['i'\]: f32\[2\]"),
-    "structure": (({"w": None, "n": None}, None), r"\['i'\]: nothing"),
+    "structure": (({"w": None, "n": None}, None), r"\['i'\]"),
     "a node for an array": ((None, (jnp.ones(3),)), r"tangents\[1\]"),
     "no array": (({"w": "a", "n": None, "i": None}, None), r"\['w'\]: 'a'"),
 }
@@ -158,9 +158,9 @@ MISFITS = {
 def test_tangents_that_do_not_fit_are_refused_by_path(tangents, where):
     """They would be broadcast, or passed over."""
     f = lambda model, x: model["w"] * x  # noqa: E731
-    with pytest.raises(DerivativeError, match=where):
+    with pytest.raises(StructureError, match=where):
         pm.filter_jvp(f, PRIMALS, tangents)
-    with pytest.raises(DerivativeError, match=where):
+    with pytest.raises(StructureError, match=where):
         pm.filter_linearize(f, *PRIMALS)[1](*tangents)
 
 
@@ -169,14 +169,14 @@ def test_tangents_that_do_not_fit_are_refused_by_path(tangents, where):
     [
         ((jnp.ones(2), None), r"\[0\]: f32\[2\], for f32\[3\]"),
         ((jnp.ones(3), 1), r"\[1\]: 1"),
-        ((jnp.ones(3),), r"\[1\]: nothing"),
+        ((jnp.ones(3),), r"\[1\]"),
     ],
     ids=["shape", "constant", "structure"],
 )
 def test_cotangents_that_do_not_fit_are_refused_by_path(cotangent, where):
     """And the message says of which map."""
     back = pm.filter_vjp(lambda x: (x, jnp.arange(2)), jnp.ones(3))[1]
-    with pytest.raises(DerivativeError, match=rf"(?s)filter_vjp.*cotangent{where}"):
+    with pytest.raises(StructureError, match=rf"(?s)filter_vjp.*cotangent{where}"):
         back(cotangent)
 
 
@@ -185,7 +185,7 @@ def test_a_tangent_of_what_is_not_linearized_is_refused():
     model = Buffered(ramp(2), ramp(2), None)
     push = pm.filter_linearize(lambda m: m.weight * m.mean, model)[1]
 
-    with pytest.raises(DerivativeError, match=r"tangents\[0\]\.mean"):
+    with pytest.raises(StructureError, match=r"tangents\[0\]\.mean"):
         push(Buffered(None, ramp(2), None))
     with pytest.raises(ArgumentError, match="2 primals have 1 tangents"):
         pm.filter_jvp(jnp.multiply, (X, X), (X,))

@@ -140,6 +140,7 @@ LOST = {
     "nothing comes out": forgets,
     "the old one comes out": lambda *args: (forgets(*args), args[1]),
     "a part that is not put back": lambda model, state, x: model(x, state.substate(model))[0],
+    "a part of it": lambda m, state, x: m(x, state.substate(m).substate(m).substate(m))[0],
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import CaptureError, CheckError
+from pytreemod.errors import CheckError, StateError
 from tests.helpers.trees import ramp
 
 X = ramp(3)  # [1, 2, 3]
@@ -85,7 +85,7 @@ REFUSED = {
 def test_what_could_not_come_out_is_refused(fn):
     """Also after a call without a capture, where it may be sown anywhere."""
     fn(X)
-    with pytest.raises(CaptureError, match="twice"):
+    with pytest.raises(StateError, match="twice"):
         pm.capture(fn)(X)
     fn(X)
 

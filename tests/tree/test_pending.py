@@ -47,6 +47,11 @@ _WITH_NUMPY = {"holds a NumPy array", "holds an enum", "factories kept"}
 SAME_AFTER_JIT = {name: make for name, make in MODULES.items() if name not in _WITH_NUMPY}
 
 
+def public(module):
+    """The attributes that Python lists, but those of Python and of ours."""
+    return [name for name in dir(module) if not name.startswith("__")]
+
+
 LOOKS = {
     "class": lambda m: m.__class__,
     "isinstance": lambda m: isinstance(m, pm.Module),
@@ -56,7 +61,11 @@ LOOKS = {
     "names of fields": field_names,
     "names in vars": lambda m: list(vars(m)),
     "pretty": lambda m: pm.tree_pformat(m, width=20),
-    "attributes": lambda m: [(n, hasattr(m, n)) for n in (*dir(m), "scale", "nothing")],
+    "attributes": lambda m: [
+        (n, hasattr(m, n))
+        for n in (*filter(str.isidentifier, dir(m)), "scale", "nothing")
+        if n[:2] != "__"
+    ],
     "attributes of the class": lambda m: [(n, hasattr(type(m), n)) for n in field_names(m)],
 }
 

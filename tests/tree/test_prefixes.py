@@ -32,9 +32,7 @@ def test_first_selector_that_matches_gives_the_value(rules, expected):
 
 def test_a_leaf_without_a_rule_is_an_error():
     """The error has the path of each such leaf, at most five of them."""
-    with pytest.raises(
-        SpecError, match=r"(?s)4 of 6.*a\[1\]\.weight.*a\[1\]\.mean.*a\[1\]\.low_rank.*\bb\b"
-    ):
+    with pytest.raises(SpecError, match=r"(?s)4 of 6.*\[1\]\.weight.*mean.*low_rank.*\['b'\]"):
         pm.by({Affine: 0}).values(TREE)
     with pytest.raises(SpecError, match=r"(?s)8 of 8.*\[4\]\n  and 3 more"):
         pm.by({str: 0}).values(list(range(8)))
@@ -42,37 +40,13 @@ def test_a_leaf_without_a_rule_is_an_error():
         pm.filter_vmap(lambda m: m.bias, in_axes=pm.by({"bias": 0}))(affine())
 
 
-@pytest.mark.parametrize(
-    ("rules", "text"),
-    [
-        # A misspelt path, though a default catches everything.
-        ({"a.*.wieght": 0, ...: 1}, r"a\.\*\.wieght"),
-        # Entries after the one that has all their leaves.
-        ({Affine: 0, "a.0": 1, ...: 2}, r"(?s)select\.path\('a\.0'\).*a\[0\]\.weight"),
-        ({"**": 0, "b": 1}, r"select\.path\('b'\)"),
-    ],
-)
-def test_an_entry_that_decides_nothing_is_an_error(rules, text):
-    """What it says would be ignored in silence."""
-    for use in (pm.by(rules), lambda tree: pm.partition(tree, pm.by(rules))):
-        with pytest.raises(SpecError, match=text):
+def test_a_misspelt_path_is_an_error():
+    """Though a default catches everything; a class or a role may pick nothing."""
+    rules = pm.by({"a.*.wieght": 0, ...: 1})
+    for use in (rules, lambda tree: pm.partition(tree, rules)):
+        with pytest.raises(SpecError, match=r"a\.\*\.wieght"):
             use(TREE)
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        # A model may lack parts that a rule for many models names.
-        {Affine: 0, Pair: 1, ...: 2},
-        # It makes no difference.
-        {Affine: None, "a.1": None, ...: 2},
-        # Arrays may be others.
-        {pm.is_array: 0, (lambda x: False): 2, ...: 2},
-    ],
-)
-def test_entries_that_may_be_idle(rules):
-    """Entries that would match in another tree, or agree with the match."""
-    assert pm.by(rules)(TREE)["b"] in (0, 1, 2)
+    assert pm.by({Pair: 1, pm.select.role("no"): 1, ...: 2})(TREE)["b"] == 2
 
 
 def test_rules_are_values():
@@ -82,45 +56,40 @@ def test_rules_are_values():
     assert first == second
     assert hash(first) == hash(second)
     assert first != pm.by({"a.*": 0, ...: 1})
-    assert repr(first) == "by({select.path('a.*'): 0, select.type(Affine): None, True: 1})"
+    assert repr(first) == "by({select.path('a.*'): 0, select.type(Affine): None, ...: 1})"
 
 
-def test_by_anywhere_inside_a_prefix():
-    """A rule inside a prefix tree is resolved against its subtree."""
+def test_rules_and_modules_in_a_prefix():
+    """A rule is resolved against its subtree; a Module may be made by tree_map and surgery."""
     prefix = {"a": [False, pm.by({"weight": True, ...: False})], "b": True}
-
-    picked, _ = pm.partition(TREE, prefix)
-    assert jax.tree.leaves(picked) == [3, 6]
-
-
-def test_a_module_as_prefix_may_have_been_built_without_its_init():
-    """tree_map and surgery can make a prefix that a custom __init__ would not make."""
+    assert jax.tree.leaves(pm.filter(TREE, prefix)) == [3, 6]
     layer = OwnInit(2)
     prefix = pm.tree_at(lambda m: m.weight, jax.tree.map(lambda _: False, layer), True)
-
     assert len(jax.tree.leaves(pm.filter(layer, prefix))) == 1
 
 
 @pytest.mark.parametrize(
     ("prefix", "text"),
     [
-        ({"a": True}, "<root>"),
-        ({"a": True, "c": True}, "<root>"),
-        ({"a": [True], "b": True}, r"\['a'\]"),
+        ({"a": True}, r"\['b'\]"),
+        ({"a": True, "c": True}, r"\['b'\]\n.*\['c'\]"),
+        ({"a": [True], "b": True}, r"\['a'\]\[1\]"),
         ({"a": (True, True), "b": True}, r"\['a'\]"),
-        ({"a": [Buffered(True, True, True), True], "b": True}, r"\['a'\]\[0\].*Buffered.*Affine"),
+        ({"a": [Buffered(True, True, True), True], "b": True}, r"Buffered.*Affine\n.*\['a'\]\[0\]"),
         ({"a": True, "b": {"c": True}}, r"\['b'\]"),
         ({"a": None, "b": True}, r"\['a'\]"),
         ([True, True], "<root>"),
+        # Several paths are no prefix.
+        (["a", "b"], "<root>"),
     ],
 )
 def test_a_prefix_that_parts_from_the_tree_is_an_error(prefix, text):
     """Kind, length and keys must agree as far as the prefix goes; the path is named."""
-    with pytest.raises(SpecError, match=text):
+    with pytest.raises(SpecError, match=f"(?s){text}"):
         pm.partition(TREE, prefix)
 
 
-@pytest.mark.parametrize("rules", [{}, None, [(Affine, 0)], Affine, {3: 0}, {pm.by({...: 0}): 1}])
+@pytest.mark.parametrize("rules", [{}, None, {3: 0}, {pm.by({...: 0}): 1}])
 def test_rules_are_a_dict_of_selectors(rules):
     """Anything else has another meaning, or none."""
     with pytest.raises(SpecError, match=r"by|selector"):

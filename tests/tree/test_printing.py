@@ -69,9 +69,9 @@ class Scaled(pm.Module):
             f"Holder(content=[2{TIMES}Affine(weight=bf16[2,3], bias=bf16[2]) in bfloat16])",
         ),
         (
-            Holder([affine(), affine(), None, affine()]),
-            f"Holder(content=[\n  2{TIMES}Affine(weight=f32[2,3], bias=f32[2]), None,"
-            " Affine(weight=f32[2,3], bias=f32[2])\n])",
+            Holder((affine(), affine(), Affine(1, None))),
+            f"Holder(content=(2{TIMES}Affine(weight=f32[2,3], bias=f32[2]),"
+            " Affine(weight=1, bias=None)))",
         ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -97,7 +97,7 @@ def test_real_models_and_optimizers_take_thirty_lines():
     model = pm.tie(Model(KEY), "head.weight", to="embed.weight")
     opt = pm.Optimizer(optax.adamw(1e-3), before=optax.clip_by_global_norm(1.0)).init(model)
     assert len(repr(model).splitlines()) <= 30
-    assert "head=Linear(weight=tied to embed.weight, in_features=8" in repr(model)
+    assert "head=Linear(weight=f32[10,8] tied to embed.weight, in_features=8" in repr(model)
     assert len(repr(opt).splitlines()) <= 30
     assert "mu=Model(" in repr(opt)
     low_rank = pm.lora(model, "blocks.**.weight", 2, key=KEY)
@@ -106,21 +106,18 @@ def test_real_models_and_optimizers_take_thirty_lines():
 
 def test_rules_are_printed_without_addresses():
     """Two runs print the same."""
-    rules = pm.by({pm.nn.LayerNorm: None, ...: optax.adam(1e-3)})
-    opt = pm.Optimizer(pm.by({"bias": None, ...: optax.adam(1e-3)})).init(affine())
-    for text in (repr(opt), pm.tree_pformat(opt), pm.tree_pformat({"rules": rules})):
+    rules = pm.by({"bias": None, ...: optax.adam(1e-3)})
+    for text in (repr(pm.Optimizer(rules).init(affine())), pm.tree_pformat({"rules": rules})):
         assert " at 0x" not in text
         assert "...: GradientTransformationExtraArgs(" in text
-    assert pm.tree_pformat(pm.by({"a": 1, ...: jnp.ones(2)})) == (
-        "by({select.path('a'): 1, ...: f32[2]})"
-    )
+    assert repr(pm.by({"a": 1, ...: jnp.ones(2)})) == "by({select.path('a'): 1, ...: f32[2]})"
 
 
 def test_a_list_in_itself_is_printed():
     """Where it is met again."""
-    loop = [affine()]
-    loop.append(loop)
-    assert "<recursive>" in repr(Holder(loop))
+    for loop in ([affine()], [1]):
+        loop.append(loop)
+        assert "<recursive>" in repr(Holder(loop))
 
 
 def test_options():

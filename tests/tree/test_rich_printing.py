@@ -45,7 +45,7 @@ def test_fields_roles_ties_and_computed_leaves():
     model = pm.tie(model, "second.weight", to="first.weight")
     model = pm.with_role(pm.with_role(model, "first.bias", "buffer"), "rest.0", "buffer")
     model = pm.lora(model, "first.weight", 1, key=KEY)
-    assert "weight=tied to first.weight," in [line.strip() for line in lines_of(model)]
+    assert "weight=f32[2,2] tied to first.weight," in [line.strip() for line in lines_of(model)]
     assert line_of(model.first, "bias=").endswith(",  # buffer")
     assert line_of(model, "rest=").endswith(",  # 0: buffer")
     # Its fields, and not the computed sum.

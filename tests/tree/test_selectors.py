@@ -78,26 +78,11 @@ def test_selector_picks(selector, expected):
     assert picked(selector) == expected.split()
 
 
-def test_a_key_with_a_slash_is_quoted():
-    """Unquoted, the slash joins two keys: the error shows the key as it is written."""
-    tree = {"mlp/w": 1, "b": 2}
-
-    assert pm.filter(tree, select.path("['mlp/w']")) == {"mlp/w": 1, "b": None}
-
-
-@pytest.mark.parametrize(
-    ("selector", "text"),
-    [
-        (select.path("a.*"), "select.path('a.*')"),
-        (select.type(Affine, int), "select.type(Affine, int)"),
-        (select.role("buffer", "lora"), "select.role('buffer', 'lora')"),
-        (~(select.role("a") & Affine) | True, "(~(select.role('a') & select.type(Affine)) | True)"),
-        (select.role("a") & pm.is_array, "(select.role('a') & is_array)"),
-    ],
-)
-def test_repr_is_how_it_was_written(selector, text):
+def test_repr_is_how_it_was_written():
     """A selector prints as the reader would write it, for errors quote it."""
-    assert repr(selector) == text
+    one = ~(select.role("a", "b") & select.type(Affine, int)) | True
+    assert repr(one) == "(~(select.role('a', 'b') & select.type(Affine, int)) | True)"
+    assert repr(select.path("a.*") & pm.is_array) == "(select.path('a.*') & is_array)"
 
 
 def test_role_of_the_innermost_field_wins():

@@ -1,11 +1,13 @@
-"""Parameters that are at two paths of a tree."""
+"""tree_check: nodes and parameters that are at two paths of a tree."""
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import pytreemod as pm
 from pytreemod.errors import StructureError
 from tests.helpers.counting_calls import is_linear
+from tests.helpers.trees import ALL_TREES, ONE, affine
 
 
 class Layer(pm.Module):
@@ -16,41 +18,44 @@ class Layer(pm.Module):
     scale: jax.Array = pm.buffer()
 
 
-def layer(weight=None, bias=None, scale=None):
+def layer(**given):
     """A layer whose arrays are its own, but for those that are given."""
-    made = (jnp.ones((2, 2)), jnp.ones(2), jnp.ones((2, 2)))
-    return Layer(*(new if old is None else old for old, new in zip((weight, bias, scale), made)))
+    made = {"weight": jnp.ones((2, 2)), "bias": jnp.ones(2), "scale": jnp.ones((2, 2))}
+    return Layer(**{**made, **given})
 
 
-def shared(tree):
-    """The paths of the first shared parameter, as the error has them."""
-    try:
+W, B = jnp.ones((2, 2)), jnp.zeros(2)
+SHARED, IN_ITSELF = affine(), {"a": []}
+IN_ITSELF["a"].append(IN_ITSELF["a"])
+
+
+@pytest.mark.parametrize(
+    ("tree", "first", "second"),
+    [
+        ([layer(weight=W), layer(weight=W)], r"\[0\]\.weight", r"\[1\]\.weight"),
+        ({"encoder": SHARED, "heads": [affine(), SHARED]}, r"\['encoder'\]", r"\['heads'\]\[1\]"),
+        (IN_ITSELF, r"\['a'\]", r"\['a'\]\[0\]"),
+    ],
+    ids=["array", "layer", "in itself"],
+)
+def test_what_is_at_two_paths_is_refused(tree, first, second):
+    """It would become two; a node in itself would have no end."""
+    with pytest.raises(StructureError, match=f"at {first}\n  at {second}"):
         pm.tree_check(tree)
-    except StructureError as error:
-        return [line[5:] for line in str(error).splitlines() if line.startswith("  at ")]
-    return []
 
 
-def test_a_large_array_is_a_parameter_wherever_it_is():
-    """Two layers, one weight; a buffer is nobody's, and an array outside of Modules no model."""
-    weight, scale = jnp.ones((2, 2)), jnp.ones((2, 2))
-
-    assert shared([layer(weight), layer(weight)]) == ["[0].weight", "[1].weight"]
-    assert shared([layer(scale=scale), layer(scale=scale)]) == []
-    assert shared([weight, weight]) == shared([weight, layer(weight)]) == []
-
-
-def test_a_small_array_is_none():
-    """A bias of zeros may be anybody's; and one Module may hold it twice."""
-    bias = jnp.zeros(2)
-
-    assert shared([layer(bias=bias), layer(bias=bias)]) == []
-    assert shared(Layer(jnp.ones((2, 2)), bias, bias)) == []
+def test_what_may_be_shared():
+    """Buffers, arrays outside of Modules, small arrays of several layers, what has no leaves."""
+    pm.tree_check([layer(scale=W), layer(scale=W)])
+    pm.tree_check([W, layer(weight=W), W])
+    pm.tree_check([layer(bias=B), layer(bias=B)])
+    pm.tree_check(Layer(W, B, B))
+    pm.tree_check([ONE, ONE, None, None, (), (), pm.nn.Identity()])
+    for make in ALL_TREES.values():
+        pm.tree_check(make())
 
 
 def test_a_small_array_at_many_places_costs_by_their_number():
     """A bias of zeros that all layers share: each pair of paths was compared."""
-    bias = jnp.zeros(2)
-    layers = [layer(bias=bias, scale=jnp.ones(2)) for _ in range(400)]
-
+    layers = [layer(bias=B, scale=jnp.ones(2)) for _ in range(400)]
     assert is_linear(lambda n: lambda: pm.tree_check(layers[:n]), 100)
