@@ -517,7 +517,7 @@ class Module(_Assignable, metaclass=ModuleMeta):
         for name in [name for name in changes if name not in schema.fields]:
             fact = f"{type(self).__qualname__}.replace: no field {name!r}"
             raise FieldError(f"{fact}{nearest(name, schema.fields)}")
-        for name in schema.converters.keys() & changes.keys():
+        for name in filter(schema.converters.__contains__, [*changes]):
             if not is_computed(changes[name]):
                 changes[name] = schema.converters[name](changes[name])
         made = schema.rebuild(with_new_containers(self), changes, is_given=True, decide=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -222,13 +222,13 @@ class Schema:
                 raise FieldError(fact, hint=f"self.{name} = ...")
             values[name] = found
 
-    def convert(self, values: dict[str, Any], names: Iterable[str]) -> None:
-        """Run the converters of these fields, and give constrained ones their stored form."""
-        for name in self.converters.keys() & names:
+    def convert(self, values: dict[str, Any], names: Sequence[str]) -> None:
+        """Run the converters of these fields in order; give constrained ones their stored form."""
+        for name in filter(self.converters.__contains__, names):
             # A converter would replace a computed leaf by its value.
             if not is_computed(values[name]):
                 values[name] = self.converters[name](values[name])
-        for name in self.constraints.keys() & names:
+        for name in filter(self.constraints.__contains__, names):
             values[name] = self._constrained(name, values[name], None)
 
     def _constrained(self, name: str, value: Any, old: Any) -> Any:
