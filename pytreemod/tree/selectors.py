@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import builtins
+from typing import Any, overload
 
 from pytreemod.tree import selecting
 from pytreemod.tree.selecting import Selector
@@ -86,7 +87,12 @@ def role(*roles: str) -> selecting.RoleSelector:
     return selecting.RoleSelector(roles)
 
 
-def at(where: Where | str | builtins.type | Selector) -> Selector:
+# Two forms, because a class can be called, too: type checkers would not know the type of a lambda.
+@overload
+def at(where: Where) -> Selector: ...
+@overload
+def at(where: str | builtins.type | Selector) -> Selector: ...
+def at(where: Any) -> Selector:
     """Select leaves by access, as in [`tree_at`][pytreemod.tree_at]: `select.at(lambda m: m.head)`.
 
     Args:

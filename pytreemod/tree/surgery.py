@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.tree.instances import record_of, stored
@@ -25,8 +25,28 @@ class _NotGiven:
 _NOT_GIVEN: Any = _NotGiven()
 
 
+@overload
 def tree_at(
-    where: Callable[[_T], Any] | str | type[Any] | Selector,
+    where: Callable[[_T], Any],
+    pytree: _T,
+    replace: Any = _NOT_GIVEN,
+    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
+    is_leaf: IsLeaf = None,
+) -> _T: ...
+
+
+@overload
+def tree_at(
+    where: str | type[Any] | Selector,
+    pytree: _T,
+    replace: Any = _NOT_GIVEN,
+    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
+    is_leaf: IsLeaf = None,
+) -> _T: ...
+
+
+def tree_at(
+    where: Any,
     pytree: _T,
     replace: Any = _NOT_GIVEN,
     replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
