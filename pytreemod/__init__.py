@@ -14,7 +14,7 @@ from types import ModuleType as _ModuleType
 from pytreemod.errors import CheckError, PytreemodError
 from pytreemod.module.classes import Module, StrictConfig
 from pytreemod.module.fields import AbstractClassVar, AbstractVar, buffer, field, static_field
-from pytreemod.module.other_words import no_such_name as _no_such_name
+from pytreemod.other_words import no_such_name as _no_such_name
 from pytreemod.transform.gradients import filter_grad, filter_value_and_grad, trainable
 from pytreemod.transform.jit import clear_caches, filter_jit
 from pytreemod.transform.vmap import filter_vmap

@@ -31,10 +31,10 @@ from pytreemod.errors import (
 )
 from pytreemod.module.fields import buffer, field, static_field
 from pytreemod.module.methods import BoundMethod, Method, as_method
-from pytreemod.module.other_words import explain_argument
 from pytreemod.module.reading import is_computed
 from pytreemod.module.references import referred, referring
 from pytreemod.module.schema import Schema, fits
+from pytreemod.other_words import explain_argument
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.instances import (
     BUILDING,
@@ -201,9 +201,9 @@ class ModuleMeta(abc.ABCMeta):
         # `__call__` of an instance that has none.
         schema = cls.__record__
         if schema.refusal is not None:
-            if schema.original is not schema:
-                # A method of an instance of a class that was made at run time calls type(self).
-                return schema.original.cls(*args, **kwargs)
+            # A method of an instance with rules may call `type(self)`.
+            if "__passes_for__" in _vars(cls):
+                return _vars(cls)["__passes_for__"](*args, **kwargs)
             raise FieldError(schema.refusal)
         try:
             if schema.is_marked:
@@ -242,13 +242,6 @@ class ModuleMeta(abc.ABCMeta):
             value = LazyField(name, value)
         super().__setattr__(name, as_method(name, value))
 
-    def __delattr__(cls, name: str) -> None:
-        super().__delattr__(name)
-        schema = _vars(cls).get("__record__")
-        is_field = isinstance(schema, Schema) and name in schema.fields
-        if is_field and not isinstance(inspect.getattr_static(cls, name, None), LazyField):
-            type.__setattr__(cls, name, LazyField(name, _class_value(cls, name)))
-
     @property
     def __signature__(cls) -> inspect.Signature:
         signature = inspect.signature(cls.__init__)
@@ -263,7 +256,7 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
     owner = next(base for base in cls.__mro__ if "__init__" in _vars(base))
     has_init = owner is not object and not hasattr(_vars(owner)["__init__"], "is_written")
     _as_dataclass(cls, abstract, has_init, kw_only)
-    schema = Schema(cls, has_init)
+    schema = Schema(cls)
     for name, each in schema.fields.items():
         default: Any = each.default
         is_declaration = any(default is declare for declare in (field, buffer, static_field))

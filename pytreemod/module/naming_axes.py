@@ -10,11 +10,15 @@ names its own axis. `with_axis_names` names axes of single leaves of one model.
 from __future__ import annotations
 
 import functools as ft
+import sys
+import types
 import typing
 from typing import Any, TypeAlias, TypeVar
 
+from jaxtyping import AbstractArray
+
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.module.array_shapes import array_texts, evaluated, options_of
+from pytreemod.module.fields import declares
 from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.module.roles import depth_of_holder, with_leaf_notes
 from pytreemod.tree.instances import notes_of, record_of
@@ -207,6 +211,26 @@ def _shape(leaf: Any) -> tuple[int, ...]:
 
 
 # ---- annotations
+
+
+def evaluated(cls: type, field: Any) -> Any:
+    """A field's annotation; a string is evaluated in the module of the class that declares it."""
+    if not isinstance(field.type, str):
+        return field.type
+    owner = next(base for base in cls.__mro__ if declares(base, field.name))
+    return eval(field.type, dict(vars(sys.modules[owner.__module__])))
+
+
+def options_of(annotation: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a union; for any other annotation, only that."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def array_texts(annotation: Any) -> list[str]:
+    """Return what the array types of an annotation say of their axes."""
+    kinds = [kind for kind in options_of(annotation) if isinstance(kind, type)]
+    return [kind.dim_str for kind in kinds if issubclass(kind, AbstractArray)]
 
 
 # Each layer of a model asks the same.

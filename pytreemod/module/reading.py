@@ -23,15 +23,7 @@ from typing import Any
 import jax
 
 from pytreemod.errors import FieldError, ShapeError, describe
-from pytreemod.tree.instances import (
-    all_stored,
-    flat_of,
-    is_derivative,
-    mark_derivative,
-    notes_of,
-    record_of,
-    stored,
-)
+from pytreemod.tree.instances import all_stored, flat_of, is_derivative, notes_of, record_of, stored
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array
@@ -224,17 +216,3 @@ def mapped(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
     for _ in range(axes):
         fn = jax.vmap(fn)
     return fn
-
-
-def mark_derivatives(tree: Any, has_computed: bool) -> None:
-    """Let computed leaves in a new tree of derivatives refuse to be read.
-
-    The outermost Modules are marked, too.
-    """
-    for is_marked in (is_computed, _is_record) if has_computed else (_is_record,):
-        for node in filter(is_marked, jtu.tree_leaves(tree, is_leaf=is_marked)):
-            mark_derivative(node)
-
-
-def _is_record(node: Any) -> bool:
-    return record_of(node) is not None

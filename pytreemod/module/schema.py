@@ -58,7 +58,6 @@ class Schema:
 
     Args:
         cls: the class, of which `dataclasses` has collected the fields.
-        has_init: whether it, or a base, has an `__init__` of its own.
 
     Attributes:
         build: makes an instance and calls `__init__`.
@@ -71,8 +70,8 @@ class Schema:
     refusal: str | None = None
     is_marked = False
 
-    def __init__(self, cls: Any, has_init: bool):
-        self.cls, self.has_init = cls, has_init
+    def __init__(self, cls: Any):
+        self.cls = cls
         self.fields = {f.name: f for f in dataclasses.fields(cls)}
         given = {name: f.metadata for name, f in self.fields.items()}
         self.static = frozenset(name for name, of in given.items() if of.get("static"))
@@ -98,11 +97,6 @@ class Schema:
     def __reduce__(self) -> Any:
         # In a class that cloudpickle sends by value, which makes its own there.
         return str, ()
-
-    @property
-    def original(self) -> Schema:
-        """The schema of the class that this one passes for."""
-        return getattr(self.cls, "__passes_for__", self.cls).__record__
 
     # ---- asked by the room `tree`
 

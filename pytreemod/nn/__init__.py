@@ -9,7 +9,6 @@ arguments, and new State is a result.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from pytreemod.module.other_words import no_such_name as _no_such_name
 from pytreemod.nn.activations import PReLU as PReLU
 from pytreemod.nn.attention import MultiheadAttention as MultiheadAttention
 from pytreemod.nn.attention import reset_cache as reset_cache
@@ -72,6 +71,7 @@ from pytreemod.nn.stacked_layers import Stack as Stack
 from pytreemod.nn.stateful_models import Stateful as Stateful
 from pytreemod.nn.stateful_models import stateful as stateful
 from pytreemod.nn.weight_normalization import WeightNorm as WeightNorm
+from pytreemod.other_words import no_such_name as _no_such_name
 from pytreemod.state.making import delete_init_state as delete_init_state
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream

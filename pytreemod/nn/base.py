@@ -20,9 +20,9 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
-from pytreemod.module.array_shapes import declared_shapes, size_names
 from pytreemod.module.classes import Module
 from pytreemod.module.reading import computed_once
+from pytreemod.nn.array_shapes import declared_shapes, size_names
 from pytreemod.nn.meshes import Features, call_on_mesh
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import RngStream

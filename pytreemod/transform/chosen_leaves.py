@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import ArgumentError, SharedParameterWarning, SpecError, describe, warn
-from pytreemod.module.reading import mark_derivatives
+from pytreemod.module.reading import is_computed
 from pytreemod.transform.arguments import Parameters, function_name
+from pytreemod.tree.instances import mark_derivative, record_of
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.partitioning import mask_of
 from pytreemod.tree.paths import path_text
@@ -56,9 +57,16 @@ def as_derivatives(tree: PyTree, treedef: Any) -> PyTree:
     here.
     """
     traits = info_of(treedef)
-    if traits.has_records:
-        mark_derivatives(tree, traits.has_computed)
+    # Of other Modules, the outermost are marked.
+    kinds = (_is_record,) * traits.has_records + (is_computed,) * traits.has_computed
+    for is_meant in kinds:
+        for node in filter(is_meant, jtu.tree_leaves(tree, is_leaf=is_meant)):
+            mark_derivative(node)
     return tree
+
+
+def _is_record(node: Any) -> bool:
+    return record_of(node) is not None
 
 
 class Chosen:

@@ -15,9 +15,7 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, 
 import jax
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.transform.arguments import function_name
 from pytreemod.transform.chosen_leaves import choose, trainable_mask, warn_of_shared
-from pytreemod.transform.microbatches import in_microbatches
 from pytreemod.transform.packing import pack, unpack
 from pytreemod.transform.sowing import collecting, split_sown
 from pytreemod.transform.wrapping import Transformed, check_callable
@@ -88,11 +86,14 @@ class _ValueAndGrad(Transformed):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the value of the function and the gradient."""
-        options, where = self.options, f"{self.transform_name} of {function_name(self.fn)}"
+        options, where = self.options, f"{self.transform_name} of {self.__name__}"
         once = ft.partial(self._differentiate, where)
         if options.microbatches == 1:
             loss, grads, aux = once(args, kwargs)
         else:
+            # Imported here, because it needs scans, which most programs do not load.
+            from pytreemod.transform.microbatches import in_microbatches
+
             loss, grads, aux = in_microbatches(where, once, args, kwargs, options)
         return self.result((loss, aux) if options.has_aux else loss, aux, grads)
 

@@ -217,7 +217,7 @@ def pack(result: PyTree) -> dict[Plan, list[Any]]:
 
     def is_made(node: Any) -> bool:
         # First, because most nodes of most results are arrays.
-        if is_carried(node):
+        if node is None or is_carried(node):
             return False
         maker = _maker(node)
         if maker is not None:

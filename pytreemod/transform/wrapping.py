@@ -30,6 +30,7 @@ class Transformed:
 
     fn: Callable[..., Any]
     options: Any
+    __name__: str
     # The public name: `filter_jit`.
     transform_name: ClassVar[str]
 

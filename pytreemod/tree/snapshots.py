@@ -314,14 +314,14 @@ class _Spy:
         kind = class_of(node)
         if kind is list or kind is dict:
             self.containers.append(_contents(node))
-        elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
-            pass
+        elif record_of(node) is not None:
+            self.is_known = self.is_known and is_finished(node)
         elif isinstance(node, AbstractState):
             # The State that is being flattened takes care of itself.
             if node is not self.root:
                 self.containers.append(_contents(node))
-        elif record_of(node) is not None:
-            self.is_known = self.is_known and is_finished(node)
+        elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
+            pass
         elif not jtu.all_leaves([node]):
             self.is_known = False
         # Never a leaf: this function only looks at the nodes.

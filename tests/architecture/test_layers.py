@@ -9,7 +9,7 @@ import pytest
 from tests.architecture.imports import ALL_IMPORTS, FILES, OWN_IMPORTS
 
 LAYERS = [
-    {"errors", "typing", "version"},
+    {"errors", "other_words", "typing", "version"},
     {"tree"},
     {"module"},
     {"transform", "state"},

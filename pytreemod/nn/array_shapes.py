@@ -1,4 +1,4 @@
-"""The shapes of a Module's arrays according to their annotations.
+"""The shapes of a layer's arrays according to their annotations.
 
 `weight: Float[Array, "out_size in_size"]` is a contract if these names are static fields, or
 properties, of the class. A layer's call compares them with its arrays.
@@ -7,15 +7,10 @@ properties, of the class. A layer's call compares them with its arrays.
 from __future__ import annotations
 
 import functools as ft
-import sys
-import types
-import typing
 from typing import Any
 
-from jaxtyping import AbstractArray
-
 from pytreemod.errors import FieldWarning, warn
-from pytreemod.module.fields import declares
+from pytreemod.module.naming_axes import array_texts, evaluated
 from pytreemod.typing import class_of, is_instance
 
 
@@ -61,23 +56,3 @@ def _sizes(layer: Any, token: str) -> tuple[int, ...]:
     size: Any = getattr(layer, token.removeprefix("*"))
     # "scalar" is the word of layers for no axis; their arrays have one entry there.
     return size if is_instance(size, tuple) else (1 if size == "scalar" else size,)
-
-
-def evaluated(cls: type, field: Any) -> Any:
-    """A field's annotation; a string is evaluated in the module of the class that declares it."""
-    if not isinstance(field.type, str):
-        return field.type
-    owner = next(base for base in cls.__mro__ if declares(base, field.name))
-    return eval(field.type, dict(vars(sys.modules[owner.__module__])))
-
-
-def options_of(annotation: Any) -> tuple[Any, ...]:
-    """Return the alternatives of a union; for any other annotation, only that."""
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return typing.get_args(annotation) if is_union else (annotation,)
-
-
-def array_texts(annotation: Any) -> list[str]:
-    """Return what the array types of an annotation say of their axes."""
-    kinds = [kind for kind in options_of(annotation) if isinstance(kind, type)]
-    return [kind.dim_str for kind in kinds if issubclass(kind, AbstractArray)]
