@@ -52,7 +52,7 @@ def filter_checkpoint(  # pyright: ignore[reportInconsistentOverload]  (options 
         A function of the same signature.
 
     Raises:
-        ArgumentError: if `fun` or `policy` is not callable.
+        ArgumentError: if `fun` is not callable.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -63,6 +63,4 @@ def filter_checkpoint(  # pyright: ignore[reportInconsistentOverload]  (options 
     if fun is None:
         return ft.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
     check_callable("filter_checkpoint", fun)
-    if policy is not None:
-        check_callable("filter_checkpoint", policy, "policy")
     return _Checkpointed(fun, _Options(prevent_cse, policy))

@@ -18,7 +18,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.transform import placements
 from pytreemod.transform.arguments import Parameters, function_name
-from pytreemod.transform.axis_rules import check_is_mesh
 from pytreemod.transform.packing import Grouped, pack_groups, unpack
 from pytreemod.transform.sowing import WithSown, collecting, split_sown
 from pytreemod.transform.wrapping import Transformed, check_callable
@@ -183,8 +182,7 @@ def filter_shard_map(  # pyright: ignore[reportInconsistentOverload]  (options a
         A function of the same signature, for unsplit arrays.
 
     Raises:
-        ArgumentError: if `mesh` is not a mesh. When called: if there is no mesh, or a name in
-            `in_specs` is not an argument.
+        ArgumentError: when called: if there is no mesh, or a name in `in_specs` is not an argument.
         ShapeError: when called: if a spec has more entries than its array has axes, or the mesh
             does not divide an axis evenly; the error names the path.
         SpecError: when called: if a spec is not a prefix, contains a value that is not a spec, or
@@ -206,10 +204,6 @@ def filter_shard_map(  # pyright: ignore[reportInconsistentOverload]  (options a
         given = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
         return ft.partial(filter_shard_map, **given, axis_names=axis_names, check_vma=check_vma)
     check_callable("filter_shard_map", f, "f")
-    if mesh is not None:
-        check_is_mesh("filter_shard_map", mesh)
-    for to in placements.known_placements(out_specs):
-        _as_spec(_OUT, to)
     # A string is one name; its letters are not names.
     names = frozenset((axis_names,) if isinstance(axis_names, str) else axis_names)
     return _ShardMapped(f, _Options(mesh, in_specs, out_specs, names, check_vma))

@@ -57,8 +57,7 @@ def test_the_backward_pass_recomputes(options, is_again):
     assert ("exp" in str(jax.make_jaxpr(back)(jnp.asarray(1.0)))) is is_again
 
 
-@pytest.mark.parametrize("call", [lambda f: f(3), lambda f: f(double, policy=3)])
-def test_what_is_no_function_is_refused_at_once(call):
+def test_what_is_no_function_is_refused_at_once():
     """Before it is called, where the error would be about something else."""
-    with pytest.raises(ArgumentError, match=r"filter_checkpoint\((fun|policy)\)"):
-        call(pm.filter_checkpoint)
+    with pytest.raises(ArgumentError, match=r"filter_checkpoint\(fun\)"):
+        pm.filter_checkpoint(3)

@@ -182,7 +182,6 @@ MISTAKES = {
     "no spec": ({"in_specs": "data"}, P(), BATCH, "data"),
     "a function for results": ({}, lambda a: P(), BATCH, "out_specs"),
     "no mesh": ({"mesh": None}, P(), BATCH, "set_mesh"),
-    "not a mesh": ({"mesh": 3}, P(), BATCH, "3 is no mesh"),
     "no specs": ({"in_specs": None}, P(), BATCH, "Auto|Explicit"),
 }
 
