@@ -6,6 +6,8 @@
     python3 tasks.py check                 run ruff and pyright
     python3 tasks.py bench [--quick]       measure against JAX, Equinox and Flax NNX
     python3 tasks.py docs                  build the documentation into site/
+    python3 tasks.py gallery [digits vae]  run the examples, and keep what the site shows of them
+    python3 tasks.py notebooks             write the lessons and the examples as notebooks
     python3 tasks.py size                  count lines of code by room, beside their budgets
     python3 tasks.py stub                  write pytreemod/__init__.pyi, which type checkers read
     python3 tasks.py install peers hub     install PyTorch, Flax and transformers, for some tests
@@ -54,6 +56,8 @@ TASKS: dict[str, tuple[str, list[list[str]]]] = {
     ),
     "bench": ("benchmarks", [["-m", "benchmarks"]]),
     "docs": ("docs", [["-m", "mkdocs", "build", "--strict"]]),
+    "gallery": ("gallery", [["docs/scripts/gallery.py"]]),
+    "notebooks": ("gallery", [["docs/scripts/notebooks.py"]]),
 }
 
 

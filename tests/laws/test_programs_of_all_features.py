@@ -1,0 +1,298 @@
+"""Law: a program over all features computes what plain JAX and optax compute on dicts.
+
+The model has a tie, a computed leaf, a `Stack`, an `Ensemble`, a stream of keys and a counter, and
+is trained by an optimizer with two rules. Programs are drawn at random, and run in two halves:
+between them the model and its State are written to a file, and read again.
+"""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from tests.helpers.comparing import assert_close
+from tests.laws.test_transforms_are_plain_jax import (
+    AROUND,
+    FORWARD_ALONE,
+    Both,
+    in_order,
+    in_vmap,
+    in_while,
+)
+
+# Slow: each program is compiled twice. (Five hundred were run on two versions of JAX.)
+PROGRAMS = 20
+
+
+@pytest.fixture(autouse=True)
+def as_optax_is_written():
+    """Its optimizers divide floats by their count of steps."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class Exp(pm.Computed):
+    """A positive number by its logarithm."""
+
+    log: jax.Array
+
+    def value(self):
+        return jnp.exp(self.log)
+
+
+class Net(pm.Module):
+    """Every kind of field."""
+
+    weight: jax.Array
+    mirror: jax.Array
+    scale: jax.Array
+    stack: nn.Stack
+    members: nn.Ensemble
+    count: pm.StateIndex
+    noise: pm.RngStream
+
+    def __init__(self, key):
+        keys = jax.random.split(key, 3)
+        self.weight = 0.5 * jax.random.normal(keys[0], (2, 2))
+        self.mirror = self.weight.T
+        self.scale = Exp(jnp.asarray(0.3))
+        self.stack = nn.Stack(lambda key: nn.Linear(2, 2, key=key), 2, key=keys[1])
+        self.members = nn.Ensemble(lambda key: nn.Linear(2, 2, key=key), 3, key=keys[2])
+        self.count = pm.StateIndex(jnp.asarray(0.0))
+        self.noise = pm.RngStream()
+
+    def __call__(self, x):
+        x = self.stack(self.scale * jnp.tanh(self.weight @ x))
+        return self.mirror @ jnp.mean(self.members(x), 0)
+
+
+class Trained(pm.Module):
+    """A net with its optimizer."""
+
+    net: Net
+    opt: pm.Optimizer
+
+
+ADAM, SGD = optax.adam(1e-2), optax.sgd(0.1, momentum=0.9)
+
+
+def start():
+    """The values that every program starts from, in both forms."""
+    net, state = pm.make_with_state(Net)(jax.random.key(0))
+    net, state = (
+        pm.tie(net, "mirror", to="weight", through=jnp.transpose),
+        state.seed(jax.random.key(1)),
+    )
+    opt = pm.Optimizer(pm.by({"stack.**": ADAM, ...: SGD})).init(net)
+    x = jnp.asarray([0.5, -1.0])
+    params = params_of(net)
+    ours = {
+        "net": params,
+        "adam": ADAM.init(params["stack"]),
+        "sgd": SGD.init(without_stack(params)),
+    }
+    return (Trained(net, opt), state, x), (ours, numbers_of(state), x)
+
+
+def params_of(net):
+    """The parameters of a net, as a dict."""
+    layers = {"stack": net.stack.layer, "members": net.members.member}
+    pairs = {name: {"weight": each.weight, "bias": each.bias} for name, each in layers.items()}
+    return {"weight": net.weight, "log": pm.named_leaves(net)["scale.log"], **pairs}
+
+
+def without_stack(params):
+    """The parameters that the second rule trains."""
+    return {name: value for name, value in params.items() if name != "stack"}
+
+
+def numbers_of(state):
+    """The numbers in a State: a counter, a key, and how often it was used."""
+    key, used, count = None, None, None
+    for leaf in jax.tree.leaves(state):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            key = leaf
+        elif jnp.issubdtype(leaf.dtype, jnp.floating):
+            count = leaf
+        else:
+            used = leaf
+    return {"count": count, "key": key, "used": used}
+
+
+def called(p, x):
+    """What a `Net` computes, on a dict."""
+    x = jnp.exp(p["log"]) * jnp.tanh(p["weight"] @ x)
+    for i in range(2):
+        x = p["stack"]["weight"][i] @ x + p["stack"]["bias"][i]
+    x = jnp.mean(p["members"]["weight"] @ x + p["members"]["bias"], 0)
+    return p["weight"].T @ x
+
+
+# ---- steps
+
+
+def apply(_, __):
+    return Both(lambda m, s, x: (m, s, m.net(x)), lambda p, n, x: (p, n, called(p["net"], x)))
+
+
+def counted(_, __):
+    def ours(m, s, x):
+        n = s.get(m.net.count)
+        return m, s.set(m.net.count, n + 1), x + 0.1 * n
+
+    def plain(p, n, x):
+        return p, {**n, "count": n["count"] + 1}, x + 0.1 * n["count"]
+
+    return Both(ours, plain)
+
+
+def noisy(_, __):
+    def ours(m, s, x):
+        key, s = s.next_key(m.net.noise)
+        return m, s, x + 0.1 * jax.random.normal(key, (2,))
+
+    def plain(p, n, x):
+        key = jax.random.fold_in(n["key"], n["used"])
+        return p, {**n, "used": n["used"] + 1}, x + 0.1 * jax.random.normal(key, (2,))
+
+    return Both(ours, plain)
+
+
+def edited(_, draw):
+    """The source of the tie is edited, in every spelling, and one layer of the stack."""
+    where = draw.choice(["net.weight", lambda m: m.net.weight, pm.select.path("net.weight")])
+
+    def ours(m, s, x):
+        m = pm.tree_at(where, m, replace_fn=lambda w: 0.9 * w)
+        return pm.tree_at("net.stack.layer.bias", m, replace_fn=lambda b: b.at[1].add(0.1)), s, x
+
+    def plain(p, n, x):
+        net, stack = p["net"], p["net"]["stack"]
+        stack = {**stack, "bias": stack["bias"].at[1].add(0.1)}
+        return {**p, "net": {**net, "weight": 0.9 * net["weight"], "stack": stack}}, n, x
+
+    return Both(ours, plain)
+
+
+def trained(_, draw):
+    """A step of the optimizer, for the whole batch or in parts."""
+    parts = draw.choice([1, 2])
+
+    def ours(m, s, x):
+        def loss(net, xs):
+            return jnp.mean(pm.filter_vmap(lambda x: jnp.sum((net(x) - 1) ** 2))(xs))
+
+        grads = pm.filter_grad(loss, microbatches=parts)(m.net, jnp.stack([x, -x]))
+        net, opt = m.opt.update(m.net, grads=grads)
+        return Trained(net, opt), s, x
+
+    def plain(p, n, x):
+        def loss(net):
+            return jnp.mean(
+                jax.vmap(lambda x: jnp.sum((called(net, x) - 1) ** 2))(jnp.stack([x, -x]))
+            )
+
+        net, grads = p["net"], jax.grad(loss)(p["net"])
+        of_stack, adam = ADAM.update(grads["stack"], p["adam"], net["stack"])
+        of_rest, sgd = SGD.update(without_stack(grads), p["sgd"], without_stack(net))
+        net = optax.apply_updates(net, {**of_rest, "stack": of_stack})
+        return {"net": net, "adam": adam, "sgd": sgd}, n, x
+
+    return Both(ours, plain)
+
+
+def mapped(_, __):
+    return Both(
+        lambda m, s, x: (m, s, jnp.sum(pm.filter_vmap(m.net)(jnp.stack([x, -2 * x])), 0)),
+        lambda p, n, x: (p, n, called(p["net"], x) + called(p["net"], -2 * x)),
+    )
+
+
+def looked_at(_, draw):
+    """A result inside is captured, and changed: layers by a value each, members by a number."""
+    name = draw.choice(["stack", "members"])
+
+    def ours(m, s, x):
+        _, seen = pm.capture(m.net, name)(x)
+        changed = pm.intervene(
+            m.net, "stack.layer", lambda out, v: out + v, jnp.asarray([0.0, 0.1])
+        )
+        return m, s, changed(x) + 0.1 * jnp.sum(seen[name])
+
+    def plain(p, n, x):
+        net = p["net"]
+        h = jnp.exp(net["log"]) * jnp.tanh(net["weight"] @ x)
+        for i in range(2):
+            h = net["stack"]["weight"][i] @ h + net["stack"]["bias"][i]
+        of_members = net["members"]["weight"] @ h + net["members"]["bias"]
+        seen = h if name == "stack" else of_members
+        bias = net["stack"]["bias"].at[1].add(0.1)
+        changed = {**net, "stack": {**net["stack"], "bias": bias}}
+        return p, n, called(changed, x) + 0.1 * jnp.sum(seen)
+
+    return Both(ours, plain)
+
+
+def resolved(_, __):
+    """Without ties and computed leaves, layer by layer, it computes the same."""
+
+    def ours(m, s, x):
+        net = pm.resolve(m.net)
+        h = net.scale * jnp.tanh(net.weight @ x)
+        for layer in net.stack:
+            h = layer(h)
+        return m, s, net.mirror @ jnp.mean(net.members(h), 0)
+
+    return Both(ours, lambda p, n, x: (p, n, called(p["net"], x)))
+
+
+STEPS = [apply, counted, edited, trained, mapped, looked_at, resolved]
+INNER = [wrap for wrap in AROUND if wrap not in FORWARD_ALONE]
+
+
+def drawn(draw, depth, is_differentiated=False, is_mapped=False):
+    """A program: a few steps, some of them nested in transforms."""
+    steps = []
+    for _ in range(draw.randint(1, 3)):
+        if depth == 0 or draw.random() < 0.5:
+            # The members of a map must not draw the same numbers.
+            step = draw.choice(STEPS if is_mapped else [*STEPS, noisy])
+            steps.append(step(None, draw))
+            continue
+        wrap = draw.choice(INNER if is_differentiated else [*AROUND, in_while])
+        inside = is_differentiated or wrap.__name__ == "in_value_and_grad"
+        steps.append(wrap(drawn(draw, depth - 1, inside, is_mapped or wrap is in_vmap), draw))
+    return in_order(steps)
+
+
+def saved_and_loaded(values, path):
+    """The same values, by way of a file."""
+    pm.save(path, values)
+    return pm.load(path, values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_a_program_over_all_features_is_that_of_plain_jax(part, tmp_path):
+    """Parameters, the optimizer's result, the State and x after random programs."""
+    for seed in range(part, PROGRAMS, 4):
+        draw = random.Random(seed)
+        halves = [drawn(draw, depth=2), drawn(draw, depth=2)]
+        ours, plain = start()
+        for program in halves:
+            ours = pm.filter_jit(program.ours)(*ours)
+            plain = jax.jit(program.plain)(*plain)
+            ours = saved_and_loaded(ours, tmp_path / f"{seed}.safetensors")
+        (model, state, x), (expected, numbers, y) = ours, plain
+        found = params_of(model.net), numbers_of(state), x
+        keyed = lambda n: {**n, "key": jax.random.key_data(n["key"])}  # noqa: E731
+        assert_close(
+            (found[0], keyed(found[1]), found[2]),
+            (expected["net"], keyed(numbers), y),
+            rtol=2e-4,
+            atol=2e-5,
+        )
