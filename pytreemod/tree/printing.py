@@ -167,11 +167,9 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
         field = fields.get(name)
         if _says_nothing(value, name in data, field, parameters.get(name, field)):
             continue
-        role = InheritedRole().of_child(node, jtu.GetAttrKey(name)).role
-        has_role = name in data and value is not None and role != DEFAULT_ROLE
-        note = f" ({role})" if has_role else ""
+        roles = _roles_text(node, name) if name in data and value is not None else ""
         doc = wl.pdoc(value, custom=hook, seen_ids=seen)
-        docs.append(wl.TextDoc(f"{name}=") + doc + wl.TextDoc(note))
+        docs.append(wl.TextDoc(f"{name}=") + doc + wl.TextDoc(f" ({roles})" if roles else ""))
     return _in_brackets(f"{cls.__name__}(", docs, ")")
 
 
@@ -199,6 +197,13 @@ def _says_nothing(value: Any, is_data: bool, field: Any, parameter: Any) -> bool
     if value is None and ("None" in kind or "Optional" in kind):
         return True
     return (value is None or not is_data) and are_one(value, getattr(parameter, "default", wl))
+
+
+def _roles_text(node: Any, name: str) -> str:
+    """The role of a field, if it is another than the default, and those given to leaves below."""
+    here = InheritedRole().of_child(node, jtu.GetAttrKey(name))
+    own = [here.role] if here.role != DEFAULT_ROLE else []
+    return ", ".join([*own, *(f"{'.'.join(steps)}: {role}" for steps, role in here.given)])
 
 
 class _TiedTo:
@@ -264,15 +269,9 @@ def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: st
         renderer: treescope's, for its contents.
         note: a comment on the record.
     """
-    record = record_of(node)
-    assert record is not None
-    rows: list[tuple[str, Any, str]] = []
-    data = {*record.data_names(node)}
-    for name, value in printed_fields(node).items():
-        below = InheritedRole().of_child(node, jtu.GetAttrKey(name))
-        roles = [below.role] if name in data and below.role != DEFAULT_ROLE else []
-        roles += [f"{'.'.join(steps)}: {role}" for steps, role in below.given or ()]
-        rows.append((name, value, ", ".join(roles)))
+    data = record_of(node).data_names(node)
+    fields = printed_fields(node).items()
+    rows = [(name, x, _roles_text(node, name) if name in data else "") for name, x in fields]
     with reading_stored():
         return rich_rows(own_class(node), rows, path, renderer, note)
 
@@ -298,14 +297,13 @@ def rich_rows(
     def comment(text: str) -> list[Any]:
         return [parts.comment_color(parts.text(f"  # {text}"))] if text else []
 
-    lines: list[Any] = []
-    for name, value, text in rows:
+    def line(name: str, value: Any, text: str) -> Any:
         child = renderer(value, path=None if path is None else f"{path}.{name}")
-        line = parts.siblings_with_annotations(f"{name}=", child, extra_annotations=comment(text))
-        lines.append(line)
+        return parts.siblings_with_annotations(f"{name}=", child, extra_annotations=comment(text))
+
     return parts.build_foldable_tree_node_from_children(
         prefix=parts.siblings(parts.maybe_qualified_type_name(cls), "("),
-        children=lines,
+        children=[line(*row) for row in rows],
         suffix=")",
         comma_separated=True,
         path=path,
