@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -273,15 +273,12 @@ def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: st
     fields = printed_fields(node).items()
     rows = [(name, x, _roles_text(node, name) if name in data else "") for name, x in fields]
     with reading_stored():
-        return rich_rows(own_class(node), rows, path, renderer, note)
+        made = rich_rows(own_class(node), rows, path, renderer)
+    return _commented(made, note) if note else made
 
 
 def rich_rows(
-    cls: type,
-    rows: Sequence[tuple[str, Any, str]],
-    path: str | None,
-    renderer: Callable[..., Any],
-    note: str = "",
+    cls: type, rows: Sequence[tuple[str, Any, str]], path: str | None, renderer: Callable[..., Any]
 ) -> Any:
     """Return an object as its class and named values, as treescope shows it.
 
@@ -290,25 +287,28 @@ def rich_rows(
         rows: for each value its name, the value, and a comment.
         path: to the object, as Python code; None if its values have no path.
         renderer: treescope's, for the values.
-        note: a comment on the object.
     """
+    from treescope import repr_lib  # pyright: ignore[reportMissingTypeStubs]
+
+    values = {name: _Commented(value, text) if text else value for name, value, text in rows}
+    return repr_lib.render_object_constructor(cls, values, path, renderer)
+
+
+class _Commented(NamedTuple):
+    """A value with a comment behind it."""
+
+    value: Any
+    text: str
+
+    def __treescope_repr__(self, path: str | None, renderer: Callable[..., Any]) -> Any:
+        return _commented(renderer(self.value, path=path), self.text)
+
+
+def _commented(made: Any, text: str) -> Any:
     from treescope import rendering_parts as parts  # pyright: ignore[reportMissingTypeStubs]
 
-    def comment(text: str) -> list[Any]:
-        return [parts.comment_color(parts.text(f"  # {text}"))] if text else []
-
-    def line(name: str, value: Any, text: str) -> Any:
-        child = renderer(value, path=None if path is None else f"{path}.{name}")
-        return parts.siblings_with_annotations(f"{name}=", child, extra_annotations=comment(text))
-
-    return parts.build_foldable_tree_node_from_children(
-        prefix=parts.siblings(parts.maybe_qualified_type_name(cls), "("),
-        children=[line(*row) for row in rows],
-        suffix=")",
-        comma_separated=True,
-        path=path,
-        first_line_annotation=comment(note)[0] if note else None,
-    )
+    comment = parts.comment_color(parts.text(f"  # {text}"))
+    return parts.siblings_with_annotations(made, extra_annotations=[comment])
 
 
 def rich_text(text: str) -> Any:
