@@ -3,6 +3,7 @@
 The law: `where` gives the new nodes of the changed tree, and nothing else of it has changed.
 """
 
+import functools as ft
 from collections import OrderedDict
 
 import jax
@@ -127,25 +128,17 @@ def test_an_empty_answer_names_nothing(where, tree, expected):
     assert pm.tree_at(where, tree, replace_fn=lambda _: 0) == expected
 
 
-def nested(depth):
-    """A leaf in so many lists."""
-    tree = 1
-    for _ in range(depth):
-        tree = [tree]
-    return tree
-
-
-def innermost(tree):
-    """The content of the nested lists."""
-    while isinstance(tree, list):
-        tree = tree[0]
-    return tree
-
-
 def test_a_deep_tree():
     """As deep as Python's recursion limit allows."""
-    assert innermost(pm.tree_at(innermost, nested(700), 2)) == 2
-    assert innermost(pm.tree_at(pm.select.type(int), nested(400), replace_fn=str)) == "1"
+
+    def innermost(tree):
+        while isinstance(tree, list):
+            tree = tree[0]
+        return tree
+
+    deep = [ft.reduce(lambda tree, _: [tree], range(n), 1) for n in (700, 400)]
+    assert innermost(pm.tree_at(innermost, deep[0], 2)) == 2
+    assert innermost(pm.tree_at(pm.select.type(int), deep[1], replace_fn=str)) == "1"
 
 
 def test_is_leaf_makes_leaves():
