@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import StructureError, describe
+from pytreemod.errors import describe
 from pytreemod.tree.instances import stored
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
@@ -49,30 +49,35 @@ def tree_equal(
         >>> tree_equal([1, "a"], [1, "b"])
         False
     """
-    pairs = _pairs(pytrees, typematch)
-    same = pairs is not None and _all_equal(pairs, rtol, atol)
-    has_jax = any(isinstance(leaf, jax.Array) for pair in pairs or () for leaf in pair)
+    same = _are_all_equal(pytrees, typematch, rtol, atol)
+    if isinstance(same, bool):
+        return same  # No arrays were compared.
+    has_jax = any(isinstance(leaf, jax.Array) for leaf in jtu.tree_leaves(pytrees))
     return jnp.asarray(same) if has_jax else bool(same)
 
 
 def are_equal(one: PyTree, two: PyTree) -> bool:
     """Whether two trees are equal, as a concrete bool, for `==`."""
-    pairs = _pairs((one, two), False)
-    return pairs is not None and bool(_all_equal(pairs, 0.0, 0.0))
+    return bool(_are_all_equal((one, two)))
 
 
-def _pairs(pytrees: tuple[PyTree, ...], typematch: bool) -> list[tuple[Any, Any]] | None:
-    """Return the arrays whose values decide; None if the trees differ in anything else."""
-    found: list[tuple[Any, Any]] = []
-    first, *others = [jtu.tree_flatten(tree) for tree in pytrees]
-    for leaves, treedef in others:
-        if treedef != first[1]:
-            return None
-        for x, y in zip(first[0], leaves, strict=True):
-            if not _is_alike(x, y, typematch):
-                return None
-            found += [(x, y)] if is_array(x) else []
-    return found
+def _are_all_equal(
+    pytrees: tuple[PyTree, ...], typematch: bool = False, rtol: float = 0.0, atol: float = 0.0
+) -> Any:
+    """Whether trees are equal: a bool if no values of arrays decide, which may be traced."""
+    (leaves, treedef), *others = map(jtu.tree_flatten, pytrees)
+    same: Any = True
+    for found, structure in others:
+        if structure != treedef:
+            return False
+        pairs = list(zip(leaves, found, strict=True))
+        if not all(_is_alike(x, y, typematch) for x, y in pairs):
+            return False
+        # Tangents of integers have a shape but no values.
+        arrays = [(x, y) for x, y in pairs if is_array(x) and x.dtype != jax.dtypes.float0]
+        for x, y in arrays:
+            same = _has_equal_values(x, y, rtol, atol) & same
+    return same
 
 
 def _is_alike(x: Any, y: Any, typematch: bool) -> bool:
@@ -84,26 +89,20 @@ def _is_alike(x: Any, y: Any, typematch: bool) -> bool:
     return is_array(x) is is_array(y) and (x is y or bool(x == y))
 
 
-def _family(x: object) -> type:
-    return jax.Array if isinstance(x, jax.Array) else type(x)
+def _family(leaf: object) -> type:
+    return jax.Array if isinstance(leaf, jax.Array) else type(leaf)
 
 
-def _all_equal(pairs: list[tuple[Any, Any]], rtol: float, atol: float) -> Any:
-    same: Any = True
-    for x, y in pairs:
-        # Tangents of integers have a shape but no values.
-        if x.dtype == jax.dtypes.float0:
-            continue
-        is_traced = isinstance(x, Tracer) or isinstance(y, Tracer)
-        # Concrete keys stay concrete under a trace.
-        with contextlib.nullcontext() if is_traced else jax.ensure_compile_time_eval():
-            x, y = _numbers(x), _numbers(y)
-        # NumPy where values are concrete: it has nothing to compile.
-        numpy: Any = jnp if is_traced else np
-        is_near = (rtol or atol) and jnp.issubdtype(x.dtype, jnp.inexact)
-        equal = numpy.isclose(x, y, rtol=rtol, atol=atol) if is_near else numpy.equal(x, y)
-        same = numpy.all(equal) & same
-    return same
+def _has_equal_values(x: Any, y: Any, rtol: float, atol: float) -> Any:
+    is_traced = isinstance(x, Tracer) or isinstance(y, Tracer)
+    # Concrete keys stay concrete under a trace.
+    with contextlib.nullcontext() if is_traced else jax.ensure_compile_time_eval():
+        x, y = _numbers(x), _numbers(y)
+    # NumPy where values are concrete: it has nothing to compile.
+    numpy: Any = jnp if is_traced else np
+    if (rtol or atol) and jnp.issubdtype(x.dtype, jnp.inexact):
+        return numpy.all(numpy.isclose(x, y, rtol=rtol, atol=atol))
+    return numpy.all(numpy.equal(x, y))
 
 
 def largest_difference(a: Any, b: Any) -> tuple[float, float, int, int] | None:
@@ -149,25 +148,13 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
     Returns:
         The children, and a `PyTreeDef` that has them as leaves.
 
-    Raises:
-        StructureError: if the node is its own child.
-
     Examples:
         >>> tree_flatten_one_level([1, (2, 3)])[0]
         [1, (2, 3)]
     """
-    seen: list[Any] = []
-
-    def stop(node: Any) -> bool:
-        if node is not pytree:
-            return True
-        # JAX visits the root first. A second visit means that the root is inside itself.
-        if seen:
-            raise StructureError("tree_flatten_one_level: a node contains itself")
-        seen.append(node)
-        return False
-
-    return jtu.tree_flatten(pytree, is_leaf=stop)
+    # The root comes first. A node may contain itself, so that its identity would not tell.
+    answers = iter([False])
+    return jtu.tree_flatten(pytree, is_leaf=lambda node: next(answers, True))  # pyright: ignore[reportUnknownLambdaType]
 
 
 _TYPES = (class_of(jax.typeof(0)), jax.ShapeDtypeStruct)

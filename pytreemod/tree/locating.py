@@ -1,13 +1,9 @@
 """From an access function to paths: which nodes does `where` return?
 
-`where` is called on a copy of the tree that has the same containers and classes, but a mark instead
-of each leaf. What it returns is recognized by identity, so two equal nodes are never confused. The
-fields of a Module in the copy are made when `where` reads one, so the cost depends on the access
-and not on the tree.
-
-A mark may be returned where `where` does not return the leaf itself: `stack[0].weight` is a mark,
-but a slice of the array. So `where` is called on the tree itself, too, and names a node only if it
-returns that very node there.
+`where` is called on the tree, and on a copy of it that has the same containers and classes, but a
+mark instead of each leaf. What it returns for the copy is recognized by identity, so two equal
+nodes are never confused. It names a node if it returns that very node for the tree: a part of a
+leaf, such as `stack[0].weight`, is another object there.
 
 Configuration, `None` and `()` have their values in the copy, because `where` may branch on them.
 Only if the result is not recognized is `where` called again, on a copy with marks for these, too.
@@ -15,8 +11,9 @@ Only if the result is not recognized is `where` called again, on a copy with mar
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Sequence
+import functools as ft
+from collections.abc import Callable, Iterator, Sequence
+from operator import is_
 from typing import Any, NamedTuple, NoReturn
 
 from pytreemod.errors import SpecError, describe
@@ -28,19 +25,9 @@ from pytreemod.tree.instances import (
     set_flat,
     stored,
 )
-from pytreemod.tree.nodes import (
-    children_of,
-    leaves_shown,
-    locations,
-    nearest_path,
-    own_class,
-    stop_below,
-)
-from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
-from pytreemod.tree.predicates import is_array
-from pytreemod.typing import IsLeaf, KeyPath, PyTree, Where, class_of, jtu
-
-_new: Any = object.__new__
+from pytreemod.tree.nodes import children_of, leaves_shown, locations, nearest_path, node_like
+from pytreemod.tree.paths import matches, parse_pattern, step_names
+from pytreemod.typing import IsLeaf, KeyPath, PyTree, Where, class_of, is_instance, jtu
 
 
 class Target(NamedTuple):
@@ -53,7 +40,7 @@ class Target(NamedTuple):
 class Found(NamedTuple):
     """The nodes that `where` returned: one node, or a sequence of nodes."""
 
-    targets: tuple[Target, ...]
+    targets: Sequence[Target]
     single: bool
 
 
@@ -74,172 +61,124 @@ def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Foun
     """
     if isinstance(where, str):
         return _locate_pattern(where, tree, name)
-    refuse_model(where, name)
     with reading_stored():
         # First, because an error that it raises here is the error to show.
         actual = where(tree)
         for everything in (False, True):
-            copy = _Copy(tree, is_leaf, everything)
+            copy = _Copy(is_leaf, everything)
+            marked = copy.make(tree, ())
             try:
-                found = copy.ask(where, actual, name)
+                found = copy.recognize(where(marked), actual)
+            except Exception as error:
+                if everything:
+                    break  # With marks for everything, it says nothing about the function.
+                fact = f"{name} may only pick nodes, but it needs the values of leaves"
+                raise SpecError(fact, hint=_HINT) from error
             finally:
-                copy.forget()
+                # No cycle, or the tree would outlive its last use.
+                copy.targets.clear()
             if found is not None:
                 return found
-    raise SpecError(
-        f"{name} picks no nodes of the tree: it returns {describe(actual)}",
-        hint="tree_at(where, tree, replace_fn=lambda old: old.at[i].set(new))",
-    )
+    raise SpecError(f"{name} picks no nodes of the tree: it returns {describe(actual)}", hint=_HINT)
 
 
-class _Mark:
-    """Represents one leaf; refuses every computation."""
+_HINT = "tree_at(where, tree, replace_fn=lambda old: old.at[i].set(new))"
 
-    # A name that no leaf has: any other attribute of a mark is meant to be that of the leaf.
-    __slots__ = ("target_",)
+
+class Leaf:
+    """Marks the path of a leaf. Python itself refuses nearly all that is done with one."""
+
+    __slots__ = ("target",)
 
     def __init__(self, target: Target):
-        self.target_ = target
+        self.target = target
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise SpecError(
-            "`where` may only pick nodes, but it computes with a leaf, or looks inside it",
-            at=[path_text(self.target_.path)],
-            hint="tree_at(where, tree, replace_fn=f)",
-        )
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("a function that picks nodes cannot choose by the value of a leaf")
 
-    __getattr__ = __array__ = __jax_array__ = __call__ = __bool__ = __len__ = __iter__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse
-    __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __neg__ = __abs__ = __getitem__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __index__ = __eq__ = __ne__ = _refuse  # pyright: ignore[reportAssignmentType]  (it never returns)
+    __bool__ = __eq__ = __ne__ = _refuse  # pyright: ignore[reportAssignmentType]  (it never returns)
     # Hashing, as a set or dict does, asks nothing of the leaf.
     __hash__ = object.__hash__
+
+
+class _Later:
+    """Stands for the fields of a Module until one is read (see `tree.instances`)."""
+
+    containers = None
+
+    def __init__(self, assemble: Callable[[], Any]):
+        self.assemble = assemble
 
 
 class _Copy:
     """A copy of a tree with marks, and the target of each of its nodes.
 
+    The fields of a Module are made when `where` reads one: the cost depends on the access and not
+    on the tree.
+
     Args:
-        tree: the tree.
         is_leaf: nodes to treat as leaves.
         everything: whether configuration, None and empty tuples have marks, too.
     """
 
-    def __init__(self, tree: PyTree, is_leaf: IsLeaf, everything: bool):
+    def __init__(self, is_leaf: IsLeaf, everything: bool):
         self.is_leaf, self.everything = is_leaf, everything
         # With the nodes, which must stay alive: a later one could get the same id.
         self.targets: dict[int, tuple[Any, Target]] = {}
-        self.tree = self.make(tree, ())
-
-    def forget(self) -> None:
-        """Break the cycle with the Modules of the copy, or the tree would outlive its last use."""
-        self.targets.clear()
-        self.tree = None
 
     def make(self, node: Any, path: KeyPath) -> Any:
         """Return the copy of a node."""
-        target, kind = Target(path, node), class_of(node)
         is_end = self.is_leaf is not None and self.is_leaf(node)
-        if not is_end and (node is None or (kind is tuple and not node)):
-            return _Mark(target) if self.everything else node
-        made: Any = None
         if not is_end and record_of(node) is not None:
-            made = _new(kind)
-            set_cached(made, _Fields(self, target))
+            made = object.__new__(class_of(node))
+            set_cached(made, _Later(ft.partial(self.with_fields, node, path)))
         else:
             children = None if is_end else children_of(node)
             if children is None:
-                return _Mark(target)
-            parts: Any = []
+                return Leaf(Target(path, node))
+            parts: list[Any] = []
             # No comprehension: it would add a frame for each level of the tree.
             for key, child in children:
                 parts.append(self.make(child, (*path, key)))
-            if kind is list:
-                made = parts
-            elif kind is dict:
-                # In the dict's own order, in which `where` may iterate; JAX sorts the keys.
-                by_name = {key.key: part for (key, _), part in zip(children, parts, strict=True)}
-                made = {name: by_name[name] for name in node}
-            else:
-                made = jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
-            if id(made) in self.targets:
-                # A class with a single instance: identity could not distinguish its paths.
-                return _Mark(target)
-        self.targets[id(made)] = made, target
+            made = node_like(node, children, parts)
+            if made is node:
+                # None, `()`, the only instance of a class: not told from itself at another path.
+                return Leaf(Target(path, node)) if self.everything else node
+        self.targets[id(made)] = made, Target(path, node)
         return made
 
-    def ask(self, where: Where, actual: Any, name: str) -> Found | None:
-        """Call `where`; return the nodes that it names, None if these are not recognized.
-
-        With marks for everything, an error says nothing about the function.
-
-        Raises:
-            SpecError: if it does more than pick.
-        """
-        try:
-            return self.recognize(where(self.tree), actual)
-        except Exception as error:
-            if self.everything:
-                return None
-            if isinstance(error, SpecError):
-                raise  # Of a mark.
-            kind = type(error).__name__
-            raise SpecError(
-                f"{name} may only pick nodes, but it needs the values of leaves ({kind})",
-                hint="tree_at(where, tree, replace_fn=lambda old: old.at[i].set(new))",
-            ) from error
-
-    def recognize(self, answer: Any, actual: Any) -> Found | None:
-        """The nodes that a result names, where `actual` is the result for the tree itself."""
-        is_mark = class_of(answer) is _Mark
-        target: Target | None = answer.target_ if is_mark else self._target_of(answer)
-        if target is not None:
-            # A part of a leaf, such as one layer's of a Stack, is another object there.
-            return Found((target,), single=True) if _is_same(target.node, actual) else None
-        items, others = _items(answer), _items(actual)
-        # An empty tuple may be a node, which the second copy shows.
-        is_unclear = class_of(answer) is tuple and not answer and not self.everything
-        if items is None or others is None or len(items) != len(others) or is_unclear:
-            return None
-        targets: list[Target] = []
-        for item, other in zip(items, others, strict=True):
-            found = None if item is answer else self.recognize(item, other)
-            if found is None:
-                return None
-            targets += found.targets
-        return Found(tuple(targets), single=False)
-
-    def _target_of(self, answer: Any) -> Target | None:
-        return self.targets.get(id(answer), (None, None))[1]
-
-
-class _Fields:
-    """Stands for the fields of a Module in a copy, until one is read (see `tree.instances`)."""
-
-    __slots__ = ("copy", "target")
-
-    containers = None
-
-    def __init__(self, copy: _Copy, target: Target):
-        self.copy, self.target = copy, target
-
-    def assemble(self) -> Any:
-        """Return the Module with its fields."""
-        path, original = self.target
-        children, (split, notes, *config) = flat_of(original)
+    def with_fields(self, node: Any, path: KeyPath) -> Any:
+        """Return the copy of a Module with its fields."""
+        children, (split, notes, *config) = flat_of(node)
         keys = zip(split.keys, children, strict=True)
-        marks = tuple([self.copy.make(child, (*path, key)) for key, child in keys])
-        if self.copy.everything:
+        marks = tuple([self.make(child, (*path, key)) for key, child in keys])
+        if self.everything:
             pairs = zip(split.config, config, strict=True)
-            config = [_Mark(Target((*path, jtu.GetAttrKey(n)), value)) for n, value in pairs]
-        made = _new(class_of(original))
+            config = [Leaf(Target((*path, jtu.GetAttrKey(n)), value)) for n, value in pairs]
+        made = object.__new__(class_of(node))
         set_flat(made, (marks, (split, notes, *config)))
         return made
 
-
-def _items(answer: Any) -> Sequence[Any] | None:
-    items: Any = answer  # Type checkers would narrow `answer` to containers of unknown items.
-    return items if isinstance(answer, (list, tuple)) else None
+    def recognize(self, answer: Any, actual: Any) -> Found | None:
+        """The nodes that a result names, where `actual` is the result for the tree itself."""
+        is_leaf = is_instance(answer, Leaf)
+        known = (answer, answer.target) if is_leaf else self.targets.get(id(answer))
+        if known is not None:
+            target = known[1]
+            return Found([target], single=True) if _is_same(target.node, actual) else None
+        sequences = (list, tuple)
+        if not (is_instance(answer, sequences) and is_instance(actual, sequences)):
+            return None
+        # An empty tuple may be a node, which the second copy shows.
+        if len(answer) != len(actual) or (answer == () and not self.everything):
+            return None
+        targets: list[Target] = []
+        for item, other in zip(answer, actual, strict=True):
+            found = self.recognize(item, other)
+            if found is None:
+                return None
+            targets += found.targets
+        return Found(targets, single=False)
 
 
 def _is_same(node: Any, actual: Any) -> bool:
@@ -248,39 +187,20 @@ def _is_same(node: Any, actual: Any) -> bool:
         return True
     leaves, treedef = jtu.tree_flatten(node)
     others, structure = jtu.tree_flatten(actual)
-    return treedef == structure and all(map(operator.is_, leaves, others))
-
-
-def refuse_model(spec: Any, where: str) -> None:
-    """Refuse a Module that contains arrays as the argument that selects nodes.
-
-    Many Modules can be called, but here such a Module is a model in another argument's position.
-
-    Args:
-        spec: the argument: a function, or a Module.
-        where: its name.
-
-    Raises:
-        SpecError: if it is such a Module.
-    """
-    if record_of(spec) is None or not any(map(is_array, jtu.tree_leaves(spec))):
-        return
-    raise SpecError(
-        f"{where} is a selector of nodes, not a model ({own_class(spec).__qualname__})",
-        hint="pm.tree_at(lambda m: m.layers[0].weight, model, new)",
-    )
+    return treedef == structure and all(map(is_, leaves, others))
 
 
 def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
-    targets = tuple(_matching(parse_pattern(pattern), tree, ()))
+    steps = parse_pattern(pattern)
+    targets = list(_matching(steps, tree, ()))
     if not targets:
         locs = list(locations(tree))
-        near = nearest_path(parse_pattern(pattern), locs)
-        raise SpecError(f"{name}: {pattern!r} matches no node{near}", hint=leaves_shown(locs))
+        fact = f"{name}: {pattern!r} matches no node{nearest_path(steps, locs)}"
+        raise SpecError(fact, hint=leaves_shown(locs))
     return Found(targets, single=len(targets) == 1)
 
 
-def _matching(steps: tuple[str, ...], node: Any, path: tuple[Any, ...]) -> Iterator[Target]:
+def _matching(steps: tuple[str, ...], node: Any, path: KeyPath) -> Iterator[Target]:
     """Yield the outermost nodes whose paths match, configuration included."""
     record = record_of(node)
     if record is None:

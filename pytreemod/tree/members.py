@@ -64,11 +64,13 @@ def holds_of(loc: Location) -> list[Hold]:
     found: list[Hold] = []
     for i, node in enumerate(nodes):
         length = _stacked_length(node, loc.path[i:])
-        if length is not None:
-            independent = getattr(class_of(node), "__has_independent_members__", False)
-            found = [] if independent and left_out else found
-            hold = Hold(loc.path[:i], loc.path[: i + length], independent)
-            found += [] if independent and left_out else [hold]
+        if length is None:
+            continue
+        is_independent = getattr(class_of(node), "__has_independent_members__", False)
+        if is_independent and left_out:
+            found.clear()
+        else:
+            found.append(Hold(loc.path[:i], loc.path[: i + length], is_independent))
     return found
 
 

@@ -7,16 +7,18 @@ which are configuration, and the role of each.
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import is_
 from typing import Any, NamedTuple
 
-from pytreemod.errors import SpecError, describe, nearest
+from pytreemod.errors import nearest
 from pytreemod.tree.instances import LeafNotes, flat_of, notes_of, record_of
 from pytreemod.tree.paths import pattern_text, some_of, step_name, step_names
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
+DICTS = (dict, OrderedDict, defaultdict)
 
 
 def own_class(node: object) -> Any:
@@ -39,26 +41,15 @@ def is_node(value: object) -> bool:
 
 
 def is_plain_tuple(node: object) -> bool:
-    """Whether the items of a tuple, of any class, are all that JAX takes it apart into.
+    """Whether the items of a tuple, of any class, are all that it holds.
 
-    They are for a tuple and a named tuple. A class that derives from one may be registered
-    differently, with data in attributes: it has to take a tuple of unknown items apart.
+    They are for a tuple and a named tuple without attributes. JAX may take a class that derives
+    from one apart into these, too.
     """
     kind = class_of(node)
     if kind is tuple:
         return True
-    names: Any = getattr(kind, "_fields", None)
-    if names is None or tuple not in kind.__mro__ or getattr(node, "__dict__", ()):
-        return False
-    items = [object() for _ in range(len(names))]
-    # Avoid its own `__new__`, which may check the items.
-    probe: Any = tuple.__new__(kind, items)
-    try:
-        children = jtu.tree_leaves(probe, is_leaf=stop_below(probe))
-    except Exception:
-        # A user's function that fails on unknown items takes more than items.
-        return False
-    return len(children) == len(items) and all(map(is_, children, items))
+    return tuple in kind.__mro__ and hasattr(kind, "_fields") and not getattr(node, "__dict__", ())
 
 
 def stop_below(node: Any) -> Callable[[Any], bool]:
@@ -77,27 +68,40 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
         return [(jtu.SequenceKey(i), child) for i, child in enumerate(node)]
     if kind is dict:
         # As JAX does: leaves and their paths must have the same order.
-        return [(jtu.DictKey(name), node[name]) for name in _sorted(node)]
+        return [(jtu.DictKey(name), node[name]) for name in sorted(node)]
     if not is_node(node):
         return None
     pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=stop_below(node))
     return [(path[0], child) for path, child in pairs]
 
 
-def found_in(tree: PyTree, is_meant: Callable[[Any], bool]) -> list[tuple[KeyPath, Any]]:
+def node_like(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequence[Any]) -> Any:
+    """Return a node like another one, which is no Module, with other children.
+
+    Args:
+        node: the other one.
+        children: its children, with their keys.
+        parts: the new ones, in that order.
+    """
+    if class_of(node) is list:
+        return [*parts]
+    if class_of(node) in DICTS:
+        made = copy.copy(node)  # In its own order: JAX would sort the keys.
+        made.update({key.key: part for (key, _), part in zip(children, parts, strict=True)})
+        return made
+    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
+
+
+def found_in(
+    tree: PyTree, is_meant: Callable[[Any], bool], is_leaf: IsLeaf = None
+) -> list[tuple[KeyPath, Any]]:
     """Return the outermost nodes of a tree that satisfy a test, with their paths."""
-    leaves = jtu.tree_leaves_with_path(tree, is_leaf=is_meant)
+
+    def stops(node: Any) -> bool:
+        return is_meant(node) or (is_leaf is not None and is_leaf(node))
+
+    leaves = jtu.tree_leaves_with_path(tree, is_leaf=stops)
     return [(path, node) for path, node in leaves if is_meant(node)]
-
-
-def _sorted(names: Any) -> list[Any]:
-    try:
-        return sorted(names)
-    except TypeError as error:
-        raise SpecError(
-            f"JAX cannot sort the keys of a dict: {describe([*names])}",
-            hint="{str(key): value for key, value in tree.items()}",
-        ) from error
 
 
 class Represents:
@@ -178,25 +182,32 @@ def nearest_path(steps: Iterable[str], locs: Sequence[Location]) -> str:
     return nearest(".".join(steps), dict.fromkeys(there))
 
 
-def locations(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Location]:
-    """Yield every leaf of `tree` in JAX's order, with its path, the nodes above it and its role."""
-    yield from _locations(tree, is_leaf, (), (), InheritedRole())
+def locations(tree: PyTree, is_leaf: IsLeaf = None, with_empty: bool = False) -> Iterator[Location]:
+    """Yield every leaf of `tree` in JAX's order, with its path, the nodes above it and its role.
+
+    Args:
+        tree: the tree.
+        is_leaf: where to stop descending.
+        with_empty: whether a node without children counts as a leaf, too.
+    """
+    yield from _below(Location((), tree, (), DEFAULT_ROLE), InheritedRole(), is_leaf, with_empty)
 
 
-def _locations(
-    node: Any, is_leaf: IsLeaf, path: tuple[Any, ...], above: tuple[Any, ...], here: InheritedRole
+def _below(
+    loc: Location, here: InheritedRole, is_leaf: IsLeaf, with_empty: bool
 ) -> Iterator[Location]:
+    path, node, above, *_ = loc
     children = None if is_leaf is not None and is_leaf(node) else children_of(node)
-    if children is None:
-        yield Location(path, node, above, here.role)
+    if children is None or (with_empty and not children):
+        yield loc
         return
     # Looked up on any node, because this room does not know State.
     kinds = getattr(node, "__child_kinds__", None)
     marks = [()] * len(children) if kinds is None else [(Represents(k),) for k in kinds()]
     for (key, child), mark in zip(children, marks, strict=True):
-        yield from _locations(
-            child, is_leaf, (*path, key), (*above, node, *mark), here.of_child(node, key)
-        )
+        role = here.of_child(node, key)
+        inner = Location((*path, key), child, (*above, node, *mark), role.role)
+        yield from _below(inner, role, is_leaf, with_empty)
 
 
 def all_ties(node: PyTree, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By, spread
-from pytreemod.tree.selecting import Rule, Selector, as_bool, as_selector
+from pytreemod.tree.selecting import Rule, as_bool, as_selector
 from pytreemod.typing import FilterSpec, IsLeaf, KeyPath, PyTree, jtu
 
 # A tree of the same structure has the same type, whatever its leaves are.
@@ -68,7 +68,7 @@ def partition(
         ([None, 'a'], [1, None])
     """
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
-    mask = mask_of(filter_spec, pytree, is_leaf, where="partition(filter_spec)", leaves=leaves)
+    mask = mask_of(filter_spec, pytree, is_leaf, where="partition(filter_spec)")
     pairs = list(zip(leaves, mask, strict=True))
     return (
         treedef.unflatten([x if m else replace for x, m in pairs]),
@@ -108,13 +108,7 @@ def _is_filter_leaf(spec: Any) -> bool:
 
 
 def mask_of(
-    spec: FilterSpec,
-    tree: PyTree,
-    is_leaf: IsLeaf = None,
-    *,
-    where: str,
-    root: str = "",
-    leaves: list[Any] | None = None,
+    spec: FilterSpec, tree: PyTree, is_leaf: IsLeaf = None, *, where: str, root: str = ""
 ) -> list[bool]:
     """Return one bool for each leaf of `tree`, from any filter spec.
 
@@ -124,7 +118,6 @@ def mask_of(
         is_leaf: where to stop descending.
         where: the name of `spec` in errors.
         root: the name of `tree` in errors.
-        leaves: `jax.tree.leaves(tree, is_leaf)`, if the caller has it.
 
     Returns:
         A list as long as `jax.tree.leaves(tree, is_leaf)`.
@@ -133,10 +126,8 @@ def mask_of(
         SpecError: if the spec is not a prefix, or returns something other than bools.
     """
     if callable(spec) and not isinstance(spec, (Rule, type)) and children_of(spec) is None:
-        found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves
-        return [as_bool(spec(leaf), where) for leaf in found]
-    if isinstance(spec, Selector):
-        return spec.mask(tree, is_leaf)
+        # The most common spec needs no paths.
+        return [as_bool(spec(leaf), where) for leaf in jtu.tree_leaves(tree, is_leaf=is_leaf)]
 
     def resolve(value: Any, subtree: PyTree, path: KeyPath) -> list[bool]:
         if isinstance(value, By):

@@ -122,7 +122,7 @@ def by(rules: dict[Any, Any]) -> By:
         inside a prefix tree.
 
     Raises:
-        SpecError: if there are no rules, or a key is no selector.
+        SpecError: if a key is no selector.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -132,12 +132,8 @@ def by(rules: dict[Any, Any]) -> By:
         >>> f({"x": jnp.arange(3.0), "y": jnp.asarray(2.0)})
         Array([0., 2., 4.], dtype=float32)
     """
-    if not rules:
-        raise SpecError("by: there is no rule", hint="pm.by({pm.nn.BatchNorm: 0, ...: None})")
-    ordered = [item for item in rules.items() if item[0] is not ...]
     # The default goes last, wherever it is written.
-    if ... in rules:
-        ordered.append((..., rules[...]))
+    ordered = sorted(rules.items(), key=lambda item: item[0] is ...)
     return By([(as_selector(key), value) for key, value in ordered])
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -167,11 +167,9 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
         field = fields.get(name)
         if _says_nothing(value, name in data, field, parameters.get(name, field)):
             continue
-        role = InheritedRole().of_child(node, jtu.GetAttrKey(name)).role
-        has_role = name in data and value is not None and role != DEFAULT_ROLE
-        note = f" ({role})" if has_role else ""
+        roles = _roles_text(node, name) if name in data and value is not None else ""
         doc = wl.pdoc(value, custom=hook, seen_ids=seen)
-        docs.append(wl.TextDoc(f"{name}=") + doc + wl.TextDoc(note))
+        docs.append(wl.TextDoc(f"{name}=") + doc + wl.TextDoc(f" ({roles})" if roles else ""))
     return _in_brackets(f"{cls.__name__}(", docs, ")")
 
 
@@ -199,6 +197,13 @@ def _says_nothing(value: Any, is_data: bool, field: Any, parameter: Any) -> bool
     if value is None and ("None" in kind or "Optional" in kind):
         return True
     return (value is None or not is_data) and are_one(value, getattr(parameter, "default", wl))
+
+
+def _roles_text(node: Any, name: str) -> str:
+    """The role of a field, if it is another than the default, and those given to leaves below."""
+    here = InheritedRole().of_child(node, jtu.GetAttrKey(name))
+    own = [here.role] if here.role != DEFAULT_ROLE else []
+    return ", ".join([*own, *(f"{'.'.join(steps)}: {role}" for steps, role in here.given)])
 
 
 class _TiedTo:
@@ -264,25 +269,16 @@ def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: st
         renderer: treescope's, for its contents.
         note: a comment on the record.
     """
-    record = record_of(node)
-    assert record is not None
-    rows: list[tuple[str, Any, str]] = []
-    data = {*record.data_names(node)}
-    for name, value in printed_fields(node).items():
-        below = InheritedRole().of_child(node, jtu.GetAttrKey(name))
-        roles = [below.role] if name in data and below.role != DEFAULT_ROLE else []
-        roles += [f"{'.'.join(steps)}: {role}" for steps, role in below.given or ()]
-        rows.append((name, value, ", ".join(roles)))
+    data = record_of(node).data_names(node)
+    fields = printed_fields(node).items()
+    rows = [(name, x, _roles_text(node, name) if name in data else "") for name, x in fields]
     with reading_stored():
-        return rich_rows(own_class(node), rows, path, renderer, note)
+        made = rich_rows(own_class(node), rows, path, renderer)
+    return _commented(made, note) if note else made
 
 
 def rich_rows(
-    cls: type,
-    rows: Sequence[tuple[str, Any, str]],
-    path: str | None,
-    renderer: Callable[..., Any],
-    note: str = "",
+    cls: type, rows: Sequence[tuple[str, Any, str]], path: str | None, renderer: Callable[..., Any]
 ) -> Any:
     """Return an object as its class and named values, as treescope shows it.
 
@@ -291,26 +287,28 @@ def rich_rows(
         rows: for each value its name, the value, and a comment.
         path: to the object, as Python code; None if its values have no path.
         renderer: treescope's, for the values.
-        note: a comment on the object.
     """
+    from treescope import repr_lib  # pyright: ignore[reportMissingTypeStubs]
+
+    values = {name: _Commented(value, text) if text else value for name, value, text in rows}
+    return repr_lib.render_object_constructor(cls, values, path, renderer)
+
+
+class _Commented(NamedTuple):
+    """A value with a comment behind it."""
+
+    value: Any
+    text: str
+
+    def __treescope_repr__(self, path: str | None, renderer: Callable[..., Any]) -> Any:
+        return _commented(renderer(self.value, path=path), self.text)
+
+
+def _commented(made: Any, text: str) -> Any:
     from treescope import rendering_parts as parts  # pyright: ignore[reportMissingTypeStubs]
 
-    def comment(text: str) -> list[Any]:
-        return [parts.comment_color(parts.text(f"  # {text}"))] if text else []
-
-    lines: list[Any] = []
-    for name, value, text in rows:
-        child = renderer(value, path=None if path is None else f"{path}.{name}")
-        line = parts.siblings_with_annotations(f"{name}=", child, extra_annotations=comment(text))
-        lines.append(line)
-    return parts.build_foldable_tree_node_from_children(
-        prefix=parts.siblings(parts.maybe_qualified_type_name(cls), "("),
-        children=lines,
-        suffix=")",
-        comma_separated=True,
-        path=path,
-        first_line_annotation=comment(note)[0] if note else None,
-    )
+    comment = parts.comment_color(parts.text(f"  # {text}"))
+    return parts.siblings_with_annotations(made, extra_annotations=[comment])
 
 
 def rich_text(text: str) -> Any:

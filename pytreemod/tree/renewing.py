@@ -8,19 +8,16 @@ dicts, as every transform does. (`copy.copy` shares them, as in Python.)
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from pytreemod.tree.instances import record_of
-from pytreemod.tree.nodes import children_of, is_node, stop_below
+from pytreemod.tree.nodes import DICTS, children_of, is_node, node_like
 from pytreemod.typing import class_of, jtu
 
 _T = TypeVar("_T")
 
-_DICTS = (dict, OrderedDict, defaultdict)
-EDITABLE: dict[type, bool] = dict.fromkeys((list, *_DICTS), True)
+EDITABLE: dict[type, bool] = dict.fromkeys((list, *DICTS), True)
 """Classes of objects that can be edited; False for a State, whose values cannot be edited."""
 
 
@@ -41,11 +38,9 @@ def with_new_containers(tree: _T) -> _T:
     # No comprehension: it would add a frame per level of the tree, and Python allows a thousand.
     for _, child in children:
         parts.append(with_new_containers(child))
-    if class_of(tree) in _DICTS:
-        made: Any = copy.copy(tree)  # In the same order.
-        made.update({key.key: part for (key, _), part in zip(children, parts, strict=True)})
-        return made
-    return cast("_T", parts) if class_of(tree) is list else with_children(tree, children, parts)
+    if class_of(tree) in EDITABLE:
+        return cast("_T", node_like(tree, children, parts))
+    return with_children(tree, children, parts)
 
 
 def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequence[Any]) -> Any:
@@ -61,11 +56,9 @@ def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequenc
     if not changes:
         return node
     record = record_of(node)
-    if record is not None:
-        return record.rebuild(node, {key.name: part for key, part in changes.items()})
-    if class_of(node) is list:
-        return [*parts]
-    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
+    if record is None:
+        return node_like(node, children, parts)
+    return record.rebuild(node, {key.name: part for key, part in changes.items()})
 
 
 def _holds_any(node: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools as ft
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, takewhile
 from types import EllipsisType
 from typing import Any, NoReturn
 
@@ -18,7 +19,8 @@ import jax
 import numpy as np
 
 from pytreemod.errors import SpecError, describe
-from pytreemod.tree.locating import locate, refuse_model
+from pytreemod.tree.instances import record_of
+from pytreemod.tree.locating import locate
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import (
     Location,
@@ -30,7 +32,7 @@ from pytreemod.tree.nodes import (
     nearest_path,
 )
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
-from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.typing import IsLeaf, PyTree, Where, jtu
 
 
@@ -130,12 +132,24 @@ class Selector(Rule):
 
 
 class Locations(list[Location]):
-    """Locations of leaves, with a cache of the names of their paths, for many selectors."""
+    """Locations of leaves, with the names of their paths, for many selectors."""
 
     @ft.cached_property
     def names(self) -> list[tuple[str, ...]]:
         """The keys of the path to each leaf, as words."""
         return [step_names(loc.path) for loc in self]
+
+    @ft.cached_property
+    def below(self) -> dict[tuple[str, ...], list[int]]:
+        """For each path in the tree, the leaves at or below it, by number."""
+        found: dict[tuple[str, ...], list[int]] = {}
+        for i, names in enumerate(self.names):
+            for n in range(len(names) + 1):
+                found.setdefault(names[:n], []).append(i)
+        return found
+
+
+_is_literal = frozenset("*?[").isdisjoint
 
 
 class PathSelector(Selector):
@@ -148,68 +162,80 @@ class PathSelector(Selector):
 
     def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Pick leaves at or below a node whose path matches."""
-        pairs = zip(locs.names, locs, strict=True)
-        return [matches(self.steps, names, loc.is_node) for names, loc in pairs]
+        picked = [False] * len(locs)
+        # A `by` may have a path for each layer: each looks only where it leads.
+        for i in locs.below.get(tuple(takewhile(_is_literal, self.steps)), ()):
+            picked[i] = matches(self.steps, locs.names[i], locs[i].is_node)
+        return picked
 
     def paths(self) -> Iterable[PathSelector]:
         """Only itself."""
         return (self,)
 
-    def leads_to(self, loc: Location) -> bool:
-        """Whether the pattern matches a node without leaves, or names something below it."""
-        names = step_names(loc.path)
-        is_below = bool(names) and self.steps[: len(names)] == names
-        return children_of(loc.leaf) == [] and (is_below or matches(self.steps, names))
-
     def __repr__(self) -> str:
         return f"select.path({self.pattern!r})"
+
+
+class LeafSelector(Selector):
+    """Leaves that pass a test of one leaf's [`Location`][pytreemod.tree.nodes.Location].
+
+    Args:
+        text: how the selector is printed.
+        test: a function from a location, and the arguments, to a bool.
+        *arguments: hashable values; selectors of one test with equal arguments are equal.
+        is_structural: whether no array decides.
+    """
+
+    def __init__(
+        self, text: str, test: Callable[..., bool], *arguments: Any, is_structural: bool = False
+    ):
+        self.text, self.test, self.arguments = text, test, arguments
+        self.is_structural = is_structural
+
+    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        """Pick leaves that pass the test."""
+        return [self.test(loc, *self.arguments) for loc in locs]
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
-class TypeSelector(Selector):
-    """Leaves of the given types, and all leaves below nodes of these types."""
-
-    def __init__(self, types: tuple[type, ...]):
-        self.types = types
-        # An array of one kind may replace one of another.
-        arrays = any(issubclass(t, _ARRAYS) or issubclass(np.ndarray, t) for t in types)
-        self.is_structural = not arrays
-
-    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """Pick leaves of the types, and leaves below nodes of the types."""
-        return [any(is_of(node, self.types) for node in (loc.leaf, *loc.nodes)) for loc in locs]
-
-    def __repr__(self) -> str:
-        return f"select.type({', '.join(t.__qualname__ for t in self.types)})"
+def type_selector(types: tuple[type, ...]) -> Selector:
+    """Return the selector of leaves of the given types, and of all leaves below such nodes."""
+    # An array of one kind may replace one of another.
+    arrays = any(issubclass(t, _ARRAYS) or issubclass(np.ndarray, t) for t in types)
+    text = f"select.type({', '.join(t.__qualname__ for t in types)})"
+    return LeafSelector(text, _is_below, types, is_structural=not arrays)
 
 
-class RoleSelector(Selector):
-    """Leaves that declare one of the given roles."""
-
-    is_structural = True
-
-    def __init__(self, roles: tuple[str, ...]):
-        self.roles = roles
-
-    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """Pick leaves with one of the roles."""
-        return [loc.role in self.roles for loc in locs]
-
-    def __repr__(self) -> str:
-        return f"select.role({', '.join(map(repr, self.roles))})"
+def _is_below(loc: Location, types: tuple[type, ...]) -> bool:
+    return any(is_of(node, types) for node in (loc.leaf, *loc.nodes))
 
 
-class MatrixSelector(Selector):
-    """Floating arrays that have two axes in each layer and each member."""
+def role_selector(roles: tuple[str, ...]) -> Selector:
+    """Return the selector of leaves that have one of the given roles."""
+    text = f"select.role({', '.join(map(repr, roles))})"
+    return LeafSelector(text, _has_role, roles, is_structural=True)
 
-    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """Pick arrays with two axes more than those of layers and members."""
-        return [is_inexact_array(x.leaf) and np.ndim(x.leaf) - len(holds_of(x)) == 2 for x in locs]
 
-    def __repr__(self) -> str:
-        return "matrices"
+def _has_role(loc: Location, roles: tuple[str, ...]) -> bool:
+    return loc.role in roles
+
+
+def is_matrix(loc: Location) -> bool:
+    """Whether a leaf is a floating array with two axes beside those of layers and members."""
+    return is_inexact_array(loc.leaf) and np.ndim(loc.leaf) - len(holds_of(loc)) == 2
+
+
+def _passes(loc: Location, predicate: Callable[[Any], Any], text: str) -> bool:
+    return as_bool(predicate(loc.leaf), text)
+
+
+def _is_anywhere(_: Location, value: bool) -> bool:
+    return value
 
 
 class AccessSelector(Selector):
@@ -233,30 +259,6 @@ class AccessSelector(Selector):
 
     def __repr__(self) -> str:
         return f"select.at({getattr(self.where, '__qualname__', self.where)})"
-
-
-class _Predicate(Selector):
-    def __init__(self, predicate: Callable[[Any], Any]):
-        self.predicate = predicate
-
-    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        return [as_bool(self.predicate(loc.leaf), repr(self)) for loc in locs]
-
-    def __repr__(self) -> str:
-        return getattr(self.predicate, "__qualname__", repr(self.predicate))
-
-
-class _Constant(Selector):
-    is_structural = True
-
-    def __init__(self, value: bool):
-        self.value = value
-
-    def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        return [self.value] * len(locs)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
 
 
 class _Joined(Selector):
@@ -296,25 +298,26 @@ def refuse_unmatched(
     patterns = [path for selector in selectors for path in selector.paths()]
     if not patterns:
         return
-
-    def stops(node: Any) -> bool:
-        return (is_leaf is not None and is_leaf(node)) or children_of(node) == []
-
-    locs = Locations(loc for tree in trees for loc in locations(tree, is_leaf))
+    locs = Locations(loc for tree in trees for loc in locations(tree, is_leaf, with_empty=True))
     for pattern in patterns:
         # A pattern depends on nothing but paths.
-        if any(pattern.pick(locs, None, is_leaf)):
-            continue
-        ends = [loc for tree in trees for loc in locations(tree, stops) if pattern.leads_to(loc)]
-        if not ends:
+        hits = [*compress(locs, pattern.pick(locs, None, is_leaf))]
+        hits = hits or [loc for loc in locs if _is_empty_above(loc, pattern.steps)]
+        if not hits:
             near = nearest_path(pattern.steps, locs)
             raise SpecError(f"{pattern!r} matches no leaf{near}", hint=leaves_shown(locs))
-        ties = [found for tree in trees for found in all_ties(tree)]
-        sources = {(*path, *tie.place): (*path, *tie.source) for path, tie in ties}
-        if all(loc.path in sources for loc in ends):
-            # It would do nothing: the leaves are elsewhere.
-            at = path_text(sources[ends[0].path])
-            raise SpecError(f"{pattern!r} is tied to {at}, which has the leaf")
+        if all(loc.leaf is None for loc in hits):
+            ties = [found for tree in trees for found in all_ties(tree)]
+            sources = {(*path, *tie.place): (*path, *tie.source) for path, tie in ties}
+            if all(loc.path in sources for loc in hits):
+                # It would do nothing: the leaves are elsewhere.
+                at = path_text(sources[hits[0].path])
+                raise SpecError(f"{pattern!r} is tied to {at}, which has the leaf")
+
+
+def _is_empty_above(loc: Location, steps: tuple[str, ...]) -> bool:
+    names = step_names(loc.path)
+    return bool(names) and steps[: len(names)] == names and children_of(loc.leaf) == []
 
 
 def as_bool(value: Any, where: str) -> bool:
@@ -343,12 +346,23 @@ def as_selector(spec: Any) -> Selector:
     if isinstance(spec, str):
         return PathSelector(spec)
     if isinstance(spec, bool | EllipsisType):
-        return _Constant(spec is not False)
+        value = spec is not False
+        return LeafSelector(repr(value), _is_anywhere, value, is_structural=True)
     # Before callables, because a class can be called.
     if isinstance(spec, type):
-        return TypeSelector((spec,))
-    refuse_model(spec, "selector")
-    if callable(spec) and not isinstance(spec, Rule):
-        return _Predicate(spec)
+        return type_selector((spec,))
+    if is_function(spec):
+        text = getattr(spec, "__qualname__", repr(spec))
+        return LeafSelector(text, _passes, spec, text)
     hint = 'pm.select.path("weight") | pm.select.path("bias")'
     raise SpecError("selector", "a path, class, predicate or bool", describe(spec), hint=hint)
+
+
+def is_function(spec: Any) -> bool:
+    """Whether an argument can be called, and is neither a rule nor a Module that holds arrays.
+
+    Such a Module is a model in another argument's position.
+    """
+    if record_of(spec) is not None and any(map(is_array, jtu.tree_leaves(spec))):
+        return False
+    return callable(spec) and not isinstance(spec, Rule)

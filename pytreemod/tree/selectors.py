@@ -15,7 +15,7 @@ from pytreemod.typing import Where
 
 __all__ = ["Selector", "at", "path", "role", "type"]
 
-matrices: Selector = selecting.MatrixSelector()
+matrices: Selector = selecting.LeafSelector("matrices", selecting.is_matrix)
 """Floating arrays with two axes in each layer of a `Stack` and each member of an `Ensemble`.
 
 An optimizer for matrices, such as Muon, trains these:
@@ -25,7 +25,7 @@ axes and are not picked. The how-to "An optimizer per group" shows how to flatte
 """
 
 
-def path(pattern: str) -> selecting.PathSelector:
+def path(pattern: str) -> Selector:
     """Select leaves by path: `select.path("blocks.*.attention")`.
 
     A key is an attribute's name, an index or a dict key. `*` matches one key, `**` any number;
@@ -50,7 +50,7 @@ def path(pattern: str) -> selecting.PathSelector:
     return selecting.PathSelector(pattern)
 
 
-def type(*types: builtins.type) -> selecting.TypeSelector:
+def type(*types: builtins.type) -> Selector:
     """Select every leaf below a node of one of the given types, and leaves of these types.
 
     Args:
@@ -64,10 +64,10 @@ def type(*types: builtins.type) -> selecting.TypeSelector:
         >>> pm.filter([(1, 2), 3], pm.select.type(tuple))
         [(1, 2), None]
     """
-    return selecting.TypeSelector(types)
+    return selecting.type_selector(types)
 
 
-def role(*roles: str) -> selecting.RoleSelector:
+def role(*roles: str) -> Selector:
     """Select leaves by the role given in `field(role=...)`; `"param"` is the default role.
 
     Args:
@@ -84,7 +84,7 @@ def role(*roles: str) -> selecting.RoleSelector:
         >>> pm.filter(Scaled(1.0, 2.0), pm.select.role("buffer"))
         Scaled(weight=None, mean=2.0 (buffer))
     """
-    return selecting.RoleSelector(roles)
+    return selecting.role_selector(roles)
 
 
 # Two forms, because a class can be called, too: type checkers would not know the type of a lambda.

