@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools as ft
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -20,14 +20,16 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
-from pytreemod.module.array_shapes import declared_shapes, size_names
+from pytreemod.module.array_shapes import declared_axes, size_names
 from pytreemod.module.classes import Module
 from pytreemod.module.reading import computed_once
 from pytreemod.nn.meshes import Features, call_on_mesh
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State
-from pytreemod.typing import class_of, is_instance, untyped_jax
+from pytreemod.tree.instances import reads_as_stored
+from pytreemod.tree.split_arrays import explicit_mesh
+from pytreemod.typing import class_of, is_instance, jtu, untyped_jax
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -52,7 +54,7 @@ def layer_call(features: Features = None) -> Callable[[_Call], _Call]:
 
     Args:
         features: `("weight", 0, -1)` says that axis -1 of the result is split like axis 0 of the
-            layer's `weight`, instead of like x.
+            layer's `weight`, instead of like x. The name of a property may stand for the -1.
 
     Returns:
         A decorator.
@@ -80,15 +82,16 @@ def layer_call(features: Features = None) -> Callable[[_Call], _Call]:
     """
 
     def decorate(call: Any) -> Any:
-        def checked(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            return call(_with_own_arrays(layer), *args, **kwargs)
-
         @ft.wraps(call)
         def called(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+            mesh = explicit_mesh(*jtu.tree_leaves(layer), *args, *kwargs.values())
+            if mesh is not None:
+                # This once more, where the axes of the mesh are automatic.
+                return call_on_mesh(mesh, called, layer, args, kwargs, features)
             cls = class_of(layer)
             room = "pm.nn." if cls.__module__.startswith("pytreemod.") else ""
             with jax.named_scope(f"{room}{cls.__name__}"):
-                return call_on_mesh(checked, layer, args, kwargs, features)
+                return call(_with_own_arrays(layer), *args, **kwargs)
 
         return called
 
@@ -98,13 +101,24 @@ def layer_call(features: Features = None) -> Callable[[_Call], _Call]:
 def _with_own_arrays(layer: Any) -> Any:
     """The layer, if its arrays have the declared shapes; computed ones are computed once."""
     arrays: dict[str, Any] = {}
-    for name, shape in declared_shapes(layer).items():
-        value = arrays[name] = getattr(layer, name)
+    for name, axes in declared_axes(class_of(layer)).items():
+        value, shape = getattr(layer, name), _declared_shape(layer, axes)
+        arrays[name] = value
         if getattr(value, "shape", shape) != shape:
             hint = "Several layers as one are called by pm.filter_vmap, or in an nn.Ensemble"
             expected = f"{name} of shape {shape}"
             raise ShapeError(title(layer), expected, describe(value), hint=hint)
-    return computed_once(layer, arrays)
+    return layer if reads_as_stored(layer) else computed_once(layer, arrays)
+
+
+def _declared_shape(layer: Any, axes: Sequence[int | str]) -> tuple[int, ...]:
+    """The shape that the annotation of an array says, by the sizes of a layer."""
+    shape: tuple[int, ...] = ()
+    for axis in axes:
+        size: Any = getattr(layer, axis) if isinstance(axis, str) else axis
+        # "scalar" is the word of layers for no axis; their arrays have one entry there.
+        shape += size if is_instance(size, tuple) else (1 if size == "scalar" else size,)
+    return shape
 
 
 def check_shape(layer: Any, x: AnyArray, *shape: Any) -> Any:

@@ -33,15 +33,18 @@ def explicit_mesh(*arrays: Any) -> Any:
         >>> explicit_mesh(jnp.ones(3)) is None
         True
     """
-    # Traced ones first.
-    for array in sorted(arrays, key=lambda x: not isinstance(x, Tracer)):
+    found: Any = None
+    for array in arrays:
         if not isinstance(array, jax.Array):
             continue
-        sharding: Any = jax.typeof(array).sharding if isinstance(array, Tracer) else array.sharding
+        is_traced = isinstance(array, Tracer)
+        sharding: Any = jax.typeof(array).sharding if is_traced else array.sharding
         mesh = getattr(sharding, "mesh", None)
         if mesh is not None and AxisType.Explicit in mesh.axis_types:
-            return mesh
-    return None
+            if is_traced:
+                return mesh
+            found = found or mesh
+    return found
 
 
 def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
