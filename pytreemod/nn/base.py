@@ -343,7 +343,7 @@ def float_dtype(dtype: Any) -> Any:
     return jnp.result_type(float) if dtype is None or dtype is float else jnp.dtype(dtype)
 
 
-# ---- sums in half precision
+# ---- sums and squares, in half precision too
 
 
 def wide_dtype(dtype: Any) -> Any:
@@ -351,6 +351,24 @@ def wide_dtype(dtype: Any) -> Any:
     is_float = jnp.issubdtype(dtype, jnp.floating)
     is_narrow = is_float and untyped_jax.numpy.finfo(dtype).bits < 32
     return jnp.dtype(jnp.float32) if is_narrow else dtype
+
+
+def as_wide(layer: Any, x: Array) -> Array:
+    """Return x in the dtype for statistics; others than floats would be cut at the end."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ArgumentError(title(layer), "real floating-point numbers", describe(x))
+    return x.astype(wide_dtype(x.dtype))
+
+
+@jax.custom_jvp
+def square(x: Array) -> Array:
+    """Compute `jnp.square`, for which JAX would store 2 * x as well for the backward pass."""
+    return jnp.square(x)
+
+
+@square.defjvp
+def _(x: Any, tangent: Any) -> tuple[Array, Array]:
+    return jnp.square(x[0]), 2 * (x[0] * tangent[0])
 
 
 def add_shared(x: Array, values: Array | None) -> Array:

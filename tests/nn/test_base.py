@@ -1,6 +1,7 @@
 """What layers share: the shapes of their arrays, their calls, what users build their own from."""
 
 import inspect
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +104,14 @@ def test_a_layer_of_a_user_has_the_contract_of_its_annotations():
     for name, other in {"weight": jnp.ones((3, 4, 1, 1)), "bias": jnp.ones(4), "n_out": 5}.items():
         with pytest.raises(ShapeError, match=r"Dense\(n_out=."):
             dense(**{name: other})(jnp.ones(4))
+
+
+def test_an_error_is_three_frames_below_the_call():
+    """Of a layer: one that all layers share, its formula, and the check."""
+    with pytest.raises(ShapeError, match="got f32") as caught:
+        LINEAR(jnp.ones(5))
+
+    assert len(traceback.extract_tb(caught.tb)) == 1 + 3
 
 
 def test_operations_are_named_after_the_class():
