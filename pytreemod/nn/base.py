@@ -208,8 +208,12 @@ def _parameters(layer: Any) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def call_layer(layer: Any, x: Any, state: Any, key: Any, **options: Any) -> tuple[Any, Any]:
+def call_layer(
+    layer: Any, inputs: Sequence[Any], state: Any, key: Any, **options: Any
+) -> tuple[Any, Any]:
     """Call a layer with the State and the key, if it takes them.
+
+    The State has the name `state`; if the layer has no such parameter, it comes after the inputs.
 
     Returns:
         Its output, and the State after the call: the same if it takes none.
@@ -220,8 +224,10 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any, **options: Any) -> tupl
     if key is not None and takes_key(layer):
         options["key"] = key
     if state is None or not takes_state(layer):
-        return layer(x, **options), state
-    return output_and_state(layer, layer(x, state, **options))
+        return layer(*inputs, **options), state
+    if "state" in _parameters(layer):
+        return output_and_state(layer, layer(*inputs, **options, state=state))
+    return output_and_state(layer, layer(*inputs, state, **options))
 
 
 def output_and_state(layer: Any, result: Any) -> tuple[Any, State]:

@@ -131,7 +131,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         weight, state = self._normed(attrgetter(self.weight_name)(self.layer), state, inference)
         # A tied weight reads as any other, but only without its tie can it be another here.
         layer = tree_at(self.weight_name, untie(self.layer), weight)
-        return call_layer(layer, x, state, key)
+        return call_layer(layer, (x,), state, key)
 
     @layer_call()
     def _normed(self, weight: Array, state: State, inference: bool) -> tuple[Array, State]:
