@@ -173,8 +173,8 @@ def title(layer: Any) -> str:
 class StatefulLayer(Module):
     """Base of layers that are called as `layer(x, state)` and return `(out, state)`.
 
-    `Sequential` and `Stack` pass the State to a layer that is one, or whose `__call__` has a
-    parameter named `state`. Only a layer that is sometimes called without needs this class.
+    `Sequential`, `Stack` and `Ensemble` pass the State to a layer that is one, or whose `__call__`
+    has a parameter named `state`. Only a layer that is sometimes called without needs this class.
 
     Examples:
         >>> from pytreemod import nn

@@ -43,7 +43,7 @@ def explicit_mesh(*arrays: Any) -> Any:
         if mesh is not None and AxisType.Explicit in mesh.axis_types:
             if is_traced:
                 return mesh
-            found = found or mesh
+            found = mesh if found is None else found
     return found
 
 

@@ -52,25 +52,6 @@ def test_value_and_gradients_are_equinoxs(twin, key):
         assert_close(gradient, theirs[path], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["batch", "ema"])
-def test_batch_norm_and_its_statistics_are_equinoxs(mode):
-    """Over several steps, each mapped over a batch, and then in inference."""
-    ours, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode=mode)
-    theirs, their_state = equinox.nn.make_with_state(equinox.nn.BatchNorm)(3, "batch", mode=mode)
-
-    def mapped(layer):
-        return jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
-
-    for step in range(4):
-        if step == 3:
-            ours, theirs = nn.inference_mode(ours), equinox.nn.inference_mode(theirs)
-        x = jnp.asarray(wave(4, 3, 2, phase=step)) * 2 + step
-        out, state = mapped(ours)(x, state)
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            expected, their_state = mapped(theirs)(x, their_state)
-        assert_close(out, expected, atol=1e-4)
-
-
 def test_spectral_norm_is_equinoxs(key):
     """At each step of training, and then in inference."""
 
