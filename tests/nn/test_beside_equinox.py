@@ -29,21 +29,20 @@ def value_and_gradients(layer, is_array, partition, combine, inputs):
     return out, {keystr(path): leaf for path, leaf in tree_leaves_with_path(gradients)}
 
 
-@pytest.mark.parametrize(
-    "twin", [twin for twin in LAYERS if twin.inputs is not None], ids=lambda twin: twin.name
-)
-def test_value_and_gradients_are_equinoxs(twin, key):
+@pytest.mark.parametrize("name", [name for name, (_, *inputs) in LAYERS.items() if inputs])
+def test_value_and_gradients_are_equinoxs(name, key):
     """Of the weights, which have the same paths, and of the inputs."""
+    make, *inputs = LAYERS[name]
     out, gradients = value_and_gradients(
-        twin.make(pm, key), pm.is_inexact_array, pm.partition, pm.combine, twin.inputs
+        make(nn, key), pm.is_inexact_array, pm.partition, pm.combine, inputs
     )
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         expected, theirs = value_and_gradients(
-            twin.make(equinox, key),
+            make(equinox.nn, key),
             equinox.is_inexact_array,
             equinox.partition,
             equinox.combine,
-            twin.inputs,
+            inputs,
         )
 
     jax.tree.map(assert_close, out, expected)
