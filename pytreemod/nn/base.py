@@ -27,7 +27,7 @@ from pytreemod.nn.meshes import Features, call_on_mesh
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State
-from pytreemod.tree.instances import reads_as_stored
+from pytreemod.tree.instances import flat_of
 from pytreemod.tree.split_arrays import explicit_mesh
 from pytreemod.typing import class_of, is_instance, jtu, untyped_jax
 
@@ -108,7 +108,8 @@ def _with_own_arrays(layer: Any) -> Any:
             hint = "Several layers as one are called by pm.filter_vmap, or in an nn.Ensemble"
             expected = f"{name} of shape {shape}"
             raise ShapeError(title(layer), expected, describe(value), hint=hint)
-    return layer if reads_as_stored(layer) else computed_once(layer, arrays)
+    _, (split, notes, *_) = flat_of(layer)
+    return computed_once(layer, arrays) if split.computed or notes.ties else layer
 
 
 def _declared_shape(layer: Any, axes: Sequence[int | str]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ same dropout mask. A rule of `by` for the State says that it is meant.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from pytreemod.errors import SharedStreamWarning, warn
 from pytreemod.transform.arguments import Named
@@ -16,11 +16,12 @@ from pytreemod.tree.prefixes import By
 from pytreemod.tree.snapshots import AbstractState, is_state, states_in
 from pytreemod.typing import AxesSpec, KeyPath, PyTree, jtu
 
+Places: TypeAlias = dict[int, tuple[str, KeyPath]]
+"""States in the arguments of a call, by their number: the argument, and the path in it."""
 
-def unmapped_states(
-    spec: AxesSpec, named: Named, axes: Sequence[int | None]
-) -> dict[int, tuple[str, KeyPath]]:
-    """Return the States in some arguments that no axis maps: argument and path, by their number."""
+
+def unmapped_states(spec: AxesSpec, named: Named, axes: Sequence[int | None]) -> Places:
+    """Return the States in some arguments that no axis maps."""
     if any(isinstance(part, By) for part in jtu.tree_leaves(spec, is_leaf=_is_by)):
         return {}
     rest, found = iter(axes), list[tuple[str, KeyPath, bool]]()
@@ -37,10 +38,7 @@ def _is_by(node: Any) -> bool:
 
 
 def warn_of_shared_streams(
-    where: str,
-    places: dict[int, tuple[str, KeyPath]],
-    before: Sequence[AbstractState],
-    result: PyTree,
+    where: str, places: Places, before: Sequence[AbstractState], result: PyTree
 ) -> None:
     """Warn if one of the States before a call was drawn from, according to its successor.
 

@@ -260,12 +260,6 @@ def notes_of(node: Any) -> Notes:
     return flat_of(node)[1][1]
 
 
-def reads_as_stored(node: Any) -> bool:
-    """Whether an instance has neither computed leaves nor ties in its fields."""
-    _, (split, notes, *_) = flat_of(node)
-    return not split.computed and not notes.ties
-
-
 def make(cls: Any, split: FieldSplit, values: dict[str, Any], notes: Notes = NO_NOTES) -> Any:
     """Return a finished instance with these stored values; no code of the class runs."""
     node = _new(cls)

@@ -33,18 +33,15 @@ def explicit_mesh(*arrays: Any) -> Any:
         >>> explicit_mesh(jnp.ones(3)) is None
         True
     """
-    found: Any = None
-    for array in arrays:
+    # Traced ones first.
+    for array in sorted(arrays, key=lambda x: not isinstance(x, Tracer)):
         if not isinstance(array, jax.Array):
             continue
-        is_traced = isinstance(array, Tracer)
-        sharding: Any = jax.typeof(array).sharding if is_traced else array.sharding
+        sharding: Any = jax.typeof(array).sharding if isinstance(array, Tracer) else array.sharding
         mesh = getattr(sharding, "mesh", None)
         if mesh is not None and AxisType.Explicit in mesh.axis_types:
-            if is_traced:
-                return mesh
-            found = mesh if found is None else found
-    return found
+            return mesh
+    return None
 
 
 def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
