@@ -222,7 +222,7 @@ class Stack(Stacked[_M]):
             The last layer's output; with `state`, the pair of it and the new State.
         """
         rest, *each = self._inputs(key, state)
-        step: Any = _Step(_Call(rest, same, "layer", "a Stack"))
+        step: Any = _StackStep(_Call(rest, same, "layer", "a Stack"))
         if self.remat is not False:
             # Inside a loop XLA cannot undo the recomputation; without a loop it would.
             no_loop = self.unroll is True or self.unroll >= self.depth
@@ -276,7 +276,7 @@ class _Call(Module):
         return out, None if after is state else after
 
 
-class _Step(Module):
+class _StackStep(Module):
     """One step of the scan: a layer, applied to the output of the previous one."""
 
     call: _Call
