@@ -71,8 +71,8 @@ def test_fan_in_is_all_that_is_summed_over(key, make):
     assert abs(float(jnp.var(layer.weight)) * 128 - 1) < 0.1
 
 
-def test_einsum_keeps_the_axes_apart(key):
-    """An initializer that expects (in, out) is applied to these axes of the equation."""
+def test_initializers_keep_the_axes_apart(key):
+    """One that expects (in, out) is applied to these axes, of an equation or of both sizes."""
 
     def numbered(key, shape, dtype):
         return jnp.arange(np.prod(shape), dtype=dtype).reshape(shape)
@@ -80,6 +80,8 @@ def test_einsum_keeps_the_axes_apart(key):
     layer = nn.Einsum("...hi,ohi->...ho", (4, 2, 3), key=key, weight_init=numbered)
 
     assert_close(layer.weight, np.stack([np.arange(12).reshape(3, 4).T] * 2, 1))
+    general = nn.LinearGeneral((2, 3), (4, 1), (-2, -1), key=key, weight_init=numbered)
+    assert_close(general.weight, np.arange(24).reshape(2, 3, 4, 1))
 
 
 @pytest.mark.parametrize(
