@@ -15,8 +15,9 @@ from jax.custom_batching import custom_vmap
 
 from pytreemod.transform.runtime_checks import error_if
 from pytreemod.tree.partitioning import combine, partition
-from pytreemod.tree.predicates import is_array, is_inexact_array
+from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.printing import tree_pformat
+from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import jtu
 
 _T = TypeVar("_T")
@@ -50,15 +51,14 @@ def announce_transform(
         vmap:abstract
         vmap:mlir
     """
-    arrays, rest = partition(x, is_array)
-    leaves, treedef = jtu.tree_flatten(arrays)
+    arrays, structure = divide(x)
     start = "" if name is None else f"({name}) "
 
     def report(steps: tuple[str, ...], is_end: bool) -> None:
         if is_end or intermediates:
             announce(start + ":".join(steps))
 
-    return combine(treedef.unflatten(_watch().bind(*leaves, steps=(), report=report)), rest)
+    return structure.assemble(_watch().bind(*arrays, steps=(), report=report))
 
 
 def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
@@ -95,15 +95,15 @@ def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
     def same(x: Any) -> Any:
         return x
 
+    def forward(x: Any) -> Any:
+        return x, x
+
     def backward(x: Any, cotangents: Any) -> tuple[Any]:
         jax.debug.callback(show, x, cotangents)
         if terminate:
             bad = jnp.stack([jnp.isnan(leaf).any() for leaf in jtu.tree_leaves(cotangents)]).any()
             cotangents = error_if(cotangents, bad, "backward_nan: a cotangent has a NaN")
         return (cotangents,)
-
-    def forward(x: Any) -> Any:
-        return x, x
 
     checked = jax.custom_vjp[Any](same)
     checked.defvjp(forward, backward)
@@ -147,8 +147,8 @@ class _Dead:
         return "<DCE'd>"
 
 
-# For each call of `store_dce`: its name, what is known of its arrays, and the tree from them.
-_stored: list[tuple[Hashable, list[Any], Callable[[list[Any]], Any]]] = []
+# For each call of `store_dce`: its name, what is known of its arrays, and the tree without them.
+_stored: list[tuple[Hashable, list[Any], Structure]] = []
 
 
 def store_dce(x: _T, name: Hashable = None) -> _T:
@@ -177,20 +177,19 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
         Entry 0:
         (i32[], <DCE'd>)
     """
-    arrays, rest = partition(x, is_array)
-    leaves, treedef = jtu.tree_flatten(arrays)
-    found: list[Any] = [_Dead() for _ in leaves]
-    _stored.append((name, found, lambda leaves: combine(treedef.unflatten(leaves), rest)))
+    arrays, structure = divide(x)
+    found: list[Any] = [_Dead() for _ in arrays]
+    _stored.append((name, found, structure))
 
     def record(i: int, struct: Any, steps: tuple[str, ...], is_end: bool) -> None:
         if steps[-1] in ("mlir", "impl"):
             found[i] = struct
 
     # Each by itself: if one result of a primitive is needed, all of its inputs are.
-    for i, leaf in enumerate(leaves):
-        struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        (leaves[i],) = _watch().bind(leaf, steps=(), report=ft.partial(record, i, struct))
-    return combine(treedef.unflatten(leaves), rest)
+    for i, array in enumerate(arrays):
+        struct = jax.ShapeDtypeStruct(array.shape, array.dtype)
+        (arrays[i],) = _watch().bind(array, steps=(), report=ft.partial(record, i, struct))
+    return structure.assemble(arrays)
 
 
 def inspect_dce(name: Hashable = None) -> None:
@@ -202,10 +201,10 @@ def inspect_dce(name: Hashable = None) -> None:
     Examples:
         See [`store_dce`][pytreemod.debug.store_dce].
     """
-    own = [(found, tree) for stored, found, tree in _stored if stored == name]
+    own = [entry[1:] for entry in _stored if entry[0] == name]
     print(f"Found {len(own)} call{'s' * (len(own) != 1)} to `store_dce`.")
-    for number, (found, tree) in enumerate(own):
-        print(f"Entry {number}:\n{tree_pformat(tree(found), struct_as_array=True)}")
+    for number, (found, structure) in enumerate(own):
+        print(f"Entry {number}:\n{tree_pformat(structure.assemble(found), struct_as_array=True)}")
 
 
 # ---- what JAX does with a value

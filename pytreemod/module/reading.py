@@ -124,10 +124,8 @@ def pass_through(tie: Tie, found: Any) -> Any:
 
 
 def computed_once(node: Any, values: dict[str, Any]) -> Any:
-    """Return an instance with the values of fields that were read; itself if none is computed."""
+    """Return an instance with the values of fields that were read, so that none is read again."""
     _, (split, notes, *_) = flat_of(node)
-    if not split.computed and not notes.ties:
-        return node
     rest = [tie for tie in notes.ties if tie.place[1:] or tie.place[0].name not in values]
     stored_now = {**all_stored(node), **values}
     return record_of(node).make(stored_now, split.config, notes._replace(ties=tuple(rest)))

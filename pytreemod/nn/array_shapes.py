@@ -11,30 +11,27 @@ from typing import Any
 
 from pytreemod.errors import FieldWarning, warn
 from pytreemod.module.naming_axes import array_texts, evaluated
-from pytreemod.typing import class_of, is_instance
-
-
-def declared_shapes(layer: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that the configuration of a Module implies, by the names of its arrays.
-
-    Warns:
-        FieldWarning: at the first call, if an annotation cannot be evaluated.
-    """
-    declared = _contract(class_of(layer))
-    return {n: sum((_sizes(layer, t) for t in tokens), ()) for n, tokens in declared.items()}
 
 
 def size_names(cls: Any) -> list[str]:
     """Return the static fields of a Module class that shapes depend on."""
-    used = {token.removeprefix("*") for tokens in _contract(cls).values() for token in tokens}
+    used = {axis for axes in declared_axes(cls).values() for axis in axes}
     return [name for name in cls.__record__.fields if name in used]
 
 
 # Cached for the process, because JAX never frees the classes of its pytrees.
 @ft.cache
-def _contract(cls: Any) -> dict[str, list[str]]:
-    """The axes of each array whose annotation names nothing but numbers and sizes of the class."""
-    found: dict[str, list[str]] = {}
+def declared_axes(cls: Any) -> dict[str, list[int | str]]:
+    """Return the axes of the arrays whose annotations name only sizes of the class.
+
+    Returns:
+        By the name of the field, for each axis a number or the name of a size; the value of that is
+        a tuple for several axes.
+
+    Warns:
+        FieldWarning: if an annotation cannot be evaluated.
+    """
+    found: dict[str, list[int | str]] = {}
     static = cls.__record__.static
     for name, field in cls.__record__.fields.items():
         try:
@@ -43,16 +40,8 @@ def _contract(cls: Any) -> dict[str, list[str]]:
             fact = f"{cls.__qualname__}.{name}: its shape is not checked: {error}"
             warn(FieldWarning, fact, hint="import its names at the top of the module")
             continue
-        tokens = texts[0].split() if texts else ["no array"]
-        names = [token.removeprefix("*") for token in tokens if not token.isdigit()]
+        axes = [token.removeprefix("*") for token in (texts[0].split() if texts else ["no array"])]
+        names = [axis for axis in axes if not axis.isdigit()]
         if all(n in static or isinstance(getattr(cls, n, None), property) for n in names):
-            found[name] = tokens
+            found[name] = [int(axis) if axis.isdigit() else axis for axis in axes]
     return found
-
-
-def _sizes(layer: Any, token: str) -> tuple[int, ...]:
-    if token.isdigit():
-        return (int(token),)
-    size: Any = getattr(layer, token.removeprefix("*"))
-    # "scalar" is the word of layers for no axis; their arrays have one entry there.
-    return size if is_instance(size, tuple) else (1 if size == "scalar" else size,)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools as ft
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -22,12 +22,14 @@ from jaxtyping import Array, ArrayLike, PRNGKeyArray, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.reading import computed_once
-from pytreemod.nn.array_shapes import declared_shapes, size_names
+from pytreemod.nn.array_shapes import declared_axes, size_names
 from pytreemod.nn.meshes import Features, call_on_mesh
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State
-from pytreemod.typing import class_of, is_instance, untyped_jax
+from pytreemod.tree.instances import flat_of
+from pytreemod.tree.split_arrays import explicit_mesh
+from pytreemod.typing import class_of, is_instance, jtu, untyped_jax
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -52,7 +54,7 @@ def layer_call(features: Features = None) -> Callable[[_Call], _Call]:
 
     Args:
         features: `("weight", 0, -1)` says that axis -1 of the result is split like axis 0 of the
-            layer's `weight`, instead of like x.
+            layer's `weight`, instead of like x. The name of a property may stand for the -1.
 
     Returns:
         A decorator.
@@ -80,15 +82,16 @@ def layer_call(features: Features = None) -> Callable[[_Call], _Call]:
     """
 
     def decorate(call: Any) -> Any:
-        def checked(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            return call(_with_own_arrays(layer), *args, **kwargs)
-
         @ft.wraps(call)
         def called(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+            mesh = explicit_mesh(*jtu.tree_leaves(layer), *args, *kwargs.values())
+            if mesh is not None:
+                # This once more, where the axes of the mesh are automatic.
+                return call_on_mesh(mesh, called, layer, args, kwargs, features)
             cls = class_of(layer)
             room = "pm.nn." if cls.__module__.startswith("pytreemod.") else ""
             with jax.named_scope(f"{room}{cls.__name__}"):
-                return call_on_mesh(checked, layer, args, kwargs, features)
+                return call(_with_own_arrays(layer), *args, **kwargs)
 
         return called
 
@@ -98,13 +101,25 @@ def layer_call(features: Features = None) -> Callable[[_Call], _Call]:
 def _with_own_arrays(layer: Any) -> Any:
     """The layer, if its arrays have the declared shapes; computed ones are computed once."""
     arrays: dict[str, Any] = {}
-    for name, shape in declared_shapes(layer).items():
-        value = arrays[name] = getattr(layer, name)
+    for name, axes in declared_axes(class_of(layer)).items():
+        value, shape = getattr(layer, name), _declared_shape(layer, axes)
+        arrays[name] = value
         if getattr(value, "shape", shape) != shape:
             hint = "Several layers as one are called by pm.filter_vmap, or in an nn.Ensemble"
             expected = f"{name} of shape {shape}"
             raise ShapeError(title(layer), expected, describe(value), hint=hint)
-    return computed_once(layer, arrays)
+    _, (split, notes, *_) = flat_of(layer)
+    return computed_once(layer, arrays) if split.computed or notes.ties else layer
+
+
+def _declared_shape(layer: Any, axes: Sequence[int | str]) -> tuple[int, ...]:
+    """The shape that the annotation of an array says, by the sizes of a layer."""
+    shape: tuple[int, ...] = ()
+    for axis in axes:
+        size: Any = getattr(layer, axis) if isinstance(axis, str) else axis
+        # "scalar" is the word of layers for no axis; their arrays have one entry there.
+        shape += size if is_instance(size, tuple) else (1 if size == "scalar" else size,)
+    return shape
 
 
 def check_shape(layer: Any, x: AnyArray, *shape: Any) -> Any:
@@ -159,8 +174,8 @@ def title(layer: Any) -> str:
 class StatefulLayer(Module):
     """Base of layers that are called as `layer(x, state)` and return `(out, state)`.
 
-    `Sequential` and `Stack` pass the State to a layer that is one, or whose `__call__` has a
-    parameter named `state`. Only a layer that is sometimes called without needs this class.
+    `Sequential`, `Stack` and `Ensemble` pass the State to a layer that is one, or whose `__call__`
+    has a parameter named `state`. Only a layer that is sometimes called without needs this class.
 
     Examples:
         >>> from pytreemod import nn
@@ -194,8 +209,12 @@ def _parameters(layer: Any) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def call_layer(layer: Any, x: Any, state: Any, key: Any, **options: Any) -> tuple[Any, Any]:
+def call_layer(
+    layer: Any, inputs: Sequence[Any], state: Any, key: Any, **options: Any
+) -> tuple[Any, Any]:
     """Call a layer with the State and the key, if it takes them.
+
+    The State has the name `state`; if the layer has no such parameter, it comes after the inputs.
 
     Returns:
         Its output, and the State after the call: the same if it takes none.
@@ -206,8 +225,10 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any, **options: Any) -> tupl
     if key is not None and takes_key(layer):
         options["key"] = key
     if state is None or not takes_state(layer):
-        return layer(x, **options), state
-    return output_and_state(layer, layer(x, state, **options))
+        return layer(*inputs, **options), state
+    if "state" in _parameters(layer):
+        return output_and_state(layer, layer(*inputs, **options, state=state))
+    return output_and_state(layer, layer(*inputs, state, **options))
 
 
 def output_and_state(layer: Any, result: Any) -> tuple[Any, State]:
@@ -329,7 +350,7 @@ def float_dtype(dtype: Any) -> Any:
     return jnp.result_type(float) if dtype is None or dtype is float else jnp.dtype(dtype)
 
 
-# ---- sums in half precision
+# ---- sums and squares, in half precision too
 
 
 def wide_dtype(dtype: Any) -> Any:
@@ -337,6 +358,24 @@ def wide_dtype(dtype: Any) -> Any:
     is_float = jnp.issubdtype(dtype, jnp.floating)
     is_narrow = is_float and untyped_jax.numpy.finfo(dtype).bits < 32
     return jnp.dtype(jnp.float32) if is_narrow else dtype
+
+
+def as_wide(layer: Any, x: Array) -> Array:
+    """Return x in the dtype for statistics; others than floats would be cut at the end."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ArgumentError(title(layer), "real floating-point numbers", describe(x))
+    return x.astype(wide_dtype(x.dtype))
+
+
+@jax.custom_jvp
+def square(x: Array) -> Array:
+    """Compute `jnp.square`, for which JAX would store 2 * x as well for the backward pass."""
+    return jnp.square(x)
+
+
+@square.defjvp
+def _(x: Any, tangent: Any) -> tuple[Array, Array]:
+    return jnp.square(x[0]), 2 * (x[0] * tangent[0])
 
 
 def add_shared(x: Array, values: Array | None) -> Array:

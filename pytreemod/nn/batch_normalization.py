@@ -17,13 +17,15 @@ from pytreemod.nn.base import (
     AnyArray,
     Initializer,
     StatefulLayer,
+    as_wide,
     check_shape,
     float_dtype,
     layer_call,
+    square,
     title,
     wide_dtype,
 )
-from pytreemod.nn.normalization import as_wide, initial_affine, square
+from pytreemod.nn.normalization import initial_affine
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State

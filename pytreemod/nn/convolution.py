@@ -167,14 +167,18 @@ class Convolution(Module):
         """The spatial axes of the bias, of size 1."""
         return (1,) * self.num_spatial_dims
 
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the channels, counted from the back."""
+        return -1 - self.num_spatial_dims
+
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the layer to the channel and spatial axes of x; `key` is ignored."""
-        dims, split = self.num_spatial_dims, None
-        if explicit_mesh(x) is not None:
+        split = None
+        if self.groups > 1 and explicit_mesh(x) is not None:
             # Read here: in the call, all axes of the mesh are automatic.
-            split = (split_axes(x) or ((),) * jnp.ndim(x))[:-dims]
-        # The axis of the channels depends on the instance, so this is no decorator.
-        return layer_call(features=("weight", 0, -1 - dims))(type(self)._apply)(self, x, split)
+            split = (split_axes(x) or ((),) * jnp.ndim(x))[: self.channel_axis + 1 or None]
+        return self._apply(x, split)
 
     def _apply(self, x: AnyArray, split: Any) -> Array:
         """The call, inside of which all axes of a mesh are automatic."""
@@ -303,6 +307,7 @@ class Conv(Convolution):
         the kernel's taps, as in `torch.nn.Conv2d`.
     """
 
+    @layer_call(features=("weight", 0, "channel_axis"))
     def _apply(self, x: AnyArray, split: Any) -> Array:
         values, spatial, window = self._read(x)
         pads: Any = self.padding
@@ -488,6 +493,7 @@ class ConvTranspose(Convolution):
             expected = "'ZEROS', or 'CIRCULAR' with padding='SAME' and output_padding=0"
             raise ArgumentError(f"{where}(padding_mode)", expected, repr(self.padding_mode))
 
+    @layer_call(features=("weight", 0, "channel_axis"))
     def _apply(self, x: AnyArray, split: Any) -> Array:
         values, spatial, window = self._read(x)
         # A convolution of x with `stride - 1` zeros between its entries. Its padding makes `size`

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ShapeError, StateError
 from pytreemod.module.fields import field
-from pytreemod.nn.base import StatefulLayer, call_layer, takes_key
+from pytreemod.nn.base import StatefulLayer, call_layer
 from pytreemod.state.tokens import tokens_of
 from pytreemod.state.values import State
 from pytreemod.transform.abstract_calls import filter_eval_shape
 from pytreemod.transform.vmap import filter_vmap
+from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.typing import class_of, jtu
@@ -57,7 +58,7 @@ class Lazy(StatefulLayer):
     axis: int = field(static=True)
     # Empty, with an axis for each map over this layer: a `Stack`, an `Ensemble`, `filter_vmap`.
     maps: jax.Array
-    note: _Note | None = field(static=True, default=None, repr=False)
+    note: Any = field(static=True, default=None, repr=False)
 
     def __init__(self, make: Callable[..., Any], *, key: Any = None, axis: int = -1):
         self.make, self.axis = make, axis
@@ -74,18 +75,14 @@ class Lazy(StatefulLayer):
         size = x.shape[self.axis]
         if self.note.size not in (None, size):
             raise ShapeError("materialize", f"size {self.note.size}, as before", str(size))
-        self.note.size = size
-        layer = self.made(size)
-        if not takes_key(layer):
-            kwargs.pop("key", None)
-        given = [part for part in (*args, *kwargs.values()) if isinstance(part, State)]
-        if not given:
-            return layer(x, *args, **kwargs)
+        self.note.size, layer = size, self.made(size)
+        given = next((part for part in (*args, *kwargs.values()) if isinstance(part, State)), None)
         # Its tokens are not in the State of the model. Any key is fine: nothing is drawn.
-        own = State(layer).seed(jax.random.key(0)) if tokens_of(layer) else given[0]
-        kwargs = {name: part for name, part in kwargs.items() if not isinstance(part, State)}
-        out, _ = call_layer(layer, x, own, None, **kwargs)
-        return out, given[0]
+        own = State(layer).seed(jax.random.key(0)) if given and tokens_of(layer) else given
+        inputs = [x, *(part for part in args if part is not given)]
+        options: Any = {name: part for name, part in kwargs.items() if part is not given}
+        out, _ = call_layer(layer, inputs, own, options.pop("key", None), **options)
+        return out if given is None else (out, given)
 
     def made(self, size: int) -> Any:
         """Make the layer, or several at once."""
@@ -136,32 +133,28 @@ def materialize(
         >>> model[0].in_features, model[1].input_size
         (3, 4)
     """
-    model = with_new_containers(model)
-    notes: dict[str, _Note] = {}
 
-    def ask(path: Any, node: Any) -> Any:
-        if not isinstance(node, Lazy):
-            return node
-        note = notes[path_text(path)] = _Note()
-        return node.replace(note=note)
+    def ask(node: Any) -> Any:
+        return node.replace(note=_Note()) if isinstance(node, Lazy) else node
 
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:
         function = method if callable(method) else getattr(class_of(model), method or "__call__")
         return function(model, *args, **kwargs)
 
-    def finish(path: Any, node: Any) -> Any:
-        return node.made(notes[path_text(path)].size) if isinstance(node, Lazy) else node
+    def finish(node: Any) -> Any:
+        return node.made(node.note.size) if isinstance(node, Lazy) else node
 
-    asking = jtu.tree_map_with_path(ask, model, is_leaf=_is_lazy)
-    if not notes:
+    asking = jtu.tree_map(ask, with_new_containers(model), is_leaf=_is_lazy)
+    places = [place for place in locations(asking, _is_lazy) if isinstance(place.leaf, Lazy)]
+    if not places:
         return model
     filter_eval_shape(call, asking, *args, **kwargs)
-    missed = [path for path, note in notes.items() if note.size is None]
+    missed = [path_text(place.path) for place in places if place.leaf.note.size is None]
     if missed:
         fact = "materialize: the call did not reach every Lazy layer"
         hint = "pm.materialize(model, x, method=lambda model, x: model.decode(model.encode(x)))"
         raise StateError(fact, at=missed, hint=hint)
-    return jtu.tree_map_with_path(finish, model, is_leaf=_is_lazy)
+    return jtu.tree_map(finish, asking, is_leaf=_is_lazy)
 
 
 def _is_lazy(node: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ from pytreemod.nn.base import (
     title,
 )
 from pytreemod.state.key_sources import KeyLike
+
+Sizes: TypeAlias = int | Sequence[int]
+"""The size of an axis, or one for each of several."""
 
 
 class Linear(Module):
@@ -124,12 +127,8 @@ class LinearGeneral(Module):
         out_features: sizes of the new axes: a size, or a sequence of them.
         axis: the axes of x that are summed over, in the order of in_features. Axes that are counted
             from the back allow batch axes before them.
-        use_bias: whether to add a bias.
-        dtype: of weight and bias; JAX's default float if None.
-        key: used once, for the initial weight and bias.
-        weight_init: `(key, shape, dtype) -> array`, called with `(n, m)`, the products of
-            in_features and of out_features, as `jax.nn.initializers` expect.
-        bias_init: the same for the bias, called with out_features.
+        **options: use_bias, dtype, key, weight_init and bias_init, as for a `Linear` whose sizes
+            are the products of in_features and of out_features.
 
     State and randomness: none.
 
@@ -150,7 +149,7 @@ class LinearGeneral(Module):
 
     Source:
         `flax.nnx.LinearGeneral`, without its batch_axis; use `pm.filter_vmap` for that. Initial
-        values U[-1/sqrt(n), 1/sqrt(n)] with n the product of in_features, as in `torch.nn.Linear`.
+        values: those of a `Linear` of the same numbers of inputs and outputs.
     """
 
     weight: Inexact[Array, "*weight_shape"]
@@ -158,29 +157,15 @@ class LinearGeneral(Module):
     in_features: tuple[int, ...] = field(static=True)
     out_features: tuple[int, ...] = field(static=True)
     axis: tuple[int, ...] = field(static=True)
-    use_bias: bool = field(static=True)
 
-    def __init__(
-        self,
-        in_features: int | Sequence[int],
-        out_features: int | Sequence[int],
-        axis: int | Sequence[int] = -1,
-        use_bias: bool = True,
-        dtype: Any = None,
-        *,
-        key: KeyLike,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-    ):
-        ins, outs = _as_shape(in_features), _as_shape(out_features)
-        self.in_features, self.out_features, self.axis = ins, outs, _as_shape(axis)
-        if len(self.axis) != len(ins):
-            raise ArgumentError("LinearGeneral(axis)", f"{len(ins)} axes", str(self.axis))
-        self.use_bias, n_in = use_bias, math.prod(ins)
-        weight_key, bias_key = split_key(key, 2)
-        weight = initial_bias(weight_init, weight_key, (n_in, math.prod(outs)), dtype, n_in)
-        self.weight = weight.reshape(self.weight_shape)
-        self.bias = initial_bias(bias_init, bias_key, outs, dtype, n_in) if use_bias else None
+    def __init__(self, in_features: Sizes, out_features: Sizes, axis: Sizes = -1, **options: Any):
+        ins, outs, axes = map(_as_shape, (in_features, out_features, axis))
+        if len(axes) != len(ins):
+            raise ArgumentError("LinearGeneral(axis)", f"{len(ins)} axes", str(axes))
+        self.in_features, self.out_features, self.axis = ins, outs, axes
+        drawn = Linear(math.prod(ins), math.prod(outs), **options)
+        self.weight = drawn.weight.T.reshape(self.weight_shape)
+        self.bias = None if drawn.bias is None else drawn.bias.reshape(outs)
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -244,7 +229,7 @@ class Einsum(Module):
     """
 
     weight: Inexact[Array, "*weight_shape"]
-    bias: Array | None
+    bias: Inexact[Array, "*bias_shape"] | None
     equation: str = field(static=True)
     weight_shape: tuple[int, ...] = field(static=True)
     bias_shape: tuple[int, ...] | None = field(static=True)
@@ -253,7 +238,7 @@ class Einsum(Module):
         self,
         equation: str,
         weight_shape: Sequence[int],
-        bias_shape: int | Sequence[int] | None = None,
+        bias_shape: Sizes | None = None,
         dtype: Any = None,
         *,
         key: KeyLike,
@@ -264,10 +249,9 @@ class Einsum(Module):
         self.bias_shape = None if bias_shape is None else _as_shape(bias_shape)
         weight_key, bias_key = split_key(key, 2)
         self.weight = _factors(self, weight_init, weight_key, dtype)
-        zeros = jax.nn.initializers.zeros
-        self.bias = None
-        if self.bias_shape is not None:
-            self.bias = initial_bias(bias_init or zeros, bias_key, self.bias_shape, dtype, 0)
+        init = bias_init or jax.nn.initializers.zeros
+        shape = self.bias_shape
+        self.bias = None if shape is None else initial_bias(init, bias_key, shape, dtype, 0)
 
     @layer_call(features=("weight", -1, -1))
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
@@ -300,7 +284,7 @@ def _numbered(name: str, sizes: tuple[int, ...]) -> tuple[str, ...]:
     return (name,) if len(sizes) == 1 else tuple(f"{name}_{i}" for i in range(len(sizes)))
 
 
-def _as_shape(sizes: int | Sequence[int]) -> tuple[int, ...]:
+def _as_shape(sizes: Sizes) -> tuple[int, ...]:
     return (sizes,) if isinstance(sizes, int) else tuple(sizes)
 
 

@@ -23,28 +23,29 @@ from pytreemod.typing import jtu, untyped_jax
 _T = TypeVar("_T")
 _S = TypeVar("_S")
 
-Features: TypeAlias = tuple[str, int, int] | None
-"""The path of a weight, its axis, and the axis of the result that is split like it."""
+Features: TypeAlias = tuple[str, int, int | str] | None
+"""The path of a weight, its axis, and the axis of the result that is split like it.
+
+That axis is counted from the back, or is the name of the layer's attribute which says it.
+"""
 
 _Split: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 def call_on_mesh(
+    mesh: Any,
     call: Callable[..., Any],
     layer: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     features: Features,
 ) -> Any:
-    """Call a layer; if an array is on a mesh with explicit axes, by the rule above."""
-    mesh = explicit_mesh(*jtu.tree_leaves(layer), *args, *kwargs.values())
-    if mesh is None:
-        return call(layer, *args, **kwargs)
+    """Call a layer of which an array is on a mesh with explicit axes, by the rule above."""
     leaves, treedef = jtu.tree_flatten((layer, args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
     inputs = [leaf for leaf in jtu.tree_leaves((args, kwargs)) if is_array(leaf)]
     states = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, State)]
-    weight = _split_of_weight(layer, features)
+    weight, axis = _split_of_weight(layer, features)
     # A number has no axes.
     x = inputs[0] if inputs else jnp.zeros(())
     out_tree: Any = None
@@ -66,7 +67,6 @@ def call_on_mesh(
             if len(ours) == len(old):
                 pairs = zip(ours, old, strict=True)
                 kept |= {id(a): _split(b) for a, b in pairs if explicit_mesh(b) is not None}
-        axis = features[2] if features else 0
         shardings[:] = [
             _sharding(mesh, kept.get(id(leaf)) or _like_x(leaf.shape, x, weight, axis))
             for leaf in results
@@ -91,18 +91,19 @@ def _states_in(out: Any) -> list[State]:
     return [node for node in found if isinstance(node, State)]
 
 
-def _split_of_weight(layer: Any, features: Features) -> tuple[str, ...]:
-    """The mesh axes over which the named axis of a weight is split."""
+def _split_of_weight(layer: Any, features: Features) -> tuple[tuple[str, ...], int]:
+    """The mesh axes over which the named axis of a weight is split, and that of the result."""
     if features is None:
-        return ()
-    path, axis, _ = features
+        return (), 0
+    path, axis, at = features
+    at = getattr(layer, at) if isinstance(at, str) else at
     *holders, name = path.split(".")
     for holder in holders:
         layer = getattr(layer, holder)
     # The parts of a computed weight: one that has all its axes is split like it.
     stored = [leaf for leaf in jtu.tree_leaves(vars(layer).get(name)) if is_array(leaf)]
     widest = max(stored, key=lambda leaf: leaf.ndim, default=None)
-    return _split(widest)[axis] if widest is not None and widest.ndim else ()
+    return (_split(widest)[axis] if widest is not None and widest.ndim else ()), at
 
 
 def _like_x(shape: tuple[int, ...], x: Any, weight: tuple[str, ...], at: int) -> _Split:

@@ -21,13 +21,14 @@ from pytreemod.nn.base import (
     AnyArray,
     Initializer,
     add_shared,
+    as_wide,
     check_shape,
     float_dtype,
     layer_call,
     scale_shared,
     split_key,
+    square,
     title,
-    wide_dtype,
 )
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
@@ -43,24 +44,6 @@ def standardize(x: Array, axes: Sequence[int], eps: float) -> Array:
     # Not E[x^2] - E[x]^2, which cancels if the mean is large, and may be negative.
     centered = x - jnp.mean(x, axes, keepdims=True)
     return centered * lax.rsqrt(jnp.mean(square(centered), axes, keepdims=True) + eps)
-
-
-@jax.custom_jvp
-def square(x: Array) -> Array:
-    """Compute `jnp.square`, for which JAX would store 2 * x as well for the backward pass."""
-    return jnp.square(x)
-
-
-@square.defjvp
-def _(x: Any, tangent: Any) -> tuple[Array, Array]:
-    return jnp.square(x[0]), 2 * (x[0] * tangent[0])
-
-
-def as_wide(layer: Any, x: Array) -> Array:
-    """Return x in the dtype for statistics; others than floats would be cut at the end."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ArgumentError(title(layer), "real floating-point numbers", describe(x))
-    return x.astype(wide_dtype(x.dtype))
 
 
 def scale_and_shift(y: Array, weight: Array | None, bias: Array | None, dims: int = 0) -> Array:

@@ -101,6 +101,8 @@ class GatedCell(RNNCellBase, is_abstract=True):
 
     # How many gates have rows in each array; None if it is not made of gates.
     gates: ClassVar[dict[str, int | None]]
+    # The initializer of each array; uniform if it has none here.
+    inits: ClassVar[dict[str, Initializer]] = {}
 
     weight_ih: Inexact[Array, "rows input_size"]
     weight_hh: Inexact[Array, "rows hidden_size"]
@@ -128,7 +130,8 @@ class GatedCell(RNNCellBase, is_abstract=True):
         }
         # A key for each bias even without them, so that the weights do not depend on use_bias.
         for name, own_key in zip(self.gates, split_key(key, len(self.gates)), strict=True):
-            init, shape = weights.get(name, (bias_init, (hidden_size,)))
+            given, shape = weights.get(name, (bias_init, (hidden_size,)))
+            init = given or self.inits.get(name)
             drawn = _draw(init, own_key, self.gates[name], shape, dtype)
             setattr(self, name, drawn if use_bias or name in weights else None)
 
@@ -343,6 +346,14 @@ class LSTMCell(GatedCell):
         return carry[0]
 
 
+def _orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Draw an orthogonal matrix, also in narrow dtypes, for which JAX has no decomposition."""
+    return jax.nn.initializers.orthogonal()(key, shape, wide_dtype(dtype)).astype(dtype)
+
+
+_lecun, _zeros = jax.nn.initializers.lecun_normal(), jax.nn.initializers.zeros
+
+
 class SimpleCell(GatedCell):
     r"""One step of Elman's network: $h' = \phi(W_i x + b + W_h h)$; `RNN` runs it over time.
 
@@ -364,12 +375,7 @@ class SimpleCell(GatedCell):
         dtype: of weights and bias; JAX's default float if None.
         residual: whether to add the hidden state before the activation.
         activation: the function $\phi$.
-        key: used once, for the initial weights and bias.
-        weight_init: `(key, shape, dtype) -> array`, called with the shape
-            `(input_size, hidden_size)`, which `jax.nn.initializers` expect; the result is
-            transposed.
-        recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
-        bias_init: the same for the bias, called with `(hidden_size,)`.
+        **options: key, weight_init, recurrent_weight_init and bias_init, as for `GRUCell`.
 
     State and randomness: none.
 
@@ -390,6 +396,7 @@ class SimpleCell(GatedCell):
     """
 
     gates: ClassVar[Any] = dict.fromkeys(("weight_ih", "weight_hh", "bias"))
+    inits: ClassVar[Any] = {"weight_ih": _lecun, "weight_hh": _orthogonal, "bias": _zeros}
 
     activation: Callable[..., Any]
     residual: bool = field(static=True)
@@ -403,19 +410,10 @@ class SimpleCell(GatedCell):
         *,
         residual: bool = False,
         activation: Callable[..., Any] = jnp.tanh,
-        key: KeyLike,
-        weight_init: Initializer | None = None,
-        recurrent_weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
+        **options: Any,
     ):
         self.residual, self.activation = residual, activation
-        lecun, zeros = jax.nn.initializers.lecun_normal(), jax.nn.initializers.zeros
-        inits: dict[str, Any] = {
-            "weight_init": weight_init or lecun,
-            "bias_init": bias_init or zeros,
-        }
-        inits["recurrent_weight_init"] = recurrent_weight_init or _orthogonal
-        super().__init__(input_size, hidden_size, use_bias, dtype, key=key, **inits)
+        super().__init__(input_size, hidden_size, use_bias, dtype, **options)
 
     @layer_call()
     def __call__(
@@ -441,11 +439,6 @@ def _draw(init: Any, key: Any, gates: int | None, shape: tuple[int, ...], dtype:
     return jnp.concatenate(
         [jnp.asarray(init(one, shape[::-1], float_dtype(dtype))).T for one in keys]
     )
-
-
-def _orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Draw an orthogonal matrix, also in narrow dtypes, for which JAX has no decomposition."""
-    return jax.nn.initializers.orthogonal()(key, shape, wide_dtype(dtype)).astype(dtype)
 
 
 # ---- over time
@@ -681,9 +674,7 @@ class Bidirectional(Module):
         back = self.backward_rnn.replace(reverse=True, **shared)
         starts = (None, None) if initial_carry is None else initial_carry
         keys = (None, None) if key is None else divide_key(key, 2)
-        first, second = (
-            rnn(inputs, initial_carry=start, seq_lengths=seq_lengths, key=own_key)
-            for rnn, start, own_key in zip((there, back), starts, keys, strict=True)
-        )
+        first = there(inputs, initial_carry=starts[0], seq_lengths=seq_lengths, key=keys[0])
+        second = back(inputs, initial_carry=starts[1], seq_lengths=seq_lengths, key=keys[1])
         outputs = self.merge_fn(first[1], second[1])
         return ((first[0], second[0]), outputs) if self.return_carry else outputs

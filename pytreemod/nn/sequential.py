@@ -133,7 +133,7 @@ class Sequential(StatefulLayer):
         with jax.named_scope("pm.nn.Sequential"):
             for number, layer in enumerate(self.layers):
                 try:
-                    x, state = call_layer(layer, x, state, keys[number])
+                    x, state = call_layer(layer, (x,), state, keys[number])
                 except Exception as error:
                     error.add_note(f"in layers[{number}]: {type(layer).__name__}")
                     raise

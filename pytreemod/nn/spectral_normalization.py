@@ -18,6 +18,7 @@ from pytreemod.nn.meshes import call_on_mesh
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
+from pytreemod.tree.split_arrays import explicit_mesh
 from pytreemod.tree.surgery import tree_at
 from pytreemod.typing import Tracer
 
@@ -98,7 +99,11 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         sizes = (weight.shape[0], weight.size // max(weight.shape[0], 1))
         dtype = wide_dtype(weight.dtype)
         u, v = (jax.random.normal(k, (n,), dtype) for k, n in zip(keys, sizes, strict=True))
-        u, v = call_on_mesh(_power_iteration, weight, (u, v, INITIAL_ITERATIONS, eps), {}, None)
+        start, mesh = (u, v, INITIAL_ITERATIONS, eps), explicit_mesh(weight)
+        if mesh is None:
+            u, v = _power_iteration(weight, *start)
+        else:
+            u, v = call_on_mesh(mesh, _power_iteration, weight, start, {}, None)
         if not isinstance(u, Tracer) and not u.any():
             raise ArgumentError(f"{title(self)}: a weight of zeros cannot be normalized")
         self.uv_index = StateIndex((u, v))
@@ -126,7 +131,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         weight, state = self._normed(attrgetter(self.weight_name)(self.layer), state, inference)
         # A tied weight reads as any other, but only without its tie can it be another here.
         layer = tree_at(self.weight_name, untie(self.layer), weight)
-        return call_layer(layer, x, state, key)
+        return call_layer(layer, (x,), state, key)
 
     @layer_call()
     def _normed(self, weight: Array, state: State, inference: bool) -> tuple[Array, State]:

@@ -17,7 +17,7 @@ import jax
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.base import StatefulLayer, call_layer, output_and_state, takes_key, takes_state
+from pytreemod.nn.base import StatefulLayer, call_layer, takes_key, takes_state
 from pytreemod.nn.meshes import split_alike, unsplit
 from pytreemod.nn.sequential import Identity
 from pytreemod.state import streams
@@ -80,26 +80,21 @@ class Stacked(StatefulLayer, Generic[_M], is_abstract=True):
 
     def __getitem__(self, index: int | slice) -> Any:
         """Return one of the Modules, or several as one by a slice; tokens are new."""
-        if isinstance(index, slice):
-            # One stream serves any number of them.
-            own, rest = self._parts(self._all(), _is_stream)
-            chosen: Any = index
-        else:
-            own, rest = self._parts(_with_split_streams(self._all(), len(self)))
-            chosen = range(len(self))[index]
-        part = _renewed(combine(jtu.tree_map(operator.itemgetter(chosen), own), rest))
-        if not isinstance(index, slice):
-            return part
-        count = len(range(len(self))[index])
-        return self.replace(**{self.members: part, self.number: count})
+        chosen: Any = range(len(self))[index]
+        is_part = isinstance(index, slice)
+        # One stream serves any number of them.
+        member = self._all() if is_part else _with_split_streams(self._all(), len(self))
+        own, rest = self._parts(member)
+        part = _renewed(combine(jtu.tree_map(operator.itemgetter(index), own), rest))
+        return self.replace(**{self.members: part, self.number: len(chosen)}) if is_part else part
 
     def _all(self) -> Any:
         return getattr(self, self.members)
 
-    def _parts(self, member: Any, is_leaf: Any = None) -> tuple[Any, Any]:
+    def _parts(self, member: Any) -> tuple[Any, Any]:
         """Return the arrays, which have an entry for each, and what is the same for all."""
         # A single number, which a plain transform has made an array, has no axis for layers.
-        own, rest = partition(member, _has_axes, is_leaf=is_leaf)
+        own, rest = partition(member, _has_axes)
         wrong = [
             f"{path_text(path, self.members)}: {describe(leaf)}"
             for path, leaf in jtu.tree_leaves_with_path(own)
@@ -115,13 +110,7 @@ class Stacked(StatefulLayer, Generic[_M], is_abstract=True):
         """Return what is the same for all, and of each one: its arrays, its key, its State."""
         # The State has the values of tokens now; initial values would be split as the arrays are.
         own, rest = self._parts(delete_init_state(self._all()))
-        keys = None
-        if key is not None:
-            keys = (
-                key.take(len(self))
-                if isinstance(key, InitKeys)
-                else jax.random.split(key, len(self))
-            )
+        keys = None if key is None else _keys(key, len(self))
         part = None
         if state is not None and self.is_stateful():
             part = state.substate(self._all())
@@ -211,28 +200,6 @@ class Stack(Stacked[_M]):
         self.depth, self.remat, self.unroll, self.axis_name = depth, remat, unroll, axis_name
         self.layer = _made(make_layer, depth, key)
 
-    @overload
-    def __call__(
-        self,
-        x: Any,
-        state: None = None,
-        *,
-        key: KeyLike | None = None,
-        per_layer: Mapping[str, Any] | None = None,
-        **same: Any,
-    ) -> Any: ...
-
-    @overload
-    def __call__(
-        self,
-        x: Any,
-        state: State,
-        *,
-        key: KeyLike | None = None,
-        per_layer: Mapping[str, Any] | None = None,
-        **same: Any,
-    ) -> tuple[Any, State]: ...
-
     def __call__(
         self,
         x: Any,
@@ -255,7 +222,7 @@ class Stack(Stacked[_M]):
             The last layer's output; with `state`, the pair of it and the new State.
         """
         rest, *each = self._inputs(key, state)
-        step: Any = _StackStep(rest, same)
+        step: Any = _StackStep(_Call(rest, same, "layer", "a Stack"))
         if self.remat is not False:
             # Inside a loop XLA cannot undo the recomputation; without a loop it would.
             no_loop = self.unroll is True or self.unroll >= self.depth
@@ -267,14 +234,7 @@ class Stack(Stacked[_M]):
         return x if state is None else (x, self._joined(state, part))
 
     @classmethod
-    def from_layers(
-        cls,
-        layers: Iterable[_M],
-        *,
-        remat: bool | Callable[..., Any] = False,
-        unroll: int | bool = 1,
-        axis_name: str = "layers",
-    ) -> Stack[_M]:
+    def from_layers(cls, layers: Iterable[_M], **options: Any) -> Stack[_M]:
         """Make a Stack of existing layers, which differ only in the values of their arrays.
 
         Tokens at the same path in all layers become one token, whose value has an entry for each
@@ -284,9 +244,7 @@ class Stack(Stacked[_M]):
 
         Args:
             layers: at least one.
-            remat: as for `Stack`.
-            unroll: as for `Stack`.
-            axis_name: as for `Stack`.
+            **options: remat, unroll and axis_name, as for `Stack`.
 
         Returns:
             The Stack.
@@ -296,26 +254,38 @@ class Stack(Stacked[_M]):
             StructureError: if two layers differ; the message has the paths.
         """
         layers = list(layers)
-        blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll, axis_name=axis_name)
+        blank: Any = Stack(Identity, 0, **options)
         return blank.replace(layer=_stacked(layers), depth=len(layers))
+
+
+class _Call(Module):
+    """Calls one of the Modules: with its own arrays, key and part of the State."""
+
+    rest: Any
+    same: dict[str, Any]
+    one: str = field(static=True)
+    of: str = field(static=True)
+
+    def __call__(self, own: Any, key: Any, state: Any, inputs: Any, **options: Any) -> Any:
+        member = combine(own, self.rest)
+        try:
+            out, after = call_layer(member, inputs, state, key, **self.same, **options)
+        except Exception as error:
+            error.add_note(f"in {self.one}: {type(member).__name__} of {self.of}")
+            raise
+        return out, None if after is state else after
 
 
 class _StackStep(Module):
     """One step of the scan: a layer, applied to the output of the previous one."""
 
-    rest: Any
-    same: dict[str, Any]
+    call: _Call
 
     def __call__(self, x: Any, each: tuple[Any, ...]) -> tuple[Any, Any]:
         own, key, state, extra = each
-        layer = combine(own, self.rest)
-        try:
-            out, after = call_layer(layer, x, state, key, **self.same, **extra)
-        except Exception as error:
-            error.add_note(f"in layer: {type(layer).__name__} of a Stack")
-            raise
+        out, part = self.call(own, key, state, [x], **extra)
         # The carry of a scan has one type, which includes the sharding on an explicit mesh.
-        return sharded_as(out, x), None if after is state else after
+        return sharded_as(out, x), part
 
 
 class Ensemble(Stacked[_M]):
@@ -397,8 +367,9 @@ class Ensemble(Stacked[_M]):
         """Call all members.
 
         Args:
-            *args: arguments of a member; a State may be among them.
-            state: the State of all members, if it is not the last of `args`.
+            *args: arguments of a member; a State may be among them. The members get their parts of
+                it by the name `state`, or after the others if they have no such parameter.
+            state: the State of all members, if it is not among `args`.
             key: split between the members; if None, they are called without a key.
             in_axes: the axis of each positional input that has an entry for each member: an int for
                 all of them, or a tuple with one for each except the State. Other inputs go to every
@@ -409,18 +380,16 @@ class Ensemble(Stacked[_M]):
             The outputs of the members, on a leading axis; with a State, the pair of them and the
             new State.
         """
-        places = [i for i, arg in enumerate(args) if isinstance(arg, State)]
+        states = [arg for arg in (*args, state) if isinstance(arg, State)]
+        state = states[0] if states else None
         inputs = [arg for arg in args if not isinstance(arg, State)]
-        state = args[places[0]] if places else state
-        rest, own, keys, part = self._inputs(key, state)
+        rest, *each = self._inputs(key, state)
         axes: list[Any] = [in_axes] * len(inputs)
         if is_instance(in_axes, (tuple, list)):
             axes = [*in_axes]
-        each, (rest, options), inputs = split_alike(
-            (own, keys, part), (rest, options), inputs, axes
-        )
+        each, (rest, options), inputs = split_alike(each, (rest, options), inputs, axes)
         call: Any = filter_vmap(
-            _Member(rest, options, places[0] if places else None),
+            _Call(rest, options, "member", "an Ensemble"),
             in_axes=(0, 0, ON_AXIS_0, axes),
             axis_size=self.n,
         )
@@ -453,37 +422,13 @@ class Ensemble(Stacked[_M]):
         return blank.replace(member=_stacked(members), n=len(members))
 
 
-class _Member(Module):
-    """Calls one member of an Ensemble."""
-
-    rest: Any
-    options: dict[str, Any]
-    state_at: Any = field(static=True)  # its place among the arguments; None: by name
-
-    def __call__(self, own: Any, key: Any, state: Any, inputs: list[Any]) -> tuple[Any, Any]:
-        member, args, options = combine(own, self.rest), list(inputs), dict(self.options)
-        if key is not None and takes_key(member):
-            options["key"] = key
-        if state is not None and self.state_at is None:
-            options["state"] = state
-        elif state is not None:
-            args.insert(self.state_at, state)
-        try:
-            out = member(*args, **options)
-        except Exception as error:
-            error.add_note(f"in member: {type(member).__name__} of an Ensemble")
-            raise
-        if state is None:
-            return out, None
-        out, after = output_and_state(member, out)
-        return out, None if after is state else after
+def _keys(key: KeyLike, n: int) -> Any:
+    return key.take(n) if isinstance(key, InitKeys) else jax.random.split(key, n)
 
 
 def _made(make: Callable[..., _M], n: int, key: KeyLike | None) -> _M:
     """Make `n` Modules as one; each gets its own key, if there is one and `make` takes it."""
-    keys = None
-    if key is not None and takes_key(make):
-        keys = key.take(n) if isinstance(key, InitKeys) else jax.random.split(key, n)
+    keys = None if key is None or not takes_key(make) else _keys(key, n)
 
     # Mapped even without keys, so that every array has the leading axis.
     def make_one(key: Any) -> _M:
@@ -536,10 +481,6 @@ def _on_streams(member: Any, change: Callable[[Stream], Stream]) -> Any:
         return token.replace(init=change(token.init))
 
     return map_tokens(visit, member)
-
-
-def _is_stream(node: object) -> bool:
-    return isinstance(node, RngStream)
 
 
 def _has_axes(leaf: Any) -> bool:

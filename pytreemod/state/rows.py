@@ -174,14 +174,19 @@ def fitting(where: str, row: Row, old: Any, new: Any) -> Any:
     Raises:
         StateError: if it has not.
     """
-    # Nearly all values are single arrays, which need no other check.
-    if is_strong(new) and isinstance(old, jax.Array) and _fits(old, new):
-        return new
+    (leaves, treedef), (olds, structure) = jtu.tree_flatten(new), jtu.tree_flatten(old)
+    # Nearly all values are arrays, which need no other check.
+    if treedef == structure and all(map(_is_alike, olds, leaves)):
+        return treedef.unflatten(leaves)
     new = jtu.tree_map(as_array, new)
     at = [each.line(row.name) for each in compare(old, new, _fits)]
     if at:
         raise StateError(f"{where}: a value keeps its structure, shapes and dtypes", at=at)
     return new
+
+
+def _is_alike(old: Any, new: Any) -> bool:
+    return isinstance(old, jax.Array) and is_strong(new) and _fits(old, new)
 
 
 def _fits(old: Any, new: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytreemod.errors import LostUpdateWarning, StateError, warn
 from pytreemod.transform.arguments import Parameters, function_name
-from pytreemod.tree.nodes import Location, locations
+from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.snapshots import is_state, states_in
 from pytreemod.typing import PyTree
@@ -37,16 +37,22 @@ def warn_of_lost_updates(
     Raises:
         StateError: if the State belongs to a net, whose callers need not know about State.
     """
-    after = states_in(result)
-    for name, place in _places(fn, args, kwargs):
-        old = place.leaf
+    after, dropped = states_in(result), set[int]()
+    for old in states_in((fn, args, kwargs)):
         lost = old.__replaced__()
         if any(lost & new.__values__().keys() for new in after if new is not old):
             # Now it is the function around that may drop it. Otherwise one warning is enough.
             for outer in states_in(around):
                 outer.__note_copy__(old)
-            continue
-        if not lost:
+        elif lost:
+            dropped.add(id(old))
+    if not dropped:
+        return
+    named = [(function_name(fn), fn), *Parameters.of(fn).named(args, kwargs)]
+    for name, place in [
+        (name, place) for name, tree in named for place in locations(tree, is_state)
+    ]:
+        if id(place.leaf) not in dropped:
             continue
         at = [path_text(place.path, name)]
         if any(getattr(node, "__keeps_state__", False) for node in place.nodes):
@@ -54,9 +60,3 @@ def warn_of_lost_updates(
             raise StateError(f"{function_name(fn)}: {fact}", at=at, hint="return out, net")
         fact = f"{function_name(fn)}: a State was used up, and the new one is not returned"
         warn(LostUpdateWarning, fact, at=at, hint="return y, state")
-
-
-def _places(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Location]]:
-    named = [(function_name(fn), fn), *Parameters.of(fn).named(args, kwargs)]
-    pairs = [(name, place) for name, tree in named for place in locations(tree, is_state)]
-    return [(name, place) for name, place in pairs if is_state(place.leaf)]

@@ -7,27 +7,30 @@ same dropout mask. A rule of `by` for the State says that it is meant.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from pytreemod.errors import SharedStreamWarning, warn
 from pytreemod.transform.arguments import Named
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.snapshots import AbstractState, is_state, states_in
-from pytreemod.typing import AxesSpec, PyTree, jtu
+from pytreemod.typing import AxesSpec, KeyPath, PyTree, jtu
+
+Places: TypeAlias = dict[int, tuple[str, KeyPath]]
+"""States in the arguments of a call, by their number: the argument, and the path in it."""
 
 
-def unmapped_states(spec: AxesSpec, named: Named, axes: Sequence[int | None]) -> dict[int, str]:
-    """Return the paths of the States in some arguments that no axis maps, by their number."""
+def unmapped_states(spec: AxesSpec, named: Named, axes: Sequence[int | None]) -> Places:
+    """Return the States in some arguments that no axis maps."""
     if any(isinstance(part, By) for part in jtu.tree_leaves(spec, is_leaf=_is_by)):
         return {}
-    rest, found = iter(axes), list[tuple[str, bool]]()
+    rest, found = iter(axes), list[tuple[str, KeyPath, bool]]()
     for name, tree in named:
         for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_state):
             own = [next(rest) for _ in jtu.tree_leaves(node)]
             if is_state(node):
-                found.append((path_text(path, name), not any(axis is not None for axis in own)))
-    return {i: place for i, (place, is_shared) in enumerate(found) if is_shared}
+                found.append((name, path, not any(axis is not None for axis in own)))
+    return {i: (name, path) for i, (name, path, is_shared) in enumerate(found) if is_shared}
 
 
 def _is_by(node: Any) -> bool:
@@ -35,7 +38,7 @@ def _is_by(node: Any) -> bool:
 
 
 def warn_of_shared_streams(
-    where: str, places: dict[int, str], before: Sequence[AbstractState], result: PyTree
+    where: str, places: Places, before: Sequence[AbstractState], result: PyTree
 ) -> None:
     """Warn if one of the States before a call was drawn from, according to its successor.
 
@@ -47,8 +50,8 @@ def warn_of_shared_streams(
     """
     after = states_in(result)
     at = [
-        f"{place}[{name!r}]"
-        for i, place in places.items()
+        f"{path_text(path, argument)}[{name!r}]"
+        for i, (argument, path) in places.items()
         for name in dict.fromkeys(n for new in after for n in before[i].__drawn__(new))
     ]
     if at:

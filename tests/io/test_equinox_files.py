@@ -20,7 +20,6 @@ from tests.helpers.comparing import assert_same
 from tests.nn.both_libraries import LAYERS
 
 KEYS = jax.random.split(jax.random.key(0), 4)
-ROWS = {row.name: row for row in LAYERS}
 
 
 def written(tree, lib=pm, **options):
@@ -44,11 +43,12 @@ def check_exchange(theirs, ours):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_exchanged(name):
     """With its flags, and with its State, beside it and alone."""
-    theirs = eqx.nn.make_with_state(ROWS[name].make)(eqx, KEYS[0])
-    ours = pm.make_with_state(ROWS[name].make)(pm, KEYS[1])
+    make, *_ = LAYERS[name]
+    theirs = eqx.nn.make_with_state(make)(eqx.nn, KEYS[0])
+    ours = pm.make_with_state(make)(pm.nn, KEYS[1])
 
     check_exchange(theirs, ours)
     check_exchange(theirs[1], ours[1])

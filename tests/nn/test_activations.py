@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ShapeError
 from tests.labels import label
-from tests.nn.numbers_to_compare import assert_close, wave
+from tests.nn.numbers_to_compare import assert_close
 
 
 @pytest.mark.parametrize("given", [None, 0.25, np.float32(0.25), jnp.asarray(0.25)], ids=label)
@@ -20,15 +19,6 @@ def test_prelu_begins_with_a_quarter(given):
     assert_close(layer(jnp.array([-4.0, 4.0])), [-1, 4])
 
 
-def test_a_slope_for_each_channel():
-    """The slope gets axes of size one for all axes after the channels."""
-    slopes, x = wave(3, 1, 1), wave(2, 3, 2, 4)
-
-    found = nn.PReLU(jnp.asarray(slopes))(jnp.asarray(x))
-
-    assert_close(found, np.where(x > 0, x, slopes * x))
-
-
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint8])
 def test_integers_give_floats(dtype):
     """As in Equinox."""
@@ -37,10 +27,3 @@ def test_integers_give_floats(dtype):
 
     assert out.dtype == jnp.float32
     assert out.tolist() == [-1.0 if low < 0 else 4.0, 8.0]
-
-
-@pytest.mark.parametrize(("slope", "shape"), [((3,), (3, 5)), ((3, 1), (2, 5))])
-def test_slopes_that_do_not_fit_are_refused(slope, shape):
-    """They would broadcast."""
-    with pytest.raises(ShapeError, match="PReLU"):
-        nn.PReLU(jnp.ones(slope))(jnp.ones(shape))

@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
+from pytreemod.errors import ArgumentError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -227,51 +227,3 @@ def test_dropout_takes_its_keys_from_a_stream():
     assert all(a is b for a, b in zip(jax.tree.leaves(state), before, strict=True))
     with pytest.raises(ArgumentError, match="State with its stream"):
         layer(x)
-
-
-def test_a_stack_has_a_stream_for_each_layer():
-    """And attention without one gives the State back."""
-
-    def layer(key):
-        return nn.Sequential([make(2, 4), make(2, 4, dropout_p=0.5, stream=pm.RngStream())])
-
-    net, state = pm.make_with_state(nn.Stack)(layer, 2, key=KEY)
-    state, x = state.seed(KEY), jnp.asarray(wave(5, 4))
-    first, state = net(x, state)
-    second, _ = net(x, state)
-
-    assert not np.allclose(first, second)
-    assert_close(net(x, key=KEY), net(x, key=KEY))
-
-
-# ---- refusals
-
-X, BATCH, KEYS = jnp.ones((3, 4)), jnp.asarray(wave(2, 5, 4)), jnp.ones((5, 4))
-
-
-@pytest.mark.parametrize(
-    ("args", "options", "error", "word"),
-    [
-        # Of examples or of heads? With as many examples as heads, nobody knows.
-        ((BATCH,), {"mask": jnp.ones((2, 5, 5), bool)}, ShapeError, "mask"),
-        ((BATCH,), {"bias": jnp.ones((2, 5, 5))}, ShapeError, "bias"),
-        ((BATCH,), {"mask": jnp.ones((2, 5), bool)}, ShapeError, "mask"),
-        ((X,), {"mask": jnp.ones((3, 3))}, ArgumentError, "mask"),
-        ((X,), {"bias": jnp.ones((3, 3), bool)}, ArgumentError, "bias"),
-        ((X,), {"lengths": jnp.ones(2, int)}, ShapeError, r"shape \(\)"),
-        ((X,), {"process_heads": lambda q, k, v: (q, k[:1], v)}, ShapeError, "process_heads"),
-        ((X[None], KEYS), {}, ShapeError, r"\(1, kv_seq, 4\)"),
-        ((X, X, KEYS), {}, ShapeError, r"\(3, 4\)"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(args, options, error, word):
-    """It would broadcast, or a mask would be added."""
-    with pytest.raises(error, match=word):
-        make()(*args, **options)
-
-
-@pytest.mark.parametrize("options", [{"num_kv_heads": 3}, {"query_size": 7}, {"window": 0}])
-def test_what_it_cannot_be_made_of(options):
-    """Heads that do not divide would be cut; a window of nothing would hide everything."""
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        nn.MultiheadAttention(**{"num_heads": 4, "query_size": 8, **options}, key=KEY)

@@ -1,6 +1,7 @@
 """What layers share: the shapes of their arrays, their calls, what users build their own from."""
 
 import inspect
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,9 @@ from jaxtyping import Array, Float
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FieldWarning, ShapeError, StateError
+from pytreemod.errors import ArgumentError, FieldWarning, ShapeError
 from tests.nn.catalogue import CATALOGUE
-from tests.nn.numbers_to_compare import assert_close, wave
+from tests.nn.numbers_to_compare import assert_close
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 LINEAR = nn.Linear(3, 2, use_bias=False, key=jax.random.key(0))
@@ -105,6 +106,14 @@ def test_a_layer_of_a_user_has_the_contract_of_its_annotations():
             dense(**{name: other})(jnp.ones(4))
 
 
+def test_an_error_is_three_frames_below_the_call():
+    """Of a layer: one that all layers share, its formula, and the check."""
+    with pytest.raises(ShapeError, match="got f32") as caught:
+        LINEAR(jnp.ones(5))
+
+    assert len(traceback.extract_tb(caught.tb)) == 1 + 3
+
+
 def test_operations_are_named_after_the_class():
     """In profiles: those of the library's layers begin with its name."""
 
@@ -189,34 +198,12 @@ def test_an_input_of_that_shape_is_an_array():
 # ---- State and keys
 
 
-@pytest.mark.parametrize("result", [jnp.ones((2, 3)), (1, 2), nn.State(())], ids=type)
-def test_a_stateful_layer_that_does_not_give_back_its_state_is_refused(result):
-    """An array of two rows would otherwise be taken for the output and the State."""
-
-    class Forgetful(nn.StatefulLayer):
-        def __call__(self, x, state):
-            return result
-
-    with pytest.raises(StateError, match="Forgetful"):
-        nn.Sequential([Forgetful()])(jnp.ones(3), nn.State(()))
-
-
 def test_a_call_in_training_needs_a_key():
     """The error says which sources there are."""
     with pytest.raises(ArgumentError, match=r"Dropout.*key= in training"):
         nn.Dropout()(jnp.ones(3))
     with pytest.raises(ArgumentError, match="or a State with its stream"):
         nn.Dropout(stream=pm.RngStream())(jnp.ones(3))
-
-
-def test_the_ways_to_call_several_layers():
-    """By a map, or as an Ensemble."""
-    layers, xs = pm.filter_vmap(lambda key: nn.Linear(4, 4, key=key))(KEYS), jnp.asarray(wave(3, 4))
-
-    out = pm.filter_vmap(lambda m, x: m(x))(layers, xs)
-
-    assert_close(out, [layer(x) for layer, x in zip(pm.unstack(layers), xs, strict=True)])
-    assert_close(nn.Ensemble.from_members(pm.unstack(layers))(xs, in_axes=0), out)
 
 
 # ---- initial values

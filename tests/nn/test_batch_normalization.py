@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
-from tests.helpers.meshes import EXPLICIT, MESH, P, lies
+from pytreemod.errors import ShapeError
+from tests.helpers.meshes import MESH, P
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
@@ -108,33 +107,6 @@ def test_the_parts_of_a_batch_on_a_mesh_are_normalized_as_one(mode):
         assert_close(own, other)
 
 
-@pytest.mark.parametrize("name", ["data", "model"])
-def test_after_a_convolution_whose_channels_are_split(name, key):
-    """On an explicit mesh, with the batch over `data`, numbers are those of one device."""
-    conv = nn.Conv2d(2, 8, 3, padding=1, key=key)
-    norm, state = nn.make_with_state(nn.BatchNorm)(8)
-    norm, x = set_weights(norm), jnp.asarray(wave(8, 2, 4, 4))
-
-    def step(layers, x, state):
-        def value(layers, x):
-            return loss(lambda x, state: layers[1](layers[0](x), state), x, state)
-
-        return jax.value_and_grad(value, (0, 1), has_aux=True)(layers, x)
-
-    expected = jax.jit(step)((conv, norm), x, state)
-    layers, x, state = (
-        jax.device_put(tree, NamedSharding(EXPLICIT, spec))
-        for tree, spec in (((conv, norm), P(name)), (x, P("data")), (state.restored(), P()))
-    )
-    found = jax.jit(step)(layers, x, state)
-
-    for own, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert_close(own, other, rtol=1e-4, atol=1e-4)
-    (_, (out, after)), _ = found
-    assert lies(out)[0] == "data"
-    assert [lies(leaf) for leaf in jax.tree.leaves(after)] == [(), ()]
-
-
 @pytest.mark.parametrize("axis", [0, 2, -1, -2])
 @pytest.mark.sampled
 def test_channels_may_stand_anywhere(axis):
@@ -149,20 +121,6 @@ def test_channels_may_stand_anywhere(axis):
 
     assert_close(out, jnp.moveaxis(moved, 1, axis))
     assert_close(state.get(layer.state_index)[1], after.get(whole.state_index)[1])
-
-
-@pytest.mark.parametrize("momentum", [0.75, 1.0])
-def test_running_statistics_are_corrected_with_mode_batch(momentum):
-    """By how many batches were seen; not before the first one, nor where they never move."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, momentum=momentum, mode="batch")
-    quiet, (mean, var) = nn.inference_mode(layer), (np.zeros(3), np.ones(3))
-    for count in range(3):
-        scale, x = 1 - momentum**count or 1, wave(4, 3, phase=count) * 2 + count
-        expected = normalized(x, mean / scale, var / scale)
-        assert_close(quiet(jnp.asarray(x), state)[0], expected)
-        _, state = layer(jnp.asarray(x), state)
-        mean = momentum * mean + (1 - momentum) * x.mean(0)
-        var = momentum * var + (1 - momentum) * x.var(0)
 
 
 def test_no_gradient_flows_into_running_statistics():
@@ -180,34 +138,3 @@ def test_no_gradient_flows_into_running_statistics():
     x = jnp.asarray(wave(4, 3))
     assert not jax.grad(number)(x, True).any()
     assert_close(jax.grad(number)(x, False), jax.grad(by_hand)(x), atol=1e-5)
-
-
-def called(shape, *args, dtype=float, **options):
-    """A new layer for three channels, called with ones."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, *args, **options)
-    return layer(jnp.ones(shape, dtype), state)
-
-
-def on_statistics_of_several():
-    """One layer, with the State of three."""
-    layer, state = pm.make_with_state(nn.BatchNorm)(4, inference=True)
-    return layer(jnp.ones((3, 4)), jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), state))
-
-
-@pytest.mark.parametrize(
-    ("use", "error", "word"),
-    [
-        (on_statistics_of_several, ShapeError, r"f32\[3,4\]"),
-        (lambda: called((0, 3)), ShapeError, r"f32\[0,3\]"),
-        (lambda: called((5, 9, 3)), ShapeError, r"\(batch, 3, \.\.\.\), got f32\[5,9,3\]"),
-        (lambda: called((3, 2), channel_axis=-1), ShapeError, r"\(\.\.\., 3\), got f32\[3,2\]"),
-        (lambda: called((3,), channel_axis=-2), ShapeError, r"\(\.\.\., 3, any\), got f32\[3\]"),
-        (lambda: called((2, 3), dtype=complex), ArgumentError, r"c64\[2,3\]"),
-        (lambda: called((3,), "batch"), NameError, "batch"),
-        (lambda: nn.BatchNorm(3, mode="legacy"), ArgumentError, "'ema'"),
-    ],
-)
-def test_what_is_refused(use, error, word):
-    """Statistics that would broadcast or are of nothing, channels elsewhere, complex numbers."""
-    with pytest.raises(error, match=word):
-        use()

@@ -1,28 +1,13 @@
 """The convolutional layers, and the transposed ones."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
 from tests.helpers.meshes import EXPLICIT, on
 from tests.nn.numbers_to_compare import assert_close, wave
-
-
-def test_signatures_lack_the_dimension_only():
-    """And two arguments of transposed layers are in Equinox's order."""
-    general = [*inspect.signature(nn.Conv).parameters.values()]
-    transposed = [*inspect.signature(nn.ConvTranspose).parameters.values()]
-    transposed[5:7] = transposed[6], transposed[5]
-
-    for layer in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        assert [*inspect.signature(layer).parameters.values()] == general[1:]
-    for layer in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
-        assert [*inspect.signature(layer).parameters.values()] == transposed[1:]
 
 
 def test_initializers_keep_the_axes_apart(key):
@@ -120,58 +105,3 @@ def test_gradients_on_a_mesh_are_those_of_one_device(key, groups, batch, spec, o
     split = jax.device_put((layer, x), (on(mesh=EXPLICIT), on(*spec, mesh=EXPLICIT)))
     found, expected = jax.jit(jax.grad(loss))(*split), jax.grad(loss)(layer, x)
     jax.tree.map(assert_close, found, expected)
-
-
-# ---- what is refused: it would compute something else than it says
-
-
-@pytest.mark.parametrize(
-    ("kinds", "options", "word"),
-    [
-        ("both", {"kernel_size": 0}, "kernel_size"),
-        ("both", {"stride": (1, 2)}, "stride"),
-        ("both", {"padding": -1}, "padding"),
-        ("both", {"padding": "FULL"}, "padding"),
-        ("both", {"groups": 2}, "groups"),
-        ("both", {"groups": 3}, "groups"),
-        ("both", {"padding_mode": "MIRROR"}, "padding_mode"),
-        ("transposed", {"output_padding": 1}, "output_padding"),
-        ("transposed", {"padding_mode": "REFLECT", "padding": "SAME"}, "padding_mode"),
-        ("transposed", {"padding_mode": "CIRCULAR"}, "padding_mode"),
-    ],
-)
-def test_arguments(key, kinds, options, word):
-    """Once, when the layer is made."""
-    for kind in [nn.ConvTranspose1d, nn.Conv1d][: 1 + (kinds == "both")]:
-        with pytest.raises(ArgumentError, match=rf"{kind.__name__}\({word}\)"):
-            kind(3, 2, **({"kernel_size": 3} | options), key=key)
-
-
-@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
-def test_changes_are_checked_like_arguments(kind, key):
-    """Also by `with_mode`; what contradicts the arrays is an error when the layer is called."""
-    layer = kind(2, 4, 3, key=key)
-
-    assert nn.with_mode([layer], stride=(2, 2))[0].stride == (2, 2)
-    with pytest.raises(ArgumentError, match="stride"):
-        nn.with_mode(layer, stride=2)
-    with pytest.raises(ArgumentError, match="padding"):
-        layer.replace(padding="same")
-    with pytest.raises(ShapeError, match="weight of shape"):
-        layer.replace(kernel_size=(5, 5))(jnp.ones((2, 9, 9)))
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (lambda key: nn.Conv2d(3, 4, 3, key=key), (9, 9, 3)),
-        (lambda key: nn.Conv2d(1, 4, 3, key=key), (9, 9)),
-        (lambda key: nn.ConvTranspose1d(3, 2, 3, key=key), (3,)),
-        (lambda key: nn.Conv1d(3, 2, 5, dilation=2, key=key), (3, 8)),
-        (lambda key: nn.ConvTranspose1d(3, 2, 3, padding=4, key=key), (3, 5)),
-    ],
-)
-def test_inputs(key, layer, shape):
-    """Channels that stand elsewhere, a kernel that is larger than x, and an empty result."""
-    with pytest.raises(ShapeError, match="Conv"):
-        layer(key)(jnp.ones(shape))

@@ -7,24 +7,8 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError
 from tests.helpers.equations import equations
-from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
-
-
-def test_the_argument_overrides_the_field(key):
-    """inference=False trains even a layer that was switched to inference."""
-    layer = nn.Dropout(1.0, inference=True)
-
-    assert layer(jnp.ones(3), key=key, inference=False).tolist() == [0, 0, 0]
-
-
-def test_training_without_a_key_is_refused():
-    """It is a RuntimeError, as in Equinox."""
-    with pytest.raises(ArgumentError, match="key") as caught:
-        nn.Dropout(0.5)(jnp.ones(3))
-    assert isinstance(caught.value, RuntimeError)
 
 
 def streaming(p=0.5, **options):
@@ -72,13 +56,6 @@ def test_without_dropping_the_stream_is_not_used(p, options, call):
     assert layer(x, state, **call) == (x, state)
     assert layer(x, **call) is x
     assert not equations(lambda x, state: layer(x, state, **call), x, state)
-
-
-def test_a_state_that_is_not_needed_is_handed_back(key):
-    """Without a stream, too, passing a State means that a pair comes back."""
-    state = nn.State(())
-
-    assert nn.Dropout(0.5)(jnp.ones(3), state, key=key)[1] is state
 
 
 @pytest.mark.slow
@@ -130,25 +107,3 @@ def test_broadcast_axes_share_one_fate(key, dims, axes):
     for axis in range(3):
         alike = (dropped.all(axis) == dropped.any(axis)).all()
         assert bool(alike) == (axis in axes)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default:::flax")
-@pytest.mark.parametrize("dims", [(), (0, -1)], ids=label)
-def test_the_same_entries_are_dropped_as_in_flax(key, dims):
-    """For the same key, p and axes."""
-    nnx = pytest.importorskip(
-        "flax.nnx", reason="compares numbers with Flax: tasks.py install peers"
-    )
-    x = jnp.asarray(wave(4, 3, 5))
-
-    found = nn.Dropout(0.4, broadcast_dims=dims)(x, key=key)
-
-    assert_close(found, nnx.Dropout(0.4, broadcast_dims=dims, deterministic=False)(x, rngs=key))
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.1])
-def test_what_is_no_probability_is_refused(p):
-    """Entries would be multiplied with a number of no meaning."""
-    with pytest.raises(ArgumentError, match="Dropout"):
-        nn.Dropout(p)

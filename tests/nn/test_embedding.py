@@ -6,26 +6,8 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
-
-
-@pytest.mark.parametrize("rows", [1, np.int32(1), jnp.array([[0, 4], [4, 1]])], ids=label)
-def test_embedding_reads_rows(key, rows):
-    """The rows with these numbers, for a number or an array of any shape."""
-    layer = nn.Embedding(5, 3, key=key)
-
-    assert_close(layer(rows), np.asarray(layer.weight)[np.asarray(rows)])
-
-
-def test_a_table_can_be_given():
-    """Sizes are then taken from it, and no key is needed."""
-    layer = nn.Embedding(weight=wave(4, 2))
-
-    assert (layer.num_embeddings, layer.embedding_size) == (4, 2)
-    assert isinstance(layer.weight, jax.Array)
-    assert_close(nn.Embedding(4, 2, wave(4, 2))(3), wave(4, 2)[3])
 
 
 def test_attend_is_the_product_with_each_row(key):
@@ -104,19 +86,6 @@ def test_half_of_a_long_number_names_no_row(dtype, x64):
     with jax.enable_x64(x64):
         layer = nn.Embedding(weight=np.arange(300, dtype=np.float32)[:, None])
         assert_close(layer(np.array(numbers, dtype))[:, 0], rows_by_hand(numbers, 300))
-
-
-@pytest.mark.parametrize("x", [jnp.array(True), np.ones(2), 1.0], ids=label)
-def test_what_is_no_integer_is_refused(key, x):
-    """True is not row 1."""
-    with pytest.raises(ArgumentError, match="Embedding"):
-        nn.Embedding(5, 3, key=key)(x)
-
-
-def test_a_table_of_other_sizes_is_refused():
-    """The number of rows is said twice, and one of them is wrong."""
-    with pytest.raises(ShapeError, match="weight"):
-        nn.Embedding(num_embeddings=3, weight=jnp.ones((4, 2)))(1)
 
 
 def test_initial_values_are_standard_normal_or_as_told(key):

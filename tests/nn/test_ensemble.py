@@ -11,7 +11,6 @@ from hypothesis import given, settings
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, StateError
 from tests.helpers.equations import operations
 from tests.helpers.laws import law
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -80,17 +79,6 @@ def test_law_of_the_members(n, axis, seed):
         assert_close(y, ensemble[i](xs if axis is None else jnp.take(xs, i, axis)))
 
 
-def test_members_are_made_with_keys_of_their_own():
-    """As `filter_vmap` over the constructor makes them."""
-    keys = jax.random.split(KEY, N)
-    alone = [make_mlp(key=key) for key in keys]
-    mapped = pm.filter_vmap(lambda key: make_mlp(key=key))(keys)
-
-    assert nets().member == mapped
-    assert_close(nets()[1].layers[0].weight, alone[1].layers[0].weight)
-    assert nn.Ensemble(make_mlp, N, key=pm.init_keys(KEY)).n == N
-
-
 def test_several_arguments_have_an_axis_or_none():
     """One for each by position; State and key have no say in it. By name, all get the same."""
     pair = nn.Ensemble(Pair, N, key=KEY)
@@ -142,60 +130,6 @@ def test_what_members_share_is_beside_them():
         assert_close(grads.heads.member.layers[1].weight[i], grad.layers[1].weight, rtol=1e-4)
     by_map = pm.filter_grad(lambda pair: jnp.sum(mapped(pair)))((trunk, heads.member))
     assert_close(by_map[0].weight, grads.trunk.weight, rtol=1e-4)
-
-
-# ---- as a sequence
-
-
-def test_members_are_taken_by_number_and_by_slice():
-    """One member is a plain Module; several are an Ensemble."""
-    ensemble = nets()
-
-    assert (len(ensemble), ensemble.n) == (N, N)
-    assert isinstance(ensemble[0], nn.MLP)
-    assert ensemble[-1] == ensemble[2] == ensemble.unstack()[2] == list(ensemble)[2]
-    assert ensemble[np.int64(1)] == ensemble[1]
-    part = ensemble[1:]
-    assert (type(part), part.n) == (nn.Ensemble, 2)
-    assert_close(part(X), ensemble(X)[1:])
-
-
-def test_members_and_ensemble_become_one_another():
-    """Under jit, too."""
-    ensemble = nets()
-
-    assert nn.Ensemble.from_members(ensemble.unstack()) == ensemble
-
-    @pm.filter_jit
-    def again(ensemble):
-        return nn.Ensemble.from_members(iter(ensemble))
-
-    assert again(ensemble) == ensemble
-
-
-# ---- as a value
-
-
-@pytest.mark.slow
-def test_it_stands_inside_of_other_models():
-    """In a Sequential, in an Ensemble, mapped, scanned and in a Stack."""
-    ensemble = nets()
-    net = nn.Sequential([ensemble, nn.Lambda(lambda ys: ys.mean(0))])
-    assert_close(net(X, key=KEY), ensemble(X).mean(0))
-
-    nested = nn.Ensemble(lambda key: nn.Ensemble(make_mlp, 2, key=key), N, key=KEY)
-    assert_close(nested(X)[1, 0], nested[1][0](X))
-    several = pm.stack([ensemble, nn.Ensemble(make_mlp, N, key=jax.random.key(1))])
-    mapped = pm.filter_vmap(lambda nets, x: nets(x), in_axes=(0, None))(several, X)
-    assert_close(mapped[0], ensemble(X))
-    with pytest.raises(ShapeError, match="leading axis"):
-        several(X)
-    _, ys = pm.filter_scan(lambda carry, x: (carry, ensemble(x)), None, XS)
-    assert_close(ys[1], ensemble(XS[1]))
-    stack = nn.Stack(lambda key: nn.Ensemble(make_mlp, N, key=key), 2, key=KEY)
-    assert_close(stack(XS, in_axes=0)[2], stack[1][2](stack[0][2](XS[2])))
-    stacks = nn.Ensemble(lambda key: nn.Stack(make_mlp, 2, key=key), N, key=KEY)
-    assert_close(stacks(X)[2], stacks[2](X))
 
 
 # ---- State and random streams
@@ -266,39 +200,3 @@ def test_the_program_is_that_of_a_map_by_hand(of):
 
     arrays = as_pairs(nets())
     assert operations(program(by_ensemble), arrays, X) == operations(program(by_hand), arrays, X)
-
-
-# ---- refusals
-
-
-class Forgetting(pm.Module):
-    """Gives back its output alone."""
-
-    count: pm.StateIndex
-
-    def __call__(self, x, state):
-        return x
-
-
-def forgetting():
-    """Members with State, called with it."""
-    make = pm.make_with_state(nn.Ensemble)
-    ensemble, state = make(lambda: Forgetting(pm.StateIndex(jnp.asarray(0))), 2)
-    return ensemble(X, state)
-
-
-@pytest.mark.parametrize(
-    ("use", "error", "word"),
-    [
-        (forgetting, StateError, "state"),
-        (lambda: nets()(XS.T, in_axes=0), ShapeError, "x"),
-        (lambda: nets()(XS, in_axes=(0, 0)), SpecError, "in_axes"),
-        (lambda: nets().replace(n=4)(X), ShapeError, "leading axis of 4"),
-        (lambda: nn.Ensemble.from_members([]), ArgumentError, "at least one"),
-        (lambda: nets()[N], IndexError, "range"),
-    ],
-)
-def test_what_is_refused(use, error, word):
-    """Lost State, axes that do not fit, no members, another number."""
-    with pytest.raises(error, match=word):
-        use()

@@ -159,44 +159,6 @@ def put(array, spec):
     return jnp.asarray(array) if spec is None else jax.device_put(array, on(*spec, mesh=EXPLICIT))
 
 
-# How x and the weight lie; then the product. A mesh axis that both have is the weight's to give up.
-PRODUCTS: list[tuple[Any, Any, Any]] = [
-    (("data",), (("data", "model"),), ("data", "model")),
-    (("data",), ("model", "data"), ("data", "model")),
-    (("data", "model"), (), ("data",)),
-    (("data", "model"), (None, "data"), ("data",)),
-    (("data", "model"), ("model",), ("data",)),
-    (("data", "model"), None, ("data",)),
-    ((("data", "model"),), ("data", "model"), (("data", "model"),)),
-    (None, ("model",), (None, "model")),
-    (None, (None, "model"), ()),
-]
-
-
-@pytest.mark.parametrize(("x_at", "weight_at", "y_at"), PRODUCTS, ids=str)
-def test_a_product_and_its_gradient_are_those_of_one_device(x_at, weight_at, y_at):
-    """Whatever their shardings; gradients are sharded as their arrays."""
-
-    def loss(layer, x):
-        y = layer(x)
-        return (y**2).sum(), y
-
-    # The bias as FSDP splits it, along the axis of the batch.
-    layer = LINEAR.replace(weight=put(LINEAR.weight, weight_at), bias=put(LINEAR.bias, ("data",)))
-    x = put(X, x_at)
-    gradients, y = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(layer, x)
-    expected, right = jax.grad(loss, (0, 1), has_aux=True)(LINEAR, jnp.asarray(X))
-
-    assert lies(y) == y_at
-    assert_close(y, right)
-    for gradient, other, array in zip(
-        *map(jax.tree.leaves, (gradients, expected, (layer, x))), strict=True
-    ):
-        assert_close(gradient, other, rtol=1e-4, atol=1e-4)
-        if isinstance(array.sharding, NamedSharding):
-            assert lies(gradient) == lies(array)
-
-
 # ---- what is sent
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError, StateError
+from pytreemod.errors import ArgumentError, StateError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -228,34 +228,3 @@ def test_caches_are_empty_and_the_rest_stays():
     assert int(state.get(net.count)) == 4
     with pytest.raises(ArgumentError, match="cache_size"):
         nn.reset_cache(nn.Identity(), state)
-
-
-# ---- refusals
-
-X = jnp.ones((3, 8))
-BATCH = X[None].repeat(4, 0)
-
-
-def by_distance(query, key):
-    """A bias without an axis of heads: of four examples, it would be taken for four heads."""
-    return -jnp.abs(query[..., :, None] - key[..., None, :]).astype(float)
-
-
-@pytest.mark.parametrize(
-    ("x", "options", "error", "word"),
-    [
-        (X, {"mask": jnp.ones((3, 3), bool)}, ArgumentError, "mask"),
-        (X, {"bias": jnp.ones((3, 3))}, ArgumentError, "bias"),
-        (X, {"is_causal": False}, ArgumentError, "is_causal"),
-        (X, {"key_": jnp.ones((2, 8))}, ShapeError, "as many keys"),
-        (X, {"process_heads": lambda q, k, v: (q, k, v)}, ArgumentError, "rotary"),
-        (BATCH, {}, ShapeError, r"\(4,\)"),
-        (BATCH, {"bias": by_distance}, ShapeError, "bias"),
-    ],
-)
-def test_what_does_not_go_with_a_cache_is_refused(x, options, error, word):
-    """It would be ignored, would broadcast, or begin at position 0 again."""
-    layer, state = make((4,) if "bias" in options and x.ndim == 3 else ())
-
-    with pytest.raises(error, match=word):
-        layer(x, state=state, **options)

@@ -9,7 +9,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ShapeError, StateError
 
 KEY = jax.random.key(0)
 X = jnp.ones((2, 3))
@@ -118,26 +117,3 @@ def test_it_trains_when_it_is_made():
     grads = pm.filter_grad(lambda model: jnp.mean(model(X) ** 2))(model)
     updates, _ = optax.sgd(0.1).update(grads, state)
     assert pm.apply_updates(model, updates)(X).shape == (2, 4)
-
-
-@pytest.mark.parametrize(
-    ("use", "error", "word"),
-    [
-        (lambda: lazy(4, KEY)(X), StateError, "before materialize"),
-        (
-            lambda: pm.materialize([lazy(4, KEY), lazy(4, KEY)], X, method=lambda m, x: m[0](x)),
-            StateError,
-            r"\[1\]",
-        ),
-        (
-            lambda: pm.materialize(lazy(4, KEY), X, method=lambda m, x: m(m(x))),
-            ShapeError,
-            "size 3, as before",
-        ),
-        (lambda: pm.materialize(nn.Lazy(conv, key=KEY, axis=-3), X), ShapeError, "axis -3"),
-    ],
-)
-def test_what_is_refused(use, error, word):
-    """A call before, one that misses a layer, two sizes at one place, an axis that is not there."""
-    with pytest.raises(error, match=word):
-        use()

@@ -4,11 +4,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 
-import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 
@@ -51,13 +48,6 @@ def test_every_field_named_inference_is_set():
     assert jax.tree.structure(off) == jax.tree.structure(before)
 
 
-def test_a_tree_without_flags_comes_back():
-    """A tree without flags is not an error."""
-    tree = [jnp.ones(2), None, {"a": 1}]
-
-    assert pm.tree_equal(nn.inference_mode(tree), tree)
-
-
 def test_any_configuration_is_set_by_name():
     """Numbers, strings, functions; several at once, everywhere, and nothing else."""
     before = [model(), nn.MLP(2, 2, 3, 1, key=jax.random.key(0))]
@@ -97,23 +87,3 @@ def test_converters_and_checks_run():
     rates = Rate(3.0, Rate(2.0))
 
     assert nn.with_mode(rates, rate="1").below.rate == 1.0
-
-
-@pytest.mark.parametrize(
-    ("use", "error", "word"),
-    [
-        (lambda: nn.with_mode(model(), momentun=0.5), ArgumentError, "momentun"),
-        (lambda: nn.with_mode(model(), weight=jnp.ones(2)), ArgumentError, "weight"),
-        (lambda: nn.with_mode(model(), inner=None), ArgumentError, "inner"),
-        (lambda: nn.inference_mode(Block(nn.Dropout()), 1), ArgumentError, "inference"),
-        (
-            lambda: nn.inference_mode(model()["block"].replace(inference=jnp.ones(2))),
-            ArgumentError,
-            "inference",
-        ),
-    ],
-)
-def test_what_is_refused(use, error, word):
-    """A misspelled name, data in the place of configuration, a value that is no flag."""
-    with pytest.raises(error, match=word):
-        use()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -19,17 +18,6 @@ def pooled(x, window, stride, reduce):
     """The windows of the last two axes, by NumPy in double precision."""
     views = np.lib.stride_tricks.sliding_window_view(np.asarray(x, "f8"), window, (-2, -1))
     return reduce(views[..., ::stride, ::stride, :, :], (-2, -1))
-
-
-@pytest.mark.parametrize(("make", "reduce"), [(nn.MaxPool2d, np.max), (nn.AvgPool2d, np.mean)])
-@pytest.mark.parametrize("padding", [0, 1])
-def test_pools_are_numpys_windows(make, reduce, padding):
-    """Padding counts as zeros in a mean, and is never the maximum."""
-    x = wave(2, 5, 6) - 3
-    filled = -np.inf if make is nn.MaxPool2d else 0.0
-    padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding)), constant_values=filled)
-
-    assert_close(make((3, 2), 2, padding)(jnp.asarray(x)), pooled(padded, (3, 2), 2, reduce))
 
 
 @pytest.mark.parametrize(
@@ -122,48 +110,6 @@ def test_the_mean_of_what_is_no_float(dtype, value):
 
     assert jnp.issubdtype(found.dtype, jnp.inexact)
     assert found.tolist() == [[[value]]]
-
-
-def test_wide_inputs_cost_nothing_more():
-    """The program has one reduction, and the division of a mean."""
-    average, greatest = nn.AvgPool1d(2), nn.MaxPool1d(2)
-    program = jax.make_jaxpr(lambda x: (average(x), greatest(x)))(jnp.ones((1, 4)))
-
-    names = [equation.primitive.name for equation in program.eqns]
-    assert names == ["reduce_window_sum", "div", "reduce_window_max"]
-
-
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: nn.MaxPool1d(2, padding=2), "padding"),
-        (lambda: nn.AvgPool1d(2, padding="SAME"), "padding"),
-        (lambda: nn.MaxPool2d(2, (1, 2, 3)), "stride"),
-        (lambda: nn.MaxPool2d(2).replace(kernel_size=3), "kernel_size"),
-        (lambda: nn.AdaptiveMaxPool1d(0), "target_shape"),
-        (lambda: nn.AdaptivePool(2, 1, jnp.sort)(jnp.ones((1, 4))), "operation"),
-        (lambda: nn.AdaptivePool(2, 1, lambda window: None)(jnp.ones((1, 4))), "operation"),
-    ],
-)
-def test_arguments_that_are_refused(make, word):
-    """A window of padding alone has no maximum, and several numbers would add axes."""
-    with pytest.raises(ArgumentError, match=rf"Pool.*\({word}\)"):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (nn.MaxPool2d(2), (9, 9)),
-        (nn.AvgPool1d(5), (1, 4)),
-        (nn.AdaptiveAvgPool2d((2, 3)), (1, 1, 4)),
-    ],
-    ids=label,
-)
-def test_inputs_that_are_refused(layer, shape):
-    """A missing axis of channels, and windows that are larger than the input."""
-    with pytest.raises(ShapeError, match="Pool"):
-        layer(jnp.ones(shape))
 
 
 # ---- a given number of windows

@@ -9,7 +9,6 @@ from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ShapeError, StructureError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -74,44 +73,6 @@ def test_the_first_carry_is_of_zeros_and_keeps_its_dtype(make):
         assert not any(leaf.any() for leaf in jax.tree.leaves(carry))
 
 
-def sigmoid(x):
-    """By NumPy."""
-    return 1 / (1 + np.exp(-x))
-
-
-def by_hand(cell, x, hidden):
-    """A step by the formula of the docstring, in NumPy."""
-    w, u, b = (np.asarray(a, "f8") for a in (cell.weight_ih, cell.weight_hh, cell.bias))
-    x, hidden = jax.tree.map(lambda a: np.asarray(a, "f8"), (x, hidden))
-    if isinstance(cell, nn.SimpleCell):
-        return np.tanh(x @ w.T + hidden @ u.T + b)
-    if isinstance(cell, nn.LSTMCell):
-        h, c = hidden
-        i, f, g, o = np.split(x @ w.T + h @ u.T + b, 4, -1)
-        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-        return sigmoid(o) * np.tanh(c), c
-    (xr, xz, xn), (hr, hz, hn) = np.split(x @ w.T + b, 3, -1), np.split(hidden @ u.T, 3, -1)
-    z = sigmoid(xz + hz)
-    n = np.tanh(xn + sigmoid(xr + hr) * (hn + np.asarray(cell.bias_n, "f8")))
-    return (1 - z) * n + z * hidden
-
-
-@every_cell
-@pytest.mark.parametrize(("dtype", "tolerance"), [("f4", 1e-5), ("bfloat16", 4e-2)])
-def test_steps_are_the_formulas(make, dtype, tolerance):
-    """With biases, for a batch; narrow floats keep their dtype, and lose only their last digits."""
-    ones = jax.nn.initializers.ones
-    cell = make(3, 2, dtype=dtype, key=KEY, bias_init=ones if make is nn.SimpleCell else None)
-    x = jnp.asarray(wave(2, 3, 3), dtype)
-    hidden = jax.tree.map(lambda a: a + 0.5, cell.initialize_carry(x.shape))
-    out = cell(x, hidden)
-
-    expected = by_hand(cell, x, hidden)
-    for mine, other in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
-        assert mine.dtype == jnp.dtype(dtype)
-        assert_close(mine.astype("f4"), other, rtol=tolerance, atol=tolerance)
-
-
 def test_a_simple_step_may_have_another_activation_and_add_the_hidden_state():
     """h' = phi(W x + U h + h), where phi may be learned."""
     options = {"use_bias": False, "residual": True, "key": KEY}
@@ -123,15 +84,6 @@ def test_a_simple_step_may_have_another_activation_and_add_the_hidden_state():
     assert_close(out, np.sin(x @ cell.weight_ih.T + hidden @ cell.weight_hh.T + hidden))
     learned = nn.SimpleCell(3, 2, activation=nn.Linear(2, 2, key=KEY), **options)
     assert len(jax.tree.leaves(learned)) == 4
-
-
-@every_cell
-def test_a_carry_of_another_shape_is_refused(make):
-    """It would broadcast over a batch."""
-    cell = make(3, 2, key=KEY)
-
-    with pytest.raises(ShapeError, match=make.__name__ + ".*hidden"):
-        cell(jnp.ones((4, 3)), cell.initialize_carry((3,)))
 
 
 # ---- over time
@@ -315,18 +267,3 @@ def test_lengths_of_a_batch_that_is_split_over_devices(reverse):
 
     assert found[0][1].sharding.spec == P("data", None, None)
     jax.tree.map(assert_close, found, step(rnn, jnp.asarray(x), lengths))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "word"),
-    [
-        ({"seq_lengths": np.array([4, 2])}, ShapeError, "seq_lengths"),
-        ({"seq_lengths": np.array([True, False, True])}, ShapeError, "seq_lengths"),
-        ({"initial_carry": jnp.ones(2)}, ShapeError, "hidden"),
-        ({"initial_carry": jnp.zeros((3, 2), jnp.bfloat16)}, StructureError, "bf16"),
-    ],
-)
-def test_what_does_not_fit_a_batch_is_refused(options, error, word):
-    """It would broadcast; or the carry would change its dtype at the first step."""
-    with pytest.raises(error, match=word), jax.numpy_dtype_promotion("standard"):
-        nn.RNN(GRU)(jnp.ones((3, 4, 3)), **options)

@@ -7,7 +7,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.module.classes import Module
-from tests.nn.numbers_to_compare import assert_close, wave
+from tests.nn.numbers_to_compare import assert_close
 
 
 class KeyTaker(Module):
@@ -35,14 +35,6 @@ def two_layers():
     return nn.Sequential([nn.Linear(3, 2, key=jax.random.key(0)), nn.Lambda(jax.nn.relu)])
 
 
-def test_sequential_applies_layers_in_order():
-    """Sequential([f, g])(x) == g(f(x)); an empty one is the identity."""
-    net, x = two_layers(), jnp.asarray(wave(5, 3))
-
-    assert_close(net(x), jax.nn.relu(net.layers[0](x)))
-    assert nn.Sequential([])(x) is x
-
-
 def test_sequential_is_a_sequence():
     """Length, iteration, index and slice."""
     net = two_layers()
@@ -62,18 +54,6 @@ def test_every_layer_gets_a_key_of_its_own(key):
 
     assert (jnp.stack(keys) == jax.random.split(key, 3)).all()
     assert net(()) == (None, None, None)
-
-
-def test_state_goes_through_stateful_layers_only():
-    """Other layers are called with x alone; the State is that of the last stateful layer."""
-    net, state = nn.make_with_state(
-        lambda: nn.Sequential([Counter(), nn.Lambda(lambda x: 2 * x), Counter()])
-    )()
-
-    for number in range(3):
-        out, state = net(jnp.ones(()), state)
-        assert float(out) == 2 * (1 + number) + number
-    assert [float(state.get(net[i].index)) for i in (0, 2)] == [3, 3]
 
 
 def test_a_state_that_nobody_needs_is_handed_back():

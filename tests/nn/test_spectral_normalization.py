@@ -52,23 +52,6 @@ def test_inference_leaves_the_vectors_alone(key):
     assert not np.allclose(state.get(layer.uv_index)[0], u)
 
 
-def test_one_state_for_all_examples_and_one_for_each_member(key):
-    """Under vmap the State does not depend on the example; an ensemble has its own vectors."""
-    layer, state = nn.make_with_state(make_linear)(key)
-    x = jnp.asarray(wave(5, 3))
-    expected, _ = layer(x, state.substate(layer))
-
-    mapped = pm.filter_jit(pm.filter_vmap(layer, in_axes=(0, None), out_axes=(0, None)))
-    out, after = mapped(x, state)
-    assert_close(out, expected, atol=1e-4)
-    assert after.get(layer.uv_index)[0].shape == (4,)
-
-    layers, state = pm.filter_vmap(nn.make_with_state(make_linear))(jax.random.split(key, 2))
-    call = pm.filter_vmap(lambda layer, state: layer(x[0], state))
-    out, state = call(layers, state)
-    assert out.shape == state.get(layers.uv_index)[0].shape == (2, 4)
-
-
 class Drifting(nn.StatefulLayer):
     """A stateful layer with a weight, which uses its key."""
 

@@ -9,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError, StructureError
+from pytreemod.errors import ShapeError
 from tests.helpers.equations import equations, operations
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -82,14 +82,6 @@ def test_stack_is_its_layers_one_after_the_other(unroll, remat):
         assert_close(grads.layer.linear.bias[i], by_layer[i].linear.bias)
 
 
-def test_each_layer_is_made_with_a_key_of_its_own(key):
-    """The keys are those of one split: the layers are those that a list would hold."""
-    stack = nn.Stack(ft.partial(nn.Linear, 2, 2), DEPTH, key=key)
-
-    for layer, own in zip(stack, jax.random.split(key, DEPTH), strict=True):
-        assert_close(layer.weight, nn.Linear(2, 2, key=own).weight)
-
-
 def test_no_layers_are_the_identity():
     """With depth 0, the output is the input."""
     stack = blocks(0)
@@ -117,55 +109,38 @@ def test_each_layer_gets_a_key_of_its_own(key):
     assert_close(stack(jnp.ones(DEPTH)), jnp.ones(DEPTH))
 
 
-def test_arguments_by_name_are_the_same_for_all_layers():
-    """Arrays are closed over, anything else is part of the program."""
-    stack, gate = blocks(), jnp.asarray(0.5)
-
-    expected = one_by_one([ft.partial(layer, gate=gate) for layer in stack], X)
-    assert_close(stack(X, gate=gate), expected)
-    assert_close(stack(X, gate=0.5), expected)
-
-
-def test_arguments_for_each_layer_have_a_leading_axis():
-    """`per_layer` is taken apart as the layers are."""
+def test_arguments_by_name_are_the_same_for_all_layers_or_one_for_each():
+    """`per_layer` is taken apart as the layers are; a number is part of the program."""
     stack, gates = blocks(), jnp.arange(1.0, DEPTH + 1)
 
-    expected = one_by_one([ft.partial(f, gate=g) for f, g in zip(stack, gates, strict=True)], X)
-    assert_close(stack(X, per_layer={"gate": gates}), expected)
+    for given, each in [
+        ({"gate": jnp.asarray(0.5)}, [0.5] * DEPTH),
+        ({"gate": 0.5}, [0.5] * DEPTH),
+        ({"per_layer": {"gate": gates}}, gates),
+    ]:
+        expected = one_by_one([ft.partial(f, gate=g) for f, g in zip(stack, each, strict=True)], X)
+        assert_close(stack(X, **given), expected)
 
 
-# ---- a sequence
+# ---- a sequence, as an Ensemble is
 
 
-def test_stack_is_a_sequence():
-    """Length, iteration, index and slice."""
-    stack = blocks(4)
+@pytest.mark.parametrize("kind", [nn.Stack, nn.Ensemble])
+def test_it_is_a_sequence_of_what_was_made(kind, key):
+    """Each with a key of one split; index, slice and list, and what is made of the list again."""
+    made = kind(Block, 4, key=key, axis_name="blocks")
+    each = [Block(key=own) for own in jax.random.split(key, 4)]
+    collected = kind.from_layers if kind is nn.Stack else kind.from_members
 
-    assert len(stack) == 4
-    assert [type(layer) for layer in stack] == [Block] * 4
-    assert_close(stack[1].linear.weight, stack.layer.linear.weight[1])
-    assert pm.tree_equal(stack[-1], stack[3])
-    assert pm.tree_equal(list(stack)[2], stack[np.int64(2)])
-
-
-@pytest.mark.parametrize("part", [slice(1, 3), slice(None), slice(None, None, -1), slice(2, 2)])
-def test_a_slice_is_a_stack(part):
-    """stack[part] has the layers that list(stack)[part] has, and the same options."""
-    stack = blocks(4, remat=True)
-
-    assert stack[part].remat is True
-    assert pm.tree_equal(list(stack[part]), list(stack)[part])
-    assert_close(stack[part](X), one_by_one(list(stack)[part], X))
-
-
-def test_list_and_stack_become_one_another():
-    """from_layers(unstack()) gives the Stack back, and the other way round, for plain layers."""
-    stack = blocks(remat=True, unroll=2)
-
-    again = nn.Stack.from_layers(stack.unstack(), remat=True, unroll=2)
-
-    assert pm.tree_equal(again, stack)
-    assert pm.tree_equal(nn.Stack.from_layers(iter(stack)).unstack(), stack.unstack())
+    for one, other in zip(made, each, strict=True):
+        jax.tree.map(assert_close, one, other)
+    assert len(made) == len(kind(Block, 4, key=pm.init_keys(key))) == 4
+    assert made[-1] == made[np.int64(3)] == made.unstack()[3]
+    for part in (slice(1, 3), slice(None), slice(None, None, -1), slice(2, 2)):
+        assert made[part].axis_name == "blocks"
+        assert [*made[part]] == [*made][part]
+    assert collected(iter(made), axis_name="blocks") == made
+    assert pm.filter_jit(lambda made: collected(iter(made), axis_name="blocks"))(made) == made
 
 
 def test_weakly_typed_inputs_are_promoted():
@@ -176,15 +151,6 @@ def test_weakly_typed_inputs_are_promoted():
 
 
 # ---- as part of a model
-
-
-def test_modes_reach_the_layers():
-    """inference_mode sets the flags inside, for all layers at once."""
-    training = nn.inference_mode(blocks(), False)
-
-    assert not training.layer.dropout.inference
-    assert not pm.tree_equal(training(X, key=jax.random.key(1)), blocks()(X))
-    assert pm.tree_equal(nn.inference_mode(training), blocks())
 
 
 @ft.cache
@@ -299,31 +265,6 @@ def test_a_stack_that_is_written_out_recomputes_nevertheless():
 
     assert tanhs(unroll=True, remat=True) > tanhs(unroll=True)
     assert [barriers(unroll=n) for n in (1, 2, DEPTH, True)] == [False, False, True, True]
-
-
-# ---- refusals
-
-
-STACKED = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), blocks())
-GROWING = nn.Stack(lambda: nn.Lambda(lambda x: jnp.concatenate([x, x])), DEPTH)
-
-
-@pytest.mark.parametrize(
-    ("use", "error", "word"),
-    [
-        (lambda: STACKED(X), ShapeError, r"layer\.linear\.weight"),
-        (lambda: STACKED[0], ShapeError, r"layer\.linear\.weight"),
-        (lambda: blocks()(X, per_layer={"gate": jnp.ones(2)}), ShapeError, "gate"),
-        (lambda: GROWING(X), StructureError, "carry"),
-        (lambda: blocks()[DEPTH], IndexError, "range"),
-        (lambda: blocks().replace(depth=4)(X), ShapeError, "leading axis of 4"),
-        (lambda: nn.Stack.from_layers([]), ArgumentError, "at least one"),
-    ],
-)
-def test_what_is_refused(use, error, word):
-    """Arrays without the axis of the layers, layers that change shapes, another depth, none."""
-    with pytest.raises(error, match=word):
-        use()
 
 
 def test_an_error_in_a_layer_says_so():

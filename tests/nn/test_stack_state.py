@@ -216,21 +216,6 @@ def test_a_part_of_a_stack_has_the_values_of_its_layers(part):
     assert taken(X, own)[0].shape == X.shape
 
 
-def test_a_split_state_goes_through_a_map():
-    """It belongs under a map over its members, where the Stack takes it; outside, it is refused."""
-    stack, state = noisy()
-    state = state.split(2)
-    with pytest.raises(StateError, match="stream"):
-        stack(X, state.restored())
-
-    axes = pm.by({"layer.stream": 0, ...: None})
-    mapped = pm.filter_vmap(
-        lambda state: stack(X, state)[1], in_axes=(axes,), out_axes=pm.by({...: 0})
-    )
-    drawn = mapped(state).get(stack.layer.drawn)
-    assert len(set(drawn.ravel().tolist())) == 2 * DEPTH
-
-
 # ---- the program
 
 
@@ -281,33 +266,6 @@ def test_a_stack_in_inference_mode_leaves_its_state_usable():
     assert_close(first, second)
     _, after = stack(x, state.seed(jax.random.key(1)))
     assert after is not state
-
-
-# ---- refusals
-
-
-class Wrong(nn.StatefulLayer):
-    """Returns a wrong result."""
-
-    norm: nn.BatchNorm
-    kind: str
-
-    def __init__(self, kind):
-        self.norm = nn.BatchNorm(2)
-        self.kind = kind
-
-    def __call__(self, x, state, *, key=None):
-        out, state = self.norm(x, state)
-        return {"alone": out, "swapped": (state, out)}[self.kind]
-
-
-@pytest.mark.parametrize("kind", ["alone", "swapped"])
-def test_a_layer_has_to_return_its_state(kind):
-    """Its update would be lost."""
-    stack, state = pm.make_with_state(nn.Stack)(lambda: Wrong(kind), DEPTH)
-
-    with pytest.raises(StateError, match="Wrong"):
-        stack(X, state)
 
 
 def test_a_part_of_a_stack_is_refused_by_its_state():

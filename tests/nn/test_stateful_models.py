@@ -204,24 +204,6 @@ def test_seed_split_and_join_are_those_of_the_state():
 # --- transforms ---------------------------------------------------------------------------------
 
 
-def ensemble(n):
-    return pm.filter_vmap(lambda key: pm.stateful(noisy()).seed(key))(
-        jax.random.split(jax.random.key(2), n)
-    )
-
-
-@pytest.mark.slow
-def test_members_of_an_ensemble_train_as_they_would_alone():
-    """Made, called and updated under `filter_vmap`: each member is the net trained by itself."""
-    nets, values = pm.filter_vmap(update, in_axes=(0, None))(ensemble(3), X)
-
-    for number, key in enumerate(jax.random.split(jax.random.key(2), 3)):
-        alone, value = update(pm.stateful(noisy()).seed(key), X)
-        member = jax.tree.map(lambda leaf, i=number: leaf[i], nets)
-        assert_equal(member, alone)
-        np.testing.assert_allclose(values[number], value, rtol=1e-5)
-
-
 @pytest.mark.parametrize("scan", [pm.filter_scan, jax.lax.scan], ids=["filtered", "plain"])
 @pytest.mark.sampled
 def test_a_net_is_carried_through_scan(scan):
@@ -256,14 +238,6 @@ def test_the_program_is_the_one_with_state_passed_by_hand():
         return pm.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), state, value
 
     assert equations(update, seeded(noisy()), X) == equations(by_hand, model, state, X)
-
-
-def test_copies_of_a_layer_in_a_net_are_layers_of_their_own():
-    """Stateful names tokens by path, as make_with_state does."""
-    norm = nn.BatchNorm(2)
-    net = pm.stateful(nn.Sequential([norm, copy.deepcopy(norm), norm]))
-
-    assert len(jax.tree.leaves(net.state)) == 6
 
 
 def test_an_old_net_is_refused_and_may_be_restored():
