@@ -102,7 +102,7 @@ def _mapped(name: str, rule: Any, which: _Which) -> Transformation:
 
     def init(params: PyTree) -> Any:
         groups = _groups(params, which).values()
-        states = tuple(_each(rule.init, group, which, 1)(_only(params, group)) for group in groups)
+        states = tuple(_each(rule.init, group, which)(_only(params, group)) for group in groups)
         if any(map(_is_key, jtu.tree_leaves(states))) and any(group.axes for group in groups):
             raise ArgumentError(f"{name}: each layer would draw the same random numbers")
         return states
@@ -117,7 +117,7 @@ def _mapped(name: str, rule: Any, which: _Which) -> Transformation:
                 raise ArgumentError(f"{name}: the argument {key!r} is for the whole model")
         for group, old in zip(_groups(updates, which).values(), state, strict=True):
             shown = None if params is None else _only(params, group)
-            step = _each(ft.partial(rule.update, **extra), group, which, 3)
+            step = _each(ft.partial(rule.update, **extra), group, which)
             made, new = step(_only(updates, group), old, shown)
             news.append(new)
             for i, leaf in zip(group.places, jtu.tree_leaves(made), strict=True):
@@ -157,14 +157,18 @@ def _only(tree: PyTree, group: _Group) -> PyTree:
     return structure.unflatten([x if i in group.places else None for i, x in enumerate(leaves)])
 
 
-def _each(fn: Callable[..., Any], group: _Group, which: _Which, count: int) -> Callable[..., Any]:
+def _each(
+    fn: Callable[..., Any], group: _Group, which: _Which, in_axes: Any = 0, out_axes: int = 0
+) -> Callable[..., Any]:
+    """Map a function over the axes of a group, which its trees lack inside."""
+
     def inner(*args: Any) -> Any:
         with without_axes(which):
             return fn(*args)
 
-    mapped: Callable[..., Any] = inner if group.axes else fn
+    mapped: Callable[..., Any] = inner
     for _ in range(group.axes):
-        mapped = jax.vmap(mapped, in_axes=(0,) * count)
+        mapped = jax.vmap(mapped, in_axes, out_axes)
     return mapped
 
 
@@ -175,6 +179,8 @@ def _is_key(leaf: Any) -> bool:
 
 
 # ---- trying
+
+_SIZES = np.asarray([1.0, 0.3, 2.0, 0.7, 1.5], np.float32)
 
 
 def is_same_stacked(rule: Any, params: PyTree) -> bool:
@@ -195,31 +201,55 @@ def is_same_stacked(rule: Any, params: PyTree) -> bool:
     """
     leaves, structure = jtu.tree_flatten(params)
     axes = [len(holds_of(loc)) for loc in locations(params)]
+    toys, grads = _toys(leaves, axes)
+    groups = [*_groups(structure.unflatten(toys), "members").values()]
+
+    def in_lists(values: list[Any], group: _Group, first: int) -> PyTree:
+        # The axes of members are kept, and mapped.
+        made: list[Any] = [None] * len(values)
+        for i in group.places:
+            made[i] = _listed(values[i], first + group.axes, axes[i] - group.axes)
+        return structure.unflatten(made)
+
+    def run(stacked: Any, alone: Any) -> Any:
+        steps = ft.partial(_steps, rule)
+        pairs = zip(groups, alone, strict=True)
+        return steps(*stacked), [_each(steps, g, "all", (0, 1), 1)(*trees) for g, trees in pairs]
+
     try:
         # Settings of the caller's concern the real steps.
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             if not _is_state_alike(rule, leaves, structure, axes):
                 return False
-            rng, small, slopes = np.random.default_rng(0), [], []
-            for leaf, count in zip(leaves, axes, strict=True):
-                shape = (*(2,) * count, *(min(n, 4) for n in leaf.shape[count:]))
-                layers = 1 + 2 * np.indices(shape, np.float32)[:count].sum(0)
-                small.append(rng.normal(size=shape).astype(leaf.dtype))
-                slopes.append((rng.normal(size=shape) * layers).astype(leaf.dtype))
-
-            def run(small: list[Any], slopes: list[Any]) -> tuple[list[Any], list[Any]]:
-                together = _steps(rule, *map(structure.unflatten, (small, slopes)))
-                return jtu.tree_leaves(together), _apart(rule, structure, axes, small, slopes)
-
-            made = _compiled(run, small, slopes)
-            rows = zip(made[: len(axes)], made[len(axes) :], axes, strict=True)
+            stacked = structure.unflatten(toys), structure.unflatten(grads)
+            alone = [(in_lists(toys, group, 0), in_lists(grads, group, 1)) for group in groups]
+            made, others = _compiled(run, stacked, alone)
+            made = structure.flatten_up_to(made)
+            for group, other in zip(groups, map(structure.flatten_up_to, others), strict=True):
+                for i in group.places:
+                    apart = np.stack(jtu.tree_leaves(other[i]), 1 + group.axes)
+                    if not _are_close(np.asarray(made[i]), apart, axes[i] > 0):
+                        return False
     # A rule may raise anything.
     except Exception:
         return False
-    return all(_are_close(np.asarray(x), np.asarray(y), count > 0) for x, y, count in rows)
+    return True
 
 
-def _are_close(x: Any, y: Any, is_stacked: bool) -> bool:
+def _toys(leaves: list[Any], axes: list[int]) -> tuple[list[Any], list[Any]]:
+    """Return a small array for each parameter, and its gradients in all steps."""
+    rng, toys, grads = np.random.default_rng(0), [], []
+    for leaf, count in zip(leaves, axes, strict=True):
+        shape = (*(2,) * count, *(min(n, 4) for n in leaf.shape[count:]))
+        slope = rng.normal(size=shape) * (1 + 2 * np.indices(shape)[:count].sum(0))
+        steps = [size * slope + 0.1 * size**2 * np.abs(slope) for size in _SIZES]
+        toys.append(rng.normal(size=shape).astype(leaf.dtype))
+        grads.append(np.stack(steps).astype(leaf.dtype))
+    return toys, grads
+
+
+def _are_close(x: Any, apart: Any, is_stacked: bool) -> bool:
+    y = apart.reshape(x.shape)
     largest = np.abs(y).max(initial=0.0)
     moves = largest > 0 or not is_stacked or not y.size
     return bool(moves and (np.abs(x - y) <= 1e-3 * largest).all())
@@ -232,7 +262,7 @@ def _is_state_alike(rule: Any, leaves: list[Any], structure: Any, axes: list[int
     largest axes are long, and one of these may be that of the layers.
     """
     whole = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in leaves]
-    listed = [_listed(x, count) for x, count in zip(whole, axes, strict=True)]
+    listed = [_listed(x, 0, count) for x, count in zip(whole, axes, strict=True)]
     states = [untyped_jax.eval_shape(rule.init, structure.unflatten(whole))]
     with without_axes("all"):
         states.append(untyped_jax.eval_shape(rule.init, structure.unflatten(listed)))
@@ -240,58 +270,27 @@ def _is_state_alike(rule: Any, leaves: list[Any], structure: Any, axes: list[int
     return as_one >= apart
 
 
-def _listed(x: Any, axes: int) -> Any:
-    """Return an array as a list of layers, if it has any."""
-    return [x[at] for at in np.ndindex(x.shape[:axes])] if axes else x
+def _listed(x: Any, first: int, count: int) -> Any:
+    """Return an array as a list of layers, if it has any: along some axes, from the first on."""
+    places = np.ndindex(x.shape[first : first + count])
+    return [x[(slice(None),) * first + at] for at in places] if count else x
 
 
-def _steps(rule: Any, params: PyTree, slopes: PyTree) -> PyTree:
+def _steps(rule: Any, params: PyTree, grads: PyTree) -> PyTree:
     """Return the updates of five steps."""
 
-    def slope(size: Any, g: Any, p: Any) -> Any:
-        return (size * g + 0.1 * size**2 * jnp.abs(g)).astype(p.dtype)
-
-    def add(p: Any, u: Any) -> Any:
-        return (p + u).astype(p.dtype)
-
-    def step(carry: Any, size: Any) -> Any:
-        params, state = carry
-        grads = jtu.tree_map(ft.partial(slope, size), slopes, params)
+    def step(carry: Any, now: Any) -> Any:
+        (params, state), (grads, size) = carry, now
         updates, state = rule.update(grads, state, params, **accepted(rule, {"value": 1 / size}))
-        params = jtu.tree_map(add, params, updates)
+        params = jtu.tree_map(lambda p, u: (p + u).astype(p.dtype), params, updates)
         return (params, state), updates
 
-    sizes = np.asarray([1.0, 0.3, 2.0, 0.7, 1.5], np.float32)
-    return jax.lax.scan(step, (params, rule.init(params)), sizes)[1]
+    return jax.lax.scan(step, (params, rule.init(params)), (grads, _SIZES))[1]
 
 
-def _apart(
-    rule: Any, structure: Any, axes: list[int], small: list[Any], slopes: list[Any]
-) -> list[Any]:
-    """Return the updates of each member alone, with lists of layers; stacked again."""
-    made: list[Any] = [None] * len(small)
-    for group in _groups(structure.unflatten(small), "members").values():
-        members: list[list[Any]] = []
-        for at in np.ndindex((2,) * group.axes):
-
-            def one(arrays: list[Any], at: Any = at, group: _Group = group) -> PyTree:
-                mine = [None] * len(arrays)
-                for i in group.places:
-                    mine[i] = _listed(arrays[i][at], axes[i] - group.axes)
-                return structure.unflatten(mine)
-
-            with without_axes("all"):
-                members.append(structure.flatten_up_to(_steps(rule, one(small), one(slopes))))
-        for i in group.places:
-            layers = jtu.tree_leaves([member[i] for member in members])
-            steps = len(layers[0])
-            made[i] = jnp.stack(layers, axis=1).reshape(steps, *small[i].shape)
-    return made
-
-
-def _compiled(fn: Callable[..., Any], *args: Any) -> list[Any]:
-    """Return the leaves of a result, by one program with the cheapest settings of the compiler."""
-    closed = jax.make_jaxpr(fn)(*args)
+def _compiled(fn: Callable[..., Any], *args: Any) -> Any:
+    """Return a result of NumPy's arrays, by one program with the compiler's cheapest settings."""
+    closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
     # A rate may be traced: any number does here.
     consts = [np.full(x.shape, 0.1, x.dtype) if isinstance(x, Tracer) else x for x in closed.consts]
 
@@ -303,7 +302,8 @@ def _compiled(fn: Callable[..., Any], *args: Any) -> list[Any]:
         "xla_llvm_disable_expensive_passes": True,
     }
     leaves, is_cpu = jtu.tree_leaves(args), jax.default_backend() == "cpu"
-    return jax.jit(run).lower(*leaves).compile(options if is_cpu else None)(*leaves)
+    made = jax.jit(run).lower(*leaves).compile(options if is_cpu else None)(*leaves)
+    return jtu.tree_structure(out).unflatten(made)
 
 
 def accepted(rule: Any, extra: dict[str, Any]) -> dict[str, Any]:
