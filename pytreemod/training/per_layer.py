@@ -224,11 +224,12 @@ def is_same_stacked(rule: Any, params: PyTree) -> bool:
             stacked = structure.unflatten(toys), structure.unflatten(grads)
             alone = [(in_lists(toys, group, 0), in_lists(grads, group, 1)) for group in groups]
             made, others = _compiled(run, stacked, alone)
-            made = structure.flatten_up_to(made)
-            for group, other in zip(groups, map(structure.flatten_up_to, others), strict=True):
+            as_one = structure.flatten_up_to(made)
+            for group, other in zip(groups, others, strict=True):
+                apart = structure.flatten_up_to(other)
                 for i in group.places:
-                    apart = np.stack(jtu.tree_leaves(other[i]), 1 + group.axes)
-                    if not _are_close(np.asarray(made[i]), apart, axes[i] > 0):
+                    y = np.stack(jtu.tree_leaves(apart[i]), 1 + group.axes)
+                    if not _are_close(np.asarray(as_one[i]), y, axes[i] > 0):
                         return False
     # A rule may raise anything.
     except Exception:
@@ -238,7 +239,7 @@ def is_same_stacked(rule: Any, params: PyTree) -> bool:
 
 def _toys(leaves: list[Any], axes: list[int]) -> tuple[list[Any], list[Any]]:
     """Return a small array for each parameter, and its gradients in all steps."""
-    rng, toys, grads = np.random.default_rng(0), [], []
+    rng, toys, grads = np.random.default_rng(0), list[Any](), list[Any]()
     for leaf, count in zip(leaves, axes, strict=True):
         shape = (*(2,) * count, *(min(n, 4) for n in leaf.shape[count:]))
         slope = rng.normal(size=shape) * (1 + 2 * np.indices(shape)[:count].sum(0))
@@ -248,8 +249,8 @@ def _toys(leaves: list[Any], axes: list[int]) -> tuple[list[Any], list[Any]]:
     return toys, grads
 
 
-def _are_close(x: Any, apart: Any, is_stacked: bool) -> bool:
-    y = apart.reshape(x.shape)
+def _are_close(x: Any, y: Any, is_stacked: bool) -> bool:
+    y = y.reshape(x.shape)
     largest = np.abs(y).max(initial=0.0)
     moves = largest > 0 or not is_stacked or not y.size
     return bool(moves and (np.abs(x - y) <= 1e-3 * largest).all())
@@ -279,11 +280,13 @@ def _listed(x: Any, first: int, count: int) -> Any:
 def _steps(rule: Any, params: PyTree, grads: PyTree) -> PyTree:
     """Return the updates of five steps."""
 
+    def add(p: Any, u: Any) -> Any:
+        return (p + u).astype(p.dtype)
+
     def step(carry: Any, now: Any) -> Any:
         (params, state), (grads, size) = carry, now
         updates, state = rule.update(grads, state, params, **accepted(rule, {"value": 1 / size}))
-        params = jtu.tree_map(lambda p, u: (p + u).astype(p.dtype), params, updates)
-        return (params, state), updates
+        return (jtu.tree_map(add, params, updates), state), updates
 
     return jax.lax.scan(step, (params, rule.init(params)), (grads, _SIZES))[1]
 
