@@ -6,11 +6,10 @@ gives the sum. A role decides what to train, as everywhere.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Inexact
 
 from pytreemod.errors import ArgumentError, SpecError, describe
@@ -19,13 +18,13 @@ from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import hashes_of
+from pytreemod.training.automatic_axes import with_automatic_axes
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.paths import path_text, step_names
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import Tracer, untyped_jax
 
 _M = TypeVar("_M")
 
@@ -43,24 +42,12 @@ class LowRank(Computed):
 
     def value(self) -> Array:
         """Return the sum."""
-        base = self.base
-        if AxisType.Explicit in jax.typeof(base).sharding.mesh.axis_types:
-            return base + self.scale * _sharded_product(self.b, self.a, base)
-        return base + self.scale * (self.b @ self.a)
+        # On a mesh, of the factors each device has the part that it needs.
+        product = with_automatic_axes(jnp.matmul, self.b, self.a, like=lambda: self.base)
+        return self.base + self.scale * product
 
     def __part_axis_names__(self, names: Any) -> dict[str, Any]:
         return {"a": (None, names[1]), "b": (names[0], None)}
-
-
-def _sharded_product(b: Array, a: Array, base: Array) -> Array:
-    """The update, split as the matrix is: of its factors each device has the part that it needs."""
-    sharding = jax.typeof(base).sharding if isinstance(base, Tracer) else base.sharding
-    to = cast("NamedSharding", sharding)
-    rows, columns = (*to.spec, None, None)[:2]
-    factors = ((b, PartitionSpec(rows, None)), (a, PartitionSpec(None, columns)))
-    reshard = untyped_jax.sharding.reshard
-    b, a = (reshard(factor, NamedSharding(to.mesh, spec)) for factor, spec in factors)
-    return jnp.matmul(b, a, out_sharding=to)
 
 
 def lora(

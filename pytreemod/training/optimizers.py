@@ -8,6 +8,7 @@ optax.
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, StructureError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.training.automatic_axes import mirrored, with_automatic_axes
 from pytreemod.training.per_layer import (
     accepted,
     check_transformation,
@@ -23,7 +25,6 @@ from pytreemod.training.per_layer import (
     per_layer,
     per_member,
 )
-from pytreemod.training.rules_on_meshes import init_on_mesh, update_on_mesh
 from pytreemod.transform.capturing import released
 from pytreemod.transform.chosen_leaves import trainable_mask, warn_of_shared
 from pytreemod.tree.members import holds_of
@@ -167,7 +168,7 @@ class Optimizer(Module):
             params = treedef.unflatten(_only(leaves, labels, number))
             if self.stacked == "per layer":
                 _refuse_whole(what, rule, params)
-            return init_on_mesh(rule, params)
+            return with_automatic_axes(rule.init, params, like=lambda: mirrored(rule.init, params))
 
         states = tuple(
             start(_name(selector), rule, i) if i in labels else None
@@ -205,8 +206,9 @@ class Optimizer(Module):
         def step(rule: Any, state: Any, given: list[Any], number: int | None) -> Any:
             mine, params = (_only(each, self.labels, number) for each in (given, leaves))
             trees = treedef.unflatten(mine), state, treedef.unflatten(params)
+            update = ft.partial(rule.update, **accepted(rule, extra))
             try:
-                made, new = update_on_mesh(rule, *trees, accepted(rule, extra))
+                made, new = with_automatic_axes(update, *trees, like=lambda: (trees[2], state))
             except (TypeError, ValueError) as error:
                 # optax's own says that two trees, or two arrays, do not fit.
                 fact = "Optimizer.update: has the model the structure, shapes and mode of init?"
