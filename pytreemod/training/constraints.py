@@ -103,18 +103,15 @@ def _widely(fn: Callable[[Any], Any], given: Any) -> Any:
 @ft.cache
 def _next_to(bound: float, towards: float, dtype: Any) -> float:
     """Return the finite number of a dtype next to a bound, in a direction."""
-    known = untyped_jax.numpy.finfo(dtype)
-    if math.isinf(bound):
-        return math.copysign(float(known.max), bound)
+    kind = np.dtype(dtype).type
+    with np.errstate(over="ignore"):
+        found = float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
     if bound == 0:
         # Not the smallest number, if compiled code takes it for zero. It does not in float16, whose
         # smallest numbers are ordinary ones in float32, in which it is computed.
         wide = dtype if np.dtype(dtype).itemsize > 4 else jnp.float32
-        least = max(float(known.smallest_subnormal), float(untyped_jax.numpy.finfo(wide).tiny))
-        return math.copysign(least, towards)
-    kind = np.dtype(dtype).type
-    with np.errstate(over="ignore"):
-        return float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
+        return math.copysign(max(abs(found), float(untyped_jax.numpy.finfo(wide).tiny)), towards)
+    return found
 
 
 def _exp(u: Any) -> Any:

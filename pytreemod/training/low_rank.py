@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Inexact
 
 from pytreemod.errors import ArgumentError, SpecError, describe
@@ -19,12 +20,11 @@ from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import hashes_of
 from pytreemod.training.automatic_axes import with_automatic_axes
-from pytreemod.training.chosen_parameters import Parameter, choose_parameters
-from pytreemod.tree.paths import path_text, step_names
+from pytreemod.training.chosen_parameters import Parameter, replace_parameters
+from pytreemod.tree.paths import step_names
 from pytreemod.tree.predicates import is_inexact_array
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import jtu
 
 _M = TypeVar("_M")
 
@@ -105,32 +105,7 @@ def lora(
         raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
     scale = 1.0 if alpha is None else float(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key
-    model = with_new_containers(model)
-    chosen = choose_parameters(model, as_selector(selector).mask(model))
-    matrices = [one for one in chosen if _is_matrix(one)]
-    if not matrices:
-        at = [f"{path_text(one.path)}: {describe(one.node)}" for one in chosen]
-        raise SpecError(f"lora: {selector!r} picks no matrix", at=at)
-    adapted = [path_text(one.path) for one in matrices if isinstance(one.node, LowRank)]
-    if adapted:
-        hint = f"model = pm.resolve(model, {adapted[0]!r})"
-        raise SpecError("lora: matrices that have an update", at=adapted, hint=hint)
-    # One by one: taking many keys out of one array would compile a longer program.
-    names = hashes_of([".".join(step_names(one.path)) for one in matrices])
-    keys = [jax.random.fold_in(seed, number) for number in names]
-    pairs = zip(matrices, keys, strict=True)
-    return replace_at(model, [(one.path, _adapted(one, rank, scale, k)) for one, k in pairs])
 
-
-def _is_matrix(parameter: Parameter) -> bool:
-    """Whether it is a matrix in each layer."""
-    node = parameter.node
-    if is_computed(node):
-        return len(shape_of_one(node) or ()) == 2
-    return is_inexact_array(node) and node.ndim == 2 + parameter.members
-
-
-def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
     def adapt(base: Any, key: Any) -> LowRank:
         # The base may be a computed leaf, which is no matrix until it is read: its shape suffices.
         like: Any = jax.eval_shape(base.value) if is_computed(base) else base
@@ -139,6 +114,24 @@ def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
         a = jax.random.normal(key, (rank, n), dtype) * max(n, 1) ** -0.5
         return LowRank(base, a, jnp.zeros((m, rank), dtype), scale)
 
-    sizes = parameter.sizes()
-    keys = jax.random.split(key, sizes) if sizes else key
-    return parameter.each(adapt)(parameter.node, keys)
+    def make(one: Parameter) -> Any:
+        if not _is_matrix(one):
+            return None
+        if isinstance(one.node, LowRank):
+            hint = f"model = pm.resolve(model, {one.text()!r})"
+            raise SpecError(f"lora: {one.text()} has an update already", hint=hint)
+        (number,) = hashes_of([".".join(step_names(one.path))])
+        own = jax.random.fold_in(seed, number)
+        sizes = np.shape(jtu.tree_leaves(one.node)[0])[: one.axes]
+        return one.map(adapt, jax.random.split(own, sizes) if sizes else own)
+
+    picks = as_selector(selector).mask(model)
+    return replace_parameters(f"lora: {selector!r}", model, picks, make)
+
+
+def _is_matrix(parameter: Parameter) -> bool:
+    """Whether it is a matrix in each layer."""
+    node = parameter.node
+    if is_computed(node):
+        return len(shape_of_one(node) or ()) == 2
+    return is_inexact_array(node) and node.ndim == 2 + parameter.axes

@@ -7,15 +7,12 @@ from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.computed_leaves import computed
-from pytreemod.training.chosen_parameters import choose_parameters
+from pytreemod.training.chosen_parameters import Parameter, replace_parameters
 from pytreemod.tree.nodes import is_node
-from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.surgery import replace_at
 
 _M = TypeVar("_M")
 
@@ -67,14 +64,6 @@ def map_parameters(
     # A model may be callable, too.
     if not callable(fn) or is_node(fn):
         raise ArgumentError("map_parameters(fn)", "a function", describe(fn))
-    model = with_new_containers(model)
-    chosen = choose_parameters(model, as_selector(selector).mask(model))
-    if not chosen:
-        raise SpecError("map_parameters: the selector picks no parameter", at=[repr(selector)])
-    others = [one for one in chosen if not is_inexact_array(one.node)]
-    if others:
-        at = [f"{path_text(one.path)}: {describe(one.node)}" for one in others]
-        raise ArgumentError("map_parameters: only floating arrays can be mapped", at=at)
 
     def mapped(leaf: Any) -> Any:
         made = computed(fn, leaf if inverse is None else inverse(leaf))
@@ -84,4 +73,11 @@ def map_parameters(
             raise ShapeError("map_parameters: fn(inverse(leaf))", str(leaf.shape), str(shape))
         return made
 
-    return replace_at(model, [(one.path, one.each(mapped)(one.node)) for one in chosen])
+    def make(one: Parameter) -> Any:
+        if not is_inexact_array(one.node):
+            at = [f"{one.text()}: {describe(one.node)}"]
+            raise ArgumentError("map_parameters: only floating arrays can be mapped", at=at)
+        return one.map(mapped)
+
+    picks = as_selector(selector).mask(model)
+    return replace_parameters(f"map_parameters: {selector!r}", model, picks, make)

@@ -207,12 +207,7 @@ class Optimizer(Module):
             mine, params = (_only(each, self.labels, number) for each in (given, leaves))
             trees = treedef.unflatten(mine), state, treedef.unflatten(params)
             update = ft.partial(rule.update, **accepted(rule, extra))
-            try:
-                made, new = with_automatic_axes(update, *trees, like=lambda: (trees[2], state))
-            except (TypeError, ValueError) as error:
-                # optax's own says that two trees, or two arrays, do not fit.
-                fact = "Optimizer.update: has the model the structure, shapes and mode of init?"
-                raise StructureError(fact, hint=_INIT) from error
+            made, new = with_automatic_axes(update, *trees, like=lambda: (trees[2], state))
             shapes, others = ([*map(jnp.shape, jtu.tree_leaves(x))] for x in (state, new))
             if shapes != others:
                 # It was broadcast with a model of other shapes.
@@ -291,8 +286,7 @@ def _refuse_whole(what: str, rule: Any, params: PyTree) -> None:
         if is_same_stacked(cure(rule), params):
             raise ArgumentError(fact, hint=f"pm.{cure.__name__}(rule)")
     hint = [
-        "map the part that looks at whole arrays; or, if all of it is elementwise, say so:",
-        "optax.chain(optax.clip_by_global_norm(1.0), pm.per_layer(rule))",
-        'pm.Optimizer(rules, stacked="as one")',
+        "optax.chain(optax.clip_by_global_norm(1.0), pm.per_layer(rule))  # of the part that does",
+        'pm.Optimizer(rules, stacked="as one")  # if all of it is elementwise',
     ]
     raise ArgumentError(fact, hint=hint)

@@ -47,7 +47,9 @@ from pytreemod.typing import KeyPath, class_of, jtu
 
 _T = TypeVar("_T")
 
-_SHORT = {"bf16": "bfloat16"} | {f"{f}{n}": f"float{n}" for f in ("f", "fp") for n in (16, 32, 64)}
+_SHORT: dict[Any, str] = {"bf16": "bfloat16"} | {
+    f"{f}{n}": f"float{n}" for f in ("f", "fp") for n in (16, 32, 64)
+}
 
 
 class Precision(Module):
@@ -90,16 +92,11 @@ class Precision(Module):
 
 
 def _name_of(dtype: Any) -> str:
-    try:
-        found = jnp.dtype(_SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype)
-    except (TypeError, ValueError):
-        found = jnp.dtype(bool)
-    # NumPy reads None as float64.
-    if dtype is None or not jnp.issubdtype(found, jnp.floating):
-        fact = f"with_precision: {describe(dtype)} is no floating dtype"
-        raise ArgumentError(fact, hint='"params=float32,compute=bfloat16,output=float32"')
-    # JAX warns of 64 bits that it does not have, unless the class of Python asks for its default.
-    return jnp.zeros((), dtype if dtype is float else found).dtype.name
+    # JAX warns of 64 bits that it does not have.
+    found = jnp.zeros((), _SHORT.get(dtype, dtype)).dtype
+    if not jnp.issubdtype(found, jnp.floating):
+        raise ArgumentError(f"with_precision: {describe(dtype)} is no floating dtype")
+    return found.name
 
 
 def _as_precision(spec: Any) -> Precision | None:
@@ -107,11 +104,8 @@ def _as_precision(spec: Any) -> Precision | None:
         return spec
     if not isinstance(spec, str) or "=" not in spec:
         return Precision(spec)
-    pairs = [[text.strip() for text in part.partition("=")] for part in spec.split(",")]
-    given = {role: name for role, _, name in pairs}
-    if len(given) < len(pairs) or not given.keys() <= {"params", "compute", "output"}:
-        _name_of(spec)
-    return Precision(**given)
+    pairs = [part.partition("=") for part in spec.split(",")]
+    return Precision(**{role.strip(): name.strip() for role, _, name in pairs})
 
 
 def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ()) -> _T:
