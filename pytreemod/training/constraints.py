@@ -240,11 +240,10 @@ def interval(lower_bound: float, upper_bound: float) -> Constraint:
 
 
 def _bound(where: str, given: Any) -> float:
-    # Python's or NumPy's numbers: a traced value, or an array, is not a constant of the program.
-    kinds: tuple[Any, ...] = (int, float, np.integer, np.floating)
-    if not isinstance(given, kinds) or isinstance(given, bool) or not math.isfinite(given):
+    bound = float(given) + 0.0  # Zero has one sign.
+    if not math.isfinite(bound):
         raise ArgumentError(where, "a finite number", describe(given))
-    return float(given) + 0.0  # Zero has one sign.
+    return bound
 
 
 # ---- vectors and matrices

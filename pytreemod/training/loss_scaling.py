@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
@@ -145,8 +144,7 @@ def all_finite(tree: PyTree) -> jax.Array:
         >>> bool(pm.all_finite({"a": jnp.ones(3), "b": None, "c": jnp.asarray(jnp.inf)}))
         False
     """
-    arrays = [leaf for leaf in jtu.tree_leaves(tree) if is_inexact_array(leaf)]
-    answers = [jnp.all(jnp.isfinite(array)) for array in arrays]
+    answers = [jnp.isfinite(x).all() for x in jtu.tree_leaves(tree) if is_inexact_array(x)]
     return jnp.all(jnp.stack(answers)) if answers else jnp.asarray(True)
 
 
@@ -202,7 +200,6 @@ def _restored(node: Any) -> Any:
 
 
 def _check_bool(where: str, value: Any) -> Any:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if isinstance(value, bool) or (shape == () and dtype == np.dtype(bool)):
-        return value
-    raise ArgumentError(where, "a single bool", describe(value), hint="pm.all_finite(grads)")
+    if jnp.shape(value) != () or jnp.result_type(value) != jnp.bool_:
+        raise ArgumentError(where, "a single bool", describe(value), hint="pm.all_finite(grads)")
+    return value

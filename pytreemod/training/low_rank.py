@@ -20,7 +20,7 @@ from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import hashes_of
 from pytreemod.training.automatic_axes import with_automatic_axes
-from pytreemod.training.chosen_parameters import Parameter, replace_parameters
+from pytreemod.training.mapped_parameters import Parameter, replace_parameters
 from pytreemod.tree.paths import step_names
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.selecting import as_selector
@@ -101,7 +101,7 @@ def lora(
         Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
         https://arxiv.org/abs/2106.09685, section 4.1.
     """
-    if not isinstance(rank, int) or rank < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+    if rank < 1:
         raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
     scale = 1.0 if alpha is None else float(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key

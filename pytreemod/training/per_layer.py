@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import functools as ft
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe
-from pytreemod.tree.members import Hold, holds_of, without_axes
+from pytreemod.errors import ArgumentError
+from pytreemod.tree.members import holds_of, without_axes
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.traces import run_again
@@ -86,20 +86,7 @@ def per_member(rule: Any) -> Transformation:
     return _mapped("per_member", rule, "members")
 
 
-def check_transformation(where: str, rule: Any) -> None:
-    """Refuse what has no `init` and `update`.
-
-    Raises:
-        ArgumentError: if it has not.
-    """
-    if isinstance(rule, type) or not (hasattr(rule, "init") and hasattr(rule, "update")):
-        hint = f"pm.{where.partition('(')[0]}(optax.adam(1e-3))"
-        raise ArgumentError(where, "a transformation of optax", describe(rule), hint=hint)
-
-
 def _mapped(name: str, rule: Any, which: _Which) -> Transformation:
-    check_transformation(f"{name}(rule)", rule)
-
     def init(params: PyTree) -> Any:
         groups = _groups(params, which).values()
         states = tuple(_each(rule.init, group, which)(_only(params, group)) for group in groups)
@@ -138,18 +125,13 @@ def _groups(tree: PyTree, which: _Which) -> dict[Any, _Group]:
     """Group leaves by the lengths of their axes; members by their Ensemble, too."""
     groups: dict[Any, _Group] = {}
     for i, loc in enumerate(locations(tree)):
-        holds = _mapped_axes(holds_of(loc), which)
+        holds = holds_of(loc)
+        while which == "members" and holds and not holds[-1].is_independent:
+            holds.pop()
         lengths = np.shape(loc.leaf)[: len(holds)]
         key = lengths if which == "all" else (lengths, *(hold.path for hold in holds[-1:]))
         groups.setdefault(key, _Group(len(holds), [])).places.append(i)
     return groups
-
-
-def _mapped_axes(holds: Sequence[Hold], which: _Which) -> Sequence[Hold]:
-    if which == "all":
-        return holds
-    ends = [i + 1 for i, hold in enumerate(holds) if hold.is_independent]
-    return holds[: ends[-1]] if ends else ()
 
 
 def _only(tree: PyTree, group: _Group) -> PyTree:
@@ -173,9 +155,10 @@ def _each(
 
 
 def _is_key(leaf: Any) -> bool:
+    if not is_array(leaf):
+        return False
     # A raw key is two or four numbers.
-    is_raw = is_array(leaf) and leaf.dtype == jnp.uint32
-    return is_raw or (is_array(leaf) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+    return leaf.dtype == jnp.uint32 or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 # ---- trying
@@ -311,8 +294,6 @@ def _compiled(fn: Callable[..., Any], *args: Any) -> Any:
 
 def accepted(rule: Any, extra: dict[str, Any]) -> dict[str, Any]:
     """Return the extra arguments that the `update` of a rule takes."""
-    if not extra:
-        return extra
     parameters = inspect.signature(rule.update).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return {name: x for name, x in extra.items() if takes_any or name in parameters}

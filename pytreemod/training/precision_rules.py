@@ -183,18 +183,11 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     chosen = _chosen([item for item in items if item[0] != _ALL], bare)
     names = ("__call__", *([methods] if isinstance(methods, str) else methods))
     seen: set[str] = set()
-    undecided: list[str] = []
-    uncast: list[str] = []
 
     def visit(node: Any, path: KeyPath, want: Any, entered: Any) -> Any:
         """Cast the arrays of a tree to be stored, and put rules around methods, inside out."""
         if _has_floats(node):
-            undecided.extend([path_text(path)] * (want is _UNDECIDED))
-            if want in (None, _UNDECIDED):
-                return node
-            # An array that no method casts must be stored in the dtype of the computation.
-            uncast.extend([path_text(path)] * (want != entered and want.params != want.compute))
-            return _as_dtype(node, want.params)
+            return node if want is None else _as_dtype(node, _stored(path, want, entered))
         if _is_left_alone(node):
             return node
         want = chosen.get(path, want)
@@ -207,18 +200,25 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
         return _with_rule(node, _Casting(want), found) if is_region else node
 
     made = visit(bare, (), rest[0] if rest else _UNDECIDED, None)
-    for problem, places, hint in (
-        ("no method has the name", [name for name in names[1:] if name not in seen], ""),
-        ("arrays without a precision", undecided, "pm.by({..., ...: None})"),
-        (
-            "no method that is called casts these arrays",
-            uncast,
-            'pm.with_precision(model, precision, methods="encode")',
-        ),
-    ):
-        if places:
-            raise SpecError(f"with_precision: {problem}", at=places, hint=hint)
+    if {*names[1:]} - seen:
+        raise SpecError(f"with_precision: no method is named {min({*names[1:]} - seen)!r}")
     return made
+
+
+def _stored(path: KeyPath, want: Any, entered: Any) -> str:
+    """Return the dtype in which an array is stored.
+
+    Raises:
+        SpecError: if it has none, or nothing would cast the array to that of the computation.
+    """
+    at = [path_text(path)]
+    if want is _UNDECIDED:
+        fact = "with_precision: an array without a precision"
+        raise SpecError(fact, at=at, hint="pm.by({..., ...: None})")
+    if want != entered and want.params != want.compute:
+        hint = 'pm.with_precision(model, precision, methods="encode")'
+        raise SpecError("with_precision: no method casts this array", at=at, hint=hint)
+    return want.params
 
 
 _ALL = as_selector(...)

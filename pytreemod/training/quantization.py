@@ -20,7 +20,7 @@ from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import buffer, field
 from pytreemod.module.reading import is_computed, shape_of_one
-from pytreemod.training.chosen_parameters import Parameter, replace_parameters
+from pytreemod.training.mapped_parameters import Parameter, replace_parameters
 from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.prefixes import By, by
 from pytreemod.typing import Tracer, untyped_jax

@@ -554,9 +554,10 @@ REFUSED = {
     ),
     "an unknown word": (
         lambda: pm.with_precision(net(), "params=float32,computer=bfloat16"),
-        ArgumentError,
+        TypeError,
         "computer",
     ),
+    "integers": (lambda: pm.with_precision(net(), "int32"), ArgumentError, "int32"),
 }
 
 
