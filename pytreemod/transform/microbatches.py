@@ -69,8 +69,8 @@ def in_microbatches(
     form: list[Any] = []
     closed, shapes, _ = filter_make_jaxpr(call)(leaves)
     structure, places = form
-    pairs = zip(map(id, closed.jaxpr.invars), filter(is_array, leaves), strict=True)
-    inputs: dict[int, Any] = dict(pairs)
+    arrays: list[Any] = [x for x in leaves if is_array(x)]
+    inputs = dict(zip(map(id, closed.jaxpr.invars), arrays, strict=True))
     results = [inputs.get(id(var)) for var in closed.jaxpr.outvars]
     ways = [_way(place, same) for place, same in zip(places, results, strict=True)]
     if "state" not in ways:
@@ -82,8 +82,7 @@ def in_microbatches(
         jtu.tree_leaves(args[0]), jtu.tree_structure(args[0]).flatten_up_to(grads), strict=True
     )
     likes = [x for x, gradient in pairs if gradient is not None]
-    wide = [jnp.promote_types(x.dtype, jnp.float32) for x in (loss, *likes)]
-    zeros = [jnp.zeros_like(x, dtype=to) for x, to in zip((loss, *likes), wide, strict=True)]
+    zeros = [jnp.zeros_like(x, dtype=_wide(x.dtype)) for x in (loss, *likes)]
 
     def step(carry: Any, part: Any) -> Any:
         (totals, states), each = carry, iter(part)
@@ -137,6 +136,10 @@ def _part(kind: str, x: Any, n: int) -> Any:
     if kind == "key":
         return jax.random.split(x, n)
     return jnp.swapaxes(jnp.reshape(x, (x.shape[0] // n, n, *x.shape[1:])), 0, 1)
+
+
+def _wide(dtype: Any) -> Any:
+    return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
 
 
 def _together(where: str, loc: Location, x: Any, shape: tuple[int, ...], reduce: str) -> Any:
