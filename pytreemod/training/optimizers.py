@@ -183,8 +183,8 @@ class Optimizer(Module):
             raise ArgumentError(f"Optimizer.update: no rule takes {min(extra.keys() - names)!r}")
         leaves, treedef = jtu.tree_flatten(model)
         if len(self.labels) != len(leaves):
-            known = f"{len(leaves)} leaves, and had {len(self.labels)} at init"
-            raise StructureError(f"Optimizer.update: the model has {known}", hint=_INIT)
+            known = f"initialized with {len(self.labels)} leaves, and the model has {len(leaves)}"
+            raise StructureError(f"Optimizer.update: the optimizer was {known}", hint=_INIT)
         given = _only(treedef.flatten_up_to(grads), self.labels)
         rows = zip(locations(model), self.labels, given, strict=True)
         wrong = [
