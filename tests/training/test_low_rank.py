@@ -1,6 +1,5 @@
 """`lora`: low-rank updates of chosen matrices."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,6 +1,5 @@
 """`map_parameters`: the parameters, and their values."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
